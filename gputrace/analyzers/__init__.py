@@ -1,0 +1,1 @@
+"""Event columns in, plain results out. Nothing here prints, draws or opens a file."""

@@ -1,0 +1,150 @@
+"""The GPUs of a trace: which process's ordinal is which card, and whose rank it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.traces.events import UNKNOWN, Events, Kind, concatenate
+from gputrace.traces.trace import Trace
+
+_PEER_COLUMNS: Final = ("source_device", "destination_device")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as the tables of results name it."""
+
+    gpu: int
+    """Physical index where ``gpu_known``, else the CUDA ordinal."""
+    gpu_known: bool
+    device: int
+    """CUDA ordinal in the process that uses the GPU most."""
+    process: int
+    """Index of that process."""
+    rank: int
+    """That process's rank: as recorded, else its place among the processes by their GPU."""
+    rank_known: bool
+    name: str
+    """The card's model, or nothing."""
+    pairs: tuple[tuple[int, int], ...]
+    """All (process, device) that are this GPU."""
+
+
+def both_ends(trace: Trace, events: Events) -> Events:
+    """The events, with each peer copy also on the GPU at its other end."""
+    if not (events.kind == Kind.COPY_PEER).any():
+        return events
+    columns = events.columns
+    peers = trace.events([Kind.COPY_PEER], [*columns, *_PEER_COLUMNS])
+    arrays = {name: getattr(peers, name) for name in columns}
+    source, destination = peers.source_device, peers.destination_device
+    arrays["device"] = np.where(peers.device == source, destination, source)
+    arrays["gpu"] = _physical(trace, arrays["process"], arrays["device"])
+    twins = Events(arrays).select((arrays["device"] != peers.device) & (arrays["device"] >= 0))
+    return concatenate([events, twins], columns)
+
+
+def _physical(
+    trace: Trace, process: NDArray[np.int16], device: NDArray[np.int16]
+) -> NDArray[np.int16]:
+    pairs = zip(process.tolist(), device.tolist(), strict=True)
+    known = {pair: trace.device(*pair).gpu for pair in set(pairs)}
+    pairs = zip(process.tolist(), device.tolist(), strict=True)
+    return np.array([known[pair] for pair in pairs], np.int16)
+
+
+def find_gpus(trace: Trace, events: Events) -> tuple[list[Gpu], NDArray[np.int16]]:
+    """The GPUs that do something, in order of rank and index, and each event's place among them.
+
+    Needs the columns ``process`` and ``device``.
+    """
+    keys = events.process.astype(np.int32) << 16 | events.device.astype(np.int32) & 0xFFFF
+    low = int(keys.min())
+    counts = np.bincount(keys - low)
+    work = {_pair(int(key) + low): int(counts[key]) for key in np.flatnonzero(counts)}
+    groups = _group(trace, work)
+    ranks = _ranks(trace, groups, work)
+    gpus = [_gpu(trace, pairs, ranks, work) for pairs in groups]
+    gpus.sort(key=lambda gpu: (gpu.gpu_known, gpu.gpu, gpu.rank))
+    place = np.zeros(len(counts), np.int16)
+    for index, gpu in enumerate(gpus):
+        for process, device in gpu.pairs:
+            place[(process << 16 | device & 0xFFFF) - low] = index
+    return gpus, place[keys - low]
+
+
+_Pair = tuple[int, int]
+
+
+def _pair(key: int) -> _Pair:
+    return key >> 16, int(np.int16(np.uint16(key & 0xFFFF)))
+
+
+def _group(trace: Trace, work: dict[_Pair, int]) -> list[list[_Pair]]:
+    """Pairs of process and device that are one card, put together.
+
+    Where the card is not recorded, processes that mostly use different ordinals see the same
+    numbering, so equal ordinals are one card; processes that mostly use the same ordinal each
+    see their own (CUDA_VISIBLE_DEVICES set for each), so they are different cards.
+    """
+    main = _main_devices(work)
+    shared_numbering = len(set(main.values())) == len(main)
+    groups: dict[tuple[str, int, int], list[_Pair]] = {}
+    for process, device in work:
+        gpu = trace.device(process, device).gpu
+        if gpu != UNKNOWN:
+            host = trace.processes[process].host
+            key = ("card", host, gpu)
+        else:
+            key = ("ordinal", -1 if shared_numbering else process, device)
+        groups.setdefault(key, []).append((process, device))
+    return list(groups.values())
+
+
+def _main_devices(work: dict[_Pair, int]) -> dict[int, int]:
+    """The device that each process uses most."""
+    return {
+        process: max((pair for pair in work if pair[0] == process), key=lambda pair: work[pair])[1]
+        for process in {process for process, _ in work}
+    }
+
+
+def _ranks(
+    trace: Trace, groups: list[list[_Pair]], work: dict[_Pair, int]
+) -> dict[int, tuple[int, bool]]:
+    """Rank of each process and whether it was recorded; else by host, main GPU and pid."""
+    recorded = {process: trace.processes[process].rank for process, _ in work}
+    if all(rank != UNKNOWN for rank in recorded.values()):
+        return {process: (rank, True) for process, rank in recorded.items()}
+    main = _main_devices(work)
+
+    def place(process: int) -> tuple[int, int, int]:
+        device = trace.device(process, main[process])
+        gpu = device.gpu if device.gpu != UNKNOWN else device.device
+        return trace.processes[process].host, gpu, trace.processes[process].pid
+
+    ordered = sorted(main, key=place)
+    return {process: (rank, False) for rank, process in enumerate(ordered)}
+
+
+def _gpu(
+    trace: Trace, pairs: list[_Pair], ranks: dict[int, tuple[int, bool]], work: dict[_Pair, int]
+) -> Gpu:
+    process, ordinal = max(pairs, key=lambda pair: work[pair])
+    device = trace.device(process, ordinal)
+    rank, rank_known = ranks[process]
+    known = device.gpu != UNKNOWN
+    return Gpu(
+        gpu=device.gpu if known else ordinal,
+        gpu_known=known,
+        device=ordinal,
+        process=process,
+        rank=rank,
+        rank_known=rank_known,
+        name=device.name,
+        pairs=tuple(sorted(pairs)),
+    )

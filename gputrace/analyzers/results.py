@@ -1,0 +1,212 @@
+"""What an analysis says. Field names are those of the JSON that other programs rely on.
+
+Times are integer nanoseconds; moments are on the trace's own clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Evidence = Mapping[str, float | int | str | None]
+
+SCHEMA_VERSION = 1
+
+IDLE_CAUSES = ("recorder", "data_feeding", "sync", "alloc", "launch", "other_idle")
+"""Causes of idle time in order of precedence: the first that is proven counts."""
+
+CLASSES = ("compute", "communication", "h2d", "other_copy", "memset", *IDLE_CAUSES)
+"""Everything that a nanosecond of a GPU can be."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTotals:
+    """One GPU over the whole span; the six classes sum to ``span_ns``."""
+
+    gpu: int
+    """Physical index where ``gpu_known``, else the CUDA ordinal."""
+    gpu_known: bool
+    device: int
+    rank: int
+    rank_known: bool
+    name: str
+    kernels: int
+    copies: int
+    start_ns: int
+    span_ns: int
+    compute_ns: int
+    communication_ns: int
+    h2d_ns: int
+    other_copy_ns: int
+    memset_ns: int
+    idle_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How steps were found; times are over the steady ones of all ranks."""
+
+    source: str
+    """``markers``, ``profiler``, ``nvtx``, ``inferred`` or ``none``."""
+    kind: str
+    """``training``, ``iterations`` (not shown to be training) or ``none``."""
+    confidence: float
+    """From 0 to 1."""
+    count: int
+    """Of the rank that has most."""
+    warmup_count: int
+    steady_count: int
+    mean_ns: int | None
+    p50_ns: int | None
+    p95_ns: int | None
+    reason: str
+    """Why these are the steps, or why there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """One GPU over its steady steps, or over the whole span with ``steps`` 0.
+
+    The classes sum to ``total_ns``.
+    """
+
+    gpu: int
+    gpu_known: bool
+    device: int
+    rank: int
+    steps: int
+    total_ns: int
+    compute_ns: int
+    communication_ns: int
+    communication_wait_ns: int | None
+    """The part of ``communication_ns`` spent waiting for other ranks; None if it can't be known."""
+    h2d_ns: int
+    other_copy_ns: int
+    memset_ns: int
+    recorder_ns: int
+    data_feeding_ns: int
+    sync_ns: int
+    alloc_ns: int
+    launch_ns: int
+    other_idle_ns: int
+    host_data_ns: int | None
+    """The host's own time in the data loader, hidden under GPU work or not; None if unknown."""
+
+    def of(self, name: str) -> int:
+        """Nanoseconds of one of `CLASSES`."""
+        return int(getattr(self, f"{name}_ns"))
+
+    def share(self, name: str) -> float:
+        """Share of the total, 0 to 1, of one of `CLASSES`."""
+        return self.of(name) / self.total_ns if self.total_ns else 0.0
+
+    @property
+    def idle_ns(self) -> int:
+        """All idle time, whatever its cause."""
+        return sum(self.of(cause) for cause in IDLE_CAUSES)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of one GPU; the classes sum to ``end_ns - start_ns``."""
+
+    step: int
+    rank: int
+    gpu: int
+    start_ns: int
+    end_ns: int
+    phase: str
+    """``warmup``, ``steady``, ``validation`` or ``checkpoint``."""
+    compute_ns: int
+    communication_ns: int
+    h2d_ns: int
+    other_copy_ns: int
+    memset_ns: int
+    recorder_ns: int
+    data_feeding_ns: int
+    sync_ns: int
+    alloc_ns: int
+    launch_ns: int
+    other_idle_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A stretch of one rank that is not steady training."""
+
+    phase: str
+    rank: int
+    start_ns: int
+    end_ns: int
+    idle_ns: int
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A stretch in which a GPU runs nothing."""
+
+    gpu: int
+    rank: int
+    step: int | None
+    start_ns: int
+    end_ns: int
+    cause: str
+    """The one of `IDLE_CAUSES` that covers most of it."""
+    evidence: str
+
+    @property
+    def length_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """All gaps of all GPUs in the span, and the largest of them."""
+
+    count: int
+    total_ns: int
+    by_cause: Mapping[str, int]
+    """Nanoseconds by cause; they sum to ``total_ns``."""
+    largest: tuple[Gap, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that costs time, or that one must know to trust the figures."""
+
+    id: str
+    severity: str
+    """``high``, ``medium``, ``low`` or ``info``."""
+    gpus: tuple[int, ...]
+    ranks: tuple[int, ...]
+    impact_ns: int
+    """What it costs per step, or over the whole span where there are no steps."""
+    message: str
+    advice: str
+    evidence: Evidence = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """The answer to one trace."""
+
+    schema_version: int
+    source: str
+    path: str
+    origin_ns: int
+    """The moment that texts call 0, on the clock of all other moments."""
+    span_ns: int
+    """From the first start to the last end on any GPU."""
+    gpus: tuple[GpuTotals, ...]
+    steps: Steps
+    step_list: tuple[Step, ...]
+    phases: tuple[Phase, ...]
+    breakdown: tuple[Breakdown, ...]
+    gaps: Gaps
+    findings: tuple[Finding, ...]
+    """The most important first; the first is the verdict's reason."""
+    dropped_rows: Mapping[str, int]
+    """Rows of the file that could not be used, by reason."""
+    warnings: tuple[str, ...]
+    """What the recorder complained of."""

@@ -1,0 +1,109 @@
+"""The Python interface: open a trace, analyze it, look at it in any form.
+
+report = gputrace.open("trace.sqlite").analyze()
+print(report)                    # what `gputrace analyze` prints
+report.findings[0].advice        # plain dataclasses, times in integer nanoseconds
+report.to_pandas("gaps")         # a DataFrame
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from os import PathLike
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from gputrace import views
+from gputrace.analyzers.analysis import Options, analyze
+from gputrace.analyzers.results import Analysis
+from gputrace.errors import UsageError
+from gputrace.traces.readers import open_trace
+from gputrace.traces.trace import Progress, Window
+from gputrace.units import parse_window
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["OpenTrace", "Report", "open"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report(Analysis):
+    """An analysis that can show itself."""
+
+    def render(self, form: str = "text") -> str:
+        """The report as ``text``, ``json``, ``markdown`` or ``csv``."""
+        return views.render(self, form)
+
+    def to_pandas(self, table: str = "breakdown") -> pandas.DataFrame:
+        """One of ``breakdown``, ``gpus``, ``step_list``, ``phases``, ``gaps``, ``findings``.
+
+        Raises MissingError where pandas is not installed, UsageError for another name.
+        """
+        from gputrace.views.frames import frame
+
+        return frame(self, table)
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def _repr_html_(self) -> str:
+        from gputrace.views.html import render
+
+        return render(self)
+
+
+class OpenTrace:
+    """A trace file that is open for reading; close it, or use it in a ``with`` statement."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self._trace = open_trace(str(path))
+
+    def analyze(
+        self,
+        *,
+        time: str | tuple[int, int] | None = None,
+        gaps: int = 50,
+        progress: Progress | None = None,
+    ) -> Report:
+        """Where the time went.
+
+        Args:
+            time: a window of the trace, as ``"12s:14s"`` or as two nanosecond counts.
+            gaps: how many of the largest gaps to list.
+            progress: called with rows read so far and in all.
+
+        Raises InputError where the file is broken, UsageError for a window with nothing in it.
+        """
+        options = Options(window=_window(time), gaps=gaps)
+        result = analyze(self._trace, options, progress)
+        return Report(**{field.name: getattr(result, field.name) for field in fields(Analysis)})
+
+    def close(self) -> None:
+        """Gives back the file."""
+        self._trace.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open(path: str | PathLike[str]) -> OpenTrace:
+    """Opens a trace of any recorder; raises InputError where the file cannot be read as one."""
+    return OpenTrace(path)
+
+
+def _window(time: str | tuple[int, int] | None) -> Window | None:
+    if time is None:
+        return None
+    try:
+        return Window(*(parse_window(time) if isinstance(time, str) else time))
+    except ValueError as error:
+        raise UsageError(str(error)) from None

@@ -1,0 +1,69 @@
+"""The command ``gputrace``: one file a subcommand, nothing heavy imported until it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any, Final, NoReturn
+
+import click
+
+from gputrace import __version__
+from gputrace.errors import ExitCode, GputraceError
+
+COMMANDS: Final = ("analyze", "demo")
+"""Each is a module of this package with a click command called ``command``."""
+
+
+class _Commands(click.Group):
+    """Imports a subcommand when it is named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"gputrace.cli.{cmd_name}").command
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="gputrace")
+def cli() -> None:
+    """Says where each training step's time goes on NVIDIA GPUs, and what to change."""
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Runs the command line; every failure ends in one line on stderr and an exit code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """As `main`, but gives the exit code back."""
+    try:
+        result: Any = cli.main(arguments, prog_name="gputrace", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else ExitCode.DONE
+    except click.ClickException as error:
+        error.show()
+        return ExitCode.USAGE
+    except GputraceError as error:
+        return _fail(str(error), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of a pipe has had enough; keep Python from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.DONE
+    except MemoryError:
+        return _fail(
+            "not enough memory for this trace; look at a part of it (--time)",
+            ExitCode.MISSING_HERE,
+        )
+
+
+def _fail(message: str, code: ExitCode) -> int:
+    print(f"gputrace: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+    return code

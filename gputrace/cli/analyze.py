@@ -1,0 +1,44 @@
+"""``gputrace analyze``: where the time went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gputrace.cli import options
+from gputrace.cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from gputrace.api import Report
+
+
+@click.command("analyze")
+@click.argument("trace", type=click.Path(path_type=Path))
+@options.output_format
+@options.window
+@options.most_gaps
+def command(trace: Path, form: str, time: str | None, gaps: int) -> None:
+    """Says where the time of TRACE went, and what to change.
+
+    TRACE is an nsys SQLite export, or a report (.nsys-rep, .qdrep) where nsys is installed.
+    """
+    import gputrace
+
+    with gputrace.open(trace) as opened, progress_bar(f"reading {trace.name}") as progress:
+        report = opened.analyze(time=time, gaps=gaps, progress=progress)
+    show(report, form)
+
+
+def show(report: Report, form: str) -> None:
+    """Prints a report, in the terminal's width and colours where there is a terminal."""
+    if form != "text":
+        click.echo(report.render(form), nl=False)
+        return
+    import shutil
+
+    from gputrace.views import text
+
+    width = min(shutil.get_terminal_size((80, 24)).columns, 120)
+    click.echo(text.render(report, width, options.use_color()), nl=False, color=True)

@@ -1,0 +1,57 @@
+"""Options that several subcommands share, declared once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import click
+
+FORMATS: Final = ("text", "json", "markdown", "csv")
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def output_format(function: _F) -> _F:
+    """``--format`` and its short form ``--json``; arrives as ``form``."""
+    function = click.option("--json", "form", flag_value="json", help="Same as --format json.")(
+        function
+    )
+    return click.option(
+        "--format",
+        "form",
+        type=click.Choice(FORMATS),
+        default="text",
+        show_default=True,
+        help="How to print the result.",
+    )(function)
+
+
+def window(function: _F) -> _F:
+    """``--time A:B``; arrives as ``time``, the text as typed."""
+    return click.option(
+        "--time",
+        metavar="A:B",
+        help="Only this part of the trace, as 12s:14s or 350ms:; times as the report shows them.",
+    )(function)
+
+
+def most_gaps(function: _F) -> _F:
+    """``--gaps N``; arrives as ``gaps``."""
+    return click.option(
+        "--gaps",
+        type=click.IntRange(min=0),
+        default=50,
+        show_default=True,
+        metavar="N",
+        help="How many of the largest gaps to list.",
+    )(function)
+
+
+def use_color() -> bool:
+    """Whether stdout is a terminal that should get colour (no-color.org)."""
+    return (
+        sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )

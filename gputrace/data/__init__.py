@@ -1,0 +1,25 @@
+"""Files that come with the package."""
+
+from __future__ import annotations
+
+import lzma
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+
+
+@contextmanager
+def unpacked(name: str) -> Iterator[Path]:
+    """An ``.xz`` file of this folder, unpacked into a temporary file of the name without it."""
+    with tempfile.TemporaryDirectory(prefix="gputrace-") as folder:
+        path = Path(folder) / name.removesuffix(".xz")
+        with (
+            files(__name__).joinpath(name).open("rb") as packed,
+            lzma.open(packed) as data,
+            path.open("wb") as file,
+        ):
+            shutil.copyfileobj(data, file)
+        yield path

@@ -1,0 +1,1 @@
+"""Files of any recorder, read into one columnar model."""

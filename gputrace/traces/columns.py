@@ -1,0 +1,184 @@
+"""Integer columns of SQLite tables, read at the speed of SQLite itself.
+
+The rows are read as Arrow batches over ADBC, several row ranges at once on a connection each
+(SQLite's own C code holds no lock that would serialise read-only connections, and ADBC releases
+Python's), and copied into numpy arrays allocated once. Where a column defeats ADBC (text among
+integers, floats), the row range is read again through the standard library, which casts.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from threading import Lock
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.traces.sqlite import Database, broken, quoted
+from gputrace.traces.trace import Progress
+
+_BATCH_ROWS: Final = 65_536
+_ROWS_WORTH_A_THREAD: Final = 50_000
+_LEAST_BYTES_A_ROW: Final = 4
+NULL: Final = -1
+"""What NULL becomes."""
+
+Integers = NDArray[np.signedinteger[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which columns of which rows: SQL expressions by result name, and their numpy types."""
+
+    table: str
+    expressions: Mapping[str, str]
+    types: Mapping[str, type[np.signedinteger[Any]]]
+    where: str = ""
+    """An SQL condition, or nothing."""
+
+    def sql(self, rows: tuple[int, int] | None = None, cast: bool = False) -> str:
+        """The statement for rowids ``first <= rowid < end``; cast makes every value an integer."""
+        pattern = "CAST({} AS INTEGER)" if cast else "{}"
+        columns = ", ".join(pattern.format(text) for text in self.expressions.values())
+        conditions = [f"({self.where})"] if self.where else []
+        if rows is not None:
+            conditions.append(f"rowid >= {rows[0]} AND rowid < {rows[1]}")
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return f"SELECT {columns} FROM {quoted(self.table)}{where}"
+
+
+def read_integers(
+    database: Database, query: Query, progress: Progress | None = None
+) -> dict[str, Integers]:
+    """The query's columns, in any row order, NULL as -1. Raises InputError on a broken file."""
+    bounds = database.row_bounds(query.table)
+    if bounds is None or bounds[1] - bounds[0] >= _most_rows(database):
+        return _merge([_read_range(database, query, None, _Counter(progress, 0))], query)
+    ranges = _split(bounds[0], bounds[1] + 1)
+    counter = _Counter(progress, bounds[1] + 1 - bounds[0])
+    if len(ranges) == 1:
+        return _merge([_read_range(database, query, ranges[0], counter)], query)
+    with ThreadPoolExecutor(len(ranges)) as pool:
+        parts = pool.map(lambda rows: _read_range(database, query, rows, counter), ranges)
+        return _merge(list(parts), query)
+
+
+class _Counter:
+    """Adds up the rows of several threads for a progress bar."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total = progress, total
+        self._done, self._lock = 0, Lock()
+
+    def add(self, rows: int) -> None:
+        if self._progress is not None:
+            with self._lock:
+                self._done += rows
+                self._progress(self._done, max(self._total, self._done))
+
+
+def _most_rows(database: Database) -> int:
+    """More rows than a file of this size can hold: a wider range of rowids has holes."""
+    return database.path.stat().st_size // _LEAST_BYTES_A_ROW
+
+
+def _split(first: int, end: int) -> list[tuple[int, int]]:
+    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    parts = max(1, min(threads or 1, (end - first) // _ROWS_WORTH_A_THREAD, 16))
+    edges = np.linspace(first, end, parts + 1).astype(np.int64).tolist()
+    edges[0], edges[-1] = first, end
+    return list(pairwise(edges))
+
+
+def _merge(parts: Sequence[dict[str, Integers]], query: Query) -> dict[str, Integers]:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part.pop(name) for part in parts]) for name in query.expressions}
+
+
+def _read_range(
+    database: Database, query: Query, rows: tuple[int, int] | None, counter: _Counter
+) -> dict[str, Integers]:
+    import adbc_driver_manager
+    import pyarrow
+
+    try:
+        return _read_arrow(database, query, rows, counter)
+    except (adbc_driver_manager.Error, pyarrow.ArrowException, OSError, ValueError):
+        return _read_casting(database, query, rows)
+
+
+def _read_arrow(
+    database: Database, query: Query, rows: tuple[int, int] | None, counter: _Counter
+) -> dict[str, Integers]:
+    import adbc_driver_manager as adbc
+    import adbc_driver_sqlite
+    import pyarrow
+
+    growing = {name: _Growing(query.types[name], rows) for name in query.expressions}
+    with (
+        adbc.AdbcDatabase(driver=adbc_driver_sqlite._driver_path(), uri=database.uri) as opened,
+        adbc.AdbcConnection(opened) as connection,
+        adbc.AdbcStatement(connection) as statement,
+    ):
+        statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
+        statement.set_sql_query(query.sql(rows))
+        stream, _ = statement.execute_query()
+        with pyarrow.RecordBatchReader.from_stream(stream) as reader:
+            for batch in reader:
+                for index, column in enumerate(growing.values()):
+                    column.append(batch.column(index))
+                counter.add(batch.num_rows)
+    return {name: column.array() for name, column in growing.items()}
+
+
+class _Growing:
+    """A column being filled; doubles where the number of rows is not known beforehand."""
+
+    def __init__(self, kind: type[np.signedinteger[Any]], rows: tuple[int, int] | None) -> None:
+        room = rows[1] - rows[0] if rows else _BATCH_ROWS
+        self._values: Integers = np.empty(room, kind)
+        self._length = 0
+
+    def append(self, chunk: Any) -> None:
+        """Adds an Arrow integer array; raises ValueError for any other type."""
+        import pyarrow
+
+        if pyarrow.types.is_null(chunk.type):
+            values: Any = NULL
+        elif not pyarrow.types.is_int64(chunk.type):
+            raise ValueError(f"{chunk.type} in an integer column")
+        else:
+            full = chunk.fill_null(NULL) if chunk.null_count else chunk
+            values = full.to_numpy(zero_copy_only=True)
+        end = self._length + len(chunk)
+        if end > len(self._values):
+            self._values = np.resize(self._values, max(end, 2 * len(self._values)))
+        self._values[self._length : end] = values
+        self._length = end
+
+    def array(self) -> Integers:
+        return self._values[: self._length]
+
+
+def _read_casting(
+    database: Database, query: Query, rows: tuple[int, int] | None
+) -> dict[str, Integers]:
+    width = len(query.expressions)
+    connection = sqlite3.connect(database.uri, uri=True)
+    try:
+        cursor = connection.execute(query.sql(rows, cast=True))
+        values = chain.from_iterable(cursor)
+        flat = np.fromiter((NULL if v is None else v for v in values), np.int64)
+    except (sqlite3.Error, OverflowError) as error:
+        raise broken(database.path, error) from error
+    finally:
+        connection.close()
+    table = flat.reshape(-1, width)
+    return {name: table[:, i].astype(query.types[name]) for i, name in enumerate(query.expressions)}

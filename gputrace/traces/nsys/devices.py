@@ -1,0 +1,85 @@
+"""Which physical GPU a process means by a CUDA ordinal, as far as an nsys export tells."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from gputrace.traces.events import UNKNOWN
+from gputrace.traces.sqlite import Database
+
+_VISIBLE: Final = re.compile(r"\bCUDA_VISIBLE_DEVICES\b\s*[=:]\s*['\"]?(\d+(?:,\d+)*)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A row of TARGET_INFO_GPU."""
+
+    id: int
+    name: str
+    bus: str
+
+
+class DeviceMap:
+    """Answers for one export.
+
+    NVML counts cards in the order of their PCI addresses, nsys in an order of its own (an A100
+    node: id 3 at 03:00.0, id 0 at c1:00.0); so where all addresses are known, they decide.
+    """
+
+    def __init__(self, database: Database) -> None:
+        cards = _cards(database)
+        self._names = {card.id: card.name for card in cards}
+        self._indices = _nvml_indices(cards)
+        self._ids = _ids_by_process(database)
+        self._visible = _visible_devices(database)
+
+    def find(self, pid: int, ordinal: int) -> tuple[int, str]:
+        """Physical index (or UNKNOWN) and name (or nothing) of a process's CUDA ordinal."""
+        card = self._ids.get((pid, ordinal))
+        if card is not None:
+            return self._indices.get(card, card), self._names.get(card, "")
+        if not self._ids and len(self._names) == 1 and ordinal == 0:
+            return next((self._indices[id], name) for id, name in self._names.items())
+        same = set(self._names.values())
+        name = same.pop() if len(same) == 1 else ""
+        known = 0 <= ordinal < len(self._visible)
+        return (self._visible[ordinal] if known else UNKNOWN), name
+
+
+def _cards(database: Database) -> list[Card]:
+    if not database.has("TARGET_INFO_GPU", "id", "name"):
+        return []
+    bus = "busLocation" if database.has("TARGET_INFO_GPU", "busLocation") else "''"
+    rows = database.query(f"SELECT id, name, {bus} FROM TARGET_INFO_GPU WHERE id IS NOT NULL")
+    return [Card(int(id), str(name or ""), str(bus or "")) for id, name, bus in rows]
+
+
+def _nvml_indices(cards: list[Card]) -> dict[int, int]:
+    """By nsys id; the id itself where the table does not list every card with an address."""
+    ids, addresses = {card.id for card in cards}, {card.bus for card in cards}
+    if ids != set(range(len(cards))) or len(addresses) < len(cards) or "" in addresses:
+        return {id: id for id in ids}
+    ordered = sorted(cards, key=lambda card: card.bus.lower())
+    return {card.id: index for index, card in enumerate(ordered)}
+
+
+def _ids_by_process(database: Database) -> dict[tuple[int, int], int]:
+    if not database.has("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid"):
+        return {}
+    rows = database.query(
+        "SELECT pid, cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE "
+        "WHERE pid IS NOT NULL AND cudaId IS NOT NULL AND gpuId IS NOT NULL"
+    )
+    return {(int(pid), int(ordinal)): int(gpu) for pid, ordinal, gpu in rows}
+
+
+def _visible_devices(database: Database) -> list[int]:
+    """CUDA_VISIBLE_DEVICES of the capture, where it was written down as plain numbers."""
+    if not database.has("META_DATA_CAPTURE", "name", "value"):
+        return []
+    for name, value in database.query("SELECT name, value FROM META_DATA_CAPTURE"):
+        if found := _VISIBLE.search(f"{name}={value}"):
+            return [int(number) for number in found[1].split(",")]
+    return []

@@ -1,0 +1,234 @@
+"""nsys SQLite exports as a `Trace`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.errors import InputError
+from gputrace.traces.broken import drop_broken
+from gputrace.traces.columns import Integers, Query, read_integers
+from gputrace.traces.events import (
+    COLUMN_TYPES,
+    GPU_KINDS,
+    UNKNOWN,
+    Column,
+    Events,
+    Kind,
+    Memory,
+    concatenate,
+)
+from gputrace.traces.nsys.devices import DeviceMap
+from gputrace.traces.nsys.schema import KIND_OF, MEMORY_OF, TABLES, Table
+from gputrace.traces.sqlite import Database, quoted
+from gputrace.traces.trace import Device, Process, Progress, Trace, Window
+
+_INLINE_TEXT: Final = -2
+"""Name ids from here down stand for NVTX text that is not in StringIds: -2 minus the rowid."""
+
+
+def is_nsys(database: Database) -> bool:
+    """Whether the tables are those of an nsys export, with or without GPU activity."""
+    return any(database.has(table.name, "start") for table in TABLES) or (
+        database.has("StringIds", "id", "value")
+        and any(name.startswith(("TARGET_INFO_", "META_DATA_")) for name in database.tables)
+    )
+
+
+class NsysTrace(Trace):
+    """One nsys SQLite export; may hold several processes and GPUs."""
+
+    source = "nsys"
+
+    def __init__(self, path: Path, database: Database) -> None:
+        super().__init__(path)
+        self._database = database
+        self._process_keys: dict[int, int] = {}
+        self._tables = [table for table in TABLES if _usable(database, table)]
+        if not any(self.has_rows(table) for table in self._tables if table.kinds[0] in GPU_KINDS):
+            raise InputError(path, _nothing_on_gpu(self))
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        return frozenset(kind for table in self._tables for kind in table.kinds)
+
+    def has_rows(self, table: Table) -> bool:
+        sql = f"SELECT 1 FROM {quoted(table.name)} LIMIT 1"
+        return next(self._database.query(sql), None) is not None
+
+    def close(self) -> None:
+        self._database.close()
+
+    def names(self, ids: Collection[int] | Column) -> dict[int, str]:
+        wanted = sorted({int(id) for id in ids})
+        text: dict[int, str] = {}
+        if self._database.has("StringIds", "id", "value"):
+            sql = "SELECT id, value FROM StringIds WHERE id IN (SELECT value FROM json_each(?))"
+            listed = json.dumps([id for id in wanted if id >= 0])
+            text = {id: _plain(value) for id, value in self._database.query(sql, (listed,))}
+        inline = json.dumps([_INLINE_TEXT - id for id in wanted if id <= _INLINE_TEXT])
+        if inline != "[]":
+            rows = self._database.query(
+                "SELECT rowid, text FROM NVTX_EVENTS "
+                "WHERE rowid IN (SELECT value FROM json_each(?))",
+                (inline,),
+            )
+            text |= {_INLINE_TEXT - row: _plain(value) for row, value in rows}
+        return {id: text.get(id, f"<name {id}>") for id in wanted}
+
+    def device(self, process: int, device: int) -> Device:
+        gpu, name = self._devices.find(self.processes[process].pid, device)
+        return Device(process, device, gpu, name)
+
+    @cached_property
+    def _devices(self) -> DeviceMap:
+        return DeviceMap(self._database)
+
+    def read(
+        self,
+        kinds: frozenset[Kind],
+        columns: Sequence[str],
+        window: Window | None,
+        progress: Progress | None,
+    ) -> Events:
+        parts = [
+            self._read_table(table, kinds, columns, window, progress)
+            for table in self._tables
+            if kinds & set(table.kinds)
+        ]
+        return concatenate(parts, columns)
+
+    def _read_table(
+        self,
+        table: Table,
+        kinds: frozenset[Kind],
+        columns: Sequence[str],
+        window: Window | None,
+        progress: Progress | None,
+    ) -> Events:
+        partial = not kinds >= set(table.kinds)
+        needed = dict.fromkeys([*columns, "start", "end", *(["kind"] if partial else [])])
+        raw = read_integers(self._database, _query(self._database, table, needed, window), progress)
+        arrays = {name: self._translate(table, name, raw) for name in needed}
+        events = drop_broken(Events(arrays), self.quality)
+        if partial:
+            events = events.select(np.isin(events.kind, sorted(kinds)))
+        return Events({name: getattr(events, name) for name in columns})
+
+    def _translate(self, table: Table, column: str, raw: dict[str, Integers]) -> Column:
+        """An event column from what was read."""
+        rows = len(raw["start"])
+        if column == "kind":
+            if table.name not in KIND_OF:
+                return np.full(rows, table.kinds[0], np.int8)
+            return _lookup(KIND_OF[table.name], raw, "kind", rows, table.kinds[-1])
+        if column in ("source_memory", "destination_memory"):
+            return _lookup(MEMORY_OF, raw, column, rows, Memory.UNKNOWN)
+        if column not in raw:
+            empty = 0 if column == "process" else UNKNOWN
+            if column == "process" and rows and not self.processes:
+                self._process_index(0)
+            return np.full(rows, empty, COLUMN_TYPES[column])
+        if column == "process":
+            return self._process_column(raw["process"])
+        if column == "thread":
+            return raw["thread"] & 0xFFFFFF
+        return raw[column]
+
+    def _process_column(self, global_ids: Integers) -> NDArray[np.int16]:
+        keys = global_ids >> 24
+        distinct = np.unique(keys)
+        indices = np.array([self._process_index(int(key)) for key in distinct], np.int16)
+        if len(distinct) == 1:
+            return np.full(len(keys), indices[0], np.int16)
+        return indices[np.searchsorted(distinct, keys)]
+
+    def _process_index(self, key: int) -> int:
+        if key not in self._process_keys:
+            self._process_keys[key] = len(self.processes)
+            pid = key & 0xFFFFFF
+            self.processes.append(Process(pid, key >> 24, name=self._process_names.get(pid, "")))
+        return self._process_keys[key]
+
+    @cached_property
+    def _process_names(self) -> dict[int, str]:
+        if not self._database.has("PROCESSES", "pid", "name"):
+            return {}
+        return {
+            pid: _plain(name)
+            for pid, name in self._database.query("SELECT pid, name FROM PROCESSES")
+        }
+
+
+def _usable(database: Database, table: Table) -> bool:
+    required = ["start"] if table.name == "NVTX_EVENTS" else ["start", "end"]
+    if table.where:
+        required.append("eventType")
+    return database.has(table.name, *required)
+
+
+def _query(
+    database: Database, table: Table, columns: Collection[str], window: Window | None
+) -> Query:
+    """What to select for some event columns, of the nsys columns that are there."""
+    expressions = {}
+    for column in columns:
+        for candidate in table.columns.get(column, ()):
+            if database.has(table.name, candidate):
+                expressions[column] = quoted(candidate)
+                break
+    if table.name == "NVTX_EVENTS":
+        _read_nvtx(database, expressions)
+    types = {name: _raw_type(name) for name in expressions}
+    conditions = [table.where] if table.where else []
+    if window is not None:
+        end = expressions.get("end", '"end"')
+        conditions.append(f'"start" < {window.end} AND {end} >= {window.start}')
+    return Query(table.name, expressions, types, " AND ".join(conditions))
+
+
+def _read_nvtx(database: Database, expressions: dict[str, str]) -> None:
+    """Marks have no end; texts that were not registered have no id and stand for themselves."""
+    start = expressions["start"]
+    end = expressions.get("end")
+    expressions["end"] = f"COALESCE({end}, {start})" if end else start
+    if "name" in expressions and database.has("NVTX_EVENTS", "text"):
+        expressions["name"] = f"COALESCE({expressions['name']}, {_INLINE_TEXT} - rowid)"
+
+
+def _raw_type(column: str) -> type[np.signedinteger[Any]]:
+    """Ids that are packed or translated are read whole, the rest in the contract's type."""
+    return np.int64 if column in ("process", "thread", "kind") else COLUMN_TYPES[column]
+
+
+def _lookup(
+    known: Mapping[int, int],
+    raw: dict[str, Integers],
+    column: str,
+    rows: int,
+    default: int,
+) -> NDArray[np.int8]:
+    """Numbers of nsys turned into ours; unknown ones and NULL give the default."""
+    if column not in raw:
+        return np.full(rows, default, np.int8)
+    values = np.full(max(known) + 2, default, np.int8)
+    for number, meaning in known.items():
+        values[number] = meaning
+    numbers = raw[column]
+    return values[np.where((numbers < 0) | (numbers > max(known)), max(known) + 1, numbers)]
+
+
+def _plain(value: object) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _nothing_on_gpu(trace: NsysTrace) -> str:
+    if trace.kinds:
+        return "no GPU activity in this nsys export, only the host's; record with nsys -t cuda"
+    return "an nsys export without CUDA tables; record with nsys -t cuda"

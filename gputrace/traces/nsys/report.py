@@ -1,0 +1,102 @@
+"""nsys reports (.nsys-rep, .qdrep), exported to SQLite by an nsys of this machine.
+
+The export is kept in the user's cache folder, so that a report is converted once and nothing is
+written beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from glob import glob
+from pathlib import Path
+from typing import Final
+
+from gputrace.errors import InputError, MissingError
+
+_SUFFIXES: Final = (".nsys-rep", ".qdrep")
+_INSTALLED: Final = (
+    "/usr/local/cuda*/bin/nsys",
+    "/opt/nvidia/nsight-systems*/*/bin/nsys",
+    "/opt/nvidia/nsight-systems*/bin/nsys",
+    "/opt/nvidia/nsight-systems*/*/target-linux-x64/nsys",
+    "/usr/lib/nsight-systems/bin/nsys",
+)
+
+
+def is_report(path: Path) -> bool:
+    """Reports have no magic number in common; their suffix tells."""
+    return path.suffix.lower() in _SUFFIXES
+
+
+def export_report(path: Path) -> Path:
+    """The report as an SQLite file in the cache.
+
+    Raises MissingError where there is no nsys, InputError where nsys cannot export the report.
+    """
+    target = cache_folder() / "nsys" / f"{_key(path)}.sqlite"
+    if target.exists():
+        return target
+    nsys = find_nsys()
+    if nsys is None:
+        raise MissingError(
+            f"{path}: a report must be exported by nsys, and there is none here; install "
+            f"Nsight Systems, or run `nsys export -t sqlite {path.name}` where it was recorded"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_suffix(f".{os.getpid()}.tmp")
+    command = [nsys, "export", "--type", "sqlite", "-o", str(unfinished), str(path.absolute())]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if run.returncode != 0 or not unfinished.exists():
+            raise InputError(path, _why(nsys, run.stdout + "\n" + run.stderr))
+        unfinished.replace(target)
+    except OSError as error:
+        raise MissingError(f"{nsys}: cannot be run ({error.strerror})") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target
+
+
+def cache_folder() -> Path:
+    """gputrace's folder for what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gputrace"
+
+
+def find_nsys() -> str | None:
+    """The nsys of GPUTRACE_NSYS, of the PATH, or the newest in the usual places."""
+    return next(_candidates(), None)
+
+
+def _candidates() -> Iterator[str]:
+    if named := os.environ.get("GPUTRACE_NSYS"):
+        yield named
+    if found := shutil.which("nsys"):
+        yield found
+    for pattern in _INSTALLED:
+        yield from sorted(glob(pattern), reverse=True)
+
+
+def _key(path: Path) -> str:
+    status = path.stat()
+    text = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _why(nsys: str, output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    said = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "")
+    version = _version(nsys)
+    return (
+        f"nsys {version} could not export it ({said or 'it said nothing'}); "
+        "a report needs the nsys that recorded it, or a newer one"
+    )
+
+
+def _version(nsys: str) -> str:
+    run = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=False)
+    words = run.stdout.split()
+    return next((word for word in words if word[:1].isdigit()), "of unknown version")

@@ -1,0 +1,90 @@
+"""The list of readers, and how a file finds its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Final
+
+from gputrace.errors import InputError
+from gputrace.traces.nsys.reader import NsysTrace, is_nsys
+from gputrace.traces.nsys.report import export_report, is_report
+from gputrace.traces.sqlite import MAGIC, Database, open_input
+from gputrace.traces.trace import Trace
+
+
+class Candidate:
+    """A file that readers look at to tell whether it is theirs.
+
+    Attributes:
+        path: the file, which exists and can be read.
+        head: its first 4096 bytes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with open_input(path) as file:
+            self.head: bytes = file.read(4096)
+
+    @cached_property
+    def database(self) -> Database | None:
+        """The file as SQLite, opened once for all readers; None where it is something else."""
+        return Database(self.path) if self.head.startswith(MAGIC) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """One kind of file. Other packages add theirs as entry points of ``gputrace.readers``."""
+
+    files: str
+    """What a person calls such files, in the plural."""
+    recognises: Callable[[Candidate], bool]
+    """Looks at the content, not at the name."""
+    open: Callable[[Candidate], Trace]
+    """Raises InputError where the file is broken or holds no GPU activity."""
+
+
+def _open_nsys(candidate: Candidate) -> Trace:
+    assert candidate.database is not None
+    return NsysTrace(candidate.path, candidate.database)
+
+
+def _open_report(candidate: Candidate) -> Trace:
+    return _open_nsys(Candidate(export_report(candidate.path)))
+
+
+READERS: Final = (
+    Reader("nsys SQLite exports", lambda c: bool(c.database and is_nsys(c.database)), _open_nsys),
+    Reader("nsys reports", lambda c: is_report(c.path), _open_report),
+)
+
+
+def open_trace(path: Path | str) -> Trace:
+    """Opens a trace with the reader that recognises it; raises InputError where none does."""
+    candidate = Candidate(Path(path))
+    if not candidate.head:
+        raise InputError(path, "the file is empty; the recording or the copy failed")
+    for reader in _readers():
+        if reader.recognises(candidate):
+            return reader.open(candidate)
+    raise InputError(path, _unknown(candidate))
+
+
+def _readers() -> Iterator[Reader]:
+    yield from READERS
+    for entry in entry_points(group="gputrace.readers"):
+        yield entry.load()
+
+
+def _unknown(candidate: Candidate) -> str:
+    readable = " and ".join(reader.files for reader in READERS)
+    if candidate.database is None:
+        return f"not a trace that gputrace knows; it reads {readable}"
+    tables = list(candidate.database.tables)
+    if candidate.database.is_dlprof:
+        return "a DLProf database, not a timeline; analyze the nsys export that it was made from"
+    shown = ", ".join(tables[:3]) + (", …" if len(tables) > 3 else "") if tables else "none"
+    return f"an SQLite file, but not a trace (tables: {shown}); gputrace reads {readable}"

@@ -1,0 +1,155 @@
+"""A trace as analyzers see it, whatever file it came from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+
+from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind
+
+Progress = Callable[[int, int], None]
+"""Called with rows read so far and rows in all, from any thread."""
+
+DERIVED: Final = {"rank", "gpu"}
+"""Columns that `Trace` fills from the process and the device."""
+
+
+class Window(NamedTuple):
+    """A stretch of the trace's clock in nanoseconds, the end not included."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that was recorded."""
+
+    pid: int
+    host: int = 0
+    """Tells machines apart where several were recorded."""
+    rank: int = UNKNOWN
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What one process calls by one CUDA ordinal."""
+
+    process: int
+    device: int
+    gpu: int = UNKNOWN
+    """Index of the physical card, as NVML counts."""
+    name: str = ""
+
+
+@dataclass(slots=True)
+class Quality:
+    """What is wrong with a trace, gathered while it is read."""
+
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Rows that could not be used, by reason."""
+    warnings: list[str] = field(default_factory=list)
+    """The recorder's own complaints."""
+
+    def drop(self, reason: str, rows: int) -> None:
+        if rows:
+            self.dropped[reason] = self.dropped.get(reason, 0) + rows
+
+
+class Trace(ABC):
+    """An open trace. Readers subclass it; use it as a context manager.
+
+    Attributes:
+        path: the file.
+        source: the recorder, in the words of the JSON key ``source``.
+        origin: the moment that a person calls 0, on the clock of the event columns.
+        processes: the processes met so far; the column ``process`` counts into it.
+        quality: what reading found wrong so far.
+    """
+
+    source: str
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.origin = 0
+        self.processes: list[Process] = []
+        self.quality = Quality()
+
+    @property
+    @abstractmethod
+    def kinds(self) -> frozenset[Kind]:
+        """The kinds of which the file may hold rows."""
+
+    @abstractmethod
+    def names(self, ids: Collection[int] | Column) -> dict[int, str]:
+        """The text of each name id; an id that the file does not explain gets ``<name 17>``."""
+
+    @abstractmethod
+    def device(self, process: int, device: int) -> Device:
+        """What is known of a process's CUDA ordinal."""
+
+    @abstractmethod
+    def read(
+        self,
+        kinds: frozenset[Kind],
+        columns: Sequence[str],
+        window: Window | None,
+        progress: Progress | None,
+    ) -> Events:
+        """Reads rows of the kinds; `events` has made sure that the columns are not derived."""
+
+    def events(
+        self,
+        kinds: Iterable[Kind],
+        columns: Sequence[str],
+        window: Window | None = None,
+        progress: Progress | None = None,
+    ) -> Events:
+        """The rows of some kinds, in any order, with just the columns asked for.
+
+        With a window, only rows that touch it, whole. Rows whose times make no sense are left out
+        and counted in `quality`. Raises InputError where the file is broken.
+        """
+        wanted = dict.fromkeys(columns)
+        read = [name for name in COLUMN_TYPES if name in wanted and name not in DERIVED]
+        needed = {"gpu": ("process", "device"), "rank": ("process",)}
+        for name in DERIVED & wanted.keys():
+            read += [column for column in needed[name] if column not in read]
+        events = self.read(frozenset(kinds), read, window, progress)
+        if not DERIVED & wanted.keys():
+            return events
+        arrays: dict[str, Column] = {name: getattr(events, name) for name in read if name in wanted}
+        if "gpu" in wanted:
+            arrays["gpu"] = self._gpus(events)
+        if "rank" in wanted:
+            ranks = np.array([process.rank for process in self.processes] or [UNKNOWN])
+            arrays["rank"] = ranks[events.process]
+        return Events(arrays)
+
+    def _gpus(self, events: Events) -> Column:
+        pairs = events.process.astype(np.int32) << 16 | (events.device.astype(np.int32) & 0xFFFF)
+        distinct, where = np.unique(pairs, return_inverse=True)
+        gpus = [self.device(int(p) >> 16, int(np.int16(int(p) & 0xFFFF))).gpu for p in distinct]
+        return np.array(gpus or [UNKNOWN])[where]
+
+    @abstractmethod
+    def close(self) -> None:
+        """Gives back files and threads."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,61 @@
+"""Durations as people write and read them; inside, all are integer nanoseconds."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_UNITS: Final = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9}
+_DURATION: Final = re.compile(r"(-?\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|min)?")
+_FOREVER: Final = 1 << 62
+
+
+def parse_duration(text: str) -> int:
+    """Nanoseconds of ``12s``, ``3.5ms``, ``250us``; a bare number is in seconds.
+
+    Raises ValueError for anything else.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a time; write 12s, 3.5ms, 250us or 40ns")
+    whole, _, fraction = match[1].partition(".")
+    unit = _UNITS[match[2] or "s"]
+    sign = -1 if whole.startswith("-") else 1
+    below = int(fraction or 0) * unit // int(10 ** len(fraction))
+    return int(whole) * unit + sign * below
+
+
+def parse_window(text: str) -> tuple[int, int]:
+    """Start and end in nanoseconds of ``12s:14s``; either side may be left out.
+
+    Raises ValueError where that is not a window of some length.
+    """
+    first, colon, last = text.partition(":")
+    if not colon:
+        raise ValueError(f"{text!r} is not a window; write START:END, as 12s:14s")
+    start = parse_duration(first) if first.strip() else -_FOREVER
+    end = parse_duration(last) if last.strip() else _FOREVER
+    if start >= end:
+        raise ValueError(f"{text!r} ends before it starts")
+    return start, end
+
+
+def format_ns(nanoseconds: int | float) -> str:
+    """``969 ms``, ``25.1 ms``, ``340 ns``: three digits and the unit that suits them."""
+    size = abs(nanoseconds)
+    if size < 1000:
+        return f"{nanoseconds:.0f} ns"
+    for unit, scale in (("us", 10**3), ("ms", 10**6), ("s", 10**9)):
+        value = nanoseconds / scale
+        if abs(value) < 999.5 or unit == "s":
+            break
+    digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:,.{digits}f} {unit}"
+
+
+def format_share(part: float, whole: float) -> str:
+    """``40.1%``; a dash where there is nothing, ``<0.1%`` where there is hardly anything."""
+    if not part or not whole:
+        return "–"
+    share = 100 * part / whole
+    return "<0.1%" if 0 < share < 0.05 else f"{share:.1f}%"

@@ -1,0 +1,20 @@
+"""The breakdown as CSV: a row per GPU, the column names of the JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import fields
+
+from gputrace.analyzers.results import Analysis, Breakdown
+
+
+def render(analysis: Analysis) -> str:
+    """RFC 4180 with a header line; times in nanoseconds, unknown ones empty."""
+    out = io.StringIO()
+    names = [field.name for field in fields(Breakdown)]
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(names)
+    for row in analysis.breakdown:
+        writer.writerow([getattr(row, name) for name in names])
+    return out.getvalue()

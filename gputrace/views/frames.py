@@ -1,0 +1,45 @@
+"""Tables of an analysis as pandas DataFrames, for notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final
+
+from gputrace.analyzers.results import (
+    Analysis,
+    Breakdown,
+    Finding,
+    Gap,
+    GpuTotals,
+    Phase,
+    Step,
+)
+from gputrace.errors import MissingError, UsageError
+
+if TYPE_CHECKING:
+    import pandas
+
+_TABLES: Final[dict[str, type]] = {
+    "breakdown": Breakdown,
+    "gpus": GpuTotals,
+    "step_list": Step,
+    "phases": Phase,
+    "gaps": Gap,
+    "findings": Finding,
+}
+
+
+def frame(analysis: Analysis, table: str) -> pandas.DataFrame:
+    """One table, a column per field; raises UsageError for an unknown table."""
+    if table not in _TABLES:
+        raise UsageError(f"no table is called {table!r}; there are {', '.join(_TABLES)}")
+    try:
+        import pandas
+    except ImportError:
+        raise MissingError("to_pandas() needs pandas; install gputrace[pandas]") from None
+    rows: Sequence[Any] = getattr(analysis, table)
+    if table == "gaps":
+        rows = analysis.gaps.largest
+    names = [field.name for field in fields(_TABLES[table])]
+    return pandas.DataFrame({name: [getattr(row, name) for row in rows] for name in names})

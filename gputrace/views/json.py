@@ -1,0 +1,25 @@
+"""The analysis as one JSON object; its names are those of the result dataclasses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+
+from gputrace.analyzers.results import Analysis
+
+
+def render(analysis: Analysis) -> str:
+    """One line of JSON, text as UTF-8."""
+    return json.dumps(plain(analysis), ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def plain(value: object) -> object:
+    """Dataclasses as dictionaries, all the way down."""
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value

@@ -1,0 +1,66 @@
+"""The report for a terminal: the verdict, the table, the worst gaps, in 80 columns."""
+
+from __future__ import annotations
+
+import io
+from typing import Final
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from gputrace.analyzers.results import Analysis, Finding
+from gputrace.views.tables import Table, classes_table, gaps_table, gpus_table, notes, verdict
+
+_MOST_GPUS_ACROSS: Final = 3
+_MOST_GAPS: Final = 5
+_STYLES: Final = {"high": "bold red", "medium": "yellow", "low": "cyan", "info": "dim"}
+
+
+def render(analysis: Analysis, width: int = 80, color: bool = False) -> str:
+    """The report, at most ``width`` columns wide; with ``color``, escape sequences in it."""
+    out = io.StringIO()
+    console = Console(
+        file=out,
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        highlight=False,
+        emoji=False,
+        markup=False,
+    )
+    _print_verdict(console, analysis)
+    many = len(analysis.breakdown) > _MOST_GPUS_ACROSS
+    _print_table(console, gpus_table(analysis) if many else classes_table(analysis))
+    if analysis.gaps.largest:
+        _print_table(console, gaps_table(analysis, _MOST_GAPS))
+    for finding in analysis.findings[1:]:
+        _print_finding(console, finding)
+    for note in notes(analysis):
+        console.print(Text(f"note: {note}", style="dim"))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _print_verdict(console: Console, analysis: Analysis) -> None:
+    style = _STYLES[analysis.findings[0].severity] if analysis.findings else "green"
+    console.print(Text(verdict(analysis), style=style))
+    if analysis.findings:
+        advice = Text("What to do: " + analysis.findings[0].advice + ".")
+        console.print(Padding(advice, (0, 0, 0, 2)))
+    console.print()
+
+
+def _print_table(console: Console, table: Table) -> None:
+    console.print(Text(table.title, style="bold"))
+    drawn = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for index, name in enumerate(table.header):
+        drawn.add_column(Text(name), justify="left" if index == 0 else "right", no_wrap=True)
+    for row in table.rows:
+        drawn.add_row(*(Text(cell) for cell in row))
+    console.print(Padding(drawn, (0, 0, 1, 2)))
+
+
+def _print_finding(console: Console, finding: Finding) -> None:
+    line = Text.assemble((f"{finding.id}: ", _STYLES[finding.severity]), finding.message, ".")
+    console.print(line)
