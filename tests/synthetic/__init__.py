@@ -1,0 +1,24 @@
+"""Synthetic GPU-training traces whose truth is known.
+
+recording = simulate(Plan(steps=30, data_wait_ns=2_000_000))
+write_nsys(recording, path)
+recording.truth.breakdown[0]["data_feeding"]
+"""
+
+from tests.synthetic.nsys import write_nsys
+from tests.synthetic.plan import Plan
+from tests.synthetic.recording import Kind, Partition, Recording, Truth, Window
+from tests.synthetic.simulate import simulate
+from tests.synthetic.variants import random_plan
+
+__all__ = [
+    "Kind",
+    "Partition",
+    "Plan",
+    "Recording",
+    "Truth",
+    "Window",
+    "random_plan",
+    "simulate",
+    "write_nsys",
+]
