@@ -63,6 +63,8 @@ class Intervals:
 
     def clip(self, start: int, end: int) -> Intervals:
         """The part of the set inside ``[start, end)``."""
+        if start >= end:
+            return EMPTY
         keep = (self.end > start) & (self.start < end)
         return Intervals(np.maximum(self.start[keep], start), np.minimum(self.end[keep], end))
 

@@ -13,15 +13,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gputrace.analyzers.classes import OperationClass, classify
-from gputrace.analyzers.gpus import Gpu, both_ends, find_gpus
+from gputrace.analyzers.classes import OperationClass
+from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.intervals import Intervals, Times, union
-from gputrace.traces.events import COPY_KINDS, GPU_KINDS, Events, Kind
-from gputrace.traces.trace import Progress, Trace, Window
-
-COLUMNS = ("start", "end", "kind", "name", "process", "device", "gpu")
-"""What the partition needs to know of GPU operations."""
-
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.traces.events import COPY_KINDS, Kind
+from gputrace.traces.trace import Window
 
 class Shares(NamedTuple):
     """Nanoseconds of one window by class; they sum to its length."""
@@ -77,43 +74,21 @@ class Timeline:
         return self.busy.complement(*self.window)
 
 
-def read_operations(trace: Trace, progress: Progress | None = None) -> Events:
-    """All GPU operations with `COLUMNS`, peer copies once for each of their GPUs."""
-    return both_ends(trace, trace.events(GPU_KINDS, COLUMNS, progress=progress))
-
-
-def build_timelines(trace: Trace, operations: Events, window: Window | None) -> list[Timeline]:
-    """One timeline per GPU, in order of GPU.
-
-    A window narrows each GPU's own span and never widens it; GPUs with nothing in it are left out.
-    """
-    classes = classify(trace, operations)
-    gpus, place = find_gpus(trace, operations)
-    timelines = []
-    for index, gpu in enumerate(gpus):
-        rows = np.flatnonzero(place == index)
-        timeline = _timeline(gpu, operations.select(rows), classes[rows], window)
-        if timeline.window.end > timeline.window.start or window is None:
-            timelines.append(timeline)
-    return timelines
-
-
-def _timeline(
-    gpu: Gpu, operations: Events, classes: NDArray[np.int8], window: Window | None
-) -> Timeline:
-    order = np.argsort(operations.start, kind="stable")
-    start, end, classes = operations.start[order], operations.end[order], classes[order]
+def build_timeline(operations: GpuOperations, window: Window | None = None) -> Timeline:
+    """The timeline of one GPU; a window narrows the GPU's own span and never widens it."""
+    start, end, kind = operations.start, operations.end, operations.events.kind
     span = Window(int(start[0]), int(end.max()))
     if window is not None:
-        span = Window(max(span.start, window.start), min(span.end, window.end))
-    counted = operations.kind[(operations.start < span.end) & (operations.end > span.start)]
+        first, last = max(span.start, window.start), min(span.end, window.end)
+        span = Window(first, max(first, last))
+        kind = kind[(start < last) & (end > first)]
     return Timeline(
-        gpu,
+        operations.gpu,
         span,
-        levels=_levels(start, end, classes),
-        kernels=int(np.count_nonzero(counted == Kind.KERNEL)),
-        copies=int(np.isin(counted, COPY_KINDS).sum()),
-        opaque_graphs=int(np.count_nonzero(counted == Kind.GRAPH)),
+        levels=_levels(start, end, operations.classes),
+        kernels=int(np.count_nonzero(kind == Kind.KERNEL)),
+        copies=int(np.isin(kind, COPY_KINDS).sum()),
+        opaque_graphs=int(np.count_nonzero(kind == Kind.GRAPH)),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -174,7 +174,7 @@ def _read_casting(
     connection = sqlite3.connect(database.uri, uri=True)
     try:
         cursor = connection.execute(query.sql(rows, cast=True))
-        values = chain.from_iterable(cursor)
+        values = chain.from_iterable(_stepped(database, cursor))
         flat = np.fromiter((NULL if v is None else v for v in values), np.int64)
     except (sqlite3.Error, OverflowError) as error:
         raise broken(database.path, error) from error
@@ -182,3 +182,11 @@ def _read_casting(
         connection.close()
     table = flat.reshape(-1, width)
     return {name: table[:, i].astype(query.types[name]) for i, name in enumerate(query.expressions)}
+
+
+def _stepped(database: Database, cursor: sqlite3.Cursor) -> Iterator[tuple[int | None, ...]]:
+    """The rows of a cursor; SQLite's lack of memory is told from our own."""
+    try:
+        yield from cursor
+    except MemoryError as error:
+        raise broken(database.path, error) from error

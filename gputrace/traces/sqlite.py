@@ -34,7 +34,7 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
+        self.uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro&immutable=1"
         check_file(path)
         self._connection = sqlite3.connect(self.uri, uri=True, check_same_thread=False)
         self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
@@ -47,7 +47,7 @@ class Database:
         """Rows of a query, text that is not UTF-8 with replacement characters."""
         try:
             yield from self._connection.execute(sql, parameters)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, MemoryError) as error:
             raise broken(self.path, error) from error
 
     @cached_property
@@ -92,7 +92,10 @@ def quoted(name: str) -> str:
 
 
 def broken(path: Path, error: Exception) -> InputError:
-    """What to tell about an error of SQLite in the middle of a file."""
+    """What to tell about an error of SQLite in the middle of a file.
+
+    SQLite is out of memory where a broken record says that it is huge.
+    """
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return InputError(path, f"broken SQLite file ({reason}); copy or export it again")
 
@@ -132,6 +135,8 @@ def open_input(path: Path) -> Any:
     try:
         if path.is_dir():
             raise InputError(path, "is a directory; name the trace file in it")
+        if path.exists() and not path.is_file():
+            raise InputError(path, "not a regular file; save what comes out of it, and name that")
         return path.open("rb")
     except FileNotFoundError:
         raise InputError(path, "no such file") from None

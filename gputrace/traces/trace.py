@@ -53,14 +53,23 @@ class Device:
 class Quality:
     """What is wrong with a trace, gathered while it is read."""
 
-    dropped: dict[str, int] = field(default_factory=dict)
-    """Rows that could not be used, by reason."""
     warnings: list[str] = field(default_factory=list)
     """The recorder's own complaints."""
+    _dropped: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def drop(self, reason: str, rows: int) -> None:
+    def drop(self, reason: str, rows: int, where: str = "") -> None:
+        """Counts rows that cannot be used; those of one place once, however often it is read."""
         if rows:
-            self.dropped[reason] = self.dropped.get(reason, 0) + rows
+            key = (reason, where)
+            self._dropped[key] = max(rows, self._dropped.get(key, 0))
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Rows that could not be used, by reason."""
+        totals: dict[str, int] = {}
+        for (reason, _), rows in self._dropped.items():
+            totals[reason] = totals.get(reason, 0) + rows
+        return totals
 
 
 class Trace(ABC):
@@ -136,7 +145,9 @@ class Trace(ABC):
     def _gpus(self, events: Events) -> Column:
         pairs = events.process.astype(np.int32) << 16 | (events.device.astype(np.int32) & 0xFFFF)
         distinct, where = np.unique(pairs, return_inverse=True)
-        gpus = [self.device(int(p) >> 16, int(np.int16(int(p) & 0xFFFF))).gpu for p in distinct]
+        devices = distinct.astype(np.int16).tolist()
+        processes = (distinct >> 16).tolist()
+        gpus = [self.device(*pair).gpu for pair in zip(processes, devices, strict=True)]
         return np.array(gpus or [UNKNOWN])[where]
 
     @abstractmethod

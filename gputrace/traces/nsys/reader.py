@@ -31,11 +31,21 @@ from gputrace.traces.trace import Device, Process, Progress, Trace, Window
 
 _INLINE_TEXT: Final = -2
 """Name ids from here down stand for NVTX text that is not in StringIds: -2 minus the rowid."""
+_GRAPHS: Final = -(1 << 30)
+"""Name ids from here down stand for CUDA graphs: this minus the graph's id."""
+_WITHIN_DEVICE, _PEER = 8, 10
+"""Of ENUM_CUDA_MEMCPY_OPER."""
 
 
 def is_nsys(database: Database) -> bool:
-    """Whether the tables are those of an nsys export, with or without GPU activity."""
-    return any(database.has(table.name, "start") for table in TABLES) or (
+    """Whether the tables are those of an nsys export, with or without GPU activity.
+
+    nvprof's tables have some of the same names, and an ``_id_`` each.
+    """
+    return any(
+        database.has(table.name, "start") and not database.has(table.name, "_id_")
+        for table in TABLES
+    ) or (
         database.has("StringIds", "id", "value")
         and any(name.startswith(("TARGET_INFO_", "META_DATA_")) for name in database.tables)
     )
@@ -72,7 +82,8 @@ class NsysTrace(Trace):
             sql = "SELECT id, value FROM StringIds WHERE id IN (SELECT value FROM json_each(?))"
             listed = json.dumps([id for id in wanted if id >= 0])
             text = {id: _plain(value) for id, value in self._database.query(sql, (listed,))}
-        inline = json.dumps([_INLINE_TEXT - id for id in wanted if id <= _INLINE_TEXT])
+        text |= {id: f"CUDA graph {_GRAPHS - id}" for id in wanted if id <= _GRAPHS}
+        inline = json.dumps([_INLINE_TEXT - id for id in wanted if _GRAPHS < id <= _INLINE_TEXT])
         if inline != "[]":
             rows = self._database.query(
                 "SELECT rowid, text FROM NVTX_EVENTS "
@@ -116,7 +127,7 @@ class NsysTrace(Trace):
         needed = dict.fromkeys([*columns, "start", "end", *(["kind"] if partial else [])])
         raw = read_integers(self._database, _query(self._database, table, needed, window), progress)
         arrays = {name: self._translate(table, name, raw) for name in needed}
-        events = drop_broken(Events(arrays), self.quality)
+        events = drop_broken(Events(arrays), self.quality, table.name)
         if partial:
             events = events.select(np.isin(events.kind, sorted(kinds)))
         return Events({name: getattr(events, name) for name in columns})
@@ -185,6 +196,10 @@ def _query(
                 break
     if table.name == "NVTX_EVENTS":
         _read_nvtx(database, expressions)
+    if table.name == "CUPTI_ACTIVITY_KIND_MEMCPY":
+        _read_peers(database, expressions)
+    if table.kinds == (Kind.GRAPH,) and "name" in expressions:
+        expressions["name"] = f"{_GRAPHS} - {expressions['name']}"
     types = {name: _raw_type(name) for name in expressions}
     conditions = [table.where] if table.where else []
     if window is not None:
@@ -200,6 +215,17 @@ def _read_nvtx(database: Database, expressions: dict[str, str]) -> None:
     expressions["end"] = f"COALESCE({end}, {start})" if end else start
     if "name" in expressions and database.has("NVTX_EVENTS", "text"):
         expressions["name"] = f"COALESCE({expressions['name']}, {_INLINE_TEXT} - rowid)"
+
+
+def _read_peers(database: Database, expressions: dict[str, str]) -> None:
+    """A device-to-device copy whose ends are two devices is a peer copy."""
+    devices = ("srcDeviceId", "dstDeviceId")
+    if "kind" in expressions and database.has("CUPTI_ACTIVITY_KIND_MEMCPY", *devices):
+        kind = expressions["kind"]
+        expressions["kind"] = (
+            f"CASE WHEN {kind} = {_WITHIN_DEVICE} AND srcDeviceId <> dstDeviceId "
+            f"THEN {_PEER} ELSE {kind} END"
+        )
 
 
 def _raw_type(column: str) -> type[np.signedinteger[Any]]:

@@ -53,7 +53,11 @@ TABLES: Final = (
         (Kind.KERNEL,),
         {**_ON_GPU, "name": ("demangledName", "shortName", "mangledName")},
     ),
-    Table("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", (Kind.GRAPH,), _ON_GPU),
+    Table(
+        "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
+        (Kind.GRAPH,),
+        {**_ON_GPU, "name": ("graphExecId", "graphId")},
+    ),
     Table(
         "CUPTI_ACTIVITY_KIND_MEMCPY",
         COPY_KINDS,

@@ -1,0 +1,175 @@
+"""Why a GPU ran nothing: each nanosecond of its gaps given to the first cause that is proven.
+
+The proof comes from the rows of the gap's feeding thread: the thread that issued the operation
+that ends the gap. What is not proven stays ``other_idle``; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gputrace.analyzers.classes import distinct_ids
+from gputrace.analyzers.host import NOBODY, Call, HostCalls
+from gputrace.analyzers.intervals import EMPTY, Intervals, Times, union
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.results import IDLE_CAUSES
+from gputrace.traces.events import Events, Kind
+from gputrace.traces.trace import Trace
+
+_RECORDER: Final = re.compile(r"CUPTI|profiling|\(Profiler\)|injection", re.IGNORECASE)
+"""Names of overhead rows that are the recorder's doing, not the driver's (lazy loading, JIT)."""
+
+_DATA_RANGE: Final = re.compile(
+    r"^data$|data.?(load|wait|feed|fetch|iter)|(load|next|fetch|get).?(batch|data|input)|__next__|infeed",
+    re.IGNORECASE,
+)
+"""Names of NVTX ranges that wait for, or make, the next batch."""
+
+
+@dataclass(frozen=True)
+class HostEvidence:
+    """What is known of the host threads beside their CUDA calls, by (process, thread)."""
+
+    data: Mapping[tuple[int, int], Intervals]
+    """Recorded waits for data: hooks in loaders, NVTX ranges named so."""
+    recorder: Mapping[tuple[int, int], Intervals]
+    """The recorder's own work."""
+
+
+@dataclass(frozen=True)
+class Causes:
+    """The gaps of one GPU divided by cause; disjoint, and together all of the gaps."""
+
+    of: Mapping[str, Intervals]
+    """By each of `IDLE_CAUSES`."""
+    feeder: NDArray[np.int32]
+    """For each gap of the GPU, the thread that fed it, numbered as in `HostCalls`."""
+
+    def within(self, starts: ArrayLike, ends: ArrayLike) -> NDArray[np.int64]:
+        """Nanoseconds of windows by cause: shape (windows, causes), in the order of causes."""
+        return np.stack([self.of[cause].within(starts, ends) for cause in IDLE_CAUSES], axis=-1)
+
+
+def read_evidence(trace: Trace) -> HostEvidence:
+    """Reads recorded data waits and recorder overhead."""
+    columns = ("start", "end", "name", "process", "thread")
+    waits = trace.events([Kind.DATA_WAIT], columns)
+    ranges = _named(trace, trace.events([Kind.RANGE], columns), _DATA_RANGE)
+    overhead = _named(trace, trace.events([Kind.OVERHEAD], columns), _RECORDER)
+    data = _by_thread(waits)
+    for thread, intervals in _by_thread(ranges).items():
+        data[thread] = _either(data.get(thread, EMPTY), intervals)
+    return HostEvidence(data, _by_thread(overhead))
+
+
+def _named(trace: Trace, events: Events, pattern: re.Pattern[str]) -> Events:
+    names = trace.names(distinct_ids(events.name)) if len(events) else {}
+    wanted = [id for id, text in names.items() if pattern.search(text)]
+    return events.select(np.isin(events.name, wanted))
+
+
+def _by_thread(events: Events) -> dict[tuple[int, int], Intervals]:
+    pairs = set(zip(events.process.tolist(), events.thread.tolist(), strict=True))
+    found = {}
+    for process, thread in pairs:
+        rows = (events.process == process) & (events.thread == thread)
+        found[process, thread] = union(events.start[rows], events.end[rows])
+    return found
+
+
+def without_calls(gaps: Intervals) -> Causes:
+    """The causes where no CUDA calls were recorded: nothing can be proven."""
+    of = dict.fromkeys(IDLE_CAUSES, EMPTY) | {"other_idle": gaps}
+    return Causes(of, np.full(len(gaps), NOBODY, np.int32))
+
+
+def find_causes(
+    operations: GpuOperations,
+    gaps: Intervals,
+    calls: HostCalls,
+    evidence: HostEvidence,
+    waits: Mapping[int, Intervals],
+) -> Causes:
+    """Divides the gaps of one GPU by cause.
+
+    Args:
+        operations: of this GPU.
+        gaps: of this GPU; each ends where an operation starts, or at the end of a window.
+        calls: of all threads.
+        evidence: of all threads.
+        waits: of the threads that feed this GPU's process, from `waits_for_data`.
+    """
+    ending = np.minimum(np.searchsorted(operations.start, gaps.end), len(operations) - 1)
+    issued_by = calls.issued_by(operations.events.select(ending))
+    known = issued_by != NOBODY
+    feeder = np.where(known, calls.thread[issued_by], NOBODY).astype(np.int32)
+    issued = np.where(known, calls.start[issued_by], gaps.start)
+    proofs: dict[str, list[Intervals]] = {cause: [] for cause in IDLE_CAUSES}
+    for thread in np.unique(feeder[known]).tolist():
+        rows = feeder == thread
+        own = Intervals(gaps.start[rows], gaps.end[rows])
+        waiting = _until(own, issued[rows])
+        pair = calls.threads[thread]
+        data = _either(waits.get(thread, EMPTY), evidence.data.get(pair, EMPTY))
+        proofs["recorder"].append(own.intersection(evidence.recorder.get(pair, EMPTY)))
+        proofs["data_feeding"].append(waiting.intersection(data))
+        proofs["sync"].append(waiting.intersection(calls.of_thread(thread, Call.SYNC)))
+        proofs["alloc"].append(waiting.intersection(calls.of_thread(thread, Call.ALLOC)))
+    late = known & (issued > gaps.start)
+    proofs["launch"].append(Intervals(gaps.start[late], gaps.end[late]))
+    proofs["other_idle"].append(gaps)
+    return Causes(_first_proven(proofs), feeder)
+
+
+def _until(gaps: Intervals, moments: Times) -> Intervals:
+    """The part of each gap before its moment: later, the GPU has work and does not start it."""
+    ends = np.clip(moments, gaps.start, gaps.end)
+    keep = ends > gaps.start
+    return Intervals(gaps.start[keep], ends[keep])
+
+
+def waits_for_data(calls: HostCalls, input_copies: Sequence[Events]) -> dict[int, Intervals]:
+    """By thread, when it made no CUDA call on its way to issuing an input copy.
+
+    The way starts where the thread last handed work to a GPU or had waited for one; short calls
+    after that (events, queries, allocations) interrupt the wait and do not end it.
+    """
+    waits: dict[int, Intervals] = {}
+    copies = np.concatenate([calls.issued_by(events) for events in input_copies])
+    copies = copies[copies != NOBODY]
+    for thread in np.unique(calls.thread[copies]).tolist():
+        first, end = int(calls.first[thread]), int(calls.first[thread + 1])
+        work = np.flatnonzero(np.isin(calls.sort[first:end], (Call.ISSUE, Call.SYNC))) + first
+        own = np.unique(copies[calls.thread[copies] == thread])
+        before = np.searchsorted(work, own) - 1
+        own, before = own[before >= 0], before[before >= 0]
+        stretches = union(calls.end[work[before]], calls.start[own])
+        waits[thread] = stretches.difference(calls.of_thread(thread))
+    return waits
+
+
+def _first_proven(proofs: Mapping[str, list[Intervals]]) -> dict[str, Intervals]:
+    """Each cause without what earlier ones have."""
+    given = EMPTY
+    of = {}
+    for cause in IDLE_CAUSES:
+        proven = EMPTY
+        for part in proofs[cause]:
+            proven = _either(proven, part)
+        of[cause] = proven.difference(given)
+        given = _either(given, proven)
+    return of
+
+
+def _either(first: Intervals, second: Intervals) -> Intervals:
+    if not len(first) or not len(second):
+        return first if len(first) else second
+    return union(
+        np.concatenate([first.start, second.start]), np.concatenate([first.end, second.end])
+    )

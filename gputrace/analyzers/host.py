@@ -1,0 +1,145 @@
+"""What the host threads did in CUDA: which call issued which GPU operation, and of what sort."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.classes import distinct_ids
+from gputrace.analyzers.intervals import Intervals, Times, union
+from gputrace.traces.events import Events, Kind
+from gputrace.traces.trace import Progress, Trace
+
+
+class Call(IntEnum):
+    """Sorts of CUDA calls that matter for what a GPU waits for."""
+
+    OTHER = 0
+    ISSUE = 1
+    """Hands work to the GPU: launches, copies, memsets, graphs."""
+    SYNC = 2
+    """Blocks until the GPU has done something."""
+    ALLOC = 3
+    """Takes or gives back memory, which may stop the whole device."""
+
+
+_PATTERNS: Final = (
+    (Call.SYNC, re.compile(r"^(cuda|cu)\w*Synchronize")),
+    (Call.ALLOC, re.compile(r"^(cuda(Malloc|Free|HostAlloc|Host(Unr|R)egister)|cuMem(Alloc|Free|Create|Map|Unmap|Release|SetAccess|Host(Alloc|Register|Unregister)))")),
+    (Call.ISSUE, re.compile(r"^(cudaLaunch|cuLaunch|cudaGraphLaunch|cuGraphLaunch|cudaMemcpy|cuMemcpy|cudaMemset|cuMemset|cudaMemPrefetch|cuMemPrefetch)")),
+)  # fmt: skip
+
+NOBODY: Final = -1
+"""Index of the thread or call that is not known."""
+
+
+def call_of(name: str) -> Call:
+    """The sort of a CUDA call by its name, with or without a version suffix (``_v7000``)."""
+    return next((call for call, pattern in _PATTERNS if pattern.match(name)), Call.OTHER)
+
+
+@dataclass(frozen=True)
+class HostCalls:
+    """CUDA calls in order of thread and start; threads are numbered from 0."""
+
+    start: Times
+    end: Times
+    sort: NDArray[np.int8]
+    """A `Call`."""
+    thread: NDArray[np.int32]
+    """Index into ``threads``."""
+    threads: tuple[tuple[int, int], ...]
+    """(process index, system thread id)."""
+    first: NDArray[np.int64]
+    """Where the calls of each thread begin; one entry more than threads."""
+    _by_correlation: dict[int, tuple[int, NDArray[np.int32]]]
+
+    def issued_by(self, operations: Events) -> NDArray[np.int32]:
+        """The call that issued each operation, or `NOBODY`; needs ``process, correlation``."""
+        found = np.full(len(operations), NOBODY, np.int32)
+        for process, (low, calls) in self._by_correlation.items():
+            offset = operations.correlation - low
+            rows = np.flatnonzero(
+                (operations.process == process) & (offset >= 0) & (offset < len(calls))
+            )
+            found[rows] = calls[offset[rows]]
+        return found
+
+    def of_thread(self, thread: int, *sorts: Call) -> Intervals:
+        """When a thread was inside calls of some sorts, or of any."""
+        rows = slice(int(self.first[thread]), int(self.first[thread + 1]))
+        start, end = self.start[rows], self.end[rows]
+        if sorts:
+            keep = np.isin(self.sort[rows], sorts)
+            start, end = start[keep], end[keep]
+        return union(start, end, is_sorted=True)
+
+    def thread_index(self, process: int, thread: int) -> int:
+        """The number of a thread, `NOBODY` for one that made no call."""
+        pair = (process, thread)
+        return self.threads.index(pair) if pair in self.threads else NOBODY
+
+
+def read_calls(trace: Trace, progress: Progress | None = None) -> HostCalls | None:
+    """All CUDA calls of the trace; None where it recorded none."""
+    if Kind.API not in trace.kinds:
+        return None
+    columns = ("start", "end", "name", "process", "thread", "correlation")
+    events = trace.events([Kind.API], columns, progress=progress)
+    if not len(events):
+        return None
+    keys = events.process.astype(np.int64) << 32 | events.thread.astype(np.int64) & 0xFFFFFFFF
+    order = _order(keys, events.start)
+    events, keys = events.select(order), keys[order]
+    new = np.concatenate([[True], keys[1:] != keys[:-1]])
+    first = np.flatnonzero(new)
+    return HostCalls(
+        start=events.start,
+        end=events.end,
+        sort=_sorts(trace, events.name),
+        thread=(np.cumsum(new) - 1).astype(np.int32),
+        threads=tuple((int(events.process[i]), int(events.thread[i])) for i in first),
+        first=np.append(first, len(events)),
+        _by_correlation=_correlations(events),
+    )
+
+
+def _order(keys: NDArray[np.int64], start: Times) -> NDArray[np.intp]:
+    """Rows by key, then start: sorting once by start is quick as rows mostly come that way."""
+    by_start = np.argsort(start, kind="stable")
+    distinct, place = np.unique(keys, return_inverse=True)
+    kind = np.int16 if len(distinct) < 1 << 15 else np.int64
+    return by_start[np.argsort(place[by_start].astype(kind), kind="stable")]
+
+
+def _sorts(trace: Trace, names: NDArray[np.int32]) -> NDArray[np.int8]:
+    ids = distinct_ids(names)
+    text = trace.names(ids)
+    sorts = np.array([call_of(text[int(id)]) for id in ids], np.int8)
+    return sorts[np.searchsorted(ids, names)]
+
+
+def _correlations(events: Events) -> dict[int, tuple[int, NDArray[np.int32]]]:
+    """For each process, its lowest correlation id and the call of each id from there on.
+
+    A table where ids are dense, as CUPTI gives them; ids far apart would not fit one and are
+    left out beyond sixteen times the number of calls.
+    """
+    tables = {}
+    for process in np.unique(events.process):
+        rows = np.flatnonzero((events.process == process) & (events.correlation > 0))
+        if not len(rows):
+            continue
+        ids = events.correlation[rows]
+        low = int(ids.min())
+        room = min(int(ids.max()) - low + 1, 16 * len(rows) + 1024)
+        calls = np.full(room, NOBODY, np.int32)
+        near = ids - low < room
+        calls[(ids - low)[near]] = rows[near]
+        tables[int(process)] = (low, calls)
+    return tables

@@ -1,0 +1,90 @@
+"""The steps of every rank, from the best source that the trace has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.host import HostCalls
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.steps.anchors import Rows, find_bursts, inputs_alone, inputs_of_steps
+from gputrace.analyzers.steps.inferred import infer_training
+from gputrace.analyzers.steps.interludes import until_written
+from gputrace.analyzers.steps.marked import Marks, project, read_marks
+from gputrace.analyzers.steps.repeats import infer_iterations
+from gputrace.analyzers.steps.warmup import count_warmup
+from gputrace.analyzers.steps.windows import StepWindows
+from gputrace.traces.trace import Trace
+
+
+@dataclass(frozen=True)
+class FoundSteps:
+    """Steps of all ranks that have some.
+
+    Attributes:
+        by_rank: one set of windows for each rank, all of one kind.
+        warmup: steps at the start of every rank that are warm-up.
+        chosen: the steps to measure, first and end, where a person named them.
+    """
+
+    by_rank: Mapping[int, StepWindows]
+    warmup: int
+    chosen: tuple[int, int] | None = None
+
+    def steady(self, rank: int) -> NDArray[np.bool_]:
+        """Which steps of a rank are measured."""
+        number = np.arange(len(self.by_rank[rank]))
+        if self.chosen is not None:
+            return (number >= self.chosen[0]) & (number < self.chosen[1])
+        return number >= self.warmup
+
+
+def find_steps(
+    trace: Trace,
+    gpus: Sequence[GpuOperations],
+    calls: HostCalls | None,
+    chosen: tuple[int, int] | None = None,
+) -> FoundSteps:
+    """Looks at each rank for itself; a kind that only some ranks show is dropped."""
+    marks = read_marks(trace) if calls is not None else []
+    ranks = sorted({operations.gpu.rank for operations in gpus})
+    found = {}
+    for rank in ranks:
+        own = [operations for operations in gpus if operations.gpu.rank == rank]
+        windows = _of_rank(trace, own, marks, calls)
+        if windows is not None:
+            found[rank] = until_written(trace, windows, own[0].gpu.process)
+    kinds = {windows.kind for windows in found.values()}
+    if "training" in kinds:
+        found = {rank: w for rank, w in found.items() if w.kind == "training"}
+    warmup = max((count_warmup(w.lengths) for w in found.values()), default=0)
+    return FoundSteps(found, warmup, chosen)
+
+
+def _of_rank(
+    trace: Trace, gpus: list[GpuOperations], marks: list[Marks], calls: HostCalls | None
+) -> StepWindows | None:
+    """The steps of the rank's GPU that shows them best."""
+    if calls is not None:
+        for mark in marks:
+            projected = [w for gpu in gpus if (w := project(mark, gpu, calls)) is not None]
+            if projected:
+                return projected[0]
+    inferred = [w for gpu in gpus if (w := infer_training(trace, gpu)) is not None]
+    if inferred:
+        return max(inferred, key=lambda windows: windows.confidence)
+    busiest = max(gpus, key=len)
+    return infer_iterations(busiest)
+
+
+def find_input_copies(trace: Trace, operations: GpuOperations) -> Rows:
+    """Rows of the copies that bring batches to this GPU; none where none can be told."""
+    bursts = find_bursts(trace, operations)
+    if bursts is not None and len(bursts) > 1:
+        copies = inputs_of_steps(operations, bursts)
+        if len(copies):
+            return copies
+    return inputs_alone(operations)[0]

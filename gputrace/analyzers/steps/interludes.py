@@ -1,0 +1,97 @@
+"""Validation and checkpoints: what runs between two steps and is part of neither."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from gputrace.analyzers.classes import OperationClass, distinct_ids
+from gputrace.analyzers.intervals import Times
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.steps.anchors import Rows
+from gputrace.analyzers.steps.windows import Interlude, StepWindows
+from gputrace.traces.events import Kind
+from gputrace.traces.trace import Trace, Window
+
+_FOREIGN_PART: Final = 0.05
+"""More operations than this part of a step, between a step's end and the next one's start,"""
+_LONG_PART: Final = 0.5
+"""or any that last longer than this part of a step, belong to neither."""
+_WRITES: Final = re.compile(r"_*(f?write|pwrite|writev|pwritev|fsync|fdatasync|fflush|sync_file)")
+_SAVING_COPIES: Final = 3
+"""More copies to the host than this, before anything is computed, save a checkpoint."""
+
+
+def part_interludes(
+    operations: GpuOperations, first: Rows, last: Rows, starts: Times, ends: Times
+) -> tuple[Times, tuple[Interlude, ...]]:
+    """The end of each step, where the next starts unless something foreign lies between them.
+
+    Args:
+        operations: of the rank's main GPU.
+        first, last: first and last own operation of each step.
+        starts, ends: moments of each window's start and of the last own operation's end.
+    """
+    if len(starts) < 2:
+        return ends, ()
+    between = first[1:] - last[:-1] - 1
+    size, length = np.median(last - first + 1), np.median(np.diff(starts))
+    many = between > np.median(between) + max(3.0, _FOREIGN_PART * float(size))
+    long = starts[1:] - ends[:-1] > _LONG_PART * length
+    to_host = np.cumsum(np.append(0, operations.events.kind == Kind.COPY_D2H))
+    saved = to_host[first[1:]] - to_host[last[:-1] + 1] > _SAVING_COPIES
+    foreign = (many | long | saved) & (starts[1:] > ends[:-1])
+    found: list[Interlude] = []
+    for step in np.flatnonzero(foreign).tolist():
+        rows = slice(int(last[step]) + 1, int(first[step + 1]))
+        found += _split(operations, step, rows, int(ends[step]), int(starts[step + 1]))
+    return np.append(np.where(foreign, ends[:-1], starts[1:]), ends[-1]), tuple(found)
+
+
+def until_written(trace: Trace, windows: StepWindows, process: int) -> StepWindows:
+    """Checkpoints with the time that the host then takes to write the file.
+
+    The GPU shows only the copies; that they are being written, the C library's calls show.
+    """
+    saved = [i for i in windows.interludes if i.phase == "checkpoint"]
+    if not saved or Kind.OS_RUNTIME not in trace.kinds:
+        return windows
+    span = Window(min(i.start for i in saved), int(windows.end[max(i.after for i in saved) + 1]))
+    events = trace.events([Kind.OS_RUNTIME], ("start", "end", "name", "process"), span)
+    names = trace.names(distinct_ids(events.name))
+    writes = [id for id, text in names.items() if _WRITES.match(text)]
+    events = events.select(np.isin(events.name, writes) & (events.process == process))
+    starts, interludes = windows.start.copy(), list(windows.interludes)
+    for index, checkpoint in enumerate(interludes):
+        following = checkpoint.after + 1
+        if checkpoint.phase != "checkpoint" or checkpoint.end != starts[following]:
+            continue
+        until = int(windows.busy_from[following])
+        late = events.end[(events.start >= checkpoint.start) & (events.end <= until)]
+        starts[following] = max(checkpoint.end, int(late.max(initial=checkpoint.end)))
+        interludes[index] = replace(checkpoint, end=int(starts[following]))
+    return replace(windows, start=starts, interludes=tuple(interludes))
+
+
+def _split(
+    operations: GpuOperations, step: int, rows: slice, start: int, end: int
+) -> Iterator[Interlude]:
+    """A checkpoint, which copies to the host before it computes, then a validation."""
+    kinds = operations.events.kind[rows]
+    computing = np.flatnonzero(operations.classes[rows] == OperationClass.COMPUTE)
+    first = int(computing[0]) if len(computing) else len(kinds)
+    saved = np.flatnonzero(kinds[:first] == Kind.COPY_D2H)
+    if len(saved) > _SAVING_COPIES:
+        until = int(operations.reach[rows][saved[-1]]) if len(computing) else end
+        yield Interlude("checkpoint", start, until, step, f"{len(saved)} copies to the host")
+        start = until
+    if len(computing):
+        told = f"{len(computing)} kernels and no optimizer"
+    else:
+        told = f"waits for other ranks in {len(kinds) - len(saved)} operations"
+    if end > start:
+        yield Interlude("validation", start, end, step, told)

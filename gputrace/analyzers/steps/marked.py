@@ -1,0 +1,127 @@
+"""Steps that the trace itself names: recorded markers, profiler steps, NVTX ranges."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.classes import distinct_ids
+from gputrace.analyzers.host import NOBODY, HostCalls
+from gputrace.analyzers.intervals import Times
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.steps.anchors import Rows
+from gputrace.analyzers.steps.inferred import window_starts
+from gputrace.analyzers.steps.interludes import part_interludes
+from gputrace.analyzers.steps.windows import StepWindows
+from gputrace.traces.events import Kind
+from gputrace.traces.trace import Trace
+
+_LEAST_STEPS: Final = 3
+_LEAST_COVERED: Final = 0.5
+"""Part of a GPU's operations that must be issued inside the ranges."""
+
+_STEP: Final = re.compile(r"(?<![a-z])(step|iter(ation)?|batch|train(ing)?)(?![a-z])", re.I)
+_NOT_STEP: Final = re.compile(
+    r"optim|forward|backward|eval|valid|(?<![a-z])(val|test|load|data|epoch)(?![a-z])", re.I
+)
+_PROFILER: Final = re.compile(r"ProfilerStep#?\d*")
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Ranges of one name on one thread, one a step, in order and disjoint, in host time."""
+
+    process: int
+    name: str
+    source: str
+    start: Times
+    end: Times
+
+
+def read_marks(trace: Trace) -> list[Marks]:
+    """All families of ranges that may be steps: markers first, then NVTX ranges named so."""
+    found = []
+    for kind in (Kind.STEP, Kind.RANGE):
+        if kind in trace.kinds:
+            found += list(_families(trace, kind))
+    return found
+
+
+def _families(trace: Trace, kind: Kind) -> Iterator[Marks]:
+    events = trace.events([kind], ("start", "end", "name", "process", "thread"))
+    text = trace.names(distinct_ids(events.name)) if len(events) else {}
+    families: dict[str, list[int]] = {}
+    for id, name in text.items():
+        if kind == Kind.STEP or (_STEP.search(name) and not _NOT_STEP.search(name)):
+            families.setdefault(re.sub(r"\d+", "#", name), []).append(id)
+    for family, ids in families.items():
+        rows = np.flatnonzero(np.isin(events.name, ids))
+        threads = events.process[rows].astype(np.int64) << 32 | events.thread[rows]
+        for thread in np.unique(threads):
+            own = rows[threads == thread]
+            own = own[np.argsort(events.start[own], kind="stable")]
+            start, end = events.start[own], events.end[own]
+            if len(own) >= _LEAST_STEPS and bool((start[1:] >= end[:-1]).all()):
+                yield Marks(int(events.process[own[0]]), family, _source(kind, family), start, end)
+
+
+def _source(kind: Kind, family: str) -> str:
+    if _PROFILER.match(family):
+        return "profiler"
+    return "markers" if kind == Kind.STEP else "nvtx"
+
+
+def project(marks: Marks, operations: GpuOperations, calls: HostCalls) -> StepWindows | None:
+    """The ranges in the GPU's time, through the operations issued inside them.
+
+    None where too little of the GPU's work is issued in them to be the training loop.
+    """
+    issued_by = calls.issued_by(operations.events)
+    mine = operations.events.process == marks.process
+    rows = np.flatnonzero((issued_by != NOBODY) & mine)
+    issued = calls.start[issued_by[rows]]
+    step = np.searchsorted(marks.start, issued, "right") - 1
+    inside = (step >= 0) & (issued < marks.end[np.maximum(step, 0)])
+    if not len(rows) or np.mean(inside) < _LEAST_COVERED:
+        return None
+    first, last = _extent(rows[inside], step[inside], len(marks.start))
+    if (first > last).any():
+        return None
+    first = _with_early_copies(operations, first, last)
+    starts, ends = window_starts(operations, first), operations.reach[last]
+    ends, interludes = part_interludes(operations, first, last, starts, ends)
+    reason = f"ranges named {marks.name!r}"
+    confidence = 0.9 if marks.source == "nvtx" else 1.0
+    return StepWindows(
+        rank=operations.gpu.rank,
+        start=starts,
+        end=ends,
+        busy_from=operations.start[first],
+        source=marks.source,
+        kind="training",
+        confidence=confidence,
+        reason=reason,
+        interludes=interludes,
+    )
+
+
+def _extent(rows: Rows, step: NDArray[np.intp], steps: int) -> tuple[Rows, Rows]:
+    """First and last row of each step; first above last where a step has none."""
+    first = np.full(steps, np.iinfo(np.intp).max)
+    last = np.full(steps, -1)
+    np.minimum.at(first, step, rows)
+    np.maximum.at(last, step, rows)
+    return first, last
+
+
+def _with_early_copies(operations: GpuOperations, first: Rows, last: Rows) -> Rows:
+    """Input copies issued between two ranges belong to the step that they feed."""
+    copies = np.flatnonzero(operations.events.kind == Kind.COPY_H2D)
+    place = np.searchsorted(copies, np.concatenate([[-1], last[:-1]]), "right")
+    early = np.append(copies, len(operations))[place]
+    return np.minimum(first, early)
