@@ -62,6 +62,7 @@ class OpenTrace:
     def analyze(
         self,
         *,
+        steps: str | tuple[int, int] | None = None,
         time: str | tuple[int, int] | None = None,
         gaps: int = 50,
         progress: Progress | None = None,
@@ -69,13 +70,15 @@ class OpenTrace:
         """Where the time went.
 
         Args:
+            steps: the steps to measure, as ``"8:25"`` or as two numbers, counted from 0, the end
+                not included; the steady ones if not given.
             time: a window of the trace, as ``"12s:14s"`` or as two nanosecond counts.
             gaps: how many of the largest gaps to list.
             progress: called with rows read so far and in all.
 
         Raises InputError where the file is broken, UsageError for a window with nothing in it.
         """
-        options = Options(window=_window(time), gaps=gaps)
+        options = Options(_window(time), _steps(steps), gaps)
         result = analyze(self._trace, options, progress)
         return Report(**{field.name: getattr(result, field.name) for field in fields(Analysis)})
 
@@ -98,6 +101,16 @@ class OpenTrace:
 def open(path: str | PathLike[str]) -> OpenTrace:
     """Opens a trace of any recorder; raises InputError where the file cannot be read as one."""
     return OpenTrace(path)
+
+
+def _steps(steps: str | tuple[int, int] | None) -> tuple[int, int] | None:
+    if steps is None or isinstance(steps, tuple):
+        return steps
+    first, colon, end = (part.strip() for part in steps.partition(":"))
+    digits = all(part.isdecimal() or not part for part in (first, end))
+    if not colon or not digits or int(first or 0) >= int(end or 1 << 62):
+        raise UsageError(f"{steps!r} does not name steps; write FIRST:END, as 8:25")
+    return int(first or 0), int(end or 1 << 62)
 
 
 def _window(time: str | tuple[int, int] | None) -> Window | None:

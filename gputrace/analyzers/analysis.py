@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gputrace.analyzers.findings import find
-from gputrace.analyzers.gaps import find_gaps
-from gputrace.analyzers.partition import Timeline, build_timelines, read_operations
-from gputrace.analyzers.results import (
-    SCHEMA_VERSION,
-    Analysis,
-    Breakdown,
-    GpuTotals,
-    Steps,
+from gputrace.analyzers.breakdown import (
+    Lane,
+    break_down,
+    list_phases,
+    list_steps,
+    measured,
+    summarize,
 )
+from gputrace.analyzers.causes import (
+    HostEvidence,
+    find_causes,
+    read_evidence,
+    waits_for_data,
+    without_calls,
+)
+from gputrace.analyzers.findings import Facts, find
+from gputrace.analyzers.gaps import find_gaps
+from gputrace.analyzers.host import HostCalls, read_calls
+from gputrace.analyzers.intervals import EMPTY, Intervals
+from gputrace.analyzers.operations import GpuOperations, read_operations
+from gputrace.analyzers.partition import Timeline, build_timeline
+from gputrace.analyzers.results import SCHEMA_VERSION, Analysis, GpuTotals
+from gputrace.analyzers.steps import FoundSteps, find_input_copies, find_steps
 from gputrace.errors import InputError, UsageError
 from gputrace.traces.trace import Progress, Trace, Window
 
@@ -24,6 +38,8 @@ class Options:
 
     window: Window | None = None
     """Nanoseconds from the trace's origin; None for all of it."""
+    steps: tuple[int, int] | None = None
+    """The steps to measure, counted from 0, the end not included; None for the steady ones."""
     gaps: int = 50
     """How many of the largest gaps to list."""
 
@@ -33,35 +49,88 @@ def analyze(
 ) -> Analysis:
     """Reads what it needs and says where the time went.
 
-    Raises InputError where no GPU operation can be used, UsageError where none lies in the window.
+    Raises InputError where no GPU operation can be used, UsageError where none lies in the window
+    or none of the steps asked for is there.
     """
     options = options or Options()
     operations = read_operations(trace, progress)
-    if not len(operations):
+    if not operations:
         raise InputError(trace.path, "no GPU operation in it has usable times; record it again")
-    timelines = build_timelines(trace, operations, _absolute(trace, options.window))
-    if not timelines:
-        raise UsageError(_outside(trace, operations.start.min(), operations.end.max()))
-    gpus = tuple(_totals(timeline) for timeline in timelines)
-    breakdown = tuple(_whole_span(total) for total in gpus)
-    start = min(timeline.window.start for timeline in timelines)
-    end = max(timeline.window.end for timeline in timelines)
+    window = _absolute(trace, options.window)
+    lanes, calls, found = _lanes(trace, operations, window, options, progress)
+    if not lanes:
+        raise UsageError(_outside(trace, operations))
+    steps = list_steps(lanes, found, window)
+    chosen = measured(steps, found)
+    if options.steps is not None and not chosen:
+        raise UsageError(_no_such_steps(trace, options.steps, found))
+    facts = Facts(trace, operations, calls, lanes, found, steps, chosen, break_down(lanes, chosen))
     return Analysis(
         schema_version=SCHEMA_VERSION,
         source=trace.source,
         path=str(trace.path),
         origin_ns=trace.origin,
-        span_ns=end - start,
-        gpus=gpus,
-        steps=Steps("none", "none", 0.0, 0, 0, 0, None, None, None, "steps are not looked for"),
-        step_list=(),
-        phases=(),
-        breakdown=breakdown,
-        gaps=find_gaps(timelines, options.gaps),
-        findings=find(breakdown),
+        span_ns=_span(lanes),
+        gpus=tuple(_totals(lane.timeline) for lane in lanes),
+        steps=summarize(found, chosen),
+        step_list=steps,
+        phases=list_phases(lanes, found),
+        breakdown=facts.breakdown,
+        gaps=find_gaps(trace, lanes, calls, found, chosen, options.gaps),
+        findings=find(facts),
         dropped_rows=dict(trace.quality.dropped),
         warnings=tuple(trace.quality.warnings),
     )
+
+
+def _lanes(
+    trace: Trace,
+    operations: Sequence[GpuOperations],
+    window: Window | None,
+    options: Options,
+    progress: Progress | None,
+) -> tuple[list[Lane], HostCalls | None, FoundSteps]:
+    """Timelines and causes of all GPUs with anything in the window, and everyone's steps."""
+    calls = read_calls(trace, progress)
+    found = find_steps(trace, operations, calls, options.steps)
+    evidence = read_evidence(trace) if calls is not None else HostEvidence({}, {})
+    waits = _waits(trace, operations, calls) if calls is not None else {}
+    lanes = []
+    for own in operations:
+        timeline = build_timeline(own, window)
+        if window is not None and timeline.window.start >= timeline.window.end:
+            continue
+        gaps = build_timeline(own).gaps if window is not None else timeline.gaps
+        if calls is None:
+            lanes.append(Lane(timeline, without_calls(gaps), None))
+            continue
+        mine = waits[own.gpu.process]
+        causes = find_causes(own, gaps, calls, evidence, mine)
+        lanes.append(Lane(timeline, causes, _host_data(mine, evidence, own.gpu.process)))
+    return lanes, calls, found
+
+
+def _waits(
+    trace: Trace, operations: Sequence[GpuOperations], calls: HostCalls
+) -> dict[int, dict[int, Intervals]]:
+    """For each process, when its threads were on their way to an input copy."""
+    copies: dict[int, list[GpuOperations]] = {}
+    for own in operations:
+        copies.setdefault(own.gpu.process, []).append(own)
+    return {
+        process: waits_for_data(
+            calls, [own.events.select(find_input_copies(trace, own)) for own in gpus]
+        )
+        for process, gpus in copies.items()
+    }
+
+
+def _host_data(
+    waits: dict[int, Intervals], evidence: HostEvidence, process: int
+) -> Intervals | None:
+    """The feeding thread's time in the data loader; of several threads, the busiest one's."""
+    known = [*waits.values(), *(i for pair, i in evidence.data.items() if pair[0] == process)]
+    return max(known, key=lambda intervals: intervals.total, default=EMPTY) if known else None
 
 
 def _absolute(trace: Trace, window: Window | None) -> Window | None:
@@ -70,9 +139,24 @@ def _absolute(trace: Trace, window: Window | None) -> Window | None:
     return Window(window.start + trace.origin, window.end + trace.origin)
 
 
-def _outside(trace: Trace, start: int, end: int) -> str:
-    first, last = (start - trace.origin) / 1e9, (end - trace.origin) / 1e9
-    return f"{trace.path}: no GPU activity in that window; it runs from {first:.3f}s to {last:.3f}s"
+def _span(lanes: Sequence[Lane]) -> int:
+    windows = [lane.timeline.window for lane in lanes]
+    return max(window.end for window in windows) - min(window.start for window in windows)
+
+
+def _outside(trace: Trace, operations: Sequence[GpuOperations]) -> str:
+    first = min(int(own.start[0]) for own in operations) - trace.origin
+    last = max(int(own.reach[-1]) for own in operations) - trace.origin
+    return (
+        f"{trace.path}: no GPU activity in that window; "
+        f"it runs from {first / 1e9:.3f}s to {last / 1e9:.3f}s"
+    )
+
+
+def _no_such_steps(trace: Trace, steps: tuple[int, int], found: FoundSteps) -> str:
+    count = max((len(windows) for windows in found.by_rank.values()), default=0)
+    have = f"it has steps 0 to {count - 1}" if count else "no steps were found in it"
+    return f"{trace.path}: no steps {steps[0]}:{steps[1]}; {have}"
 
 
 def _totals(timeline: Timeline) -> GpuTotals:
@@ -89,29 +173,4 @@ def _totals(timeline: Timeline) -> GpuTotals:
         start_ns=timeline.window.start,
         span_ns=timeline.window.end - timeline.window.start,
         **{f"{name}_ns": value for name, value in shares._asdict().items()},
-    )
-
-
-def _whole_span(total: GpuTotals) -> Breakdown:
-    """The breakdown where there are no steps; the causes of idle time are not looked for."""
-    return Breakdown(
-        gpu=total.gpu,
-        gpu_known=total.gpu_known,
-        device=total.device,
-        rank=total.rank,
-        steps=0,
-        total_ns=total.span_ns,
-        compute_ns=total.compute_ns,
-        communication_ns=total.communication_ns,
-        communication_wait_ns=None,
-        h2d_ns=total.h2d_ns,
-        other_copy_ns=total.other_copy_ns,
-        memset_ns=total.memset_ns,
-        recorder_ns=0,
-        data_feeding_ns=0,
-        sync_ns=0,
-        alloc_ns=0,
-        launch_ns=0,
-        other_idle_ns=total.idle_ns,
-        host_data_ns=None,
     )

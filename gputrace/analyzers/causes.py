@@ -48,8 +48,15 @@ class Causes:
 
     of: Mapping[str, Intervals]
     """By each of `IDLE_CAUSES`."""
+    ends: Times
+    """When each gap of the GPU ends, in order."""
     feeder: NDArray[np.int32]
-    """For each gap of the GPU, the thread that fed it, numbered as in `HostCalls`."""
+    """The thread that fed the GPU at the end of each, numbered as in `HostCalls`."""
+
+    def feeder_of(self, end: int) -> int:
+        """The feeding thread of the gap that ends at a moment, or `NOBODY`."""
+        place = int(np.searchsorted(self.ends, end))
+        return int(self.feeder[place]) if place < len(self.feeder) else NOBODY
 
     def within(self, starts: ArrayLike, ends: ArrayLike) -> NDArray[np.int64]:
         """Nanoseconds of windows by cause: shape (windows, causes), in the order of causes."""
@@ -86,7 +93,7 @@ def _by_thread(events: Events) -> dict[tuple[int, int], Intervals]:
 def without_calls(gaps: Intervals) -> Causes:
     """The causes where no CUDA calls were recorded: nothing can be proven."""
     of = dict.fromkeys(IDLE_CAUSES, EMPTY) | {"other_idle": gaps}
-    return Causes(of, np.full(len(gaps), NOBODY, np.int32))
+    return Causes(of, gaps.end, np.full(len(gaps), NOBODY, np.int32))
 
 
 def find_causes(
@@ -124,7 +131,7 @@ def find_causes(
     late = known & (issued > gaps.start)
     proofs["launch"].append(Intervals(gaps.start[late], gaps.end[late]))
     proofs["other_idle"].append(gaps)
-    return Causes(_first_proven(proofs), feeder)
+    return Causes(_first_proven(proofs), gaps.end, feeder)
 
 
 def _until(gaps: Intervals, moments: Times) -> Intervals:

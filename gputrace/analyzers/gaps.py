@@ -1,28 +1,113 @@
-"""The gaps: stretches in which a GPU runs nothing, largest first."""
+"""The gaps: stretches in which a GPU runs nothing, largest first, each with its cause."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gputrace.analyzers.partition import Timeline
-from gputrace.analyzers.results import IDLE_CAUSES, Gap, Gaps
+from gputrace.analyzers.breakdown import Lane
+from gputrace.analyzers.host import NOBODY, HostCalls
+from gputrace.analyzers.intervals import Intervals, Times, union
+from gputrace.analyzers.results import IDLE_CAUSES, Gap, Gaps, Step
+from gputrace.analyzers.steps import FoundSteps
+from gputrace.traces.trace import Trace
+from gputrace.units import format_ns
+
+_MOST_CALLS_TOLD: Final = 2
+_WORTH_TELLING: Final = 0.05
+"""Part of a gap that a call must fill to be named."""
 
 
-def find_gaps(timelines: Sequence[Timeline], most: int) -> Gaps:
-    """All gaps counted, and the ``most`` largest listed."""
-    idle = [timeline.gaps for timeline in timelines]
-    total = sum(gaps.total for gaps in idle)
+def find_gaps(
+    trace: Trace,
+    lanes: Sequence[Lane],
+    calls: HostCalls | None,
+    found: FoundSteps,
+    measured: Sequence[Step],
+    most: int,
+) -> Gaps:
+    """All gaps counted, and the ``most`` largest listed with their evidence."""
+    idle = [lane.timeline.gaps for lane in lanes]
     starts = np.concatenate([gaps.start for gaps in idle] or [np.empty(0, np.int64)])
     ends = np.concatenate([gaps.end for gaps in idle] or [np.empty(0, np.int64)])
     owner = np.repeat(np.arange(len(idle)), [len(gaps) for gaps in idle])
-    order = np.lexsort((owner, starts, starts - ends))[: max(most, 0)]
-    largest = tuple(_gap(timelines[owner[row]], int(starts[row]), int(ends[row])) for row in order)
-    by_cause = dict.fromkeys(IDLE_CAUSES, 0) | {"other_idle": total}
-    return Gaps(len(starts), total, by_cause, largest)
+    order = np.lexsort((owner, starts, starts - ends))
+    in_steps = order[_inside(lanes, measured, starts, ends, owner)[order]]
+    largest, largest_in_steps = (
+        tuple(
+            _gap(trace, lanes[owner[row]], calls, found, int(starts[row]), int(ends[row]))
+            for row in rows[: max(most, 0)]
+        )
+        for rows in (order, in_steps)
+    )
+    by_cause = {
+        cause: sum(int(lane.causes.of[cause].clip(*lane.timeline.window).total) for lane in lanes)
+        for cause in IDLE_CAUSES
+    }
+    total = sum(gaps.total for gaps in idle)
+    return Gaps(len(starts), total, by_cause, largest, largest_in_steps)
 
 
-def _gap(timeline: Timeline, start: int, end: int) -> Gap:
-    gpu = timeline.gpu
-    return Gap(gpu.gpu, gpu.rank, None, start, end, "other_idle", "")
+def _inside(
+    lanes: Sequence[Lane],
+    measured: Sequence[Step],
+    starts: Times,
+    ends: Times,
+    owner: NDArray[np.intp],
+) -> NDArray[np.bool_]:
+    """Whether the middle of each gap lies in a measured step of its GPU."""
+    inside = np.zeros(len(starts), bool)
+    for index, lane in enumerate(lanes):
+        own = [s for s in measured if (s.gpu, s.rank) == (lane.gpu.gpu, lane.gpu.rank)]
+        windows = union([s.start_ns for s in own], [s.end_ns for s in own])
+        mine = owner == index
+        inside[mine] = windows.contains((starts[mine] + ends[mine]) // 2)
+    return inside
+
+
+def _gap(
+    trace: Trace, lane: Lane, calls: HostCalls | None, found: FoundSteps, start: int, end: int
+) -> Gap:
+    shares = lane.causes.within([start], [end])[0]
+    feeder = lane.causes.feeder_of(end)
+    told = "" if calls is None else _evidence(trace, calls, feeder, start, end)
+    cause = IDLE_CAUSES[int(np.argmax(shares))]
+    return Gap(
+        lane.gpu.gpu, lane.gpu.rank, _step_at(lane, found, start, end), start, end, cause, told
+    )
+
+
+def _step_at(lane: Lane, found: FoundSteps, start: int, end: int) -> int | None:
+    """The step that the middle of the gap lies in."""
+    windows = found.by_rank.get(lane.gpu.rank)
+    if windows is None:
+        return None
+    middle = (start + end) // 2
+    number = int(np.searchsorted(windows.start, middle, "right")) - 1
+    return number if number >= 0 and middle < windows.end[number] else None
+
+
+def _evidence(trace: Trace, calls: HostCalls, feeder: int, start: int, end: int) -> str:
+    """What the feeding thread's own rows say about the time of the gap."""
+    if feeder == NOBODY:
+        return "no row tells which thread issued the operation that ends it"
+    rows = calls.overlapping(feeder, start, end)
+    inside = Intervals(np.array([start]), np.array([end]))
+    spent: dict[int, int] = {}
+    for row in rows.tolist():
+        length = min(int(calls.end[row]), end) - max(int(calls.start[row]), start)
+        spent[int(calls.name[row])] = spent.get(int(calls.name[row]), 0) + length
+    worth = _WORTH_TELLING * inside.total
+    named = sorted((name for name in spent if spent[name] >= worth), key=lambda n: -spent[n])
+    text = trace.names(named[:_MOST_CALLS_TOLD])
+    parts = [
+        f"{text[name].partition('_v')[0]} {format_ns(spent[name])}"
+        for name in named[:_MOST_CALLS_TOLD]
+    ]
+    outside = end - start - calls.of_thread(feeder).clip(start, end).total
+    if outside >= worth:
+        parts.append(f"no CUDA call for {format_ns(outside)}")
+    return f"thread {calls.threads[feeder][1]}: " + ", ".join(parts)

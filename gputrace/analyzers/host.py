@@ -29,10 +29,20 @@ class Call(IntEnum):
 
 
 _PATTERNS: Final = (
-    (Call.SYNC, re.compile(r"^(cuda|cu)\w*Synchronize")),
-    (Call.ALLOC, re.compile(r"^(cuda(Malloc|Free|HostAlloc|Host(Unr|R)egister)|cuMem(Alloc|Free|Create|Map|Unmap|Release|SetAccess|Host(Alloc|Register|Unregister)))")),
-    (Call.ISSUE, re.compile(r"^(cudaLaunch|cuLaunch|cudaGraphLaunch|cuGraphLaunch|cudaMemcpy|cuMemcpy|cudaMemset|cuMemset|cudaMemPrefetch|cuMemPrefetch)")),
-)  # fmt: skip
+    (Call.SYNC, re.compile(r"(cuda|cu)\w*Synchronize")),
+    (
+        Call.ALLOC,
+        re.compile(
+            r"cuda(Malloc|Free|HostAlloc|HostRegister|HostUnregister)"
+            r"|cuMem(Alloc|Free|Create|Map|Unmap|Release|SetAccess)"
+            r"|cuMemHost(Alloc|Register|Unregister)"
+        ),
+    ),
+    (
+        Call.ISSUE,
+        re.compile(r"(cuda|cu)(Launch|GraphLaunch|Memcpy|Memset|MemPrefetch)"),
+    ),
+)
 
 NOBODY: Final = -1
 """Index of the thread or call that is not known."""
@@ -49,6 +59,7 @@ class HostCalls:
 
     start: Times
     end: Times
+    name: NDArray[np.int32]
     sort: NDArray[np.int8]
     """A `Call`."""
     thread: NDArray[np.int32]
@@ -79,6 +90,12 @@ class HostCalls:
             start, end = start[keep], end[keep]
         return union(start, end, is_sorted=True)
 
+    def overlapping(self, thread: int, start: int, end: int) -> NDArray[np.intp]:
+        """Calls of a thread that touch a stretch of time; calls of a thread may nest."""
+        first, stop = int(self.first[thread]), int(self.first[thread + 1])
+        until = first + int(np.searchsorted(self.start[first:stop], end))
+        return np.flatnonzero(self.end[first:until] > start) + first
+
     def thread_index(self, process: int, thread: int) -> int:
         """The number of a thread, `NOBODY` for one that made no call."""
         pair = (process, thread)
@@ -101,6 +118,7 @@ def read_calls(trace: Trace, progress: Progress | None = None) -> HostCalls | No
     return HostCalls(
         start=events.start,
         end=events.end,
+        name=events.name,
         sort=_sorts(trace, events.name),
         thread=(np.cumsum(new) - 1).astype(np.int32),
         threads=tuple((int(events.process[i]), int(events.thread[i])) for i in first),

@@ -20,6 +20,7 @@ from gputrace.analyzers.operations import GpuOperations
 from gputrace.traces.events import COPY_KINDS, Kind
 from gputrace.traces.trace import Window
 
+
 class Shares(NamedTuple):
     """Nanoseconds of one window by class; they sum to its length."""
 

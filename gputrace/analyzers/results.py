@@ -169,6 +169,8 @@ class Gaps:
     by_cause: Mapping[str, int]
     """Nanoseconds by cause; they sum to ``total_ns``."""
     largest: tuple[Gap, ...]
+    largest_in_steps: tuple[Gap, ...]
+    """The largest of those that lie in the measured steps."""
 
 
 @dataclass(frozen=True, slots=True)

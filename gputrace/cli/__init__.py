@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from importlib import import_module
@@ -28,6 +29,17 @@ class _Commands(click.Group):
         command: click.Command = import_module(f"gputrace.cli.{cmd_name}").command
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Keeps click from ending with 1, which means something else, when a reader goes away."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise _ReaderGone from None
+
+
+class _ReaderGone(Exception):
+    """The reader of our output has had enough."""
+
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="gputrace")
@@ -42,6 +54,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def run(arguments: list[str] | None = None) -> int:
     """As `main`, but gives the exit code back."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         result: Any = cli.main(arguments, prog_name="gputrace", standalone_mode=False)
         sys.stdout.flush()
@@ -53,15 +67,22 @@ def run(arguments: list[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted", ExitCode.INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of a pipe has had enough; keep Python from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (_ReaderGone, BrokenPipeError):
+        _drop_output()
         return ExitCode.DONE
+    except OSError as error:
+        _drop_output()
+        return _fail(f"{error.filename or 'the output'}: {error.strerror}", ExitCode.MISSING_HERE)
     except MemoryError:
         return _fail(
             "not enough memory for this trace; look at a part of it (--time)",
             ExitCode.MISSING_HERE,
         )
+
+
+def _drop_output() -> None:
+    """Keeps Python from trying again, and complaining, at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: ExitCode) -> int:

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 @click.command("analyze")
 @click.argument("trace", type=click.Path(path_type=Path))
 @options.output_format
+@options.steps
 @options.window
 @options.most_gaps
-def command(trace: Path, form: str, time: str | None, gaps: int) -> None:
+def command(trace: Path, form: str, steps: str | None, time: str | None, gaps: int) -> None:
     """Says where the time of TRACE went, and what to change.
 
     TRACE is an nsys SQLite export, or a report (.nsys-rep, .qdrep) where nsys is installed.
@@ -27,7 +28,7 @@ def command(trace: Path, form: str, time: str | None, gaps: int) -> None:
     import gputrace
 
     with gputrace.open(trace) as opened, progress_bar(f"reading {trace.name}") as progress:
-        report = opened.analyze(time=time, gaps=gaps, progress=progress)
+        report = opened.analyze(steps=steps, time=time, gaps=gaps, progress=progress)
     show(report, form)
 
 

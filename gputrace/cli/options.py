@@ -38,6 +38,15 @@ def window(function: _F) -> _F:
     )(function)
 
 
+def steps(function: _F) -> _F:
+    """``--steps A:B``; arrives as ``steps``, the text as typed."""
+    return click.option(
+        "--steps",
+        metavar="A:B",
+        help="Measure these steps, counted from 0, B not included, instead of the steady ones.",
+    )(function)
+
+
 def most_gaps(function: _F) -> _F:
     """``--gaps N``; arrives as ``gaps``."""
     return click.option(

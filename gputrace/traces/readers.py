@@ -53,7 +53,11 @@ def _open_nsys(candidate: Candidate) -> Trace:
 
 
 def _open_report(candidate: Candidate) -> Trace:
-    return _open_nsys(Candidate(export_report(candidate.path)))
+    exported = export_report(candidate.path)
+    database = Candidate(exported).database
+    if database is None:
+        raise InputError(candidate.path, f"its export is broken; delete {exported} and try again")
+    return NsysTrace(candidate.path, database)
 
 
 READERS: Final = (

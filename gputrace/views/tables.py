@@ -20,23 +20,23 @@ CLASS_NAMES: Final = {
     "sync": "idle: sync",
     "alloc": "idle: allocation",
     "launch": "idle: launch",
-    "other_idle": "idle",
+    "other_idle": "idle: unexplained",
 }
 """What people call the classes, in the order of the partition."""
 
-_SHORT_NAMES: Final = {
-    "compute": "compute",
-    "communication": "comm",
-    "h2d": "h2d",
-    "other_copy": "copies",
-    "memset": "memset",
-    "recorder": "recorder",
-    "data_feeding": "data",
-    "sync": "sync",
-    "alloc": "alloc",
-    "launch": "launch",
-    "other_idle": "idle",
+_COLUMNS: Final = {
+    "compute": ("compute",),
+    "comm": ("communication",),
+    "h2d": ("h2d",),
+    "other": ("other_copy", "memset"),
+    "rec.": ("recorder",),
+    "data": ("data_feeding",),
+    "sync": ("sync",),
+    "alloc": ("alloc",),
+    "launch": ("launch",),
+    "idle": ("other_idle",),
 }
+"""Columns of the table for many GPUs, and the classes that each adds up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +57,22 @@ def verdict(analysis: Analysis) -> str:
 
 
 def gpu_label(row: Breakdown | Gap, analysis: Analysis) -> str:
-    """``gpu 3``, with the rank where there are several, ``device 3`` for an unknown card."""
+    """``gpu 3``; ``device 3`` for an unknown card; with the rank where that is another number."""
     known = {(total.gpu, total.rank): total.gpu_known for total in analysis.gpus}
     word = "gpu" if known.get((row.gpu, row.rank), True) else "device"
-    several = len({total.rank for total in analysis.gpus}) > 1
-    return f"{word} {row.gpu}" + (f" rank {row.rank}" if several else "")
+    ranks = {total.rank for total in analysis.gpus}
+    told = all(total.gpu == total.rank for total in analysis.gpus)
+    return f"{word} {row.gpu}" + (f" rank {row.rank}" if len(ranks) > 1 and not told else "")
 
 
 def classes_table(analysis: Analysis) -> Table:
     """Classes down, GPUs across: time and share of each; for a few GPUs."""
     rows = analysis.breakdown
-    names = _present(rows)
     body = [
-        (label, *(cell for row in rows for cell in _cells(row.of(name), row.total_ns)))
-        for name, label in names.items()
+        (label, *(cell for row in rows for cell in _cells(row, name)))
+        for name, label in _present(rows).items()
     ]
-    body.append(("total", *(cell for row in rows for cell in (format_ns(row.total_ns), ""))))
+    body.append(("total", *(cell for row in rows for cell in (format_ns(_mean(row)), ""))))
     header = ("", *(cell for row in rows for cell in (gpu_label(row, analysis), "")))
     return Table(_title(analysis), header, tuple(body))
 
@@ -80,23 +80,31 @@ def classes_table(analysis: Analysis) -> Table:
 def gpus_table(analysis: Analysis) -> Table:
     """GPUs down, classes across, shares only; for many GPUs."""
     rows = analysis.breakdown
-    names = _present(rows)
+    columns = {
+        title: names
+        for title, names in _COLUMNS.items()
+        if title in ("compute", "idle") or any(row.of(name) for row in rows for name in names)
+    }
     body = tuple(
         (
             gpu_label(row, analysis),
-            format_ns(row.total_ns),
-            *(format_share(row.of(name), row.total_ns) for name in names),
+            format_ns(_mean(row)),
+            *(
+                format_share(sum(row.of(name) for name in names), row.total_ns)
+                for names in columns.values()
+            ),
         )
         for row in rows
     )
-    header = ("", "total", *(_SHORT_NAMES[name] for name in names))
-    return Table(_title(analysis), header, body)
+    time = "a step" if analysis.breakdown[0].steps else "span"
+    return Table(_title(analysis), ("", time, *columns), body)
 
 
 def gaps_table(analysis: Analysis, most: int) -> Table:
-    """The largest gaps."""
+    """The largest gaps, of the measured steps where there are steps."""
     gaps = analysis.gaps
-    shown = gaps.largest[:most]
+    shown = gaps.largest_in_steps or gaps.largest
+    where = " in these steps" if gaps.largest_in_steps else ""
     body = tuple(
         (
             gpu_label(gap, analysis),
@@ -104,11 +112,12 @@ def gaps_table(analysis: Analysis, most: int) -> Table:
             f"{(gap.start_ns - analysis.origin_ns) / 1e9:.6f} s",
             "" if gap.step is None else str(gap.step),
             gap.cause.replace("_", " "),
+            gap.evidence,
         )
-        for gap in shown
+        for gap in shown[:most]
     )
-    title = f"Largest of {gaps.count:,} gaps ({format_ns(gaps.total_ns)} in all)"
-    return Table(title, ("gpu", "length", "from", "step", "cause"), body)
+    title = f"Largest gaps{where} (in all {gaps.count:,} gaps, {format_ns(gaps.total_ns)})"
+    return Table(title, ("", "length", "from", "step", "cause", "evidence"), body)
 
 
 def notes(analysis: Analysis) -> Iterator[str]:
@@ -121,10 +130,11 @@ def notes(analysis: Analysis) -> Iterator[str]:
 
 
 def _title(analysis: Analysis) -> str:
-    steps = {row.steps for row in analysis.breakdown}
-    if steps == {0}:
-        return f"Where the time went (whole span, {format_ns(analysis.span_ns)})"
-    return f"Where the time went ({max(steps)} steady steps)"
+    steps, count = analysis.steps, max(row.steps for row in analysis.breakdown)
+    if not count:
+        return f"Where the time went (whole span, {format_ns(analysis.span_ns)}; no steps found)"
+    what = "steps" if steps.kind == "training" else "iterations (not shown to be training)"
+    return f"Where the time of a step goes (mean of {count} of {steps.count} {what})"
 
 
 def _present(rows: Sequence[Breakdown]) -> dict[str, str]:
@@ -137,5 +147,11 @@ def _present(rows: Sequence[Breakdown]) -> dict[str, str]:
     }
 
 
-def _cells(part: int, whole: int) -> tuple[str, str]:
-    return (format_ns(part) if part else "–", format_share(part, whole) if part else "")
+def _mean(row: Breakdown, name: str = "total") -> float:
+    """Nanoseconds a step, or in all where there are no steps."""
+    return int(getattr(row, f"{name}_ns")) / max(row.steps, 1)
+
+
+def _cells(row: Breakdown, name: str) -> tuple[str, str]:
+    part = row.of(name)
+    return (format_ns(_mean(row, name)), format_share(part, row.total_ns)) if part else ("–", "")

@@ -53,9 +53,11 @@ def _print_verdict(console: Console, analysis: Analysis) -> None:
 
 def _print_table(console: Console, table: Table) -> None:
     console.print(Text(table.title, style="bold"))
-    drawn = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    drawn = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for index, name in enumerate(table.header):
-        drawn.add_column(Text(name), justify="left" if index == 0 else "right", no_wrap=True)
+        wraps = name == "evidence"
+        left = index == 0 or wraps
+        drawn.add_column(Text(name), justify="left" if left else "right", no_wrap=not wraps)
     for row in table.rows:
         drawn.add_row(*(Text(cell) for cell in row))
     console.print(Padding(drawn, (0, 0, 1, 2)))

@@ -150,7 +150,8 @@ def _keeps_distance(between: NDArray[np.intp]) -> bool:
 def _first_of_batch(operations: GpuOperations, copies: Rows) -> Rows:
     """The first of each run of copies with nothing computed between them."""
     computed = np.cumsum(operations.classes == OperationClass.COMPUTE)[copies]
-    return copies[np.concatenate([[True], np.diff(computed) > 0])]
+    first: Rows = copies[np.concatenate([[True], np.diff(computed) > 0])]
+    return first
 
 
 def find_closers(operations: GpuOperations, inputs: Rows, bursts: Bursts | None) -> Bursts:

@@ -123,5 +123,5 @@ def _with_early_copies(operations: GpuOperations, first: Rows, last: Rows) -> Ro
     """Input copies issued between two ranges belong to the step that they feed."""
     copies = np.flatnonzero(operations.events.kind == Kind.COPY_H2D)
     place = np.searchsorted(copies, np.concatenate([[-1], last[:-1]]), "right")
-    early = np.append(copies, len(operations))[place]
+    early: Rows = np.append(copies, len(operations))[place]
     return np.minimum(first, early)

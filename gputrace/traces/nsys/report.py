@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from gputrace.errors import InputError, MissingError
+from gputrace.traces.sqlite import check_file
 
 _SUFFIXES: Final = (".nsys-rep", ".qdrep")
 _INSTALLED: Final = (
@@ -46,19 +47,37 @@ def export_report(path: Path) -> Path:
             f"{path}: a report must be exported by nsys, and there is none here; install "
             f"Nsight Systems, or run `nsys export -t sqlite {path.name}` where it was recorded"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(target.parent)
     unfinished = target.with_suffix(f".{os.getpid()}.tmp")
     command = [nsys, "export", "--type", "sqlite", "-o", str(unfinished), str(path.absolute())]
     try:
         run = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if run.returncode != 0 or not unfinished.exists():
             raise InputError(path, _why(nsys, run.stdout + "\n" + run.stderr))
+        _check(unfinished, path)
         unfinished.replace(target)
     except OSError as error:
         raise MissingError(f"{nsys}: cannot be run ({error.strerror})") from error
     finally:
         unfinished.unlink(missing_ok=True)
     return target
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MissingError(
+            f"{folder}: cannot be made ({error.strerror}), and exports of reports are kept there; "
+            "set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
+
+
+def _check(exported: Path, report: Path) -> None:
+    try:
+        check_file(exported)
+    except InputError as error:
+        raise InputError(report, f"what nsys exported is broken: {error.problem}") from None
 
 
 def cache_folder() -> Path:

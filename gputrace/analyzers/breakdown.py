@@ -1,0 +1,149 @@
+"""The breakdown: classes and causes of each step, rank and GPU, and over the steady steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.causes import Causes
+from gputrace.analyzers.gpus import Gpu
+from gputrace.analyzers.intervals import Intervals, Times
+from gputrace.analyzers.partition import Timeline
+from gputrace.analyzers.results import CLASSES, Breakdown, Phase, Step, Steps
+from gputrace.analyzers.steps import FoundSteps
+from gputrace.traces.trace import Window
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One GPU with everything that has been found about its time."""
+
+    timeline: Timeline
+    causes: Causes
+    host_data: Intervals | None
+    """When its feeding threads were in the data loader; None where that is not known."""
+
+    @property
+    def gpu(self) -> Gpu:
+        return self.timeline.gpu
+
+    def split(self, starts: Times, ends: Times) -> NDArray[np.int64]:
+        """Partition of windows with idle time by cause: shape (windows, len(CLASSES))."""
+        busy = self.timeline.split(starts, ends)[:, :-1]
+        return np.concatenate([busy, self.causes.within(starts, ends)], axis=1)
+
+
+def list_steps(lanes: Sequence[Lane], found: FoundSteps, window: Window | None) -> tuple[Step, ...]:
+    """Every step on every GPU of its rank; with a window, those that lie inside it."""
+    return tuple(step for lane in lanes for step in _steps_of(lane, found, window))
+
+
+def _steps_of(lane: Lane, found: FoundSteps, window: Window | None) -> Iterator[Step]:
+    windows = found.by_rank.get(lane.gpu.rank)
+    if windows is None:
+        return
+    table = lane.split(windows.start, windows.end)
+    for number, row in enumerate(table.tolist()):
+        start, end = int(windows.start[number]), int(windows.end[number])
+        if window is None or (start >= window.start and end <= window.end):
+            yield Step(
+                step=number,
+                rank=lane.gpu.rank,
+                gpu=lane.gpu.gpu,
+                start_ns=start,
+                end_ns=end,
+                phase="warmup" if number < found.warmup else "steady",
+                **_named(row),
+            )
+
+
+def _named(row: Sequence[int]) -> dict[str, int]:
+    return {f"{name}_ns": value for name, value in zip(CLASSES, row, strict=True)}
+
+
+def measured(steps: Sequence[Step], found: FoundSteps) -> tuple[Step, ...]:
+    """The steps that the breakdown is over: those a person chose, else the steady ones."""
+    if found.chosen is None:
+        return tuple(step for step in steps if step.phase == "steady")
+    first, end = found.chosen
+    return tuple(step for step in steps if first <= step.step < end)
+
+
+def break_down(lanes: Sequence[Lane], steps: Sequence[Step]) -> tuple[Breakdown, ...]:
+    """Each GPU over the measured steps, or over its whole span where it has none."""
+    return tuple(_break_down(lane, steps) for lane in lanes)
+
+
+def _break_down(lane: Lane, steps: Sequence[Step]) -> Breakdown:
+    gpu, span = lane.gpu, lane.timeline.window
+    own = [step for step in steps if (step.gpu, step.rank) == (gpu.gpu, gpu.rank)]
+    starts = np.array([step.start_ns for step in own] or [span.start])
+    ends = np.array([step.end_ns for step in own] or [span.end])
+    totals = lane.split(starts, ends).sum(axis=0).tolist()
+    return Breakdown(
+        gpu=gpu.gpu,
+        gpu_known=gpu.gpu_known,
+        device=gpu.device,
+        rank=gpu.rank,
+        steps=len(own),
+        total_ns=int((ends - starts).sum()),
+        communication_wait_ns=None,
+        host_data_ns=_host_data(lane, starts, ends),
+        **_named(totals),
+    )
+
+
+def _host_data(lane: Lane, starts: Times, ends: Times) -> int | None:
+    if lane.host_data is None:
+        return None
+    return int(lane.host_data.within(starts, ends).sum())
+
+
+def summarize(found: FoundSteps, steps: Sequence[Step]) -> Steps:
+    """What was found, in one line, with the times of the measured steps."""
+    if not found.by_rank:
+        reason = "nothing repeats in the kernel stream, and no marker names steps"
+        return Steps("none", "none", 0.0, 0, 0, 0, None, None, None, reason)
+    best = max(found.by_rank.values(), key=len)
+    per_rank = {(step.rank, step.step): step.end_ns - step.start_ns for step in steps}
+    lengths = np.array(list(per_rank.values()), np.int64)
+    known = len(lengths) > 0
+    return Steps(
+        source=best.source,
+        kind=best.kind,
+        confidence=min(windows.confidence for windows in found.by_rank.values()),
+        count=len(best),
+        warmup_count=found.warmup,
+        steady_count=len({number for _, number in per_rank}),
+        mean_ns=round(float(lengths.mean())) if known else None,
+        p50_ns=round(float(np.percentile(lengths, 50))) if known else None,
+        p95_ns=round(float(np.percentile(lengths, 95))) if known else None,
+        reason=best.reason,
+    )
+
+
+def list_phases(lanes: Sequence[Lane], found: FoundSteps) -> tuple[Phase, ...]:
+    """Warm-up, validation and checkpoints of every rank, with how long its GPU was idle."""
+    return tuple(phase for lane in _one_of_each_rank(lanes) for phase in _phases_of(lane, found))
+
+
+def _one_of_each_rank(lanes: Sequence[Lane]) -> list[Lane]:
+    return list({lane.gpu.rank: lane for lane in reversed(lanes)}.values())[::-1]
+
+
+def _phases_of(lane: Lane, found: FoundSteps) -> Iterator[Phase]:
+    windows = found.by_rank.get(lane.gpu.rank)
+    if windows is None:
+        return
+    gaps, rank = lane.timeline.busy, lane.gpu.rank
+    stretches = [(i.phase, i.start, i.end, i.evidence) for i in windows.interludes]
+    warm = min(found.warmup, len(windows))
+    if warm:
+        told = f"{warm} steps before three in a row are at the later steps' speed"
+        stretches.insert(0, ("warmup", int(windows.start[0]), int(windows.end[warm - 1]), told))
+    for phase, start, end, evidence in stretches:
+        idle = end - start - int(gaps.within([start], [end])[0])
+        yield Phase(phase, rank, start, end, idle, evidence)

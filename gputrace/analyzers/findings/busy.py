@@ -1,0 +1,107 @@
+"""Findings about what busy GPUs do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from gputrace.analyzers.findings.facts import HIGH, Facts, severity_of
+from gputrace.analyzers.intervals import union
+from gputrace.analyzers.results import Finding
+from gputrace.traces.events import Kind, Memory
+from gputrace.units import format_ns
+
+_PAGEABLE_SHARE: Final = 0.01
+"""Part of the time from which pageable copies are worth a word."""
+
+_OVERLAP_COPIES: Final = {
+    "pytorch": "copy the next batch while this one computes: pin_memory=True, "
+    ".to(device, non_blocking=True) on a side stream",
+    "tensorflow": "prefetch to the GPU (tf.data.experimental.prefetch_to_device)",
+    "jax": "put the next batch on the device (jax.device_put) while this one computes",
+}
+_COPY_LESS: Final = "copy less: smaller types, decoding on the GPU, weights that stay on the GPU"
+
+
+def h2d_exposed(facts: Facts) -> Iterator[Finding]:
+    """Copies to the GPU with nothing running beside them."""
+    share = facts.share("h2d")
+    severity = severity_of(share)
+    if severity is None:
+        return
+    cost = facts.mean("h2d")
+    how = _OVERLAP_COPIES.get(
+        facts.framework, "copy the next batch from pinned memory while this one computes"
+    )
+    yield facts.finding(
+        "h2d-exposed",
+        severity,
+        cost,
+        f"{format_ns(cost)} of {facts.per} ({share:.0%}) go to host-to-device copies with "
+        "nothing running beside them",
+        f"{how}; {_COPY_LESS}",
+        {"share": round(share, 4), "h2d_ns": cost},
+    )
+
+
+def h2d_pageable(facts: Facts) -> Iterator[Finding]:
+    """Input copies from pageable memory, which block the host and run slowly."""
+    columns = ("start", "end", "bytes", "source_memory")
+    copies = facts.trace.events([Kind.COPY_H2D], columns)
+    copies = copies.select(copies.source_memory == Memory.PAGEABLE)
+    if facts.measured:
+        steps = facts.measured
+        windows = union([s.start_ns for s in steps], [s.end_ns for s in steps])
+        copies = copies.select(windows.contains(copies.start))
+    total = sum(row.total_ns for row in facts.breakdown)
+    spent = int((copies.end - copies.start).sum())
+    if not len(copies) or spent < _PAGEABLE_SHARE * total:
+        return
+    count = sum(max(row.steps, 1) for row in facts.breakdown)
+    rate = int(copies.bytes.sum()) / max(spent, 1)
+    yield facts.finding(
+        "h2d-pageable",
+        severity_of(spent / total) or "low",
+        spent // count,
+        f"{format_ns(spent // count)} of {facts.per} ({spent / total:.0%}) go to copies from "
+        f"pageable memory, at {rate:.1f} GB/s",
+        "copy from pinned memory (pin_memory=True, cudaHostAlloc): it is faster and the host "
+        "need not wait",
+        {"copies": len(copies), "bytes": int(np.sum(copies.bytes)), "share": spent / total},
+    )
+
+
+def communication_exposed(facts: Facts) -> Iterator[Finding]:
+    """Communication with no computation beside it."""
+    share = facts.share("communication")
+    severity = severity_of(share)
+    if severity is None:
+        return
+    cost = facts.mean("communication")
+    yield facts.finding(
+        "communication-exposed",
+        severity,
+        cost,
+        f"{format_ns(cost)} of {facts.per} ({share:.0%}) go to communication with no "
+        "computation beside it, waiting for other ranks included",
+        "overlap it with the backward pass (bucket size), send less (bf16 gradients, gradient "
+        "accumulation), or look for a rank that comes late",
+        {"share": round(share, 4)},
+    )
+
+
+def compute_bound(facts: Facts) -> Iterator[Finding]:
+    """The GPU computes nearly all the time."""
+    share = facts.share("compute")
+    if share < 1 - HIGH:
+        return
+    yield facts.finding(
+        "compute-bound",
+        "info",
+        facts.mean("compute"),
+        f"the GPUs compute {share:.0%} of the time: their speed is the limit",
+        "make the kernels cheaper: mixed precision, channels_last, torch.compile, fused optimizers",
+        {"share": round(share, 4)},
+    )

@@ -1,0 +1,115 @@
+"""What the rules of findings look at, and how a finding is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from gputrace.analyzers.breakdown import Lane
+from gputrace.analyzers.classes import distinct_ids
+from gputrace.analyzers.host import HostCalls
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.results import Breakdown, Evidence, Finding, Step
+from gputrace.analyzers.steps import FoundSteps
+from gputrace.traces.events import Kind
+from gputrace.traces.trace import Trace
+from gputrace.units import format_ns
+
+HIGH: Final = 0.20
+MEDIUM: Final = 0.05
+"""Shares of the time from which a cost is called high and medium, as xprof calls input-bound."""
+
+_FRAMEWORKS: Final = (
+    ("pytorch", ("at::native", "c10::", "triton_")),
+    ("tensorflow", ("tensorflow::", "Eigen::")),
+    ("jax", ("loop_fusion", "input_fusion", "wrapped_")),
+    ("mxnet", ("mxnet",)),
+    ("chainer", ("cupy_", "chainer")),
+)
+"""Parts of kernel names that only one framework's kernels have."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that has been found out about a trace."""
+
+    trace: Trace
+    operations: Sequence[GpuOperations]
+    calls: HostCalls | None
+    lanes: Sequence[Lane]
+    found: FoundSteps
+    steps: Sequence[Step]
+    """All steps on all GPUs."""
+    measured: Sequence[Step]
+    """Those of them that the breakdown is over."""
+    breakdown: tuple[Breakdown, ...]
+
+    @cached_property
+    def framework(self) -> str:
+        """The framework by its kernels' names, or nothing."""
+        kernels = [o.events.name[o.events.kind == Kind.KERNEL] for o in self.operations]
+        text = self.trace.names(distinct_ids(np.concatenate(kernels))).values()
+        for framework, parts in _FRAMEWORKS:
+            if any(part in name for name in text for part in parts):
+                return framework
+        return ""
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        return tuple(row.gpu for row in self.breakdown)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({row.rank for row in self.breakdown}))
+
+    @property
+    def per(self) -> str:
+        """``a step of 62.8 ms``, or ``969 ms`` where there are no steps."""
+        if not self.measured:
+            return format_ns(self.mean_ns)
+        return f"a step of {format_ns(self.mean_ns)}"
+
+    @property
+    def mean_ns(self) -> int:
+        """Mean length of a measured step, or of a GPU's span."""
+        return self.mean("total")
+
+    def mean(self, name: str) -> int:
+        """Mean nanoseconds of a class on one GPU, a step where there are steps."""
+        rows = self.breakdown
+        each = sum(int(getattr(row, f"{name}_ns")) for row in rows)
+        return each // max(1, sum(max(row.steps, 1) for row in rows))
+
+    def share(self, *names: str) -> float:
+        """Share of the time that classes have, over all GPUs."""
+        total = sum(row.total_ns for row in self.breakdown)
+        return sum(row.of(name) for row in self.breakdown for name in names) / max(total, 1)
+
+    def finding(
+        self,
+        id: str,
+        severity: str,
+        impact_ns: int,
+        message: str,
+        advice: str,
+        evidence: Evidence | None = None,
+    ) -> Finding:
+        """A finding about all GPUs and ranks."""
+        return Finding(
+            id, severity, self.gpus, self.ranks, impact_ns, message, advice, evidence or {}
+        )
+
+
+Rule = Callable[[Facts], Iterator[Finding]]
+"""Yields what it finds, or nothing."""
+
+
+def severity_of(share: float, medium: float = MEDIUM, high: float = HIGH) -> str | None:
+    """How severe a cost is by its share of the time; None for one not worth telling."""
+    if share >= high:
+        return "high"
+    return "medium" if share >= medium else None

@@ -1,0 +1,174 @@
+"""Findings about idle GPUs, by cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from gputrace.analyzers.findings.facts import Facts, severity_of
+from gputrace.analyzers.host import Call, HostCalls
+from gputrace.analyzers.intervals import union
+from gputrace.analyzers.results import Finding, Step
+from gputrace.units import format_ns
+
+_MANY_ALLOCS: Final = 20
+_MANY_SYNCS: Final = 20
+"""Allocations and synchronisations a step and GPU that only a search for algorithms makes."""
+
+_FEED_FASTER: Final = {
+    "pytorch": "give the DataLoader more workers (num_workers, persistent_workers=True), "
+    "pin_memory=True and prefetch_factor; decode less per sample, or cache decoded data",
+    "tensorflow": "end the tf.data pipeline with .prefetch(tf.data.AUTOTUNE), map with "
+    "num_parallel_calls=tf.data.AUTOTUNE, cache decoded data",
+    "jax": "prefetch batches to the device in a background thread; load with several workers",
+    "mxnet": "give gluon's DataLoader num_workers and pin_memory; use RecordIO and prefetching",
+    "chainer": "use MultiprocessIterator with more processes and n_prefetch",
+}
+
+
+def data_feeding(facts: Facts) -> Iterator[Finding]:
+    """The GPU waits for the next batch."""
+    share = facts.share("data_feeding")
+    severity = severity_of(share)
+    if severity is None:
+        return
+    cost = facts.mean("data_feeding")
+    yield facts.finding(
+        "data-feeding",
+        severity,
+        cost,
+        f"the GPUs wait {format_ns(cost)} of {facts.per} ({share:.0%}) for the next batch",
+        _FEED_FASTER.get(facts.framework, "load and decode batches in parallel, ahead of time"),
+        {"share": round(share, 4), "data_feeding_ns": cost, "step_ns": facts.mean_ns},
+    )
+
+
+def autotune_repeated(facts: Facts) -> Iterator[Finding]:
+    """The search for convolution algorithms runs again in every step."""
+    if facts.calls is None or not facts.measured:
+        return
+    gpus = max(len({step.gpu for step in facts.measured}), 1)
+    steps = max(len({(step.rank, step.step) for step in facts.measured}), 1)
+    allocs, syncs = (_calls_within(facts.calls, facts.measured, c) for c in (Call.ALLOC, Call.SYNC))
+    cudnn = any("cudnn" in name or "conv" in name for name in _kernel_names(facts))
+    if not cudnn or allocs < _MANY_ALLOCS * steps * gpus or syncs < _MANY_SYNCS * steps * gpus:
+        return
+    cost = _idle_between_allocations(facts, facts.calls)
+    share = cost / max(facts.mean_ns, 1)
+    yield facts.finding(
+        "autotune-repeated",
+        severity_of(share) or "low",
+        cost,
+        f"cuDNN searches for its algorithms again in every step: {allocs // steps:,} allocations "
+        f"and {syncs // steps:,} synchronisations a step, while the GPUs idle "
+        f"{format_ns(cost)} of {facts.per} ({share:.0%})",
+        "turn the search off (torch.backends.cudnn.benchmark = False), or keep the threads that "
+        "it ran in: DistributedDataParallel in place of DataParallel, input shapes that stay equal",
+        {"allocations": allocs // steps, "synchronisations": syncs // steps, "share": share},
+    )
+
+
+def alloc_stall(facts: Facts) -> Iterator[Finding]:
+    """Memory is allocated or freed in steady steps while the GPU waits."""
+    share = facts.share("alloc")
+    severity = severity_of(share, medium=0.02)
+    if severity is None:
+        return
+    cost = facts.mean("alloc")
+    yield facts.finding(
+        "alloc-stall",
+        severity,
+        cost,
+        f"the GPUs wait {format_ns(cost)} of {facts.per} ({share:.0%}) in cudaMalloc and cudaFree",
+        "keep memory allocated: no empty_cache() in the loop, equal shapes every step, "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, a smaller batch if memory is short",
+        {"share": round(share, 4)},
+    )
+
+
+def sync_bound(facts: Facts) -> Iterator[Finding]:
+    """The host waits for a GPU that has nothing left to do."""
+    share = facts.share("sync")
+    severity = severity_of(share)
+    if severity is None:
+        return
+    cost = facts.mean("sync")
+    yield facts.finding(
+        "sync-bound",
+        severity,
+        cost,
+        f"the GPUs idle {format_ns(cost)} of {facts.per} ({share:.0%}) while the host is still "
+        "in a synchronising call",
+        "let the host run ahead: no .item(), .cpu() or print of a loss in every step, "
+        "non_blocking copies, no cudaDeviceSynchronize",
+        {"share": round(share, 4)},
+    )
+
+
+def launch_bound(facts: Facts) -> Iterator[Finding]:
+    """The host does not issue work as fast as the GPU does it."""
+    share = facts.share("launch")
+    severity = severity_of(share)
+    if severity is None:
+        return
+    cost = facts.mean("launch")
+    yield facts.finding(
+        "launch-bound",
+        severity,
+        cost,
+        f"the GPUs wait {format_ns(cost)} of {facts.per} ({share:.0%}) for the host to launch work",
+        "launch less often and sooner: CUDA graphs or torch.compile(mode='reduce-overhead'), "
+        "larger batches, fused optimizers, less Python between launches",
+        {"share": round(share, 4)},
+    )
+
+
+def idle_unexplained(facts: Facts) -> Iterator[Finding]:
+    """Idle time that no row explains."""
+    share = facts.share("other_idle")
+    severity = severity_of(share)
+    if severity is None:
+        return
+    blind = facts.calls is None
+    why = "the trace has no CUDA API calls" if blind else "its work had been issued and waited"
+    yield facts.finding(
+        "idle-unexplained",
+        severity,
+        facts.mean("other_idle"),
+        f"the GPUs run nothing for {format_ns(facts.mean('other_idle'))} of {facts.per} "
+        f"({share:.0%}), and the trace does not show why: {why}",
+        "record CUDA API calls too (nsys -t cuda,nvtx,osrt)"
+        if blind
+        else "look at events and streams that the work waits for, and at the other GPUs",
+        {"share": round(share, 4)},
+    )
+
+
+def _calls_within(calls: HostCalls, steps: Sequence[Step], sort: Call) -> int:
+    windows = union([s.start_ns for s in steps], [s.end_ns for s in steps])
+    return int(np.count_nonzero(windows.contains(calls.start[calls.sort == sort])))
+
+
+def _kernel_names(facts: Facts) -> Iterator[str]:
+    for own in facts.operations:
+        yield from facts.trace.names(np.unique(own.events.name)).values()
+
+
+def _idle_between_allocations(facts: Facts, calls: HostCalls) -> int:
+    """Mean idle time of a GPU and step from the first to the last allocation of each thread."""
+    allocs = np.flatnonzero(calls.sort == Call.ALLOC)
+    total = 0
+    for lane in facts.lanes:
+        own = [s for s in facts.measured if (s.gpu, s.rank) == (lane.gpu.gpu, lane.gpu.rank)]
+        gaps = lane.timeline.gaps
+        for step in own:
+            mine = allocs[
+                (calls.start[allocs] >= step.start_ns) & (calls.end[allocs] <= step.end_ns)
+            ]
+            threads = calls.thread[mine]
+            firsts = [int(calls.start[mine[threads == t]].min()) for t in np.unique(threads)]
+            lasts = [int(calls.end[mine[threads == t]].max()) for t in np.unique(threads)]
+            total += gaps.intersection(union(firsts, lasts)).total
+    return total // max(len(facts.measured), 1)

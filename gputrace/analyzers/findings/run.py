@@ -1,0 +1,144 @@
+"""Findings about the run as a whole and about the recording."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from gputrace.analyzers.findings.facts import Facts, severity_of
+from gputrace.analyzers.results import CLASSES, Finding, Step
+from gputrace.traces.events import Mask
+from gputrace.units import format_ns
+
+_SLOW: Final = 1.3
+"""A step this many times as long as the middle one is slow, if that is past the usual scatter."""
+_WORTH: Final = 0.02
+"""Part of the steady time that slow steps must add to be worth a word."""
+_NAMES: Final = {
+    "data_feeding": "waiting for data",
+    "h2d": "host-to-device copies",
+    "other_copy": "copies",
+    "alloc": "memory allocation",
+    "sync": "synchronisation",
+    "launch": "waiting for launches",
+    "other_idle": "unexplained idle time",
+    "recorder": "the recorder",
+}
+
+
+def recorder_overhead(facts: Facts) -> Iterator[Finding]:
+    """The recorder's own work keeps the GPU idle."""
+    share = facts.share("recorder")
+    severity = severity_of(share, medium=0.01, high=0.05)
+    if severity is None:
+        return
+    yield facts.finding(
+        "recorder-overhead",
+        severity,
+        facts.mean("recorder"),
+        f"the recorder itself keeps the GPUs idle for {format_ns(facts.mean('recorder'))} of "
+        f"{facts.per} ({share:.0%}): the run without it is faster than these figures",
+        "record less: fewer kinds of events, a shorter window; compare step times with and "
+        "without the recorder",
+        {"share": round(share, 4)},
+    )
+
+
+def lost_records(facts: Facts) -> Iterator[Finding]:
+    """Rows are missing or could not be used."""
+    quality = facts.trace.quality
+    if not quality.dropped and not quality.warnings:
+        return
+    rows = sum(quality.dropped.values())
+    told = [f"{rows:,} rows have times that make no sense"] if rows else []
+    told += quality.warnings[:1]
+    yield facts.finding(
+        "lost-records",
+        "low",
+        0,
+        "the recording is not whole: " + "; ".join(told),
+        "record again, for a shorter time or with fewer kinds of events, if the figures matter",
+        {"dropped_rows": rows, "warnings": len(quality.warnings)},
+    )
+
+
+def slow_steps(facts: Facts) -> Iterator[Finding]:
+    """Some steady steps are much longer than the others, and what they have that those have not."""
+    longest = _longest_of_each(facts.measured)
+    if len(longest) < 5:
+        return
+    lengths = np.array([step.end_ns - step.start_ns for step in longest])
+    middle = float(np.median(lengths))
+    scatter = 1.4826 * float(np.median(np.abs(lengths - middle)))
+    slow = lengths > max(_SLOW * middle, middle + 4 * scatter)
+    excess = int((lengths[slow] - middle).sum())
+    if not slow.any() or slow.mean() > 0.5 or excess < _WORTH * lengths.sum():
+        return
+    name, more = _what_slow_steps_have(longest, slow)
+    numbers = [step.step for step, is_slow in zip(longest, slow, strict=True) if is_slow]
+    shown = ", ".join(str(number) for number in numbers[:5]) + ("…" if len(numbers) > 5 else "")
+    yield facts.finding(
+        "slow-steps",
+        severity_of(excess / float(lengths.sum())) or "low",
+        excess // len(longest),
+        f"{len(numbers)} of {len(longest)} steps ({shown}) take "
+        f"{format_ns(float(np.mean(lengths[slow])))} instead of {format_ns(middle)}; what they "
+        f"have more of is {_NAMES.get(name, name)} ({format_ns(more)})",
+        "look at these steps: a batch that is slow to load, garbage collection, an allocation, "
+        "a checkpoint or logging every so many steps",
+        {"slow_steps": len(numbers), "class": name, "more_ns": more},
+    )
+
+
+def _longest_of_each(steps: Sequence[Step]) -> list[Step]:
+    """For each step number, the step of the GPU on which it took longest."""
+    longest: dict[int, Step] = {}
+    for step in steps:
+        known = longest.get(step.step)
+        if known is None or step.end_ns - step.start_ns > known.end_ns - known.start_ns:
+            longest[step.step] = step
+    return [longest[number] for number in sorted(longest)]
+
+
+def _what_slow_steps_have(steps: Sequence[Step], slow: Mask) -> tuple[str, int]:
+    """The class of which slow steps have most more than the others, and how much more."""
+    table = np.array([[getattr(step, f"{name}_ns") for name in CLASSES] for step in steps])
+    more = table[slow].mean(axis=0) - np.median(table[~slow], axis=0)
+    most = int(np.argmax(more))
+    return CLASSES[most], int(more[most])
+
+
+def warmup(facts: Facts) -> Iterator[Finding]:
+    """How long the run takes to come to speed."""
+    count = facts.found.warmup
+    if not count:
+        return
+    windows = max(facts.found.by_rank.values(), key=len)
+    spent = int(windows.end[count - 1] - windows.start[0])
+    usual = facts.mean_ns * count
+    yield facts.finding(
+        "warmup",
+        "info",
+        max(spent - usual, 0) // max(len(windows), 1),
+        f"the first {count} steps take {format_ns(spent)} and are left out as warm-up",
+        "measure without them; a long warm-up is autotuning, compilation or allocation",
+        {"steps": count, "warmup_ns": spent},
+    )
+
+
+def graph_opaque(facts: Facts) -> Iterator[Finding]:
+    """CUDA graphs recorded as a whole hide what runs inside."""
+    graphs = sum(lane.timeline.opaque_graphs for lane in facts.lanes)
+    if not graphs:
+        return
+    yield facts.finding(
+        "graph-opaque",
+        "info",
+        0,
+        f"{graphs:,} CUDA graphs are recorded as a whole: what runs in them counts as compute, "
+        "their copies and collectives included",
+        "record the nodes of graphs (nsys --cuda-graph-trace=node)",
+        {"graphs": graphs},
+    )
