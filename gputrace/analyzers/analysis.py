@@ -57,7 +57,7 @@ def analyze(
     if not operations:
         raise InputError(trace.path, "no GPU operation in it has usable times; record it again")
     window = _absolute(trace, options.window)
-    lanes, calls, found = _lanes(trace, operations, window, options, progress)
+    lanes, calls, found = find_lanes(trace, operations, window, options, progress)
     if not lanes:
         raise UsageError(_outside(trace, operations))
     steps = list_steps(lanes, found, window)
@@ -83,12 +83,12 @@ def analyze(
     )
 
 
-def _lanes(
+def find_lanes(
     trace: Trace,
     operations: Sequence[GpuOperations],
     window: Window | None,
     options: Options,
-    progress: Progress | None,
+    progress: Progress | None = None,
 ) -> tuple[list[Lane], HostCalls | None, FoundSteps]:
     """Timelines and causes of all GPUs with anything in the window, and everyone's steps."""
     calls = read_calls(trace, progress)

@@ -34,14 +34,13 @@ def find_gaps(
     starts = np.concatenate([gaps.start for gaps in idle] or [np.empty(0, np.int64)])
     ends = np.concatenate([gaps.end for gaps in idle] or [np.empty(0, np.int64)])
     owner = np.repeat(np.arange(len(idle)), [len(gaps) for gaps in idle])
-    order = np.lexsort((owner, starts, starts - ends))
-    in_steps = order[_inside(lanes, measured, starts, ends, owner)[order]]
+    inside = np.flatnonzero(_inside(lanes, measured, starts, ends, owner))
     largest, largest_in_steps = (
         tuple(
             _gap(trace, lanes[owner[row]], calls, found, int(starts[row]), int(ends[row]))
-            for row in rows[: max(most, 0)]
+            for row in _longest(rows, starts, ends, most)
         )
-        for rows in (order, in_steps)
+        for rows in (np.arange(len(starts)), inside)
     )
     by_cause = {
         cause: sum(int(lane.causes.of[cause].clip(*lane.timeline.window).total) for lane in lanes)
@@ -49,6 +48,14 @@ def find_gaps(
     }
     total = sum(gaps.total for gaps in idle)
     return Gaps(len(starts), total, by_cause, largest, largest_in_steps)
+
+
+def _longest(rows: NDArray[np.intp], starts: Times, ends: Times, most: int) -> NDArray[np.intp]:
+    """The ``most`` longest of some gaps, longest first, of equal ones the earliest."""
+    lengths = ends[rows] - starts[rows]
+    if 0 < most < len(rows):
+        rows = rows[lengths >= np.partition(lengths, len(rows) - most)[len(rows) - most]]
+    return rows[np.lexsort((rows, starts[rows], starts[rows] - ends[rows]))][:most]
 
 
 def _inside(
@@ -109,5 +116,5 @@ def _evidence(trace: Trace, calls: HostCalls, feeder: int, start: int, end: int)
     ]
     outside = end - start - calls.of_thread(feeder).clip(start, end).total
     if outside >= worth:
-        parts.append(f"no CUDA call for {format_ns(outside)}")
-    return f"thread {calls.threads[feeder][1]}: " + ", ".join(parts)
+        parts.insert(0, f"no CUDA call {format_ns(outside)}")
+    return f"{', '.join(parts)} (thread {calls.threads[feeder][1]})"

@@ -8,6 +8,7 @@ by construction, for any window.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -69,7 +70,7 @@ class Timeline:
         """Partition of the whole window."""
         return Shares(*self.split([self.window.start], [self.window.end])[0].tolist())
 
-    @property
+    @cached_property
     def gaps(self) -> Intervals:
         """Stretches of the window in which the GPU runs nothing."""
         return self.busy.complement(*self.window)

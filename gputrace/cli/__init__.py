@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Final, NoReturn
 
@@ -29,16 +31,26 @@ class _Commands(click.Group):
         command: click.Command = import_module(f"gputrace.cli.{cmd_name}").command
         return command
 
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        with _own_broken_pipe():
+            return super().make_context(*arguments, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Keeps click from ending with 1, which means something else, when a reader goes away."""
-        try:
+        with _own_broken_pipe():
             return super().invoke(ctx)
-        except BrokenPipeError:
-            raise _ReaderGone from None
 
 
 class _ReaderGone(Exception):
     """The reader of our output has had enough."""
+
+
+@contextmanager
+def _own_broken_pipe() -> Iterator[None]:
+    """Keeps a broken pipe from click, which would exit with 1: here that means something else."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise _ReaderGone from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -57,14 +69,7 @@ def run(arguments: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
-        result: Any = cli.main(arguments, prog_name="gputrace", standalone_mode=False)
-        sys.stdout.flush()
-        return result if isinstance(result, int) else ExitCode.DONE
-    except click.ClickException as error:
-        error.show()
-        return ExitCode.USAGE
-    except GputraceError as error:
-        return _fail(str(error), error.exit_code)
+        return _run(arguments)
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted", ExitCode.INTERRUPTED)
     except (_ReaderGone, BrokenPipeError):
@@ -78,6 +83,18 @@ def run(arguments: list[str] | None = None) -> int:
             "not enough memory for this trace; look at a part of it (--time)",
             ExitCode.MISSING_HERE,
         )
+
+
+def _run(arguments: list[str] | None) -> int:
+    try:
+        result: Any = cli.main(arguments, prog_name="gputrace", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else ExitCode.DONE
+    except click.ClickException as error:
+        error.show()
+        return ExitCode.USAGE
+    except GputraceError as error:
+        return _fail(str(error), error.exit_code)
 
 
 def _drop_output() -> None:

@@ -148,23 +148,26 @@ class _Growing:
 
     def append(self, chunk: Any) -> None:
         """Adds an Arrow integer array; raises ValueError for any other type."""
-        import pyarrow
-
-        if pyarrow.types.is_null(chunk.type):
-            values: Any = NULL
-        elif not pyarrow.types.is_int64(chunk.type):
-            raise ValueError(f"{chunk.type} in an integer column")
-        else:
-            full = chunk.fill_null(NULL) if chunk.null_count else chunk
-            values = full.to_numpy(zero_copy_only=True)
         end = self._length + len(chunk)
         if end > len(self._values):
             self._values = np.resize(self._values, max(end, 2 * len(self._values)))
-        self._values[self._length : end] = values
+        self._values[self._length : end] = _plain_values(chunk)
         self._length = end
 
     def array(self) -> Integers:
         return self._values[: self._length]
+
+
+def _plain_values(chunk: Any) -> Any:
+    """What numpy can copy out of an Arrow integer array; its own to_numpy imports pandas."""
+    import pyarrow
+
+    if pyarrow.types.is_null(chunk.type):
+        return NULL
+    if not pyarrow.types.is_int64(chunk.type):
+        raise ValueError(f"{chunk.type} in an integer column")
+    full = chunk.fill_null(NULL) if chunk.null_count else chunk
+    return np.frombuffer(full.buffers()[1], np.int64, len(full), 8 * full.offset) if full else ()
 
 
 def _read_casting(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import entry_points
@@ -34,6 +35,16 @@ class Candidate:
         """The file as SQLite, opened once for all readers; None where it is something else."""
         return Database(self.path) if self.head.startswith(MAGIC) else None
 
+    @contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """Gives the file back where no reader takes it."""
+        try:
+            yield
+        except BaseException:
+            if (database := self.__dict__.get("database")) is not None:
+                database.close()
+            raise
+
 
 @dataclass(frozen=True, slots=True)
 class Reader:
@@ -53,11 +64,12 @@ def _open_nsys(candidate: Candidate) -> Trace:
 
 
 def _open_report(candidate: Candidate) -> Trace:
-    exported = export_report(candidate.path)
-    database = Candidate(exported).database
-    if database is None:
-        raise InputError(candidate.path, f"its export is broken; delete {exported} and try again")
-    return NsysTrace(candidate.path, database)
+    exported = Candidate(export_report(candidate.path))
+    with exported.closed_on_error():
+        if exported.database is None:
+            problem = f"its export is broken; delete {exported.path} and try again"
+            raise InputError(candidate.path, problem)
+        return NsysTrace(candidate.path, exported.database)
 
 
 READERS: Final = (
@@ -71,10 +83,11 @@ def open_trace(path: Path | str) -> Trace:
     candidate = Candidate(Path(path))
     if not candidate.head:
         raise InputError(path, "the file is empty; the recording or the copy failed")
-    for reader in _readers():
-        if reader.recognises(candidate):
-            return reader.open(candidate)
-    raise InputError(path, _unknown(candidate))
+    with candidate.closed_on_error():
+        for reader in _readers():
+            if reader.recognises(candidate):
+                return reader.open(candidate)
+        raise InputError(path, _unknown(candidate))
 
 
 def _readers() -> Iterator[Reader]:

@@ -34,7 +34,7 @@ _COLUMNS: Final = {
     "sync": ("sync",),
     "alloc": ("alloc",),
     "launch": ("launch",),
-    "idle": ("other_idle",),
+    "idle?": ("other_idle",),
 }
 """Columns of the table for many GPUs, and the classes that each adds up."""
 
@@ -83,7 +83,7 @@ def gpus_table(analysis: Analysis) -> Table:
     columns = {
         title: names
         for title, names in _COLUMNS.items()
-        if title in ("compute", "idle") or any(row.of(name) for row in rows for name in names)
+        if title in ("compute", "idle?") or any(row.of(name) for row in rows for name in names)
     }
     body = tuple(
         (

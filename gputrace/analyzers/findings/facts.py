@@ -71,7 +71,8 @@ class Facts:
         """``a step of 62.8 ms``, or ``969 ms`` where there are no steps."""
         if not self.measured:
             return format_ns(self.mean_ns)
-        return f"a step of {format_ns(self.mean_ns)}"
+        training = any(windows.kind == "training" for windows in self.found.by_rank.values())
+        return f"{'a step' if training else 'an iteration'} of {format_ns(self.mean_ns)}"
 
     @property
     def mean_ns(self) -> int:

@@ -61,7 +61,7 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
         "autotune-repeated",
         severity_of(share) or "low",
         cost,
-        f"cuDNN searches for its algorithms again in every step: {allocs // steps:,} allocations "
+        f"the search for cuDNN's algorithms runs in every step: {allocs // steps:,} allocations "
         f"and {syncs // steps:,} synchronisations a step, while the GPUs idle "
         f"{format_ns(cost)} of {facts.per} ({share:.0%})",
         "turn the search off (torch.backends.cudnn.benchmark = False), or keep the threads that "

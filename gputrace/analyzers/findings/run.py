@@ -122,7 +122,8 @@ def warmup(facts: Facts) -> Iterator[Finding]:
         "warmup",
         "info",
         max(spent - usual, 0) // max(len(windows), 1),
-        f"the first {count} steps take {format_ns(spent)} and are left out as warm-up",
+        f"the first {count} step{'s take' if count > 1 else ' takes'} {format_ns(spent)}: "
+        "left out as warm-up",
         "measure without them; a long warm-up is autotuning, compilation or allocation",
         {"steps": count, "warmup_ns": spent},
     )

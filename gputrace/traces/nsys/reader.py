@@ -6,14 +6,13 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.errors import InputError
 from gputrace.traces.broken import drop_broken
-from gputrace.traces.columns import Integers, Query, read_integers
+from gputrace.traces.columns import Integers, read_integers
 from gputrace.traces.events import (
     COLUMN_TYPES,
     GPU_KINDS,
@@ -25,16 +24,10 @@ from gputrace.traces.events import (
     concatenate,
 )
 from gputrace.traces.nsys.devices import DeviceMap
+from gputrace.traces.nsys.queries import GRAPHS, INLINE_TEXT, build_query
 from gputrace.traces.nsys.schema import KIND_OF, MEMORY_OF, TABLES, Table
 from gputrace.traces.sqlite import Database, quoted
 from gputrace.traces.trace import Device, Process, Progress, Trace, Window
-
-_INLINE_TEXT: Final = -2
-"""Name ids from here down stand for NVTX text that is not in StringIds: -2 minus the rowid."""
-_GRAPHS: Final = -(1 << 30)
-"""Name ids from here down stand for CUDA graphs: this minus the graph's id."""
-_WITHIN_DEVICE, _PEER = 8, 10
-"""Of ENUM_CUDA_MEMCPY_OPER."""
 
 
 def is_nsys(database: Database) -> bool:
@@ -82,15 +75,15 @@ class NsysTrace(Trace):
             sql = "SELECT id, value FROM StringIds WHERE id IN (SELECT value FROM json_each(?))"
             listed = json.dumps([id for id in wanted if id >= 0])
             text = {id: _plain(value) for id, value in self._database.query(sql, (listed,))}
-        text |= {id: f"CUDA graph {_GRAPHS - id}" for id in wanted if id <= _GRAPHS}
-        inline = json.dumps([_INLINE_TEXT - id for id in wanted if _GRAPHS < id <= _INLINE_TEXT])
+        text |= {id: f"CUDA graph {GRAPHS - id}" for id in wanted if id <= GRAPHS}
+        inline = json.dumps([INLINE_TEXT - id for id in wanted if GRAPHS < id <= INLINE_TEXT])
         if inline != "[]":
             rows = self._database.query(
                 "SELECT rowid, text FROM NVTX_EVENTS "
                 "WHERE rowid IN (SELECT value FROM json_each(?))",
                 (inline,),
             )
-            text |= {_INLINE_TEXT - row: _plain(value) for row, value in rows}
+            text |= {INLINE_TEXT - row: _plain(value) for row, value in rows}
         return {id: text.get(id, f"<name {id}>") for id in wanted}
 
     def device(self, process: int, device: int) -> Device:
@@ -125,7 +118,9 @@ class NsysTrace(Trace):
     ) -> Events:
         partial = not kinds >= set(table.kinds)
         needed = dict.fromkeys([*columns, "start", "end", *(["kind"] if partial else [])])
-        raw = read_integers(self._database, _query(self._database, table, needed, window), progress)
+        raw = read_integers(
+            self._database, build_query(self._database, table, needed, window), progress
+        )
         arrays = {name: self._translate(table, name, raw) for name in needed}
         events = drop_broken(Events(arrays), self.quality, table.name)
         if partial:
@@ -141,6 +136,8 @@ class NsysTrace(Trace):
             return _lookup(KIND_OF[table.name], raw, "kind", rows, table.kinds[-1])
         if column in ("source_memory", "destination_memory"):
             return _lookup(MEMORY_OF, raw, column, rows, Memory.UNKNOWN)
+        if column == "thread" and "thread" in table.columns and "process" in raw:
+            return raw["process"] & 0xFFFFFF
         if column not in raw:
             empty = 0 if column == "process" else UNKNOWN
             if column == "process" and rows and not self.processes:
@@ -148,8 +145,6 @@ class NsysTrace(Trace):
             return np.full(rows, empty, COLUMN_TYPES[column])
         if column == "process":
             return self._process_column(raw["process"])
-        if column == "thread":
-            return raw["thread"] & 0xFFFFFF
         return raw[column]
 
     def _process_column(self, global_ids: Integers) -> NDArray[np.int16]:
@@ -182,55 +177,6 @@ def _usable(database: Database, table: Table) -> bool:
     if table.where:
         required.append("eventType")
     return database.has(table.name, *required)
-
-
-def _query(
-    database: Database, table: Table, columns: Collection[str], window: Window | None
-) -> Query:
-    """What to select for some event columns, of the nsys columns that are there."""
-    expressions = {}
-    for column in columns:
-        for candidate in table.columns.get(column, ()):
-            if database.has(table.name, candidate):
-                expressions[column] = quoted(candidate)
-                break
-    if table.name == "NVTX_EVENTS":
-        _read_nvtx(database, expressions)
-    if table.name == "CUPTI_ACTIVITY_KIND_MEMCPY":
-        _read_peers(database, expressions)
-    if table.kinds == (Kind.GRAPH,) and "name" in expressions:
-        expressions["name"] = f"{_GRAPHS} - {expressions['name']}"
-    types = {name: _raw_type(name) for name in expressions}
-    conditions = [table.where] if table.where else []
-    if window is not None:
-        end = expressions.get("end", '"end"')
-        conditions.append(f'"start" < {window.end} AND {end} >= {window.start}')
-    return Query(table.name, expressions, types, " AND ".join(conditions))
-
-
-def _read_nvtx(database: Database, expressions: dict[str, str]) -> None:
-    """Marks have no end; texts that were not registered have no id and stand for themselves."""
-    start = expressions["start"]
-    end = expressions.get("end")
-    expressions["end"] = f"COALESCE({end}, {start})" if end else start
-    if "name" in expressions and database.has("NVTX_EVENTS", "text"):
-        expressions["name"] = f"COALESCE({expressions['name']}, {_INLINE_TEXT} - rowid)"
-
-
-def _read_peers(database: Database, expressions: dict[str, str]) -> None:
-    """A device-to-device copy whose ends are two devices is a peer copy."""
-    devices = ("srcDeviceId", "dstDeviceId")
-    if "kind" in expressions and database.has("CUPTI_ACTIVITY_KIND_MEMCPY", *devices):
-        kind = expressions["kind"]
-        expressions["kind"] = (
-            f"CASE WHEN {kind} = {_WITHIN_DEVICE} AND srcDeviceId <> dstDeviceId "
-            f"THEN {_PEER} ELSE {kind} END"
-        )
-
-
-def _raw_type(column: str) -> type[np.signedinteger[Any]]:
-    """Ids that are packed or translated are read whole, the rest in the contract's type."""
-    return np.int64 if column in ("process", "thread", "kind") else COLUMN_TYPES[column]
 
 
 def _lookup(

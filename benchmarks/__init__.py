@@ -1,0 +1,1 @@
+"""Benchmarks of gputrace: `python -m benchmarks help` lists them, docs/benchmarks.md explains."""

@@ -1,0 +1,71 @@
+"""`python -m benchmarks [NAME…]`: runs the benchmarks named, or all."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+from benchmarks.options import Options
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One entry: `module` has a function `run(options) -> exit code`."""
+
+    name: str
+    module: str
+    summary: str
+
+    def run(self, options: Options) -> int:
+        """Imported only now: what one benchmark needs must not weigh on another."""
+        module: Any = import_module(self.module)
+        code: int = module.run(options)
+        return code
+
+
+BENCHMARKS: Final = (
+    Benchmark("speed", "benchmarks.speed", "time and memory, beside the floor and the peers"),
+    Benchmark("accuracy", "benchmarks.accuracy", "steps and causes found in generated runs"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs what the command line asks for; gives back the worst exit code."""
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
+    names: list[str] = parsed.names
+    if "help" in names:
+        parser.print_help()
+        return 0
+    if unknown := set(names) - {benchmark.name for benchmark in BENCHMARKS}:
+        parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; try help")
+    options = Options(parsed.check, parsed.large, parsed.peers, parsed.runs)
+    chosen = [benchmark for benchmark in BENCHMARKS if not names or benchmark.name in names]
+    return max(benchmark.run(options) for benchmark in chosen)
+
+
+def _parser() -> argparse.ArgumentParser:
+    listed = "\n".join(f"  {benchmark.name:<12}{benchmark.summary}" for benchmark in BENCHMARKS)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=f"Benchmarks of gputrace; all of them unless some are named:\n\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a benchmark, or help")
+    parser.add_argument(
+        "--check", action="store_true", help="only compare with the committed bounds; 1 if worse"
+    )
+    parser.add_argument("--large", action="store_true", help="10 million kernels too (minutes)")
+    parser.add_argument(
+        "--no-peers", dest="peers", action="store_false", help="leave other programs out"
+    )
+    parser.add_argument("--runs", type=int, default=5, metavar="N", help="runs a command (5)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

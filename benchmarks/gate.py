@@ -1,0 +1,92 @@
+"""The gate: ratios that may not grow. Seconds differ from machine to machine, ratios far less."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks import commands
+from benchmarks.inputs import USUAL, nsys_export
+from benchmarks.measure import alternate_all
+from benchmarks.options import Options
+from benchmarks.tables import show
+
+MARGIN: Final = 0.3
+"""How much worse than its bound a ratio may be: what a busy machine can do to it."""
+ATTEMPTS: Final = 3
+"""A ratio fails when it is worse that many times in a row."""
+
+BOUNDS: Final = {
+    "analyze: time / floor's time": 4.2,
+    "analyze: peak memory / size of the file": 1.9,
+    "analyze: time of 3 M / of 0.8 M, a kernel": 0.75,
+    "--help: time / Python's start": 4.0,
+}
+"""As measured when they were last looked at; lower one when gputrace has become better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One ratio and what it may be."""
+
+    name: str
+    ratio: float
+
+    @property
+    def limit(self) -> float:
+        return BOUNDS[self.name] * (1 + MARGIN)
+
+    @property
+    def passed(self) -> bool:
+        return self.ratio <= self.limit
+
+
+def check(options: Options) -> int:
+    """Prints the ratios; 1 where one is worse than its bound by more than the margin."""
+    best: dict[str, Judged] = {}
+    for _ in range(ATTEMPTS):
+        for judged in map(Judged, BOUNDS, _ratios(options.runs)):
+            best[judged.name] = min(judged, best.get(judged.name, judged), key=_ratio)
+        if all(judged.passed for judged in best.values()):
+            break
+    show(
+        f"Ratios against their bounds, with a margin of {MARGIN:.0%}",
+        ("ratio", "measured", "bound", "may be", ""),
+        [_line(judged) for judged in best.values()],
+    )
+    return 0 if all(judged.passed for judged in best.values()) else 1
+
+
+def _ratio(judged: Judged) -> float:
+    return judged.ratio
+
+
+def _line(judged: Judged) -> tuple[str, ...]:
+    figures = (judged.ratio, BOUNDS[judged.name], judged.limit)
+    return (judged.name, *(f"{value:.2f}" for value in figures), "" if judged.passed else "WORSE")
+
+
+def _ratios(turns: int) -> tuple[float, ...]:
+    """In the order of BOUNDS."""
+    usual, larger = nsys_export(USUAL), nsys_export("3 M")
+    print("measuring", file=sys.stderr)
+    series = alternate_all(
+        [
+            commands.analyze(usual, "usual"),
+            commands.floor(usual, "floor"),
+            commands.analyze(larger, "larger"),
+            commands.floor(larger, "larger floor"),
+            commands.help("help"),
+            commands.python("pass", "start"),
+        ],
+        turns,
+    )
+    kernels = [commands.rows(series[name])[0] for name in ("floor", "larger floor")]
+    commands.require_right(series["usual"], kernels[0])
+    return (
+        series["usual"].times(series["floor"]),
+        series["usual"].peak_bytes / usual.stat().st_size,
+        series["larger"].times(series["usual"]) * kernels[0] / kernels[1],
+        series["help"].times(series["start"]),
+    )

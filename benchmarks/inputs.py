@@ -1,0 +1,84 @@
+"""Traces to measure on: generated once, kept in the user's cache folder.
+
+The name of each holds a key made of the generator's source and the plan's, so that a change of
+either makes a new file; the old one is then removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Final
+
+from benchmarks.measure import ROOT, Failed, run
+
+SIZES: Final = {"0.1 M": 12, "0.8 M": 100, "3 M": 375, "10 M": 1250}
+"""Training steps of eight ranks, about 1,000 kernels each, by the millions of kernels they make."""
+USUAL: Final = "0.8 M"
+_SOURCES: Final = (
+    *sorted((ROOT / "tests" / "synthetic").glob("*.py")),
+    ROOT / "benchmarks" / "generate.py",
+    ROOT / "benchmarks" / "kineto.py",
+)
+_LIMIT_S: Final = 1_800.0
+
+
+def nsys_export(size: str) -> Path:
+    """An nsys SQLite export, in the page cache."""
+    path = _made("nsys", size, ".sqlite")
+    with path.open("rb") as file:
+        while file.read(1 << 24):
+            pass
+    return path
+
+
+def kineto_folder(size: str) -> Path:
+    """The same recording as PyTorch's profiler writes it: one JSON file a rank."""
+    return _made("kineto", size, "")
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "gputrace-benchmarks"
+
+
+def _made(kind: str, size: str, suffix: str) -> Path:
+    name = f"{kind}-{size.replace(' ', '')}-"
+    target = cache_folder() / f"{name}{_key()}{suffix}"
+    if target.exists():
+        return target
+    for old in cache_folder().glob(f"{name}*"):
+        remove(old)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _generate(kind, size, target)
+    return target
+
+
+def _generate(kind: str, size: str, target: Path) -> None:
+    """In a process of its own, since it needs a gigabyte for 3 million kernels."""
+    print(f"generating {target.name}", file=sys.stderr)
+    unfinished = target.with_name(f"unfinished-{os.getpid()}-{target.name}")
+    command = (sys.executable, "-m", "benchmarks.generate", kind, str(SIZES[size]), str(unfinished))
+    result = run(command, _LIMIT_S)
+    if result.code:
+        remove(unfinished)
+        raise Failed(f"{target.name} could not be made: {result.error.strip()[-500:]}")
+    unfinished.rename(target)
+
+
+def remove(path: Path) -> None:
+    """A file or a folder, which need not be there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _key() -> str:
+    digest = hashlib.sha256()
+    for source in _SOURCES:
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:12]

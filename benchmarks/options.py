@@ -1,0 +1,19 @@
+"""What a person may ask of every benchmark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command line of `python -m benchmarks`."""
+
+    check: bool = False
+    """Compare with the committed bounds, and do nothing else."""
+    large: bool = False
+    """Include what takes minutes to prepare."""
+    peers: bool = True
+    """Run other programs, where they are installed."""
+    runs: int = 5
+    """How often each command runs; tables show the median."""

@@ -1,0 +1,138 @@
+"""The speed of gputrace: the whole command, its growth, its start, its peers."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from benchmarks import commands, gate, peers
+from benchmarks.inputs import SIZES, USUAL, nsys_export
+from benchmarks.measure import (
+    MIB,
+    Failed,
+    Job,
+    Series,
+    alternate_all,
+    machine,
+    pin,
+)
+from benchmarks.options import Options
+from benchmarks.tables import mebibytes, seconds, show, spread, verdict
+
+TARGET_S: Final = 1.2
+TARGET_BYTES: Final = 400 * MIB
+"""With steps and the causes of idle time, which read the host's rows too: 1.5 s and 450 MiB."""
+TARGET_HELP_S: Final = 0.15
+READ: Final = "cat FILE, its bytes read once"
+START: Final = "python -c pass"
+
+
+def run(options: Options) -> int:
+    """Prints the tables; 1 where a bound is broken or a command does not work."""
+    pin()
+    print(f"speed: {machine()}")
+    try:
+        if options.check:
+            return gate.check(options)
+        _whole_command(options.runs)
+        _growth(options)
+        _start(options.runs)
+        if options.peers:
+            peers.show_peers(options.runs)
+    except Failed as failure:
+        print(f"speed: {failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _whole_command(turns: int) -> None:
+    path = nsys_export(USUAL)
+    jobs = [
+        commands.analyze(path),
+        commands.floor(path),
+        Job(READ, ("sh", "-c", 'cat "$0" >/dev/null', str(path))),
+        commands.python("pass", START),
+    ]
+    series = alternate_all(jobs, turns)
+    floor, analysis = series[commands.FLOOR], series[commands.ANALYZE]
+    kernels, calls = commands.rows(floor)
+    commands.require_right(analysis, kernels)
+    size = mebibytes(path.stat().st_size)
+    show(
+        f"The whole command: {kernels:,} kernels, {calls:,} CUDA calls, {size} MiB, "
+        f"median of {turns}",
+        ("command", "wall s", "fastest to slowest", "CPU s", "peak MiB", "x floor"),
+        [_row(label, one, floor) for label, one in series.items()],
+    )
+    inside = commands.seconds_inside(floor)
+    print(f"\n  Inside the floor's process, at best: {seconds(inside)} s")
+    time, memory = analysis.wall_s, analysis.peak_bytes
+    print(f"  Target {TARGET_S} s: {verdict(time < TARGET_S)}", end="; ")
+    print(f"{mebibytes(TARGET_BYTES)} MiB: {verdict(memory < TARGET_BYTES)}")
+
+
+def _row(label: str, series: Series, floor: Series) -> tuple[str, ...]:
+    figures = (seconds(series.wall_s), spread(series), seconds(series.cpu_s))
+    return (label, *figures, mebibytes(series.peak_bytes), f"{series.times(floor):.2f}")
+
+
+def _growth(options: Options) -> None:
+    sizes = [size for size in SIZES if options.large or size != "10 M"]
+    paths = {size: nsys_export(size) for size in sizes}
+    jobs = [commands.analyze(path, size) for size, path in paths.items()]
+    floors = [commands.floor(path, f"floor {size}") for size, path in paths.items()]
+    series = alternate_all([*jobs, *floors], min(options.runs, 5))
+    show(
+        "Growth: gputrace analyze FILE --json by kernels (linear: the same time a kernel)",
+        ("kernels", "file MiB", "wall s", "fastest to slowest", "x floor", "us a kernel",
+         "to 0.8 M", "peak MiB", "bytes a kernel"),
+        [_grown(size, paths[size].stat().st_size, series) for size in sizes],
+    )  # fmt: skip
+    first, last = sizes[0], sizes[-1]
+    print(f"\n  Beyond the fixed cost, from {first} to {last}: {_marginal(series, first, last)}")
+
+
+def _grown(size: str, file_bytes: int, series: dict[str, Series]) -> tuple[str, ...]:
+    one, floor = series[size], series[f"floor {size}"]
+    kernels, usual = (commands.rows(series[f"floor {name}"])[0] for name in (size, USUAL))
+    relative = one.times(series[USUAL]) * usual / kernels
+    return (
+        f"{kernels:,}",
+        mebibytes(file_bytes),
+        seconds(one.wall_s),
+        spread(one),
+        f"{one.times(floor):.2f}",
+        f"{one.wall_s / kernels * 1e6:.2f}",
+        f"{relative:.2f}",
+        mebibytes(one.peak_bytes),
+        f"{one.peak_bytes / kernels:.0f}",
+    )
+
+
+def _marginal(series: dict[str, Series], first: str, last: str) -> str:
+    low, high = series[first], series[last]
+    kernels = [commands.rows(series[f"floor {name}"])[0] for name in (first, last)]
+    more = kernels[1] - kernels[0]
+    time, memory = (high.wall_s - low.wall_s) / more, (high.peak_bytes - low.peak_bytes) / more
+    return f"{time * 1e6:.2f} us and {memory:.0f} bytes a kernel"
+
+
+def _start(turns: int) -> None:
+    usage = commands.help()
+    jobs = [
+        usage,
+        commands.python("import gputrace", "import gputrace"),
+        commands.python("from gputrace import open", "from gputrace import open"),
+        commands.python("pass", START),
+    ]
+    series = alternate_all(jobs, 2 * turns)
+    show(
+        f"Start: median of {2 * turns}",
+        ("command", "wall ms", "fastest to slowest, s", "peak MiB"),
+        [
+            (label, f"{one.wall_s * 1e3:.0f}", spread(one), mebibytes(one.peak_bytes))
+            for label, one in series.items()
+        ],
+    )
+    met = series[usage.label].wall_s < TARGET_HELP_S
+    print(f"\n  Target for --help, {TARGET_HELP_S * 1e3:.0f} ms: {verdict(met)}")

@@ -1,0 +1,85 @@
+"""The real command, in a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).parents[1]
+
+UNREADABLE: Final = 3
+"""The exit code for input that cannot be read."""
+
+_OF_THE_CALLER: Final = ("GPUTRACE_NSYS", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM")
+"""Variables that change what the command does, and are the person's who runs the tests."""
+
+
+class Ran(NamedTuple):
+    """What a command left."""
+
+    code: int
+    out: str
+    err: str
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables that the command gets."""
+    kept = {name: value for name, value in os.environ.items() if name not in _OF_THE_CALLER}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return kept | {"PYTHONPATH": os.pathsep.join(paths)} | dict(extra or {})
+
+
+def python(*arguments: str, env: Mapping[str, str] | None = None) -> Ran:
+    """Runs this Python with the arguments."""
+    run = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        env=environment(env),
+        check=False,
+        timeout=60,
+    )
+    return Ran(run.returncode, run.stdout.decode(), run.stderr.decode())
+
+
+def gputrace(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Ran:
+    """Runs ``gputrace`` with the arguments; ``env`` adds variables."""
+    return python("-m", "gputrace", *map(str, arguments), env=env)
+
+
+def assert_refused(ran: Ran, code: int, *words: str) -> None:
+    """The command ended with the code and one line on stderr that holds the words, no results."""
+    assert ran.out == ""
+    assert ran.err.startswith("gputrace: ")
+    assert ran.err.count("\n") == 1, ran.err
+    assert ran.err.endswith("\n")
+    for word in words:
+        assert word in ran.err
+    assert ran.code == code
+
+
+State = dict[str, tuple[int, int, str]]
+
+
+def state(folder: Path) -> State:
+    """Each file of a folder: its mode, its time, its content."""
+    return {
+        path.name: (
+            path.stat().st_mode,
+            path.stat().st_mtime_ns,
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+        )
+        for path in folder.iterdir()
+    }
+
+
+def assert_unreadable(path: Path, *words: str) -> None:
+    """The command names the file, says the words, and leaves the folder as it was."""
+    before = state(path.parent)
+    assert_refused(gputrace("analyze", path), UNREADABLE, str(path), *words)
+    assert state(path.parent) == before

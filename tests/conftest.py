@@ -1,0 +1,80 @@
+"""Fixtures of all tests. ``pytest --update-golden`` writes the files of tests/golden anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import settings
+
+from gputrace.traces.readers import open_trace
+from gputrace.traces.trace import Trace
+from tests.exports import Export, Opened
+from tests.recordings import unpack
+
+GOLDEN: Final = Path(__file__).parent / "golden"
+
+settings.register_profile("gputrace", deadline=None)
+settings.load_profile("gputrace")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write the files of tests/golden anew"
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder in place of the user's cache folder."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Unpacks one of the small recordings, once."""
+    folder = tmp_path_factory.mktemp("recordings")
+
+    def find(name: str) -> Path:
+        path = folder / name
+        return path if path.exists() else unpack(name, folder)
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def h100(recording: Callable[[str], Path]) -> Path:
+    """Two GPUs that copy from the host nearly all the time."""
+    return recording("nsys-ai-h100_2gpu_1s.sqlite")
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Opened]:
+    """Writes an export and opens it; closes what it opened."""
+    with ExitStack() as stack:
+
+        def open_export(export: Export) -> Trace:
+            path = export.write(tmp_path / "trace.sqlite")
+            return stack.enter_context(open_trace(path))
+
+        yield open_export
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares a text with a file of tests/golden."""
+    update = request.config.getoption("--update-golden")
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if update:
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8"), "pytest --update-golden accepts this"
+
+    return check

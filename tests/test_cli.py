@@ -1,0 +1,242 @@
+"""The command ``gputrace``: its words, its exit codes, what goes to stdout and what to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import gputrace
+from tests import command
+from tests.command import assert_refused
+from tests.exports import Export
+
+DONE: Final = 0
+USAGE: Final = 2
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """100 ns from 1000 on, with gaps of 5, 15 and 10 ns in them."""
+    export = Export().kernel(1000, 1010).kernel(1015, 1030).kernel(1045, 1050).kernel(1060, 1100)
+    return export.write(tmp_path / "trace.sqlite")
+
+
+def analyzed(*arguments: str | Path) -> dict[str, Any]:
+    """The JSON of an analysis, which leaves nothing on stderr."""
+    ran = command.gputrace("analyze", "--json", *arguments)
+    assert (ran.code, ran.err) == (DONE, "")
+    found: dict[str, Any] = json.loads(ran.out)
+    return found
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_names_the_commands(flag: str) -> None:
+    ran = command.gputrace(flag)
+    assert (ran.code, ran.err) == (DONE, "")
+    assert ran.out.startswith("Usage: gputrace ")
+    assert {"analyze", "demo"} <= {line.split()[0] for line in ran.out.splitlines() if line.split()}
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_of_a_command_names_its_options(flag: str) -> None:
+    ran = command.gputrace("analyze", flag)
+    assert (ran.code, ran.err) == (DONE, "")
+    for option in ("--format", "--json", "--time", "--gaps"):
+        assert option in ran.out
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert command.gputrace("--version").out == f"gputrace, version {gputrace.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["frobnicate"],
+        ["analyze"],
+        ["analyze", "--frobnicate", "TRACE"],
+        ["analyze", "--format", "xml", "TRACE"],
+        ["analyze", "--gaps", "-1", "TRACE"],
+        ["analyze", "--gaps", "many", "TRACE"],
+        ["analyze", "--time", "12", "TRACE"],
+        ["analyze", "--time", "14s:12s", "TRACE"],
+        ["analyze", "--time", "12s:12s", "TRACE"],
+        ["analyze", "--time", "soon:later", "TRACE"],
+        ["analyze", "--time", "", "TRACE"],
+        ["analyze", "--time", "0s:1s", "TRACE"],
+        ["analyze", "--time", "156.5s:", "TRACE"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage(arguments: list[str], h100: Path) -> None:
+    ran = command.gputrace(*(str(h100) if word == "TRACE" else word for word in arguments))
+    assert (ran.code, ran.out) == (USAGE, "")
+    assert ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_window_with_nothing_in_it_says_where_there_is_something(h100: Path) -> None:
+    ran = command.gputrace("analyze", "--time", "0s:1s", h100)
+    assert_refused(ran, USAGE, str(h100), "155.358s to 156.327s")
+
+
+def test_a_window_that_cannot_be_read_says_how_to_write_one(h100: Path) -> None:
+    assert_refused(command.gputrace("analyze", "--time", "12", h100), USAGE, "12s:14s")
+
+
+def test_a_window_narrows_the_span(small: Path) -> None:
+    assert analyzed("--time", "1020ns:1060ns", small)["span_ns"] == 40
+    assert analyzed("--time", "1060ns:", small)["span_ns"] == 40
+
+
+def test_as_many_gaps_are_listed_as_asked_for(small: Path) -> None:
+    of = {count: analyzed("--gaps", count, small)["gaps"] for count in ("0", "2", "99")}
+    assert [gaps["count"] for gaps in of.values()] == [3, 3, 3]
+    assert [gaps["total_ns"] for gaps in of.values()] == [30, 30, 30]
+    lengths = [[gap["end_ns"] - gap["start_ns"] for gap in of[n]["largest"]] for n in of]
+    assert lengths == [[], [15, 10], [15, 10, 5]]
+
+
+def test_no_gaps_asked_for_leave_no_table_of_them(small: Path) -> None:
+    text = command.gputrace("analyze", "--gaps", "0", small).out
+    assert "compute" in text
+    assert "cause" not in text
+
+
+@pytest.mark.parametrize(("form", "suffix"), [("text", "txt"), ("markdown", "md"), ("csv", "csv")])
+def test_a_report_looks_as_it_did(
+    form: str, suffix: str, h100: Path, golden: Callable[[str, str], None]
+) -> None:
+    ran = command.gputrace("analyze", "--format", form, h100)
+    assert (ran.code, ran.err) == (DONE, "")
+    golden(f"nsys-ai-h100_2gpu_1s.{suffix}", ran.out)
+
+
+def test_text_is_the_format_when_none_is_named(small: Path) -> None:
+    plain = command.gputrace("analyze", small)
+    assert plain == command.gputrace("analyze", "--format", "text", small)
+
+
+def test_json_has_a_short_form(small: Path) -> None:
+    ran = command.gputrace("analyze", "--format", "json", small)
+    assert json.loads(ran.out) == analyzed(small)
+
+
+def test_the_verdict_comes_first(h100: Path) -> None:
+    ran = command.gputrace("analyze", h100)
+    assert "host-to-device copies" in ran.out.splitlines()[0]
+    assert "What to do: " in ran.out.splitlines()[2]
+
+
+def test_without_a_terminal_there_is_no_colour_and_no_progress(small: Path) -> None:
+    ran = command.gputrace("analyze", small, env={"TERM": "xterm", "FORCE_COLOR": "1"})
+    assert not {"\x1b", "\r"} & set(ran.out + ran.err)
+
+
+def at_terminal(path: Path, **variables: str) -> str:
+    """What the command writes to a terminal."""
+    pty = pytest.importorskip("pty")
+    master, slave = pty.openpty()
+    running = subprocess.Popen(
+        [sys.executable, "-m", "gputrace", "analyze", str(path)],
+        stdout=slave,
+        stderr=slave,
+        env=command.environment({"TERM": "xterm"} | variables),
+    )
+    os.close(slave)
+    written = b""
+    try:
+        while chunk := os.read(master, 4096):
+            written += chunk
+    except OSError:  # Linux's way to tell that the other side is closed
+        pass
+    os.close(master)
+    assert running.wait() == DONE
+    return written.decode().replace("\r\n", "\n")
+
+
+def test_a_terminal_gets_colours(h100: Path) -> None:
+    assert "\x1b[1;31m" in at_terminal(h100)  # a finding of high severity
+
+
+@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_a_terminal_gets_no_colours_if_it_wants_none(
+    variables: dict[str, str], small: Path
+) -> None:
+    assert at_terminal(small, **variables) == command.gputrace("analyze", small).out
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+def test_an_output_that_lacks_a_character_gets_another(encoding: str, tmp_path: Path) -> None:
+    path = Export().kernel(0, 10).write(tmp_path / "trace.sqlite")
+    ran = subprocess.run(
+        [sys.executable, "-m", "gputrace", "analyze", str(path)],
+        capture_output=True,
+        env=command.environment({"PYTHONIOENCODING": f"{encoding}:strict"}),
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (DONE, b"")
+    # click itself writes UTF-8 to a terminal that says ASCII.
+    text = ran.stdout.decode("utf-8" if encoding == "ascii" else encoding)
+    assert "host to device" in text
+
+
+def test_a_path_that_is_not_utf_8_leaves_the_json_valid(tmp_path: Path) -> None:
+    path = Export().kernel(0, 10).write(tmp_path / os.fsdecode(b"\xff.sqlite"))
+    assert analyzed(path)["span_ns"] == 10
+
+
+@pytest.mark.parametrize("arguments", [["analyze"], ["analyze", "--json"], ["--help"]])
+def test_a_reader_that_has_had_enough_is_no_error(arguments: list[str], h100: Path) -> None:
+    """As in ``gputrace analyze … | head -1``, once head has ended."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    trace = [str(h100)] if "analyze" in arguments else []
+    ran = subprocess.run(
+        [sys.executable, "-m", "gputrace", *arguments, *trace],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        env=command.environment(),
+        check=False,
+    )
+    os.close(writer)
+    assert (ran.returncode, ran.stderr) == (DONE, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_is_told(h100: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "gputrace", "analyze", str(h100)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=command.environment(),
+            check=False,
+        )
+    assert (ran.returncode, ran.stderr) == (4, b"gputrace: the output: No space left on device\n")
+
+
+def test_demo_analyzes_the_bundled_recording() -> None:
+    ran = command.gputrace("demo")
+    assert ran.code == DONE
+    assert "for the next batch" in ran.out.splitlines()[0]
+    assert "four H200 GPUs" in ran.err
+    assert "gputrace analyze TRACE" in ran.err
+    assert max(map(len, ran.out.splitlines())) <= 80
+
+
+def test_demo_can_be_read_by_a_program() -> None:
+    ran = command.gputrace("demo", "--json")
+    assert (ran.code, ran.err) == (DONE, "")
+    found = json.loads(ran.out)
+    cards = [(gpu["gpu"], gpu["name"]) for gpu in found["gpus"]]
+    assert cards == [(number, "NVIDIA H200") for number in range(4)]
+    assert found["findings"][0]["id"] == "data-feeding"

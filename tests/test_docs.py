@@ -1,0 +1,44 @@
+"""The documentation names everything that a person or program may meet."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from gputrace.analyzers import findings, results
+from tests import command
+
+DOCS: Final = Path(__file__).parents[1] / "docs"
+ROWS: Final = (
+    results.Analysis,
+    results.GpuTotals,
+    results.Steps,
+    results.Step,
+    results.Phase,
+    results.Breakdown,
+    results.Gaps,
+    results.Gap,
+    results.Finding,
+)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.__name__))
+def test_every_name_of_the_json_is_documented(row: type) -> None:
+    text = (DOCS / "json.md").read_text(encoding="utf-8")
+    missing = [f.name for f in fields(row) if f"`{f.name}`" not in text]
+    assert missing == []
+
+
+def test_every_finding_is_documented_and_no_other() -> None:
+    written = set(re.findall(r"^\| `([a-z0-9-]+)` \|", (DOCS / "findings.md").read_text(), re.M))
+    made = {rule.__name__.replace("_", "-") for rule in findings.RULES}
+    assert written == made
+
+
+def test_the_readme_shows_what_the_demo_prints() -> None:
+    shown = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    assert command.gputrace("demo").out.strip() in shown

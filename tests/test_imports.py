@@ -1,0 +1,48 @@
+"""What is imported when: a command that needs no numpy does not wait for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests import command
+
+HEAVY: Final = ("numpy", "pyarrow", "pandas", "rich", "adbc_driver_manager")
+NOT_FOR_A_REPORT: Final = ("pandas", "textual", "bokeh", "sqlite_utils", "dask", "IPython")
+
+
+def imported(program: str, *arguments: str) -> set[str]:
+    """The top-level modules that a program has imported at its end."""
+    tail = "import sys; print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
+    ran = command.python("-c", f"{program}\n{tail}", *arguments)
+    assert ran.code == 0
+    return set(ran.err.split())
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import gputrace",
+        "import gputrace; gputrace.GputraceError; gputrace.__version__",
+        "import gputrace.cli",
+        "from gputrace.cli import run; run(['--help'])",
+        "from gputrace.cli import run; run(['--version'])",
+        "from gputrace.cli import run; run(['analyze', '--help'])",
+        "from gputrace.cli import run; run(['demo', '--help'])",
+    ],
+)
+def test_nothing_heavy_is_imported_before_it_is_needed(program: str) -> None:
+    modules = imported(program)
+    assert "gputrace" in modules
+    assert not modules & set(HEAVY)
+
+
+@pytest.mark.parametrize("form", ["text", "json", "markdown", "csv"])
+def test_a_report_needs_no_notebook_and_no_browser(form: str, h100: Path) -> None:
+    program = "import sys\nfrom gputrace.cli import run; run(['analyze', *sys.argv[1:]])"
+    modules = imported(program, "--format", form, str(h100))
+    assert "numpy" in modules
+    assert not modules & set(NOT_FOR_A_REPORT)
+    assert ("rich" in modules) == (form == "text")

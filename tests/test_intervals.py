@@ -1,0 +1,97 @@
+"""Sets of nanoseconds agree with Python's own sets, on times small enough to list."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gputrace.analyzers.intervals import EMPTY, Intervals, union
+
+Rows = list[tuple[int, int]]
+
+MOMENTS = st.integers(-15, 45)
+ROWS = st.lists(st.tuples(st.integers(-10, 30), st.integers(0, 10))).map(
+    lambda rows: [(start, start + length) for start, length in rows]
+)
+"""Nested, touching, identical and empty intervals come up often among so few times."""
+WINDOWS = st.tuples(MOMENTS, MOMENTS).map(lambda edges: (min(edges), max(edges)))
+
+
+def covered(rows: Rows) -> set[int]:
+    return {time for start, end in rows for time in range(start, end)}
+
+
+def of(rows: Rows) -> Intervals:
+    return union([start for start, _ in rows], [end for _, end in rows])
+
+
+def members(intervals: Intervals) -> set[int]:
+    """The nanoseconds of a set, which must be sorted, without empty or touching intervals."""
+    start, end = intervals.start, intervals.end
+    assert start.dtype == end.dtype == np.int64
+    assert (start < end).all()
+    assert (end[:-1] < start[1:]).all()
+    return covered(list(zip(start.tolist(), end.tolist(), strict=True)))
+
+
+@given(ROWS)
+def test_a_union_holds_what_any_interval_holds(rows: Rows) -> None:
+    assert members(of(rows)) == covered(rows)
+    assert of(rows).total == len(covered(rows))
+    assert of(rows).lengths.sum() == len(covered(rows))
+
+
+@given(ROWS.flatmap(lambda rows: st.tuples(st.just(rows), st.permutations(rows))))
+def test_the_order_of_rows_means_nothing(orders: tuple[Rows, Rows]) -> None:
+    assert members(of(orders[0])) == members(of(orders[1]))
+
+
+@given(ROWS)
+def test_rows_known_to_be_sorted_give_the_same_union(rows: Rows) -> None:
+    starts, ends = [start for start, _ in sorted(rows)], [end for _, end in sorted(rows)]
+    assert members(union(starts, ends, is_sorted=True)) == covered(rows)
+
+
+@given(ROWS, ROWS)
+def test_intersection_and_difference_are_those_of_sets(first: Rows, second: Rows) -> None:
+    assert members(of(first).intersection(of(second))) == covered(first) & covered(second)
+    assert members(of(first).difference(of(second))) == covered(first) - covered(second)
+
+
+@given(ROWS, WINDOWS)
+@example([(0, 10)], (5, 5))
+def test_clip_and_complement_share_a_window_between_them(
+    rows: Rows, window: tuple[int, int]
+) -> None:
+    inside = covered(rows) & covered([window])
+    assert members(of(rows).clip(*window)) == inside
+    assert members(of(rows).complement(*window)) == covered([window]) - inside
+
+
+@given(ROWS, st.lists(MOMENTS))
+def test_before_counts_and_contains_tells_membership(rows: Rows, times: list[int]) -> None:
+    before = [sum(member < time for member in covered(rows)) for time in times]
+    assert of(rows).before(times).tolist() == before
+    assert of(rows).contains(times).tolist() == [time in covered(rows) for time in times]
+
+
+@given(ROWS, st.lists(WINDOWS))
+def test_within_counts_what_lies_in_each_window(rows: Rows, windows: Rows) -> None:
+    starts, ends = [start for start, _ in windows], [end for _, end in windows]
+    expected = [len(covered(rows) & covered([window])) for window in windows]
+    assert of(rows).within(starts, ends).tolist() == expected
+
+
+def test_a_single_time_needs_no_list() -> None:
+    assert of([(2, 5)]).before(4) == 2
+    assert of([(2, 5)]).contains(4)
+    assert EMPTY.before(4) == 0
+    assert not EMPTY.contains(4)
+
+
+def test_times_of_a_clock_since_1970_lose_no_nanosecond() -> None:
+    now = 1_800_000_000 * 10**9
+    both = of([(now, now + 3), (now + 1, now + 4)])
+    assert members(both) == {now, now + 1, now + 2, now + 3}
+    assert both.complement(now - 1, now + 6).total == 3

@@ -1,0 +1,206 @@
+"""nsys exports become the event columns of gputrace/traces/events.py."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gputrace
+from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Kind, Memory
+from gputrace.traces.readers import open_trace
+from gputrace.traces.trace import Window
+from tests.exports import (
+    D2D,
+    D2H,
+    DEVICE,
+    H2D,
+    PEER,
+    Export,
+    Opened,
+    global_id,
+)
+from tests.memory import rows
+
+
+@pytest.mark.parametrize(
+    ("written", "memory"),
+    [
+        (0, Memory.PAGEABLE),
+        (1, Memory.PINNED),
+        (2, Memory.DEVICE),
+        (3, Memory.ARRAY),
+        (4, Memory.MANAGED),
+        (5, Memory.DEVICE_STATIC),
+        (6, Memory.MANAGED_STATIC),
+        (7, Memory.UNKNOWN),
+        (99, Memory.UNKNOWN),
+        (-3, Memory.UNKNOWN),
+        (None, Memory.UNKNOWN),
+    ],
+)
+def test_memory_kinds_count_from_pageable(
+    written: int | None, memory: Memory, opened: Opened
+) -> None:
+    trace = opened(Export().copy(0, 10, srcKind=written, dstKind=DEVICE))
+    events = trace.events([Kind.COPY_H2D], ["source_memory", "destination_memory"])
+    assert rows(events) == [(memory, Memory.DEVICE)]
+
+
+@pytest.mark.parametrize(
+    ("written", "kind"),
+    [
+        (H2D, Kind.COPY_H2D),
+        (D2H, Kind.COPY_D2H),
+        (3, Kind.COPY_H2D),  # host to array
+        (4, Kind.COPY_D2H),  # array to host
+        (5, Kind.COPY_D2D),  # among arrays and device memory
+        (6, Kind.COPY_D2D),
+        (7, Kind.COPY_D2D),
+        (D2D, Kind.COPY_D2D),
+        (9, Kind.COPY_OTHER),  # host to host
+        (PEER, Kind.COPY_PEER),
+        (11, Kind.COPY_H2D),  # unified memory
+        (12, Kind.COPY_D2H),
+        (13, Kind.COPY_D2D),
+        (0, Kind.COPY_OTHER),
+        (99, Kind.COPY_OTHER),
+        (None, Kind.COPY_OTHER),
+    ],
+)
+def test_copy_kinds_tell_the_direction(written: int | None, kind: Kind, opened: Opened) -> None:
+    trace = opened(Export().copy(0, 10, copyKind=written))
+    assert rows(trace.events(Kind, ["start", "kind"])) == [(0, kind)]
+
+
+def test_a_copy_between_two_devices_is_a_peer_copy_whatever_it_is_called(opened: Opened) -> None:
+    trace = opened(
+        Export()
+        .copy(0, 10, D2D, srcDeviceId=0, dstDeviceId=1)
+        .copy(20, 30, D2D, srcDeviceId=1, dstDeviceId=1)
+        .copy(40, 50, D2D, srcDeviceId=None, dstDeviceId=None)
+    )
+    assert rows(trace.events(Kind, ["start", "kind"])) == [
+        (0, Kind.COPY_PEER),
+        (20, Kind.COPY_D2D),
+        (40, Kind.COPY_D2D),
+    ]
+
+
+@pytest.mark.parametrize("kind", [PEER, D2D])
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_peer_copy_occupies_both_its_gpus(kind: int, device: int, tmp_path: Path) -> None:
+    export = Export().kernel(0, 10, deviceId=0).kernel(0, 10, deviceId=1)
+    export.copy(20, 25, kind, deviceId=device, srcDeviceId=0, dstDeviceId=1)
+    with gputrace.open(export.write(tmp_path / "trace.sqlite")) as trace:
+        gpus = trace.analyze().gpus
+    assert [(gpu.gpu, gpu.communication_ns, gpu.copies) for gpu in gpus] == [(0, 5, 1), (1, 5, 1)]
+
+
+def test_a_gpu_that_only_receives_peer_copies_is_there(tmp_path: Path) -> None:
+    export = Export().kernel(0, 10).copy(10, 15, PEER, srcDeviceId=0, dstDeviceId=3)
+    with gputrace.open(export.write(tmp_path / "trace.sqlite")) as trace:
+        gpus = trace.analyze().gpus
+    assert [(gpu.gpu, gpu.span_ns, gpu.communication_ns) for gpu in gpus] == [(0, 15, 5), (3, 5, 5)]
+
+
+def test_equal_correlation_ids_of_two_processes_are_told_apart(opened: Opened) -> None:
+    export = Export().kernel(10, 20, pid=7, correlationId=1).kernel(30, 40, pid=8, correlationId=1)
+    export.call(0, 5, "cudaLaunchKernel", pid=7, correlation=1)
+    export.call(20, 25, "cudaLaunchKernel", pid=8, correlation=1)
+    trace = opened(export)
+    columns = ["start", "process", "correlation"]
+    kernels = rows(trace.events([Kind.KERNEL], columns))
+    calls = rows(trace.events([Kind.API], columns))
+    assert [trace.processes[process].pid for _, process, _ in kernels] == [7, 8]
+    assert [row[1:] for row in kernels] == [row[1:] for row in calls]
+
+
+def test_processes_of_two_machines_may_share_a_pid(opened: Opened) -> None:
+    export = Export()
+    for host in (1, 2):
+        export.kernel(host, 10, globalPid=global_id(7, host=host))
+    trace = opened(export)
+    trace.events([Kind.KERNEL], ["process"])
+    assert [(process.host, process.pid) for process in trace.processes] == [(1, 7), (2, 7)]
+
+
+def test_a_graph_recorded_as_a_whole_is_busy_time(tmp_path: Path) -> None:
+    export = Export().graph(0, 70).copy(70, 100)
+    with gputrace.open(export.write(tmp_path / "trace.sqlite")) as trace:
+        (gpu,) = trace.analyze().gpus
+    assert (gpu.kernels, gpu.copies, gpu.compute_ns, gpu.h2d_ns) == (0, 1, 70, 30)
+
+
+def test_threads_lose_the_bits_of_their_process(opened: Opened) -> None:
+    trace = opened(Export().kernel(0, 10).call(0, 1, "cudaMalloc_v3020", pid=4321))
+    events = trace.events([Kind.API], ["thread", "name"])
+    assert events.thread.tolist() == [4321]
+    assert list(trace.names(events.name).values()) == ["cudaMalloc_v3020"]
+
+
+def test_what_is_null_is_unknown(opened: Opened) -> None:
+    trace = opened(Export().kernel(0, 10, correlationId=None, streamId=None, demangledName=None))
+    events = trace.events([Kind.KERNEL], ["stream", "correlation", "name"])
+    assert rows(events) == [(UNKNOWN, UNKNOWN, UNKNOWN)]
+
+
+def test_only_the_columns_asked_for_are_there(opened: Opened) -> None:
+    trace = opened(Export().kernel(0, 10))
+    for name in COLUMN_TYPES:
+        events = trace.events([Kind.KERNEL], [name])
+        assert events.columns == (name,)
+        assert getattr(events, name).dtype == COLUMN_TYPES[name]
+    with pytest.raises(LookupError, match="was not asked for"):
+        _ = events.start
+
+
+def test_columns_that_nobody_asks_for_are_not_read(tmp_path: Path) -> None:
+    path = Export().kernel(0, 10, streamId="seven").write(tmp_path / "trace.sqlite")
+    statements: list[str] = []
+    with open_trace(path) as trace:
+        database = trace._database._connection  # type: ignore[attr-defined]
+        database.set_trace_callback(statements.append)
+        assert rows(trace.events([Kind.KERNEL], ["start", "end"])) == [(0, 10)]
+    assert not any("streamId" in statement for statement in statements)
+
+
+def test_a_window_gives_the_rows_that_touch_it_whole(opened: Opened) -> None:
+    export = Export().kernel(0, 10).kernel(10, 20).kernel(15, 40).kernel(30, 35).kernel(50, 60)
+    events = opened(export).events([Kind.KERNEL], ["start", "end"], Window(20, 50))
+    assert {(15, 40), (30, 35)} <= set(rows(events)) <= {(10, 20), (15, 40), (30, 35)}
+
+
+def test_only_the_kinds_asked_for_are_there(opened: Opened) -> None:
+    trace = opened(Export().kernel(0, 10).copy(10, 20, H2D).copy(20, 30, D2H).memset(30, 40))
+    assert rows(trace.events([Kind.COPY_D2H], ["start"])) == [(20,)]
+    assert rows(trace.events([Kind.COPY_H2D, Kind.MEMSET], ["start"])) == [(10,), (30,)]
+    assert rows(trace.events([Kind.OS_RUNTIME], ["start"])) == []
+
+
+@pytest.mark.parametrize("name", ["nsys-ai-mfu_2gpu_before.sqlite", "pipit-cloverleaf.sqlite"])
+def test_the_order_of_rows_means_nothing(
+    name: str, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    shuffled = tmp_path / name
+    shuffled.write_bytes(recording(name).read_bytes())
+    with closing(sqlite3.connect(shuffled)) as database, database:
+        tables = database.execute("SELECT name FROM sqlite_master WHERE name GLOB 'CUPTI*'")
+        for (table,) in tables.fetchall():
+            order = f"SELECT * FROM {table} ORDER BY rowid * 7919 % 10007"
+            database.execute(f"CREATE TABLE shuffled AS {order}")
+            database.execute(f"DROP TABLE {table}")
+            database.execute(f"ALTER TABLE shuffled RENAME TO {table}")
+    assert _analysis(shuffled) == _analysis(recording(name))
+
+
+def _analysis(path: Path) -> dict[str, Any]:
+    with gputrace.open(path) as trace:
+        found: dict[str, Any] = json.loads(trace.analyze().render("json"))
+    del found["path"]
+    return found

@@ -1,0 +1,132 @@
+"""Real training runs that timed themselves: steps, causes and findings against their own clocks.
+
+The recordings are too large for the repository; without them these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import gputrace
+from gputrace.api import Report
+from tests.recordings import DATA, packed, unpack
+
+Large = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Large:
+    folder = tmp_path_factory.mktemp("large")
+
+    def find(name: str) -> Path:
+        if not packed(f"{name}.sqlite").exists():
+            pytest.skip(f"{name} is too large for the repository, and is not beside it")
+        path = folder / f"{name}.sqlite"
+        return path if path.exists() else unpack(path.name, folder)
+
+    return find
+
+
+def analyze(path: Path, steps: str | None = None) -> Report:
+    with gputrace.open(path) as trace:
+        return trace.analyze(steps=steps)
+
+
+def true_intervals(name: str, rank: int) -> NDArray[np.int64]:
+    """Nanoseconds from each step to the next, by the loop's own clock."""
+    rows = json.loads((DATA / "truth" / f"{name}.r{rank}.json").read_text())["rows"]
+    return np.diff([row["t0"] for row in rows])
+
+
+def found_intervals(report: Report, rank: int) -> NDArray[np.int64]:
+    first = next(step.gpu for step in report.step_list if step.rank == rank)
+    return np.diff([s.start_ns for s in report.step_list if (s.rank, s.gpu) == (rank, first)])
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "steps"),
+    [
+        ("h200x4-ddp-starved", 4, 25),
+        ("h200x2-ddp-validation", 2, 30),
+        ("h200x4-dataparallel", 1, 25),
+    ],
+)
+def test_every_interval_between_steps_is_the_loops_own_within_1_percent(
+    large: Large, name: str, ranks: int, steps: int
+) -> None:
+    report = analyze(large(name))
+    assert (report.steps.kind, report.steps.count) == ("training", steps)
+    for rank in range(ranks):
+        true, found = true_intervals(name, rank), found_intervals(report, rank)
+        assert len(found) == len(true)
+        assert np.abs(found - true)[1:] / true[1:] == pytest.approx(0, abs=0.01)
+
+
+def test_a_starved_run_waits_for_data_two_fifths_of_its_time(large: Large) -> None:
+    report = analyze(large("h200x4-ddp-starved"), "8:25")
+    assert report.steps.mean_ns == pytest.approx(62.8e6, rel=0.02)
+    assert {row.gpu for row in report.breakdown} == {0, 1, 2, 3}
+    for row in report.breakdown:
+        assert row.steps == 17
+        assert row.share("data_feeding") == pytest.approx(0.40, abs=0.015)
+        assert row.data_feeding_ns / row.steps == pytest.approx(25.1e6, rel=0.02)
+        assert row.host_data_ns == pytest.approx(row.data_feeding_ns, rel=0.02)
+    assert report.findings[0].id == "data-feeding"
+
+
+def test_data_waits_are_proven_without_the_c_librarys_calls(large: Large, tmp_path: Path) -> None:
+    path = tmp_path / "without-osrt.sqlite"
+    path.write_bytes(large("h200x4-ddp-starved").read_bytes())
+    with sqlite3.connect(path) as database:
+        database.execute("DROP TABLE OSRT_API")
+    database.close()
+    for row in analyze(path, "8:25").breakdown:
+        assert row.share("data_feeding") == pytest.approx(0.40, abs=0.015)
+
+
+def test_validation_and_checkpoint_are_told_apart_from_the_step_before(large: Large) -> None:
+    report = analyze(large("h200x2-ddp-validation"))
+    after_step_14 = [p for p in report.phases if p.phase != "warmup"]
+    assert [(p.rank, p.phase) for p in after_step_14] == [
+        (0, "checkpoint"),
+        (0, "validation"),
+        (1, "validation"),
+    ]
+    for phase in after_step_14:
+        before, after = (
+            next(s for s in report.step_list if (s.rank, s.step) == (phase.rank, number))
+            for number in (14, 15)
+        )
+        assert before.end_ns <= phase.start_ns < phase.end_ns <= after.start_ns
+        assert before.end_ns - before.start_ns < 60e6, "step 14 is no longer than the others"
+    assert all(row.share("data_feeding") < 0.01 for row in report.breakdown)
+
+
+def test_dataparallel_is_slow_since_it_searches_algorithms_in_every_step(large: Large) -> None:
+    report = analyze(large("h200x4-dataparallel"))
+    assert report.findings[0].id == "autotune-repeated"
+    assert report.findings[0].impact_ns > 0.9 * (report.steps.mean_ns or 0)
+    assert all(row.idle_ns > 0.97 * row.total_ns for row in report.breakdown)
+
+
+@pytest.mark.parametrize("name", ["nsys-ai-mfu_2gpu_before", "nsys-ai-mfu_2gpu_after"])
+def test_layers_are_not_called_training_steps(recording: Callable[[str], Path], name: str) -> None:
+    assert analyze(recording(f"{name}.sqlite")).steps.kind != "training"
+
+
+def test_a_time_loop_is_not_called_training(recording: Callable[[str], Path]) -> None:
+    assert analyze(recording("pipit-cloverleaf.sqlite")).steps.kind in ("iterations", "none")
+
+
+def test_five_kernels_are_no_loop(recording: Callable[[str], Path]) -> None:
+    report = analyze(recording("pipit-saxpy-mpi.sqlite"))
+    assert (report.steps.kind, report.steps.count) == ("none", 0)
+    assert report.breakdown[0].steps == 0
+    assert report.breakdown[0].total_ns == report.gpus[0].span_ns
