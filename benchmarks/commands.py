@@ -58,5 +58,5 @@ def require_right(analyses: Series, kernels: int) -> None:
         raise Failed(f"gputrace missed {kernels:,} kernels")
 
 
-def help(label: str = "gputrace --help") -> Job:
+def usage(label: str = "gputrace --help") -> Job:
     return Job(label, (*gputrace(), "--help"))

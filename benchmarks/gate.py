@@ -77,7 +77,7 @@ def _ratios(turns: int) -> tuple[float, ...]:
             commands.floor(usual, "floor"),
             commands.analyze(larger, "larger"),
             commands.floor(larger, "larger floor"),
-            commands.help("help"),
+            commands.usage("help"),
             commands.python("pass", "start"),
         ],
         turns,

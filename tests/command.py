@@ -30,8 +30,10 @@ class Ran(NamedTuple):
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables that the command gets."""
     kept = {name: value for name, value in os.environ.items() if name not in _OF_THE_CALLER}
+    # numpy's threads cost more at its import than a small trace can give them to do.
+    threads = {"OPENBLAS_NUM_THREADS": "1"}
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return kept | {"PYTHONPATH": os.pathsep.join(paths)} | dict(extra or {})
+    return kept | threads | {"PYTHONPATH": os.pathsep.join(paths)} | dict(extra or {})
 
 
 def python(*arguments: str, env: Mapping[str, str] | None = None) -> Ran:

@@ -61,6 +61,11 @@ def test_a_file_with_writes_that_are_not_in_it_yet(path: Path) -> None:
     assert_unreadable(path, "trace.sqlite-wal", "unfinished writes")  # the program was killed
 
 
+def test_a_file_whose_writer_died_in_a_change(path: Path) -> None:
+    path.with_name("trace.sqlite-journal").write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7")
+    assert_unreadable(path, "trace.sqlite-journal", "unfinished writes")
+
+
 def test_a_file_that_another_program_reads_is_read(path: Path) -> None:
     with other_program(path, "BEGIN", f"SELECT count(*) FROM {KERNEL}"):
         assert command.gputrace("analyze", path).code == 0

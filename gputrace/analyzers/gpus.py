@@ -63,18 +63,15 @@ def find_gpus(trace: Trace, events: Events) -> tuple[list[Gpu], NDArray[np.int16
     Needs the columns ``process`` and ``device``.
     """
     keys = events.process.astype(np.int32) << 16 | events.device.astype(np.int32) & 0xFFFF
-    low = int(keys.min())
-    counts = np.bincount(keys - low)
-    work = {_pair(int(key) + low): int(counts[key]) for key in np.flatnonzero(counts)}
+    distinct, where, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    pairs = [_pair(int(key)) for key in distinct]
+    work = dict(zip(pairs, counts.tolist(), strict=True))
     groups = _group(trace, work)
     ranks = _ranks(trace, groups, work)
     gpus = [_gpu(trace, pairs, ranks, work) for pairs in groups]
     gpus.sort(key=lambda gpu: (gpu.gpu_known, gpu.gpu, gpu.rank))
-    place = np.zeros(len(counts), np.int16)
-    for index, gpu in enumerate(gpus):
-        for process, device in gpu.pairs:
-            place[(process << 16 | device & 0xFFFF) - low] = index
-    return gpus, place[keys - low]
+    owner = {pair: index for index, gpu in enumerate(gpus) for pair in gpu.pairs}
+    return gpus, np.array([owner[pair] for pair in pairs], np.int16)[where]
 
 
 _Pair = tuple[int, int]

@@ -90,9 +90,11 @@ def _run(arguments: list[str] | None) -> int:
         result: Any = cli.main(arguments, prog_name="gputrace", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else ExitCode.DONE
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "gputrace"
+        return _fail(f"{error.format_message()} (see {path} --help)", ExitCode.USAGE)
     except click.ClickException as error:
-        error.show()
-        return ExitCode.USAGE
+        return _fail(error.format_message(), ExitCode.USAGE)
     except GputraceError as error:
         return _fail(str(error), error.exit_code)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command("analyze")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=click.Path(path_type=Path, readable=False))
 @options.output_format
 @options.steps
 @options.window

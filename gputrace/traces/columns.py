@@ -151,11 +151,21 @@ class _Growing:
         end = self._length + len(chunk)
         if end > len(self._values):
             self._values = np.resize(self._values, max(end, 2 * len(self._values)))
-        self._values[self._length : end] = _plain_values(chunk)
+        self._values[self._length : end] = _fitting(_plain_values(chunk), self._values.dtype)
         self._length = end
 
     def array(self) -> Integers:
         return self._values[: self._length]
+
+
+def _fitting(values: Any, kind: np.dtype[Any]) -> Any:
+    """Values that a narrower type cannot hold as NULL: no id of that size was ever given."""
+    if kind.itemsize == 8 or not isinstance(values, np.ndarray) or not len(values):
+        return values
+    limits = np.iinfo(kind)
+    if values.max() <= limits.max and values.min() >= limits.min:
+        return values
+    return np.where((values > limits.max) | (values < limits.min), NULL, values)
 
 
 def _plain_values(chunk: Any) -> Any:
@@ -184,7 +194,10 @@ def _read_casting(
     finally:
         connection.close()
     table = flat.reshape(-1, width)
-    return {name: table[:, i].astype(query.types[name]) for i, name in enumerate(query.expressions)}
+    return {
+        name: _fitting(table[:, i], np.dtype(query.types[name])).astype(query.types[name])
+        for i, name in enumerate(query.expressions)
+    }
 
 
 def _stepped(database: Database, cursor: sqlite3.Cursor) -> Iterator[tuple[int | None, ...]]:

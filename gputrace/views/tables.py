@@ -60,6 +60,8 @@ def gpu_label(row: Breakdown | Gap, analysis: Analysis) -> str:
     """``gpu 3``; ``device 3`` for an unknown card; with the rank where that is another number."""
     known = {(total.gpu, total.rank): total.gpu_known for total in analysis.gpus}
     word = "gpu" if known.get((row.gpu, row.rank), True) else "device"
+    if row.gpu < 0:
+        return "unknown device"
     ranks = {total.rank for total in analysis.gpus}
     told = all(total.gpu == total.rank for total in analysis.gpus)
     return f"{word} {row.gpu}" + (f" rank {row.rank}" if len(ranks) > 1 and not told else "")
@@ -125,7 +127,7 @@ def notes(analysis: Analysis) -> Iterator[str]:
     if any(not total.gpu_known for total in analysis.gpus):
         yield "The trace does not say which physical cards these are; CUDA ordinals are shown."
     for reason, rows in analysis.dropped_rows.items():
-        yield f"{rows:,} rows left out: {reason}."
+        yield f"{rows:,} row{'' if rows == 1 else 's'} left out: {reason}."
     yield from analysis.warnings
 
 
