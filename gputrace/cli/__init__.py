@@ -90,6 +90,9 @@ def _run(arguments: list[str] | None) -> int:
         result: Any = cli.main(arguments, prog_name="gputrace", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else ExitCode.DONE
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return ExitCode.USAGE
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "gputrace"
         return _fail(f"{error.format_message()} (see {path} --help)", ExitCode.USAGE)
