@@ -2,7 +2,8 @@
 
 A script that stands alone and imports next to nothing. Linux reports as a process's peak memory
 at least what its parent held when it was started, so the parent has to be small.
-Prints wall seconds, processor seconds, peak KiB and exit status (minus the signal, if one).
+Prints seconds by the clock, in the program and in the system, peak KiB, and the exit status (or
+minus the signal).
 """
 
 import os
@@ -26,8 +27,8 @@ def main(limit_s: float, out: str, err: str, command: list[str]) -> None:
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     _, status, usage = os.wait4(child, 0)
     wall = time.perf_counter() - began
-    cpu = usage.ru_utime + usage.ru_stime
-    print(wall, cpu, usage.ru_maxrss, os.waitstatus_to_exitcode(status))
+    code = os.waitstatus_to_exitcode(status)
+    print(wall, usage.ru_utime, usage.ru_stime, usage.ru_maxrss, code)
 
 
 if __name__ == "__main__":

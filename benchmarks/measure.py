@@ -28,7 +28,8 @@ class Run:
     """One process, from its start to its end."""
 
     wall_s: float
-    cpu_s: float
+    user_s: float
+    system_s: float
     peak_bytes: int
     """Of the largest process, where the command starts others."""
     code: int
@@ -63,7 +64,11 @@ class Series:
 
     @property
     def cpu_s(self) -> float:
-        return statistics.median(run.cpu_s for run in self.runs)
+        return statistics.median(run.user_s + run.system_s for run in self.runs)
+
+    @property
+    def user_s(self) -> float:
+        return statistics.median(run.user_s for run in self.runs)
 
     @property
     def peak_bytes(self) -> int:
@@ -86,10 +91,11 @@ def run(command: Sequence[str], limit_s: float = LIMIT_S) -> Run:
         launch = (sys.executable, "-I", "-S", _LAUNCH, str(limit_s), str(out), str(err))
         done = subprocess.run((*launch, *command), cwd=ROOT, capture_output=True, text=True)
         if done.returncode:
-            return Run(0.0, 0.0, 0, done.returncode, "", done.stderr)
-        wall, cpu, kibibytes, code = done.stdout.split()
+            return Run(0.0, 0.0, 0.0, 0, done.returncode, "", done.stderr)
+        *times, kibibytes, code = done.stdout.split()
         texts = [path.read_text(errors="replace") for path in (out, err)]
-    return Run(float(wall), float(cpu), int(kibibytes) * 1024, int(code), *texts)
+    wall, user, system = map(float, times)
+    return Run(wall, user, system, int(kibibytes) * 1024, int(code), *texts)
 
 
 def alternate(

@@ -85,7 +85,7 @@ def _growth(options: Options) -> None:
     show(
         "Growth: gputrace analyze FILE --json by kernels (linear: the same time a kernel)",
         ("kernels", "file MiB", "wall s", "fastest to slowest", "x floor", "us a kernel",
-         "to 0.8 M", "peak MiB", "bytes a kernel"),
+         "user us", "to 0.8 M", "peak MiB", "bytes a kernel"),
         [_grown(size, paths[size].stat().st_size, series) for size in sizes],
     )  # fmt: skip
     first, last = sizes[0], sizes[-1]
@@ -103,6 +103,7 @@ def _grown(size: str, file_bytes: int, series: dict[str, Series]) -> tuple[str, 
         spread(one),
         f"{one.times(floor):.2f}",
         f"{one.wall_s / kernels * 1e6:.2f}",
+        f"{one.user_s / kernels * 1e6:.2f}",
         f"{relative:.2f}",
         mebibytes(one.peak_bytes),
         f"{one.peak_bytes / kernels:.0f}",

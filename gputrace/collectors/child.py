@@ -1,0 +1,70 @@
+"""Runs a program as if nobody watched: its terminal, signals and exit code are its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+NOT_FOUND: Final = 127
+NOT_RUNNABLE: Final = 126
+
+_FORWARDED: Final = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+
+
+class CannotRun(Exception):
+    """The program cannot be started; ``code`` is what shells exit with then."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def find_program(name: str) -> str:
+    """The file that a command's first word means; raises CannotRun as a shell would."""
+    found = shutil.which(name)
+    if found is not None:
+        return found
+    if os.sep in name and os.path.exists(name):  # noqa: PTH110
+        raise CannotRun(f"{name}: cannot be run (no permission, or a directory)", NOT_RUNNABLE)
+    raise CannotRun(f"{name}: no such program", NOT_FOUND)
+
+
+def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Runs the program to its end and gives back its exit code, 128 + N for signal N.
+
+    Signals sent to us go on to it, save those that the terminal has sent to both.
+    """
+    program = find_program(command[0])
+    watched = {*_FORWARDED, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    try:
+        child = os.posix_spawn(program, list(command), dict(environment), setsigmask=before)
+    except OSError as error:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise CannotRun(f"{command[0]}: cannot be run ({error.strerror})", NOT_RUNNABLE) from None
+    try:
+        return _wait(child, watched)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _wait(child: int, watched: set[signal.Signals]) -> int:
+    while True:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+        came = signal.sigwaitinfo(watched)
+        # The kernel itself (pid 0) sends what is typed at the terminal, to the whole group.
+        if came.si_signo != signal.SIGCHLD and came.si_pid != 0:
+            os.kill(child, came.si_signo)

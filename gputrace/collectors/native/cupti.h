@@ -1,0 +1,51 @@
+/* The little of CUPTI that the collector needs, in its own words.
+ *
+ * Numbers and offsets are facts of the interface, the same from CUPTI 11.8 to 13.5: new versions only
+ * append to records. libcupti itself is loaded at run time.
+ */
+#ifndef GPUTRACE_CUPTI_H
+#define GPUTRACE_CUPTI_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { KIND_MEMCPY = 1, KIND_MEMSET = 2, KIND_KERNEL = 3, KIND_DRIVER = 4, KIND_RUNTIME = 5,
+       KIND_CONCURRENT_KERNEL = 10, KIND_OVERHEAD = 17, KIND_MEMCPY2 = 22,
+       KIND_SYNCHRONIZATION = 38, KIND_GRAPH_TRACE = 51 };
+
+enum { DOMAIN_DRIVER = 1, DOMAIN_RUNTIME = 2 };
+enum { THREAD_ID_SYSTEM = 1, FLUSH_FORCED = 1, NO_MORE_RECORDS = 12 };
+
+typedef void (*buffer_requested_t)(uint8_t **buffer, size_t *size, size_t *max_records);
+typedef void (*buffer_completed_t)(void *context, uint32_t stream, uint8_t *buffer, size_t size,
+                                   size_t valid);
+typedef void (*callback_t)(void *user, int domain, uint32_t id, const void *data);
+
+/* A field of a record that CUPTI wrote. */
+static inline uint64_t u64_at(const void *record, size_t offset) {
+    uint64_t value;
+    memcpy(&value, (const char *)record + offset, sizeof value);
+    return value;
+}
+static inline uint32_t u32_at(const void *record, size_t offset) {
+    uint32_t value;
+    memcpy(&value, (const char *)record + offset, sizeof value);
+    return value;
+}
+static inline uint16_t u16_at(const void *record, size_t offset) {
+    uint16_t value;
+    memcpy(&value, (const char *)record + offset, sizeof value);
+    return value;
+}
+static inline uint8_t u8_at(const void *record, size_t offset) {
+    return ((const uint8_t *)record)[offset];
+}
+
+/* Turns one record into its spool form and adds it. */
+void decode(const void *record);
+
+/* Names of API functions by domain and id, as spool ids; filled before records come. */
+extern uint32_t api_names[3][2048];
+
+#endif

@@ -1,0 +1,79 @@
+/* Finds the libcupti that suits this process: a process must have one only, and of the major version
+ * of its CUDA runtime. */
+#define _GNU_SOURCE
+#include "library.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const int majors[] = {13, 12, 11};
+
+static void *try_path(const char *path, int flags, char *found) {
+    void *library = dlopen(path, flags);
+    if (library) snprintf(found, PATH_MAX, "%.*s", PATH_MAX - 1, path);
+    return library;
+}
+
+/* The folder and the major version of the CUDA runtime that is loaded, of /proc/self/maps. */
+static int loaded_runtime(char *folder) {
+    char line[PATH_MAX + 256];
+    int major = 0;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    if (!maps) return 0;
+    while (!major && fgets(line, sizeof line, maps)) {
+        char *path = strchr(line, '/'), *name = path ? strstr(path, "/libcudart.so.") : NULL;
+        if (!name) continue;
+        major = atoi(name + strlen("/libcudart.so."));
+        snprintf(folder, PATH_MAX, "%.*s", (int)(name - path), path);
+    }
+    fclose(maps);
+    return major;
+}
+
+static void *beside(const char *folder, int major, char *found) {
+    /* Wheels of CUDA 12 have a folder a component, those of 13 one for all; toolkits have extras. */
+    static const char *const places[] = {"%s/libcupti.so.%d", "%s/../../cuda_cupti/lib/libcupti.so.%d",
+                                         "%s/../extras/CUPTI/lib64/libcupti.so.%d",
+                                         "%s/../../../extras/CUPTI/lib64/libcupti.so.%d"};
+    char path[PATH_MAX + 64];
+    void *library = NULL;
+    for (size_t i = 0; !library && i < sizeof places / sizeof *places; i++) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+        snprintf(path, sizeof path, places[i], folder, major);
+#pragma GCC diagnostic pop
+        library = try_path(path, RTLD_NOW | RTLD_GLOBAL, found);
+    }
+    return library;
+}
+
+static void *of_major(int major, char *found) {
+    char path[PATH_MAX];
+    void *library;
+    snprintf(path, sizeof path, "libcupti.so.%d", major);
+    if ((library = try_path(path, RTLD_NOW | RTLD_GLOBAL, found))) return library;
+    snprintf(path, sizeof path, "/usr/local/cuda-%d/extras/CUPTI/lib64/libcupti.so.%d", major, major);
+    if ((library = try_path(path, RTLD_NOW | RTLD_GLOBAL, found))) return library;
+    snprintf(path, sizeof path, "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so.%d", major);
+    return try_path(path, RTLD_NOW | RTLD_GLOBAL, found);
+}
+
+void *find_cupti(char *found) {
+    const char *named = getenv("GPUTRACE_CUPTI");
+    char folder[PATH_MAX] = "", name[64];
+    void *library;
+    if (named && *named) return try_path(named, RTLD_NOW | RTLD_GLOBAL, found);
+    for (size_t i = 0; i < sizeof majors / sizeof *majors; i++) {
+        snprintf(name, sizeof name, "libcupti.so.%d", majors[i]);
+        if ((library = try_path(name, RTLD_NOW | RTLD_NOLOAD, found))) return library;
+    }
+    int major = loaded_runtime(folder);
+    if (major && (library = beside(folder, major, found))) return library;
+    if (major && (library = of_major(major, found))) return library;
+    for (size_t i = 0; !major && i < sizeof majors / sizeof *majors; i++)
+        if ((library = of_major(majors[i], found))) return library;
+    return NULL;
+}

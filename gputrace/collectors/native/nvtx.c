@@ -1,0 +1,180 @@
+/* NVTX ranges of the user and of NCCL: the functions that an NVTX client calls once this library is
+ * named by NVTX_INJECTION64_PATH. Cheap: a clock read and a thread-local stack. */
+#define _GNU_SOURCE
+#include "spool.h"
+
+#include <pthread.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+int collector_start(void);
+int collector_is_on(void);
+
+enum { MODULE_CORE = 1, MODULE_CORE2 = 5, EXPORT_CALLBACKS = 1 };
+enum { MESSAGE_TEXT = 1, MESSAGE_REGISTERED = 3 };
+#define DEEPEST 64
+#define OPEN_RANGES 4096
+
+typedef void (*function_t)(void);
+typedef struct {
+    size_t size;
+    int (*module_table)(int module, function_t ***table, unsigned *count);
+} callbacks_t;
+
+/* What is read of nvtxEventAttributes_t: the type of the message at 32, the message at 40. */
+typedef struct {
+    unsigned char before[32];
+    int32_t message_type;
+    const void *message;
+} attributes_t;
+
+typedef struct { uint64_t start; uint32_t name, domain; } open_t;
+
+static __thread open_t stack[DEEPEST];
+static __thread int depth;
+static __thread uint32_t own_thread;
+
+/* Ranges that may end on another thread, by their number. */
+static struct { uint64_t id; open_t range; uint32_t thread; } started[OPEN_RANGES];
+static uint64_t last_id;
+static pthread_mutex_t started_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static uint32_t thread_id(void) {
+    if (!own_thread) own_thread = (uint32_t)syscall(SYS_gettid);
+    return own_thread;
+}
+
+/* Registered strings are handed back as pointers to a name id; so are domains. */
+typedef struct { uint32_t id; } handle_t;
+static handle_t handles[1 << 16];
+
+static void *handle_of(const char *text) {
+    spool_lock();
+    uint32_t id = spool_name(text);
+    spool_unlock();
+    if (!id || id >= sizeof handles / sizeof *handles) return NULL;
+    handles[id].id = id;
+    return &handles[id];
+}
+
+static uint32_t id_of(const void *handle) { return handle ? ((const handle_t *)handle)->id : 0; }
+
+static uint32_t name_of(const attributes_t *a) {
+    if (!a) return 0;
+    if (a->message_type == MESSAGE_REGISTERED) return id_of(a->message);
+    if (a->message_type != MESSAGE_TEXT) return 0;
+    spool_lock();
+    uint32_t id = spool_name(a->message);
+    spool_unlock();
+    return id;
+}
+
+static uint32_t name_of_text(const char *text) {
+    spool_lock();
+    uint32_t id = spool_name(text);
+    spool_unlock();
+    return id;
+}
+
+static void add(open_t range, uint64_t end, uint32_t thread, uint32_t mark) {
+    nvtx_t row = {range.start, end, thread, range.name, range.domain, mark};
+    if (!collector_is_on()) return;
+    spool_lock();
+    spool_add(TAG_NVTX, &row, sizeof row);
+    spool_unlock();
+}
+
+static int push(uint32_t domain, uint32_t name) {
+    if (depth < DEEPEST) stack[depth] = (open_t){clock_ns(CLOCK_REALTIME), name, domain};
+    return depth++;
+}
+
+/* Each domain has a stack of its own; here they share one, and a pop takes its domain's topmost. */
+static int pop(uint32_t domain) {
+    if (depth <= 0) return -1;
+    if (depth > DEEPEST) return --depth;
+    int at = depth - 1;
+    while (at > 0 && stack[at].domain != domain) at--;
+    if (stack[at].domain != domain) return -1;
+    add(stack[at], clock_ns(CLOCK_REALTIME), thread_id(), 0);
+    memmove(&stack[at], &stack[at + 1], (size_t)(depth - at - 1) * sizeof *stack);
+    return --depth;
+}
+
+static uint64_t start(uint32_t domain, uint32_t name) {
+    pthread_mutex_lock(&started_lock);
+    uint64_t id = ++last_id;
+    started[id % OPEN_RANGES].id = id;
+    started[id % OPEN_RANGES].thread = thread_id();
+    started[id % OPEN_RANGES].range = (open_t){clock_ns(CLOCK_REALTIME), name, domain};
+    pthread_mutex_unlock(&started_lock);
+    return id;
+}
+
+static void end(uint64_t id) {
+    pthread_mutex_lock(&started_lock);
+    int known = started[id % OPEN_RANGES].id == id && id;
+    open_t range = started[id % OPEN_RANGES].range;
+    uint32_t thread = started[id % OPEN_RANGES].thread;
+    started[id % OPEN_RANGES].id = 0;
+    pthread_mutex_unlock(&started_lock);
+    if (known) add(range, clock_ns(CLOCK_REALTIME), thread, 0);
+}
+
+static void mark(uint32_t domain, uint32_t name) {
+    uint64_t now = clock_ns(CLOCK_REALTIME);
+    add((open_t){now, name, domain}, now, thread_id(), 1);
+}
+
+static void mark_ex(const attributes_t *a) { mark(0, name_of(a)); }
+static void mark_a(const char *text) { mark(0, name_of_text(text)); }
+static uint64_t start_ex(const attributes_t *a) { return start(0, name_of(a)); }
+static uint64_t start_a(const char *text) { return start(0, name_of_text(text)); }
+static int push_ex(const attributes_t *a) { return push(0, name_of(a)); }
+static int push_a(const char *text) { return push(0, name_of_text(text)); }
+static void domain_mark(void *d, const attributes_t *a) { mark(id_of(d), name_of(a)); }
+static uint64_t domain_start(void *d, const attributes_t *a) { return start(id_of(d), name_of(a)); }
+static void domain_end(void *d, uint64_t id) { (void)d; end(id); }
+static int domain_push(void *d, const attributes_t *a) { return push(id_of(d), name_of(a)); }
+static int pop_core(void) { return pop(0); }
+static int domain_pop(void *d) { return pop(id_of(d)); }
+static void *domain_string(void *d, const char *text) { (void)d; return handle_of(text); }
+static void *domain_create(const char *name) { return handle_of(name); }
+static void domain_destroy(void *d) { (void)d; }
+
+static void set(function_t **table, unsigned count, unsigned id, function_t function) {
+    if (id < count && table[id]) *table[id] = function;
+}
+
+/* Called by the client's NVTX header, once, before its first range. 1 says that we took over. */
+__attribute__((visibility("default"))) int InitializeInjectionNvtx2(
+    const void *(*export_table)(uint32_t id)) {
+    const callbacks_t *callbacks = export_table(EXPORT_CALLBACKS);
+    function_t **table;
+    unsigned count;
+    if (!callbacks || collector_start()) return 0;
+    if (callbacks->module_table(MODULE_CORE, &table, &count)) {
+        set(table, count, 1, (function_t)mark_ex);
+        set(table, count, 2, (function_t)mark_a);
+        set(table, count, 4, (function_t)start_ex);
+        set(table, count, 5, (function_t)start_a);
+        set(table, count, 7, (function_t)end);
+        set(table, count, 8, (function_t)push_ex);
+        set(table, count, 9, (function_t)push_a);
+        set(table, count, 11, (function_t)pop_core);
+    }
+    if (callbacks->module_table(MODULE_CORE2, &table, &count)) {
+        set(table, count, 1, (function_t)domain_mark);
+        set(table, count, 2, (function_t)domain_start);
+        set(table, count, 3, (function_t)domain_end);
+        set(table, count, 4, (function_t)domain_push);
+        set(table, count, 5, (function_t)domain_pop);
+        set(table, count, 10, (function_t)domain_string);
+        set(table, count, 12, (function_t)domain_create);
+        set(table, count, 14, (function_t)domain_destroy);
+    }
+    return 1;
+}

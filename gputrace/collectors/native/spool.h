@@ -1,0 +1,116 @@
+/* The spool file: what one process leaves behind while it is recorded.
+ *
+ * A header of 32 bytes, then chunks: a tag of four letters, the length of what follows in bytes,
+ * and that. Records of one kind share a chunk. Everything is little-endian, times are nanoseconds of
+ * CLOCK_REALTIME. A chunk cut short at the end is what a killed process was writing: readers stop
+ * there. gputrace/collectors/spool.py reads it; keep the two alike.
+ */
+#ifndef GPUTRACE_SPOOL_H
+#define GPUTRACE_SPOOL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define SPOOL_VERSION 1u
+
+#define TAG(a, b, c, d) \
+    ((uint32_t)(a) | (uint32_t)(b) << 8 | (uint32_t)(c) << 16 | (uint32_t)(d) << 24)
+
+enum {
+    TAG_KERNEL = TAG('K', 'E', 'R', 'N'),
+    TAG_COPY = TAG('C', 'O', 'P', 'Y'),
+    TAG_MEMSET = TAG('M', 'S', 'E', 'T'),
+    TAG_API = TAG('A', 'P', 'I', ' '),
+    TAG_SYNC = TAG('S', 'Y', 'N', 'C'),
+    TAG_GRAPH = TAG('G', 'R', 'P', 'H'),
+    TAG_OVERHEAD = TAG('O', 'V', 'E', 'R'),
+    TAG_NVTX = TAG('N', 'V', 'T', 'X'),
+    TAG_NAME = TAG('N', 'A', 'M', 'E'),   /* u32 id, bytes */
+    TAG_CLOCK = TAG('C', 'L', 'O', 'K'),  /* u64 realtime, monotonic, monotonic_raw */
+    TAG_LOSS = TAG('L', 'O', 'S', 'S'),   /* u64 time, u64 records, text */
+    TAG_INFO = TAG('I', 'N', 'F', 'O'),   /* text "key=value" */
+    TAG_DEVICE = TAG('D', 'E', 'V', 'I')
+};
+
+typedef struct {
+    uint64_t start, end;
+    uint32_t device, context, stream, correlation, name, graph;
+    int32_t grid[3], block[3];
+    uint32_t registers;
+    int32_t static_shared, dynamic_shared, reserved;
+} kernel_t;
+
+typedef struct {
+    uint64_t start, end, bytes;
+    uint32_t device, context, stream, correlation, source_device, destination_device;
+    uint8_t copy_kind, source_kind, destination_kind, flags;
+    uint32_t reserved;
+} copy_t;
+
+typedef struct {
+    uint64_t start, end, bytes;
+    uint32_t device, context, stream, correlation, value, memory_kind;
+} memset_t;
+
+typedef struct {
+    uint64_t start, end;
+    uint32_t name, thread, correlation, driver;
+    int32_t result;
+    uint32_t reserved;
+} api_t;
+
+typedef struct {
+    uint64_t start, end;
+    uint32_t type, context, stream, correlation, event, reserved;
+} sync_t;
+
+typedef struct {
+    uint64_t start, end;
+    uint32_t device, context, stream, correlation, graph, reserved;
+} graph_t;
+
+typedef struct {
+    uint64_t start, end;
+    uint32_t kind, thread;
+} overhead_t;
+
+typedef struct {
+    uint64_t start, end;
+    uint32_t thread, name, domain, mark;
+} nvtx_t;
+
+typedef struct {
+    uint32_t ordinal, reserved;
+    char bus[32], name[96];
+    uint8_t uuid[16];
+} device_t;
+
+/* Opens DIRECTORY/HOST.PID.spool; 0 where that succeeds. */
+int spool_open(const char *directory);
+
+/* Appends one record to the chunk of its kind; the chunk is written when full or at spool_flush. */
+void spool_add(uint32_t tag, const void *record, size_t size);
+
+/* Appends a chunk of its own. */
+void spool_chunk(uint32_t tag, const void *head, size_t head_size, const void *tail, size_t size);
+
+/* The id of a name; it is written when first met. 0 stands for none. */
+uint32_t spool_name(const char *text);
+
+void spool_info(const char *key, const char *value);
+void spool_loss(uint64_t records, const char *why);
+
+/* Writes all that has been added. Returns 0, or -1 once the disk took no more. */
+int spool_flush(void);
+void spool_close(void);
+
+/* In a forked child: forgets the file, which is the parent's. */
+void spool_forget(void);
+
+uint64_t clock_ns(int which);
+
+/* Serialises the functions above; held by callers that add several things. */
+void spool_lock(void);
+void spool_unlock(void);
+
+#endif

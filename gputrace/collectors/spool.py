@@ -1,0 +1,158 @@
+"""Spool files: what the collector inside each process left behind, as numpy records.
+
+The format is described in native/spool.h. A chunk cut short at the end is what a killed process was
+writing; reading stops there and keeps all before it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.errors import InputError
+
+MAGIC: Final = b"GPUTRSPL"
+VERSION: Final = 1
+_HEADER: Final = struct.Struct("<8sIIQQ")
+_CHUNK: Final = struct.Struct("<4sI")
+
+Records = NDArray[np.void]
+
+
+def _record(*fields: tuple[str, str] | tuple[str, str, tuple[int, ...]]) -> np.dtype[Any]:
+    return np.dtype(list(fields))
+
+
+_SPAN: Final = (("start", "<u8"), ("end", "<u8"))
+_ON_GPU: Final = (("device", "<u4"), ("context", "<u4"), ("stream", "<u4"), ("correlation", "<u4"))
+
+RECORDS: Final[dict[bytes, np.dtype[Any]]] = {
+    b"KERN": _record(
+        *_SPAN,
+        *_ON_GPU,
+        ("name", "<u4"),
+        ("graph", "<u4"),
+        ("grid", "<i4", (3,)),
+        ("block", "<i4", (3,)),
+        ("registers", "<u4"),
+        ("static_shared", "<i4"),
+        ("dynamic_shared", "<i4"),
+        ("reserved", "<i4"),
+    ),
+    b"COPY": _record(
+        *_SPAN,
+        ("bytes", "<u8"),
+        *_ON_GPU,
+        ("source_device", "<u4"),
+        ("destination_device", "<u4"),
+        ("copy_kind", "u1"),
+        ("source_kind", "u1"),
+        ("destination_kind", "u1"),
+        ("flags", "u1"),
+        ("reserved", "<u4"),
+    ),
+    b"MSET": _record(*_SPAN, ("bytes", "<u8"), *_ON_GPU, ("value", "<u4"), ("memory_kind", "<u4")),
+    b"API ": _record(
+        *_SPAN,
+        ("name", "<u4"),
+        ("thread", "<u4"),
+        ("correlation", "<u4"),
+        ("driver", "<u4"),
+        ("result", "<i4"),
+        ("reserved", "<u4"),
+    ),
+    b"SYNC": _record(
+        *_SPAN,
+        ("type", "<u4"),
+        ("context", "<u4"),
+        ("stream", "<u4"),
+        ("correlation", "<u4"),
+        ("event", "<u4"),
+        ("reserved", "<u4"),
+    ),
+    b"GRPH": _record(*_SPAN, *_ON_GPU, ("graph", "<u4"), ("reserved", "<u4")),
+    b"OVER": _record(*_SPAN, ("kind", "<u4"), ("thread", "<u4")),
+    b"NVTX": _record(
+        *_SPAN, ("thread", "<u4"), ("name", "<u4"), ("domain", "<u4"), ("mark", "<u4")
+    ),
+    b"CLOK": _record(("realtime", "<u8"), ("monotonic", "<u8"), ("raw", "<u8")),
+    b"DEVI": _record(
+        ("ordinal", "<u4"), ("reserved", "<u4"), ("bus", "S32"), ("name", "S96"), ("uuid", "V16")
+    ),
+}
+"""Fields of the records of each kind of chunk, as native/spool.h declares them."""
+
+
+@dataclass(slots=True)
+class Spool:
+    """What one process left.
+
+    Attributes:
+        pid: its process id.
+        host: the machine, from the file's name.
+        started: nanoseconds of CLOCK_REALTIME when the file was opened.
+        records: by tag, everything of that kind, in the order written.
+        names: text by id, as bytes that were written.
+        info: what the process said of itself; the last of each key.
+        losses: (nanoseconds of CLOCK_REALTIME, records, why).
+        whole: whether the process came to its end and wrote that down.
+    """
+
+    pid: int
+    host: str
+    started: int
+    records: dict[bytes, Records] = field(default_factory=dict)
+    names: dict[int, bytes] = field(default_factory=dict)
+    info: dict[str, str] = field(default_factory=dict)
+    losses: list[tuple[int, int, str]] = field(default_factory=list)
+    whole: bool = False
+
+
+def read_spool(path: Path) -> Spool:
+    """Reads one file; raises InputError where it is no spool of a version that is known."""
+    raw = path.read_bytes()
+    if len(raw) < _HEADER.size or not raw.startswith(MAGIC):
+        raise InputError(path, "not a spool file of gputrace")
+    _, version, pid, started, _ = _HEADER.unpack_from(raw)
+    if version != VERSION:
+        raise InputError(path, f"a spool of version {version}; this gputrace reads {VERSION}")
+    spool = Spool(pid, path.name.rsplit(".", 2)[0], started)
+    parts: dict[bytes, list[Records]] = {tag: [] for tag in RECORDS}
+    for tag, body in _chunks(raw):
+        if tag in RECORDS:
+            whole = len(body) - len(body) % RECORDS[tag].itemsize
+            parts[tag].append(np.frombuffer(body[:whole], RECORDS[tag]))
+        else:
+            _take_text(spool, tag, bytes(body))
+    empty = {tag: np.empty(0, kind) for tag, kind in RECORDS.items()}
+    spool.records = {tag: np.concatenate(p) if p else empty[tag] for tag, p in parts.items()}
+    spool.whole = "ended" in spool.info
+    return spool
+
+
+def _chunks(raw: bytes) -> Iterator[tuple[bytes, memoryview]]:
+    view, at = memoryview(raw), _HEADER.size
+    while at + _CHUNK.size <= len(raw):
+        tag, size = _CHUNK.unpack_from(raw, at)
+        at += _CHUNK.size
+        if at + size > len(raw):
+            return
+        yield tag, view[at : at + size]
+        at += size
+
+
+def _take_text(spool: Spool, tag: bytes, body: bytes) -> None:
+    if tag == b"NAME" and len(body) >= 4:
+        spool.names[int.from_bytes(body[:4], "little")] = body[4:]
+    elif tag == b"INFO":
+        key, _, value = body.decode("utf-8", "replace").partition("=")
+        spool.info[key] = value
+    elif tag == b"LOSS" and len(body) >= 16:
+        time, count = struct.unpack_from("<QQ", body)
+        spool.losses.append((time, count, body[16:].decode("utf-8", "replace")))

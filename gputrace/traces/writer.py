@@ -1,0 +1,137 @@
+"""Trace files: SQLite with the tables and columns of nsys exports, and gputrace's own.
+
+Programs made for nsys exports read them: the names and meanings are those of export schema 3.20.
+The file is written beside its place under another name and moved there when it is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ON_GPU: Final = (
+    "start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, "
+    "contextId INTEGER NOT NULL, greenContextId INTEGER, streamId INTEGER NOT NULL, "
+    "correlationId INTEGER, globalPid INTEGER"
+)
+
+TABLES: Final[Mapping[str, str]] = {
+    "StringIds": "id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL",
+    "CUPTI_ACTIVITY_KIND_KERNEL": f"{_ON_GPU}, demangledName INTEGER NOT NULL, "
+    "shortName INTEGER NOT NULL, mangledName INTEGER, launchType INTEGER, cacheConfig INTEGER, "
+    "registersPerThread INTEGER NOT NULL, gridX INTEGER NOT NULL, gridY INTEGER NOT NULL, "
+    "gridZ INTEGER NOT NULL, blockX INTEGER NOT NULL, blockY INTEGER NOT NULL, "
+    "blockZ INTEGER NOT NULL, staticSharedMemory INTEGER NOT NULL, "
+    "dynamicSharedMemory INTEGER NOT NULL, localMemoryPerThread INTEGER NOT NULL, "
+    "localMemoryTotal INTEGER NOT NULL, gridId INTEGER NOT NULL, sharedMemoryExecuted INTEGER, "
+    "graphNodeId INTEGER, sharedMemoryLimitConfig INTEGER",
+    "CUPTI_ACTIVITY_KIND_MEMCPY": f"{_ON_GPU}, bytes INTEGER NOT NULL, copyKind INTEGER NOT NULL, "
+    "deprecatedSrcId INTEGER, srcKind INTEGER, dstKind INTEGER, srcDeviceId INTEGER, "
+    "srcContextId INTEGER, dstDeviceId INTEGER, dstContextId INTEGER, migrationCause INTEGER, "
+    "graphNodeId INTEGER, virtualAddress INTEGER",
+    "CUPTI_ACTIVITY_KIND_MEMSET": f"{_ON_GPU}, value INTEGER NOT NULL, bytes INTEGER NOT NULL, "
+    "graphNodeId INTEGER, memKind INTEGER",
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": f"{_ON_GPU}, graphId INTEGER NOT NULL, "
+    "graphExecId INTEGER NOT NULL",
+    "CUPTI_ACTIVITY_KIND_RUNTIME": "start INTEGER NOT NULL, end INTEGER NOT NULL, "
+    "eventClass INTEGER NOT NULL, globalTid INTEGER, correlationId INTEGER, "
+    "nameId INTEGER NOT NULL, returnValue INTEGER NOT NULL, callchainId INTEGER",
+    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": f"{_ON_GPU}, syncType INTEGER NOT NULL, "
+    "eventId INTEGER NOT NULL, deprecatedSyncType INTEGER, eventSyncId INTEGER",
+    "CUPTI_ACTIVITY_KIND_OVERHEAD": "start INTEGER NOT NULL, end INTEGER NOT NULL, "
+    "eventClass INTEGER NOT NULL, globalTid INTEGER, correlationId INTEGER, "
+    "nameId INTEGER NOT NULL, overheadType INTEGER",
+    "NVTX_EVENTS": "start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL, "
+    "rangeId INTEGER, category INTEGER, color INTEGER, text TEXT, globalTid INTEGER, "
+    "endGlobalTid INTEGER, textId INTEGER, domainId INTEGER, uint64Value INTEGER, "
+    "int64Value INTEGER, doubleValue REAL, uint32Value INTEGER, int32Value INTEGER, "
+    "floatValue REAL, jsonTextId INTEGER, jsonText TEXT, binaryData TEXT",
+    "PROCESSES": "globalPid INTEGER, pid INTEGER, name TEXT",
+    "ThreadNames": "nameId INTEGER NOT NULL, priority INTEGER, globalTid INTEGER",
+    "TARGET_INFO_GPU": "vmId INTEGER NOT NULL, id INTEGER NOT NULL, name TEXT, busLocation TEXT, "
+    "isDiscrete INTEGER, l2CacheSize INTEGER, totalMemory INTEGER, memoryBandwidth INTEGER, "
+    "clockRate INTEGER, smCount INTEGER, pwGpuId INTEGER, uuid TEXT, luid INTEGER, chipName TEXT, "
+    "cuDevice INTEGER",
+    "TARGET_INFO_CUDA_DEVICE": "gpuId INTEGER NOT NULL, cudaId INTEGER NOT NULL, "
+    "pid INTEGER NOT NULL, uuid TEXT",
+    "TARGET_INFO_SESSION_START_TIME": "utcEpochNs INTEGER, utcTime TEXT, localTime TEXT",
+    "META_DATA_EXPORT": "name TEXT NOT NULL, value TEXT",
+    "GPUTRACE_META": "name TEXT NOT NULL PRIMARY KEY, value TEXT",
+    "GPUTRACE_PROCESS": "globalPid INTEGER NOT NULL, pid INTEGER NOT NULL, host TEXT, "
+    "rank INTEGER, worldSize INTEGER, localRank INTEGER, whole INTEGER NOT NULL, note TEXT",
+    "GPUTRACE_STEP": "start INTEGER NOT NULL, end INTEGER NOT NULL, globalTid INTEGER NOT NULL, "
+    "nameId INTEGER NOT NULL, step INTEGER",
+    "GPUTRACE_HOST_RANGE": "start INTEGER NOT NULL, end INTEGER NOT NULL, "
+    "globalTid INTEGER NOT NULL, nameId INTEGER NOT NULL, kind INTEGER NOT NULL",
+    "GPUTRACE_CLOCK": "globalPid INTEGER NOT NULL, realtimeNs INTEGER NOT NULL, "
+    "monotonicNs INTEGER NOT NULL, monotonicRawNs INTEGER NOT NULL",
+    "GPUTRACE_LOSS": "globalPid INTEGER, timeNs INTEGER, records INTEGER, reason TEXT NOT NULL",
+}
+"""Columns of each table; nsys's where the name is nsys's."""
+
+
+class TraceWriter:
+    """Writes one trace file; leaving the ``with`` block without an error puts it in its place.
+
+    Tables are made when their first rows come, as nsys exports have none that are empty.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self._unfinished.unlink(missing_ok=True)
+        os.close(os.open(self._unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        self._database = sqlite3.connect(self._unfinished, isolation_level=None)
+        self._database.execute("PRAGMA journal_mode = OFF")
+        self._database.execute("PRAGMA synchronous = OFF")
+        self._database.execute("BEGIN")
+        self._strings: dict[str, int] = {}
+
+    def string(self, text: str) -> int:
+        """The id of a text in StringIds."""
+        if text not in self._strings:
+            self._strings[text] = len(self._strings)
+            self.add("StringIds", {"id": [self._strings[text]], "value": [text]})
+        return self._strings[text]
+
+    def add(self, table: str, columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> None:
+        """Rows by column, all of one length; columns left out are NULL."""
+        names = list(columns)
+        lists = [c.tolist() if isinstance(c, np.ndarray) else c for c in columns.values()]
+        if lists and len(lists[0]):
+            self.add_rows(table, names, zip(*lists, strict=True))
+
+    def add_rows(self, table: str, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Rows with values for the columns named; the table is made if it is one of ours."""
+        if table in TABLES:
+            self._database.execute(f"CREATE TABLE IF NOT EXISTS {table} ({TABLES[table]})")
+        listed, marks = ", ".join(names), ", ".join("?" * len(names))
+        self._database.executemany(f"INSERT INTO {table} ({listed}) VALUES ({marks})", rows)
+
+    def create(self, table: str, columns: str) -> None:
+        """Makes a table that is not among `TABLES`."""
+        self._database.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._database.execute("COMMIT")
+        self._database.close()
+        if error is None:
+            self._unfinished.replace(self.path)
+        else:
+            self._unfinished.unlink(missing_ok=True)
