@@ -11,6 +11,7 @@ from gputrace.analyzers.breakdown import (
     list_phases,
     list_steps,
     measured,
+    steady,
     summarize,
 )
 from gputrace.analyzers.causes import (
@@ -63,7 +64,7 @@ def analyze(
     steps = list_steps(lanes, found, window)
     chosen = measured(steps, found)
     if options.steps is not None and not chosen:
-        raise UsageError(_no_such_steps(trace, options.steps, found))
+        raise UsageError(_no_such_steps(trace, options, found))
     facts = Facts(trace, operations, calls, lanes, found, steps, chosen, break_down(lanes, chosen))
     return Analysis(
         schema_version=SCHEMA_VERSION,
@@ -72,7 +73,7 @@ def analyze(
         origin_ns=trace.origin,
         span_ns=_span(lanes),
         gpus=tuple(_totals(lane.timeline) for lane in lanes),
-        steps=summarize(found, chosen),
+        steps=summarize(found, chosen or steady(steps)),
         step_list=steps,
         phases=list_phases(lanes, found),
         breakdown=facts.breakdown,
@@ -153,10 +154,12 @@ def _outside(trace: Trace, operations: Sequence[GpuOperations]) -> str:
     )
 
 
-def _no_such_steps(trace: Trace, steps: tuple[int, int], found: FoundSteps) -> str:
+def _no_such_steps(trace: Trace, options: Options, found: FoundSteps) -> str:
     count = max((len(windows) for windows in found.by_rank.values()), default=0)
+    first, end = options.steps or (0, 0)
     have = f"it has steps 0 to {count - 1}" if count else "no steps were found in it"
-    return f"{trace.path}: no steps {steps[0]}:{steps[1]}; {have}"
+    where = "" if options.window is None else " in that window"
+    return f"{trace.path}: no steps {first}:{end}{where}; {have}"
 
 
 def _totals(timeline: Timeline) -> GpuTotals:

@@ -30,6 +30,11 @@ class Lane:
     def gpu(self) -> Gpu:
         return self.timeline.gpu
 
+    @property
+    def operations(self) -> int:
+        """How many kernels, copies and graphs ran."""
+        return self.timeline.kernels + self.timeline.copies + self.timeline.opaque_graphs
+
     def split(self, starts: Times, ends: Times) -> NDArray[np.int64]:
         """Partition of windows with idle time by cause: shape (windows, len(CLASSES))."""
         busy = self.timeline.split(starts, ends)[:, :-1]
@@ -65,11 +70,19 @@ def _named(row: Sequence[int]) -> dict[str, int]:
 
 
 def measured(steps: Sequence[Step], found: FoundSteps) -> tuple[Step, ...]:
-    """The steps that the breakdown is over: those a person chose, else the steady ones."""
+    """The steps that the breakdown is over: those a person chose, else the steady ones.
+
+    Iterations that are not shown to be training are measured only where a person chose some.
+    """
     if found.chosen is None:
-        return tuple(step for step in steps if step.phase == "steady")
+        return steady(steps) if found.kind == "training" else ()
     first, end = found.chosen
     return tuple(step for step in steps if first <= step.step < end)
+
+
+def steady(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The steps after warm-up."""
+    return tuple(step for step in steps if step.phase == "steady")
 
 
 def break_down(lanes: Sequence[Lane], steps: Sequence[Step]) -> tuple[Breakdown, ...]:

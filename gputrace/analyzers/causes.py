@@ -116,7 +116,9 @@ def find_causes(
     issued_by = calls.issued_by(operations.events.select(ending))
     known = issued_by != NOBODY
     feeder = np.where(known, calls.thread[issued_by], NOBODY).astype(np.int32)
-    issued = np.where(known, calls.start[issued_by], gaps.start)
+    # Work is issued somewhere within the call, at the latest when it starts.
+    issued = np.minimum(calls.end[issued_by], operations.start[ending])
+    issued = np.where(known, issued, gaps.start)
     proofs: dict[str, list[Intervals]] = {cause: [] for cause in IDLE_CAUSES}
     for thread in np.unique(feeder[known]).tolist():
         rows = feeder == thread
@@ -166,9 +168,11 @@ def _first_proven(proofs: Mapping[str, list[Intervals]]) -> dict[str, Intervals]
     given = EMPTY
     of = {}
     for cause in IDLE_CAUSES:
-        proven = EMPTY
-        for part in proofs[cause]:
-            proven = _either(proven, part)
+        parts = proofs[cause] or [EMPTY]
+        proven = union(
+            np.concatenate([part.start for part in parts]),
+            np.concatenate([part.end for part in parts]),
+        )
         of[cause] = proven.difference(given)
         given = _either(given, proven)
     return of

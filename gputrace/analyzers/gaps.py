@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.host import NOBODY, HostCalls
-from gputrace.analyzers.intervals import Intervals, Times, union
+from gputrace.analyzers.intervals import Times, union
 from gputrace.analyzers.results import IDLE_CAUSES, Gap, Gaps, Step
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.traces.trace import Trace
@@ -102,19 +102,17 @@ def _evidence(trace: Trace, calls: HostCalls, feeder: int, start: int, end: int)
     if feeder == NOBODY:
         return "no row tells which thread issued the operation that ends it"
     rows = calls.overlapping(feeder, start, end)
-    inside = Intervals(np.array([start]), np.array([end]))
-    spent: dict[int, int] = {}
+    text = trace.names(np.unique(calls.name[rows]))
+    spent: dict[str, int] = {}
     for row in rows.tolist():
+        name = text[int(calls.name[row])].partition("_v")[0]
         length = min(int(calls.end[row]), end) - max(int(calls.start[row]), start)
-        spent[int(calls.name[row])] = spent.get(int(calls.name[row]), 0) + length
-    worth = _WORTH_TELLING * inside.total
+        spent[name] = spent.get(name, 0) + length
+    worth = _WORTH_TELLING * (end - start)
     named = sorted((name for name in spent if spent[name] >= worth), key=lambda n: -spent[n])
-    text = trace.names(named[:_MOST_CALLS_TOLD])
-    parts = [
-        f"{text[name].partition('_v')[0]} {format_ns(spent[name])}"
-        for name in named[:_MOST_CALLS_TOLD]
-    ]
-    outside = end - start - calls.of_thread(feeder).clip(start, end).total
+    parts = [f"{name} {format_ns(spent[name])}" for name in named[:_MOST_CALLS_TOLD]]
+    inside_calls = union(calls.start[rows], calls.end[rows]).clip(start, end)
+    outside = end - start - inside_calls.total
     if outside >= worth:
         parts.insert(0, f"no CUDA call {format_ns(outside)}")
     return f"{', '.join(parts)} (thread {calls.threads[feeder][1]})"

@@ -96,11 +96,6 @@ class HostCalls:
         until = first + int(np.searchsorted(self.start[first:stop], end))
         return np.flatnonzero(self.end[first:until] > start) + first
 
-    def thread_index(self, process: int, thread: int) -> int:
-        """The number of a thread, `NOBODY` for one that made no call."""
-        pair = (process, thread)
-        return self.threads.index(pair) if pair in self.threads else NOBODY
-
 
 def read_calls(trace: Trace, progress: Progress | None = None) -> HostCalls | None:
     """All CUDA calls of the trace; None where it recorded none."""
@@ -130,9 +125,12 @@ def read_calls(trace: Trace, progress: Progress | None = None) -> HostCalls | No
 def _order(keys: NDArray[np.int64], start: Times) -> NDArray[np.intp]:
     """Rows by key, then start: sorting once by start is quick as rows mostly come that way."""
     by_start = np.argsort(start, kind="stable")
-    distinct, place = np.unique(keys, return_inverse=True)
+    ordered = keys[by_start]
+    change = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    distinct, place = np.unique(ordered[change], return_inverse=True)
     kind = np.int16 if len(distinct) < 1 << 15 else np.int64
-    return by_start[np.argsort(place[by_start].astype(kind), kind="stable")]
+    threads = np.repeat(place.astype(kind), np.diff(np.append(change, len(ordered))))
+    return by_start[np.argsort(threads, kind="stable")]
 
 
 def _sorts(trace: Trace, names: NDArray[np.int32]) -> NDArray[np.int8]:

@@ -176,7 +176,7 @@ class _Process:
         if losses:
             add("GPUTRACE_LOSS", ["globalPid", "timeNs", "records", "reason"], losses)
 
-    def _span(self, rows: Records) -> dict[str, NDArray[np.int64]]:
+    def _span(self, rows: Records) -> dict[str, Any]:
         return {"start": self._time(rows["start"]), "end": self._time(rows["end"])}
 
     def _time(self, moments: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def demangle(name: str) -> str:
-    """A C++ name (Itanium ABI) in clear; others, and all where there is no libstdc++, as they are."""
+    """A C++ name (Itanium ABI) in clear; others as they are, and all without libstdc++."""
     library = _library()
     if library is None or not name.startswith("_Z"):
         return name

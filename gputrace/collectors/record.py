@@ -1,4 +1,4 @@
-"""Recording a program: the environment that makes it record itself, and the trace of what it leaves.
+"""Recording a program: the environment that makes it record itself, and the trace of that.
 
 While the program runs, each of its processes appends to a spool file in a folder beside the output;
 what is in that folder can be made a trace at any time (`recover`).
@@ -64,8 +64,8 @@ def prepare(plan: Plan, force: bool) -> Path:
     folder = spool_folder(plan.output)
     if folder.exists():
         raise UsageError(
-            f"{folder}: left by another recording; make its trace with `gputrace recover {folder}`, "
-            "or remove it"
+            f"{folder}: left by another recording; make its trace with "
+            f"`gputrace recover {folder}`, or remove it"
         )
     try:
         folder.mkdir(mode=0o700, parents=False)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
 
@@ -92,6 +91,9 @@ def open_trace(path: Path | str) -> Trace:
 
 def _readers() -> Iterator[Reader]:
     yield from READERS
+    # Asked for only where no reader of ours knows the file: looking them up takes a while.
+    from importlib.metadata import entry_points
+
     for entry in entry_points(group="gputrace.readers"):
         yield entry.load()
 

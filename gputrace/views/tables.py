@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gputrace.analyzers.results import Analysis, Breakdown, Gap
+from gputrace.analyzers.results import Analysis, Breakdown, Gap, Steps
 from gputrace.units import format_ns, format_share
 
 CLASS_NAMES: Final = {
@@ -37,6 +37,10 @@ _COLUMNS: Final = {
     "idle?": ("other_idle",),
 }
 """Columns of the table for many GPUs, and the classes that each adds up."""
+
+
+_HIDDEN_SHARE: Final = 0.01
+"""Part of the time from which hidden loading is worth a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,7 @@ def gpus_table(analysis: Analysis) -> Table:
         )
         for row in rows
     )
-    time = "a step" if analysis.breakdown[0].steps else "span"
+    time = _loop(analysis)[1] if analysis.breakdown[0].steps else "span"
     return Table(_title(analysis), ("", time, *columns), body)
 
 
@@ -106,7 +110,7 @@ def gaps_table(analysis: Analysis, most: int) -> Table:
     """The largest gaps, of the measured steps where there are steps."""
     gaps = analysis.gaps
     shown = gaps.largest_in_steps or gaps.largest
-    where = " in these steps" if gaps.largest_in_steps else ""
+    where = f" in these {_loop(analysis)[0]}s" if gaps.largest_in_steps else ""
     body = tuple(
         (
             gpu_label(gap, analysis),
@@ -126,17 +130,52 @@ def notes(analysis: Analysis) -> Iterator[str]:
     """What a reader must know to trust the figures, a line each."""
     if any(not total.gpu_known for total in analysis.gpus):
         yield "The trace does not say which physical cards these are; CUDA ordinals are shown."
+    yield from _loader_note(analysis)
     for reason, rows in analysis.dropped_rows.items():
         yield f"{rows:,} row{'' if rows == 1 else 's'} left out: {reason}."
     yield from analysis.warnings
 
 
+def _loader_note(analysis: Analysis) -> Iterator[str]:
+    """The loader's time that GPU work hides is not a loss, but the next thing to become one."""
+    rows = [row for row in analysis.breakdown if row.host_data_ns is not None and row.steps]
+    if not rows:
+        return
+    steps = sum(row.steps for row in rows)
+    host = sum(row.host_data_ns or 0 for row in rows)
+    waited = sum(row.data_feeding_ns for row in rows)
+    if host - waited > _HIDDEN_SHARE * sum(row.total_ns for row in rows):
+        yield (
+            f"The host spends {format_ns(host / steps)} {_loop(analysis)[1]} in the data loader; "
+            f"{format_ns((host - waited) / steps)} of that is hidden under GPU work."
+        )
+
+
 def _title(analysis: Analysis) -> str:
     steps, count = analysis.steps, max(row.steps for row in analysis.breakdown)
     if not count:
-        return f"Where the time went (whole span, {format_ns(analysis.span_ns)}; no steps found)"
-    what = "steps" if steps.kind == "training" else "iterations (not shown to be training)"
-    return f"Where the time of a step goes (mean of {count} of {steps.count} {what})"
+        return (
+            f"Where the time went (whole span, {format_ns(analysis.span_ns)}; {_no_steps(steps)})"
+        )
+    word, one = _loop(analysis)
+    what = "" if steps.kind == "training" else ", not shown to be training"
+    return f"Where the time of {one} goes (mean of {count} of {steps.count} {word}s{what})"
+
+
+def _no_steps(steps: Steps) -> str:
+    """Why the whole span is shown."""
+    if steps.kind == "training":
+        return "no whole step in it"
+    if steps.kind == "iterations" and steps.mean_ns is not None:
+        mean = format_ns(steps.mean_ns)
+        return f"{steps.count} iterations of {mean}, not shown to be training"
+    return "no steps found"
+
+
+def _loop(analysis: Analysis) -> tuple[str, str]:
+    """What to call one turn of the loop that was found."""
+    training = analysis.steps.kind == "training"
+    return ("step", "a step") if training else ("iteration", "an iteration")
 
 
 def _present(rows: Sequence[Breakdown]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.findings.facts import HIGH, Facts, severity_of
-from gputrace.analyzers.intervals import union
+from gputrace.analyzers.intervals import Intervals, union
 from gputrace.analyzers.results import Finding
 from gputrace.traces.events import Kind, Memory
 from gputrace.units import format_ns
@@ -32,8 +32,12 @@ def h2d_exposed(facts: Facts) -> Iterator[Finding]:
     if severity is None:
         return
     cost = facts.mean("h2d")
-    how = _OVERLAP_COPIES.get(
-        facts.framework, "copy the next batch from pinned memory while this one computes"
+    how = (
+        _OVERLAP_COPIES.get(
+            facts.framework, "copy the next batch from pinned memory while this one computes"
+        )
+        if facts.trains
+        else "copy what comes next from pinned memory, on a side stream, while this computes"
     )
     yield facts.finding(
         "h2d-exposed",
@@ -51,15 +55,13 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
     columns = ("start", "end", "bytes", "source_memory")
     copies = facts.trace.events([Kind.COPY_H2D], columns)
     copies = copies.select(copies.source_memory == Memory.PAGEABLE)
-    if facts.measured:
-        steps = facts.measured
-        windows = union([s.start_ns for s in steps], [s.end_ns for s in steps])
-        copies = copies.select(windows.contains(copies.start))
-    total = sum(row.total_ns for row in facts.breakdown)
+    windows = _measured_time(facts)
+    copies = copies.select(windows.contains(copies.start) & windows.contains(copies.end - 1))
+    total = sum(row.total_ns for row in facts.rows)
     spent = int((copies.end - copies.start).sum())
     if not len(copies) or spent < _PAGEABLE_SHARE * total:
         return
-    count = sum(max(row.steps, 1) for row in facts.breakdown)
+    count = sum(max(row.steps, 1) for row in facts.rows)
     rate = int(copies.bytes.sum()) / max(spent, 1)
     yield facts.finding(
         "h2d-pageable",
@@ -71,6 +73,15 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
         "need not wait",
         {"copies": len(copies), "bytes": int(np.sum(copies.bytes)), "share": spent / total},
     )
+
+
+def _measured_time(facts: Facts) -> Intervals:
+    """The measured steps, or the part of the trace that was asked for."""
+    if facts.measured:
+        steps = facts.measured
+        return union([s.start_ns for s in steps], [s.end_ns for s in steps])
+    spans = [lane.timeline.window for lane in facts.lanes]
+    return union([w.start for w in spans], [w.end for w in spans])
 
 
 def communication_exposed(facts: Facts) -> Iterator[Finding]:
@@ -102,6 +113,8 @@ def compute_bound(facts: Facts) -> Iterator[Finding]:
         "info",
         facts.mean("compute"),
         f"the GPUs compute {share:.0%} of the time: their speed is the limit",
-        "make the kernels cheaper: mixed precision, channels_last, torch.compile, fused optimizers",
+        "make the kernels cheaper: mixed precision, the layout that the tensor cores want, "
+        "compiled or fused operations"
+        + (" (torch.compile, channels_last)" if facts.framework == "pytorch" else ""),
         {"share": round(share, 4)},
     )

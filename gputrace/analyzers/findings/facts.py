@@ -23,6 +23,9 @@ HIGH: Final = 0.20
 MEDIUM: Final = 0.05
 """Shares of the time from which a cost is called high and medium, as xprof calls input-bound."""
 
+_STRAY: Final = 0.01
+"""Part of the operations of its rank's busiest GPU below which a GPU does not count."""
+
 _FRAMEWORKS: Final = (
     ("pytorch", ("at::native", "c10::", "triton_")),
     ("tensorflow", ("tensorflow::", "Eigen::")),
@@ -58,21 +61,42 @@ class Facts:
                 return framework
         return ""
 
+    @cached_property
+    def rows(self) -> tuple[Breakdown, ...]:
+        """The rows of the breakdown that count: of the GPUs that do the work.
+
+        Where some have steps, those; and none that does next to nothing beside the others of its
+        rank, as a GPU does on which a process only has a context.
+        """
+        busiest: dict[int, int] = {}
+        for lane in self.lanes:
+            busiest[lane.gpu.rank] = max(busiest.get(lane.gpu.rank, 0), lane.operations)
+        rows = [
+            row
+            for lane, row in zip(self.lanes, self.breakdown, strict=True)
+            if lane.operations >= _STRAY * busiest[lane.gpu.rank]
+        ]
+        return tuple([row for row in rows if row.steps] or rows)
+
     @property
     def gpus(self) -> tuple[int, ...]:
-        return tuple(row.gpu for row in self.breakdown)
+        return tuple(row.gpu for row in self.rows)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted({row.rank for row in self.breakdown}))
+        return tuple(sorted({row.rank for row in self.rows}))
+
+    @property
+    def trains(self) -> bool:
+        """Whether training steps were found."""
+        return self.found.kind == "training"
 
     @property
     def per(self) -> str:
         """``a step of 62.8 ms``, or ``969 ms`` where there are no steps."""
         if not self.measured:
             return format_ns(self.mean_ns)
-        training = any(windows.kind == "training" for windows in self.found.by_rank.values())
-        return f"{'a step' if training else 'an iteration'} of {format_ns(self.mean_ns)}"
+        return f"{'a step' if self.trains else 'an iteration'} of {format_ns(self.mean_ns)}"
 
     @property
     def mean_ns(self) -> int:
@@ -81,14 +105,14 @@ class Facts:
 
     def mean(self, name: str) -> int:
         """Mean nanoseconds of a class on one GPU, a step where there are steps."""
-        rows = self.breakdown
+        rows = self.rows
         each = sum(int(getattr(row, f"{name}_ns")) for row in rows)
         return each // max(1, sum(max(row.steps, 1) for row in rows))
 
     def share(self, *names: str) -> float:
         """Share of the time that classes have, over all GPUs."""
-        total = sum(row.total_ns for row in self.breakdown)
-        return sum(row.of(name) for row in self.breakdown for name in names) / max(total, 1)
+        total = sum(row.total_ns for row in self.rows)
+        return sum(row.of(name) for row in self.rows for name in names) / max(total, 1)
 
     def finding(
         self,
@@ -99,7 +123,7 @@ class Facts:
         advice: str,
         evidence: Evidence | None = None,
     ) -> Finding:
-        """A finding about all GPUs and ranks."""
+        """A finding about all GPUs and ranks that count."""
         return Finding(
             id, severity, self.gpus, self.ranks, impact_ns, message, advice, evidence or {}
         )

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
+from gputrace.analyzers.classes import distinct_ids
 from gputrace.analyzers.findings.facts import Facts, severity_of
 from gputrace.analyzers.host import Call, HostCalls
 from gputrace.analyzers.intervals import union
-from gputrace.analyzers.results import Finding, Step
+from gputrace.analyzers.results import Finding
 from gputrace.units import format_ns
 
 _MANY_ALLOCS: Final = 20
 _MANY_SYNCS: Final = 20
 """Allocations and synchronisations a step and GPU that only a search for algorithms makes."""
+
+_CUDNN: Final = re.compile(r"cudnn|(?<![a-z])conv(?!ert)|convol", re.IGNORECASE)
+
+_LAUNCH_LESS: Final = {
+    "pytorch": "launch less often and sooner: CUDA graphs or "
+    "torch.compile(mode='reduce-overhead'), larger batches, fused optimizers, less Python "
+    "between launches",
+    "tensorflow": "launch less often: tf.function with jit_compile=True, larger batches, "
+    "steps_per_execution",
+    "jax": "launch less often: jit the whole step, lax.scan over several steps, larger batches",
+}
+_LONG_GAP_NS: Final = 1_000_000
+"""A gap longer than this is no launch that came late: the host did something else."""
 
 _FEED_FASTER: Final = {
     "pytorch": "give the DataLoader more workers (num_workers, persistent_workers=True), "
@@ -47,13 +62,11 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
 
 def autotune_repeated(facts: Facts) -> Iterator[Finding]:
     """The search for convolution algorithms runs again in every step."""
-    if facts.calls is None or not facts.measured:
+    if facts.calls is None or not facts.measured or not _uses_cudnn(facts):
         return
-    gpus = max(len({step.gpu for step in facts.measured}), 1)
-    steps = max(len({(step.rank, step.step) for step in facts.measured}), 1)
-    allocs, syncs = (_calls_within(facts.calls, facts.measured, c) for c in (Call.ALLOC, Call.SYNC))
-    cudnn = any("cudnn" in name or "conv" in name for name in _kernel_names(facts))
-    if not cudnn or allocs < _MANY_ALLOCS * steps * gpus or syncs < _MANY_SYNCS * steps * gpus:
+    allocs, syncs = (_calls_each_step(facts, facts.calls, sort) for sort in (Call.ALLOC, Call.SYNC))
+    gpus = len({(step.gpu, step.rank) for step in facts.measured})
+    if min(allocs / _MANY_ALLOCS, syncs / _MANY_SYNCS) < gpus:
         return
     cost = _idle_between_allocations(facts, facts.calls)
     share = cost / max(facts.mean_ns, 1)
@@ -61,12 +74,12 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
         "autotune-repeated",
         severity_of(share) or "low",
         cost,
-        f"the search for cuDNN's algorithms runs in every step: {allocs // steps:,} allocations "
-        f"and {syncs // steps:,} synchronisations a step, while the GPUs idle "
-        f"{format_ns(cost)} of {facts.per} ({share:.0%})",
+        f"the search for cuDNN's algorithms runs in every step: {allocs:,} allocations and "
+        f"{syncs:,} synchronisations a step, while the GPUs idle {format_ns(cost)} of "
+        f"{facts.per} ({share:.0%})",
         "turn the search off (torch.backends.cudnn.benchmark = False), or keep the threads that "
         "it ran in: DistributedDataParallel in place of DataParallel, input shapes that stay equal",
-        {"allocations": allocs // steps, "synchronisations": syncs // steps, "share": share},
+        {"allocations": allocs, "synchronisations": syncs, "share": round(share, 4)},
     )
 
 
@@ -82,8 +95,12 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
         severity,
         cost,
         f"the GPUs wait {format_ns(cost)} of {facts.per} ({share:.0%}) in cudaMalloc and cudaFree",
-        "keep memory allocated: no empty_cache() in the loop, equal shapes every step, "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, a smaller batch if memory is short",
+        "keep memory allocated: equal shapes every step, a pool, a smaller batch if memory is short"
+        + (
+            "; no empty_cache() in the loop, PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+            if facts.framework == "pytorch"
+            else ""
+        ),
         {"share": round(share, 4)},
     )
 
@@ -119,9 +136,21 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
         severity,
         cost,
         f"the GPUs wait {format_ns(cost)} of {facts.per} ({share:.0%}) for the host to launch work",
-        "launch less often and sooner: CUDA graphs or torch.compile(mode='reduce-overhead'), "
-        "larger batches, fused optimizers, less Python between launches",
+        _advice_on_launches(facts),
         {"share": round(share, 4)},
+    )
+
+
+def _advice_on_launches(facts: Facts) -> str:
+    """Few long gaps have another remedy than many short ones."""
+    launch = [lane.causes.of["launch"].clip(*lane.timeline.window) for lane in facts.lanes]
+    long = sum(int(i.lengths[i.lengths > _LONG_GAP_NS].sum()) for i in launch)
+    if long > 0.5 * sum(i.total for i in launch):
+        return (
+            "the host does something else for milliseconds at a time: see the gaps and what it does"
+        )
+    return _LAUNCH_LESS.get(
+        facts.framework, "launch less often and sooner: CUDA graphs, fused kernels, larger batches"
     )
 
 
@@ -146,14 +175,27 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _calls_within(calls: HostCalls, steps: Sequence[Step], sort: Call) -> int:
-    windows = union([s.start_ns for s in steps], [s.end_ns for s in steps])
-    return int(np.count_nonzero(windows.contains(calls.start[calls.sort == sort])))
+def _calls_each_step(facts: Facts, calls: HostCalls, sort: Call) -> int:
+    """Calls of a sort in the middle one of the measured steps, over all ranks."""
+    rows = np.flatnonzero(calls.sort == sort)
+    if sort == Call.ALLOC:
+        names = facts.trace.names(distinct_ids(calls.name[rows]))
+        ordered = [id for id, name in names.items() if "Async" in name]
+        rows = rows[~np.isin(calls.name[rows], ordered)]
+    starts = np.sort(calls.start[rows])
+    spans: dict[int, int] = {}
+    for step in {(s.rank, s.step): s for s in facts.measured}.values():
+        first, end = np.searchsorted(starts, (step.start_ns, step.end_ns))
+        spans[step.step] = max(spans.get(step.step, 0), int(end - first))
+    return int(np.median(list(spans.values())))
 
 
-def _kernel_names(facts: Facts) -> Iterator[str]:
+def _uses_cudnn(facts: Facts) -> bool:
     for own in facts.operations:
-        yield from facts.trace.names(np.unique(own.events.name)).values()
+        names = facts.trace.names(distinct_ids(own.events.name)).values()
+        if any(_CUDNN.search(name) for name in names):
+            return True
+    return False
 
 
 def _idle_between_allocations(facts: Facts, calls: HostCalls) -> int:

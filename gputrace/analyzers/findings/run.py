@@ -52,7 +52,7 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
     if not quality.dropped and not quality.warnings:
         return
     rows = sum(quality.dropped.values())
-    told = [f"{rows:,} rows have times that make no sense"] if rows else []
+    told = [f"rows with times that make no sense ({rows:,})"] if rows else []
     told += quality.warnings[:1]
     yield facts.finding(
         "lost-records",
@@ -66,20 +66,26 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
 
 def slow_steps(facts: Facts) -> Iterator[Finding]:
     """Some steady steps are much longer than the others, and what they have that those have not."""
-    longest = _longest_of_each(facts.measured)
+    found = [f for rank in facts.ranks if (f := _slow_steps_of(facts, rank)) is not None]
+    if found:
+        yield max(found, key=lambda finding: finding.impact_ns)
+
+
+def _slow_steps_of(facts: Facts, rank: int) -> Finding | None:
+    longest = _longest_of_each([step for step in facts.measured if step.rank == rank])
     if len(longest) < 5:
-        return
+        return None
     lengths = np.array([step.end_ns - step.start_ns for step in longest])
     middle = float(np.median(lengths))
     scatter = 1.4826 * float(np.median(np.abs(lengths - middle)))
     slow = lengths > max(_SLOW * middle, middle + 4 * scatter)
     excess = int((lengths[slow] - middle).sum())
     if not slow.any() or slow.mean() > 0.5 or excess < _WORTH * lengths.sum():
-        return
+        return None
     name, more = _what_slow_steps_have(longest, slow)
     numbers = [step.step for step, is_slow in zip(longest, slow, strict=True) if is_slow]
-    shown = ", ".join(str(number) for number in numbers[:5]) + ("…" if len(numbers) > 5 else "")
-    yield facts.finding(
+    shown = ", ".join(str(number) for number in numbers[:5]) + (", …" if len(numbers) > 5 else "")
+    return facts.finding(
         "slow-steps",
         severity_of(excess / float(lengths.sum())) or "low",
         excess // len(longest),
@@ -88,7 +94,7 @@ def slow_steps(facts: Facts) -> Iterator[Finding]:
         f"have more of is {_NAMES.get(name, name)} ({format_ns(more)})",
         "look at these steps: a batch that is slow to load, garbage collection, an allocation, "
         "a checkpoint or logging every so many steps",
-        {"slow_steps": len(numbers), "class": name, "more_ns": more},
+        {"slow_steps": len(numbers), "rank": rank, "class": name, "more_ns": more},
     )
 
 
@@ -112,8 +118,8 @@ def _what_slow_steps_have(steps: Sequence[Step], slow: Mask) -> tuple[str, int]:
 
 def warmup(facts: Facts) -> Iterator[Finding]:
     """How long the run takes to come to speed."""
-    count = facts.found.warmup
-    if not count:
+    count, chosen = facts.found.warmup, facts.found.chosen
+    if not count or (chosen is not None and chosen[0] < count):
         return
     windows = max(facts.found.by_rank.values(), key=len)
     spent = int(windows.end[count - 1] - windows.start[0])

@@ -26,10 +26,16 @@ _OPTIMIZER: Final = re.compile(
 """Kernels of optimizers: PyTorch's foreach and fused ones, apex, DeepSpeed, TensorFlow's
 Apply…, MXNet's …_update, Chainer's."""
 
+_NOT_OPTIMIZER: Final = re.compile(r"CopyFunctor|ZeroFunctor|LpNorm|_copy_|zero_")
+"""Of the same families of kernels: gathering shards, zeroing gradients, their norm."""
+
 _BACKWARD: Final = re.compile(r"backward|bwd|(?<![a-z])grad|wgrad|dgrad|Grad", re.IGNORECASE)
 
 _LEAST_INPUT_BYTES: Final = 1024
 """Smaller copies are scalars and pointers, not batches."""
+
+_LEAST_APART: Final = 8
+"""Operations from one optimizer kernel to the next that are more than one run's own."""
 
 _IRREGULAR: Final = 0.4
 """Part of the distances between input copies that may be out of the ordinary."""
@@ -51,12 +57,27 @@ class Bursts:
 
 def find_bursts(trace: Trace, operations: GpuOperations) -> Bursts | None:
     """The optimizer's runs on this GPU; None where its kernels cannot be told by name."""
-    rows = _kernels_named(trace, operations, _OPTIMIZER)
+    rows = _kernels_named(trace, operations, _OPTIMIZER, _NOT_OPTIMIZER)
     if len(rows) < 3:
         return None
     between = np.diff(rows)
     cut = np.flatnonzero(between > _valley(between))
-    return Bursts(np.concatenate([rows[:1], rows[cut + 1]]), np.concatenate([rows[cut], rows[-1:]]))
+    bursts = Bursts(
+        np.concatenate([rows[:1], rows[cut + 1]]), np.concatenate([rows[cut], rows[-1:]])
+    )
+    return _one_a_batch(bursts, inputs_alone(operations)[0])
+
+
+def _one_a_batch(bursts: Bursts, inputs: Rows) -> Bursts:
+    """The last run for each batch, where nearly every batch that has some has several."""
+    if len(inputs) < 3:
+        return bursts
+    batch = np.searchsorted(inputs, bursts.last)
+    _, counts = np.unique(batch, return_counts=True)
+    if np.median(counts) < 2 or np.mean(counts == np.median(counts)) < 0.75:
+        return bursts
+    final = np.append(np.diff(batch) > 0, True)
+    return Bursts(bursts.first[final], bursts.last[final])
 
 
 def may_train(trace: Trace, operations: GpuOperations) -> bool:
@@ -66,11 +87,18 @@ def may_train(trace: Trace, operations: GpuOperations) -> bool:
     return len(_kernels_named(trace, operations, _BACKWARD)) > 0
 
 
-def _kernels_named(trace: Trace, operations: GpuOperations, pattern: re.Pattern[str]) -> Rows:
+def _kernels_named(
+    trace: Trace,
+    operations: GpuOperations,
+    pattern: re.Pattern[str],
+    but: re.Pattern[str] | None = None,
+) -> Rows:
     kernels = operations.events.kind == Kind.KERNEL
     names = operations.events.name
     text = trace.names(distinct_ids(names[kernels]))
-    wanted = [id for id, name in text.items() if pattern.search(name)]
+    wanted = [
+        id for id, name in text.items() if pattern.search(name) and not (but and but.search(name))
+    ]
     return np.flatnonzero(kernels & np.isin(names, wanted))
 
 
@@ -80,8 +108,8 @@ def _valley(counts: NDArray[np.intp]) -> float:
     Where all are of one size there is nothing to part: every count is then large.
     """
     logs = np.sort(np.log(counts.astype(float)))
-    if logs[-1] - logs[0] < np.log(4):
-        return 0.0
+    if logs[-1] - logs[0] < np.log(4) or logs[0] > np.log(_LEAST_APART):
+        return 0.0 if logs[0] > np.log(_LEAST_APART) else np.inf
     sizes = np.arange(1, len(logs))
     below = np.cumsum(logs)[:-1] / sizes
     above = (logs.sum() - np.cumsum(logs)[:-1]) / (len(logs) - sizes)
@@ -97,9 +125,11 @@ def input_groups(operations: GpuOperations) -> list[Rows]:
     """
     events = operations.events
     rows = np.flatnonzero((events.kind == Kind.COPY_H2D) & (events.bytes >= _LEAST_INPUT_BYTES))
-    sizes, counts = np.unique(events.bytes[rows], return_counts=True)
-    often = sorted(sizes[counts >= 3].tolist(), key=lambda b: -b * int(counts[sizes == b][0]))
-    return [rows[events.bytes[rows] == size] for size in often]
+    rows = rows[np.argsort(events.bytes[rows], kind="stable")]
+    sizes, first = np.unique(events.bytes[rows], return_index=True)
+    groups = np.split(rows, first[1:])
+    often = [(int(s) * len(g), g) for s, g in zip(sizes, groups, strict=False) if len(g) >= 3]
+    return [group for _, group in sorted(often, key=lambda moved: -moved[0])]
 
 
 def inputs_of_steps(operations: GpuOperations, bursts: Bursts) -> Rows:
@@ -109,7 +139,12 @@ def inputs_of_steps(operations: GpuOperations, bursts: Bursts) -> Rows:
         for group in input_groups(operations)
         if _is_regular(np.diff(np.searchsorted(group, bursts.last)))
     ]
-    return np.sort(np.concatenate(chosen)) if chosen else np.empty(0, np.intp)
+    if chosen:
+        return np.sort(np.concatenate(chosen))
+    events = operations.events
+    rows = np.flatnonzero((events.kind == Kind.COPY_H2D) & (events.bytes >= _LEAST_INPUT_BYTES))
+    of_any_size = _is_regular(np.diff(np.searchsorted(rows, bursts.last)))
+    return rows if of_any_size else np.empty(0, np.intp)
 
 
 def _is_regular(counts: NDArray[np.intp]) -> bool:
@@ -123,19 +158,23 @@ def _is_regular(counts: NDArray[np.intp]) -> bool:
 def inputs_alone(operations: GpuOperations) -> tuple[Rows, bool]:
     """Input copies where no optimizer shows, and whether they look like batches.
 
-    The copies of the size that moves most bytes at regular distances, counted in operations.
+    Of the sizes that come at regular distances, counted in operations, and through most of the
+    run, the one that moves most bytes.
     """
     groups = input_groups(operations)
-    for group in groups:
-        starts = _first_of_batch(operations, group)
-        if len(starts) < 3:
-            continue
-        if not _keeps_distance(np.diff(starts)):
-            continue
-        copies = np.sort(np.concatenate(groups))
-        each = np.diff(np.searchsorted(copies, starts))
-        return starts, float(np.median(each)) <= _MOST_COPIES
-    return np.empty(0, np.intp), False
+    regular = [
+        starts
+        for group in groups
+        if len(starts := _first_of_batch(operations, group)) >= 3
+        and _keeps_distance(np.diff(starts))
+    ]
+    if not regular:
+        return np.empty(0, np.intp), False
+    extents = [int(operations.start[rows[-1]] - operations.start[rows[0]]) for rows in regular]
+    starts = next(r for r, e in zip(regular, extents, strict=True) if e >= 0.5 * max(extents))
+    copies = np.sort(np.concatenate(groups))
+    each = np.diff(np.searchsorted(copies, starts))
+    return starts, float(np.median(each)) <= _MOST_COPIES
 
 
 def _keeps_distance(between: NDArray[np.intp]) -> bool:
@@ -188,8 +227,11 @@ def _sorts_of_stretches(operations: GpuOperations, inputs: Rows) -> NDArray[np.i
     tokens = operations.events.name[rows].astype(np.int64) * 64 + operations.events.kind[rows]
     _, tokens = np.unique(tokens, return_inverse=True)
     stretch = np.searchsorted(inputs, np.arange(rows.start, rows.stop), "right") - 1
-    has = np.zeros((len(inputs), int(tokens.max()) + 1), bool)
-    has[stretch, tokens] = True
-    common = has.mean(axis=0) >= 0.1
-    _, sorts = np.unique(has[:, common], axis=0, return_inverse=True)
+    kinds = int(tokens.max()) + 1
+    pairs = np.unique(stretch * kinds + tokens)
+    common = np.flatnonzero(np.bincount(pairs % kinds) >= 0.1 * len(inputs))
+    pairs = pairs[np.isin(pairs % kinds, common)]
+    has = np.zeros((len(inputs), len(common)), bool)
+    has[pairs // kinds, np.searchsorted(common, pairs % kinds)] = True
+    _, sorts = np.unique(has, axis=0, return_inverse=True)
     return np.asarray(sorts).reshape(-1)

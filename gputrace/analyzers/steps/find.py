@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gputrace.analyzers.host import HostCalls
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps.anchors import Rows, find_bursts, inputs_alone, inputs_of_steps
@@ -34,12 +31,10 @@ class FoundSteps:
     warmup: int
     chosen: tuple[int, int] | None = None
 
-    def steady(self, rank: int) -> NDArray[np.bool_]:
-        """Which steps of a rank are measured."""
-        number = np.arange(len(self.by_rank[rank]))
-        if self.chosen is not None:
-            return (number >= self.chosen[0]) & (number < self.chosen[1])
-        return number >= self.warmup
+    @property
+    def kind(self) -> str:
+        """``training``, ``iterations`` or ``none``."""
+        return next((windows.kind for windows in self.by_rank.values()), "none")
 
 
 def find_steps(

@@ -18,9 +18,9 @@ from gputrace.traces.events import Kind
 from gputrace.traces.trace import Trace, Window
 
 _FOREIGN_PART: Final = 0.05
-"""More operations than this part of a step, between a step's end and the next one's start,"""
+"""More operations than usual by this part of a step, between a step's end and the next's start,"""
 _LONG_PART: Final = 0.5
-"""or any that last longer than this part of a step, belong to neither."""
+"""or any that last longer than usual by this part of a step, belong to neither."""
 _WRITES: Final = re.compile(r"_*(f?write|pwrite|writev|pwritev|fsync|fdatasync|fflush|sync_file)")
 _SAVING_COPIES: Final = 3
 """More copies to the host than this, before anything is computed, save a checkpoint."""
@@ -41,9 +41,11 @@ def part_interludes(
     between = first[1:] - last[:-1] - 1
     size, length = np.median(last - first + 1), np.median(np.diff(starts))
     many = between > np.median(between) + max(3.0, _FOREIGN_PART * float(size))
-    long = starts[1:] - ends[:-1] > _LONG_PART * length
+    pause = starts[1:] - ends[:-1]
+    long = pause > np.median(pause) + _LONG_PART * float(length)
     to_host = np.cumsum(np.append(0, operations.events.kind == Kind.COPY_D2H))
-    saved = to_host[first[1:]] - to_host[last[:-1] + 1] > _SAVING_COPIES
+    copies = to_host[first[1:]] - to_host[last[:-1] + 1]
+    saved = copies > np.median(copies) + _SAVING_COPIES
     foreign = (many | long | saved) & (starts[1:] > ends[:-1])
     found: list[Interlude] = []
     for step in np.flatnonzero(foreign).tolist():

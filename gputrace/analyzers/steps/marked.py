@@ -90,8 +90,10 @@ def project(marks: Marks, operations: GpuOperations, calls: HostCalls) -> StepWi
     if not len(rows) or np.mean(inside) < _LEAST_COVERED:
         return None
     first, last = _extent(rows[inside], step[inside], len(marks.start))
-    if (first > last).any():
+    full = first <= last
+    if np.count_nonzero(full) < max(_LEAST_STEPS, 0.5 * len(full)):
         return None
+    first, last = first[full], last[full]
     first = _with_early_copies(operations, first, last)
     starts, ends = window_starts(operations, first), operations.reach[last]
     ends, interludes = part_interludes(operations, first, last, starts, ends)

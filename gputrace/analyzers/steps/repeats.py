@@ -15,6 +15,9 @@ from gputrace.traces.events import Kind
 
 _LEAST_REPEATS: Final = 3
 _MOST_NAMES: Final = 200
+_MOST_TRIED: Final = 20
+_UNEVEN: Final = 0.25
+"""Usual deviation of the distances from their median, as a part of it, that is no loop."""
 _ALIKE: Final = 0.95
 """Cosine of the kernel counts of a stretch with those of the usual stretch."""
 _COVERED: Final = 0.6
@@ -30,12 +33,25 @@ def infer_iterations(operations: GpuOperations) -> StepWindows | None:
     counts = np.bincount(names)
     candidates = np.argsort(counts, kind="stable")
     candidates = candidates[counts[candidates] >= _LEAST_REPEATS][:_MOST_NAMES]
+    tried = 0
     for name in candidates.tolist():
         cuts = np.flatnonzero(names == name)
+        if not _is_even(cuts):
+            continue
+        tried += 1
+        if tried > _MOST_TRIED:
+            return None
         likeness = _likeness(names, cuts, len(counts))
         if likeness >= _ALIKE:
             return _windows(operations, kernels[cuts], likeness)
     return None
+
+
+def _is_even(cuts: Rows) -> bool:
+    """Whether the distances are mostly alike, which is cheap to ask before looking inside."""
+    between = np.diff(cuts)
+    usual = np.median(between)
+    return bool(usual > 1 and np.median(np.abs(between - usual)) <= _UNEVEN * usual)
 
 
 def _likeness(names: NDArray[np.intp], cuts: Rows, kinds: int) -> float:

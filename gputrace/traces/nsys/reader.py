@@ -149,11 +149,19 @@ class NsysTrace(Trace):
 
     def _process_column(self, global_ids: Integers) -> NDArray[np.int16]:
         keys = global_ids >> 24
-        distinct = np.unique(keys)
-        indices = np.array([self._process_index(int(key)) for key in distinct], np.int16)
-        if len(distinct) == 1:
-            return np.full(len(keys), indices[0], np.int16)
-        return indices[np.searchsorted(distinct, keys)]
+        if not len(keys):
+            return np.empty(0, np.int16)
+        low, high = int(keys.min()), int(keys.max())
+        if high - low >= len(keys):
+            distinct, where = np.unique(keys, return_inverse=True)
+            return np.array([self._process_index(int(key)) for key in distinct], np.int16)[where]
+        seen = np.zeros(high - low + 1, bool)
+        seen[keys - low] = True
+        indices = np.zeros(high - low + 1, np.int16)
+        for offset in np.flatnonzero(seen).tolist():
+            indices[offset] = self._process_index(low + offset)
+        found: NDArray[np.int16] = indices[keys - low]
+        return found
 
     def _process_index(self, key: int) -> int:
         if key not in self._process_keys:

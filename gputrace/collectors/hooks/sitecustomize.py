@@ -1,0 +1,62 @@
+"""Python imports this at its start, in every process under ``gputrace record``.
+
+The folder it lies in comes first on PYTHONPATH. It puts the hooks in place and then runs the
+sitecustomize that the program would have had without it. Nothing that goes wrong with the hooks
+reaches the program; what its own sitecustomize raises does, as it would have.
+
+This file may be read by any Python, old ones too, which then get no hooks.
+"""
+
+import os
+import sys
+
+
+def _start_hooks():
+    # type: () -> None
+    folder = os.environ.get("GPUTRACE_DIR")
+    if sys.version_info < (3, 6) or not folder or not os.path.isdir(folder):
+        return
+    try:
+        __import__("_gputrace_hooks.imports").imports.install()
+    except Exception:
+        _tell_of_failure()
+
+
+def _tell_of_failure():
+    # type: () -> None
+    try:
+        __import__("_gputrace_hooks.recorder").recorder.note_failure("starting")
+    except Exception:
+        pass
+
+
+def _run_next():
+    # type: () -> None
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [path for path in sys.path if os.path.abspath(path or ".") != here]
+    if sys.version_info < (3, 6):
+        _run_next_of_old_python(others)
+        return
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    spec = PathFinder.find_spec("sitecustomize", others)
+    if spec is None or spec.loader is None:
+        return
+    # The import under way hands out what stands here at its end.
+    module = sys.modules["sitecustomize"] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def _run_next_of_old_python(paths):
+    # type: (list[str]) -> None
+    imp = __import__("imp")
+    try:
+        found = imp.find_module("sitecustomize", paths)
+    except ImportError:
+        return
+    imp.load_module("sitecustomize", *found)
+
+
+_start_hooks()
+_run_next()
