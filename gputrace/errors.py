@@ -23,6 +23,8 @@ class ExitCode(IntEnum):
     UNREADABLE_INPUT = 3
     MISSING_HERE = 4
     DONE_IN_PART = 5
+    RECORDING_FAILED = 125
+    """Of ``record``, as of ``timeout`` and ``docker run``: not the program failed."""
     INTERRUPTED = 130
 
 

@@ -95,7 +95,9 @@ def _run(arguments: list[str] | None) -> int:
         return ExitCode.USAGE
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "gputrace"
-        return _fail(f"{error.format_message()} (see {path} --help)", ExitCode.USAGE)
+        # `record` keeps 2 for its program, as `timeout` and `docker run` do.
+        code = ExitCode.RECORDING_FAILED if path.endswith(" record") else ExitCode.USAGE
+        return _fail(f"{error.format_message()} (see {path} --help)", code)
     except click.ClickException as error:
         return _fail(error.format_message(), ExitCode.USAGE)
     except GputraceError as error:

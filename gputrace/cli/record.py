@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
-from gputrace.errors import GputraceError, UsageError
+from gputrace.errors import ExitCode, GputraceError, UsageError
 
 if TYPE_CHECKING:
-    from gputrace.collectors.merge import Merged
-    from gputrace.collectors.record import Plan
-
-OWN_FAILURE: Final = 125
-"""As of ``timeout`` and ``docker run``: not the program failed, but its recording."""
+    from gputrace.collectors.record import Plan, Recorded
 
 
-@click.command(
-    "record",
-    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
-    options_metavar="[OPTIONS] --",
-)
+@click.command("record", context_settings={"allow_interspersed_args": False})
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default=Path("trace.sqlite"),
-    show_default=True, help="The trace to write.",
-)  # fmt: skip
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("trace.sqlite"),
+    show_default=True,
+    help="The trace to write.",
+)
 @click.option("--force", is_flag=True, help="Replace the output if it exists.")
 @click.option(
-    "--backend", type=click.Choice(["auto", "cupti", "host"]), default="auto", show_default=True,
+    "--backend",
+    type=click.Choice(["auto", "cupti", "host"]),
+    default="auto",
+    show_default=True,
     help="What records: the embedded CUPTI collector, or the host's signals alone.",
-)  # fmt: skip
-@click.option("--delay", metavar="TIME", default="0", help="Start so long after CUDA does, as 30s.")
-@click.option("--duration", metavar="TIME", default="0", help="Record only so long, as 10s.")
-@click.option("--steps", metavar="A:B", help="Record only these training steps, counted from 0.")
-@click.option(
-    "--profiler-api", is_flag=True, help="Record from cudaProfilerStart to cudaProfilerStop."
 )
+@click.option("--delay", metavar="TIME", default="0", help="Start so long after CUDA, as 30s.")
+@click.option("--duration", metavar="TIME", default="0", help="Record only so long, as 10s.")
+@click.option("--steps", metavar="A:B", help="Record only these training steps, from 0.")
+@click.option("--profiler-api", is_flag=True, help="Record from cudaProfilerStart to Stop.")
+@click.option("--no-nvml", is_flag=True, help="Do not sample clocks, power and use of the GPUs.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 def command(
     output: Path,
@@ -46,6 +45,7 @@ def command(
     duration: str,
     steps: str | None,
     profiler_api: bool,
+    no_nvml: bool,
     command: tuple[str, ...],
 ) -> int:
     """Runs COMMAND and records its GPUs into a trace file.
@@ -53,57 +53,52 @@ def command(
     The exit code is COMMAND's own; 125 says that the recording failed, 126 that COMMAND cannot be
     run, 127 that it is not found.
     """
-    from gputrace.collectors import record
-    from gputrace.collectors.child import CannotRun, find_program
+    from gputrace.collectors.child import CannotRun
+    from gputrace.collectors.record import Plan, prepare
 
     try:
-        plan = record.Plan(output, backend, *_times(delay, duration), _steps(steps), profiler_api)
-        find_program(command[0])
-        folder = record.prepare(plan, force)
-        record.environment(plan, folder, {}) if backend == "cupti" else None
+        times = _times(delay, duration)
+        plan = Plan(output, backend, *times, _steps(steps), profiler_api, nvml=not no_nvml)
+        folder, environment = prepare(plan, command, force)
     except CannotRun as error:
         return _say(str(error), error.code)
     except GputraceError as error:
-        return _say(str(error), OWN_FAILURE)
-    return _record(plan, command, folder)
+        return _say(str(error), ExitCode.RECORDING_FAILED)
+    return _record(plan, command, folder, environment)
 
 
-def _record(plan: Plan, command: tuple[str, ...], folder: Path) -> int:
-    from gputrace.collectors import record
+def _record(plan: Plan, command: tuple[str, ...], folder: Path, environment: dict[str, str]) -> int:
     from gputrace.collectors.child import CannotRun
+    from gputrace.collectors.record import finish, record
 
     try:
-        code = record.record(plan, command, folder)
-    except (CannotRun, GputraceError) as error:
-        import shutil
-
+        code = record(plan, command, folder, environment)
+    except CannotRun as error:
         shutil.rmtree(folder, ignore_errors=True)
-        return _say(str(error), getattr(error, "code", OWN_FAILURE))
+        return _say(str(error), error.code)
     try:
-        merged = record.finish(folder, plan.output)
+        recorded = finish(folder, plan.output)
     except (OSError, GputraceError) as error:
-        _say(f"{error}; what was recorded is in {folder} (gputrace recover {folder})", 0)
-        return code or OWN_FAILURE
-    _tell(merged, plan.output)
+        _say(f"{error}; what was recorded is safe: gputrace recover {folder}")
+        return code or ExitCode.RECORDING_FAILED
+    _tell(recorded, plan.output)
     return code
 
 
-def _tell(merged: Merged, output: Path) -> None:
-    size = output.stat().st_size / 1e6
-    _say(
-        f"{output}: {merged.kernels:,} kernels of {merged.processes} "
-        f"process{'' if merged.processes == 1 else 'es'}, {size:,.1f} MB",
-        0,
-    )
-    for note in merged.notes:
-        _say(f"no GPU activity from some process: {note}", 0)
+def _tell(recorded: Recorded, output: Path) -> None:
+    merged, size = recorded.merged, output.stat().st_size / 1e6
+    what = f"{merged.kernels:,} kernels, {merged.steps:,} steps, processes: {merged.processes}"
+    _say(f"{output}: {what}, {size:,.1f} MB")
+    for note in (*merged.notes, *recorded.notes):
+        _say(note)
     if merged.cut:
-        _say(f"{merged.cut} ended without warning; at most their last second is missing", 0)
-    _say(f"next: gputrace analyze {output}", 0)
+        _say(f"{merged.cut} ended without warning; at most their last second is missing")
+    if merged.kernels:
+        _say(f"next: gputrace analyze {output}")
 
 
-def _say(message: str, code: int) -> int:
-    click.echo(f"gputrace: {message}", err=True)
+def _say(message: str, code: int = 0) -> int:
+    click.echo(f"gputrace: {' '.join(message.split())}", err=True)
     return code
 
 

@@ -53,6 +53,8 @@ class Merged:
 
     processes: int
     kernels: int
+    steps: int
+    """Markers of training steps, over all processes."""
     cut: int
     """Processes that were ended before they could write down that they ended."""
     notes: tuple[str, ...]
@@ -76,6 +78,7 @@ def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     return Merged(
         processes=len(spools),
         kernels=sum(len(spool.records[b"KERN"]) for spool in spools),
+        steps=0,
         cut=sum(not spool.whole for spool in spools),
         notes=tuple(sorted(notes)),
     )

@@ -103,7 +103,6 @@ _ALL_LINKS: Final = 0xFFFF_FFFF
 _RING_UTILIZATION: Final = 1
 _NOTHING_NEW: Final = frozenset({6, 21})  # NotFound, NoData
 _MEMBERS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-_SHARE: Final = 0.005  # of a core, for the ring and the counters of all cards
 _SELDOM: Final = 8.0  # seconds; the ring holds 14 s and more
 _NO_NVML: Final = {
     9: "the NVIDIA driver is not loaded",
@@ -266,8 +265,10 @@ class Sampler:
         notice: one line for the user where something is missing, else empty.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, share: float = 0.005) -> None:
+        """`share` of a core is what the rings and counters of all cards may take at most."""
         self.notice = ""
+        self._share = share
         self._end = Event()
         self._thread: Thread | None = None
 
@@ -300,7 +301,7 @@ class Sampler:
     def _run(self, nv: Any, file: FileIO, interval: int) -> None:
         writer = _Writer(file)
         try:
-            _Ticks(nv, writer, interval).run(self._end)
+            _Ticks(nv, writer, interval, self._share).run(self._end)
         except Exception as error:
             self.notice = f"GPU sampling ended early: {error}"
         finally:
@@ -350,8 +351,9 @@ class _Writer:
 class _Ticks:
     """The cards of this machine, asked at a steady beat."""
 
-    def __init__(self, nv: Any, writer: _Writer, interval: int) -> None:
+    def __init__(self, nv: Any, writer: _Writer, interval: int, share: float) -> None:
         self._nv, self._writer, self._interval = nv, writer, interval
+        self._allowed = share * interval
         self._gpus: list[_Gpu | None] = []
         self._gone: dict[int, str] = {}
         self._ticks = self._slow_reads = self._slow_ns = 0
@@ -436,7 +438,7 @@ class _Ticks:
         """Ticks from one slow read of a card to its next, by what they cost until now."""
         cost = self._slow_ns / max(1, self._slow_reads) * len(self._gpus)
         seldom = max(1, int(_SELDOM * 1e9 / self._interval))
-        return min(seldom, max(1, math.ceil(cost / (_SHARE * self._interval))))
+        return min(seldom, max(1, math.ceil(cost / self._allowed)))
 
 
 @dataclass(slots=True)
@@ -481,7 +483,7 @@ def read_nvml(path: Path) -> NvmlLog:
                 rows += _take_tick(log, said, columns)
             else:
                 log.cpu_ns = int(said["end"]["cpu_ns"])
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             log.skipped += 1
     log.samples = {
         name: np.array([row[at] for row in rows], float if name == "utilization" else np.int64)

@@ -11,19 +11,18 @@ import os
 import re
 import shutil
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gputrace.collectors.child import run
+from gputrace.collectors.child import find_program, run
 from gputrace.collectors.merge import Merged, merge
 from gputrace.errors import InputError, MissingError, UsageError
 
 HOOKS: Final = Path(__file__).parent / "hooks"
 _SECRET: Final = re.compile(
-    r"(?i)(pass(word|wd)?|secret|token|api.?key|auth|credential)[\w-]*(=|$)"
+    r"(?i)(pass(word|wd|phrase)?|secret|token|api.?key|auth|credential)[\w-]*(=|$)"
 )
 _OTHER_TOOLS: Final = ("NSYS_PROFILING_SESSION_ID", "QUADD_INJECTION_PROXY")
 
@@ -40,6 +39,16 @@ class Plan:
     steps: tuple[int, int] | None = None
     profiler_api: bool = False
     """Record from cudaProfilerStart to cudaProfilerStop."""
+    nvml: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a recording has become."""
+
+    merged: Merged
+    notes: tuple[str, ...]
+    """What a person should know, a line each."""
 
 
 def collector_library() -> Path | None:
@@ -52,42 +61,46 @@ def has_driver() -> bool:
     return Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia/version").exists()
 
 
-def spool_folder(output: Path) -> Path:
-    """Where the processes of a recording leave their spools."""
-    return output.with_name(f"{output.name}.spool")
+def backend(plan: Plan) -> str:
+    """The backend that a plan means on this machine."""
+    if plan.backend != "auto":
+        return plan.backend
+    return "cupti" if has_driver() and collector_library() is not None else "host"
 
 
-def prepare(plan: Plan, force: bool) -> Path:
-    """Makes the spool folder; raises UsageError where something of that name is in the way."""
-    if plan.output.exists() and not force:
+def prepare(plan: Plan, command: Sequence[str], force: bool) -> tuple[Path, dict[str, str]]:
+    """The folder for spools, made, and the environment for the program.
+
+    Raises CannotRun where there is no such program, UsageError where something is in the way,
+    MissingError where the backend asked for cannot work here.
+    """
+    find_program(command[0])
+    folder = plan.output.with_name(f"{plan.output.name}.spool")
+    environment = _environment(plan, folder, os.environ)
+    if plan.output.exists() and not (force and plan.output.is_file()):
         raise UsageError(f"{plan.output}: exists; name another with -o, or give --force")
-    folder = spool_folder(plan.output)
     if folder.exists():
         raise UsageError(
             f"{folder}: left by another recording; make its trace with "
             f"`gputrace recover {folder}`, or remove it"
         )
     try:
-        folder.mkdir(mode=0o700, parents=False)
+        folder.mkdir(mode=0o700)
     except OSError as error:
         raise UsageError(f"{folder}: cannot be made ({error.strerror})") from None
-    return folder
+    return folder, environment
 
 
-def environment(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The program's environment: its own, and what makes its processes record themselves.
-
-    Raises MissingError where the backend asked for cannot work here.
-    """
+def _environment(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The program's own environment, and what makes its processes record themselves."""
     changed = dict(inherited) | {"GPUTRACE_DIR": str(folder.absolute())}
     if backend(plan) == "cupti":
         library = str(_usable_library(inherited))
-        changed |= dict.fromkeys(
-            ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "GPUTRACE_LIBRARY"), library
-        )
-    if HOOKS.is_dir():
-        old = inherited.get("PYTHONPATH")
-        changed["PYTHONPATH"] = os.pathsep.join([str(HOOKS), *([old] if old else [])])
+        variables = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "GPUTRACE_LIBRARY")
+        changed |= dict.fromkeys(variables, library)
+    if (HOOKS / "sitecustomize.py").exists():
+        paths = [str(HOOKS), inherited.get("PYTHONPATH", "")]
+        changed["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     if plan.delay_ns:
         changed["GPUTRACE_DELAY_NS"] = str(plan.delay_ns)
     if plan.duration_ns:
@@ -100,25 +113,17 @@ def environment(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[
     return changed
 
 
-def backend(plan: Plan) -> str:
-    """The backend that a plan means on this machine."""
-    if plan.backend != "auto":
-        return plan.backend
-    return "cupti" if has_driver() and collector_library() is not None else "host"
-
-
 def _usable_library(inherited: Mapping[str, str]) -> Path:
     library = collector_library()
     if library is None:
         raise MissingError(
             "gputrace was installed without its collector, which needs a C compiler; install one "
-            "and gputrace again, or record with --backend nsys"
+            "and then gputrace again"
         )
-    for variable in _OTHER_TOOLS:
-        if variable in inherited:
-            raise MissingError(
-                "this shell runs under nsys, and CUDA has room for one recorder; run without nsys"
-            )
+    if any(variable in inherited for variable in _OTHER_TOOLS):
+        raise MissingError(
+            "this shell runs under nsys, and CUDA has room for one recorder; run without nsys"
+        )
     other = inherited.get("CUDA_INJECTION64_PATH")
     if other and Path(other) != library:
         raise MissingError(
@@ -127,16 +132,15 @@ def _usable_library(inherited: Mapping[str, str]) -> Path:
     return library
 
 
-def record(plan: Plan, command: Sequence[str], folder: Path) -> int:
-    """Runs the program; its exit code. Raises `child.CannotRun` where it cannot be started."""
+def record(plan: Plan, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> int:
+    """Runs the program to its end; its exit code. Raises CannotRun where it does not start."""
     meta = {
         "command": json.dumps(masked(command)),
         "hostname": socket.gethostname(),
         "backend": backend(plan),
-        "python": sys.version.split()[0],
     }
     (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-    return run(command, environment(plan, folder, os.environ))
+    return run(command, environment)
 
 
 def masked(command: Sequence[str]) -> list[str]:
@@ -144,20 +148,14 @@ def masked(command: Sequence[str]) -> list[str]:
     shown: list[str] = []
     hide = False
     for word in command:
-        match = _SECRET.search(word) if word.startswith("-") or "=" in word else None
-        if hide:
-            shown.append("***")
-            hide = False
-        elif match is None:
-            shown.append(word)
-        else:
-            name, equals, _ = word.partition("=")
-            shown.append(f"{name}=***" if equals else word)
-            hide = not equals
+        secret = (word.startswith("-") or "=" in word) and _SECRET.search(word) is not None
+        name, equals, _ = word.partition("=")
+        shown.append("***" if hide else f"{name}=***" if secret and equals else word)
+        hide = secret and not equals and not hide
     return shown
 
 
-def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
+def finish(folder: Path, output: Path, keep: bool = False) -> Recorded:
     """Makes the trace of a folder and removes the folder.
 
     Raises InputError where nothing in it can be read, OSError where the trace cannot be written;
@@ -165,10 +163,19 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
     """
     if not folder.is_dir():
         raise InputError(folder, "no such folder of a recording")
-    merged = merge(folder, output, _meta(folder))
+    meta = _meta(folder)
+    merged = merge(folder, output, meta)
     if not keep:
         shutil.rmtree(folder)
-    return merged
+    return Recorded(merged, tuple(_notes(merged, meta)))
+
+
+def _notes(merged: Merged, meta: Mapping[str, str]) -> list[str]:
+    if meta.get("backend") == "host":
+        return ["no NVIDIA driver here: only the host's signals were recorded"]
+    if not merged.processes:
+        return ["no process of the program started CUDA"]
+    return []
 
 
 def _meta(folder: Path) -> dict[str, str]:

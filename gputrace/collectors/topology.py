@@ -66,7 +66,12 @@ MAX_LINKS: Final = 36
 
 
 def ask(nv: Any, name: str, *arguments: Any) -> Any:
-    """What a function of pynvml (`nv`) answers; None where driver or binding has no answer."""
+    """What a function of pynvml (`nv`) answers; None where driver or binding has no answer.
+
+    A card that could not be opened is None among the arguments, and is not asked.
+    """
+    if any(argument is None for argument in arguments):
+        return None
     try:
         return getattr(nv, name)(*arguments)
     except (nv.NVMLError, AttributeError):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gputrace.errors import InputError
+from gputrace.traces.gputrace import is_own, open_own
 from gputrace.traces.nsys.reader import NsysTrace, is_nsys
 from gputrace.traces.nsys.report import export_report, is_report
 from gputrace.traces.sqlite import MAGIC, Database, open_input
@@ -71,7 +72,13 @@ def _open_report(candidate: Candidate) -> Trace:
         return NsysTrace(candidate.path, exported.database)
 
 
+def _open_own(candidate: Candidate) -> Trace:
+    assert candidate.database is not None
+    return open_own(candidate.path, candidate.database)
+
+
 READERS: Final = (
+    Reader("gputrace's traces", lambda c: bool(c.database and is_own(c.database)), _open_own),
     Reader("nsys SQLite exports", lambda c: bool(c.database and is_nsys(c.database)), _open_nsys),
     Reader("nsys reports", lambda c: is_report(c.path), _open_report),
 )
@@ -99,7 +106,7 @@ def _readers() -> Iterator[Reader]:
 
 
 def _unknown(candidate: Candidate) -> str:
-    readable = " and ".join(reader.files for reader in READERS)
+    readable = ", ".join(reader.files for reader in READERS)
     if candidate.database is None:
         return f"not a trace that gputrace knows; it reads {readable}"
     tables = list(candidate.database.tables)

@@ -163,12 +163,12 @@ ONE(DeviceGetCurrPcieLinkGeneration, unsigned, 4, )
 ONE(DeviceGetCurrPcieLinkWidth, unsigned, 8, )
 ONE(DeviceGetEnforcedPowerLimit, unsigned, 700000, )
 ONE(DeviceGetPowerUsage, unsigned, 250000, )
-ONE(DeviceGetTemperature, unsigned, 41, ARGUMENTS(int sensor))
+ONE(DeviceGetTemperature, unsigned, 41, ARGUMENTS(int kind __attribute__((unused))))
 ONE(DeviceGetCurrentClocksThrottleReasons, unsigned long long, 8, )
 #ifndef OLD_DRIVER
 ONE(DeviceGetCurrentClocksEventReasons, unsigned long long, 4, )
 #endif
-ONE(DeviceGetPcieThroughput, unsigned, 1, ARGUMENTS(int counter))
+ONE(DeviceGetPcieThroughput, unsigned, 1, ARGUMENTS(int kind __attribute__((unused))))
 
 int nvmlInitWithFlags(unsigned flags) {
     (void)flags;

@@ -25,7 +25,7 @@ from gputrace.traces.events import (
 )
 from gputrace.traces.nsys.devices import DeviceMap
 from gputrace.traces.nsys.queries import GRAPHS, INLINE_TEXT, build_query
-from gputrace.traces.nsys.schema import KIND_OF, MEMORY_OF, TABLES, Table
+from gputrace.traces.nsys.schema import KIND_OF, MEMORY_OF, TABLES, Table, process_key
 from gputrace.traces.sqlite import Database, quoted
 from gputrace.traces.trace import Device, Process, Progress, Trace, Window
 
@@ -167,8 +167,19 @@ class NsysTrace(Trace):
         if key not in self._process_keys:
             self._process_keys[key] = len(self.processes)
             pid = key & 0xFFFFFF
-            self.processes.append(Process(pid, key >> 24, name=self._process_names.get(pid, "")))
+            rank, name = self._ranks.get(key, UNKNOWN), self._process_names.get(pid, "")
+            self.processes.append(Process(pid, key >> 24, rank, name))
         return self._process_keys[key]
+
+    @cached_property
+    def _ranks(self) -> dict[int, int]:
+        """Recorded ranks by process."""
+        if not self._database.has("GPUTRACE_PROCESS", "globalPid", "rank"):
+            return {}
+        rows = self._database.query(
+            "SELECT globalPid, rank FROM GPUTRACE_PROCESS WHERE rank IS NOT NULL"
+        )
+        return {process_key(process): rank for process, rank in rows}
 
     @cached_property
     def _process_names(self) -> dict[int, str]:

@@ -86,6 +86,9 @@ TABLES: Final = (
         f"eventType IN {RANGE_TYPES + MARK_TYPES}",
     ),
     Table("PROFILER_OVERHEAD", (Kind.OVERHEAD,), _ON_HOST),
+    # gputrace's own, in its traces and in exports that it has added to:
+    Table("GPUTRACE_STEP", (Kind.STEP,), _ON_HOST),
+    Table("GPUTRACE_HOST_RANGE", (Kind.DATA_WAIT, Kind.RANGE), {**_ON_HOST, "kind": ("kind",)}),
     Table("CUPTI_ACTIVITY_KIND_OVERHEAD", (Kind.OVERHEAD,), _ON_HOST),
 )
 
@@ -105,6 +108,7 @@ KIND_OF: Final[Mapping[str, Mapping[int, Kind]]] = {
         12: Kind.COPY_D2H,
         13: Kind.COPY_D2D,
     },
+    "GPUTRACE_HOST_RANGE": {1: Kind.DATA_WAIT, 2: Kind.RANGE},
     "NVTX_EVENTS": {
         **dict.fromkeys(RANGE_TYPES, Kind.RANGE),
         **dict.fromkeys(MARK_TYPES, Kind.MARK),

@@ -10,7 +10,7 @@ NAME  u32 id, text          INFO  "key=value"          CLOK  u64 realtime, monot
 gputrace/collectors/host_events.py reads it; keep the two alike.
 
 No thread of ours writes: a second thread would make ``os.fork`` warn. An event is written at once
-while there are less than ten a second, and otherwise waits for a tenth of a second at most.
+while there are fewer than ten a second; of more, all that came in a tenth of a second go together.
 """
 
 import _thread
@@ -21,34 +21,247 @@ import time
 from array import array
 from struct import pack
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAGIC = b"GPUTRHST"
 VERSION = 1
 DATA_WAIT, STEP, ANNOTATION, NOTE = 1, 2, 3, 4
 
-_BETWEEN_WRITES = 100000000
-_WRITES_IN_A_ROW = 8
 _SECOND = 1000000000
+_BETWEEN_WRITES = _SECOND // 10
+_SAVED_UP = 8 * _BETWEEN_WRITES
+_MOST_NAMES = 10000
 _VARIABLES = (
     "RANK WORLD_SIZE LOCAL_RANK OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE "
     "OMPI_COMM_WORLD_LOCAL_RANK PMI_RANK PMI_SIZE SLURM_PROCID SLURM_NTASKS SLURM_LOCALID "
     "HOROVOD_RANK HOROVOD_SIZE CUDA_VISIBLE_DEVICES"
-).split()
+)
 
-on_write = []  # type: list[Callable[[], None]]
-"""Called after events were written, at most ten times a second."""
-on_fork = []  # type: list[Callable[[], None]]
+on_write: "list[Callable[[], None]]" = []
+"""Called after events were written, ten times a second at most."""
+on_fork: "list[Callable[[], None]]" = []
 """Called in a forked child."""
 
 if sys.version_info >= (3, 7):
     time_ns = time.time_ns
 else:
 
-    def time_ns():
-        # type: () -> int
+    def time_ns() -> int:
+        """Nanoseconds of CLOCK_REALTIME."""
         return int(time.time() * 1e9)
 
 
-# Four numbers an event. Only ever extended, and cut at its front, so that threads need no lock.
-_events = []  # type: list[int]
-_names = {}  # type: dict[str, int]
+class _State:
+    """What this process has open; a forked child starts with a fresh one."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.lock = _thread.allocate_lock()
+        self.path = ""
+        self.file = -1
+        self.identity = (0, 0)
+        self.names_written = 0
+        self.clock_told = 0
+        self.failed = False
+
+
+# Four numbers an event. Threads extend it at its end and the one that writes cuts it at its front,
+# each in one operation, so that recording takes no lock.
+_events: "list[int]" = []
+_names: "dict[str, int]" = {}
 _names_lock = _thread.allocate_lock()
-_local = _thread._local()
+_thread_ids = _thread._local()
+_state = _State()
+# Events that end in between wait; outside, be it that the clock was set back, they are written.
+_written, _due = 0, 0
+
+
+def record(start: int, end: int, what: int, kind: int) -> None:
+    """Adds an event. ``what`` is from ``word``, ``kind`` is kind | rank << 16 | number << 32."""
+    try:
+        try:
+            thread = _thread_ids.id
+        except AttributeError:
+            thread = _thread_ids.id = _native_thread_id()
+        _events.extend((start, end, what | thread, kind))
+        if not _written <= end < _due:
+            write(end)
+    except Exception:
+        _state.failed = True
+
+
+def word(name: str) -> int:
+    """The name as ``record`` wants it."""
+    number = _names.get(name)
+    if number is None:
+        with _names_lock:
+            if len(_names) >= _MOST_NAMES:
+                name = "(more names)"
+            number = _names.setdefault(name, len(_names))
+    return number << 32
+
+
+def note(text: str) -> None:
+    """Leaves a line for the reader of the trace."""
+    now = time_ns()
+    record(now, now, word(text), NOTE)
+
+
+def note_failure(doing: str) -> None:
+    """Leaves a line about the exception under way."""
+    problem = " ".join(repr(sys.exc_info()[1]).split())[:300]
+    note("the hooks failed in {}: {}".format(doing, problem))
+
+
+def write(now: int) -> None:
+    """Writes what is there, unless another thread is at it."""
+    global _written, _due
+    state = _state
+    if state.pid != os.getpid():
+        _in_forked_child()
+    if not state.lock.acquire(False):
+        return
+    try:
+        backwards = now < _written
+        _written = now
+        _due = (now if backwards else max(_due, now - _SAVED_UP)) + _BETWEEN_WRITES
+        _write_events(state, now)
+    except Exception:
+        state.failed = True
+    finally:
+        state.lock.release()
+    for call in on_write:
+        call()
+
+
+def finish() -> None:
+    """Writes what is there, at the end of the process."""
+    state = _state
+    if state.pid == os.getpid() and _events and state.lock.acquire(True, 1):
+        try:
+            _write_events(state, time_ns())
+        except Exception:
+            state.failed = True
+        finally:
+            state.lock.release()
+
+
+def _native_thread_id() -> int:
+    if sys.version_info >= (3, 8):
+        return _thread.get_native_id()
+    return int(os.path.basename(os.readlink("/proc/thread-self")))
+
+
+def _write_events(state: _State, now: int) -> None:
+    count = len(_events)
+    events = array("Q", _events[:count]).tobytes()
+    del _events[:count]
+    if state.failed or not events:
+        return
+    chunks = [] if _is_open(state) else _open(state)
+    if not 0 <= now - state.clock_told < _SECOND:
+        state.clock_told = now
+        chunks.append(_clocks())
+    names = list(_names)
+    for number in range(state.names_written, len(names)):
+        text = names[number].encode("utf-8", "replace")
+        chunks.append(_chunk(b"NAME", pack("<I", number) + text))
+    chunks.append(_chunk(b"EVNT", events))
+    _append(state, b"".join(chunks))
+    state.names_written = len(names)
+
+
+def _append(state: _State, data: bytes) -> None:
+    size = os.fstat(state.file).st_size
+    try:
+        while data:
+            data = data[os.write(state.file, data) :]
+    except OSError:
+        # The disk is full, say: leave whole chunks.
+        os.ftruncate(state.file, size)
+        raise
+
+
+def _is_open(state: _State) -> bool:
+    # The program may have closed all descriptors and opened its own.
+    try:
+        found = os.fstat(state.file)
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == state.identity
+
+
+def _open(state: _State) -> "list[bytes]":
+    """Opens the file; the chunks that a new one begins with."""
+    known = bool(state.path)
+    host = os.uname().nodename
+    start = os.path.join(os.environ["GPUTRACE_DIR"], "{}.{}".format(host, state.pid))
+    # One that is there is from a program that this process ran before it called exec.
+    paths = [state.path] if known else [start + part + ".host" for part in ("", ".1", ".2", ".3")]
+    for path in paths:
+        try:
+            state.file = _open_high(path, 0 if known else os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            continue
+        state.path = path
+        found = os.fstat(state.file)
+        state.identity = (found.st_dev, found.st_ino)
+        return [] if known else _beginning(state, host)
+    raise OSError("no name is left")
+
+
+def _open_high(path: str, flags: int) -> int:
+    import fcntl
+
+    low = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
+    try:
+        # Out of the way of programs that count on low numbers.
+        high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 200)
+    except OSError:
+        return low
+    os.close(low)
+    return high
+
+
+def _beginning(state: _State, host: str) -> "list[bytes]":
+    clocks = time_ns(), int(time.monotonic() * 1e9)
+    chunks = [pack("<8sIIQQ", MAGIC, VERSION, state.pid, *clocks)]
+    known = [(name, os.environ[name]) for name in _VARIABLES.split() if name in os.environ]
+    for key, value in [("host", host), ("python", sys.version.split()[0]), *known]:
+        chunks.append(_chunk(b"INFO", "{}={}".format(key, value).encode("utf-8", "replace")))
+    return chunks
+
+
+def _clocks() -> bytes:
+    clocks = time.CLOCK_MONOTONIC, time.CLOCK_MONOTONIC_RAW
+    others = [int(time.clock_gettime(clock) * 1e9) for clock in clocks]
+    return _chunk(b"CLOK", pack("<QQQ", time_ns(), *others))
+
+
+def _chunk(tag: bytes, body: bytes) -> bytes:
+    return pack("<4sI", tag, len(body)) + body
+
+
+def _in_forked_child() -> None:
+    """Leaves the file to the parent, with what the parent has not written yet."""
+    global _state, _names_lock, _written, _due
+    left = _state
+    _state = _State()
+    _names_lock = _thread.allocate_lock()
+    _written = _due = 0
+    del _events[:]
+    try:
+        _thread_ids.id = _native_thread_id()
+        if _is_open(left):
+            os.close(left.file)
+    except OSError:
+        pass
+    for call in on_fork:
+        call()
+
+
+atexit.register(finish)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_forked_child)

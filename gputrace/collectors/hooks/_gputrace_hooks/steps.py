@@ -1,0 +1,129 @@
+"""Counts training steps.
+
+A step ends where a source says so, and the next begins there. Sources have ranks, since one step of
+a training loop may hold several calls of optimizers: what the user marks counts before a loop that
+a framework runs, and that before an optimizer. All are recorded; the highest rank seen counts.
+
+Of several optimizers (a GAN's, a parameter's each) one leads, the first that steps. Another takes
+its place when the leader is gone, or has not stepped while the other did 50 times.
+"""
+
+import os
+
+from . import control
+from .recorder import STEP, note, note_failure, on_fork, record, time_ns, word
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OPTIMIZER, LOOP, USER = 1, 2, 3
+
+_PATIENCE = 50
+
+
+class _Source:
+    """Steps of one rank."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.count = 0
+        self.last = 0
+        self.leader: "Callable[[], object | None]" = _nobody
+        self.rival: "Callable[[], object | None]" = _nobody
+        self.held: "list[int]" = []
+
+    def ends(self, owner: object, end: int) -> "list[int]":
+        """The ends of steps that a call by the owner proves."""
+        leader = self.leader()
+        if leader is owner:
+            if self.held:
+                self.held = []
+            return [end]
+        if leader is None:
+            self.leader, self.held = _weak(owner), []
+            return [end]
+        if self.rival() is not owner:
+            self.rival, self.held = _weak(owner), []
+        self.held.append(end)
+        if len(self.held) < _PATIENCE:
+            return []
+        proven, self.leader, self.held = self.held, self.rival, []
+        return proven
+
+    def add(self, what: int, end: int) -> None:
+        record(self.last, end, what, STEP | self.rank << 16 | (self.count & 0xFFFFFFFF) << 32)
+        self.last = end
+        self.count += 1
+
+
+def _nobody() -> None:
+    return None
+
+
+def _weak(owner: object) -> "Callable[[], object | None]":
+    import _weakref
+
+    try:
+        return _weakref.ref(owner)
+    except TypeError:
+        return lambda: owner
+
+
+_sources: "dict[int, _Source]" = {}
+_window: "list[int | None]" = [None, None]
+
+
+def step_ended(what: int, rank: int, owner: object) -> None:
+    """Takes note of the end of a step, at this moment; it never raises."""
+    try:
+        end = time_ns()
+        source = _sources.get(rank)
+        if source is None:
+            source = _sources[rank] = _Source(rank)
+        for proven in source.ends(owner, end):
+            source.add(what, proven)
+        if _window[0] is not _window[1] and rank == max(_sources):
+            _apply_window(source.count)
+    except Exception:
+        note_failure("counting steps")
+
+
+def step_by_user(what: int = word("gputrace.step")) -> None:
+    """What ``gputrace.step()`` calls."""
+    step_ended(what, USER, step_by_user)
+
+
+def _apply_window(begun: int) -> None:
+    first, end = _window
+    if first is not None and begun >= first:
+        _window[0] = None
+        control.capture(True)
+        note("recording from step {}".format(first))
+    if end is not None and begun >= end:
+        _window[1] = None
+        control.capture(False)
+        note("recorded to the end of step {}".format(end - 1))
+
+
+def read_window() -> None:
+    """Takes GPUTRACE_STEPS, ``A:B``, of which either may be missing."""
+    text = os.environ.get("GPUTRACE_STEPS", "")
+    first, _, end = text.partition(":")
+    try:
+        _window[:] = [int(first or 0), int(end) if end else None] if text else [None, None]
+    except ValueError:
+        note("GPUTRACE_STEPS={} names no steps".format(text))
+    if _window[0] == 0:
+        # No note: a process that trains nothing should leave no file.
+        _window[0] = None
+        control.capture(True)
+
+
+def _in_forked_child() -> None:
+    _sources.clear()
+    read_window()
+
+
+read_window()
+on_fork.append(_in_forked_child)
