@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["GputraceError", "__version__", "open"]
+__all__ = ["GputraceError", "__version__", "annotate", "open", "step"]
 
 if TYPE_CHECKING:
     from gputrace.api import open
     from gputrace.errors import GputraceError
+    from gputrace.marks import annotate, step
 
 
 def __getattr__(name: str) -> Any:
@@ -22,6 +23,10 @@ def __getattr__(name: str) -> Any:
         from gputrace.api import open
 
         return open
+    if name in ("annotate", "step"):
+        from gputrace import marks
+
+        return getattr(marks, name)
     if name == "GputraceError":
         from gputrace.errors import GputraceError
 

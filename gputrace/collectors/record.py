@@ -18,6 +18,7 @@ from typing import Final
 
 from gputrace.collectors.child import find_program, run
 from gputrace.collectors.merge import Merged, merge
+from gputrace.collectors.nvml import Sampler
 from gputrace.errors import InputError, MissingError, UsageError
 
 HOOKS: Final = Path(__file__).parent / "hooks"
@@ -140,7 +141,14 @@ def record(plan: Plan, command: Sequence[str], folder: Path, environment: Mappin
         "backend": backend(plan),
     }
     (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-    return run(command, environment)
+    sampler = Sampler() if plan.nvml else None
+    if sampler is not None and has_driver():
+        sampler.start(folder)
+    try:
+        return run(command, environment)
+    finally:
+        if sampler is not None:
+            sampler.stop()
 
 
 def masked(command: Sequence[str]) -> list[str]:

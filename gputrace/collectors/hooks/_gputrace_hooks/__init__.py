@@ -1,10 +1,11 @@
 """Hooks that run inside the recorded program, on the standard library alone, from Python 3.6 on.
 
-imports     calls the others when the program imports a framework
-frameworks  what is wrapped in each
-steps       counts the steps, opens and closes the window of ``--steps A:B``
-control     reaches the collector's library in this process
-recorder    keeps the events and writes them
+imports          notices that the program imports a framework
+pytorch, others  what is wrapped in each
+wrappers         time a wait, mark a step, make way for a profiler
+steps            counts the steps, opens and closes the window of ``--steps A:B``
+control          reaches the collector's library in this process
+recorder         keeps the events and writes them
 
 Only ``imports`` is loaded at the start of each process; the rest when a framework is.
 """

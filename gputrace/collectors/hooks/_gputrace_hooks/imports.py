@@ -1,4 +1,4 @@
-"""Calls a function of ``frameworks`` after the program has imported a module that has one.
+"""Calls a function of ours after the program has imported a module that has one.
 
 A finder at the front of ``sys.meta_path`` lets the others find the module and adds to its loader
 what is to be done once the module has run: a module that is only looked for is not touched.
@@ -14,39 +14,39 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 PATCHES = {
-    "chainer.iterators.dali_iterator": "iterators",
-    "chainer.iterators.multiprocess_iterator": "iterators",
-    "chainer.iterators.multithread_iterator": "iterators",
-    "chainer.iterators.serial_iterator": "iterators",
-    "chainer.optimizer": "chainer_optimizer",
-    "chainer.training.updaters.standard_updater": "chainer_updater",
-    "deepspeed.runtime.engine": "deepspeed_engine",
-    "jax._src.profiler": "jax_profiler",
-    "keras.callbacks": "keras_callbacks",
-    "keras.src.callbacks": "keras_callbacks",
-    "keras.src.callbacks.callback_list": "keras_callbacks",
-    "keras.src.trainers.epoch_iterator": "keras_epoch_iterator",
-    "multiprocessing.util": "multiprocessing_exit",
-    "mxnet.gluon.data.dataloader": "mxnet_dataloader",
-    "mxnet.gluon.trainer": "mxnet_trainer",
-    "mxnet.io.io": "iterators",
-    "mxnet.module.module": "mxnet_module",
-    "nvidia.dali.plugin.jax.iterator": "iterators",
-    "nvidia.dali.plugin.mxnet": "iterators",
-    "nvidia.dali.plugin.paddle": "iterators",
-    "nvidia.dali.plugin.pytorch": "iterators",
-    "tensorflow.python.data.ops.iterator_ops": "iterators",
-    "tensorflow.python.distribute.input_lib": "iterators",
-    "tensorflow.python.keras.callbacks": "keras_callbacks",
-    "tensorflow.python.profiler.profiler_v2": "tensorflow_profiler",
-    "tf_keras.src.callbacks": "keras_callbacks",
-    "torch._dynamo.eval_frame": "torch_dynamo",
-    "torch.amp.grad_scaler": "torch_grad_scaler",
-    "torch.autograd.profiler": "torch_profiler",
-    "torch.cuda.amp.grad_scaler": "torch_grad_scaler",
-    "torch.optim.optimizer": "torch_optimizer",
-    "torch.utils.data.dataloader": "iterators",
-    "torchdata.stateful_dataloader.stateful_dataloader": "iterators",
+    "chainer.iterators.dali_iterator": "wrappers.iterators",
+    "chainer.iterators.multiprocess_iterator": "wrappers.iterators",
+    "chainer.iterators.multithread_iterator": "wrappers.iterators",
+    "chainer.iterators.serial_iterator": "wrappers.iterators",
+    "chainer.optimizer": "others.chainer_optimizer",
+    "chainer.training.updaters.standard_updater": "others.chainer_updater",
+    "deepspeed.runtime.engine": "pytorch.deepspeed_engine",
+    "jax._src.profiler": "others.jax_profiler",
+    "keras.callbacks": "others.keras_callbacks",
+    "keras.src.callbacks": "others.keras_callbacks",
+    "keras.src.callbacks.callback_list": "others.keras_callbacks",
+    "keras.src.trainers.epoch_iterator": "others.keras_epoch_iterator",
+    "multiprocessing.util": "recorder.finish_with",
+    "mxnet.gluon.data.dataloader": "others.mxnet_dataloader",
+    "mxnet.gluon.trainer": "others.mxnet_trainer",
+    "mxnet.io.io": "wrappers.iterators",
+    "mxnet.module.module": "others.mxnet_module",
+    "nvidia.dali.plugin.jax.iterator": "wrappers.iterators",
+    "nvidia.dali.plugin.mxnet": "wrappers.iterators",
+    "nvidia.dali.plugin.paddle": "wrappers.iterators",
+    "nvidia.dali.plugin.pytorch": "wrappers.iterators",
+    "tensorflow.python.data.ops.iterator_ops": "wrappers.iterators",
+    "tensorflow.python.distribute.input_lib": "wrappers.iterators",
+    "tensorflow.python.keras.callbacks": "others.keras_callbacks",
+    "tensorflow.python.profiler.profiler_v2": "others.tensorflow_profiler",
+    "tf_keras.src.callbacks": "others.keras_callbacks",
+    "torch._dynamo.eval_frame": "pytorch.dynamo",
+    "torch.amp.grad_scaler": "pytorch.grad_scaler",
+    "torch.autograd.profiler": "pytorch.profiler",
+    "torch.cuda.amp.grad_scaler": "pytorch.grad_scaler",
+    "torch.optim.optimizer": "pytorch.optimizer",
+    "torch.utils.data.dataloader": "wrappers.iterators",
+    "torchdata.stateful_dataloader.stateful_dataloader": "wrappers.iterators",
 }
 
 
@@ -93,21 +93,20 @@ def patch(module: "ModuleType") -> None:
     name = PATCHES.get(module.__name__)
     if name is None:
         return
+    from importlib import import_module
+
     from . import recorder
 
     try:
-        from . import frameworks
-
-        getattr(frameworks, name)(module)
+        home, function = name.split(".")
+        getattr(import_module(f"{__package__}.{home}"), function)(module)
     except Exception:
         recorder.note_failure(module.__name__)
 
 
 def install() -> None:
     """Watches imports from now on, and patches what is there already."""
-    if any(type(finder).__name__ == Finder.__name__ and isinstance(finder, Finder) for finder in sys.meta_path):
-        return
-    sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, Finder())
     for name in PATCHES:
         module = sys.modules.get(name)
         if module is not None:

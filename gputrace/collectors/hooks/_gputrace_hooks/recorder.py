@@ -24,6 +24,7 @@ from struct import pack
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 MAGIC = b"GPUTRHST"
 VERSION = 1
@@ -112,7 +113,7 @@ def note(text: str) -> None:
 def note_failure(doing: str) -> None:
     """Leaves a line about the exception under way."""
     problem = " ".join(repr(sys.exc_info()[1]).split())[:300]
-    note("the hooks failed in {}: {}".format(doing, problem))
+    note(f"the hooks failed in {doing}: {problem}")
 
 
 def write(now: int) -> None:
@@ -148,8 +149,19 @@ def finish() -> None:
             state.lock.release()
 
 
+def finish_with(util: "Any") -> None:
+    """Takes multiprocessing.util: its processes leave by ``os._exit``, after their finalizers."""
+
+    def register(_: object) -> None:
+        util.Finalize(None, finish, exitpriority=-100)
+
+    # A child forgets finalizers and then calls this.
+    util.register_after_fork(finish, register)
+
+
 def _native_thread_id() -> int:
-    if sys.version_info >= (3, 8):
+    # New in Python 3.8.
+    if hasattr(_thread, "get_native_id"):
         return _thread.get_native_id()
     return int(os.path.basename(os.readlink("/proc/thread-self")))
 
@@ -197,7 +209,7 @@ def _open(state: _State) -> "list[bytes]":
     """Opens the file; the chunks that a new one begins with."""
     known = bool(state.path)
     host = os.uname().nodename
-    start = os.path.join(os.environ["GPUTRACE_DIR"], "{}.{}".format(host, state.pid))
+    start = os.path.join(os.environ["GPUTRACE_DIR"], f"{host}.{state.pid}")
     # One that is there is from a program that this process ran before it called exec.
     paths = [state.path] if known else [start + part + ".host" for part in ("", ".1", ".2", ".3")]
     for path in paths:
@@ -226,18 +238,21 @@ def _open_high(path: str, flags: int) -> int:
 
 
 def _beginning(state: _State, host: str) -> "list[bytes]":
-    clocks = time_ns(), int(time.monotonic() * 1e9)
+    clocks = time_ns(), _clock_ns(time.CLOCK_MONOTONIC)
     chunks = [pack("<8sIIQQ", MAGIC, VERSION, state.pid, *clocks)]
     known = [(name, os.environ[name]) for name in _VARIABLES.split() if name in os.environ]
     for key, value in [("host", host), ("python", sys.version.split()[0]), *known]:
-        chunks.append(_chunk(b"INFO", "{}={}".format(key, value).encode("utf-8", "replace")))
+        chunks.append(_chunk(b"INFO", f"{key}={value}".encode("utf-8", "replace")))
     return chunks
 
 
 def _clocks() -> bytes:
-    clocks = time.CLOCK_MONOTONIC, time.CLOCK_MONOTONIC_RAW
-    others = [int(time.clock_gettime(clock) * 1e9) for clock in clocks]
+    others = _clock_ns(time.CLOCK_MONOTONIC), _clock_ns(time.CLOCK_MONOTONIC_RAW)
     return _chunk(b"CLOK", pack("<QQQ", time_ns(), *others))
+
+
+def _clock_ns(clock: int) -> int:
+    return int(time.clock_gettime(clock) * 1e9)
 
 
 def _chunk(tag: bytes, body: bytes) -> bytes:

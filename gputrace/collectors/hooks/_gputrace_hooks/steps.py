@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 OPTIMIZER, LOOP, USER = 1, 2, 3
 
 _PATIENCE = 50
+_by_user = word("gputrace.step")
 
 
 class _Source:
@@ -27,11 +28,12 @@ class _Source:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
+        self.calls = 0
         self.count = 0
         self.last = 0
-        self.leader: "Callable[[], object | None]" = _nobody
-        self.rival: "Callable[[], object | None]" = _nobody
-        self.held: "list[int]" = []
+        self.leader: Callable[[], object | None] = _nobody
+        self.rival: Callable[[], object | None] = _nobody
+        self.held: list[int] = []
 
     def ends(self, owner: object, end: int) -> "list[int]":
         """The ends of steps that a call by the owner proves."""
@@ -81,17 +83,24 @@ def step_ended(what: int, rank: int, owner: object) -> None:
         source = _sources.get(rank)
         if source is None:
             source = _sources[rank] = _Source(rank)
+        source.calls += 1
         for proven in source.ends(owner, end):
             source.add(what, proven)
-        if _window[0] is not _window[1] and rank == max(_sources):
+        if _window != [None, None] and rank == max(_sources):
             _apply_window(source.count)
     except Exception:
         note_failure("counting steps")
 
 
-def step_by_user(what: int = word("gputrace.step")) -> None:
+def calls(rank: int) -> int:
+    """How often a source of the rank called, be it a step or not."""
+    source = _sources.get(rank)
+    return source.calls if source else 0
+
+
+def step_by_user() -> None:
     """What ``gputrace.step()`` calls."""
-    step_ended(what, USER, step_by_user)
+    step_ended(_by_user, USER, step_by_user)
 
 
 def _apply_window(begun: int) -> None:
@@ -99,11 +108,11 @@ def _apply_window(begun: int) -> None:
     if first is not None and begun >= first:
         _window[0] = None
         control.capture(True)
-        note("recording from step {}".format(first))
+        note(f"recording from step {first}")
     if end is not None and begun >= end:
         _window[1] = None
         control.capture(False)
-        note("recorded to the end of step {}".format(end - 1))
+        note(f"recorded to the end of step {end - 1}")
 
 
 def read_window() -> None:
@@ -113,7 +122,7 @@ def read_window() -> None:
     try:
         _window[:] = [int(first or 0), int(end) if end else None] if text else [None, None]
     except ValueError:
-        note("GPUTRACE_STEPS={} names no steps".format(text))
+        note(f"GPUTRACE_STEPS={text} names no steps")
     if _window[0] == 0:
         # No note: a process that trains nothing should leave no file.
         _window[0] = None

@@ -1,0 +1,118 @@
+"""PyTorch: steps of its optimizers, its profiler. Its data loader is an iterator like others."""
+
+import sys
+from functools import wraps
+
+from . import steps
+from .recorder import note_failure, word
+from .steps import LOOP, OPTIMIZER, step_ended
+from .wrappers import after, makes_way, marks_step, ours, own
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+_what = word("torch.optim.Optimizer.step")
+
+
+def optimizer(module: "Any") -> None:
+    """Uses the hook of all optimizers where torch has it, else wraps ``step`` of each class."""
+    register = getattr(module, "register_optimizer_step_post_hook", None)
+    if register is not None:
+        register(lambda optimizer, args, keywords: _step(optimizer))
+        return
+    function = own(module.Optimizer, "__init__")
+    if function is not None:
+        module.Optimizer.__init__ = after(function, lambda self: _wrap(type(self)))
+
+
+def _step(optimizer: object) -> None:
+    if not _is_compiling():
+        step_ended(_what, OPTIMIZER, optimizer)
+
+
+def _is_compiling() -> bool:
+    """Whether torch.compile traces us, to make a graph in which we should have no part."""
+    compiler = getattr(sys.modules["torch"], "compiler", None)
+    asks = getattr(compiler, "is_compiling", None)
+    return asks is not None and asks()
+
+
+def _wrap(cls: "Any") -> None:
+    if not hasattr(cls.step, "_of_gputrace"):
+        cls.step = after(cls.step, _step)
+
+
+def dynamo(module: "Any") -> None:
+    """Up to 2.6, torch.compile takes the hooks off torch's optimizers; this puts ours back on."""
+    patcher = getattr(module, "TorchPatcher", None)
+    if patcher is None:
+        return
+    original = patcher.patch
+
+    @wraps(original)
+    def patch() -> None:
+        original()
+        try:
+            _wrap_stripped()
+        except Exception:
+            note_failure("putting hooks back after torch.compile")
+
+    patcher.patch = staticmethod(ours(patch))
+
+
+def _wrap_stripped() -> None:
+    names = vars(sys.modules["torch.optim"])
+    base: Any = names["Optimizer"]
+    for cls in list(names.values()):
+        if isinstance(cls, type) and issubclass(cls, base) and "step" in vars(cls):
+            step: Any = vars(cls)["step"]
+            if getattr(step, "hooked", False) and not _calls_hooks(step):
+                _wrap(cls)
+
+
+def _calls_hooks(step: "Any") -> bool:
+    """Whether the wrapper by ``Optimizer.profile_hook_step``, which calls hooks, is still there."""
+    while step is not None:
+        code = getattr(step, "__code__", None)
+        if code is not None and "profile_name" in code.co_varnames:
+            return True
+        step = getattr(step, "__wrapped__", None)
+    return False
+
+
+def grad_scaler(module: "Any") -> None:
+    """A step whose gradients overflowed is one too, though its optimizer is not called."""
+    function = own(module.GradScaler, "step")
+    if function is None:
+        return
+
+    @wraps(function)
+    def step(self: "Any", optimizer: "Any", *args: "Any", **keywords: "Any") -> "Any":
+        before = steps.calls(OPTIMIZER)
+        result = function(self, optimizer, *args, **keywords)
+        if steps.calls(OPTIMIZER) == before:
+            _step(optimizer)
+        return result
+
+    module.GradScaler.step = ours(step)
+
+
+def profiler(module: "Any") -> None:
+    """What torch.profiler is made of; it records the GPU through CUPTI."""
+    begin = "_prepare_trace" if hasattr(module.profile, "_prepare_trace") else "__enter__"
+    makes_way(module.profile, begin, "__exit__", "torch.profiler", _records_gpu)
+
+
+def _records_gpu(profile: "Any") -> bool:
+    activities = getattr(profile, "kineto_activities", None)
+    if not getattr(profile, "enabled", True):
+        return False
+    return activities is None or any("CUDA" in str(activity) for activity in activities)
+
+
+def deepspeed_engine(module: "ModuleType") -> None:
+    """DeepSpeed may step its optimizer several times for one step of the model."""
+    name = "deepspeed.DeepSpeedEngine.step"
+    marks_step(module, "DeepSpeedEngine", "_take_model_step", name, LOOP)

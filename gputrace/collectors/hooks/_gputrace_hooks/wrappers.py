@@ -1,0 +1,178 @@
+"""Wrappers around functions of the program's framework.
+
+Each calls what it wraps with the same arguments, returns what that returned, and lets through what
+it raised; a traceback shows one line more.
+"""
+
+from functools import wraps
+from types import FunctionType, GeneratorType
+
+from . import control
+from .recorder import DATA_WAIT, note, record, time_ns, word
+from .steps import OPTIMIZER, step_ended
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+    from typing import Any
+
+_RAISED = DATA_WAIT | 1 << 32
+"""A wait that ended with an exception, StopIteration mostly: there was no more data."""
+
+
+def ours(function: "Any") -> "Any":
+    """Marks a wrapper, so that none is wrapped again."""
+    function._of_gputrace = True
+    return function
+
+
+def own(holder: "Any", name: str) -> "Any":
+    """A function that the class or module defines itself, unless it is wrapped already."""
+    function = vars(holder).get(name)
+    if isinstance(function, FunctionType) and not hasattr(function, "_of_gputrace"):
+        return function
+    return None
+
+
+def classes(module: "ModuleType") -> "list[Any]":
+    """Those that the module defines itself."""
+    values = list(vars(module).values())
+    return [v for v in values if isinstance(v, type) and v.__module__ == module.__name__]
+
+
+def timed(function: "Callable[[Any], Any]", name: str) -> "Callable[[Any], Any]":
+    """A function that gets the next item; the wait for it is recorded."""
+    what = word(name)
+
+    @wraps(function)
+    def __next__(self: "Any") -> "Any":
+        start = time_ns()
+        try:
+            item = function(self)
+        except BaseException:
+            record(start, time_ns(), what, _RAISED)
+            raise
+        record(start, time_ns(), what, DATA_WAIT)
+        return item
+
+    return ours(__next__)  # type: ignore[no-any-return]
+
+
+def timed_generator(function: "Callable[..., Any]", name: str) -> "Callable[..., Any]":
+    """A function that returns a generator, whose items are waited for."""
+    advance = timed(next, name)
+
+    def each(items: "Any") -> "Iterator[Any]":
+        try:
+            while True:
+                try:
+                    item = advance(items)
+                except StopIteration:
+                    return
+                yield item
+        finally:
+            items.close()
+
+    @wraps(function)
+    def generate(*args: "Any", **keywords: "Any") -> "Any":
+        items = function(*args, **keywords)
+        return each(items) if isinstance(items, GeneratorType) else items
+
+    return ours(generate)  # type: ignore[no-any-return]
+
+
+def after(function: "Callable[..., Any]", then: "Callable[[Any], None]") -> "Callable[..., Any]":
+    """The method, and then the other with the object it is of."""
+
+    @wraps(function)
+    def method(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
+        result = function(self, *args, **keywords)
+        then(self)
+        return result
+
+    return ours(method)  # type: ignore[no-any-return]
+
+
+def marks_step(module: "ModuleType", cls: str, method: str, name: str, rank: int) -> None:
+    """Each call is a step; of optimizers, each call of the one that leads."""
+    holder = getattr(module, cls, None)
+    function = own(holder, method) if holder else None
+    if function is None:
+        return
+    what = word(name)
+
+    def then(self: "Any") -> None:
+        step_ended(what, rank, self if rank == OPTIMIZER else then)
+
+    setattr(holder, method, after(function, then))
+
+
+def iterators(module: "ModuleType") -> None:
+    """Times every class that says how to get the next item."""
+    for cls in classes(module):
+        function = own(cls, "__next__")
+        if function is None:
+            continue
+        wrapper = timed(function, f"{module.__name__}.{cls.__name__}")
+        if vars(cls).get("next") is function:
+            cls.next = wrapper
+        cls.__next__ = wrapper
+
+
+_at_work: "set[object]" = set()
+
+
+def makes_way(
+    holder: "Any",
+    begin: str,
+    end: str,
+    name: str,
+    uses_gpu: "Callable[..., bool]" = lambda *args: True,
+) -> None:
+    """Pauses the collector from one function to the other, between which CUPTI is in use."""
+    start, stop = own(holder, begin), own(holder, end)
+    if start is None or stop is None:
+        return
+
+    @wraps(start)
+    def begins(*args: "Any", **keywords: "Any") -> "Any":
+        if not uses_gpu(*args):
+            return start(*args, **keywords)
+        key = _key(holder, name, args)
+        _pause(key, name)
+        try:
+            return start(*args, **keywords)
+        except BaseException:
+            _come_back(key, name)
+            raise
+
+    @wraps(stop)
+    def ends(*args: "Any", **keywords: "Any") -> "Any":
+        try:
+            return stop(*args, **keywords)
+        finally:
+            _come_back(_key(holder, name, args), name)
+
+    setattr(holder, begin, ours(begins))
+    setattr(holder, end, ours(ends))
+
+
+def _key(holder: "Any", name: str, args: "tuple[Any, ...]") -> object:
+    return id(args[0]) if isinstance(holder, type) else name
+
+
+def _pause(key: object, name: str) -> None:
+    if not _at_work:
+        control.pause(True)
+        note(f"GPU activity is not recorded from here: {name} records it")
+    _at_work.add(key)
+
+
+def _come_back(key: object, name: str) -> None:
+    if key not in _at_work:
+        return
+    _at_work.discard(key)
+    if not _at_work:
+        control.pause(False)
+        note(f"{name} has ended: GPU activity is recorded again")

@@ -1,0 +1,152 @@
+"""Host files: the data waits, steps and annotations that the hooks in a process left behind.
+
+The format is described in hooks/_gputrace_hooks/recorder.py. Reading stops at a chunk cut short,
+which is what a killed process was writing, and keeps every whole record.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.errors import InputError
+
+MAGIC: Final = b"GPUTRHST"
+VERSION: Final = 1
+KINDS: Final = {"data_wait": 1, "step": 2, "annotation": 3, "note": 4}
+"""Kinds of events by the number in their records."""
+
+_HEADER: Final = struct.Struct("<8sIIQQ")
+_CHUNK: Final = struct.Struct("<4sI")
+_EVENT: Final = np.dtype(
+    [
+        ("start", "<u8"),
+        ("end", "<u8"),
+        ("thread", "<u4"),
+        ("name", "<u4"),
+        ("kind", "<u2"),
+        ("rank", "<u2"),
+        ("number", "<u4"),
+    ]
+)
+_CLOCKS: Final = np.dtype([("realtime", "<u8"), ("monotonic", "<u8"), ("raw", "<u8")])
+
+Records = NDArray[np.void]
+
+
+@dataclass(slots=True)
+class HostEvents:
+    """What the hooks in one process left.
+
+    Attributes:
+        pid: its process id.
+        host: the machine.
+        started: nanoseconds of CLOCK_REALTIME when the file was opened.
+        records: by kind (``KINDS``), the events in the order of their ends, with the fields start,
+            end (nanoseconds of CLOCK_REALTIME), thread (of the system), name (see ``names``), kind,
+            rank and number. Data waits: those within another are left out; number is 1 where the
+            wait ended with an exception, StopIteration mostly. Steps: those of the source that
+            knows best (the user's marks, else a framework's loop, else an optimizer); number counts
+            from 0, and each starts where the one before ended, the first with its first data wait.
+        names: text by id.
+        info: what the process said of itself.
+        clocks: the same moment on three clocks: realtime, monotonic, raw.
+        whole: whether the file ends with a whole chunk.
+    """
+
+    pid: int
+    host: str
+    started: int
+    records: dict[str, Records] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    info: dict[str, str] = field(default_factory=dict)
+    clocks: Records = field(default_factory=lambda: np.empty(0, _CLOCKS))
+    whole: bool = True
+
+    def name(self, record: Any) -> str:
+        """The name of one record."""
+        return self.names.get(int(record["name"]), "?")
+
+
+def read_host(path: Path) -> HostEvents:
+    """Reads one file; raises InputError where it is no host file of a version that is known."""
+    raw = path.read_bytes()
+    if len(raw) < _HEADER.size or not raw.startswith(MAGIC):
+        raise InputError(path, "not a file of gputrace's hooks")
+    _, version, pid, started, _ = _HEADER.unpack_from(raw)
+    if version != VERSION:
+        raise InputError(path, f"a host file of version {version}; this gputrace reads {VERSION}")
+    host = HostEvents(pid, path.name.rsplit(".", 2)[0], started)
+    events, clocks = [np.empty(0, _EVENT)], [host.clocks]
+    for tag, body, whole in _chunks(raw):
+        host.whole = whole
+        if tag == b"EVNT":
+            events.append(_records(body, _EVENT))
+        elif tag == b"CLOK":
+            clocks.append(_records(body, _CLOCKS))
+        elif whole:
+            _take_text(host, tag, bytes(body))
+    host.host = host.info.get("host", host.host)
+    host.clocks = np.concatenate(clocks)
+    host.records = _by_kind(np.concatenate(events))
+    return host
+
+
+def _chunks(raw: bytes) -> Iterator[tuple[bytes, memoryview, bool]]:
+    view, at = memoryview(raw), _HEADER.size
+    while at < len(raw):
+        if at + _CHUNK.size > len(raw):
+            yield b"", view[:0], False
+            return
+        tag, size = _CHUNK.unpack_from(raw, at)
+        at += _CHUNK.size
+        yield tag, view[at : at + size], at + size <= len(raw)
+        at += size
+
+
+def _records(body: memoryview, kind: np.dtype[Any]) -> Records:
+    return np.frombuffer(body[: len(body) - len(body) % kind.itemsize], kind)
+
+
+def _take_text(host: HostEvents, tag: bytes, body: bytes) -> None:
+    if tag == b"NAME" and len(body) >= 4:
+        host.names[int.from_bytes(body[:4], "little")] = body[4:].decode("utf-8", "replace")
+    elif tag == b"INFO":
+        key, _, value = body.decode("utf-8", "replace").partition("=")
+        host.info[key] = value
+
+
+def _by_kind(events: Records) -> dict[str, Records]:
+    events = events[np.argsort(events["end"], kind="stable")]
+    kinds = {name: events[events["kind"] == number] for name, number in KINDS.items()}
+    kinds["data_wait"] = _outermost(kinds["data_wait"])
+    kinds["step"] = _steps(kinds["step"], kinds["data_wait"])
+    return kinds
+
+
+def _outermost(waits: Records) -> Records:
+    """Leaves out waits within another one of the same thread, as one iterator uses another."""
+    kept = np.ones(len(waits), dtype=bool)
+    for thread in np.unique(waits["thread"]):
+        # Later ends last: of two, the outer one comes after the inner one.
+        here = np.flatnonzero(waits["thread"] == thread)
+        first_start_after = np.minimum.accumulate(waits["start"][here][::-1])[::-1]
+        kept[here[:-1]] = waits["start"][here[:-1]] < first_start_after[1:]
+    return waits[kept]
+
+
+def _steps(steps: Records, waits: Records) -> Records:
+    if not len(steps):
+        return steps
+    steps = steps[steps["rank"] == steps["rank"].max()]
+    first = steps[0]
+    if not first["start"]:
+        before = waits[(waits["thread"] == first["thread"]) & (waits["end"] <= first["end"])]
+        first["start"] = before["start"].min() if len(before) else first["end"]
+    return steps

@@ -1,0 +1,61 @@
+"""The rows of a process's host signals and of a machine's NVML samples, in the trace file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from gputrace.collectors.clock import global_pid, global_tids, session_time
+from gputrace.collectors.host_events import HostEvents, Records
+from gputrace.collectors.nvml_log import read_nvml, tables
+from gputrace.traces.writer import TraceWriter
+
+DATA_WAIT: Final = 1
+ANNOTATION: Final = 2
+"""Values of ``kind`` in GPUTRACE_HOST_RANGE."""
+
+
+def write_host(writer: TraceWriter, host: HostEvents, start: int) -> int:
+    """Writes steps, data waits and annotations; gives back the number of steps."""
+    steps = host.records["step"]
+    writer.add(
+        "GPUTRACE_STEP",
+        _spans(writer, host, steps, start) | {"step": steps["number"].tolist()},
+    )
+    for kind, records in ((DATA_WAIT, "data_wait"), (ANNOTATION, "annotation")):
+        rows = host.records[records]
+        columns = _spans(writer, host, rows, start) | {"kind": [kind] * len(rows)}
+        writer.add("GPUTRACE_HOST_RANGE", columns)
+    notes = [
+        (global_pid(host.pid), None, None, text)
+        for text in (host.name(note) for note in host.records["note"])
+    ]
+    if notes:
+        writer.add_rows("GPUTRACE_NOTE", ["globalPid", "timeNs", "number", "text"], notes)
+    return len(steps)
+
+
+def _spans(
+    writer: TraceWriter, host: HostEvents, rows: Records, start: int
+) -> dict[str, list[int]]:
+    names = {int(id): writer.string(host.names.get(int(id), "?")) for id in np.unique(rows["name"])}
+    return {
+        "start": session_time(rows["start"], host.clocks, start).tolist(),
+        "end": session_time(rows["end"], host.clocks, start).tolist(),
+        "globalTid": global_tids(host.pid, rows["thread"]).tolist(),
+        "nameId": [names[id] for id in rows["name"].tolist()],
+    }
+
+
+def write_nvml(writer: TraceWriter, path: Path, start: int) -> None:
+    """Writes the cards, their samples and their topology; ``timeNs`` on the session's clock."""
+    for table, (columns, rows) in tables(read_nvml(path)).items():
+        if not rows:
+            continue
+        writer.create(table, ", ".join(columns))
+        if "timeNs" in columns:
+            at = columns.index("timeNs")
+            rows = [(*row[:at], row[at] - start, *row[at + 1 :]) for row in rows]
+        writer.add_rows(table, columns, rows)

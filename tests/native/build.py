@@ -1,0 +1,78 @@
+"""The collector, a libcupti and a libcuda of our own, and a program that uses them, compiled."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.command import ROOT
+
+HERE: Final = Path(__file__).parent
+COLLECTOR: Final = ROOT / "gputrace" / "collectors" / "native"
+OPTIONS: Final = ("-std=gnu11", "-Wall", "-Wextra", "-O2", "-fPIC")
+
+
+def compile_all(folder: Path, *extra: str) -> None:
+    """Puts libraries and the program into a folder; skips the test where there is no compiler."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    shared = ("-shared", "-fvisibility=hidden")
+    for name, sources, options in (
+        ("collector.so", sorted(COLLECTOR.glob("*.c")), shared),
+        ("libcupti.so.13", [HERE / "fake_cupti.c"], ("-shared",)),
+        ("old_cupti.so", [HERE / "fake_cupti.c"], ("-shared", "-DOLD")),
+        ("libcuda.so.1", [HERE / "fake_cuda.c"], ("-shared",)),
+        ("workload", [HERE / "workload.c"], ()),
+    ):
+        subprocess.run(
+            [compiler, *OPTIONS, *options, *extra, "-o", folder / name, *sources]
+            + ["-ldl", "-lpthread"],
+            check=True,
+            timeout=120,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A folder of what `compile_all` made, and what it runs there."""
+
+    folder: Path
+
+    def environment(self, spools: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        """What `gputrace record` sets for the program, and where the libraries are."""
+        ours = ("GPUTRACE", "FAKE", "NSYS", "QUADD", "CUDA", "NVTX")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        return kept | {
+            "CUDA_INJECTION64_PATH": str(self.folder / "collector.so"),
+            "NVTX_INJECTION64_PATH": str(self.folder / "collector.so"),
+            "GPUTRACE_DIR": str(spools),
+            "GPUTRACE_CUPTI": str(self.folder / "libcupti.so.13"),
+            "LD_LIBRARY_PATH": str(self.folder),
+            **(extra or {}),
+        }
+
+    def command(self, script: str | Sequence[str]) -> list[str]:
+        """The program with the words of a script, which workload.c describes."""
+        words = script.split() if isinstance(script, str) else script
+        return [str(self.folder / "workload"), *words]
+
+    def run(
+        self, spools: Path, script: str | Sequence[str], env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs the program to its end."""
+        return subprocess.run(
+            self.command(script),
+            env=self.environment(spools, env),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )

@@ -1,0 +1,274 @@
+/*
+ * A libcupti that knows no GPU: fake_emit gives it the records that it hands over. With -DOLD it is
+ * one of before 12.8, whose API calls cannot be chosen singly.
+ *
+ * Environment: FAKE_CUPTI_TAKEN, another tool subscribed before; FAKE_CUPTI_DROPPED, a number of
+ * records lost; FAKE_CUPTI_REAL, the path of a libcupti of NVIDIA's that walks buffers and names
+ * calls in place of this one. Misuse that would crash the program with the real one ends it here.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { INVALID = 1, TAKEN = 39, NO_MORE = 12, KINDS = 64, CALLS = 2048, PARTS = 256 };
+enum { DRIVER_DOMAIN = 1, RUNTIME_DOMAIN = 2, DRIVER = 4, RUNTIME = 5 };
+enum { CU_PROFILER_START = 308, CU_PROFILER_STOP = 309 };
+
+typedef void (*requested_t)(uint8_t **, size_t *, size_t *);
+typedef void (*completed_t)(void *, uint32_t, uint8_t *, size_t, size_t);
+typedef void (*callback_t)(void *, int, uint32_t, const void *);
+typedef struct { uint8_t *bytes; size_t size, used; uint64_t end; } part_t;
+
+#ifdef OLD
+static const size_t strides[KINDS] = {[1] = 88, [2] = 88, [3] = 200, [4] = 40, [5] = 40, [10] = 200,
+                                      [17] = 40, [22] = 96, [38] = 40, [51] = 48};
+#else
+static const size_t strides[KINDS] = {[1] = 96, [2] = 88, [3] = 216, [4] = 40, [5] = 40, [10] = 216,
+                                      [17] = 56, [22] = 96, [38] = 56, [51] = 56};
+#endif
+
+static const struct { int domain; uint32_t id; const char *name; } names[] = {
+    {1, 243, "cuMemAlloc_v2"}, {1, 277, "cuMemcpyHtoDAsync_v2"}, {1, 304, "cuCtxGetCurrent"},
+    {1, 307, "cuLaunchKernel"}, {1, CU_PROFILER_START, "cuProfilerStart"},
+    {1, CU_PROFILER_STOP, "cuProfilerStop"}, {1, 310, "cuPointerGetAttribute"},
+    {1, 514, "cuGraphLaunch"}, {2, 10, "cudaGetLastError_v3020"}, {2, 17, "cudaGetDevice_v3020"},
+    {2, 20, "cudaMalloc_v3020"}, {2, 41, "cudaMemcpyAsync_v3020"}, {2, 51, "cudaMemsetAsync_v3020"},
+    {2, 131, "cudaStreamSynchronize_v3020"}, {2, 138, "cudaEventQuery_v3020"},
+    {2, 211, "cudaLaunchKernel_v7000"}, {2, 311, "cudaGraphLaunch_v10000"}};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t filled = PTHREAD_COND_INITIALIZER, idle = PTHREAD_COND_INITIALIZER;
+static pid_t owner;
+static requested_t requested;
+static completed_t completed;
+static callback_t callback;
+static void *callback_user;
+static uint8_t on[KINDS], chosen[3][CALLS], profiler[CALLS];
+static part_t current, parts[PARTS];
+static unsigned first, last;
+static uint64_t dropped;
+static uint32_t thread_ids;
+
+static void check(int good, const char *what) {
+    if (good && owner == getpid()) return;
+    dprintf(2, "fake_cupti: %s\n", good ? "called in a forked child" : what);
+    abort();
+}
+
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void *of_real(const char *name) {
+    static void *real;
+    const char *path = getenv("FAKE_CUPTI_REAL");
+    if (!path) return NULL;
+    if (!real) real = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!real) dprintf(2, "fake_cupti: %s\n", dlerror());
+    return real ? dlsym(real, name) : NULL;
+}
+
+/* Hands buffers over, as CUPTI does from a thread of its own. */
+static void *work(void *unused) {
+    (void)unused;
+    for (;;) {
+        pthread_mutex_lock(&lock);
+        while (first == last) pthread_cond_wait(&filled, &lock);
+        part_t part = parts[first % PARTS];
+        pthread_mutex_unlock(&lock);
+        completed(NULL, 0, part.bytes, part.size, part.used);
+        pthread_mutex_lock(&lock);
+        first++;
+        pthread_cond_broadcast(&idle);
+        pthread_mutex_unlock(&lock);
+    }
+    return NULL;
+}
+
+__attribute__((constructor)) static void begin(void) {
+    const char *count = getenv("FAKE_CUPTI_DROPPED");
+    owner = getpid();
+    dropped = count ? strtoull(count, NULL, 10) : 0;
+}
+
+/* With the lock held: the buffer in use goes to the worker. */
+static void let_go(void) {
+    while (last - first == PARTS) pthread_cond_wait(&idle, &lock);
+    if (current.used) {
+        parts[last++ % PARTS] = current;
+        pthread_cond_signal(&filled);
+        memset(&current, 0, sizeof current);
+    }
+}
+
+static void take_buffer(void) {
+    size_t most = 1;
+    memset(&current, 0, sizeof current);
+    requested(&current.bytes, &current.size, &most);
+    check(current.bytes && current.size >= 4096 && !most, "a buffer was refused");
+    check((uintptr_t)current.bytes % 8 == 0, "a buffer is not aligned");
+    for (unsigned i = first; i != last; i++)
+        check(parts[i % PARTS].bytes != current.bytes, "a buffer is used twice");
+}
+
+/* Whether a record is wanted, which cbid decides for calls. */
+static int wanted(uint32_t kind, uint32_t id) {
+    int domain = kind == DRIVER ? DRIVER_DOMAIN : RUNTIME_DOMAIN;
+    return on[kind] || ((kind == DRIVER || kind == RUNTIME) && chosen[domain][id % CALLS]);
+}
+
+/* What the driver does: RECORD is laid out as CUPTI 13.0 does, and complete at END. */
+void fake_emit(const void *record, uint64_t end) {
+    uint32_t kind, id;
+    memcpy(&kind, record, 4);
+    memcpy(&id, (const char *)record + 4, 4);
+    pthread_mutex_lock(&lock);
+    if (wanted(kind, id)) {
+        if (current.bytes && current.used + strides[kind] > current.size) let_go();
+        if (!current.bytes) take_buffer();
+        memcpy(current.bytes + current.used, record, strides[kind]);
+        current.used += strides[kind];
+        if (end > current.end) current.end = end;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void fake_profiler(int start) {
+    uint32_t id = start ? CU_PROFILER_START : CU_PROFILER_STOP;
+    struct { uint32_t site; const char *function; } data = {0, "cuProfiler"};
+    if (!callback || !profiler[id]) return;
+    callback(callback_user, DRIVER_DOMAIN, id, &data);
+    data.site = 1;
+    callback(callback_user, DRIVER_DOMAIN, id, &data);
+}
+
+/* ---- what CUPTI offers ---- */
+
+int cuptiGetVersion(uint32_t *version) {
+    *version = 130000;
+    return 0;
+}
+
+int cuptiSubscribe(void **subscriber, callback_t function, void *user) {
+    check(1, "");
+    if (getenv("FAKE_CUPTI_TAKEN") || callback) return TAKEN;
+    callback = function;
+    callback_user = user;
+    *subscriber = &callback;
+    return 0;
+}
+
+int cuptiUnsubscribe(void *subscriber) {
+    check(subscriber == &callback, "no such subscriber");
+    callback = NULL;
+    return 0;
+}
+
+int cuptiEnableCallback(uint32_t enable, void *subscriber, int domain, uint32_t id) {
+    check(subscriber == &callback && callback && domain == DRIVER_DOMAIN, "no such callback");
+    profiler[id % CALLS] = (uint8_t)enable;
+    return 0;
+}
+
+int cuptiActivityRegisterCallbacks(requested_t request, completed_t complete) {
+    pthread_t worker;
+    check(request && complete, "no callbacks");
+    pthread_mutex_lock(&lock);
+    int new = !requested;
+    requested = request;
+    completed = complete;
+    pthread_mutex_unlock(&lock);
+    return new && pthread_create(&worker, NULL, work, NULL) ? INVALID : 0;
+}
+
+static int set_kind(int kind, uint8_t value) {
+    check(kind > 0 && kind < KINDS && strides[kind], "no such kind");
+    check(requested != NULL, "enabled before there are callbacks");
+    pthread_mutex_lock(&lock);
+    on[kind] = value;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+int cuptiActivityEnable(int kind) { return set_kind(kind, 1); }
+int cuptiActivityDisable(int kind) { return set_kind(kind, 0); }
+
+#ifndef OLD
+static int choose(int domain, uint32_t id, uint8_t value) {
+    check(requested && id < CALLS, "enabled before there are callbacks");
+    pthread_mutex_lock(&lock);
+    chosen[domain][id] = value;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+int cuptiActivityEnableDriverApi(uint32_t id, uint8_t value) {
+    return choose(DRIVER_DOMAIN, id, value);
+}
+int cuptiActivityEnableRuntimeApi(uint32_t id, uint8_t value) {
+    return choose(RUNTIME_DOMAIN, id, value);
+}
+#endif
+
+/* Without force only buffers whose records are all complete. Returns when they are handed over. */
+int cuptiActivityFlushAll(uint32_t force) {
+    check(force <= 1, "no such flag");
+    pthread_mutex_lock(&lock);
+    if (force || current.end <= now_ns()) let_go();
+    for (unsigned until = last; (int)(until - first) > 0;) pthread_cond_wait(&idle, &lock);
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+int cuptiActivityGetNextRecord(uint8_t *buffer, size_t valid, void **record) {
+    static int (*real)(uint8_t *, size_t, void **), asked;
+    check(buffer && record, "no buffer");
+    if (!asked) *(void **)&real = of_real("cuptiActivityGetNextRecord");
+    asked = 1;
+    if (real) return real(buffer, valid, record);
+    uint8_t *at = *record ? *record : buffer;
+    uint32_t kind;
+    if (*record) {
+        memcpy(&kind, at, 4);
+        at += strides[kind];
+    }
+    if (at >= buffer + valid) return NO_MORE;
+    *record = at;
+    return 0;
+}
+
+int cuptiActivityGetNumDroppedRecords(void *context, uint32_t stream, size_t *count) {
+    (void)context, (void)stream;
+    *count = dropped;
+    dropped = 0;
+    return 0;
+}
+
+int cuptiSetThreadIdType(uint32_t type) {
+    thread_ids = type;
+    return 0;
+}
+
+/* Whether records carry the system's thread ids. */
+int fake_system_threads(void) { return thread_ids == 1; }
+
+int cuptiGetCallbackName(int domain, uint32_t id, const char **name) {
+    static int (*real)(int, uint32_t, const char **), asked;
+    if (!asked) *(void **)&real = of_real("cuptiGetCallbackName");
+    asked = 1;
+    if (real) return real(domain, id, name);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (names[i].domain == domain && names[i].id == id) {
+            *name = names[i].name;
+            return 0;
+        }
+    return INVALID;
+}
