@@ -19,16 +19,11 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Imports the public names when they are first used, so that ``import gputrace`` is light."""
-    if name == "open":
-        from gputrace.api import open
+    modules = {"open": "api", "annotate": "marks", "step": "marks", "GputraceError": "errors"}
+    if name not in modules:
+        raise AttributeError(f"module 'gputrace' has no attribute {name!r}")
+    from importlib import import_module
 
-        return open
-    if name in ("annotate", "step"):
-        from gputrace import marks
-
-        return getattr(marks, name)
-    if name == "GputraceError":
-        from gputrace.errors import GputraceError
-
-        return GputraceError
-    raise AttributeError(f"module 'gputrace' has no attribute {name!r}")
+    value = getattr(import_module(f"gputrace.{modules[name]}"), name)
+    globals()[name] = value
+    return value

@@ -147,7 +147,7 @@ def test_an_unknown_format_names_those_there_are(report: Report) -> None:
 def test_the_package_has_no_other_names() -> None:
     with pytest.raises(AttributeError, match="no attribute 'analyse'"):
         _ = gputrace.analyse
-    assert set(gputrace.__all__) == {"GputraceError", "__version__", "open"}
+    assert set(gputrace.__all__) == {"GputraceError", "__version__", "annotate", "open", "step"}
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gputrace.traces.events import Kind
-from tests.exports import KERNEL, MARK, NVTX, PUSH_POP_RANGE, Export, Opened, global_id
+from tests.exports import KERNEL, MARK, NVTX, PUSH_POP_RANGE, Export, Opened, Value, global_id
 from tests.memory import rows
 
 
@@ -57,3 +59,60 @@ def test_nvtx_texts_are_found_in_the_row_or_among_the_strings(opened: Opened) ->
     ]
     marks = trace.events([Kind.MARK], ["start"])
     assert rows(marks) == [(20,)]
+
+
+def test_equal_nvtx_texts_have_one_name_id_among_any_number_of_others(opened: Opened) -> None:
+    """As many as Arrow needs several batches for, and several threads."""
+    export = Export().kernel(0, 10)
+    for row in range(140_000):
+        export.add(
+            NVTX,
+            start=row,
+            end=row + 1,
+            eventType=PUSH_POP_RANGE,
+            globalTid=global_id(100, thread=100),
+            text="forward" if row % 2 else f"seq = {row}",
+        )
+    trace = opened(export)
+    events = trace.events([Kind.RANGE], ["start", "name"])
+    ids = dict(zip(events.start.tolist(), events.name.tolist(), strict=True))
+    assert len(set(ids.values())) == 70_001
+    assert trace.names([ids[1], ids[139_999]]) == {ids[1]: "forward"}
+    chosen = [0, 70_000, 139_998]
+    assert [trace.names([ids[row]])[ids[row]] for row in chosen] == [f"seq = {r}" for r in chosen]
+    assert trace.search(events.name, re.compile("ward")) == {ids[1]: "forward"}
+
+
+def test_names_are_searched_wherever_they_are_kept(opened: Opened) -> None:
+    export = Export().kernel(0, 10, "gemm step")
+    thread = global_id(100, thread=100)
+    texts: list[str | bytes] = ["step 1", "step 22", "idle", "", "st\u00e9p 3", b"step \xff"]
+    for start, text in enumerate(texts):
+        values: dict[str, Value] = {"eventType": PUSH_POP_RANGE, "globalTid": thread, "text": text}
+        export.add(NVTX, start=start, end=start + 1, **values)
+    registered = export.string("step 4")
+    export.add(NVTX, start=9, end=9, eventType=PUSH_POP_RANGE, globalTid=thread, textId=registered)
+    trace = opened(export)
+    names = [*trace.events([Kind.KERNEL, Kind.RANGE], ["name"]).name.tolist(), 17]
+    found = trace.search(names, re.compile(r"step|<name"))
+    assert sorted(found.values()) == [
+        "<name 17>",
+        "gemm step",
+        "step 1",
+        "step 22",
+        "step 4",
+        "step \ufffd",
+    ]
+    assert trace.search([], re.compile("step")) == {}
+    assert trace.search(names, re.compile("nothing")) == {}
+
+
+def test_a_range_without_any_text_is_of_unknown_name(opened: Opened) -> None:
+    export = Export().kernel(0, 10)
+    for start, text in enumerate(["step", None]):
+        thread = global_id(100, thread=100)
+        values = {"eventType": PUSH_POP_RANGE, "globalTid": thread, "text": text}
+        export.add(NVTX, start=start, end=start + 1, **values)
+    trace = opened(export)
+    events = trace.events([Kind.RANGE], ["start", "name"])
+    assert [trace.names([name])[name] for _, name in rows(events)] == ["step", "<name -1>"]

@@ -1,6 +1,7 @@
 """Real training runs that timed themselves: steps, causes and findings against their own clocks.
 
-The recordings are too large for the repository; without them these tests are skipped.
+The recordings are too large for the repository; without them their tests are skipped. Parts of
+them are here, and the demo is one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pytest
@@ -16,9 +18,13 @@ from numpy.typing import NDArray
 
 import gputrace
 from gputrace.api import Report
+from gputrace.data import unpacked
 from tests.recordings import DATA, packed, unpack
 
 Large = Callable[[str], Path]
+Recording = Callable[[str], Path]
+DEMO_BEGINS_AT: Final = 9
+"""The first whole step of the demo, as the loop counted."""
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +43,13 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Large:
 def analyze(path: Path, steps: str | None = None) -> Report:
     with gputrace.open(path) as trace:
         return trace.analyze(steps=steps)
+
+
+@pytest.fixture(scope="module")
+def demo() -> Report:
+    """Seven steps of h200x4-ddp-starved."""
+    with unpacked("demo.sqlite.xz") as path:
+        return analyze(path)
 
 
 def true_intervals(name: str, rank: int) -> NDArray[np.int64]:
@@ -93,39 +106,92 @@ def test_data_waits_are_proven_without_the_c_librarys_calls(large: Large, tmp_pa
 
 def test_validation_and_checkpoint_are_told_apart_from_the_step_before(large: Large) -> None:
     report = analyze(large("h200x2-ddp-validation"))
-    after_step_14 = [p for p in report.phases if p.phase != "warmup"]
-    assert [(p.rank, p.phase) for p in after_step_14] == [
+    assert_interludes(report, after=14)
+    assert all(row.share("data_feeding") < 0.01 for row in report.breakdown)
+
+
+def assert_interludes(report: Report, after: int) -> None:
+    """Rank 0 saves and validates after a step, rank 1 waits for it; the step itself is short."""
+    interludes = [p for p in report.phases if p.phase != "warmup"]
+    assert [(p.rank, p.phase) for p in interludes] == [
         (0, "checkpoint"),
         (0, "validation"),
         (1, "validation"),
     ]
-    for phase in after_step_14:
-        before, after = (
+    for phase in interludes:
+        before, following = (
             next(s for s in report.step_list if (s.rank, s.step) == (phase.rank, number))
-            for number in (14, 15)
+            for number in (after, after + 1)
         )
-        assert before.end_ns <= phase.start_ns < phase.end_ns <= after.start_ns
-        assert before.end_ns - before.start_ns < 60e6, "step 14 is no longer than the others"
-    assert all(row.share("data_feeding") < 0.01 for row in report.breakdown)
+        assert before.end_ns <= phase.start_ns < phase.end_ns <= following.start_ns
+        assert before.end_ns - before.start_ns < 60e6, "it is no longer than the other steps"
 
 
 def test_dataparallel_is_slow_since_it_searches_algorithms_in_every_step(large: Large) -> None:
-    report = analyze(large("h200x4-dataparallel"))
+    assert_searching(analyze(large("h200x4-dataparallel")))
+
+
+def assert_searching(report: Report) -> None:
+    """The search comes first, and the GPUs do next to nothing."""
     assert report.findings[0].id == "autotune-repeated"
     assert report.findings[0].impact_ns > 0.9 * (report.steps.mean_ns or 0)
     assert all(row.idle_ns > 0.97 * row.total_ns for row in report.breakdown)
 
 
+@pytest.mark.parametrize(
+    ("part", "whole", "ranks", "first", "steps"),
+    [
+        ("h200x2-ddp-validation-12-19", "h200x2-ddp-validation", 2, 12, 8),
+        ("h200x4-dataparallel-7-9", "h200x4-dataparallel", 1, 7, 3),
+    ],
+)
+def test_a_part_has_the_loops_own_steps_within_1_percent(
+    recording: Recording, part: str, whole: str, ranks: int, first: int, steps: int
+) -> None:
+    report = analyze(recording(f"{part}.sqlite"))
+    assert_steps(report, whole, ranks, first, steps)
+
+
+def test_the_demo_has_the_loops_own_steps_within_1_percent(demo: Report) -> None:
+    assert_steps(demo, "h200x4-ddp-starved", 4, DEMO_BEGINS_AT, 7)
+
+
+def assert_steps(report: Report, whole: str, ranks: int, first: int, steps: int) -> None:
+    """Steps that begin with the loop's step ``first``, with its intervals between them."""
+    assert (report.steps.kind, report.steps.count) == ("training", steps)
+    for rank in range(ranks):
+        true = true_intervals(whole, rank)[first : first + steps - 1]
+        found = found_intervals(report, rank)
+        assert len(found) == len(true) == steps - 1
+        assert np.abs(found - true) / true == pytest.approx(0, abs=0.01)
+
+
+def test_the_demo_waits_for_data_two_fifths_of_its_time(demo: Report) -> None:
+    assert {row.gpu for row in demo.breakdown} == {0, 1, 2, 3}
+    for row in demo.breakdown:
+        assert row.share("data_feeding") == pytest.approx(0.40, abs=0.015)
+        assert row.data_feeding_ns / row.steps == pytest.approx(25.1e6, rel=0.02)
+    assert demo.findings[0].id == "data-feeding"
+
+
+def test_validation_and_checkpoint_are_told_apart_in_a_part(recording: Recording) -> None:
+    assert_interludes(analyze(recording("h200x2-ddp-validation-12-19.sqlite")), after=14 - 12)
+
+
+def test_dataparallel_searches_algorithms_in_three_steps_too(recording: Recording) -> None:
+    assert_searching(analyze(recording("h200x4-dataparallel-7-9.sqlite")))
+
+
 @pytest.mark.parametrize("name", ["nsys-ai-mfu_2gpu_before", "nsys-ai-mfu_2gpu_after"])
-def test_layers_are_not_called_training_steps(recording: Callable[[str], Path], name: str) -> None:
+def test_layers_are_not_called_training_steps(recording: Recording, name: str) -> None:
     assert analyze(recording(f"{name}.sqlite")).steps.kind != "training"
 
 
-def test_a_time_loop_is_not_called_training(recording: Callable[[str], Path]) -> None:
+def test_a_time_loop_is_not_called_training(recording: Recording) -> None:
     assert analyze(recording("pipit-cloverleaf.sqlite")).steps.kind in ("iterations", "none")
 
 
-def test_five_kernels_are_no_loop(recording: Callable[[str], Path]) -> None:
+def test_five_kernels_are_no_loop(recording: Recording) -> None:
     report = analyze(recording("pipit-saxpy-mpi.sqlite"))
     assert (report.steps.kind, report.steps.count) == ("none", 0)
     assert report.breakdown[0].steps == 0

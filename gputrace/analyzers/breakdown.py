@@ -12,7 +12,7 @@ from gputrace.analyzers.causes import Causes
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.intervals import Intervals, Times
 from gputrace.analyzers.partition import Timeline
-from gputrace.analyzers.results import CLASSES, Breakdown, Phase, Step, Steps
+from gputrace.analyzers.results import CLASSES, IDLE_CAUSES, Breakdown, Phase, Step, Steps
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.traces.trace import Window
 
@@ -36,9 +36,14 @@ class Lane:
         return self.timeline.kernels + self.timeline.copies + self.timeline.opaque_graphs
 
     def split(self, starts: Times, ends: Times) -> NDArray[np.int64]:
-        """Partition of windows with idle time by cause: shape (windows, len(CLASSES))."""
-        busy = self.timeline.split(starts, ends)[:, :-1]
-        return np.concatenate([busy, self.causes.within(starts, ends)], axis=1)
+        """Partition of windows with idle time by cause: shape (windows, len(CLASSES)).
+
+        A step of the rank may begin before this GPU's first operation and end after its last. That
+        is no gap, so no cause is known of it.
+        """
+        shares, causes = self.timeline.split(starts, ends), self.causes.within(starts, ends)
+        causes[:, IDLE_CAUSES.index("other_idle")] += shares[:, -1] - causes.sum(axis=1)
+        return np.concatenate([shares[:, :-1], causes], axis=1)
 
 
 def list_steps(lanes: Sequence[Lane], found: FoundSteps, window: Window | None) -> tuple[Step, ...]:

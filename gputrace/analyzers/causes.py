@@ -76,9 +76,9 @@ def read_evidence(trace: Trace) -> HostEvidence:
 
 
 def _named(trace: Trace, events: Events, pattern: re.Pattern[str]) -> Events:
-    names = trace.names(distinct_ids(events.name)) if len(events) else {}
-    wanted = [id for id, text in names.items() if pattern.search(text)]
-    return events.select(np.isin(events.name, wanted))
+    return events.select(
+        np.isin(events.name, list(trace.search(distinct_ids(events.name), pattern)))
+    )
 
 
 def _by_thread(events: Events) -> dict[tuple[int, int], Intervals]:

@@ -53,7 +53,8 @@ class HostEvents:
             rank and number. Data waits: those within another are left out; number is 1 where the
             wait ended with an exception, StopIteration mostly. Steps: those of the source that
             knows best (the user's marks, else a framework's loop, else an optimizer); number counts
-            from 0, and each starts where the one before ended, the first with its first data wait.
+            from 0, and each starts where the one before ended, the first with its first data wait,
+            or else where the file begins.
         names: text by id.
         info: what the process said of itself.
         clocks: the same moment on three clocks: realtime, monotonic, raw.
@@ -94,7 +95,7 @@ def read_host(path: Path) -> HostEvents:
             _take_text(host, tag, bytes(body))
     host.host = host.info.get("host", host.host)
     host.clocks = np.concatenate(clocks)
-    host.records = _by_kind(np.concatenate(events))
+    host.records = _by_kind(np.concatenate(events), started)
     return host
 
 
@@ -122,11 +123,11 @@ def _take_text(host: HostEvents, tag: bytes, body: bytes) -> None:
         host.info[key] = value
 
 
-def _by_kind(events: Records) -> dict[str, Records]:
+def _by_kind(events: Records, since: int) -> dict[str, Records]:
     events = events[np.argsort(events["end"], kind="stable")]
     kinds = {name: events[events["kind"] == number] for name, number in KINDS.items()}
     kinds["data_wait"] = _outermost(kinds["data_wait"])
-    kinds["step"] = _steps(kinds["step"], kinds["data_wait"])
+    kinds["step"] = _steps(kinds["step"], kinds["data_wait"], since)
     return kinds
 
 
@@ -141,12 +142,12 @@ def _outermost(waits: Records) -> Records:
     return waits[kept]
 
 
-def _steps(steps: Records, waits: Records) -> Records:
+def _steps(steps: Records, waits: Records, since: int) -> Records:
     if not len(steps):
         return steps
     steps = steps[steps["rank"] == steps["rank"].max()]
     first = steps[0]
     if not first["start"]:
         before = waits[(waits["thread"] == first["thread"]) & (waits["end"] <= first["end"])]
-        first["start"] = before["start"].min() if len(before) else first["end"]
+        first["start"] = before["start"].min() if len(before) else since
     return steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -28,18 +28,17 @@ def write_host(writer: TraceWriter, host: HostEvents, start: int) -> int:
         rows = host.records[records]
         columns = _spans(writer, host, rows, start) | {"kind": [kind] * len(rows)}
         writer.add("GPUTRACE_HOST_RANGE", columns)
-    notes = [
-        (global_pid(host.pid), None, None, text)
-        for text in (host.name(note) for note in host.records["note"])
-    ]
-    if notes:
-        writer.add_rows("GPUTRACE_NOTE", ["globalPid", "timeNs", "number", "text"], notes)
+    notes = host.records["note"]
+    columns = {
+        "globalPid": [global_pid(host.pid)] * len(notes),
+        "timeNs": session_time(notes["start"], host.clocks, start).tolist(),
+        "text": [host.name(note) for note in notes],
+    }
+    writer.add("GPUTRACE_NOTE", columns)
     return len(steps)
 
 
-def _spans(
-    writer: TraceWriter, host: HostEvents, rows: Records, start: int
-) -> dict[str, list[int]]:
+def _spans(writer: TraceWriter, host: HostEvents, rows: Records, start: int) -> dict[str, Any]:
     names = {int(id): writer.string(host.names.get(int(id), "?")) for id in np.unique(rows["name"])}
     return {
         "start": session_time(rows["start"], host.clocks, start).tolist(),

@@ -23,7 +23,7 @@ from gputrace.errors import InputError, MissingError, UsageError
 
 HOOKS: Final = Path(__file__).parent / "hooks"
 _SECRET: Final = re.compile(
-    r"(?i)(pass(word|wd|phrase)?|secret|token|api.?key|auth|credential)[\w-]*(=|$)"
+    r"(?i)(pass(word|wd|phrase)?|secret|token|api.?key|auth|credentials?)(?![a-z])[\w-]*(=|$)"
 )
 _OTHER_TOOLS: Final = ("NSYS_PROFILING_SESSION_ID", "QUADD_INJECTION_PROXY")
 
@@ -109,7 +109,8 @@ def _environment(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict
     if plan.profiler_api:
         changed["GPUTRACE_CAPTURE"] = "profiler"
     if plan.steps is not None:
-        changed["GPUTRACE_CAPTURE"] = "manual"
+        if plan.steps[0]:
+            changed["GPUTRACE_CAPTURE"] = "manual"
         changed["GPUTRACE_STEPS"] = f"{plan.steps[0]}:{plan.steps[1]}"
     return changed
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,9 @@ NULL: Final = -1
 """What NULL becomes."""
 
 Integers = NDArray[np.signedinteger[Any]]
+Rows = tuple[int, int] | None
+"""Rowids ``first <= rowid < end``, or all rows."""
+_Part = TypeVar("_Part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Query:
     where: str = ""
     """An SQL condition, or nothing."""
 
-    def sql(self, rows: tuple[int, int] | None = None, cast: bool = False) -> str:
+    def sql(self, rows: Rows = None, cast: bool = False) -> str:
         """The statement for rowids ``first <= rowid < end``; cast makes every value an integer."""
         pattern = "CAST({} AS INTEGER)" if cast else "{}"
         columns = ", ".join(pattern.format(text) for text in self.expressions.values())
@@ -57,16 +60,29 @@ def read_integers(
     database: Database, query: Query, progress: Progress | None = None
 ) -> dict[str, Integers]:
     """The query's columns, in any row order, NULL as -1. Raises InputError on a broken file."""
-    bounds = database.row_bounds(query.table)
+    ranges = row_ranges(database, query.table)
+    counter = _Counter(progress, sum(rows[1] - rows[0] for rows in ranges if rows))
+    parts = in_threads(lambda rows: _read_range(database, query, rows, counter), ranges)
+    return _merge(parts, query)
+
+
+def row_ranges(database: Database, table: str) -> Sequence[Rows]:
+    """A table's rowids in about equal parts, one a thread; or all rows, where rowids tell nothing.
+
+    They tell nothing where there are none, or more than a file of this size can hold: holes.
+    """
+    bounds = database.row_bounds(table)
     if bounds is None or bounds[1] - bounds[0] >= _most_rows(database):
-        return _merge([_read_range(database, query, None, _Counter(progress, 0))], query)
-    ranges = _split(bounds[0], bounds[1] + 1)
-    counter = _Counter(progress, bounds[1] + 1 - bounds[0])
+        return [None]
+    return _split(bounds[0], bounds[1] + 1)
+
+
+def in_threads(read: Callable[[Rows], _Part], ranges: Sequence[Rows]) -> list[_Part]:
+    """What is read of each range, in order, all at once."""
     if len(ranges) == 1:
-        return _merge([_read_range(database, query, ranges[0], counter)], query)
+        return [read(ranges[0])]
     with ThreadPoolExecutor(len(ranges)) as pool:
-        parts = pool.map(lambda rows: _read_range(database, query, rows, counter), ranges)
-        return _merge(list(parts), query)
+        return list(pool.map(read, ranges))
 
 
 class _Counter:
@@ -84,7 +100,6 @@ class _Counter:
 
 
 def _most_rows(database: Database) -> int:
-    """More rows than a file of this size can hold: a wider range of rowids has holes."""
     return database.path.stat().st_size // _LEAST_BYTES_A_ROW
 
 
@@ -103,7 +118,7 @@ def _merge(parts: Sequence[dict[str, Integers]], query: Query) -> dict[str, Inte
 
 
 def _read_range(
-    database: Database, query: Query, rows: tuple[int, int] | None, counter: _Counter
+    database: Database, query: Query, rows: Rows, counter: _Counter
 ) -> dict[str, Integers]:
     import adbc_driver_manager
     import pyarrow
@@ -115,33 +130,38 @@ def _read_range(
 
 
 def _read_arrow(
-    database: Database, query: Query, rows: tuple[int, int] | None, counter: _Counter
+    database: Database, query: Query, rows: Rows, counter: _Counter
 ) -> dict[str, Integers]:
+    growing = {name: _Growing(query.types[name], rows) for name in query.expressions}
+    for batch in read_batches(database, query.sql(rows)):
+        for index, column in enumerate(growing.values()):
+            column.append(batch.column(index))
+        counter.add(batch.num_rows)
+    return {name: column.array() for name, column in growing.items()}
+
+
+def read_batches(database: Database, sql: str) -> Iterator[Any]:
+    """The rows of a statement as Arrow record batches, over a connection of their own."""
     import adbc_driver_manager as adbc
     import adbc_driver_sqlite
     import pyarrow
 
-    growing = {name: _Growing(query.types[name], rows) for name in query.expressions}
     with (
         adbc.AdbcDatabase(driver=adbc_driver_sqlite._driver_path(), uri=database.uri) as opened,
         adbc.AdbcConnection(opened) as connection,
         adbc.AdbcStatement(connection) as statement,
     ):
         statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
-        statement.set_sql_query(query.sql(rows))
+        statement.set_sql_query(sql)
         stream, _ = statement.execute_query()
         with pyarrow.RecordBatchReader.from_stream(stream) as reader:
-            for batch in reader:
-                for index, column in enumerate(growing.values()):
-                    column.append(batch.column(index))
-                counter.add(batch.num_rows)
-    return {name: column.array() for name, column in growing.items()}
+            yield from reader
 
 
 class _Growing:
     """A column being filled; doubles where the number of rows is not known beforehand."""
 
-    def __init__(self, kind: type[np.signedinteger[Any]], rows: tuple[int, int] | None) -> None:
+    def __init__(self, kind: type[np.signedinteger[Any]], rows: Rows) -> None:
         room = rows[1] - rows[0] if rows else _BATCH_ROWS
         self._values: Integers = np.empty(room, kind)
         self._length = 0
@@ -180,9 +200,7 @@ def _plain_values(chunk: Any) -> Any:
     return np.frombuffer(full.buffers()[1], np.int64, len(full), 8 * full.offset) if full else ()
 
 
-def _read_casting(
-    database: Database, query: Query, rows: tuple[int, int] | None
-) -> dict[str, Integers]:
+def _read_casting(database: Database, query: Query, rows: Rows) -> dict[str, Integers]:
     width = len(query.expressions)
     connection = sqlite3.connect(database.uri, uri=True)
     try:

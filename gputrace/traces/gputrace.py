@@ -24,7 +24,9 @@ class OwnTrace(NsysTrace):
         super().__init__(path, database)
         if database.has("GPUTRACE_LOSS", "records", "reason"):
             rows = database.query("SELECT reason, sum(records) FROM GPUTRACE_LOSS GROUP BY reason")
-            self.quality.warnings += [f"{count:,} records lost: {reason}" for reason, count in rows]
+            for reason, count in rows:
+                told = f"{count:,} records lost: {reason}" if count else reason
+                self.quality.warnings.append(told)
 
 
 def open_own(path: Path, database: Database) -> Trace:

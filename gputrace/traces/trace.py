@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -99,6 +100,13 @@ class Trace(ABC):
     @abstractmethod
     def names(self, ids: Collection[int] | Column) -> dict[int, str]:
         """The text of each name id; an id that the file does not explain gets ``<name 17>``."""
+
+    def search(self, ids: Collection[int] | Column, pattern: re.Pattern[str]) -> dict[int, str]:
+        """The text of those name ids in which a pattern is found.
+
+        The pattern must take every digit alike: readers try names that differ in digits once.
+        """
+        return {id: text for id, text in self.names(ids).items() if pattern.search(text)}
 
     @abstractmethod
     def device(self, process: int, device: int) -> Device:

@@ -72,7 +72,7 @@ TABLES: Final[Mapping[str, str]] = {
     "globalTid INTEGER NOT NULL, nameId INTEGER NOT NULL, kind INTEGER NOT NULL",
     "GPUTRACE_CLOCK": "globalPid INTEGER NOT NULL, realtimeNs INTEGER NOT NULL, "
     "monotonicNs INTEGER NOT NULL, monotonicRawNs INTEGER NOT NULL",
-    "GPUTRACE_NOTE": "globalPid INTEGER, timeNs INTEGER, number INTEGER, text TEXT NOT NULL",
+    "GPUTRACE_NOTE": "globalPid INTEGER, timeNs INTEGER, text TEXT NOT NULL",
     "GPUTRACE_LOSS": "globalPid INTEGER, timeNs INTEGER, records INTEGER, reason TEXT NOT NULL",
 }
 """Columns of each table; nsys's where the name is nsys's."""

@@ -17,6 +17,7 @@ from tests.command import ROOT
 HERE: Final = Path(__file__).parent
 COLLECTOR: Final = ROOT / "gputrace" / "collectors" / "native"
 OPTIONS: Final = ("-std=gnu11", "-Wall", "-Wextra", "-O2", "-fPIC")
+LIBRARIES: Final = ("-ldl", "-lpthread")
 
 
 def compile_all(folder: Path, *extra: str) -> None:
@@ -33,8 +34,7 @@ def compile_all(folder: Path, *extra: str) -> None:
         ("workload", [HERE / "workload.c"], ()),
     ):
         subprocess.run(
-            [compiler, *OPTIONS, *options, *extra, "-o", folder / name, *sources]
-            + ["-ldl", "-lpthread"],
+            [compiler, *OPTIONS, *options, *extra, "-o", folder / name, *sources, *LIBRARIES],
             check=True,
             timeout=120,
         )

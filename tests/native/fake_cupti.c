@@ -54,6 +54,7 @@ static part_t current, parts[PARTS];
 static unsigned first, last;
 static uint64_t dropped;
 static uint32_t thread_ids;
+static int calls, used;
 
 static void check(int good, const char *what) {
     if (good && owner == getpid()) return;
@@ -119,11 +120,16 @@ static void take_buffer(void) {
         check(parts[i % PARTS].bytes != current.bytes, "a buffer is used twice");
 }
 
-/* Whether a record is wanted, which cbid decides for calls. */
+/* Whether a record is wanted, which its id decides for calls. */
 static int wanted(uint32_t kind, uint32_t id) {
-    int domain = kind == DRIVER ? DRIVER_DOMAIN : RUNTIME_DOMAIN;
-    return on[kind] || ((kind == DRIVER || kind == RUNTIME) && chosen[domain][id % CALLS]);
+    if (kind != DRIVER && kind != RUNTIME) return on[kind];
+    int taken = chosen[kind == DRIVER ? DRIVER_DOMAIN : RUNTIME_DOMAIN][id % CALLS];
+    calls += taken;
+    return taken;
 }
+
+/* How many records of calls were made. */
+int fake_calls(void) { return calls; }
 
 /* What the driver does: RECORD is laid out as CUPTI 13.0 does, and complete at END. */
 void fake_emit(const void *record, uint64_t end) {
@@ -131,6 +137,7 @@ void fake_emit(const void *record, uint64_t end) {
     memcpy(&kind, record, 4);
     memcpy(&id, (const char *)record + 4, 4);
     pthread_mutex_lock(&lock);
+    used = 1;
     if (wanted(kind, id)) {
         if (current.bytes && current.used + strides[kind] > current.size) let_go();
         if (!current.bytes) take_buffer();
@@ -194,6 +201,8 @@ static int set_kind(int kind, uint8_t value) {
     check(requested != NULL, "enabled before there are callbacks");
     pthread_mutex_lock(&lock);
     on[kind] = value;
+    if (kind == DRIVER) memset(chosen[DRIVER_DOMAIN], value, CALLS);
+    if (kind == RUNTIME) memset(chosen[RUNTIME_DOMAIN], value, CALLS);
     pthread_mutex_unlock(&lock);
     return 0;
 }
@@ -202,10 +211,11 @@ int cuptiActivityEnable(int kind) { return set_kind(kind, 1); }
 int cuptiActivityDisable(int kind) { return set_kind(kind, 0); }
 
 #ifndef OLD
+/* As seen with 13.0: calls can be taken out at any time, and put in only before there is a context. */
 static int choose(int domain, uint32_t id, uint8_t value) {
     check(requested && id < CALLS, "enabled before there are callbacks");
     pthread_mutex_lock(&lock);
-    chosen[domain][id] = value;
+    if (!value || !used) chosen[domain][id] = value;
     pthread_mutex_unlock(&lock);
     return 0;
 }

@@ -8,11 +8,14 @@
  *   ranges                        NVTX ranges and marks, some across threads and domains
  *   run MS THREADS RATE           RATE kernels, with their calls, a millisecond in each thread
  *   storm KERNELS THREADS         as many, as fast as can be
+ *   meanwhile KERNELS             such a storm of one thread, with NVTX ranges, beside what follows
+ *   deep RANGES                   as many, one in the other
  *   unfinished MS                 a kernel that is complete only after so long
  *   annotate MS THREADS           NVTX ranges all the time; says the longest call in microseconds
  *   fork exit|_exit               a child that ends so; ends this program if the child fails
  *   exec, spawn                   this program again, for the rest of the arguments; spawn: as a child
  *   profiler, capture, pause 0|1  cudaProfilerStart and Stop, gputrace_capture, gputrace_pause
+ *   calls                         says how many calls CUPTI made records of
  *   sleep MS; say, complain TEXT  on stdout and on stderr
  *   return, exit, _exit CODE      the end; so are:
  *   raise SIGNAL; wait            the latter until it is killed
@@ -43,6 +46,7 @@ typedef struct { int number, milliseconds, rate; long count; uint64_t longest; }
 
 static void (*emit)(const void *, uint64_t);
 static void (*fake_profiler)(int);
+static int (*fake_calls)(void);
 static void (*gputrace_capture)(int), (*gputrace_pause)(int);
 static uint32_t correlations;
 static long numbers[THREADS];
@@ -241,6 +245,10 @@ static function_t core[16], core2[16], *core_slots[16], *core2_slots[16];
 
 static int module_table(int module, function_t ***table, unsigned *count) {
     if (module != 1 && module != 5) return 0;
+    for (int i = 1; i < 16; i++) {
+        core_slots[i] = &core[i];
+        core2_slots[i] = &core2[i];
+    }
     *table = module == 1 ? core_slots : core2_slots;
     *count = 16;
     return 1;
@@ -322,6 +330,7 @@ static void find(void) {
     void *collector = dlopen(getenv("CUDA_INJECTION64_PATH"), RTLD_NOW | RTLD_NOLOAD);
     if (cupti) {
         *(void **)&emit = dlsym(cupti, "fake_emit");
+        *(void **)&fake_calls = dlsym(cupti, "fake_calls");
         *(void **)&fake_profiler = dlsym(cupti, "fake_profiler");
     }
     if (collector) {
@@ -390,6 +399,33 @@ static void in_parallel(const char *what, int a, int threads, int c) {
         count += jobs[i].count;
     }
     printf("%ld %llu\n", count, (unsigned long long)longest / 1000);
+    fflush(stdout);
+}
+
+static void *busy(void *argument) {
+    for (long i = (long)(intptr_t)argument; i > 0; i--) {
+        work(THREADS - 1);
+        if (!core[9]) continue;
+        push("busy");
+        end((void *)(uintptr_t)start("started"));
+        pop();
+    }
+    return NULL;
+}
+
+static void meanwhile(long count) {
+    pthread_t thread;
+    pthread_create(&thread, NULL, busy, (void *)(intptr_t)count);
+    pthread_detach(thread);
+}
+
+static void deep(int ranges) {
+    char text[16];
+    for (int i = 0; i < ranges; i++) {
+        snprintf(text, sizeof text, "%d", i);
+        push(text);
+    }
+    while (ranges--) pop();
 }
 
 int main(int count, char **words) {
@@ -407,7 +443,10 @@ int main(int count, char **words) {
         else if (!strcmp(what, "wait")) for (;;) pause();
         else if (!strcmp(what, "say")) { printf("%s\n", *++w); fflush(stdout); }
         else if (!strcmp(what, "complain")) fprintf(stderr, "%s\n", *++w);
-        else if (!strcmp(what, "fork")) fork_child(*++w);
+        else if (!strcmp(what, "calls")) {
+            printf("%d\n", fake_calls ? fake_calls() : 0);
+            fflush(stdout);
+        } else if (!strcmp(what, "fork")) fork_child(*++w);
         else {
             int number = atoi(*++w);
             if (!strcmp(what, "return")) return number;
@@ -418,6 +457,8 @@ int main(int count, char **words) {
             if (!strcmp(what, "profiler") && fake_profiler) fake_profiler(number);
             if (!strcmp(what, "capture") && gputrace_capture) gputrace_capture(number);
             if (!strcmp(what, "pause") && gputrace_pause) gputrace_pause(number);
+            if (!strcmp(what, "meanwhile")) meanwhile(number);
+            if (!strcmp(what, "deep")) deep(number);
             if (!strcmp(what, "unfinished"))
                 kernel(now_ns(), now_ns() + 1000000u * (uint64_t)number, 1, 1, 0);
             if (!strcmp(what, "storm") || !strcmp(what, "annotate")) {

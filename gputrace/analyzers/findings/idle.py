@@ -65,8 +65,7 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
     if facts.calls is None or not facts.measured or not _uses_cudnn(facts):
         return
     allocs, syncs = (_calls_each_step(facts, facts.calls, sort) for sort in (Call.ALLOC, Call.SYNC))
-    gpus = len({(step.gpu, step.rank) for step in facts.measured})
-    if min(allocs / _MANY_ALLOCS, syncs / _MANY_SYNCS) < gpus:
+    if min(allocs / _MANY_ALLOCS, syncs / _MANY_SYNCS) < len(facts.rows):
         return
     cost = _idle_between_allocations(facts, facts.calls)
     share = cost / max(facts.mean_ns, 1)
@@ -201,9 +200,12 @@ def _uses_cudnn(facts: Facts) -> bool:
 def _idle_between_allocations(facts: Facts, calls: HostCalls) -> int:
     """Mean idle time of a GPU and step from the first to the last allocation of each thread."""
     allocs = np.flatnonzero(calls.sort == Call.ALLOC)
-    total = 0
-    for lane in facts.lanes:
-        own = [s for s in facts.measured if (s.gpu, s.rank) == (lane.gpu.gpu, lane.gpu.rank)]
+    total = steps = 0
+    for lane, row in zip(facts.lanes, facts.breakdown, strict=True):
+        if row not in facts.rows:
+            continue
+        own = [s for s in facts.measured if (s.gpu, s.rank) == (row.gpu, row.rank)]
+        steps += len(own)
         gaps = lane.timeline.gaps
         for step in own:
             mine = allocs[
@@ -213,4 +215,4 @@ def _idle_between_allocations(facts: Facts, calls: HostCalls) -> int:
             firsts = [int(calls.start[mine[threads == t]].min()) for t in np.unique(threads)]
             lasts = [int(calls.end[mine[threads == t]].max()) for t in np.unique(threads)]
             total += gaps.intersection(union(firsts, lasts)).total
-    return total // max(len(facts.measured), 1)
+    return total // max(steps, 1)

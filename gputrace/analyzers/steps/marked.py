@@ -54,13 +54,14 @@ def read_marks(trace: Trace) -> list[Marks]:
 
 def _families(trace: Trace, kind: Kind) -> Iterator[Marks]:
     events = trace.events([kind], ("start", "end", "name", "process", "thread"))
-    text = trace.names(distinct_ids(events.name)) if len(events) else {}
+    ids = distinct_ids(events.name)
+    text = trace.names(ids) if kind == Kind.STEP else trace.search(ids, _STEP)
     families: dict[str, list[int]] = {}
     for id, name in text.items():
-        if kind == Kind.STEP or (_STEP.search(name) and not _NOT_STEP.search(name)):
+        if kind == Kind.STEP or not _NOT_STEP.search(name):
             families.setdefault(re.sub(r"\d+", "#", name), []).append(id)
-    for family, ids in families.items():
-        rows = np.flatnonzero(np.isin(events.name, ids))
+    for family, members in families.items():
+        rows = np.flatnonzero(np.isin(events.name, members))
         threads = events.process[rows].astype(np.int64) << 32 | events.thread[rows]
         for thread in np.unique(threads):
             own = rows[threads == thread]

@@ -37,12 +37,13 @@ def _run_next():
     if sys.version_info < (3, 6):
         _run_next_of_old_python(others)
         return
-    from importlib.machinery import PathFinder
-    from importlib.util import module_from_spec
-
-    spec = PathFinder.find_spec("sitecustomize", others)
+    # Loaded in every Python; importlib.machinery would cost each process milliseconds.
+    finder = __import__("_frozen_importlib_external").PathFinder
+    spec = finder.find_spec("sitecustomize", others)
     if spec is None or spec.loader is None:
         return
+    from importlib.util import module_from_spec
+
     # The import under way hands out what stands here at its end.
     module = sys.modules["sitecustomize"] = module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -17,6 +17,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,7 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 #define BUFFER_BYTES (4u << 20)
+#define AT_ONCE 64
 #define SECOND 1000000000u
 
 /* What CUPTI offers; a missing one stays NULL. */
@@ -45,20 +47,23 @@ static struct {
     int (*callback_name)(int, uint32_t, const char **);
 } cupti;
 
+void nvtx_in_child(void);
+
 typedef struct buffer { struct buffer *next; size_t valid; uint8_t *bytes; } buffer_t;
 
 static pthread_mutex_t queue_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t queue_filled;
 static buffer_t *completed, **completed_end = &completed;
-static uint8_t *spare[64];
+static uint8_t *spare[16];
 static size_t spares;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_t writer;
-static int writer_runs, stopping, started_ok, in_child;
-static volatile int recording;
+static int writer_runs, stopping, in_child;
+static atomic_int started_ok, recording, paused, wanted;
+/* CUPTI is loaded and may be used; the disk takes no more. */
+static atomic_int ready, broken;
 static pthread_mutex_t switch_lock = PTHREAD_MUTEX_INITIALIZER;
-static int paused, wanted;
 
 /* Without KIND_SYNCHRONIZATION: that one alone doubles what recording costs (measured on an H200), and
  * the synchronising calls are recorded as calls. */
@@ -156,9 +161,15 @@ static int drain(void) {
     for (buffer_t *buffer = take_completed(), *next; buffer; buffer = next) {
         void *record = NULL;
         next = buffer->next;
-        spool_lock();
-        while (!cupti.next_record(buffer->bytes, buffer->valid, &record)) decode(record);
-        spool_unlock();
+        for (int more = 1; more;) {
+            /* A few at a time: NVTX calls of the program, and its forks, wait for this lock. */
+            spool_lock();
+            for (int i = 0; more && i < AT_ONCE; i++) {
+                more = !cupti.next_record(buffer->bytes, buffer->valid, &record);
+                if (more) decode(record);
+            }
+            spool_unlock();
+        }
         give_back(buffer->bytes);
         free(buffer);
     }
@@ -168,29 +179,46 @@ static int drain(void) {
     return status;
 }
 
-/* ---- on and off ---- */
-
-static void set_calls(uint8_t on) {
-    if (!cupti.enable_runtime_api || !cupti.enable_driver_api) {
-        /* Before 12.8 single calls cannot be chosen: all are recorded, and decoding drops the rest. */
-        (on ? cupti.enable : cupti.disable)(KIND_RUNTIME);
-        (on ? cupti.enable : cupti.disable)(KIND_DRIVER);
-        return;
-    }
-    for (uint32_t id = 1; id < 2048; id++) {
-        if (api_names[DOMAIN_RUNTIME][id]) cupti.enable_runtime_api(id, on);
-        if (api_names[DOMAIN_DRIVER][id]) cupti.enable_driver_api(id, on);
+static void throw_away(void) {
+    for (buffer_t *buffer = take_completed(), *next; buffer; buffer = next) {
+        next = buffer->next;
+        free(buffer->bytes);
+        free(buffer);
     }
 }
 
-/* Brings recording in line with what is wanted; called with switch_lock held. */
-static void settle(void) {
-    int on = wanted && !paused && !in_child;
-    if (on == recording || !cupti.enable) return;
+/* ---- on and off ---- */
+
+/* Turns the records of the calls that matter on and off.
+ *
+ * Before there is a context, these calls are put in one by one: nothing else is watched then, and that
+ * is cheap. What is put in later is not recorded (seen with CUPTI 13.0): there the whole kind is
+ * turned on and the other calls are taken out, which costs more. Before 12.8 single calls cannot be
+ * chosen: all are recorded, and decoding drops the rest. */
+static void set_calls(int on, int early) {
+    static int put_in;
+    int single = cupti.enable_runtime_api && cupti.enable_driver_api;
+    if (on) put_in = early && single;
+    if (!put_in) {
+        (on ? cupti.enable : cupti.disable)(KIND_RUNTIME);
+        (on ? cupti.enable : cupti.disable)(KIND_DRIVER);
+    }
+    if (!single || !(put_in || on)) return;
+    for (uint32_t id = 1; id < 2048; id++) {
+        if (!api_names[DOMAIN_RUNTIME][id] == !put_in) cupti.enable_runtime_api(id, on && put_in);
+        if (!api_names[DOMAIN_DRIVER][id] == !put_in) cupti.enable_driver_api(id, on && put_in);
+    }
+}
+
+/* Brings recording in line with what is wanted; called with switch_lock held. EARLY says that the
+ * driver is just starting, and there is no context yet. */
+static void settle(int early) {
+    int on = wanted && !paused && !in_child && !broken;
+    if (on == recording || !ready) return;
     if (on) cupti.register_callbacks(buffer_requested, buffer_completed);
     for (size_t i = 0; i < sizeof gpu_kinds / sizeof *gpu_kinds; i++)
         (on ? cupti.enable : cupti.disable)(gpu_kinds[i]);
-    set_calls((uint8_t)on);
+    set_calls(on, early);
     if (!on) cupti.flush(FLUSH_FORCED);
     recording = on;
     spool_lock();
@@ -203,11 +231,11 @@ static void settle(void) {
 static void want(int on) {
     pthread_mutex_lock(&switch_lock);
     wanted = on;
-    settle();
+    settle(0);
     pthread_mutex_unlock(&switch_lock);
 }
 
-int collector_is_on(void) { return recording || (wanted && !paused && !cupti.enable); }
+int collector_is_on(void) { return recording || (wanted && !paused && !ready); }
 
 /* Starts or ends a window, for --steps and the Python interface. */
 EXPORTED void gputrace_capture(int on) {
@@ -219,8 +247,12 @@ EXPORTED void gputrace_pause(int pause) {
     if (!started_ok || in_child) return;
     pthread_mutex_lock(&switch_lock);
     paused = pause;
-    settle();
+    settle(0);
     pthread_mutex_unlock(&switch_lock);
+    if (!pause) return;
+    spool_lock();
+    spool_loss(0, "recording paused for another profiler in the program (torch.profiler)");
+    spool_unlock();
 }
 
 static uint32_t profiler_start_id, profiler_stop_id;
@@ -314,8 +346,12 @@ static void *write_until_stopped(void *unused) {
             if (!devices_told) { tell_devices(); devices_told = 1; }
             tell_clocks();
         }
-        if (cupti.next_record && drain()) { want(0); return NULL; }
-        if (!cupti.next_record) { spool_lock(); spool_flush(); spool_unlock(); }
+        if (drain()) {
+            broken = 1;
+            want(0);
+            throw_away();
+            return NULL;
+        }
     }
 }
 
@@ -341,7 +377,7 @@ static void at_exit(void) {
     pthread_cond_signal(&queue_filled);
     pthread_mutex_unlock(&queue_lock);
     if (writer_runs) pthread_join(writer, NULL);
-    if (cupti.next_record) drain();
+    drain();
     tell_devices();
     tell_clocks();
     spool_lock();
@@ -369,6 +405,7 @@ static void in_forked_child(void) {
     recording = 0;
     started_ok = 0;
     spool_forget();
+    nvtx_in_child();
     pthread_mutex_init(&queue_lock, NULL);
     pthread_mutex_init(&switch_lock, NULL);
 }
@@ -413,7 +450,6 @@ static void stand_down(const char *why) {
     spool_info("no_gpu_activity", why);
     spool_flush();
     spool_unlock();
-    memset(&cupti, 0, sizeof cupti);
 }
 
 static void start_cupti(void) {
@@ -449,7 +485,8 @@ static void start_cupti(void) {
     }
     if (cupti.thread_id_type) cupti.thread_id_type(THREAD_ID_SYSTEM);
     pthread_mutex_lock(&switch_lock);
-    settle();
+    ready = 1;
+    settle(1);
     pthread_mutex_unlock(&switch_lock);
 }
 

@@ -9,12 +9,13 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+#include <wchar.h>
 
 int collector_start(void);
 int collector_is_on(void);
 
 enum { MODULE_CORE = 1, MODULE_CORE2 = 5, EXPORT_CALLBACKS = 1 };
-enum { MESSAGE_TEXT = 1, MESSAGE_REGISTERED = 3 };
+enum { MESSAGE_TEXT = 1, MESSAGE_WIDE = 2, MESSAGE_REGISTERED = 3 };
 #define DEEPEST 64
 #define OPEN_RANGES 4096
 
@@ -54,29 +55,43 @@ static handle_t handles[1 << 16];
 static void *handle_of(const char *text) {
     spool_lock();
     uint32_t id = spool_name(text);
+    if (id < sizeof handles / sizeof *handles && !handles[id].id) handles[id].id = id;
     spool_unlock();
     if (!id || id >= sizeof handles / sizeof *handles) return NULL;
-    handles[id].id = id;
     return &handles[id];
 }
 
 static uint32_t id_of(const void *handle) { return handle ? ((const handle_t *)handle)->id : 0; }
-
-static uint32_t name_of(const attributes_t *a) {
-    if (!a) return 0;
-    if (a->message_type == MESSAGE_REGISTERED) return id_of(a->message);
-    if (a->message_type != MESSAGE_TEXT) return 0;
-    spool_lock();
-    uint32_t id = spool_name(a->message);
-    spool_unlock();
-    return id;
-}
 
 static uint32_t name_of_text(const char *text) {
     spool_lock();
     uint32_t id = spool_name(text);
     spool_unlock();
     return id;
+}
+
+/* UTF-8 of a text of wide characters, as far as it fits. */
+static const char *narrow(const wchar_t *wide, char *text, size_t room) {
+    static const unsigned char first[] = {0, 0xc0, 0xe0, 0xf0};
+    char *at = text;
+    if (!wide) return NULL;
+    for (; *wide && at + 5 < text + room; wide++) {
+        uint32_t c = (uint32_t)*wide;
+        int more = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
+        *at++ = (char)(first[more] | c >> 6 * more);
+        while (more--) *at++ = (char)(0x80 | (c >> 6 * more & 0x3f));
+    }
+    *at = 0;
+    return text;
+}
+
+static uint32_t name_of(const attributes_t *a) {
+    char text[512];
+    if (!a) return 0;
+    if (a->message_type == MESSAGE_REGISTERED) return id_of(a->message);
+    if (a->message_type == MESSAGE_TEXT) return name_of_text(a->message);
+    if (a->message_type == MESSAGE_WIDE) return name_of_text(narrow(a->message, text, sizeof text));
+    return 0;
 }
 
 static void add(open_t range, uint64_t end, uint32_t thread, uint32_t mark) {
@@ -103,6 +118,9 @@ static int pop(uint32_t domain) {
     memmove(&stack[at], &stack[at + 1], (size_t)(depth - at - 1) * sizeof *stack);
     return --depth;
 }
+
+/* In a forked child, whose parent's threads may have held the lock. */
+void nvtx_in_child(void) { pthread_mutex_init(&started_lock, NULL); }
 
 static uint64_t start(uint32_t domain, uint32_t name) {
     pthread_mutex_lock(&started_lock);
@@ -135,6 +153,12 @@ static uint64_t start_ex(const attributes_t *a) { return start(0, name_of(a)); }
 static uint64_t start_a(const char *text) { return start(0, name_of_text(text)); }
 static int push_ex(const attributes_t *a) { return push(0, name_of(a)); }
 static int push_a(const char *text) { return push(0, name_of_text(text)); }
+static void mark_w(const wchar_t *text) { char t[512]; mark_a(narrow(text, t, sizeof t)); }
+static uint64_t start_w(const wchar_t *text) {
+    char t[512];
+    return start_a(narrow(text, t, sizeof t));
+}
+static int push_w(const wchar_t *text) { char t[512]; return push_a(narrow(text, t, sizeof t)); }
 static void domain_mark(void *d, const attributes_t *a) { mark(id_of(d), name_of(a)); }
 static uint64_t domain_start(void *d, const attributes_t *a) { return start(id_of(d), name_of(a)); }
 static void domain_end(void *d, uint64_t id) { (void)d; end(id); }
@@ -142,7 +166,15 @@ static int domain_push(void *d, const attributes_t *a) { return push(id_of(d), n
 static int pop_core(void) { return pop(0); }
 static int domain_pop(void *d) { return pop(id_of(d)); }
 static void *domain_string(void *d, const char *text) { (void)d; return handle_of(text); }
+static void *domain_string_w(void *d, const wchar_t *text) {
+    char t[512];
+    return domain_string(d, narrow(text, t, sizeof t));
+}
 static void *domain_create(const char *name) { return handle_of(name); }
+static void *domain_create_w(const wchar_t *name) {
+    char t[512];
+    return handle_of(narrow(name, t, sizeof t));
+}
 static void domain_destroy(void *d) { (void)d; }
 
 static void set(function_t **table, unsigned count, unsigned id, function_t function) {
@@ -159,11 +191,14 @@ __attribute__((visibility("default"))) int InitializeInjectionNvtx2(
     if (callbacks->module_table(MODULE_CORE, &table, &count)) {
         set(table, count, 1, (function_t)mark_ex);
         set(table, count, 2, (function_t)mark_a);
+        set(table, count, 3, (function_t)mark_w);
         set(table, count, 4, (function_t)start_ex);
         set(table, count, 5, (function_t)start_a);
+        set(table, count, 6, (function_t)start_w);
         set(table, count, 7, (function_t)end);
         set(table, count, 8, (function_t)push_ex);
         set(table, count, 9, (function_t)push_a);
+        set(table, count, 10, (function_t)push_w);
         set(table, count, 11, (function_t)pop_core);
     }
     if (callbacks->module_table(MODULE_CORE2, &table, &count)) {
@@ -173,7 +208,9 @@ __attribute__((visibility("default"))) int InitializeInjectionNvtx2(
         set(table, count, 4, (function_t)domain_push);
         set(table, count, 5, (function_t)domain_pop);
         set(table, count, 10, (function_t)domain_string);
+        set(table, count, 11, (function_t)domain_string_w);
         set(table, count, 12, (function_t)domain_create);
+        set(table, count, 13, (function_t)domain_create_w);
         set(table, count, 14, (function_t)domain_destroy);
     }
     return 1;

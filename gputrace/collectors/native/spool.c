@@ -50,16 +50,28 @@ static void write_all(const void *bytes, size_t size) {
     }
 }
 
+/* A file that was not there: a process that executes another program, or one of another container,
+ * may have left one under the same number. */
+static int create(const char *directory, const char *host) {
+    char path[PATH_MAX], again[16] = "";
+    for (int i = 1; i < 1000; i++) {
+        if (snprintf(path, sizeof path, "%s/%s.%d%s.spool", directory, host, (int)getpid(), again) >=
+            (int)sizeof path)
+            return -1;
+        int made = open(path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600);
+        if (made >= 0 || errno != EEXIST) return made;
+        snprintf(again, sizeof again, "-%d", i);
+    }
+    return -1;
+}
+
 int spool_open(const char *directory) {
-    char host[HOST_NAME_MAX + 1] = "host", path[PATH_MAX];
+    char host[HOST_NAME_MAX + 1] = "host";
     struct { char magic[8]; uint32_t version, pid; uint64_t realtime, monotonic; } head = {
         "GPUTRSPL", SPOOL_VERSION, (uint32_t)getpid(), clock_ns(CLOCK_REALTIME),
         clock_ns(CLOCK_MONOTONIC)};
     gethostname(host, sizeof host - 1);
-    if (snprintf(path, sizeof path, "%s/%s.%d.spool", directory, host, (int)getpid()) >=
-        (int)sizeof path)
-        return -1;
-    file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600);
+    file = create(directory, host);
     if (file < 0) return -1;
     /* Out of the way of programs that count on low numbers, or close all they did not open. */
     int high = fcntl(file, F_DUPFD_CLOEXEC, 200);

@@ -85,7 +85,7 @@ typedef struct {
     uint8_t uuid[16];
 } device_t;
 
-/* Opens DIRECTORY/HOST.PID.spool; 0 where that succeeds. */
+/* Opens DIRECTORY/HOST.PID.spool, or HOST.PID-1.spool and so on; 0 where that succeeds. */
 int spool_open(const char *directory);
 
 /* Appends one record to the chunk of its kind; the chunk is written when full or at spool_flush. */

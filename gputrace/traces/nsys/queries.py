@@ -14,7 +14,10 @@ from gputrace.traces.sqlite import Database, quoted
 from gputrace.traces.trace import Window
 
 INLINE_TEXT: Final = -2
-"""Name ids from here down stand for NVTX text that is not in StringIds: -2 minus the rowid."""
+"""Names from here down stand for NVTX text that is not in StringIds.
+
+In what a query reads, this minus the rowid; in event columns, this minus the number of the text.
+"""
 GRAPHS: Final = -(1 << 30)
 """Name ids from here down stand for CUDA graphs: this minus the graph's id."""
 

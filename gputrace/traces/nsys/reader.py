@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from gputrace.errors import InputError
 from gputrace.traces.broken import drop_broken
-from gputrace.traces.columns import Integers, read_integers
+from gputrace.traces.columns import NULL, Integers, read_integers
 from gputrace.traces.events import (
     COLUMN_TYPES,
     GPU_KINDS,
@@ -27,6 +28,7 @@ from gputrace.traces.nsys.devices import DeviceMap
 from gputrace.traces.nsys.queries import GRAPHS, INLINE_TEXT, build_query
 from gputrace.traces.nsys.schema import KIND_OF, MEMORY_OF, TABLES, Table, process_key
 from gputrace.traces.sqlite import Database, quoted
+from gputrace.traces.texts import Texts, read_texts
 from gputrace.traces.trace import Device, Process, Progress, Trace, Window
 
 
@@ -76,15 +78,24 @@ class NsysTrace(Trace):
             listed = json.dumps([id for id in wanted if id >= 0])
             text = {id: _plain(value) for id, value in self._database.query(sql, (listed,))}
         text |= {id: f"CUDA graph {GRAPHS - id}" for id in wanted if id <= GRAPHS}
-        inline = json.dumps([INLINE_TEXT - id for id in wanted if GRAPHS < id <= INLINE_TEXT])
-        if inline != "[]":
-            rows = self._database.query(
-                "SELECT rowid, text FROM NVTX_EVENTS "
-                "WHERE rowid IN (SELECT value FROM json_each(?))",
-                (inline,),
-            )
-            text |= {INLINE_TEXT - row: _plain(value) for row, value in rows}
+        inline = [INLINE_TEXT - id for id in wanted if GRAPHS < id <= INLINE_TEXT]
+        if inline:
+            text |= {INLINE_TEXT - n: text for n, text in self._inline_texts.texts(inline).items()}
         return {id: text.get(id, f"<name {id}>") for id in wanted}
+
+    def search(self, ids: Collection[int] | Column, pattern: re.Pattern[str]) -> dict[int, str]:
+        all_ids = np.fromiter(ids, np.int64, len(ids))
+        inline = (all_ids > GRAPHS) & (all_ids <= INLINE_TEXT)
+        found = super().search(all_ids[~inline], pattern)
+        if inline.any():
+            numbers = self._inline_texts.matching(pattern, INLINE_TEXT - all_ids[inline])
+            found |= self.names(INLINE_TEXT - numbers)
+        return found
+
+    @cached_property
+    def _inline_texts(self) -> Texts:
+        """The texts of NVTX rows that are not in StringIds."""
+        return read_texts(self._database, "NVTX_EVENTS", "text", "textId IS NULL")
 
     def device(self, process: int, device: int) -> Device:
         gpu, name = self._devices.find(self.processes[process].pid, device)
@@ -121,11 +132,22 @@ class NsysTrace(Trace):
         raw = read_integers(
             self._database, build_query(self._database, table, needed, window), progress
         )
+        if table.name == "NVTX_EVENTS" and "name" in raw:
+            raw["name"] = self._number_inline_texts(raw["name"])
         arrays = {name: self._translate(table, name, raw) for name in needed}
         events = drop_broken(Events(arrays), self.quality, table.name)
         if partial:
             events = events.select(np.isin(events.kind, sorted(kinds)))
         return Events({name: getattr(events, name) for name in columns})
+
+    def _number_inline_texts(self, names: Integers) -> Integers:
+        """Names with the number of the text, which equal texts share, in place of the rowid."""
+        inline = names <= INLINE_TEXT
+        if not inline.any():
+            return names
+        numbers = self._inline_texts.numbers(INLINE_TEXT - names[inline].astype(np.int64))
+        names[inline] = np.where(numbers == NULL, UNKNOWN, INLINE_TEXT - numbers)
+        return names
 
     def _translate(self, table: Table, column: str, raw: dict[str, Integers]) -> Column:
         """An event column from what was read."""

@@ -108,14 +108,15 @@ def _key(path: Path) -> str:
 def _why(nsys: str, output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     said = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "")
-    version = _version(nsys)
+    version = nsys_version(nsys)
     return (
         f"nsys {version} could not export it ({said or 'it said nothing'}); "
         "a report needs the nsys that recorded it, or a newer one"
     )
 
 
-def _version(nsys: str) -> str:
+def nsys_version(nsys: str) -> str:
+    """What `nsys --version` says, the number alone."""
     run = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=False)
     words = run.stdout.split()
     return next((word for word in words if word[:1].isdigit()), "of unknown version")

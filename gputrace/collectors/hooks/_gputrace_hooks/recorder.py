@@ -10,7 +10,7 @@ NAME  u32 id, text          INFO  "key=value"          CLOK  u64 realtime, monot
 gputrace/collectors/host_events.py reads it; keep the two alike.
 
 No thread of ours writes: a second thread would make ``os.fork`` warn. An event is written at once
-while there are fewer than ten a second; of more, all that came in a tenth of a second go together.
+while there are fewer than four a second; of more, all that came in a quarter of one go together.
 """
 
 import _thread
@@ -31,7 +31,7 @@ VERSION = 1
 DATA_WAIT, STEP, ANNOTATION, NOTE = 1, 2, 3, 4
 
 _SECOND = 1000000000
-_BETWEEN_WRITES = _SECOND // 10
+_BETWEEN_WRITES = _SECOND // 4
 _SAVED_UP = 8 * _BETWEEN_WRITES
 _MOST_NAMES = 10000
 _VARIABLES = (
@@ -41,7 +41,7 @@ _VARIABLES = (
 )
 
 on_write: "list[Callable[[], None]]" = []
-"""Called after events were written, ten times a second at most."""
+"""Called after events were written, four times a second in the long run."""
 on_fork: "list[Callable[[], None]]" = []
 """Called in a forked child."""
 

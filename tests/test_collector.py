@@ -1,0 +1,384 @@
+"""The collector inside a program, with a libcupti and a GPU of our own: tests/native.
+
+GPUTRACE_TEST_CUPTI names a libcupti.so.13 of NVIDIA's wheel nvidia-cuda-cupti 13.0, whose walk over
+buffers and whose names of calls are tested too.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from gputrace.collectors.merge import merge
+from gputrace.collectors.spool import Spool, read_spool
+from tests.native.build import Machine, compile_all
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    folder = tmp_path_factory.mktemp("machine")
+    compile_all(folder)
+    return Machine(folder)
+
+
+def spools(folder: Path) -> list[Spool]:
+    return [read_spool(path) for path in sorted(folder.iterdir())]
+
+
+def only(folder: Path) -> Spool:
+    (spool,) = spools(folder)
+    return spool
+
+
+def kernels(spool: Spool) -> int:
+    return len(spool.records[b"KERN"])
+
+
+def recorded(machine: Machine, folder: Path, script: str, env: dict[str, str] | None = None) -> Any:
+    """Runs a script that ends well, and gives what its processes left."""
+    done = machine.run(folder, script, env)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return only(folder)
+
+
+class Database:
+    """The trace of what is in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.merged = merge(folder, folder / "t.sqlite", {})
+        self._database = sqlite3.connect(folder / "t.sqlite")
+        self.strings = dict(self.rows("SELECT id, value FROM StringIds"))
+
+    def rows(self, query: str) -> list[Any]:
+        return self._database.execute(query).fetchall()
+
+    def one(self, table: str, columns: str) -> tuple[Any, ...]:
+        (row,) = self.rows(f"SELECT {columns} FROM {table}")
+        return tuple(row)
+
+    def close(self) -> None:
+        self._database.close()
+
+
+@pytest.fixture(params=["new", "old", "real"])
+def sample(request: pytest.FixtureRequest, machine: Machine, tmp_path: Path) -> Any:
+    """One record of each kind, through a libcupti of 13.0, one of before 12.8, or NVIDIA's own."""
+    env = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "PLANTED": "s3cret"}
+    if request.param == "old":
+        env["GPUTRACE_CUPTI"] = str(machine.folder / "old_cupti.so")
+    if request.param == "real":
+        if "GPUTRACE_TEST_CUPTI" not in os.environ:
+            pytest.skip("GPUTRACE_TEST_CUPTI names no libcupti of NVIDIA's, of 13.0")
+        env["FAKE_CUPTI_REAL"] = os.environ["GPUTRACE_TEST_CUPTI"]
+    recorded(machine, tmp_path, "inject sample", env)
+    database = Database(tmp_path)
+    yield database
+    database.close()
+
+
+ON_GPU: Final = "end - start, deviceId, contextId, streamId, correlationId"
+
+
+def test_kernels_have_their_names_shapes_and_memory(sample: Database) -> None:
+    columns = f"{ON_GPU}, gridX, gridY, gridZ, blockX, blockY, blockZ, registersPerThread"
+    row = sample.one("CUPTI_ACTIVITY_KIND_KERNEL", f"{columns}, staticSharedMemory")
+    assert row == (400, 1, 7, 13, 101, 11, 12, 13, 32, 33, 34, 40, 1024)
+    assert sample.one("CUPTI_ACTIVITY_KIND_KERNEL", "dynamicSharedMemory") == (2048,)
+    names = sample.one("CUPTI_ACTIVITY_KIND_KERNEL", "mangledName, demangledName, shortName")
+    mangled, demangled, short = (sample.strings[name] for name in names)
+    assert mangled == "_ZN3net5scaleIfEEvPT_f"
+    assert demangled in ("void net::scale<float>(float*, float)", mangled)
+    assert short in ("scale", mangled)
+
+
+def test_copies_have_their_direction_and_both_devices_of_a_peer_copy(sample: Database) -> None:
+    columns = f"{ON_GPU}, bytes, copyKind, srcKind, dstKind, srcDeviceId, dstDeviceId"
+    rows = sample.rows(f"SELECT {columns} FROM CUPTI_ACTIVITY_KIND_MEMCPY ORDER BY start")
+    assert rows == [
+        (500, 1, 7, 14, 105, 5_000_000_000, 1, 1, 2, None, None),
+        (600, 1, 7, 15, 106, 4096, 10, 2, 2, 1, 0),
+    ]
+
+
+def test_memsets_graphs_and_overheads_are_there(sample: Database) -> None:
+    memset = sample.one("CUPTI_ACTIVITY_KIND_MEMSET", f"{ON_GPU}, bytes, value, memKind")
+    assert memset == (700, 0, 8, 16, 107, 64, 255, 2)
+    graph = sample.one("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", f"{ON_GPU}, graphId")
+    assert graph == (800, 1, 7, 17, 108, 99)
+    span, name, kind = sample.one(
+        "CUPTI_ACTIVITY_KIND_OVERHEAD", "end - start, nameId, overheadType"
+    )
+    assert (span, sample.strings[name], kind) == (950, "Command buffer full (CUDA)", 6 << 16)
+
+
+def test_only_the_calls_that_matter_are_there_with_their_thread(sample: Database) -> None:
+    columns = "end - start, nameId, correlationId, eventClass, returnValue, globalTid"
+    rows = sample.rows(f"SELECT {columns} FROM CUPTI_ACTIVITY_KIND_RUNTIME ORDER BY start")
+    (pid,) = sample.one("PROCESSES", "pid")
+    thread = 1 << 48 | pid << 24 | pid
+    assert [(span, sample.strings[name], *rest) for span, name, *rest in rows] == [
+        (900, "cudaLaunchKernel_v7000", 101, 0, 0, thread),
+        (900, "cuLaunchKernel", 103, 1, 2, thread),
+    ]
+
+
+@pytest.mark.parametrize(("library", "calls"), [("libcupti.so.13", 3 * 2), ("old_cupti.so", 3 * 4)])
+def test_cupti_makes_no_records_of_other_calls_where_it_can_choose(
+    machine: Machine, tmp_path: Path, library: str, calls: int
+) -> None:
+    script = "inject sample capture 0 sample capture 1 sample pause 1 sample pause 0 sample calls"
+    done = machine.run(tmp_path, script, {"GPUTRACE_CUPTI": str(machine.folder / library)})
+    assert done.stdout == f"{calls}\n"
+    assert len(only(tmp_path).records[b"API "]) == 3 * 2
+
+
+def test_times_count_from_the_start_of_the_recording(sample: Database) -> None:
+    tables = ("RUNTIME", "KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE", "OVERHEAD")
+    starts = [sample.rows(f"SELECT start FROM CUPTI_ACTIVITY_KIND_{table}") for table in tables]
+    found = sorted(start for rows in starts for (start,) in rows)
+    assert [start - found[0] for start in found] == [*range(0, 7000, 1000), 8000]
+    assert abs(found[0]) < 10e9
+
+
+def test_processes_have_their_rank_and_their_cards(sample: Database) -> None:
+    row = sample.one("GPUTRACE_PROCESS", "rank, worldSize, localRank, whole, note")
+    assert row == (3, 8, 1, 1, None)
+    cards = sample.rows("SELECT id, name, busLocation, uuid FROM TARGET_INFO_GPU ORDER BY id")
+    assert cards == [
+        (0, "Fake GPU 1", "0000:1b:00.0", "a1" * 16),
+        (1, "Fake GPU 0", "0000:3b:00.0", "a0" * 16),
+    ]
+    numbers = "SELECT cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE ORDER BY cudaId"
+    assert sample.rows(numbers) == [(0, 1), (1, 0)]
+
+
+def test_nothing_else_of_the_environment_is_there(sample: Database, tmp_path: Path) -> None:
+    assert not any(b"s3cret" in path.read_bytes() for path in tmp_path.iterdir())
+
+
+RANGES: Final = [
+    # Its text, its domain, whether it is a mark.
+    ("inner", None, 0),
+    ("registered", "trainer", 0),
+    ("outer", None, 0),
+    ("one", None, 0),
+    ("two", None, 0),
+    ("mark", None, 1),
+    ("registered", "trainer", 1),
+    ("elsewhere", None, 0),
+    ("within", None, 0),
+    ("wide é", None, 0),
+    ("before", None, 0),
+]
+"""What the script `ranges` makes, by their ends."""
+
+
+def test_ranges_too_deep_are_left_out_and_do_not_shift_the_others(
+    machine: Machine, tmp_path: Path
+) -> None:
+    spool = recorded(machine, tmp_path, "nvtx deep 100")
+    texts = [spool.names[row["name"]] for row in spool.records[b"NVTX"]]
+    assert texts == [str(i).encode() for i in reversed(range(64))]
+
+
+@pytest.mark.parametrize("script", ["nvtx ranges", "inject nvtx ranges", "nvtx inject ranges"])
+def test_nvtx_ranges_and_marks_have_texts_domains_and_threads(
+    machine: Machine, tmp_path: Path, script: str
+) -> None:
+    spool = recorded(machine, tmp_path, script)
+    rows = spool.records[b"NVTX"]
+    texts = {id: text.decode() for id, text in spool.names.items()} | {0: None}
+    found = [(texts[row["name"]], texts[row["domain"]], row["mark"]) for row in rows]
+    assert found == RANGES
+    by_text = {texts[row["name"]]: row for row in rows}
+    assert {row["thread"] for text, row in by_text.items() if text != "elsewhere"} == {spool.pid}
+    assert by_text["elsewhere"]["thread"] != spool.pid
+    inner, outer, one, two = (by_text[text] for text in ("inner", "outer", "one", "two"))
+    assert outer["start"] <= inner["start"] <= inner["end"] <= outer["end"]
+    assert one["start"] <= two["start"] <= one["end"] <= two["end"]
+    merge(tmp_path, tmp_path / "t.sqlite", {})
+    database = sqlite3.connect(tmp_path / "t.sqlite")
+    query = "SELECT value, eventType FROM NVTX_EVENTS JOIN StringIds ON id = textId"
+    assert sorted(
+        row for row in database.execute(query).fetchall() if row[1] in (34, 59)
+    ) == sorted((text, 34 if mark else 59) for text, _, mark in RANGES)
+    database.close()
+
+
+def test_every_kernel_of_a_storm_from_eight_threads_is_there(
+    machine: Machine, tmp_path: Path
+) -> None:
+    spool = recorded(machine, tmp_path, "inject storm 500000 8")
+    rows = spool.records[b"KERN"]
+    assert (len(rows), len(spool.records[b"API "]), spool.losses) == (500_000, 500_000, [])
+    for thread in range(8):
+        numbers = rows["grid"][rows["stream"] == thread][:, 0]
+        assert numbers.tolist() == list(range(62_500))
+    launches = spool.records[b"API "]
+    assert sorted(launches["correlation"]) == sorted(rows["correlation"])
+    assert len(set(launches["thread"])) == 8
+
+
+def test_what_cupti_dropped_is_counted(machine: Machine, tmp_path: Path) -> None:
+    spool = recorded(machine, tmp_path, "inject sample", {"FAKE_CUPTI_DROPPED": "17"})
+    ((at, count, why),) = spool.losses
+    assert (count, why) == (17, "CUPTI had no room for them")
+    database = Database(tmp_path)
+    assert database.one("GPUTRACE_LOSS", "records, reason") == (17, why)
+    database.close()
+    assert abs(at - time.time_ns()) < 60e9
+
+
+def test_it_stands_down_where_another_tool_holds_cupti(machine: Machine, tmp_path: Path) -> None:
+    script = "inject nvtx sample ranges"
+    spool = recorded(machine, tmp_path, script, {"FAKE_CUPTI_TAKEN": "1"})
+    assert spool.info["no_gpu_activity"] == "another tool in the process holds CUPTI"
+    assert kernels(spool) == 0
+    assert len(spool.records[b"NVTX"]) == len(RANGES)
+    assert merge(tmp_path, tmp_path / "t.sqlite", {}).notes == (spool.info["no_gpu_activity"],)
+
+
+def test_it_says_that_there_is_no_libcupti(machine: Machine, tmp_path: Path) -> None:
+    spool = recorded(machine, tmp_path, "inject sample", {"GPUTRACE_CUPTI": "/nowhere/libcupti.so"})
+    assert spool.info["no_gpu_activity"] == "no libcupti was found"
+    assert spool.whole
+
+
+def test_a_library_without_cuptis_functions_is_refused(machine: Machine, tmp_path: Path) -> None:
+    library = str(machine.folder / "libcuda.so.1")
+    spool = recorded(machine, tmp_path, "inject sample", {"GPUTRACE_CUPTI": library})
+    assert spool.info["no_gpu_activity"] == "libcupti lacks functions"
+
+
+@pytest.mark.parametrize("variable", ["NSYS_PROFILING_SESSION_ID", "QUADD_INJECTION_PROXY"])
+def test_nothing_happens_under_nsys(machine: Machine, tmp_path: Path, variable: str) -> None:
+    done = machine.run(tmp_path, "inject nvtx sample ranges exit 3", {variable: "1"})
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("end", ["exit", "_exit"])
+def test_forked_children_write_nothing_and_disturb_nothing(
+    machine: Machine, tmp_path: Path, end: str
+) -> None:
+    forks = f"fork {end} " * 5
+    spool = recorded(machine, tmp_path, f"inject nvtx run 20 2 3 {forks} run 20 2 3 ranges {forks}")
+    rows = spool.records[b"KERN"]
+    for thread in range(2):
+        numbers = rows["grid"][rows["stream"] == thread][:, 0].tolist()
+        assert len(numbers) >= 6
+        assert numbers == list(range(len(numbers)))
+    assert len(spool.records[b"NVTX"]) == len(RANGES)
+    assert b"in the child" not in spool.names.values()
+    assert spool.whole
+
+
+def test_children_forked_while_threads_record_come_to_their_end(
+    machine: Machine, tmp_path: Path
+) -> None:
+    done = machine.run(tmp_path, "inject nvtx meanwhile 99999999 " + "fork exit " * 300 + "_exit 0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert b"in the child" not in only(tmp_path).names.values()
+
+
+def test_a_program_that_is_executed_by_a_child_has_a_spool_of_its_own(
+    machine: Machine, tmp_path: Path
+) -> None:
+    done = machine.run(tmp_path, "inject sample spawn inject sample sample")
+    assert done.returncode == 0
+    assert sorted(kernels(spool) for spool in spools(tmp_path)) == [1, 2]
+    assert merge(tmp_path, tmp_path / "t.sqlite", {}).kernels == 3
+
+
+def test_a_process_that_executes_another_program_keeps_both_recordings(
+    machine: Machine, tmp_path: Path
+) -> None:
+    done = machine.run(tmp_path, "inject sample sleep 1300 exec inject sample sample")
+    assert done.returncode == 0
+    found = spools(tmp_path)
+    assert sorted(kernels(spool) for spool in found) == [1, 2]
+    assert len({(spool.pid, spool.host) for spool in found}) == 1
+    assert merge(tmp_path, tmp_path / "t.sqlite", {}).kernels == 3
+
+
+ENDS: Final = [
+    ("return 7", 7),
+    ("exit 7", 7),
+    ("_exit 7", 7),
+    ("raise 6", -6),
+    ("raise 15", -15),
+    ("raise 9", -9),
+    ("raise 11", -11),
+]
+
+
+@pytest.mark.parametrize(("end", "code"), ENDS)
+def test_exit_codes_and_output_are_the_programs(
+    machine: Machine, tmp_path: Path, end: str, code: int
+) -> None:
+    done = machine.run(tmp_path, f"say hello inject nvtx sample ranges complain aloud {end}")
+    assert (done.returncode, done.stdout, done.stderr) == (code, "hello\n", "aloud\n")
+    assert only(tmp_path).whole == end.startswith(("return", "exit"))
+
+
+def window(spool: Spool) -> range:
+    """Numbers of the kernels of the only thread, which follow each other."""
+    numbers: list[int] = spool.records[b"KERN"]["grid"][:, 0].tolist()
+    assert numbers == list(range(numbers[0], numbers[-1] + 1))
+    return range(numbers[0], numbers[-1] + 1)
+
+
+def test_a_window_has_a_delay_and_a_duration(machine: Machine, tmp_path: Path) -> None:
+    env = {"GPUTRACE_DELAY_NS": str(300_000_000), "GPUTRACE_DURATION_NS": str(400_000_000)}
+    spool = recorded(machine, tmp_path, "inject nvtx run 1000 1 1 ranges", env)
+    rows = spool.records[b"KERN"]
+    assert len(window(spool)) > 100
+    assert rows["start"][0] - spool.started > 0.29e9
+    assert 0.2e9 < rows["end"][-1] - rows["start"][0] < 0.45e9
+    assert rows["end"][-1] - spool.started < 0.95e9
+    assert len(spool.records[b"NVTX"]) == 0
+
+
+def test_a_duration_alone_begins_at_once(machine: Machine, tmp_path: Path) -> None:
+    env = {"GPUTRACE_DURATION_NS": str(300_000_000)}
+    spool = recorded(machine, tmp_path, "inject run 500 1 1", env)
+    assert window(spool)[0] < 50
+    assert len(spool.records[b"API "]) >= len(window(spool)) > 100
+    assert spool.records[b"KERN"]["end"][-1] - spool.started < 0.45e9
+
+
+def test_the_profiler_api_turns_recording_on_and_off(machine: Machine, tmp_path: Path) -> None:
+    script = "inject run 20 1 5 profiler 1 sample profiler 0 run 20 1 5 profiler 1 sample"
+    spool = recorded(machine, tmp_path, script, {"GPUTRACE_CAPTURE": "profiler"})
+    assert spool.records[b"KERN"]["correlation"].tolist() == [101, 101]
+
+
+def test_the_profiler_api_is_not_heeded_unless_asked_for(machine: Machine, tmp_path: Path) -> None:
+    spool = recorded(machine, tmp_path, "inject profiler 0 sample profiler 1 sample")
+    assert kernels(spool) == 2
+
+
+def test_captures_by_hand_record_what_is_between(machine: Machine, tmp_path: Path) -> None:
+    script = "inject nvtx ranges run 20 1 5 capture 1 sample ranges capture 0 run 20 1 5 ranges"
+    spool = recorded(machine, tmp_path, script, {"GPUTRACE_CAPTURE": "manual"})
+    assert spool.records[b"KERN"]["correlation"].tolist() == [101]
+    assert len(spool.records[b"NVTX"]) == len(RANGES)
+
+
+def test_a_pause_leaves_a_gap_that_is_told(machine: Machine, tmp_path: Path) -> None:
+    script = "inject sample pause 1 run 30 1 5 capture 1 run 30 1 5 pause 0 sample"
+    spool = recorded(machine, tmp_path, script)
+    assert spool.records[b"KERN"]["correlation"].tolist() == [101, 101]
+    assert int(spool.info["capture_on"]) <= int(spool.info["capture_off"])
+    assert [(count, "paused" in why) for _, count, why in spool.losses] == [(0, True)]
+
+
+def test_windows_turn_on_and_off_a_thousand_times(machine: Machine, tmp_path: Path) -> None:
+    script = "inject " + "capture 1 sample capture 0 " * 1000
+    spool = recorded(machine, tmp_path, script, {"GPUTRACE_CAPTURE": "manual"})
+    assert kernels(spool) == 1000

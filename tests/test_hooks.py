@@ -1,0 +1,955 @@
+"""The hooks in the recorded program, in real processes, with modules that stand for frameworks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import gputrace
+from gputrace.collectors.host_events import HostEvents, read_host
+from gputrace.errors import InputError
+from tests.command import ROOT, Ran
+
+HOOKS: Final = Path(gputrace.__file__).parent / "collectors" / "hooks"
+SECOND: Final = 1_000_000_000
+
+TORCH: Final = {
+    "torch/utils/data/dataloader.py": """
+class _BaseDataLoaderIter:
+    def __init__(self, items, wait=0): self.items, self.wait = iter(items), wait
+    def __iter__(self): return self
+    def __next__(self):
+        import time
+        time.sleep(self.wait)
+        return next(self.items)
+""",
+    "torch/optim/__init__.py": "from .optimizer import Optimizer",
+    "torch/optim/optimizer.py": """
+_hooks = []
+def register_optimizer_step_post_hook(hook): _hooks.append(hook)
+class Optimizer:
+    def step(self):
+        for hook in _hooks: assert hook(self, (), {}) is None
+        return "stepped"
+""",
+}
+LOOP: Final = """
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.optim import Optimizer
+"""
+
+
+class Program:
+    """Runs programs with the hooks, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.modules = folder / "modules"
+        self.spool = folder / "spool"
+        self.modules.mkdir()
+        self.spool.mkdir()
+
+    def write(self, sources: Mapping[str, str]) -> None:
+        """Writes modules that the program can import, packages among them."""
+        for name, source in sources.items():
+            path = self.modules / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(source, encoding="utf-8")
+            for parent in path.relative_to(self.modules).parents:
+                (self.modules / parent / "__init__.py").touch()
+        (self.modules / "__init__.py").unlink(missing_ok=True)
+
+    def environment(self, hooked: bool = True, **extra: str) -> dict[str, str]:
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("GPUTRACE", "PYTHON"))}
+        paths = [str(HOOKS)] * hooked + [str(self.modules), str(ROOT)]
+        env["PYTHONPATH"] = os.pathsep.join(paths)
+        if hooked:
+            env["GPUTRACE_DIR"] = str(self.spool)
+        return env | extra
+
+    def start(self, source: str, *options: str, python: str = sys.executable, **how: Any) -> Any:
+        main = self.folder / "main.py"
+        main.write_text(source, encoding="utf-8")
+        return subprocess.Popen(
+            [python, *options, str(main)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.environment(**how),
+            cwd=self.folder,
+        )
+
+    def run(self, source: str, *options: str, **how: Any) -> Ran:
+        with self.start(source, *options, **how) as process:
+            out, err = process.communicate(timeout=60)
+        return Ran(process.returncode, out.decode(), err.decode())
+
+    def quietly(self, source: str, *options: str, **how: Any) -> str:
+        """Runs the program, which has to end well and silently; what it printed."""
+        ran = self.run(source, *options, **how)
+        assert (ran.code, ran.err) == (0, "")
+        return ran.out
+
+    def files(self) -> list[Path]:
+        return sorted(self.spool.iterdir())
+
+    def all_events(self) -> list[HostEvents]:
+        return [read_host(path) for path in self.files()]
+
+    def events(self) -> HostEvents:
+        """Those of the only process that left some."""
+        [events] = self.all_events()
+        return events
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    return Program(tmp_path)
+
+
+@pytest.fixture
+def torch(program: Program) -> Program:
+    """With modules that have the names of PyTorch's and what the hooks use of them."""
+    program.write(TORCH)
+    return program
+
+
+def names(events: HostEvents, kind: str) -> list[str]:
+    return [events.name(record) for record in events.records[kind]]
+
+
+def numbers(events: HostEvents, kind: str) -> list[int]:
+    return [int(number) for number in events.records[kind]["number"]]
+
+
+# ---- what is recorded ----
+
+
+def test_waits_and_steps_have_the_times_threads_and_names_they_had(torch: Program) -> None:
+    out = torch.quietly(
+        LOOP + "import os, time, _thread\n"
+        "optimizer = Optimizer()\n"
+        "print(os.getpid(), _thread.get_native_id(), time.time_ns())\n"
+        "for item in _BaseDataLoaderIter('abc', 0.02): time.sleep(0.01); optimizer.step()\n"
+        "print(time.time_ns())\n"
+    )
+    pid, thread, begin, end = map(int, out.split())
+    events = torch.events()
+    waits, steps = events.records["data_wait"], events.records["step"]
+    assert torch.files()[0].name == f"{os.uname().nodename}.{pid}.host"
+    assert (events.pid, events.host, events.whole) == (pid, os.uname().nodename, True)
+    assert numbers(events, "data_wait") == [0, 0, 0, 1]
+    assert numbers(events, "step") == [0, 1, 2]
+    assert set(names(events, "data_wait")) == {"torch.utils.data.dataloader._BaseDataLoaderIter"}
+    assert set(names(events, "step")) == {"torch.optim.Optimizer.step"}
+    assert {*waits["thread"], *steps["thread"]} == {thread}
+    assert begin <= waits["start"][0] < steps["end"][-1] <= end
+    assert (waits["end"] - waits["start"] >= 20_000_000).all()
+    assert steps["start"].tolist() == [waits["start"][0], *steps["end"][:-1]]
+    assert (np.diff(steps["end"]) >= 30_000_000).all()
+    assert abs(int(events.clocks["realtime"][0]) - begin) < 10 * SECOND
+
+
+def test_a_file_is_its_owners_alone_and_holds_nothing_of_the_environment(torch: Program) -> None:
+    torch.quietly(LOOP + "Optimizer().step()", API_TOKEN="planted-secret", RANK="3")
+    path = torch.files()[0]
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert b"planted" not in path.read_bytes()
+    assert torch.events().info["RANK"] == "3"
+
+
+def test_the_file_stays_closed_to_other_programs_and_out_of_the_way(torch: Program) -> None:
+    out = torch.quietly(
+        LOOP + "import os, fcntl\n"
+        "Optimizer().step()\n"
+        "ours = [int(f) for f in os.listdir('/proc/self/fd') if int(f) > 2]\n"
+        "ours = [f for f in ours if os.path.exists(f'/proc/self/fd/{f}')]\n"
+        "print(*[(f, fcntl.fcntl(f, fcntl.F_GETFD)) for f in ours])\n"
+    )
+    assert out == "(200, 1)\n"
+
+
+@pytest.mark.parametrize(
+    ("loop", "steps"),
+    [
+        ("for _ in range(4): d.step(); g.step()", 4),
+        ("for _ in range(4): d.step(); d.step(); g.step()", 8),
+        ("for _ in range(4): g.step(); d.step(); d.step()", 4),
+        ("for _ in range(4): g.step()\nfor _ in range(60): d.step()", 64),
+        ("for _ in range(4): g.step()\ndel g\nfor _ in range(4): d.step()", 8),
+        ("for _ in range(4): Outer(g).step()", 4),
+    ],
+)
+def test_of_several_optimizers_the_first_counts_while_it_steps(
+    torch: Program, loop: str, steps: int
+) -> None:
+    outer = "class Outer(Optimizer):\n    def __init__(self, inner): self.inner = inner\n"
+    outer += "    def step(self): self.inner.step(); super().step()\n"
+    torch.quietly(f"{LOOP}{outer}d, g = Optimizer(), Optimizer()\n{loop}")
+    assert numbers(torch.events(), "step") == list(range(steps))
+    assert (np.diff(torch.events().records["step"]["end"].astype(np.int64)) > 0).all()
+
+
+def test_a_torch_without_hooks_of_all_optimizers_is_hooked_class_by_class(torch: Program) -> None:
+    torch.write(
+        {
+            "torch/optim/optimizer.py": """
+class Optimizer:
+    def __init__(self, rate): self.rate = rate
+class SGD(Optimizer):
+    def step(self, closure=None): return self.rate
+"""
+        }
+    )
+    source = "from torch.optim.optimizer import SGD\n"
+    source += "for _ in range(2): SGD(0.5); print(SGD(0.25).step(closure=None))"
+    assert torch.quietly(source) == "0.25\n0.25\n"
+    assert numbers(torch.events(), "step") == [0, 1]
+
+
+def test_hooks_that_torch_compile_takes_off_are_put_back(torch: Program) -> None:
+    torch.write(
+        {
+            "torch/optim/__init__.py": "from .optimizer import Optimizer, SGD, LBFGS",
+            "torch/optim/optimizer.py": """
+import functools
+_hooks = []
+def register_optimizer_step_post_hook(hook): _hooks.append(hook)
+class Optimizer:
+    def __init__(self):
+        cls = type(self)
+        if not getattr(cls.step, "hooked", False):
+            cls.step = self.profile_hook_step(cls.step)
+            cls.step.hooked = True
+    @staticmethod
+    def profile_hook_step(func):
+        @functools.wraps(func)
+        def wrapper(*args):
+            profile_name = ""
+            func(*args)
+            for hook in _hooks: hook(args[0], args, {})
+        return wrapper
+class SGD(Optimizer):
+    def step(self): pass
+class LBFGS(Optimizer):
+    def step(self): pass
+""",
+            "torch/_dynamo/eval_frame.py": """
+import functools, torch.optim
+class TorchPatcher:
+    @staticmethod
+    @functools.lru_cache(None)
+    def patch():
+        torch.optim.SGD.step = torch.optim.SGD.step.__wrapped__
+        torch.optim.SGD.step.hooked = True
+        step = torch.optim.LBFGS.step
+        torch.optim.LBFGS.step = functools.wraps(step)(lambda self: step(self))
+""",
+        }
+    )
+    for name in ("SGD", "LBFGS"):
+        torch.quietly(
+            f"from torch.optim import SGD, LBFGS\nSGD(), LBFGS()\noptimizer = {name}()\n"
+            "optimizer.step()\n"
+            "from torch._dynamo.eval_frame import TorchPatcher\n"
+            "TorchPatcher.patch(); TorchPatcher.patch()\n"
+            "optimizer.step(); optimizer.step()\n"
+        )
+    assert [numbers(events, "step") for events in torch.all_events()] == [[0, 1, 2]] * 2
+
+
+def test_nothing_is_recorded_while_torch_compile_traces_the_optimizer(torch: Program) -> None:
+    torch.write(
+        {"torch/compiler/__init__.py": "tracing = False\ndef is_compiling(): return tracing"}
+    )
+    torch.quietly(
+        LOOP + "import torch.compiler\noptimizer = Optimizer()\noptimizer.step()\n"
+        "torch.compiler.tracing = True\noptimizer.step()\n"
+    )
+    assert numbers(torch.events(), "step") == [0]
+
+
+def test_a_step_whose_gradients_overflowed_is_a_step(torch: Program) -> None:
+    torch.write(
+        {
+            "torch/amp/grad_scaler.py": """
+class GradScaler:
+    def step(self, optimizer, overflow):
+        return None if overflow else optimizer.step()
+"""
+        }
+    )
+    out = torch.quietly(
+        LOOP + "from torch.amp.grad_scaler import GradScaler\n"
+        "first, second, scaler = Optimizer(), Optimizer(), GradScaler()\n"
+        "for overflow in (True, False, True):\n"
+        "    print(scaler.step(first, overflow=overflow)); scaler.step(second, overflow)\n"
+    )
+    assert out == "None\nstepped\nNone\n"
+    assert numbers(torch.events(), "step") == [0, 1, 2]
+
+
+ITERATOR: Final = """
+class {name}:
+    def __init__(self): self.left = 2
+    def __iter__(self): return self
+    def __next__(self):
+        if not self.left: raise StopIteration
+        self.left -= 1
+        return self.left
+    next = __next__
+"""
+MARKED: Final = """
+class {name}:
+    def {method}(self, *args, **keywords): return args, keywords
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("torchdata.stateful_dataloader.stateful_dataloader", "Iter"),
+        ("keras.src.trainers.epoch_iterator", "EpochIterator"),
+        ("tensorflow.python.data.ops.iterator_ops", "OwnedIterator"),
+        ("tensorflow.python.distribute.input_lib", "DistributedIteratorBase"),
+        ("mxnet.gluon.data.dataloader", "_MultiWorkerIter"),
+        ("mxnet.io.io", "DataIter"),
+        ("chainer.iterators.serial_iterator", "SerialIterator"),
+        ("chainer.iterators.multiprocess_iterator", "MultiprocessIterator"),
+        ("chainer.iterators.multithread_iterator", "MultithreadIterator"),
+        ("nvidia.dali.plugin.pytorch", "DALIGenericIterator"),
+        ("nvidia.dali.plugin.jax.iterator", "DALIGenericIterator"),
+    ],
+)
+def test_waits_for_iterators_of_each_framework_are_recorded(
+    program: Program, module: str, name: str
+) -> None:
+    program.write({module.replace(".", "/") + ".py": ITERATOR.format(name=name)})
+    source = f"from {module} import {name}\nprint(list({name}()), {name}().next())"
+    assert program.quietly(source) == "[1, 0] 1\n"
+    assert names(program.events(), "data_wait") == [f"{module}.{name}"] * 4
+    assert numbers(program.events(), "data_wait") == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "method", "source"),
+    [
+        (
+            "keras.src.callbacks.callback_list",
+            "CallbackList",
+            "on_train_batch_end",
+            "keras.Model.fit",
+        ),
+        ("keras.callbacks", "CallbackList", "on_train_batch_end", "keras.Model.fit"),
+        ("tf_keras.src.callbacks", "CallbackList", "on_train_batch_end", "keras.Model.fit"),
+        ("mxnet.gluon.trainer", "Trainer", "step", "mxnet.gluon.Trainer.step"),
+        ("mxnet.module.module", "Module", "update", "mxnet.mod.Module.update"),
+        ("chainer.optimizer", "GradientMethod", "update", "chainer.GradientMethod.update"),
+        (
+            "chainer.training.updaters.standard_updater",
+            "StandardUpdater",
+            "update",
+            "chainer.training.StandardUpdater",
+        ),
+        (
+            "deepspeed.runtime.engine",
+            "DeepSpeedEngine",
+            "_take_model_step",
+            "deepspeed.DeepSpeedEngine.step",
+        ),
+    ],
+)
+def test_steps_of_each_framework_are_recorded(
+    program: Program, module: str, name: str, method: str, source: str
+) -> None:
+    path = module.replace(".", "/") + ".py"
+    program.write({path: MARKED.format(name=name, method=method)})
+    call = f"from {module} import {name}\nit = {name}()\nprint(it.{method}(1, a=2)); it.{method}()"
+    assert program.quietly(call) == "((1,), {'a': 2})\n"
+    assert names(program.events(), "step") == [source] * 2
+    assert numbers(program.events(), "step") == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("module", "cls", "method"),
+    [
+        ("mxnet.gluon.data.dataloader", "DataLoader", "__iter__"),
+        ("keras.src.trainers.epoch_iterator", "EpochIterator", "enumerate_epoch"),
+    ],
+)
+def test_a_generator_stays_one_and_its_waits_are_recorded(
+    program: Program, module: str, cls: str, method: str
+) -> None:
+    body = f"class {cls}:\n    def {method}(self):\n"
+    body += "        try:\n            yield 1; yield 2\n        finally: print('closed')\n"
+    program.write({module.replace(".", "/") + ".py": body})
+    out = program.quietly(
+        f"from {module} import {cls}\nprint(list({cls}().{method}()))\n"
+        f"items = {cls}().{method}(); next(items); items.close(); print(type(items).__name__)\n"
+    )
+    assert out == "closed\n[1, 2]\nclosed\ngenerator\n"
+    assert numbers(program.events(), "data_wait") == [0, 0, 1, 0]
+
+
+def test_a_step_annotation_of_jax_is_a_step(program: Program) -> None:
+    program.write(
+        {
+            "jax/_src/profiler.py": """
+class TraceAnnotation:
+    def __enter__(self): return self
+    def __exit__(self, *error): return None
+class StepTraceAnnotation(TraceAnnotation): pass
+"""
+        }
+    )
+    program.quietly(
+        "from jax._src.profiler import StepTraceAnnotation, TraceAnnotation\n"
+        "for _ in range(3):\n    with StepTraceAnnotation(), TraceAnnotation(): pass\n"
+    )
+    assert names(program.events(), "step") == ["jax.profiler.StepTraceAnnotation"] * 3
+
+
+def test_what_the_user_marks_goes_before_a_loop_and_that_before_an_optimizer(
+    torch: Program,
+) -> None:
+    path = "deepspeed/runtime/engine.py"
+    torch.write({path: MARKED.format(name="DeepSpeedEngine", method="_take_model_step")})
+    loop = "from deepspeed.runtime.engine import DeepSpeedEngine\n"
+    loop += "optimizer, engine = Optimizer(), DeepSpeedEngine()\n"
+    loop += "for _ in range(2): optimizer.step(); optimizer.step(); engine._take_model_step()\n"
+    torch.quietly(LOOP + loop)
+    torch.quietly(f"{LOOP}{loop}from gputrace.marks import step\nstep()")
+    by_source = {names(events, "step")[0]: numbers(events, "step") for events in torch.all_events()}
+    assert by_source == {"deepspeed.DeepSpeedEngine.step": [0, 1], "gputrace.step": [0]}
+
+
+def test_a_wait_within_a_wait_counts_once(torch: Program) -> None:
+    torch.quietly(
+        LOOP + "inner = _BaseDataLoaderIter('abc')\n"
+        "class Outer(_BaseDataLoaderIter):\n    pass\n"
+        "print(list(Outer(inner)))\n"
+    )
+    assert numbers(torch.events(), "data_wait") == [0, 0, 0, 1]
+
+
+# ---- the program's own marks ----
+
+
+def test_annotations_are_recorded_in_with_and_as_decorator(program: Program) -> None:
+    program.quietly(
+        "from gputrace.marks import annotate, step\n"
+        "@annotate('half')\n"
+        "def half(n):\n    'Doc.'\n    return half(n // 2) if n else 'end'\n"
+        "assert (half(2), half.__name__, half.__doc__) == ('end', 'half', 'Doc.')\n"
+        "again = annotate('again')\n"
+        "with again, again: pass\n"
+        "try:\n    with annotate('fails'): raise KeyError\nexcept KeyError: pass\n"
+        "step(); step()\n"
+    )
+    events = program.events()
+    assert sorted(names(events, "annotation")) == ["again"] * 2 + ["fails"] + ["half"] * 3
+    assert names(events, "step") == ["gputrace.step"] * 2
+    assert (events.records["annotation"]["start"] <= events.records["annotation"]["end"]).all()
+
+
+def test_marks_work_where_the_program_takes_no_sitecustomize(program: Program) -> None:
+    program.quietly("from gputrace.marks import step\nstep()", "-S")
+    assert numbers(program.events(), "step") == [0]
+
+
+def test_marks_do_nothing_and_cost_nothing_where_nothing_is_recorded(program: Program) -> None:
+    out = program.quietly(
+        "import sys, timeit\n"
+        "from gputrace.marks import annotate, step\n"
+        "def f(): pass\n"
+        "assert annotate('f')(f) is f\n"
+        "with annotate('a'): step()\n"
+        "assert not any('_gputrace_hooks' in name for name in sys.modules)\n"
+        "print(min(timeit.repeat(step, number=10000, repeat=5)) / 10000)\n",
+        hooked=False,
+    )
+    assert float(out) < 1e-6
+
+
+# ---- windows, and other users of CUPTI ----
+
+LIBRARY: Final = """
+#include <stdio.h>
+#include <stdlib.h>
+static void tell(const char *what, int on) {
+    FILE *log = fopen(getenv("CALLS"), "a");
+    fprintf(log, "%s %d\\n", what, on);
+    fclose(log);
+}
+void gputrace_pause(int on) { tell("pause", on); }
+void gputrace_capture(int on) { tell("capture", on); }
+"""
+LOAD: Final = """
+import ctypes, os
+def load(): ctypes.CDLL(os.environ["GPUTRACE_LIBRARY"])
+def calls():
+    path = os.environ["CALLS"]
+    return ",".join(open(path).read().splitlines()) if os.path.exists(path) else "none"
+"""
+
+
+@pytest.fixture
+def library(program: Program) -> dict[str, str]:
+    """A library with the collector's functions that writes down the calls; what to set for it."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler is here")
+    source, built = program.folder / "library.c", program.folder / "library.so"
+    source.write_text(LIBRARY)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", built, source], check=True)
+    return {"GPUTRACE_LIBRARY": str(built), "CALLS": str(program.folder / "calls")}
+
+
+def calls(library: Mapping[str, str]) -> list[str]:
+    path = Path(library["CALLS"])
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_a_window_of_steps_is_captured_from_its_first_step_to_its_last(
+    torch: Program, library: dict[str, str]
+) -> None:
+    out = torch.quietly(
+        LOOP + LOAD + "load(); optimizer = Optimizer()\n"
+        "for i in range(6): print(i, calls()); optimizer.step()\n",
+        GPUTRACE_STEPS="2:4",
+        **library,
+    )
+    on, off = "capture 1", "capture 1,capture 0"
+    assert out.splitlines() == ["0 none", "1 none", f"2 {on}", f"3 {on}", f"4 {off}", f"5 {off}"]
+    assert names(torch.events(), "note") == [
+        "recording from step 2",
+        "recorded to the end of step 3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        ("0:2", ["capture 1", "capture 0"]),
+        (":2", ["capture 1", "capture 0"]),
+        ("2:", ["capture 1"]),
+        ("9:10", []),
+    ],
+)
+def test_a_library_that_is_loaded_late_gets_the_calls_it_missed(
+    torch: Program, library: dict[str, str], window: str, expected: list[str]
+) -> None:
+    torch.quietly(
+        LOOP + LOAD + "import time\noptimizer = Optimizer()\n"
+        "for item in _BaseDataLoaderIter(range(6), 0.11):\n"
+        "    if item == 0: load()\n"
+        "    optimizer.step()\n",
+        GPUTRACE_STEPS=window,
+        **library,
+    )
+    assert calls(library) == expected
+
+
+def test_a_window_that_names_no_steps_is_said_and_harms_nothing(torch: Program) -> None:
+    torch.quietly(LOOP + "Optimizer().step()", GPUTRACE_STEPS="early")
+    assert names(torch.events(), "note") == ["GPUTRACE_STEPS=early names no steps"]
+
+
+@pytest.mark.parametrize(
+    ("activities", "expected"),
+    [("{'ProfilerActivity.CUDA'}", ["pause 1", "pause 0"]), ("{'ProfilerActivity.CPU'}", [])],
+)
+def test_the_collector_makes_way_while_torch_profiler_records_the_gpu(
+    torch: Program, library: dict[str, str], activities: str, expected: list[str]
+) -> None:
+    body = f"enabled, kineto_activities = True, {activities}\n"
+    body += "    def __enter__(self): self._prepare_trace(); return self\n"
+    body += "    def _prepare_trace(self): print('prepares', self.calls())\n"
+    body += "    def __exit__(self, *error): print('stops', self.calls())\n"
+    torch.write({"torch/autograd/profiler.py": f"class profile:\n    {body}"})
+    out = torch.quietly(
+        LOAD + "load()\nfrom torch.autograd.profiler import profile\n"
+        "profile.calls = staticmethod(calls)\n"
+        "try:\n    with profile(): print('inside'); raise KeyError\nexcept KeyError: pass\n",
+        **library,
+    )
+    seen = "pause 1" if expected else "none"
+    assert out == f"prepares {seen}\ninside\nstops {seen}\n"
+    assert calls(library) == expected
+    if expected:
+        begun, ended = names(torch.events(), "note")
+        assert "torch.profiler records it" in begun
+        assert "recorded again" in ended
+    else:
+        assert not torch.files()
+
+
+@pytest.mark.parametrize(
+    ("module", "begin", "end"),
+    [
+        ("tensorflow.python.profiler.profiler_v2", "start", "stop"),
+        ("jax._src.profiler", "start_trace", "stop_trace"),
+    ],
+)
+def test_the_collector_makes_way_for_other_profilers_too(
+    program: Program, library: dict[str, str], module: str, begin: str, end: str
+) -> None:
+    body = f"def {begin}(where):\n    if not where: raise ValueError\ndef {end}(): pass\n"
+    program.write({module.replace(".", "/") + ".py": body})
+    program.quietly(
+        f"{LOAD}load()\nimport {module} as profiler\n"
+        f"try: profiler.{begin}('')\nexcept ValueError: pass\n"
+        f"profiler.{begin}('there'); profiler.{end}()\n",
+        **library,
+    )
+    assert calls(library) == ["pause 1", "pause 0"] * 2
+
+
+# ---- the program is left as it is ----
+
+
+def test_programs_that_train_nothing_leave_no_file_and_load_little(program: Program) -> None:
+    out = program.quietly(
+        "import sys; print(*sorted(m for m in sys.modules if '_gputrace_hooks' in m))"
+    )
+    assert out.split() == ["_gputrace_hooks", "_gputrace_hooks.imports"]
+    assert not program.files()
+
+
+@pytest.mark.parametrize("option", ["-S", "-E", "-I"])
+def test_a_program_that_wants_no_environment_or_site_is_untouched(
+    torch: Program, option: str
+) -> None:
+    find = f"import sys; sys.path.insert(0, {str(torch.modules)!r})\n"
+    hooked = "print([m for m in sys.modules if '_gputrace_hooks' in m], len(sys.meta_path))\n"
+    source = find + LOOP + "Optimizer().step()\n" + hooked
+    out = torch.quietly(source, option)
+    assert out == torch.quietly(source, option, hooked=False)
+    assert out.startswith("[]")
+    assert not torch.files()
+
+
+@pytest.mark.parametrize("folder", ["", "/nowhere/at/all", __file__])
+def test_without_a_folder_to_write_to_nothing_is_hooked(torch: Program, folder: str) -> None:
+    source = (
+        LOOP
+        + "Optimizer().step()\nimport sys\nprint(any('_gputrace_hooks' in m for m in sys.modules))"
+    )
+    assert torch.quietly(source, GPUTRACE_DIR=folder) == "False\n"
+
+
+OWN_SITE: Final = {
+    "works": "import sys; sys.own_site = __name__, __file__\n",
+    "fails": "raise ValueError('of the user')\n",
+    "lacks": "import not_there_at_all\n",
+    "exits": "raise SystemExit(3)\n",
+}
+
+
+@pytest.mark.parametrize("kind", OWN_SITE)
+def test_the_sitecustomize_of_the_user_does_what_it_did(torch: Program, kind: str) -> None:
+    torch.write({"sitecustomize.py": OWN_SITE[kind]})
+    source = LOOP + "import sys, sitecustomize\nOptimizer().step()\n"
+    source += "print(getattr(sys, 'own_site', None), sitecustomize.__file__)\n"
+    if kind in ("fails", "lacks"):
+        source = source.replace(", sitecustomize\n", "\n").replace(", sitecustomize.__file__", "")
+    hooked, plain = torch.run(source), torch.run(source, hooked=False)
+    assert hooked[:2] == plain[:2]
+    # What ends the interpreter's start shows the lines of all who took part in it.
+    assert hooked.err == plain.err or (kind == "exits" and "SystemExit: 3" in hooked.err)
+    assert len(torch.files()) == (kind != "exits")
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "sys.exit(7)",
+        "os._exit(8)",
+        "sys.exit('a message')",
+        "raise ValueError('of the program')",
+        "os.kill(os.getpid(), 15)",
+        "os.kill(os.getpid(), 6)",
+        "import warnings; warnings.warn('odd')",
+        "os.execv(sys.executable, [sys.executable, '-c', 'print(5)'])",
+    ],
+)
+def test_exit_code_output_and_errors_are_those_without_hooks(torch: Program, ending: str) -> None:
+    source = LOOP + "import os, sys\nprint(list(_BaseDataLoaderIter('ab')), flush=True)\n"
+    source += f"Optimizer().step()\nprint('to stderr', file=sys.stderr, flush=True)\n{ending}\n"
+    assert torch.run(source) == torch.run(source, hooked=False)
+    assert numbers(torch.events(), "step") == [0]
+
+
+def test_forking_warns_of_no_thread_and_exceptions_pass_through(torch: Program) -> None:
+    source = LOOP + "import os\nOptimizer().step()\n"
+    source += "pid = os.fork()\nif not pid: os._exit(0)\nos.waitpid(pid, 0)\n"
+    source += "def items():\n    yield 1\n    raise OSError('disk')\n"
+    source += "it = _BaseDataLoaderIter(items())\nnext(it)\n"
+    source += "try: next(it)\nexcept OSError as error: print(error)\n"
+    assert torch.quietly(source, "-W", "error") == "disk\n"
+    assert numbers(torch.events(), "data_wait") == [0, 1]
+
+
+def test_looking_for_a_module_does_not_import_it(torch: Program) -> None:
+    out = torch.quietly(
+        "import importlib.util, sys\n"
+        "spec = importlib.util.find_spec('torch.utils.data.dataloader')\n"
+        "print(spec.name in sys.modules, 'class' in spec.loader.get_source(spec.name))\n"
+        "import inspect, importlib, torch.optim.optimizer as module\n"
+        "print(inspect.getsource(module.Optimizer).startswith('class Optimizer'))\n"
+        "importlib.reload(module).Optimizer().step()\n"
+    )
+    assert out == "False True\nTrue\n"
+    assert numbers(torch.events(), "step") == [0]
+
+
+def test_a_hook_that_fails_leaves_a_line_and_the_program_alone(torch: Program) -> None:
+    torch.write(
+        {
+            "torch/optim/optimizer.py": "def register_optimizer_step_post_hook(hook): "
+            "raise RuntimeError('not today')\nclass Optimizer:\n    def step(self): pass\n"
+        }
+    )
+    torch.quietly(LOOP + "Optimizer().step(); print(list(_BaseDataLoaderIter('a')))")
+    [line] = names(torch.events(), "note")
+    assert "torch.optim.optimizer" in line
+    assert "not today" in line
+    assert numbers(torch.events(), "data_wait") == [0, 1]
+
+
+def test_a_full_disk_stops_the_recording_and_not_the_program(torch: Program) -> None:
+    out = torch.quietly(
+        LOOP + "import resource, time\nresource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
+        "optimizer = Optimizer()\n"
+        "for _ in range(4000): optimizer.step(); time.sleep(0.0002)\n"
+        "print('done')\n"
+    )
+    assert out == "done\n"
+    events = torch.events()
+    assert events.whole
+    assert 0 < len(events.records["step"]) < 100
+
+
+def test_a_program_that_closes_all_files_keeps_its_own_to_itself(torch: Program) -> None:
+    torch.quietly(
+        LOOP + "import os\noptimizer = Optimizer(); optimizer.step()\n"
+        "os.closerange(3, 300)\n"
+        "fd = os.open('own', os.O_WRONLY | os.O_CREAT); os.dup2(fd, 200)\n"
+        "for _ in range(20): optimizer.step()\n"
+    )
+    assert (torch.folder / "own").read_bytes() == b""
+    assert numbers(torch.events(), "step") == list(range(21))
+
+
+# ---- processes ----
+
+
+def test_a_forked_worker_leaves_the_file_to_its_parent(torch: Program) -> None:
+    torch.quietly(
+        LOOP + "import os, time\noptimizer = Optimizer()\n"
+        "for _ in range(30): optimizer.step()\n"
+        "pid = os.fork()\nif not pid: time.sleep(0.01); raise SystemExit\nos.waitpid(pid, 0)\n"
+        "optimizer.step()\n"
+    )
+    assert numbers(torch.events(), "step") == list(range(31))
+
+
+def test_a_forked_child_that_trains_writes_a_file_of_its_own(torch: Program) -> None:
+    out = torch.quietly(
+        LOOP + "import os, time, _thread\noptimizer = Optimizer()\n"
+        "for _ in range(30): optimizer.step()\n"
+        "pid = os.fork()\n"
+        "for _ in range(10 if pid else 20): optimizer.step()\n"
+        "if pid: os.waitpid(pid, 0)\n"
+        "print(os.getpid(), flush=True)\n"
+    )
+    by_pid = {events.pid: events.records["step"] for events in torch.all_events()}
+    child, parent = map(int, out.split())
+    assert {pid: len(steps) for pid, steps in by_pid.items()} == {parent: 40, child: 20}
+    assert by_pid[child]["number"].tolist() == list(range(20))
+    assert set(by_pid[child]["thread"]) == {child}
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_processes_of_multiprocessing_lose_nothing_at_their_end(
+    torch: Program, method: str
+) -> None:
+    torch.quietly(
+        LOOP + "import multiprocessing\n"
+        "def train():\n"
+        "    optimizer = Optimizer()\n"
+        "    for _ in range(50): optimizer.step()\n"
+        "if __name__ == '__main__':\n"
+        f"    context = multiprocessing.get_context({method!r})\n"
+        "    workers = [context.Process(target=train) for _ in range(2)]\n"
+        "    for worker in workers: worker.start()\n"
+        "    for worker in workers: worker.join()\n"
+    )
+    assert [numbers(events, "step") for events in torch.all_events()] == [list(range(50))] * 2
+
+
+def test_threads_record_side_by_side_under_their_own_ids(torch: Program) -> None:
+    out = torch.quietly(
+        LOOP + "import threading\n"
+        "def read():\n"
+        "    print(threading.get_native_id(), flush=True)\n"
+        "    for _ in _BaseDataLoaderIter(range(2000)): pass\n"
+        "threads = [threading.Thread(target=read) for _ in range(4)]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\n"
+    )
+    waits = torch.events().records["data_wait"]
+    ids, counts = np.unique(waits["thread"], return_counts=True)
+    assert set(ids) <= set(map(int, out.split()))
+    assert counts.sum() == 4 * 2001
+
+
+@pytest.mark.parametrize("pause", [0, 0.003, 0.3])
+def test_sigkill_loses_a_second_at_most(torch: Program, pause: float) -> None:
+    process = torch.start(
+        LOOP + "import time\noptimizer = Optimizer()\n"
+        f"for item in _BaseDataLoaderIter(iter(int, 1), {pause}): optimizer.step()\n"
+    )
+    with process:
+        time.sleep(1.5)
+        killed = time.time_ns()
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    events = torch.events()
+    assert killed - SECOND < events.records["step"]["end"].max() < killed + SECOND
+    assert numbers(events, "step") == list(range(len(events.records["step"])))
+
+
+def test_what_came_before_a_long_silence_is_there_after_sigkill(torch: Program) -> None:
+    with torch.start(
+        LOOP + "import time\noptimizer = Optimizer()\n"
+        "for item in _BaseDataLoaderIter('ab'): optimizer.step()\n"
+        "print('now', flush=True)\ntime.sleep(60)\n"
+    ) as process:
+        assert process.stdout.readline() == b"now\n"
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert numbers(torch.events(), "step") == [0, 1]
+    assert numbers(torch.events(), "data_wait") == [0, 0, 1]
+
+
+# ---- reading ----
+
+
+def test_a_file_cut_anywhere_gives_every_whole_record(torch: Program) -> None:
+    torch.quietly(LOOP + "optimizer = Optimizer()\nfor _ in range(20): optimizer.step()")
+    path = torch.files()[0]
+    raw = path.read_bytes()
+    counts = []
+    for size in range(32, len(raw) + 1):
+        path.write_bytes(raw[:size])
+        events = read_host(path)
+        counts.append(len(events.records["step"]))
+        assert numbers(events, "step") == list(range(counts[-1]))
+    assert counts[-1] == 20
+    assert sorted(counts) == counts
+    assert set(counts) == set(range(21))
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "not a file"),
+        (b"SQLite format 3\0" * 4, "not a file"),
+        (b"GPUTRHST" + b"\x09" + b"\0" * 23, "version 9"),
+    ],
+)
+def test_a_file_that_is_no_host_file_is_refused(tmp_path: Path, raw: bytes, words: str) -> None:
+    path = tmp_path / "node.1.host"
+    path.write_bytes(raw)
+    with pytest.raises(InputError, match=words):
+        read_host(path)
+
+
+# ---- real Pythons, a real framework, the cost ----
+
+
+@pytest.mark.parametrize("version", ["2.7", "3.6", "3.7", "3.8", "3.9", "3.10", "3.12", "3.13"])
+def test_other_pythons_run_the_hooks_or_go_without(torch: Program, version: str) -> None:
+    homes = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    python = str(homes[0]) if homes else shutil.which(f"python{version}")
+    if python is None:
+        pytest.skip(f"no Python {version} is here")
+    torch.write({"sitecustomize.py": "import sys; sys.own_site = True"})
+    source = LOOP + "import sys\nprint(sys.own_site)\n"
+    source += "for item in _BaseDataLoaderIter('ab'): Optimizer().step()\n"
+    if version == "2.7":
+        source = "import sys\nprint(sys.own_site)\n"
+    assert torch.quietly(source, python=python) == "True\n"
+    if version != "2.7":
+        assert numbers(torch.events(), "data_wait") == [0, 0, 1]
+        assert numbers(torch.events(), "step") == [0, 1]
+
+
+REAL: Final = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+if __name__ == "__main__":
+    data = TensorDataset(torch.zeros(32, 4), torch.zeros(32, 1))
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for context in (None, "fork", "spawn"):
+        loader = DataLoader(data, 8, num_workers=2 * bool(context), multiprocessing_context=context)
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+    print("trained")
+"""
+
+
+def test_real_torch_is_recorded_with_and_without_workers(program: Program) -> None:
+    """GPUTRACE_TORCH_PYTHON names a Python that has torch, if this one has none."""
+    python = os.environ.get("GPUTRACE_TORCH_PYTHON", sys.executable)
+    if subprocess.run([python, "-c", "import torch"], capture_output=True).returncode:
+        pytest.skip("torch is not installed; GPUTRACE_TORCH_PYTHON may name a Python that has it")
+    ran = program.run(REAL, python=python)
+    assert ran == program.run(REAL, python=python, hooked=False)
+    assert (ran.code, ran.out) == (0, "trained\n")
+    assert numbers(program.events(), "step") == list(range(12))
+    assert numbers(program.events(), "data_wait") == [0, 0, 0, 0, 1] * 3
+
+
+COST: Final = """
+import timeit
+from _gputrace_hooks import recorder, steps, wrappers
+from gputrace.marks import annotate
+
+def cost(call, times=20000):
+    return min(timeit.repeat(call, number=times, repeat=7)) / times * 1e9
+
+def item(self): return self
+timed, what = wrappers.timed(item, "item"), recorder.word("a")
+def stretch():
+    with annotate("a"): pass
+owner = object
+print("record", cost(lambda: recorder.record(1, recorder.time_ns(), what, 1)) - cost(lambda: None))
+print("wait", cost(lambda: timed(0)) - cost(lambda: item(0)))
+print("step", cost(lambda: steps.step_ended(what, 1, owner)) - cost(lambda: None))
+print("annotation", cost(stretch) - cost(lambda: None))
+"""
+
+
+def test_a_call_costs_about_a_microsecond(
+    program: Program, record_property: Callable[[str, object], None]
+) -> None:
+    costs = dict(line.split() for line in program.quietly(COST).splitlines())
+    for name, nanoseconds in costs.items():
+        record_property(f"{name} in ns", nanoseconds)
+        # A machine under load is slower; this is to notice a mistake.
+        assert float(nanoseconds) < 20_000

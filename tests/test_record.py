@@ -1,0 +1,186 @@
+"""`gputrace record`: the program runs as if nobody watched, and leaves a trace."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from gputrace.collectors.record import masked
+from tests import command
+
+MARKED: Final = """
+import time, gputrace
+for _ in range(5):
+    with gputrace.annotate("forward"):
+        time.sleep(0.002)
+    gputrace.step()
+"""
+
+
+def record(output: Path, *words: str, env: dict[str, str] | None = None) -> command.Ran:
+    return command.gputrace("record", "-o", output, "--no-nvml", *words, env=env)
+
+
+def rows(trace: Path, sql: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(trace)) as database:
+        return database.execute(sql).fetchall()
+
+
+@pytest.mark.parametrize("code", [0, 1, 7, 255])
+def test_the_exit_code_is_the_programs(tmp_path: Path, code: int) -> None:
+    ran = record(tmp_path / "t.sqlite", "--", "sh", "-c", f"exit {code}")
+    assert ran.code == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_a_signal_that_ends_the_program_is_128_and_its_number(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    ran = record(tmp_path / "t.sqlite", "--", "sh", "-c", f"kill -{int(number)} $$")
+    assert ran.code == 128 + number
+
+
+def test_the_programs_output_is_all_of_stdout(tmp_path: Path) -> None:
+    ran = record(tmp_path / "t.sqlite", "--", "sh", "-c", "printf out; printf err >&2")
+    assert ran.out == "out"
+    assert ran.err.startswith("err")
+    assert all(line.startswith("gputrace: ") for line in ran.err.removeprefix("err").splitlines())
+
+
+def test_standard_input_is_the_programs(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "gputrace", "record", "-o", str(tmp_path / "t.sqlite"), "cat"]
+    ran = subprocess.run(
+        words, input=b"hello", capture_output=True, env=command.environment(), check=False
+    )
+    assert (ran.returncode, ran.stdout) == (0, b"hello")
+
+
+def test_options_after_the_command_are_the_programs(tmp_path: Path) -> None:
+    ran = record(tmp_path / "t.sqlite", "echo", "-o", "x", "--force")
+    assert ran.out == "-o x --force\n"
+
+
+def test_a_program_that_is_not_there_is_127_and_leaves_nothing(tmp_path: Path) -> None:
+    ran = record(tmp_path / "t.sqlite", "--", "no-such-program")
+    assert (ran.code, ran.err.count("\n")) == (127, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_that_cannot_be_run_is_126(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("no program")
+    ran = record(tmp_path / "t.sqlite", "--", str(program))
+    assert (ran.code, ran.err.count("\n")) == (126, 1)
+
+
+def test_without_a_command_is_a_failure_of_recording() -> None:
+    ran = command.gputrace("record")
+    assert (ran.code, ran.err.count("\n")) == (125, 1)
+
+
+def test_an_output_that_exists_is_kept_unless_forced(tmp_path: Path) -> None:
+    output = tmp_path / "t.sqlite"
+    output.write_text("mine")
+    ran = record(output, "--", "true")
+    assert (ran.code, output.read_text()) == (125, "mine")
+    assert "--force" in ran.err
+    assert command.gputrace("record", "--force", "-o", output, "--", "true").code == 0
+    assert output.read_bytes().startswith(b"SQLite format 3")
+
+
+def test_signals_go_on_to_the_program(tmp_path: Path) -> None:
+    program = "import signal,sys,time\n"
+    program += "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(9))\nprint('ready', flush=True)\n"
+    program += "time.sleep(30)"
+    words = [sys.executable, "-m", "gputrace", "record", "-o", str(tmp_path / "t.sqlite"), "--"]
+    with subprocess.Popen(
+        [*words, sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=command.environment(),
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"ready\n"
+        running.send_signal(signal.SIGUSR1)
+        assert running.wait(20) == 9
+
+
+def test_steps_and_names_that_the_program_marks_are_in_the_trace(tmp_path: Path) -> None:
+    output = tmp_path / "t.sqlite"
+    ran = record(output, "--", sys.executable, "-c", MARKED)
+    assert ran.code == 0
+    assert "5 steps" in ran.err
+    assert rows(output, "SELECT count(*) FROM GPUTRACE_STEP") == [(5,)]
+    found = rows(
+        output,
+        "SELECT value, count(*), min(end - start) > 2000000 FROM GPUTRACE_HOST_RANGE "
+        "JOIN StringIds ON id = nameId GROUP BY value",
+    )
+    assert found == [("forward", 5, 1)]
+    assert not (tmp_path / "t.sqlite.spool").exists()
+
+
+def test_analyze_says_what_a_trace_without_a_gpu_lacks(tmp_path: Path) -> None:
+    output = tmp_path / "t.sqlite"
+    record(output, "--backend", "host", "--", "true")
+    ran = command.gputrace("analyze", output)
+    assert (ran.code, ran.err.count("\n")) == (3, 1)
+    assert "no GPU activity" in ran.err
+
+
+def test_a_recording_cut_short_can_be_recovered(tmp_path: Path) -> None:
+    output, folder = tmp_path / "t.sqlite", tmp_path / "t.sqlite.spool"
+    program = MARKED + "print('ready', flush=True)\ntime.sleep(30)"
+    words = [sys.executable, "-m", "gputrace", "record", "-o", str(output), "--"]
+    with subprocess.Popen(
+        [*words, sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        env=command.environment(),
+        start_new_session=True,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"ready\n"
+        time.sleep(1.5)
+        os.killpg(running.pid, signal.SIGKILL)
+    assert folder.is_dir()
+    ran = command.gputrace("recover", folder)
+    assert ran.code == 0
+    assert not folder.exists()
+    assert rows(output, "SELECT count(*) FROM GPUTRACE_STEP")[0][0] in (4, 5)
+
+
+def test_nothing_of_the_environment_or_of_secret_options_is_in_the_trace(tmp_path: Path) -> None:
+    output = tmp_path / "t.sqlite"
+    words = ["--", sys.executable, "-c", MARKED, "--api-key", "planted1", "--token=planted2"]
+    record(output, *words, env={"WANDB_API_KEY": "planted3", "PASSWORD": "planted4"})
+    data = output.read_bytes()
+    assert [n for n in range(1, 5) if f"planted{n}".encode() in data] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["train.py", "--lr", "0.1"], ["train.py", "--lr", "0.1"]),
+        (["x", "--password", "p", "y"], ["x", "--password", "***", "y"]),
+        (["x", "--hf-token=t"], ["x", "--hf-token=***"]),
+        (["env", "API_KEY=k", "x"], ["env", "API_KEY=***", "x"]),
+        (["x", "--tokenizer", "bert"], ["x", "--tokenizer", "bert"]),
+    ],
+)
+def test_values_that_look_secret_are_masked(words: list[str], shown: list[str]) -> None:
+    assert masked(words) == shown
+
+
+def test_the_trace_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
+    output = tmp_path / "t.sqlite"
+    record(output, "--", "true")
+    assert output.stat().st_mode & 0o777 == 0o600
