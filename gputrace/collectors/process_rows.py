@@ -29,6 +29,9 @@ _OVERHEADS: Final = {
 }
 """Names that nsys gives to CUPTI's kinds of overhead."""
 
+_CLOCKS: Final = ("realtime", "monotonic", "raw")
+_LARGEST: Final = 1 << 62
+"""What SQLite can hold, and a garbled spool may exceed."""
 _RANKS: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK", "SLURM_PROCID")
 _SIZES: Final = (
     "WORLD_SIZE",
@@ -82,11 +85,15 @@ class ProcessRows:
         rows = [(cards[bytes(r["uuid"])], o, spool.pid) for o, r in devices.items()]
         if rows:
             add("TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"], rows)
-        clocks = [(self._pid, *row) for row in spool.records[b"CLOK"].tolist()]
+        times = [spool.records[b"CLOK"][name].astype(np.int64).tolist() for name in _CLOCKS]
+        clocks = [(self._pid, *row) for row in zip(*times, strict=True)]
         columns = ["globalPid", "realtimeNs", "monotonicNs", "monotonicRawNs"]
         if clocks:
             add("GPUTRACE_CLOCK", columns, clocks)
-        losses = [(self._pid, at - self._start, count, why) for at, count, why in spool.losses]
+        losses = [
+            (self._pid, (at - self._start) % _LARGEST, count % _LARGEST, why)
+            for at, count, why in spool.losses
+        ]
         if losses:
             add("GPUTRACE_LOSS", ["globalPid", "timeNs", "records", "reason"], losses)
 

@@ -92,7 +92,7 @@ def _split(
         yield Interlude("checkpoint", start, until, step, f"{len(saved)} copies to the host")
         start = until
     if len(computing):
-        told = f"{len(computing)} kernels and no optimizer"
+        told = f"kernels ({len(computing)}) and no optimizer"
     else:
         told = f"waits for other ranks in {len(kinds) - len(saved)} operations"
     if end > start:
