@@ -78,6 +78,8 @@ class OpenTrace:
 
         Raises InputError where the file is broken, UsageError for a window with nothing in it.
         """
+        if gaps < 0:
+            raise UsageError(f"{gaps} gaps cannot be listed; give a number from 0 on")
         options = Options(_window(time), _steps(steps), gaps)
         result = analyze(self._trace, options, progress)
         return Report(**{field.name: getattr(result, field.name) for field in fields(Analysis)})
@@ -104,8 +106,13 @@ def open(path: str | PathLike[str]) -> OpenTrace:
 
 
 def _steps(steps: str | tuple[int, int] | None) -> tuple[int, int] | None:
-    if steps is None or isinstance(steps, tuple):
-        return steps
+    if steps is None:
+        return None
+    if not isinstance(steps, str):
+        low, high = steps
+        if not 0 <= low < high:
+            raise UsageError(f"{steps!r} does not name steps; give (first, end), as (8, 25)")
+        return low, high
     first, colon, end = (part.strip() for part in steps.partition(":"))
     digits = all(part.isdecimal() or not part for part in (first, end))
     if not colon or not digits or int(first or 0) >= int(end or 1 << 62):

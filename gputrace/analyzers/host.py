@@ -68,17 +68,18 @@ class HostCalls:
     """(process index, system thread id)."""
     first: NDArray[np.int64]
     """Where the calls of each thread begin; one entry more than threads."""
-    _by_correlation: dict[int, tuple[int, NDArray[np.int32]]]
+    _by_correlation: dict[int, tuple[NDArray[np.int64], NDArray[np.intp]]]
+    """For each process, its correlation ids in order, and the call of each."""
 
     def issued_by(self, operations: Events) -> NDArray[np.int32]:
         """The call that issued each operation, or `NOBODY`; needs ``process, correlation``."""
         found = np.full(len(operations), NOBODY, np.int32)
-        for process, (low, calls) in self._by_correlation.items():
-            offset = operations.correlation - low
-            rows = np.flatnonzero(
-                (operations.process == process) & (offset >= 0) & (offset < len(calls))
-            )
-            found[rows] = calls[offset[rows]]
+        for process, (ids, calls) in self._by_correlation.items():
+            rows = np.flatnonzero(operations.process == process)
+            wanted = operations.correlation[rows]
+            place = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+            same = ids[place] == wanted
+            found[rows[same]] = calls[place[same]]
         return found
 
     def of_thread(self, thread: int, *sorts: Call) -> Intervals:
@@ -140,22 +141,12 @@ def _sorts(trace: Trace, names: NDArray[np.int32]) -> NDArray[np.int8]:
     return sorts[np.searchsorted(ids, names)]
 
 
-def _correlations(events: Events) -> dict[int, tuple[int, NDArray[np.int32]]]:
-    """For each process, its lowest correlation id and the call of each id from there on.
-
-    A table where ids are dense, as CUPTI gives them; ids far apart would not fit one and are
-    left out beyond sixteen times the number of calls.
-    """
+def _correlations(events: Events) -> dict[int, tuple[NDArray[np.int64], NDArray[np.intp]]]:
+    """For each process, its correlation ids in order, and the call of each; 0 is no id."""
     tables = {}
     for process in np.unique(events.process):
         rows = np.flatnonzero((events.process == process) & (events.correlation > 0))
-        if not len(rows):
-            continue
-        ids = events.correlation[rows]
-        low = int(ids.min())
-        room = min(int(ids.max()) - low + 1, 16 * len(rows) + 1024)
-        calls = np.full(room, NOBODY, np.int32)
-        near = ids - low < room
-        calls[(ids - low)[near]] = rows[near]
-        tables[int(process)] = (low, calls)
+        if len(rows):
+            rows = rows[np.argsort(events.correlation[rows], kind="stable")]
+            tables[int(process)] = (events.correlation[rows], rows)
     return tables

@@ -27,26 +27,17 @@ _COPY_LESS: Final = "copy less: smaller types, decoding on the GPU, weights that
 
 def h2d_exposed(facts: Facts) -> Iterator[Finding]:
     """Copies to the GPU with nothing running beside them."""
-    share = facts.share("h2d")
-    severity = severity_of(share)
-    if severity is None:
-        return
-    cost = facts.mean("h2d")
-    how = (
-        _OVERLAP_COPIES.get(
+    if facts.trains:
+        how = _OVERLAP_COPIES.get(
             facts.framework, "copy the next batch from pinned memory while this one computes"
         )
-        if facts.trains
-        else "copy what comes next from pinned memory, on a side stream, while this computes"
-    )
-    yield facts.finding(
+    else:
+        how = "copy what comes next from pinned memory, on a side stream, while this computes"
+    yield from facts.costly(
         "h2d-exposed",
-        severity,
-        cost,
-        f"{format_ns(cost)} of {facts.per} ({share:.0%}) go to host-to-device copies with "
-        "nothing running beside them",
+        "h2d",
+        "{cost} go to host-to-device copies with nothing running beside them",
         f"{how}; {_COPY_LESS}",
-        {"share": round(share, 4), "h2d_ns": cost},
     )
 
 
@@ -86,20 +77,13 @@ def _measured_time(facts: Facts) -> Intervals:
 
 def communication_exposed(facts: Facts) -> Iterator[Finding]:
     """Communication with no computation beside it."""
-    share = facts.share("communication")
-    severity = severity_of(share)
-    if severity is None:
-        return
-    cost = facts.mean("communication")
-    yield facts.finding(
+    yield from facts.costly(
         "communication-exposed",
-        severity,
-        cost,
-        f"{format_ns(cost)} of {facts.per} ({share:.0%}) go to communication with no "
-        "computation beside it, waiting for other ranks included",
+        "communication",
+        "{cost} go to communication with no computation beside it, waiting for other ranks "
+        "included",
         "overlap it with the backward pass (bucket size), send less (bf16 gradients, gradient "
         "accumulation), or look for a rank that comes late",
-        {"share": round(share, 4)},
     )
 
 

@@ -45,18 +45,11 @@ _FEED_FASTER: Final = {
 
 def data_feeding(facts: Facts) -> Iterator[Finding]:
     """The GPU waits for the next batch."""
-    share = facts.share("data_feeding")
-    severity = severity_of(share)
-    if severity is None:
-        return
-    cost = facts.mean("data_feeding")
-    yield facts.finding(
+    yield from facts.costly(
         "data-feeding",
-        severity,
-        cost,
-        f"the GPUs wait {format_ns(cost)} of {facts.per} ({share:.0%}) for the next batch",
+        "data_feeding",
+        "the GPUs wait {cost} for the next batch",
         _FEED_FASTER.get(facts.framework, "load and decode batches in parallel, ahead of time"),
-        {"share": round(share, 4), "data_feeding_ns": cost, "step_ns": facts.mean_ns},
     )
 
 
@@ -84,59 +77,36 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
 
 def alloc_stall(facts: Facts) -> Iterator[Finding]:
     """Memory is allocated or freed in steady steps while the GPU waits."""
-    share = facts.share("alloc")
-    severity = severity_of(share, medium=0.02)
-    if severity is None:
-        return
-    cost = facts.mean("alloc")
-    yield facts.finding(
+    advice = "keep memory allocated: equal shapes every step, a pool, a smaller batch"
+    if facts.framework == "pytorch":
+        advice += "; no empty_cache() in the loop, PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    yield from facts.costly(
         "alloc-stall",
-        severity,
-        cost,
-        f"the GPUs wait {format_ns(cost)} of {facts.per} ({share:.0%}) in cudaMalloc and cudaFree",
-        "keep memory allocated: equal shapes every step, a pool, a smaller batch if memory is short"
-        + (
-            "; no empty_cache() in the loop, PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-            if facts.framework == "pytorch"
-            else ""
-        ),
-        {"share": round(share, 4)},
+        "alloc",
+        "the GPUs wait {cost} in cudaMalloc and cudaFree",
+        advice,
+        medium=0.02,
     )
 
 
 def sync_bound(facts: Facts) -> Iterator[Finding]:
     """The host waits for a GPU that has nothing left to do."""
-    share = facts.share("sync")
-    severity = severity_of(share)
-    if severity is None:
-        return
-    cost = facts.mean("sync")
-    yield facts.finding(
+    yield from facts.costly(
         "sync-bound",
-        severity,
-        cost,
-        f"the GPUs idle {format_ns(cost)} of {facts.per} ({share:.0%}) while the host is still "
-        "in a synchronising call",
+        "sync",
+        "the GPUs idle {cost} while the host is still in a synchronising call",
         "let the host run ahead: no .item(), .cpu() or print of a loss in every step, "
         "non_blocking copies, no cudaDeviceSynchronize",
-        {"share": round(share, 4)},
     )
 
 
 def launch_bound(facts: Facts) -> Iterator[Finding]:
     """The host does not issue work as fast as the GPU does it."""
-    share = facts.share("launch")
-    severity = severity_of(share)
-    if severity is None:
-        return
-    cost = facts.mean("launch")
-    yield facts.finding(
+    yield from facts.costly(
         "launch-bound",
-        severity,
-        cost,
-        f"the GPUs wait {format_ns(cost)} of {facts.per} ({share:.0%}) for the host to launch work",
+        "launch",
+        "the GPUs wait {cost} for the host to launch work",
         _advice_on_launches(facts),
-        {"share": round(share, 4)},
     )
 
 
@@ -155,22 +125,17 @@ def _advice_on_launches(facts: Facts) -> str:
 
 def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     """Idle time that no row explains."""
-    share = facts.share("other_idle")
-    severity = severity_of(share)
-    if severity is None:
-        return
-    blind = facts.calls is None
-    why = "the trace has no CUDA API calls" if blind else "its work had been issued and waited"
-    yield facts.finding(
+    if facts.calls is None:
+        why = "the trace has no CUDA API calls"
+        advice = "record CUDA API calls too (gputrace record, or nsys -t cuda,nvtx,osrt)"
+    else:
+        why = "its work had been issued and waited"
+        advice = "look at events and streams that the work waits for, and at the other GPUs"
+    yield from facts.costly(
         "idle-unexplained",
-        severity,
-        facts.mean("other_idle"),
-        f"the GPUs run nothing for {format_ns(facts.mean('other_idle'))} of {facts.per} "
-        f"({share:.0%}), and the trace does not show why: {why}",
-        "record CUDA API calls too (nsys -t cuda,nvtx,osrt)"
-        if blind
-        else "look at events and streams that the work waits for, and at the other GPUs",
-        {"share": round(share, 4)},
+        "other_idle",
+        "the GPUs run nothing for {cost}, and the trace does not show why: " + why,
+        advice,
     )
 
 

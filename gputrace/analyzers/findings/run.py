@@ -30,19 +30,15 @@ _NAMES: Final = {
 
 def recorder_overhead(facts: Facts) -> Iterator[Finding]:
     """The recorder's own work keeps the GPU idle."""
-    share = facts.share("recorder")
-    severity = severity_of(share, medium=0.01, high=0.05)
-    if severity is None:
-        return
-    yield facts.finding(
+    yield from facts.costly(
         "recorder-overhead",
-        severity,
-        facts.mean("recorder"),
-        f"the recorder itself keeps the GPUs idle for {format_ns(facts.mean('recorder'))} of "
-        f"{facts.per} ({share:.0%}): the run without it is faster than these figures",
+        "recorder",
+        "the recorder itself keeps the GPUs idle for {cost}: the run without it is faster than "
+        "these figures",
         "record less: fewer kinds of events, a shorter window; compare step times with and "
         "without the recorder",
-        {"share": round(share, 4)},
+        medium=0.01,
+        high=0.05,
     )
 
 
