@@ -24,4 +24,7 @@ def command(form: str) -> None:
     with unpacked("demo.sqlite.xz") as path, gputrace.open(path) as opened:
         show(opened.analyze(), form)
     if form == "text":
-        click.echo("\nYour own: gputrace analyze TRACE (nsys export -t sqlite makes one)", err=True)
+        click.echo(
+            "\nYour own: gputrace record -- python train.py, then gputrace analyze trace.sqlite",
+            err=True,
+        )
