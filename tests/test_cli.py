@@ -231,7 +231,7 @@ def test_demo_analyzes_the_bundled_recording() -> None:
     assert ran.code == DONE
     assert "for the next batch" in ran.out.splitlines()[0]
     assert "four H200 GPUs" in ran.err
-    assert "gputrace analyze TRACE" in ran.err
+    assert "gputrace record -- python train.py" in ran.err
     assert max(map(len, ran.out.splitlines())) <= 80
 
 
