@@ -6,8 +6,6 @@ which is what a killed process was writing, and keeps every whole record.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -15,15 +13,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.errors import InputError
+from gputrace.collectors.chunks import Format, read_chunk_file
 
-MAGIC: Final = b"GPUTRHST"
-VERSION: Final = 1
+_HOST: Final = Format(b"GPUTRHST", 1, "a host file", "a file of gputrace's hooks")
 KINDS: Final = {"data_wait": 1, "step": 2, "annotation": 3, "note": 4}
 """Kinds of events by the number in their records."""
 
-_HEADER: Final = struct.Struct("<8sIIQQ")
-_CHUNK: Final = struct.Struct("<4sI")
 _EVENT: Final = np.dtype(
     [
         ("start", "<u8"),
@@ -77,15 +72,10 @@ class HostEvents:
 
 def read_host(path: Path) -> HostEvents:
     """Reads one file; raises InputError where it is no host file of a version that is known."""
-    raw = path.read_bytes()
-    if len(raw) < _HEADER.size or not raw.startswith(MAGIC):
-        raise InputError(path, "not a file of gputrace's hooks")
-    _, version, pid, started, _ = _HEADER.unpack_from(raw)
-    if version != VERSION:
-        raise InputError(path, f"a host file of version {version}; this gputrace reads {VERSION}")
-    host = HostEvents(pid, path.name.rsplit(".", 2)[0], started)
+    file = read_chunk_file(path, _HOST)
+    host = HostEvents(file.pid, file.host, file.started)
     events, clocks = [np.empty(0, _EVENT)], [host.clocks]
-    for tag, body, whole in _chunks(raw):
+    for tag, body, whole in file.chunks():
         host.whole = whole
         if tag == b"EVNT":
             events.append(_records(body, _EVENT))
@@ -95,20 +85,8 @@ def read_host(path: Path) -> HostEvents:
             _take_text(host, tag, bytes(body))
     host.host = host.info.get("host", host.host)
     host.clocks = np.concatenate(clocks)
-    host.records = _by_kind(np.concatenate(events), started)
+    host.records = _by_kind(np.concatenate(events), file.started)
     return host
-
-
-def _chunks(raw: bytes) -> Iterator[tuple[bytes, memoryview, bool]]:
-    view, at = memoryview(raw), _HEADER.size
-    while at < len(raw):
-        if at + _CHUNK.size > len(raw):
-            yield b"", view[:0], False
-            return
-        tag, size = _CHUNK.unpack_from(raw, at)
-        at += _CHUNK.size
-        yield tag, view[at : at + size], at + size <= len(raw)
-        at += size
 
 
 def _records(body: memoryview, kind: np.dtype[Any]) -> Records:

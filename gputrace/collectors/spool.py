@@ -7,7 +7,6 @@ writing; reading stops there and keeps all before it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -15,12 +14,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.errors import InputError
+from gputrace.collectors.chunks import Format, read_chunk_file
 
-MAGIC: Final = b"GPUTRSPL"
-VERSION: Final = 1
-_HEADER: Final = struct.Struct("<8sIIQQ")
-_CHUNK: Final = struct.Struct("<4sI")
+_SPOOL: Final = Format(b"GPUTRSPL", 1, "a spool", "a spool file of gputrace")
 
 Records = NDArray[np.void]
 
@@ -116,15 +112,12 @@ class Spool:
 
 def read_spool(path: Path) -> Spool:
     """Reads one file; raises InputError where it is no spool of a version that is known."""
-    raw = path.read_bytes()
-    if len(raw) < _HEADER.size or not raw.startswith(MAGIC):
-        raise InputError(path, "not a spool file of gputrace")
-    _, version, pid, started, _ = _HEADER.unpack_from(raw)
-    if version != VERSION:
-        raise InputError(path, f"a spool of version {version}; this gputrace reads {VERSION}")
-    spool = Spool(pid, path.name.rsplit(".", 2)[0], started)
+    file = read_chunk_file(path, _SPOOL)
+    spool = Spool(file.pid, file.host, file.started)
     parts: dict[bytes, list[Records]] = {tag: [] for tag in RECORDS}
-    for tag, body in _chunks(raw):
+    for tag, body, is_whole in file.chunks():
+        if not is_whole:
+            break
         if tag in RECORDS:
             whole = len(body) - len(body) % RECORDS[tag].itemsize
             parts[tag].append(np.frombuffer(body[:whole], RECORDS[tag]))
@@ -134,17 +127,6 @@ def read_spool(path: Path) -> Spool:
     spool.records = {tag: np.concatenate(p) if p else empty[tag] for tag, p in parts.items()}
     spool.whole = "ended" in spool.info
     return spool
-
-
-def _chunks(raw: bytes) -> Iterator[tuple[bytes, memoryview]]:
-    view, at = memoryview(raw), _HEADER.size
-    while at + _CHUNK.size <= len(raw):
-        tag, size = _CHUNK.unpack_from(raw, at)
-        at += _CHUNK.size
-        if at + size > len(raw):
-            return
-        yield tag, view[at : at + size]
-        at += size
 
 
 def _take_text(spool: Spool, tag: bytes, body: bytes) -> None:

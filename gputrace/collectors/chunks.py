@@ -1,0 +1,71 @@
+"""The container of the files that a recorded process leaves behind: a header, then tagged chunks.
+
+The header is magic, version, pid and the start on CLOCK_REALTIME and CLOCK_MONOTONIC; a chunk is a
+tag of four letters, a size and that many bytes. All is little-endian. What the chunks hold is said
+in native/spool.h and hooks/_gputrace_hooks/recorder.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gputrace.errors import InputError
+
+_HEADER: Final = struct.Struct("<8sIIQQ")
+_CHUNK: Final = struct.Struct("<4sI")
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of such files: how one begins, and what messages call it."""
+
+    magic: bytes
+    version: int
+    name: str
+    full_name: str
+
+
+@dataclass(frozen=True)
+class ChunkFile:
+    """One file, read whole.
+
+    Attributes:
+        host: of the file's name, which is HOST.PID.KIND.
+        started: nanoseconds of CLOCK_REALTIME.
+    """
+
+    pid: int
+    host: str
+    started: int
+    raw: bytes
+
+    def chunks(self) -> Iterator[tuple[bytes, memoryview, bool]]:
+        """Tag, body and whether it is whole, of each chunk.
+
+        Only the last one may be cut short: a killed process was writing it.
+        """
+        view, at = memoryview(self.raw), _HEADER.size
+        while at < len(self.raw):
+            if at + _CHUNK.size > len(self.raw):
+                yield b"", view[:0], False
+                return
+            tag, size = _CHUNK.unpack_from(self.raw, at)
+            at += _CHUNK.size
+            yield tag, view[at : at + size], at + size <= len(self.raw)
+            at += size
+
+
+def read_chunk_file(path: Path, known: Format) -> ChunkFile:
+    """Reads a file; raises InputError where it is not of the format, or of another version."""
+    raw = path.read_bytes()
+    if len(raw) < _HEADER.size or not raw.startswith(known.magic):
+        raise InputError(path, f"not {known.full_name}")
+    _, version, pid, started, _ = _HEADER.unpack_from(raw)
+    if version != known.version:
+        told = f"{known.name} of version {version}; this gputrace reads {known.version}"
+        raise InputError(path, told)
+    return ChunkFile(pid, path.name.rsplit(".", 2)[0], started, raw)
