@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
+import click
 import pytest
 
 from gputrace.collectors.record import masked
@@ -184,3 +185,12 @@ def test_the_trace_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
     output = tmp_path / "t.sqlite"
     record(output, "--", "true")
     assert output.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_command_offers_every_backend() -> None:
+    from gputrace.cli.record import command as record_command
+    from gputrace.collectors.backends import BACKENDS
+
+    option = next(p for p in record_command.params if p.name == "backend")
+    assert isinstance(option.type, click.Choice)
+    assert list(option.type.choices) == ["auto", *BACKENDS]

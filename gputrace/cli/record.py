@@ -11,7 +11,8 @@ import click
 from gputrace.errors import ExitCode, GputraceError, UsageError
 
 if TYPE_CHECKING:
-    from gputrace.collectors.record import Plan, Recorded
+    from gputrace.collectors.backend import Merged
+    from gputrace.collectors.record import Prepared
 
 
 @click.command("record", context_settings={"allow_interspersed_args": False})
@@ -53,43 +54,45 @@ def command(
     The exit code is COMMAND's own; 125 says that the recording failed, 126 that COMMAND cannot be
     run, 127 that it is not found.
     """
+    from gputrace.collectors.backend import Plan
     from gputrace.collectors.child import CannotRun
-    from gputrace.collectors.record import Plan, prepare
+    from gputrace.collectors.record import prepare
 
     try:
         times = _times(delay, duration)
         plan = Plan(output, backend, *times, _steps(steps), profiler_api, nvml=not no_nvml)
-        folder, environment = prepare(plan, command, force)
+        prepared = prepare(plan, command, force)
     except CannotRun as error:
         return _say(str(error), error.code)
     except GputraceError as error:
         return _say(str(error), ExitCode.RECORDING_FAILED)
-    return _record(plan, command, folder, environment)
+    return _record(prepared)
 
 
-def _record(plan: Plan, command: tuple[str, ...], folder: Path, environment: dict[str, str]) -> int:
+def _record(prepared: Prepared) -> int:
     from gputrace.collectors.child import CannotRun
     from gputrace.collectors.record import finish, record
 
+    folder, output = prepared.folder, prepared.plan.output
     try:
-        code = record(plan, command, folder, environment)
+        code = record(prepared)
     except CannotRun as error:
         shutil.rmtree(folder, ignore_errors=True)
         return _say(str(error), error.code)
     try:
-        recorded = finish(folder, plan.output)
+        merged = finish(folder, output)
     except (OSError, GputraceError) as error:
         _say(f"{error}; what was recorded is safe: gputrace recover {folder}")
         return code or ExitCode.RECORDING_FAILED
-    _tell(recorded, plan.output)
+    _tell(merged, output)
     return code
 
 
-def _tell(recorded: Recorded, output: Path) -> None:
-    merged, size = recorded.merged, output.stat().st_size / 1e6
+def _tell(merged: Merged, output: Path) -> None:
+    size = output.stat().st_size / 1e6
     what = f"{merged.kernels:,} kernels, {merged.steps:,} steps, processes: {merged.processes}"
     _say(f"{output}: {what}, {size:,.1f} MB")
-    for note in (*merged.notes, *recorded.notes):
+    for note in merged.notes:
         _say(note)
     if merged.cut:
         _say(f"{merged.cut} ended without warning; at most their last second is missing")

@@ -22,7 +22,7 @@ def command(folder: Path, output: Path | None, force: bool, keep: bool) -> None:
     if target.exists() and not (force and target.is_file()):
         raise UsageError(f"{target}: exists; name another with -o, or give --force")
     try:
-        merged = finish(folder, target, keep).merged
+        merged = finish(folder, target, keep)
     except OSError as error:
         raise InputError(target, f"cannot be written ({error.strerror})") from error
     click.echo(f"{target}: {merged.kernels:,} kernels of {merged.processes} processes", err=True)

@@ -11,7 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from gputrace.collectors.record import HOOKS, collector_library, has_driver
+from gputrace.collectors.cupti import collector_library, has_driver
+from gputrace.collectors.record import HOOKS
 from gputrace.traces.nsys.report import find_nsys, nsys_version
 
 _VERSION_FILE: Final = Path("/proc/driver/nvidia/version")

@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gputrace import __version__
+from gputrace.collectors.backend import Merged
 from gputrace.collectors.host_events import HostEvents, read_host
 from gputrace.collectors.host_rows import write_host, write_nvml
 from gputrace.collectors.process_rows import ProcessRows
 from gputrace.collectors.spool import Spool, read_spool
 from gputrace.errors import InputError
 from gputrace.traces.writer import TraceWriter
-
-
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """What went into a trace."""
-
-    processes: int
-    kernels: int
-    steps: int
-    """Markers of training steps, over all processes."""
-    cut: int
-    """Processes that were ended before they could write down that they ended."""
-    notes: tuple[str, ...]
-    """Why processes have no GPU activity, each once."""
 
 
 def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:

@@ -1,7 +1,7 @@
 """Recording a program: the environment that makes it record itself, and the trace of that.
 
-While the program runs, each of its processes appends to a spool file in a folder beside the output;
-what is in that folder can be made a trace at any time (`recover`).
+While the program runs, each of its processes appends to a file of its own in a folder beside the
+output; what is in that folder can be made a trace at any time (`recover`).
 """
 
 from __future__ import annotations
@@ -12,72 +12,46 @@ import re
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from gputrace.collectors.backend import Backend, Launch, Merged, Plan
+from gputrace.collectors.backends import BACKENDS, choose
 from gputrace.collectors.child import find_program, run
-from gputrace.collectors.merge import Merged, merge
+from gputrace.collectors.cupti import CUPTI, has_driver
+from gputrace.collectors.host import HOST
 from gputrace.collectors.nvml import Sampler
-from gputrace.errors import InputError, MissingError, UsageError
+from gputrace.errors import InputError, UsageError
 
 HOOKS: Final = Path(__file__).parent / "hooks"
 _SECRET: Final = re.compile(
     r"(?i)(pass(word|wd|phrase)?|secret|token|api.?key|auth|credentials?)(?![a-z])[\w-]*(=|$)"
 )
-_OTHER_TOOLS: Final = ("NSYS_PROFILING_SESSION_ID", "QUADD_INJECTION_PROXY")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What to record, and when; times in nanoseconds from each process's start of CUDA."""
+class Prepared:
+    """A recording that may begin."""
 
-    output: Path
-    backend: str = "auto"
-    """``cupti``, ``host`` (no GPU activity), or ``auto``: cupti where there is an NVIDIA driver."""
-    delay_ns: int = 0
-    duration_ns: int = 0
-    steps: tuple[int, int] | None = None
-    profiler_api: bool = False
-    """Record from cudaProfilerStart to cudaProfilerStop."""
-    nvml: bool = True
+    plan: Plan
+    command: tuple[str, ...]
+    """The program as the user wrote it."""
+    backend: Backend
+    folder: Path
+    """What the processes write into; it exists."""
+    launch: Launch
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """What a recording has become."""
-
-    merged: Merged
-    notes: tuple[str, ...]
-    """What a person should know, a line each."""
-
-
-def collector_library() -> Path | None:
-    """The C library that processes load; None where the package was built without a compiler."""
-    return next(iter(sorted(Path(__file__).parent.glob("_collector*.so"))), None)
-
-
-def has_driver() -> bool:
-    """Whether an NVIDIA kernel driver is there."""
-    return Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia/version").exists()
-
-
-def backend(plan: Plan) -> str:
-    """The backend that a plan means on this machine."""
-    if plan.backend != "auto":
-        return plan.backend
-    return "cupti" if has_driver() and collector_library() is not None else "host"
-
-
-def prepare(plan: Plan, command: Sequence[str], force: bool) -> tuple[Path, dict[str, str]]:
-    """The folder for spools, made, and the environment for the program.
+def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
+    """Makes all ready: the backend is chosen, the folder is there.
 
     Raises CannotRun where there is no such program, UsageError where something is in the way,
     MissingError where the backend asked for cannot work here.
     """
     find_program(command[0])
+    backend = choose(plan, os.environ)
     folder = plan.output.with_name(f"{plan.output.name}.spool")
-    environment = _environment(plan, folder, os.environ)
     if plan.output.exists() and not (force and plan.output.is_file()):
         raise UsageError(f"{plan.output}: exists; name another with -o, or give --force")
     if folder.exists():
@@ -89,64 +63,35 @@ def prepare(plan: Plan, command: Sequence[str], force: bool) -> tuple[Path, dict
         folder.mkdir(mode=0o700)
     except OSError as error:
         raise UsageError(f"{folder}: cannot be made ({error.strerror})") from None
-    return folder, environment
+    environment = _with_hooks(plan, folder, os.environ)
+    launch = backend.launch(plan, folder, command, environment)
+    return Prepared(plan, tuple(command), backend, folder, launch)
 
 
-def _environment(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The program's own environment, and what makes its processes record themselves."""
+def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The program's own environment, and what makes its host threads record themselves."""
     changed = dict(inherited) | {"GPUTRACE_DIR": str(folder.absolute())}
-    if backend(plan) == "cupti":
-        library = str(_usable_library(inherited))
-        variables = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "GPUTRACE_LIBRARY")
-        changed |= dict.fromkeys(variables, library)
     if (HOOKS / "sitecustomize.py").exists():
         paths = [str(HOOKS), inherited.get("PYTHONPATH", "")]
         changed["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    if plan.delay_ns:
-        changed["GPUTRACE_DELAY_NS"] = str(plan.delay_ns)
-    if plan.duration_ns:
-        changed["GPUTRACE_DURATION_NS"] = str(plan.duration_ns)
-    if plan.profiler_api:
-        changed["GPUTRACE_CAPTURE"] = "profiler"
     if plan.steps is not None:
-        if plan.steps[0]:
-            changed["GPUTRACE_CAPTURE"] = "manual"
         changed["GPUTRACE_STEPS"] = f"{plan.steps[0]}:{plan.steps[1]}"
     return changed
 
 
-def _usable_library(inherited: Mapping[str, str]) -> Path:
-    library = collector_library()
-    if library is None:
-        raise MissingError(
-            "gputrace was installed without its collector, which needs a C compiler; install one "
-            "and then gputrace again"
-        )
-    if any(variable in inherited for variable in _OTHER_TOOLS):
-        raise MissingError(
-            "this shell runs under nsys, and CUDA has room for one recorder; run without nsys"
-        )
-    other = inherited.get("CUDA_INJECTION64_PATH")
-    if other and Path(other) != library:
-        raise MissingError(
-            f"CUDA_INJECTION64_PATH names another tool ({other}); unset it to record with gputrace"
-        )
-    return library
-
-
-def record(plan: Plan, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> int:
+def record(prepared: Prepared) -> int:
     """Runs the program to its end; its exit code. Raises CannotRun where it does not start."""
     meta = {
-        "command": json.dumps(masked(command)),
+        "command": json.dumps(masked(prepared.command)),
         "hostname": socket.gethostname(),
-        "backend": backend(plan),
+        "backend": prepared.backend.name,
     }
-    (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-    sampler = Sampler() if plan.nvml else None
-    if sampler is not None and has_driver():
-        sampler.start(folder)
+    (prepared.folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    sampler = Sampler() if prepared.plan.nvml and has_driver() else None
+    if sampler is not None:
+        sampler.start(prepared.folder)
     try:
-        return run(command, environment)
+        return run(prepared.launch.command, prepared.launch.environment)
     finally:
         if sampler is not None:
             sampler.stop()
@@ -164,7 +109,7 @@ def masked(command: Sequence[str]) -> list[str]:
     return shown
 
 
-def finish(folder: Path, output: Path, keep: bool = False) -> Recorded:
+def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
     """Makes the trace of a folder and removes the folder.
 
     Raises InputError where nothing in it can be read, OSError where the trace cannot be written;
@@ -173,15 +118,17 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Recorded:
     if not folder.is_dir():
         raise InputError(folder, "no such folder of a recording")
     meta = _meta(folder)
-    merged = merge(folder, output, meta)
+    backend = BACKENDS.get(meta.get("backend", ""), CUPTI)
+    merged = backend.merge(folder, output, meta)
     if not keep:
         shutil.rmtree(folder)
-    return Recorded(merged, tuple(_notes(merged, meta)))
+    notes = (*merged.notes, *_notes(merged, backend))
+    return replace(merged, notes=notes)
 
 
-def _notes(merged: Merged, meta: Mapping[str, str]) -> list[str]:
-    if meta.get("backend") == "host":
-        return ["no NVIDIA driver here: only the host's signals were recorded"]
+def _notes(merged: Merged, backend: Backend) -> list[str]:
+    if backend is HOST:
+        return ["only the host's signals were recorded: nothing of a GPU is in the trace"]
     if not merged.processes:
         return ["no process of the program started CUDA"]
     return []

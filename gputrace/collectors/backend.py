@@ -1,0 +1,65 @@
+"""What a backend is: the contract between `gputrace record` and what records the GPUs for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to record, and when; times in nanoseconds from each process's start of CUDA."""
+
+    output: Path
+    backend: str = "auto"
+    """The name of a backend, or ``auto``: the best one that works on this machine."""
+    delay_ns: int = 0
+    duration_ns: int = 0
+    steps: tuple[int, int] | None = None
+    profiler_api: bool = False
+    """Record from cudaProfilerStart to cudaProfilerStop."""
+    nvml: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How the program is started so that it is recorded."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What went into a trace."""
+
+    processes: int
+    """Those that started CUDA."""
+    kernels: int
+    steps: int
+    """Markers of training steps, over all processes."""
+    cut: int = 0
+    """Processes that were ended before they could write down that they ended."""
+    notes: tuple[str, ...] = ()
+    """What a person should know, a line each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One way to record GPU activity.
+
+    Attributes:
+        name: as ``--backend`` takes it.
+        obstacle: why it cannot record here, and what to do about it; None where it can. Takes
+            the environment that the program would inherit.
+        launch: how to start a command so that it leaves its files in a folder. Its environment
+            is the one given, which has the hooks already, and what the backend needs.
+        merge: makes the trace (second path) of the folder (first path) with what meta.json said;
+            raises InputError where nothing in it can be read, OSError where it cannot be written.
+    """
+
+    name: str
+    obstacle: Callable[[Mapping[str, str]], str | None]
+    launch: Callable[[Plan, Path, Sequence[str], Mapping[str, str]], Launch]
+    merge: Callable[[Path, Path, Mapping[str, str]], Merged]

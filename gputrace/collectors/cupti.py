@@ -1,0 +1,56 @@
+"""The embedded collector: a C library that the CUDA driver loads into every process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from gputrace.collectors.backend import Backend, Launch, Plan
+from gputrace.collectors.merge import merge
+
+_OTHER_TOOLS: Final = ("NSYS_PROFILING_SESSION_ID", "QUADD_INJECTION_PROXY")
+
+
+def collector_library() -> Path | None:
+    """The C library that processes load; None where the package was built without a compiler."""
+    return next(iter(sorted(Path(__file__).parent.glob("_collector*.so"))), None)
+
+
+def has_driver() -> bool:
+    """Whether an NVIDIA kernel driver is there."""
+    return Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia/version").exists()
+
+
+def _obstacle(inherited: Mapping[str, str]) -> str | None:
+    library = collector_library()
+    if library is None:
+        return (
+            "gputrace was installed without its collector, which needs a C compiler; install one "
+            "and then gputrace again"
+        )
+    if any(variable in inherited for variable in _OTHER_TOOLS):
+        return "this shell runs under nsys, and CUDA has room for one recorder; run without nsys"
+    other = inherited.get("CUDA_INJECTION64_PATH")
+    if other and Path(other) != library:
+        return f"CUDA_INJECTION64_PATH names another tool ({other}); unset it to record"
+    return None
+
+
+def _launch(
+    plan: Plan, folder: Path, command: Sequence[str], environment: Mapping[str, str]
+) -> Launch:
+    variables = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "GPUTRACE_LIBRARY")
+    changed = dict(environment) | dict.fromkeys(variables, str(collector_library()))
+    if plan.delay_ns:
+        changed["GPUTRACE_DELAY_NS"] = str(plan.delay_ns)
+    if plan.duration_ns:
+        changed["GPUTRACE_DURATION_NS"] = str(plan.duration_ns)
+    if plan.profiler_api:
+        changed["GPUTRACE_CAPTURE"] = "profiler"
+    if plan.steps is not None and plan.steps[0]:
+        changed["GPUTRACE_CAPTURE"] = "manual"
+    return Launch(tuple(command), changed)
+
+
+CUPTI: Final = Backend("cupti", _obstacle, _launch, merge)
