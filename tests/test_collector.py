@@ -131,7 +131,7 @@ def test_only_the_calls_that_matter_are_there_with_their_thread(sample: Database
 def test_cupti_makes_no_records_of_other_calls_where_it_can_choose(
     machine: Machine, tmp_path: Path, library: str, calls: int
 ) -> None:
-    script = "inject sample capture 0 sample capture 1 sample pause 1 sample pause 0 sample calls"
+    script = "inject sample capture 0 sleep 50 sample capture 1 sample pause 1 sample pause 0 sample calls"
     done = machine.run(tmp_path, script, {"GPUTRACE_CUPTI": str(machine.folder / library)})
     assert done.stdout == f"{calls}\n"
     assert len(only(tmp_path).records[b"API "]) == 3 * 2
@@ -382,3 +382,57 @@ def test_windows_turn_on_and_off_a_thousand_times(machine: Machine, tmp_path: Pa
     script = "inject " + "capture 1 sample capture 0 " * 1000
     spool = recorded(machine, tmp_path, script, {"GPUTRACE_CAPTURE": "manual"})
     assert kernels(spool) == 1000
+
+
+def said(machine: Machine, folder: Path, script: str, env: dict[str, str]) -> list[int]:
+    """The numbers that a script that ends well says."""
+    done = machine.run(folder, script, env)
+    assert (done.returncode, done.stderr) == (0, "")
+    return [int(line) for line in done.stdout.split()]
+
+
+MANUAL: Final = {"GPUTRACE_CAPTURE": "manual"}
+
+
+def test_after_a_window_cupti_is_taken_out_of_the_program_once(
+    machine: Machine, tmp_path: Path
+) -> None:
+    script = "inject sample capture 1 sleep 5 sample capture 0 sleep 300 finalized sample sample finalized"
+    assert said(machine, tmp_path, script, MANUAL) == [0, 1]
+    spool = only(tmp_path)
+    assert (kernels(spool), len(spool.records[b"API "])) == (1, 2)
+    assert int(spool.info["capture_off"]) <= int(spool.info["let_go"])
+
+
+def test_a_window_that_opens_again_records_as_the_first(machine: Machine, tmp_path: Path) -> None:
+    window = "capture 1 sleep 5 sample capture 0 sleep 300 sample "
+    assert said(machine, tmp_path, f"inject sample {window * 3} finalized", MANUAL) == [3]
+    spool = only(tmp_path)
+    assert (kernels(spool), len(spool.records[b"API "])) == (3, 3 * 2)
+
+
+def test_between_cudaprofilerstart_and_stop_cupti_is_there_and_else_gone(
+    machine: Machine, tmp_path: Path
+) -> None:
+    window = "profiler 1 sleep 5 sample profiler 0 sleep 300 sample sleep 1200 "
+    env = {"GPUTRACE_CAPTURE": "profiler"}
+    assert said(machine, tmp_path, f"inject sample {window * 2} finalized", env) == [2]
+    spool = only(tmp_path)
+    assert (kernels(spool), len(spool.records[b"API "])) == (2, 2 * 2)
+
+
+@pytest.mark.parametrize("wait", ["", "sleep 1300 "])
+def test_a_window_that_opens_late_chooses_calls_one_by_one_too(
+    machine: Machine, tmp_path: Path, wait: str
+) -> None:
+    script = f"inject sample {wait}calls sample calls capture 1 sleep 5 sample calls capture 0"
+    first, second, third = said(machine, tmp_path, script, MANUAL)
+    assert first == 2
+    assert second - first == (0 if wait else 2), "calls are watched until some were recorded"
+    assert third - second == 2
+    assert len(only(tmp_path).records[b"API "]) == 2
+
+
+def test_a_pause_keeps_cupti_for_the_other_profiler(machine: Machine, tmp_path: Path) -> None:
+    script = "inject sample capture 0 pause 1 sleep 300 sample finalized pause 0 sample"
+    assert said(machine, tmp_path, script, {}) == [0]

@@ -54,7 +54,9 @@ static part_t current, parts[PARTS];
 static unsigned first, last;
 static uint64_t dropped;
 static uint32_t thread_ids;
-static int calls, used;
+static int finalized;
+/* Whether a record was made while single calls were chosen: such a choice can be made again. */
+static int calls, used, lasting, watched[3];
 
 static void check(int good, const char *what) {
     if (good && owner == getpid()) return;
@@ -125,11 +127,20 @@ static int wanted(uint32_t kind, uint32_t id) {
     if (kind != DRIVER && kind != RUNTIME) return on[kind];
     int taken = chosen[kind == DRIVER ? DRIVER_DOMAIN : RUNTIME_DOMAIN][id % CALLS];
     calls += taken;
+    lasting |= taken && !on[kind];
     return taken;
 }
 
 /* How many records of calls were made. */
 int fake_calls(void) { return calls; }
+
+/* The subscriber's function, as a call begins and ends. */
+static void tell_call(int domain, uint32_t id) {
+    struct { uint32_t site; const char *function; } data = {0, "call"};
+    callback(callback_user, domain, id, &data);
+    data.site = 1;
+    if (callback) callback(callback_user, domain, id, &data);
+}
 
 /* What the driver does: RECORD is laid out as CUPTI 13.0 does, and complete at END. */
 void fake_emit(const void *record, uint64_t end) {
@@ -146,16 +157,17 @@ void fake_emit(const void *record, uint64_t end) {
         if (end > current.end) current.end = end;
     }
     pthread_mutex_unlock(&lock);
+    int domain = kind == DRIVER ? DRIVER_DOMAIN : kind == RUNTIME ? RUNTIME_DOMAIN : 0;
+    if (callback && domain && watched[domain]) tell_call(domain, id);
 }
 
 void fake_profiler(int start) {
     uint32_t id = start ? CU_PROFILER_START : CU_PROFILER_STOP;
-    struct { uint32_t site; const char *function; } data = {0, "cuProfiler"};
-    if (!callback || !profiler[id]) return;
-    callback(callback_user, DRIVER_DOMAIN, id, &data);
-    data.site = 1;
-    callback(callback_user, DRIVER_DOMAIN, id, &data);
+    if (callback && (profiler[id] || watched[DRIVER_DOMAIN])) tell_call(DRIVER_DOMAIN, id);
 }
+
+/* How often cuptiFinalize was called. */
+int fake_finalized(void) { return finalized; }
 
 /* ---- what CUPTI offers ---- */
 
@@ -185,11 +197,34 @@ int cuptiEnableCallback(uint32_t enable, void *subscriber, int domain, uint32_t 
     return 0;
 }
 
+int cuptiEnableDomain(uint32_t enable, void *subscriber, int domain) {
+    check(subscriber == &callback && callback && domain > 0 && domain < 3, "no such domain");
+    watched[domain] = (int)enable;
+    if (domain == DRIVER_DOMAIN) memset(profiler, (int)enable, sizeof profiler);
+    return 0;
+}
+
+/* CUPTI is as if it had never been used; what was not flushed is gone. */
+int cuptiFinalize(void) {
+    check(1, "");
+    pthread_mutex_lock(&lock);
+    check(!current.used, "finalized before it was flushed");
+    callback = NULL;
+    watched[1] = watched[2] = lasting = 0;
+    memset(profiler, 0, sizeof profiler);
+    memset(on, 0, sizeof on);
+    memset(chosen, 0, sizeof chosen);
+    requested = NULL;
+    finalized++;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
 int cuptiActivityRegisterCallbacks(requested_t request, completed_t complete) {
     pthread_t worker;
     check(request && complete, "no callbacks");
     pthread_mutex_lock(&lock);
-    int new = !requested;
+    int new = !completed;
     requested = request;
     completed = complete;
     pthread_mutex_unlock(&lock);
@@ -211,11 +246,12 @@ int cuptiActivityEnable(int kind) { return set_kind(kind, 1); }
 int cuptiActivityDisable(int kind) { return set_kind(kind, 0); }
 
 #ifndef OLD
-/* As seen with 13.0: calls can be taken out at any time, and put in only before there is a context. */
+/* As seen with 13.0: calls can be taken out at any time, and put in only before there is a context, or
+ * after some were recorded that were put in so. */
 static int choose(int domain, uint32_t id, uint8_t value) {
     check(requested && id < CALLS, "enabled before there are callbacks");
     pthread_mutex_lock(&lock);
-    if (!value || !used) chosen[domain][id] = value;
+    if (!value || !used || lasting) chosen[domain][id] = value;
     pthread_mutex_unlock(&lock);
     return 0;
 }

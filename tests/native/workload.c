@@ -16,6 +16,7 @@
  *   exec, spawn                   this program again, for the rest of the arguments; spawn: as a child
  *   profiler, capture, pause 0|1  cudaProfilerStart and Stop, gputrace_capture, gputrace_pause
  *   calls                         says how many calls CUPTI made records of
+ *   finalized                     says how often cuptiFinalize was called
  *   sleep MS; say, complain TEXT  on stdout and on stderr
  *   return, exit, _exit CODE      the end; so are:
  *   raise SIGNAL; wait            the latter until it is killed
@@ -46,7 +47,7 @@ typedef struct { int number, milliseconds, rate; long count; uint64_t longest; }
 
 static void (*emit)(const void *, uint64_t);
 static void (*fake_profiler)(int);
-static int (*fake_calls)(void);
+static int (*fake_calls)(void), (*fake_finalized)(void);
 static void (*gputrace_capture)(int), (*gputrace_pause)(int);
 static uint32_t correlations;
 static long numbers[THREADS];
@@ -331,6 +332,7 @@ static void find(void) {
     if (cupti) {
         *(void **)&emit = dlsym(cupti, "fake_emit");
         *(void **)&fake_calls = dlsym(cupti, "fake_calls");
+        *(void **)&fake_finalized = dlsym(cupti, "fake_finalized");
         *(void **)&fake_profiler = dlsym(cupti, "fake_profiler");
     }
     if (collector) {
@@ -443,6 +445,10 @@ int main(int count, char **words) {
         else if (!strcmp(what, "wait")) for (;;) pause();
         else if (!strcmp(what, "say")) { printf("%s\n", *++w); fflush(stdout); }
         else if (!strcmp(what, "complain")) fprintf(stderr, "%s\n", *++w);
+        else if (!strcmp(what, "finalized")) {
+            printf("%d\n", fake_finalized ? fake_finalized() : 0);
+            fflush(stdout);
+        }
         else if (!strcmp(what, "calls")) {
             printf("%d\n", fake_calls ? fake_calls() : 0);
             fflush(stdout);

@@ -15,7 +15,7 @@ enum { KIND_MEMCPY = 1, KIND_MEMSET = 2, KIND_KERNEL = 3, KIND_DRIVER = 4, KIND_
        KIND_SYNCHRONIZATION = 38, KIND_GRAPH_TRACE = 51 };
 
 enum { DOMAIN_DRIVER = 1, DOMAIN_RUNTIME = 2 };
-enum { THREAD_ID_SYSTEM = 1, FLUSH_FORCED = 1, NO_MORE_RECORDS = 12 };
+enum { THREAD_ID_SYSTEM = 1, FLUSH_FORCED = 1, SITE_EXIT = 1 };
 
 typedef void (*buffer_requested_t)(uint8_t **buffer, size_t *size, size_t *max_records);
 typedef void (*buffer_completed_t)(void *context, uint32_t stream, uint8_t *buffer, size_t size,
@@ -42,10 +42,35 @@ static inline uint8_t u8_at(const void *record, size_t offset) {
     return ((const uint8_t *)record)[offset];
 }
 
+/* What libcupti offers; a function that it lacks is NULL. */
+struct cupti {
+    int (*version)(uint32_t *);
+    int (*subscribe)(void **, callback_t, void *);
+    int (*unsubscribe)(void *);
+    int (*enable_callback)(uint32_t, void *, int, uint32_t);
+    int (*enable_domain)(uint32_t, void *, int);
+    int (*register_callbacks)(buffer_requested_t, buffer_completed_t);
+    int (*enable)(int);
+    int (*disable)(int);
+    int (*enable_runtime_api)(uint32_t, uint8_t);
+    int (*enable_driver_api)(uint32_t, uint8_t);
+    int (*flush)(uint32_t);
+    int (*next_record)(uint8_t *, size_t, void **);
+    int (*dropped)(void *, uint32_t, size_t *);
+    int (*thread_id_type)(int);
+    int (*callback_name)(int, uint32_t, const char **);
+    int (*finalize)(void);
+};
+extern struct cupti cupti;
+
+/* Takes the functions of a libcupti; 0 where all are there that recording needs. */
+int cupti_load(void *library);
+
 /* Turns one record into its spool form and adds it. */
 void decode(const void *record);
 
+#define CALLS 2048
 /* Names of API functions by domain and id, as spool ids; filled before records come. */
-extern uint32_t api_names[3][2048];
+extern uint32_t api_names[3][CALLS];
 
 #endif

@@ -1,7 +1,7 @@
 #include "cupti.h"
 #include "spool.h"
 
-uint32_t api_names[3][2048];
+uint32_t api_names[3][CALLS];
 
 static void decode_kernel(const void *r) {
     kernel_t k = {.start = u64_at(r, 16), .end = u64_at(r, 24), .device = u32_at(r, 40),
@@ -40,7 +40,7 @@ static void decode_api(const void *r, uint32_t domain) {
     api_t a = {.start = u64_at(r, 8), .end = u64_at(r, 16), .thread = u32_at(r, 28),
                .correlation = u32_at(r, 32), .driver = domain == DOMAIN_DRIVER,
                .result = (int32_t)u32_at(r, 36)};
-    a.name = id < 2048 ? api_names[domain][id] : 0;
+    a.name = id < CALLS ? api_names[domain][id] : 0;
     if (a.name) spool_add(TAG_API, &a, sizeof a); /* calls without a name were not asked for */
 }
 

@@ -1,6 +1,7 @@
 /* NVTX ranges of the user and of NCCL: the functions that an NVTX client calls once this library is
  * named by NVTX_INJECTION64_PATH. Cheap: a clock read and a thread-local stack. */
 #define _GNU_SOURCE
+#include "capture.h"
 #include "spool.h"
 
 #include <pthread.h>
@@ -12,7 +13,6 @@
 #include <wchar.h>
 
 int collector_start(void);
-int collector_is_on(void);
 
 enum { MODULE_CORE = 1, MODULE_CORE2 = 5, EXPORT_CALLBACKS = 1 };
 enum { MESSAGE_TEXT = 1, MESSAGE_WIDE = 2, MESSAGE_REGISTERED = 3 };
@@ -96,7 +96,7 @@ static uint32_t name_of(const attributes_t *a) {
 
 static void add(open_t range, uint64_t end, uint32_t thread, uint32_t mark) {
     nvtx_t row = {range.start, end, thread, range.name, range.domain, mark};
-    if (!collector_is_on()) return;
+    if (!capture_is_on()) return;
     spool_lock();
     spool_add(TAG_NVTX, &row, sizeof row);
     spool_unlock();

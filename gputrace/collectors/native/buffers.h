@@ -1,0 +1,29 @@
+/* Buffers of activity records: CUPTI fills them, the writer decodes and writes them. */
+#ifndef GPUTRACE_BUFFERS_H
+#define GPUTRACE_BUFFERS_H
+
+#include <stdint.h>
+
+void buffers_init(void);
+
+/* Tells CUPTI where its buffers come from and go to. */
+void buffers_register(void);
+
+/* Waits until a buffer is completed, buffers_wake was called, or CLOCK_MONOTONIC says UNTIL. */
+void buffers_wait(uint64_t until);
+void buffers_wake(void);
+
+/* Whether CUPTI has ever completed a buffer with records. */
+int buffers_seen(void);
+
+/* Decodes and writes all that is completed. Of records of calls, those that start before CALLS_FROM
+ * (CLOCK_REALTIME) are left out. Returns -1 once the disk took no more. */
+int buffers_drain(uint64_t calls_from);
+void buffers_throw_away(void);
+
+/* Around fork; in the child nothing is locked. */
+void buffers_lock(void);
+void buffers_unlock(void);
+void buffers_in_child(void);
+
+#endif

@@ -1,0 +1,283 @@
+#define _GNU_SOURCE
+#include "capture.h"
+#include "buffers.h"
+#include "cupti.h"
+#include "library.h"
+#include "spool.h"
+
+#include <limits.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+/* Without KIND_SYNCHRONIZATION: that one alone doubles what recording costs (measured on an H200), and
+ * the synchronising calls are recorded as calls. */
+static const int gpu_kinds[] = {KIND_CONCURRENT_KERNEL, KIND_MEMCPY, KIND_MEMCPY2, KIND_MEMSET,
+                                KIND_OVERHEAD, KIND_GRAPH_TRACE};
+
+/* Starts of the names of calls that issue work, wait for it, or take memory. */
+static const char *const calls[] = {
+    "cudaLaunch", "cudaGraphLaunch", "cudaMemcpy", "cudaMemset", "cudaMalloc", "cudaFree",
+    "cudaHostAlloc", "cudaHostRegister", "cudaHostUnregister", "cudaDeviceSynchronize",
+    "cudaStreamSynchronize", "cudaEventSynchronize", "cudaThreadSynchronize", "cudaMemPrefetch",
+    "cuLaunch", "cuGraphLaunch", "cuMemcpy", "cuMemset", "cuMemAlloc", "cuMemFree", "cuMemHostAlloc",
+    "cuMemHostRegister", "cuMemHostUnregister", "cuMemCreate", "cuMemMap", "cuMemUnmap",
+    "cuMemRelease", "cuMemSetAccess", "cuCtxSynchronize", "cuStreamSynchronize",
+    "cuEventSynchronize", "cuMemPrefetch"};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int by_profiler, over;
+static atomic_int wanted, paused, ready, recording;
+/* Single calls are chosen, in a way that can be turned off and on again: see choose_calls. */
+static int chosen, lasting;
+/* Calls before calls_from were recorded to make the choice last, and belong to no window. */
+static uint64_t calls_from;
+/* Our callback: held by_profiler, and while CUPTI is to be let go of (leaving). */
+static void *subscriber;
+static atomic_int leaving, left;
+static int had_window;
+static uint32_t profiler_start_id, profiler_stop_id;
+
+void capture_init(int from_start, int profiler) {
+    wanted = from_start;
+    by_profiler = profiler;
+}
+
+int capture_is_on(void) { return recording || (wanted && !paused && !ready); }
+
+static int can_choose(void) { return cupti.enable_runtime_api && cupti.enable_driver_api; }
+
+static void choose_each(int on, int named) {
+    for (uint32_t id = 1; id < CALLS; id++) {
+        if (!api_names[DOMAIN_RUNTIME][id] == !named) cupti.enable_runtime_api(id, (uint8_t)on);
+        if (!api_names[DOMAIN_DRIVER][id] == !named) cupti.enable_driver_api(id, (uint8_t)on);
+    }
+}
+
+/* Turns the records of the calls that matter on and off, by the cheapest way that is left.
+ *
+ * Chosen one by one before there is a context, nothing else of the API is watched, which is cheap; and
+ * once calls were recorded so, they can be turned off and on (lasting). Calls chosen later are not
+ * recorded (all seen with CUPTI 13.0): then the whole kind is turned on and the other calls are taken
+ * out, which costs more. Before 12.8 single calls cannot be chosen: decoding drops the rest. */
+static void choose_calls(int on) {
+    if (lasting) {
+        if (on != chosen) choose_each(on, 1);
+        chosen = on;
+        return;
+    }
+    (on ? cupti.enable : cupti.disable)(KIND_RUNTIME);
+    (on ? cupti.enable : cupti.disable)(KIND_DRIVER);
+    if (on && can_choose()) choose_each(0, 0);
+}
+
+static void tell_moment(const char *key) {
+    char text[32];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)clock_ns(CLOCK_REALTIME));
+    spool_lock();
+    spool_info(key, text);
+    spool_unlock();
+}
+
+static void on_call(void *user, int domain, uint32_t id, const void *data);
+
+static int subscribe(void) {
+    if (subscriber) return 0;
+    if (cupti.subscribe(&subscriber, on_call, NULL)) subscriber = NULL;
+    if (!subscriber) return -1;
+    if (by_profiler) {
+        cupti.enable_callback(1, subscriber, DOMAIN_DRIVER, profiler_start_id);
+        cupti.enable_callback(1, subscriber, DOMAIN_DRIVER, profiler_stop_id);
+    }
+    return 0;
+}
+
+/* Without a need for callbacks, others may have the place. */
+static void unsubscribe(void) {
+    if (!subscriber || by_profiler) return;
+    cupti.unsubscribe(subscriber);
+    subscriber = NULL;
+}
+
+/* cuptiFinalize takes CUPTI's instrumentation out of the program, which disabling all kinds does not;
+ * it is to be called where a CUDA call of the program returns (CUPTI documentation, 'Dynamic attach and
+ * detach'). So every call is watched until the next one does. */
+static void leave(int begin) {
+    if (begin == leaving || (begin && (!cupti.finalize || !cupti.enable_domain || subscribe()))) return;
+    cupti.enable_domain((uint32_t)begin, subscriber, DOMAIN_RUNTIME);
+    cupti.enable_domain((uint32_t)begin, subscriber, DOMAIN_DRIVER);
+    leaving = begin;
+    if (!begin && by_profiler) { /* the domain has taken these with it */
+        cupti.enable_callback(1, subscriber, DOMAIN_DRIVER, profiler_start_id);
+        cupti.enable_callback(1, subscriber, DOMAIN_DRIVER, profiler_stop_id);
+    }
+    if (!begin) unsubscribe();
+}
+
+static void on_call(void *user, int domain, uint32_t id, const void *data) {
+    (void)user;
+    if (u32_at(data, 0) != SITE_EXIT) return;
+    if (by_profiler && domain == DOMAIN_DRIVER && id == profiler_start_id) capture_want(1);
+    if (by_profiler && domain == DOMAIN_DRIVER && id == profiler_stop_id) capture_want(0);
+    if (!leaving || pthread_mutex_trylock(&lock)) return;
+    if (leaving) {
+        leaving = 0;
+        cupti.finalize();
+        subscriber = NULL;
+        lasting = chosen = 0;
+        left = 1;
+        buffers_wake();
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static void turn_on(void) {
+    leave(0);
+    buffers_register();
+    if (cupti.thread_id_type) cupti.thread_id_type(THREAD_ID_SYSTEM);
+    for (size_t i = 0; i < sizeof gpu_kinds / sizeof *gpu_kinds; i++) cupti.enable(gpu_kinds[i]);
+    if (calls_from) calls_from = clock_ns(CLOCK_REALTIME);
+    choose_calls(1);
+    recording = had_window = 1;
+    tell_moment("capture_on");
+}
+
+static void turn_off(void) {
+    for (size_t i = 0; i < sizeof gpu_kinds / sizeof *gpu_kinds; i++) cupti.disable(gpu_kinds[i]);
+    /* Before calls were recorded, what is chosen must stay so, or could not be turned on again. */
+    if (lasting && !buffers_seen()) cupti.flush(FLUSH_FORCED);
+    if (!lasting || buffers_seen()) choose_calls(0);
+    cupti.flush(FLUSH_FORCED);
+    recording = 0;
+    tell_moment("capture_off");
+}
+
+/* Brings recording in line with what is wanted; called with the lock held. */
+static void settle(void) {
+    int on = wanted && !paused && !over;
+    if (!ready || on == recording) return;
+    if (on) turn_on();
+    else turn_off();
+}
+
+void capture_want(int on) {
+    pthread_mutex_lock(&lock);
+    wanted = on;
+    settle();
+    pthread_mutex_unlock(&lock);
+}
+
+void capture_pause(int pause) {
+    pthread_mutex_lock(&lock);
+    paused = pause;
+    if (ready && pause) leave(0);
+    settle();
+    if (ready && pause) {
+        /* The other one may reset CUPTI. */
+        if (chosen) choose_calls(0);
+        lasting = 0;
+    }
+    pthread_mutex_unlock(&lock);
+    if (!pause) return;
+    spool_lock();
+    spool_loss(0, "recording paused for another profiler in the program (torch.profiler)");
+    spool_unlock();
+}
+
+/* After a window: CUPTI is let go of, once; and calls that were chosen only to last are turned off. */
+static void let_go(void) {
+    if (left) {
+        left = 0;
+        tell_moment("let_go");
+        if (by_profiler && !over) subscribe();
+    }
+    if (recording || paused || over || !ready) return;
+    if (chosen && buffers_seen()) choose_calls(0);
+    if (had_window && !wanted && !chosen) {
+        had_window = 0;
+        leave(1);
+    }
+}
+
+int capture_tend(int flush) {
+    if (flush && (recording || chosen) && !leaving) cupti.flush(0);
+    int status = buffers_drain(calls_from);
+    pthread_mutex_lock(&lock);
+    let_go();
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+void capture_end(void) {
+    pthread_mutex_lock(&lock);
+    leaving = 0;
+    over = 1;
+    settle();
+    pthread_mutex_unlock(&lock);
+}
+
+void capture_lock(void) { pthread_mutex_lock(&lock); }
+void capture_unlock(void) { pthread_mutex_unlock(&lock); }
+
+void capture_in_child(void) {
+    ready = recording = leaving = 0;
+    pthread_mutex_init(&lock, NULL);
+}
+
+static void name_calls(void) {
+    for (int domain = DOMAIN_DRIVER; domain <= DOMAIN_RUNTIME; domain++)
+        for (uint32_t id = 1; id < CALLS; id++) {
+            const char *name = NULL;
+            if (cupti.callback_name(domain, id, &name) || !name) continue;
+            if (!strcmp(name, "cuProfilerStart")) profiler_start_id = id;
+            if (!strcmp(name, "cuProfilerStop")) profiler_stop_id = id;
+            for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+                if (!strncmp(name, calls[i], strlen(calls[i])))
+                    api_names[domain][id] = spool_name(name);
+        }
+}
+
+static void stand_down(const char *why) {
+    spool_lock();
+    spool_info("no_gpu_activity", why);
+    spool_flush();
+    spool_unlock();
+}
+
+static void tell_cupti(const char *found) {
+    uint32_t version = 0;
+    char text[16];
+    cupti.version(&version);
+    snprintf(text, sizeof text, "%u", version);
+    spool_lock();
+    spool_info("cupti", found);
+    spool_info("cupti_version", text);
+    name_calls();
+    spool_unlock();
+}
+
+static void begin(void) {
+    pthread_mutex_lock(&lock);
+    unsubscribe();
+    ready = 1;
+    lasting = can_choose() && !paused;
+    if (lasting && !wanted) {
+        buffers_register();
+        choose_calls(1);
+        calls_from = UINT64_MAX;
+    }
+    settle();
+    pthread_mutex_unlock(&lock);
+}
+
+void capture_start(void) {
+    char found[PATH_MAX] = "";
+    void *library = find_cupti(found);
+    if (!library) { stand_down("no libcupti was found"); return; }
+    if (cupti_load(library)) { stand_down("libcupti lacks functions"); return; }
+    tell_cupti(found);
+    if (subscribe()) stand_down("another tool in the process holds CUPTI");
+    else begin();
+}

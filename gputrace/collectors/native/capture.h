@@ -1,0 +1,33 @@
+/* When CUPTI records, and when it is out of the program's way. */
+#ifndef GPUTRACE_CAPTURE_H
+#define GPUTRACE_CAPTURE_H
+
+#include <stdint.h>
+
+/* Whether to record from the start of CUDA on, and whether cudaProfilerStart and Stop decide. */
+void capture_init(int from_start, int by_profiler);
+
+/* Called in cuInit, where no context is: finds CUPTI and begins, or leaves a word why not. */
+void capture_start(void);
+
+/* Begins or ends a window. */
+void capture_want(int on);
+
+/* Makes way for another user of CUPTI, and comes back. */
+void capture_pause(int pause);
+
+/* Whether what happens belongs to the recording. */
+int capture_is_on(void);
+
+/* What the writer does, time and again: takes over what CUPTI has completed, all of it where FLUSH
+ * says so, and lets go of CUPTI after a window. Returns -1 once the disk took no more. */
+int capture_tend(int flush);
+
+/* Ends recording: the process ends, or the disk takes no more. */
+void capture_end(void);
+
+void capture_lock(void);
+void capture_unlock(void);
+void capture_in_child(void);
+
+#endif
