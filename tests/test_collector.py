@@ -348,7 +348,8 @@ def test_a_duration_alone_begins_at_once(machine: Machine, tmp_path: Path) -> No
     env = {"GPUTRACE_DURATION_NS": str(300_000_000)}
     spool = recorded(machine, tmp_path, "inject run 500 1 1", env)
     assert window(spool)[0] < 50
-    assert len(spool.records[b"API "]) >= len(window(spool)) > 100
+    # The first launch may have come before the window, and its kernel after.
+    assert len(spool.records[b"API "]) + 1 >= len(window(spool)) > 100
     assert spool.records[b"KERN"]["end"][-1] - spool.started < 0.45e9
 
 
@@ -436,3 +437,10 @@ def test_a_window_that_opens_late_chooses_calls_one_by_one_too(
 def test_a_pause_keeps_cupti_for_the_other_profiler(machine: Machine, tmp_path: Path) -> None:
     script = "inject sample capture 0 pause 1 sleep 300 sample finalized pause 0 sample"
     assert said(machine, tmp_path, script, {}) == [0]
+
+
+def test_threads_that_come_and_go_are_told_apart(machine: Machine, tmp_path: Path) -> None:
+    script = "inject " + "run 5 1 1 " * 8 + "run 5 4 1"
+    calls = recorded(machine, tmp_path, script).records[b"API "]
+    assert 0 not in calls["thread"]
+    assert len(set(calls["thread"].tolist())) == 8 + 4

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -54,6 +55,7 @@ static part_t current, parts[PARTS];
 static unsigned first, last;
 static uint64_t dropped;
 static uint32_t thread_ids;
+static uint64_t (*timestamp)(void);
 static int finalized;
 /* Whether a record was made while single calls were chosen: such a choice can be made again. */
 static int calls, used, lasting, watched[3];
@@ -134,6 +136,14 @@ static int wanted(uint32_t kind, uint32_t id) {
 /* How many records of calls were made. */
 int fake_calls(void) { return calls; }
 
+/* The thread that makes a call, as was asked for; CUPTI takes the time there too. */
+static void put_thread(uint8_t *place) {
+    uint32_t thread = (uint32_t)(uintptr_t)pthread_self();
+    if (timestamp) timestamp();
+    if (thread_ids == 1) thread = (uint32_t)syscall(SYS_gettid);
+    memcpy(place, &thread, sizeof thread);
+}
+
 /* The subscriber's function, as a call begins and ends. */
 static void tell_call(int domain, uint32_t id) {
     struct { uint32_t site; const char *function; } data = {0, "call"};
@@ -153,6 +163,7 @@ void fake_emit(const void *record, uint64_t end) {
         if (current.bytes && current.used + strides[kind] > current.size) let_go();
         if (!current.bytes) take_buffer();
         memcpy(current.bytes + current.used, record, strides[kind]);
+        if (kind == DRIVER || kind == RUNTIME) put_thread(current.bytes + current.used + 28);
         current.used += strides[kind];
         if (end > current.end) current.end = end;
     }
@@ -214,6 +225,8 @@ int cuptiFinalize(void) {
     memset(profiler, 0, sizeof profiler);
     memset(on, 0, sizeof on);
     memset(chosen, 0, sizeof chosen);
+    thread_ids = 0;
+    timestamp = NULL;
     requested = NULL;
     finalized++;
     pthread_mutex_unlock(&lock);
@@ -298,13 +311,18 @@ int cuptiActivityGetNumDroppedRecords(void *context, uint32_t stream, size_t *co
     return 0;
 }
 
+#ifndef OLD
+int cuptiActivityRegisterTimestampCallback(uint64_t (*function)(void)) {
+    check(function != NULL, "no function");
+    timestamp = function;
+    return 0;
+}
+#endif
+
 int cuptiSetThreadIdType(uint32_t type) {
     thread_ids = type;
     return 0;
 }
-
-/* Whether records carry the system's thread ids. */
-int fake_system_threads(void) { return thread_ids == 1; }
 
 int cuptiGetCallbackName(int domain, uint32_t id, const char **name) {
     static int (*real)(int, uint32_t, const char **), asked;

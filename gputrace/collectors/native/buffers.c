@@ -102,7 +102,7 @@ static buffer_t *take_completed(void) {
 static void take(const void *record, uint64_t calls_from) {
     uint32_t kind = u32_at(record, 0);
     int is_call = kind == KIND_RUNTIME || kind == KIND_DRIVER;
-    if (!is_call || u64_at(record, 8) >= calls_from) decode(record);
+    if (!is_call || u64_at(record, 16) >= calls_from) decode(record);
 }
 
 int buffers_drain(uint64_t calls_from) {

@@ -4,6 +4,7 @@
 #include "cupti.h"
 #include "library.h"
 #include "spool.h"
+#include "threads.h"
 
 #include <limits.h>
 #include <pthread.h>
@@ -133,10 +134,16 @@ static void on_call(void *user, int domain, uint32_t id, const void *data) {
     pthread_mutex_unlock(&lock);
 }
 
+/* What CUPTI forgets when it is let go of, and another profiler may have set. */
+static void set_up(void) {
+    buffers_register();
+    threads_by_self = cupti.register_timestamp && !cupti.register_timestamp(threads_stamp);
+    if (cupti.thread_id_type) cupti.thread_id_type(threads_by_self ? THREAD_ID_SELF : THREAD_ID_SYSTEM);
+}
+
 static void turn_on(void) {
     leave(0);
-    buffers_register();
-    if (cupti.thread_id_type) cupti.thread_id_type(THREAD_ID_SYSTEM);
+    set_up();
     for (size_t i = 0; i < sizeof gpu_kinds / sizeof *gpu_kinds; i++) cupti.enable(gpu_kinds[i]);
     if (calls_from) calls_from = clock_ns(CLOCK_REALTIME);
     choose_calls(1);
@@ -264,7 +271,7 @@ static void begin(void) {
     ready = 1;
     lasting = can_choose() && !paused;
     if (lasting && !wanted) {
-        buffers_register();
+        set_up();
         choose_calls(1);
         calls_from = UINT64_MAX;
     }

@@ -13,6 +13,7 @@
 #include "capture.h"
 #include "devices.h"
 #include "spool.h"
+#include "threads.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -139,6 +140,7 @@ static void in_forked_child(void) {
     spool_forget();
     nvtx_in_child();
     buffers_in_child();
+    threads_in_child();
     capture_in_child();
 }
 

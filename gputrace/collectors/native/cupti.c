@@ -20,6 +20,7 @@ int cupti_load(void *library) {
         {&cupti.next_record, "cuptiActivityGetNextRecord"},
         {&cupti.dropped, "cuptiActivityGetNumDroppedRecords"},
         {&cupti.thread_id_type, "cuptiSetThreadIdType"},
+        {&cupti.register_timestamp, "cuptiActivityRegisterTimestampCallback"},
         {&cupti.callback_name, "cuptiGetCallbackName"},
         {&cupti.finalize, "cuptiFinalize"},
     };

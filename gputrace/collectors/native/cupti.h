@@ -15,7 +15,7 @@ enum { KIND_MEMCPY = 1, KIND_MEMSET = 2, KIND_KERNEL = 3, KIND_DRIVER = 4, KIND_
        KIND_SYNCHRONIZATION = 38, KIND_GRAPH_TRACE = 51 };
 
 enum { DOMAIN_DRIVER = 1, DOMAIN_RUNTIME = 2 };
-enum { THREAD_ID_SYSTEM = 1, FLUSH_FORCED = 1, SITE_EXIT = 1 };
+enum { THREAD_ID_SELF = 0, THREAD_ID_SYSTEM = 1, FLUSH_FORCED = 1, SITE_EXIT = 1 };
 
 typedef void (*buffer_requested_t)(uint8_t **buffer, size_t *size, size_t *max_records);
 typedef void (*buffer_completed_t)(void *context, uint32_t stream, uint8_t *buffer, size_t size,
@@ -58,6 +58,7 @@ struct cupti {
     int (*next_record)(uint8_t *, size_t, void **);
     int (*dropped)(void *, uint32_t, size_t *);
     int (*thread_id_type)(int);
+    int (*register_timestamp)(uint64_t (*)(void));
     int (*callback_name)(int, uint32_t, const char **);
     int (*finalize)(void);
 };
@@ -72,5 +73,7 @@ void decode(const void *record);
 #define CALLS 2048
 /* Names of API functions by domain and id, as spool ids; filled before records come. */
 extern uint32_t api_names[3][CALLS];
+/* Whether records name threads by pthread_self. */
+extern int threads_by_self;
 
 #endif

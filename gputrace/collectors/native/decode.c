@@ -1,7 +1,13 @@
 #include "cupti.h"
 #include "spool.h"
+#include "threads.h"
 
 uint32_t api_names[3][CALLS];
+int threads_by_self;
+
+static uint32_t thread_of(uint32_t thread, uint64_t when) {
+    return threads_by_self ? threads_id(thread, when) : thread;
+}
 
 static void decode_kernel(const void *r) {
     kernel_t k = {.start = u64_at(r, 16), .end = u64_at(r, 24), .device = u32_at(r, 40),
@@ -37,11 +43,12 @@ static void decode_memset(const void *r) {
 
 static void decode_api(const void *r, uint32_t domain) {
     uint32_t id = u32_at(r, 4);
-    api_t a = {.start = u64_at(r, 8), .end = u64_at(r, 16), .thread = u32_at(r, 28),
-               .correlation = u32_at(r, 32), .driver = domain == DOMAIN_DRIVER,
-               .result = (int32_t)u32_at(r, 36)};
+    api_t a = {.start = u64_at(r, 8), .end = u64_at(r, 16), .correlation = u32_at(r, 32),
+               .driver = domain == DOMAIN_DRIVER, .result = (int32_t)u32_at(r, 36)};
     a.name = id < CALLS ? api_names[domain][id] : 0;
-    if (a.name) spool_add(TAG_API, &a, sizeof a); /* calls without a name were not asked for */
+    if (!a.name) return; /* not asked for */
+    a.thread = thread_of(u32_at(r, 28), a.start);
+    spool_add(TAG_API, &a, sizeof a);
 }
 
 static void decode_sync(const void *r) {
@@ -60,8 +67,8 @@ static void decode_graph(const void *r) {
 
 static void decode_overhead(const void *r) {
     /* The object is a process and a thread where its kind says so (CUPTI_ACTIVITY_OBJECT_THREAD). */
-    overhead_t o = {.start = u64_at(r, 24), .end = u64_at(r, 32), .kind = u32_at(r, 4),
-                    .thread = u32_at(r, 8) == 2 ? u32_at(r, 16) : 0};
+    overhead_t o = {.start = u64_at(r, 24), .end = u64_at(r, 32), .kind = u32_at(r, 4)};
+    if (u32_at(r, 8) == 2) o.thread = thread_of(u32_at(r, 16), o.start);
     spool_add(TAG_OVERHEAD, &o, sizeof o);
 }
 
