@@ -30,6 +30,7 @@ class Benchmark:
 BENCHMARKS: Final = (
     Benchmark("speed", "benchmarks.speed", "time and memory, beside the floor and the peers"),
     Benchmark("overhead", "benchmarks.overhead", "what recording costs training (needs GPUs)"),
+    Benchmark("agreement", "benchmarks.agreement", "whether nsys sees the same (needs GPUs)"),
     Benchmark("accuracy", "benchmarks.accuracy", "steps and causes found in generated runs"),
 )
 

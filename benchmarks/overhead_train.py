@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=220)
     parser.add_argument("--warmup", type=int, default=20)
     parser.add_argument("--wait-ms", type=float, default=0.0, help="the loader takes so long")
+    parser.add_argument("--data-parallel", action="store_true", help="one process, all GPUs")
     parser.add_argument("--profiler", action="store_true", help="under torch.profiler, CUDA only")
     options = parser.parse_args()
     times = _train(options)[options.warmup :]
@@ -49,6 +50,8 @@ def _train(options: argparse.Namespace) -> list[float]:
     if world > 1:
         torch.distributed.init_process_group("nccl")
         model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+    if options.data_parallel:
+        model = torch.nn.DataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     images = torch.randn(options.batch, 3, 224, 224).pin_memory()
     labels = torch.randint(0, 1000, (options.batch,)).pin_memory()
