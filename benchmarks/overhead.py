@@ -22,7 +22,7 @@ from benchmarks.options import Options
 from gputrace.collectors.cupti import has_driver
 
 TRAIN: Final = Path(__file__).with_name("overhead_train.py")
-CASES: Final = (("resnet50", 256), ("resnet18", 8))
+CASES: Final = (("resnet50", 128), ("resnet18", 8))
 """A step that the GPU's work fills, and one that the host's launches fill."""
 VARIANTS: Final = ("none", "gputrace", "torch.profiler")
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import re
 from functools import cache
-from typing import Any
+from typing import Any, Final
+
+_DIGITS: Final = re.compile(r"[0-9]+")
 
 
 def demangle(name: str) -> str:
@@ -25,6 +28,8 @@ def demangle(name: str) -> str:
 
 def short(demangled: str) -> str:
     """The function's own name, without return type, namespaces, template and call arguments."""
+    if demangled.startswith("_Z"):
+        return _last_of_mangled(demangled)
     depth, end = 0, len(demangled)
     for index, character in enumerate(demangled):
         if character == "<" and not demangled.startswith("<unnamed>", index):
@@ -37,6 +42,16 @@ def short(demangled: str) -> str:
             break
     head = demangled[:end].strip()
     return head.rsplit("::", 1)[-1].rsplit(" ", 1)[-1] or demangled
+
+
+def _last_of_mangled(name: str) -> str:
+    """Of a name that could not be demangled, the last part before any arguments: each is a length
+    and so many letters."""
+    part, at = name, 3 if name.startswith("_ZN") else 2
+    while (digits := _DIGITS.match(name, at)) is not None:
+        end = digits.end() + int(digits[0])
+        part, at = name[digits.end() : end], end
+    return part
 
 
 @cache
