@@ -103,7 +103,9 @@ def _difference(counts: Sequence[Counter[Any]]) -> str:
 
 def _durations_agree(a: Seen, b: Seen) -> bool:
     """Communication is left out: its kernels wait for each other, and so for the hosts."""
-    names = [name for name in a.durations if not _COMMUNICATION.search(name) and name in b.durations]
+    names = [
+        name for name in a.durations if not _COMMUNICATION.search(name) and name in b.durations
+    ]
     ratios = {
         n: statistics.median(b.durations[n]) / statistics.median(a.durations[n]) for n in names
     }
@@ -115,8 +117,9 @@ def _durations_agree(a: Seen, b: Seen) -> bool:
         f"the others hold {share:.1%} of the time"
     )
     for name, ratio in sorted(far.items(), key=lambda item: -weights[item[0]])[:10]:
-        median = statistics.median(a.durations[name])
-        print(f"  {ratio:.3f} of {median:,.0f} ns, {len(a.durations[name])} times: {name[:90]}")
+        print(
+            f"  {ratio:.3f} of {first[name]:,.0f} ns, {len(a.durations[name])} times: {name[:90]}"
+        )
     return not far
 
 

@@ -131,7 +131,8 @@ def test_only_the_calls_that_matter_are_there_with_their_thread(sample: Database
 def test_cupti_makes_no_records_of_other_calls_where_it_can_choose(
     machine: Machine, tmp_path: Path, library: str, calls: int
 ) -> None:
-    script = "inject sample capture 0 sleep 50 sample capture 1 sample pause 1 sample pause 0 sample calls"
+    script = "inject sample capture 0 sleep 50 sample capture 1 sample "
+    script += "pause 1 sample pause 0 sample calls"
     done = machine.run(tmp_path, script, {"GPUTRACE_CUPTI": str(machine.folder / library)})
     assert done.stdout == f"{calls}\n"
     assert len(only(tmp_path).records[b"API "]) == 3 * 2
@@ -398,7 +399,8 @@ MANUAL: Final = {"GPUTRACE_CAPTURE": "manual"}
 def test_after_a_window_cupti_is_taken_out_of_the_program_once(
     machine: Machine, tmp_path: Path
 ) -> None:
-    script = "inject sample capture 1 sleep 5 sample capture 0 sleep 300 finalized sample sample finalized"
+    script = "inject sample capture 1 sleep 5 sample capture 0 sleep 300 finalized "
+    script += "sample sample finalized"
     assert said(machine, tmp_path, script, MANUAL) == [0, 1]
     spool = only(tmp_path)
     assert (kernels(spool), len(spool.records[b"API "])) == (1, 2)
