@@ -103,12 +103,9 @@ def _difference(counts: Sequence[Counter[Any]]) -> str:
 
 def _durations_agree(a: Seen, b: Seen) -> bool:
     """Communication is left out: its kernels wait for each other, and so for the hosts."""
-    names = [
-        name for name in a.durations if not _COMMUNICATION.search(name) and name in b.durations
-    ]
-    ratios = {
-        n: statistics.median(b.durations[n]) / statistics.median(a.durations[n]) for n in names
-    }
+    names = [n for n in a.durations if not _COMMUNICATION.search(n) and n in b.durations]
+    first, second = ({n: statistics.median(seen.durations[n]) for n in names} for seen in (a, b))
+    ratios = {name: second[name] / first[name] for name in names}
     far = {name: ratio for name, ratio in ratios.items() if abs(ratio - 1) > _CLOSE}
     weights = {name: sum(a.durations[name]) for name in names}
     share = sum(weights[name] for name in far) / sum(weights.values()) if names else 0.0
@@ -117,9 +114,8 @@ def _durations_agree(a: Seen, b: Seen) -> bool:
         f"the others hold {share:.1%} of the time"
     )
     for name, ratio in sorted(far.items(), key=lambda item: -weights[item[0]])[:10]:
-        print(
-            f"  {ratio:.3f} of {first[name]:,.0f} ns, {len(a.durations[name])} times: {name[:90]}"
-        )
+        times = len(a.durations[name])
+        print(f"  {ratio:.3f} of {first[name]:,.0f} ns, {times} times: {name[:90]}")
     return not far
 
 
