@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gputrace.collectors.child import run
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -45,6 +47,11 @@ class Merged:
     """What a person should know, a line each."""
 
 
+def run_directly(launch: Launch, _folder: Path, _tell: Callable[[str], None]) -> int:
+    """Runs a command that is the program itself."""
+    return run(launch.command, launch.environment)
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """One way to record GPU activity.
@@ -57,9 +64,13 @@ class Backend:
             is the one given, which has the hooks already, and what the backend needs.
         merge: makes the trace (second path) of the folder (first path) with what meta.json said;
             raises InputError where nothing in it can be read, OSError where it cannot be written.
+        run: runs what was launched, to its end; the program's exit code. Takes the folder and what
+            tells a person a line. Raises CannotRun where the program cannot be run, MissingError
+            where what records it cannot.
     """
 
     name: str
     obstacle: Callable[[Mapping[str, str]], str | None]
     launch: Callable[[Plan, Path, Sequence[str], Mapping[str, str]], Launch]
     merge: Callable[[Path, Path, Mapping[str, str]], Merged]
+    run: Callable[[Launch, Path, Callable[[str], None]], int] = run_directly

@@ -94,11 +94,40 @@ class TraceWriter:
         self._database.execute("PRAGMA synchronous = OFF")
         self._database.execute("BEGIN")
         self._strings: dict[str, int] = {}
+        self._first_string = 0
+
+    def copy(self, source: Path, tables: Mapping[str, str]) -> None:
+        """Copies tables of an SQLite file with their declarations, before anything is added.
+
+        Args:
+            source: the file, which nobody writes.
+            tables: by name, the SQL condition that rows to copy meet; it may name tables of the
+                file as ``source.NAME``. Rows left out leave no trace in this file.
+        """
+        # SQLite attaches nothing within a transaction.
+        self._database.execute("COMMIT")
+        self._database.execute("ATTACH ? AS source", (str(source),))
+        self._database.execute("BEGIN")
+        declared = dict(self._database.execute("SELECT name, sql FROM source.sqlite_master"))
+        for table, condition in tables.items():
+            self._database.execute(declared[table])
+            self._database.execute(
+                f'INSERT INTO main."{table}" SELECT * FROM source."{table}" WHERE {condition}'
+            )
+        self._database.execute("COMMIT")
+        self._database.execute("DETACH source")
+        self._database.execute("BEGIN")
+        if "StringIds" in tables:
+            self._first_string = self.query("SELECT coalesce(max(id), -1) + 1 FROM StringIds")[0][0]
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        """Rows of what was written."""
+        return self._database.execute(sql).fetchall()
 
     def string(self, text: str) -> int:
         """The id of a text in StringIds."""
         if text not in self._strings:
-            self._strings[text] = len(self._strings)
+            self._strings[text] = self._first_string + len(self._strings)
             self.add("StringIds", {"id": [self._strings[text]], "value": [text]})
         return self._strings[text]
 
