@@ -30,6 +30,10 @@ class Launch:
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
+    stop: tuple[str, ...] = ()
+    """A command that ends the recording while the program goes on, where one is to be run."""
+    stop_after_ns: int = 0
+    """When to run it, from the program's start."""
 
 
 @dataclass(frozen=True, slots=True)

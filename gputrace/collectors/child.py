@@ -20,6 +20,9 @@ FORWARDED: Final = (
     signal.SIGUSR2,
 )
 
+PYTHONS: Final = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Signals that Python ignores, and a program that it starts should not."""
+
 
 class CannotRun(Exception):
     """The program cannot be started; ``code`` is what shells exit with then."""
@@ -48,7 +51,9 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     watched = {*FORWARDED, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
-        child = os.posix_spawn(program, list(command), dict(environment), setsigmask=before)
+        child = os.posix_spawn(
+            program, list(command), dict(environment), setsigmask=before, setsigdef=PYTHONS
+        )
     except OSError as error:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise CannotRun(f"{command[0]}: cannot be run ({error.strerror})", NOT_RUNNABLE) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -92,16 +93,22 @@ def _launch(
     changed = dict(environment)
     if plan.steps is not None:
         changed["GPUTRACE_PROFILER_API"] = "1"
-    return Launch((nsys, "profile", *options, *supervised(folder), *command), changed)
+    words = (nsys, "profile", *options, *supervised(folder), *command)
+    if not plan.duration_ns:
+        return Launch(words, changed)
+    stop = (nsys, "stop", f"--session={window['--session-new']}")
+    return Launch(words, changed, stop, plan.delay_ns + plan.duration_ns)
 
 
 def _window(plan: Plan) -> dict[str, str]:
     """The options that record a part; steps begin and end it by calls of CUDA's profiler API."""
     options = {}
     if plan.delay_ns:
-        options["--delay"] = str(_whole_seconds(plan.delay_ns))
+        # All that every version takes are whole seconds.
+        options["--delay"] = str(max(1, round(plan.delay_ns / _SECOND)))
     if plan.duration_ns:
-        options["--duration"] = str(_whole_seconds(plan.duration_ns))
+        # With --duration nsys would end before the program.
+        options["--session-new"] = f"gputrace{os.getpid()}"
     if plan.profiler_api or plan.steps is not None:
         options["--capture-range"] = "cudaProfilerApi"
         options["--capture-range-end"] = "stop"
@@ -109,11 +116,6 @@ def _window(plan: Plan) -> dict[str, str]:
         # Else nsys ends the program with the window.
         options["--kill"] = "none"
     return options
-
-
-def _whole_seconds(time_ns: int) -> int:
-    """What --delay and --duration of every version take."""
-    return max(1, round(time_ns / _SECOND))
 
 
 def _takes(help_text: str, value: str) -> bool:

@@ -19,7 +19,8 @@ from gputrace.collectors.clock import OWN, global_pid
 from gputrace.collectors.host_events import HostEvents, read_host
 from gputrace.collectors.host_rows import write_process
 from gputrace.collectors.merge import merge, read_all, write_meta, write_signals
-from gputrace.collectors.nsys_reports import find_report, why_none
+from gputrace.collectors.nsys_log import why_no_report
+from gputrace.collectors.nsys_reports import find_report
 from gputrace.errors import InputError, MissingError
 from gputrace.traces.nsys.report import find_nsys, nsys_version, run_export
 from gputrace.traces.writer import TraceWriter
@@ -51,7 +52,7 @@ def convert(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     report = find_report(folder, nsys)
     if report is None:
         merged = merge(folder, output, meta)
-        return Merged(0, 0, merged.steps, merged.cut, (why_none(folder),))
+        return Merged(0, 0, merged.steps, merged.cut, (why_no_report(folder),))
     if nsys is None:
         raise MissingError(f"{report}: an nsys must export it, and there is none here")
     hosts: list[HostEvents] = read_all(folder, "*.host", read_host)

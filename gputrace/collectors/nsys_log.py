@@ -11,11 +11,6 @@ LOG: Final = "nsys.log"
 
 _CAUSES: Final = (
     (
-        r"no reports were generated|waiting for capture range|capture range .*never",
-        "nsys recorded nothing: the window never began; --profiler-api needs a program that calls "
-        "cudaProfilerStart, --steps one that reaches the first of them",
-    ),
-    (
         r"unrecogni[sz]ed option|illegal|cannot be specified",
         "nsys does not take an option that gputrace gave it ({said}); try another version of nsys",
     ),
@@ -35,21 +30,34 @@ _CAUSES: Final = (
 )
 
 
-def explain(folder: Path, otherwise: str) -> str:
-    """Why nsys left no report, by what it said; ``otherwise`` begins what is told if unknown."""
+_NOTHING: Final = (
+    "nsys recorded nothing, since the window never began: cudaProfilerStart was not called, "
+    "no step of --steps was reached, or --delay is longer than the run"
+)
+"""nsys says no more than that it generated nothing."""
+_COMPLAINT: Final = re.compile(r"\b(error|failed|fatal|unable|cannot|exception)\b", re.IGNORECASE)
+
+
+def why_no_report(folder: Path) -> str:
+    """For a run that left nothing to make a trace of."""
+    return _cause(folder) or _NOTHING
+
+
+def why_not_started(folder: Path, code: int) -> str:
+    """For a run in which nsys ended before the program began."""
+    said = _cause(folder) or (_lines(folder) or ["it said nothing"])[-1]
+    return f"nsys did not start the program (exit code {code}): {said}"
+
+
+def _cause(folder: Path) -> str | None:
+    """What was wrong, by what nsys said; None where it complained of nothing."""
     lines = _lines(folder)
     for pattern, told in _CAUSES:
         for line in lines:
             if re.search(pattern, line, re.IGNORECASE):
                 return told.format(said=line)
-    telling = [line for line in lines if re.search(r"error|fail|unable|cannot", line, re.I)]
-    said = (telling or lines or ["it said nothing"])[-1]
-    return f"{otherwise}: {said}"
-
-
-def why_not_started(folder: Path, code: int) -> str:
-    """For a run in which nsys ended before the program began."""
-    return explain(folder, f"nsys did not start the program (exit code {code})")
+    complaints = [line for line in lines if _COMPLAINT.search(line)]
+    return f"nsys left no report: {complaints[-1]}" if complaints else None
 
 
 def _lines(folder: Path) -> list[str]:

@@ -8,7 +8,6 @@ from glob import glob
 from pathlib import Path
 from typing import Final
 
-from gputrace.collectors.nsys_log import explain
 from gputrace.errors import MissingError
 
 _IMPORTERS: Final = (
@@ -32,11 +31,6 @@ def find_report(folder: Path, nsys: str | None) -> Path | None:
         return reports[0]
     raw = [path for path in _sorted(folder) if path.suffix == ".qdstrm"]
     return _imported(raw[0], nsys) if raw else None
-
-
-def why_none(folder: Path) -> str:
-    """Why there is no report."""
-    return explain(folder, "nsys left no report")
 
 
 def _sorted(folder: Path) -> list[Path]:

@@ -1,8 +1,9 @@
 """Runs a program under nsys as if nsys were not there.
 
-nsys puts what it starts into a session of its own, which no terminal reaches, talks on standard
-output, and ends when the window to record is over, be the program still running or not. So the
-program gets our streams, its signals come from us, and its end is what counts.
+nsys puts what it starts into a session of its own, which no terminal reaches, and talks on standard
+output; it may end before the program, whose later children then fail where they look for it. So
+the program gets our streams, its signals come from us, its end is what counts, and a window of time
+is ended by `nsys stop`, after which nsys stays.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,13 +20,13 @@ from pathlib import Path
 from typing import Final
 
 from gputrace.collectors.backend import Launch
-from gputrace.collectors.child import FORWARDED, NOT_RUNNABLE, CannotRun
+from gputrace.collectors.child import FORWARDED, NOT_RUNNABLE, PYTHONS, CannotRun
 from gputrace.collectors.nsys_log import LOG, why_not_started
 from gputrace.errors import MissingError
 
 SUPERVISOR: Final = Path(__file__).with_name("nsys_supervisor.py")
 _STREAMS: Final = "GPUTRACE_STREAMS"
-_LOOK_S: Final = 0.5
+_LOOK_S: Final = 0.2
 """How often the program is looked after, which is no child of ours."""
 _PATIENCE_S: Final = 3.0
 """So long nsys may write after the program's end before we say that it does."""
@@ -44,7 +46,7 @@ def run_under_nsys(launch: Launch, folder: Path, tell: Callable[[str], None]) ->
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
         nsys = _start(launch.command, launch.environment, folder, before)
-        return _Watch(nsys, folder, tell).wait(watched)
+        return _Watch(nsys, launch, folder, tell).wait(watched)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -70,7 +72,7 @@ def _start(
             file_actions=actions,
             setpgroup=0,
             setsigmask=mask,
-            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
+            setsigdef=PYTHONS,
         )
     except OSError as error:
         raise MissingError(f"{command[0]}: cannot be run ({error.strerror})") from None
@@ -91,14 +93,18 @@ def _handed_down(stream: int) -> int | None:
 class _Watch:
     """Waits for the program and for nsys, whichever ends last."""
 
-    def __init__(self, nsys: int, folder: Path, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, nsys: int, launch: Launch, folder: Path, tell: Callable[[str], None]
+    ) -> None:
         self._nsys: int | None = nsys
         self._nsys_code = 0
+        self._stop, self._stop_after_s = launch.stop, launch.stop_after_ns / 1e9
         self._folder, self._tell = folder, tell
-        self._ended_at = 0.0
+        self._began_at = self._ended_at = 0.0
 
     def wait(self, watched: set[signal.Signals]) -> int:
         while not self._over():
+            self._end_window()
             came = signal.sigtimedwait(watched, _LOOK_S)
             if came is not None and came.si_signo != signal.SIGCHLD:
                 self._pass_on(came.si_signo, typed=came.si_pid == 0)
@@ -118,6 +124,16 @@ class _Watch:
         if self._nsys is not None and self._read("program.code") is not None:
             self._tell_once()
         return self._nsys is None and not self._program_runs()
+
+    def _end_window(self) -> None:
+        if not self._stop or self._program() is None:
+            return
+        self._began_at = self._began_at or time.monotonic()
+        if time.monotonic() - self._began_at >= self._stop_after_s:
+            with (self._folder / LOG).open("ab") as log:
+                # It ends when nsys has written the report, which the program need not wait for.
+                subprocess.Popen(self._stop, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._stop = ()
 
     def _tell_once(self) -> None:
         self._ended_at = self._ended_at or time.monotonic()

@@ -136,7 +136,7 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
 def _notes(merged: Merged, backend: Backend) -> list[str]:
     if backend is HOST:
         return ["only the host's signals were recorded: nothing of a GPU is in the trace"]
-    if not merged.processes:
+    if not merged.processes and not merged.notes:
         return ["no process of the program started CUDA"]
     return []
 
