@@ -34,7 +34,7 @@ _OTHERS: Final = re.compile(
     r"|ANALYSIS_DETAILS|META_DATA_EXPORT"
 )
 _STRINGS: Final = re.compile(
-    r'^\s*"?(demangledName|shortName|mangledName|nameId|textId|jsonTextId)\b'
+    r"\b(demangledName|shortName|mangledName|nameId|textId|jsonTextId)\b"
     r'|^\s*"?(\w+)\b.*REFERENCES StringIds',
     re.MULTILINE,
 )

@@ -26,6 +26,7 @@ from gputrace.errors import MissingError
 
 SUPERVISOR: Final = Path(__file__).with_name("nsys_supervisor.py")
 _STREAMS: Final = "GPUTRACE_STREAMS"
+_HIGH: Final = 200
 _LOOK_S: Final = 0.2
 """How often the program is looked after, which is no child of ours."""
 _PATIENCE_S: Final = 3.0
@@ -60,7 +61,7 @@ def _start(
     streams = [_handed_down(number) for number in range(3)]
     listed = ",".join("-" if stream is None else str(stream) for stream in streams)
     words = [listed if word == _STREAMS else word for word in command]
-    log = os.open(folder / LOG, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    log = _above(os.open(folder / LOG, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
     actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     actions += [(os.POSIX_SPAWN_DUP2, log, number) for number in (1, 2)]  # type: ignore[list-item]
     try:
@@ -85,9 +86,18 @@ def _start(
 def _handed_down(stream: int) -> int | None:
     """A descriptor of one of our streams that nsys passes on, out of the way of its own."""
     try:
-        return fcntl.fcntl(stream, fcntl.F_DUPFD, 200)
+        # Python's own files are closed at exec: one of them sits where a stream is closed.
+        ours = fcntl.fcntl(stream, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+        return None if ours else fcntl.fcntl(stream, fcntl.F_DUPFD, _HIGH)
     except OSError:
         return None
+
+
+def _above(descriptor: int) -> int:
+    """The file under a number that is none of a standard stream."""
+    high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+    os.close(descriptor)
+    return high
 
 
 class _Watch:
