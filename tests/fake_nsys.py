@@ -47,36 +47,40 @@ OPTIONS["graphs by node"] = OPTIONS["2022.4"] | {"--cuda-graph-trace": "Possible
 
 def main(words: list[str]) -> int:
     if words == ["--version"]:
-        print("NVIDIA Nsight Systems version 2022.4.2.1-df9881f")
+        _say("NVIDIA Nsight Systems version 2022.4.2.1-df9881f")
         return 0
     if words == ["profile", "--help"]:
-        print("\nusage: nsys profile [<args>] [application] [<application args>]\n")
+        _say("\nusage: nsys profile [<args>] [application] [<application args>]\n")
         for name, text in OPTIONS[os.environ.get("FAKE_OPTIONS", "2022.4")].items():
-            print(f"\t{name}=\n\n\t   {text}\n\t   For example, --sample=none.\n")
+            _say(f"\t{name}=\n\n\t   {text}\n\t   For example, --sample=none.\n")
         return 0
     with Path(os.environ["FAKE_LOG"]).open("a") as log:
         log.write(json.dumps(words) + "\n")
-    return {"profile": _profile, "export": _export, "stop": lambda _: 0}[words[0]](words[1:])
+    return {"profile": _profile, "export": _export}.get(words[0], _nothing)(words[1:])
+
+
+def _nothing(_words: list[str]) -> int:
+    return 0
 
 
 def _profile(words: list[str]) -> int:
     end = next(i for i, word in enumerate(words) if not word.startswith("--"))
     options = dict(word.split("=", 1) for word in words[:end])
     if MODE == "refuses":
-        print("unrecognised option '--trace'", file=sys.stderr)
+        _say("unrecognised option '--trace'")
         return 1
-    print("Collecting data...", flush=True)
+    _say("Collecting data...")
     # As nsys does: a session of its own, and pipes of nsys's for its output.
     code = subprocess.run(
         words[end:], start_new_session=True, capture_output=True, close_fds=False, check=False
     ).returncode
     time.sleep(float(os.environ.get("FAKE_FINISH_S", "0")))
-    print("Generated:")
+    _say("Generated:")
     if MODE != "no report":
         suffix = "qdstrm" if MODE == "raw" else "nsys-rep"
         report = Path(options["--output"].replace("%%", "%") + f".{suffix}")
         report.write_text("report")
-        print(f"    {report}")
+        _say(f"    {report}")
     return code
 
 
@@ -84,14 +88,19 @@ def _export(words: list[str]) -> int:
     target = Path(words[words.index("-o") + 1])
     report = Path(words[-1])
     if MODE == "locked" and target.parent == report.parent:
-        print("ERROR: Database Error: database is locked", file=sys.stderr)
+        _say("ERROR: Database Error: database is locked")
         return 1
     if MODE == "too new":
-        print("Error: the report is of a newer version", file=sys.stderr)
+        _say("Error: the report is of a newer version")
         return 1
     folder = report.parent
     _small(int((folder / "program.pid").read_text()), report.stat().st_mtime_ns).write(target)
     return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def _small(pid: int, ended_ns: int) -> Export:

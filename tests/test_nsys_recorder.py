@@ -13,10 +13,9 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -67,8 +66,10 @@ class Machine:
     def record(self, *words: str, **variables: str) -> Ran:
         return command.python(*self.words(*words)[1:], env=self.env | variables)
 
-    def start(self, *words: str, **streams: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self.words(*words), env=command.environment(self.env), **streams)
+    def start(self, *words: str, **streams: Any) -> subprocess.Popen[bytes]:
+        env = command.environment(self.env)
+        running: subprocess.Popen[bytes] = subprocess.Popen(self.words(*words), env=env, **streams)
+        return running
 
     def calls(self, name: str) -> list[list[str]]:
         """What nsys was asked for by that command."""
@@ -355,9 +356,8 @@ def test_it_says_so_where_nsys_takes_long_to_write(
     machine.spool.mkdir()
     words = (str(machine.nsys), "profile", "--output=x", *nsys_run.supervised(machine.spool))
     told: list[str] = []
-    tell: Callable[[str], None] = told.append
     env = command.environment(machine.env | {"FAKE_FINISH_S": "1", "FAKE_MODE": "no report"})
     began = time.monotonic()
-    assert nsys_run.run_under_nsys(Launch((*words, "true"), env), machine.spool, tell) == 0
+    assert nsys_run.run_under_nsys(Launch((*words, "true"), env), machine.spool, told.append) == 0
     assert time.monotonic() - began > 1
     assert told == ["the program has ended; nsys is still writing its report"]

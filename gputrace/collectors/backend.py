@@ -51,7 +51,7 @@ class Merged:
     """What a person should know, a line each."""
 
 
-def run_directly(launch: Launch, _folder: Path, _tell: Callable[[str], None]) -> int:
+def run_directly(launch: Launch, _folder: Path, _tell: Callable[[str], object]) -> int:
     """Runs a command that is the program itself."""
     return run(launch.command, launch.environment)
 
@@ -77,4 +77,4 @@ class Backend:
     obstacle: Callable[[Mapping[str, str]], str | None]
     launch: Callable[[Plan, Path, Sequence[str], Mapping[str, str]], Launch]
     merge: Callable[[Path, Path, Mapping[str, str]], Merged]
-    run: Callable[[Launch, Path, Callable[[str], None]], int] = run_directly
+    run: Callable[[Launch, Path, Callable[[str], object]], int] = run_directly

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from gputrace.collectors.cupti import collector_library, has_driver
+from gputrace.collectors.nsys_reports import importer_obstacle
 from gputrace.collectors.record import HOOKS
+from gputrace.errors import MissingError
 from gputrace.traces.nsys.report import find_nsys, nsys_version
 
 _VERSION_FILE: Final = Path("/proc/driver/nvidia/version")
@@ -121,10 +123,15 @@ def _in_the_way() -> Iterator[Check]:
 
 def _others() -> Iterator[Check]:
     nsys = find_nsys()
-    if nsys is not None:
-        yield Check("nsys", "ok", f"{nsys_version(nsys)} ({nsys})")
-    else:
-        yield Check("nsys", "note", "not found", "needed only to read .nsys-rep and .qdrep reports")
+    if nsys is None:
+        advice = "needed only for record --backend nsys, and to read .nsys-rep and .qdrep reports"
+        yield Check("nsys", "note", "not found", advice)
+        return
+    try:
+        found, obstacle = f"{nsys_version(nsys)} ({nsys})", importer_obstacle(nsys)
+    except (OSError, MissingError) as error:
+        found, obstacle = nsys, str(error)
+    yield Check("nsys", "note" if obstacle else "ok", found, obstacle or "")
 
 
 def _read(path: Path) -> str:

@@ -120,7 +120,7 @@ def _window(plan: Plan) -> dict[str, str]:
 
 def _takes(help_text: str, value: str) -> bool:
     """Whether an option's help lists the value, or lists none."""
-    return "Possible values" not in help_text or value.split(",")[0] in help_text
+    return "Possible values" not in help_text or value.split(",", maxsplit=1)[0] in help_text
 
 
 NSYS: Final = Backend("nsys", _obstacle, _launch, convert, run_under_nsys)

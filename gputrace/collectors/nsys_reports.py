@@ -47,6 +47,15 @@ def find_importer(nsys: str) -> str | None:
     return next(found, None)
 
 
+def importer_obstacle(nsys: str) -> str | None:
+    """Why the importer of an nsys cannot run here, and what to do; None where it can."""
+    importer = find_importer(nsys)
+    if importer is None:
+        return "its QdstrmImporter is not beside it; install all of Nsight Systems"
+    code, said = _run([importer, "--version"])
+    return _why_not_imported(said) if code else None
+
+
 def _imported(raw: Path, nsys: str | None) -> Path:
     importer = find_importer(nsys) if nsys is not None else None
     if importer is None:
@@ -55,18 +64,23 @@ def _imported(raw: Path, nsys: str | None) -> Path:
             "install all of Nsight Systems"
         )
     report = raw.with_suffix(".nsys-rep")
-    words = [importer, "-i", str(raw), "-o", str(report)]
-    try:
-        run = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
-    except OSError as error:
-        raise MissingError(f"{importer}: cannot be run ({error.strerror})") from None
-    if run.returncode != 0 or not report.exists():
+    code, said = _run([importer, "-i", str(raw), "-o", str(report)])
+    if code or not report.exists():
         report.unlink(missing_ok=True)
-        raise MissingError(_why_not_imported(importer, run.stdout + "\n" + run.stderr))
+        raise MissingError(_why_not_imported(said))
     return report
 
 
-def _why_not_imported(importer: str, output: str) -> str:
+def _run(words: list[str]) -> tuple[int, str]:
+    """The exit code of a command and all that it said."""
+    try:
+        run = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise MissingError(f"{words[0]}: cannot be run ({error.strerror})") from None
+    return run.returncode, f"{run.stdout}\n{run.stderr}"
+
+
+def _why_not_imported(output: str) -> str:
     missing = re.search(r"loading shared libraries: (\S+): cannot open", output)
     if missing:
         library = missing[1]

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gputrace.collectors.backend import Launch
 from gputrace.collectors.child import FORWARDED, NOT_RUNNABLE, PYTHONS, CannotRun
@@ -38,7 +38,7 @@ def supervised(folder: Path) -> list[str]:
     return [sys.executable, "-I", "-S", str(SUPERVISOR), str(folder.absolute()), _STREAMS]
 
 
-def run_under_nsys(launch: Launch, folder: Path, tell: Callable[[str], None]) -> int:
+def run_under_nsys(launch: Launch, folder: Path, tell: Callable[[str], object]) -> int:
     """Runs the program to its end and nsys to its own; the program's exit code.
 
     Raises CannotRun where the program cannot be run, MissingError where nsys does not start it.
@@ -62,8 +62,8 @@ def _start(
     listed = ",".join("-" if stream is None else str(stream) for stream in streams)
     words = [listed if word == _STREAMS else word for word in command]
     log = _above(os.open(folder / LOG, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
-    actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
-    actions += [(os.POSIX_SPAWN_DUP2, log, number) for number in (1, 2)]  # type: ignore[list-item]
+    actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+    actions += [(os.POSIX_SPAWN_DUP2, log, number) for number in (1, 2)]
     try:
         # A group of its own: what is typed at the terminal is not for nsys.
         return os.posix_spawn(
@@ -104,7 +104,7 @@ class _Watch:
     """Waits for the program and for nsys, whichever ends last."""
 
     def __init__(
-        self, nsys: int, launch: Launch, folder: Path, tell: Callable[[str], None]
+        self, nsys: int, launch: Launch, folder: Path, tell: Callable[[str], object]
     ) -> None:
         self._nsys: int | None = nsys
         self._nsys_code = 0

@@ -12,12 +12,8 @@ import os
 import signal
 import sys
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-
-def main(folder: str, streams: str, command: "Sequence[str]") -> int:
+def main(folder: str, streams: str, command: list[str]) -> int:
     """The exit code of the program, 128 + N for signal N, as a shell has it."""
     _take(streams)
     # What is typed at the terminal is for the program; this waits for its end.

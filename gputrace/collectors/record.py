@@ -83,7 +83,7 @@ def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[
     return changed
 
 
-def record(prepared: Prepared, tell: Callable[[str], None]) -> int:
+def record(prepared: Prepared, tell: Callable[[str], object]) -> int:
     """Runs the program to its end; its exit code. ``tell`` tells a person a line.
 
     Raises CannotRun where the program does not start, MissingError where what records it does not.
