@@ -18,7 +18,7 @@ from tests.exports import Export, global_id
 MODE = os.environ.get("FAKE_MODE", "")
 MACHINE = 0x0102
 """The upper 16 bits of global ids in the export."""
-SECRETS = ("planted-env", "planted-argument", "planted-output", "planted-file")
+SECRETS = ("planted-env", "planted-argument", "planted-output", "planted-file", "planted-user")
 OLDEST = {
     "-t, --trace": "Possible values are 'cuda', 'nvtx', 'osrt' or 'none'.",
     "-o, --output": "Output report filename.",
@@ -114,6 +114,8 @@ def _small(pid: int, ended_ns: int) -> Export:
     export.give("PROCESSES", "globalPid", "pid", "name")
     export.add("PROCESSES", globalPid=process, pid=pid, name="python")
     export.add("PROCESSES", globalPid=global_id(1, host=MACHINE), pid=1, name="init")
+    export.add("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value="3.7.2")
+    export.add("META_DATA_EXPORT", name="EXPORT_USER", value=SECRETS[4])
     value = f'KEY="{SECRETS[0]}"'
     export.add("META_DATA_CAPTURE", name="PROCESS_0:ENVIRONMENT_VARIABLE", value=value)
     export.give("TARGET_INFO_SYSTEM_ENV", "name", "value")
@@ -122,6 +124,9 @@ def _small(pid: int, ended_ns: int) -> Export:
     export.add("ProcessStreams", globalPid=process, contentId=export.string(SECRETS[2]))
     export.give("ANALYSIS_FILE", "id", "contentId")
     export.add("ANALYSIS_FILE", id=1, contentId=export.string(SECRETS[3]))
+    export.give("DIAGNOSTIC_EVENT", "severity", "text")
+    export.add("DIAGNOSTIC_EVENT", severity=3, text="This driver is not supported")
+    export.add("DIAGNOSTIC_EVENT", severity=2, text="No NVTX events collected")
     return export
 
 

@@ -273,6 +273,7 @@ def test_nothing_of_the_environment_the_arguments_or_the_output_is_in_the_trace(
     data = machine.output.read_bytes()
     assert [secret for secret in SECRETS if secret.encode() in data] == []
     assert machine.rows("SELECT name FROM PROCESSES") == [("python",)]
+    assert machine.rows("SELECT value FROM META_DATA_EXPORT") == [("3.7.2",)]
     assert b"gemm" in data
 
 
@@ -347,6 +348,26 @@ def test_an_importer_that_lacks_a_library(machine: Machine) -> None:
     )
     ran = machine.record("--", "true", FAKE_MODE="raw")
     assert_refused(ran, 125, "libdw.so.1", "libdw1", "recover")
+
+
+def test_errors_that_nsys_writes_into_its_report_are_said(machine: Machine) -> None:
+    ran = machine.record("--", "true")
+    assert "gputrace: nsys: This driver is not supported\n" in ran.err
+    assert "No NVTX" not in ran.err
+
+
+def test_a_recording_that_goes_on_without_us_is_not_taken_apart(machine: Machine) -> None:
+    program = MARKED + "print('ready', flush=True)\ntime.sleep(2)"
+    with machine.start("--", sys.executable, "-c", program, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"ready\n"
+        running.kill()
+    assert_refused(command.gputrace("recover", machine.spool, env=machine.env), 3, "goes on")
+    deadline = time.monotonic() + 20
+    while command.gputrace("recover", machine.spool, env=machine.env).code:
+        assert time.monotonic() < deadline
+    assert machine.rows("SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL") == [(5,)]
+    assert machine.rows("SELECT count(*) FROM GPUTRACE_STEP") == [(4,)]
 
 
 def test_it_says_so_where_nsys_takes_long_to_write(

@@ -21,6 +21,7 @@ from gputrace.collectors.host_rows import write_process
 from gputrace.collectors.merge import merge, read_all, write_meta, write_signals
 from gputrace.collectors.nsys_log import why_no_report
 from gputrace.collectors.nsys_reports import find_report
+from gputrace.collectors.nsys_run import still_running
 from gputrace.errors import InputError, MissingError
 from gputrace.traces.nsys.report import find_nsys, nsys_version, run_export
 from gputrace.traces.writer import TraceWriter
@@ -31,8 +32,10 @@ _EVENTS: Final = re.compile(
 )
 _OTHERS: Final = re.compile(
     r"ENUM_\w+|TARGET_INFO_(GPU|GPU_METRICS|CUDA_\w+|NVTX_\w+|SESSION_START_TIME)"
-    r"|ANALYSIS_DETAILS|META_DATA_EXPORT"
+    r"|ANALYSIS_DETAILS"
 )
+_ABOUT: Final = ("META_DATA_EXPORT", "EXPORT_META_DATA")
+"""What made the export, under its name and its old one; paths and the user are in it too."""
 _STRINGS: Final = re.compile(
     r"\b(demangledName|shortName|mangledName|nameId|textId|jsonTextId)\b"
     r'|^\s*"?(\w+)\b.*REFERENCES StringIds',
@@ -48,6 +51,9 @@ def convert(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     Raises InputError where what nsys left cannot be read, MissingError where nsys is not there to
     read it, OSError where the trace cannot be written.
     """
+    if (pid := still_running(folder)) is not None:
+        problem = f"the recording goes on (process {pid}); wait for its end, or end it"
+        raise InputError(folder, problem)
     nsys = find_nsys()
     report = find_report(folder, nsys)
     if report is None:
@@ -86,29 +92,46 @@ def _write(
     hosts: Sequence[HostEvents],
     meta: Mapping[str, str],
 ) -> Merged:
-    tables = _kept(export, {host.pid for host in hosts})
+    declared = _declared(export)
+    tables = _kept(declared, {host.pid for host in hosts})
     writer.copy(export, tables)
     start, machine = _start(writer, tables), _machine(writer, tables)
     write_meta(writer, start, meta)
     for host in hosts:
         write_process(writer, global_pid(host.pid, machine), host)
+    kernels = _count(writer, tables, "CUPTI_ACTIVITY_KIND_KERNEL")
     return Merged(
         processes=len(_processes(writer, [name for name in _STARTED_CUDA if name in tables])),
-        kernels=_count(writer, tables, "CUPTI_ACTIVITY_KIND_KERNEL"),
+        kernels=kernels,
         steps=write_signals(writer, folder, hosts, start, machine),
         cut=sum(not host.whole for host in hosts),
+        notes=tuple(_complaints(export, declared, "(3)" if kernels else "(2, 3)")),
     )
 
 
-def _kept(export: Path, pids: Iterable[int]) -> dict[str, str]:
-    """The tables to take, each with the condition of the rows to take."""
+def _declared(export: Path) -> dict[str, str]:
+    """The tables of the export, with their declarations."""
     with closing(sqlite3.connect(export)) as database:
-        declared = dict(
-            database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
-        )
+        sql = "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
+        return dict(database.execute(sql))
+
+
+def _complaints(export: Path, declared: Mapping[str, str], wanted: str) -> list[str]:
+    """What nsys complains of in its report: errors (3) or warnings (2) too."""
+    if "DIAGNOSTIC_EVENT" not in declared:
+        return []
+    with closing(sqlite3.connect(export)) as database:
+        sql = f"SELECT DISTINCT text FROM DIAGNOSTIC_EVENT WHERE severity IN {wanted} LIMIT 3"
+        return [f"nsys: {' '.join(str(text).split())}" for (text,) in database.execute(sql)]
+
+
+def _kept(declared: Mapping[str, str], pids: Iterable[int]) -> dict[str, str]:
+    """The tables to take, each with the condition of the rows to take."""
     events = {name: sql for name, sql in declared.items() if _EVENTS.fullmatch(name)}
     kept = dict.fromkeys([n for n in declared if n in events or _OTHERS.fullmatch(n)], "1")
     ours = _processes_of(events, pids)
+    for name in declared.keys() & set(_ABOUT):
+        kept[name] = "name LIKE 'EXPORT_PRODUCT%' OR name LIKE 'EXPORT_SCHEMA%'"
     if "PROCESSES" in declared:
         kept["PROCESSES"] = f"globalPid >> 24 & 0xFFFFFF IN ({ours})"
     if "ThreadNames" in declared:

@@ -47,6 +47,7 @@ def run_under_nsys(launch: Launch, folder: Path, tell: Callable[[str], object]) 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
         nsys = _start(launch.command, launch.environment, folder, before)
+        (folder / "nsys.pid").write_text(str(nsys), encoding="utf-8")
         return _Watch(nsys, launch, folder, tell).wait(watched)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -100,6 +101,17 @@ def _above(descriptor: int) -> int:
     return high
 
 
+def still_running(folder: Path) -> int | None:
+    """The process, of the program or of nsys, that a recording cut short goes on in."""
+    names = ["nsys.pid", *([] if (folder / "program.code").exists() else ["program.pid"])]
+    for name in names:
+        with suppress(OSError, ValueError):
+            pid = int((folder / name).read_text(encoding="utf-8"))
+            if _is_alive(pid):
+                return pid
+    return None
+
+
 class _Watch:
     """Waits for the program and for nsys, whichever ends last."""
 
@@ -131,6 +143,7 @@ class _Watch:
             if found:
                 code = os.waitstatus_to_exitcode(status)
                 self._nsys, self._nsys_code = None, code if code >= 0 else 128 - code
+                (self._folder / "nsys.pid").unlink(missing_ok=True)
         if self._nsys is not None and self._read("program.code") is not None:
             self._tell_once()
         return self._nsys is None and not self._program_runs()
