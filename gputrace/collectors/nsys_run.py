@@ -25,7 +25,8 @@ from gputrace.collectors.nsys_log import LOG, why_not_started
 from gputrace.errors import MissingError
 
 SUPERVISOR: Final = Path(__file__).with_name("nsys_supervisor.py")
-_STREAMS: Final = "GPUTRACE_STREAMS"
+_STREAMS: Final = "STREAMS"
+"""Stands on the command line for the descriptors, which are known when nsys starts."""
 _HIGH: Final = 200
 _LOOK_S: Final = 0.2
 """How often the program is looked after, which is no child of ours."""
@@ -61,7 +62,8 @@ def _start(
 ) -> int:
     streams = [_handed_down(number) for number in range(3)]
     listed = ",".join("-" if stream is None else str(stream) for stream in streams)
-    words = [listed if word == _STREAMS else word for word in command]
+    words = list(command)
+    words[words.index(_STREAMS)] = listed
     log = _above(os.open(folder / LOG, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
     actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     actions += [(os.POSIX_SPAWN_DUP2, log, number) for number in (1, 2)]
