@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Replace the output if it exists.")
 @click.option(
     "--backend",
-    type=click.Choice(["auto", "cupti", "nsys", "host"]),
+    type=click.Choice(["auto", "cupti", "nsys", "nvprof", "host"]),
     default="auto",
     show_default=True,
-    help="What records: the embedded CUPTI collector, nsys, or the host's signals alone.",
+    help="What records: the embedded CUPTI collector, nsys, nvprof (GPUs before A100), or the "
+    "host's signals alone.",
 )
 @click.option("--delay", metavar="TIME", default="0", help="Start so long after CUDA, as 30s.")
 @click.option("--duration", metavar="TIME", default="0", help="Record only so long, as 10s.")

@@ -29,7 +29,7 @@ def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     starts = [spool.started for spool in spools] + [host.started for host in hosts]
     start = min(starts, default=time.time_ns())
     with TraceWriter(output) as writer:
-        _write_session(writer, start, meta)
+        write_session(writer, start, meta)
         cards = _write_cards(writer, spools)
         for spool in spools:
             ProcessRows(writer, spool, start).write(cards)
@@ -72,7 +72,8 @@ def read_all(folder: Path, pattern: str, read: Callable[[Path], _File]) -> list[
     return files
 
 
-def _write_session(writer: TraceWriter, start: int, meta: Mapping[str, str]) -> None:
+def write_session(writer: TraceWriter, start: int, meta: Mapping[str, str]) -> None:
+    """Writes when and how a recording was made that is no nsys export."""
     seconds = start / 1e9
     form = "%Y-%m-%dT%H:%M:%S"
     utc, local = (time.strftime(form, t(seconds)) for t in (time.gmtime, time.localtime))

@@ -17,7 +17,7 @@ from gputrace.traces.writer import TraceWriter
 _NOT_GIVEN: Final = 0xFFFFFFFF
 _UNKNOWN_MEMORY: Final = 7
 """Of nsys's ENUM_CUDA_MEM_KIND, which counts from pageable where CUPTI counts from unknown."""
-_OVERHEADS: Final = {
+OVERHEADS: Final = {
     0: "Unknown",
     1: "Driver JIT compiler (CUDA)",
     1 << 16: "Buffer flush (Profiler)",
@@ -166,7 +166,7 @@ class ProcessRows:
 
     def _overheads(self, rows: Records) -> None:
         names = {
-            int(k): self._writer.string(_OVERHEADS.get(int(k), "Unknown")) for k in rows["kind"]
+            int(k): self._writer.string(OVERHEADS.get(int(k), "Unknown")) for k in rows["kind"]
         }
         columns = self._span(rows) | {
             "eventClass": [0] * len(rows),

@@ -33,13 +33,16 @@ def capture(on: bool) -> None:
 
 
 def _follow(on: bool) -> None:
-    """For a tool that records all processes from the first start to the first stop."""
+    """For a tool that records all processes from the first start to the first stop.
+
+    GPUTRACE_PROFILER_API=each: one that records each process by itself.
+    """
     if on:
         _keep(_START)
         return
     # What the GPU was given in the window, it shall finish in the window.
     _keep("cuCtxSynchronize")
-    if ranks.is_last_at("end"):
+    if os.environ["GPUTRACE_PROFILER_API"] == "each" or ranks.is_last_at("end"):
         _keep("cuProfilerStop")
 
 
