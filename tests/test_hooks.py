@@ -638,6 +638,26 @@ def test_the_last_of_the_ranks_ends_the_window(torch: Program, driver: dict[str,
     assert calls(driver) == ["start", "synchronize", "start", "synchronize", "stop"]
 
 
+def test_a_recorder_of_each_process_by_itself_is_ended_by_each(
+    torch: Program, driver: dict[str, str]
+) -> None:
+    script = LOOP + WITH_DRIVER + "load(); optimizer = Optimizer()\n"
+    script += "for i in range(3): optimizer.step()\n"
+    ranks = {"LOCAL_WORLD_SIZE": "2", "GPUTRACE_STEPS": "1:2"}
+    torch.quietly(script, **ranks, **driver | {"GPUTRACE_PROFILER_API": "each"})
+    assert calls(driver) == ["start", "synchronize", "stop"]
+
+
+def test_pthread_ids_are_told_once_where_they_are_asked_for(torch: Program) -> None:
+    script = LOOP + "import threading; optimizer = Optimizer()\n"
+    script += "for i in range(3): optimizer.step()\n"
+    script += "print(threading.get_native_id(), threading.get_ident())"
+    out = torch.quietly(script, GPUTRACE_PTHREADS="1")
+    thread, pthread = out.split()
+    told = {key: value for key, value in torch.events().info.items() if "pthread" in key}
+    assert told == {f"pthread.{thread}": pthread}
+
+
 def test_a_program_without_cuda_is_not_asked(torch: Program, driver: dict[str, str]) -> None:
     torch.quietly(
         LOOP + "optimizer = Optimizer()\nfor i in range(3): optimizer.step()\n",

@@ -60,11 +60,11 @@ def _start(
     folder: Path,
     mask: set[int] | set[signal.Signals],
 ) -> int:
-    streams = [_handed_down(number) for number in range(3)]
+    streams = [handed_down(number) for number in range(3)]
     listed = ",".join("-" if stream is None else str(stream) for stream in streams)
     words = list(command)
     words[words.index(_STREAMS)] = listed
-    log = _above(os.open(folder / LOG, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
+    log = above(os.open(folder / LOG, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
     actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     actions += [(os.POSIX_SPAWN_DUP2, log, number) for number in (1, 2)]
     try:
@@ -86,7 +86,7 @@ def _start(
                 os.close(descriptor)
 
 
-def _handed_down(stream: int) -> int | None:
+def handed_down(stream: int) -> int | None:
     """A descriptor of one of our streams that nsys passes on, out of the way of its own."""
     try:
         # Python's own files are closed at exec: one of them sits where a stream is closed.
@@ -96,7 +96,7 @@ def _handed_down(stream: int) -> int | None:
         return None
 
 
-def _above(descriptor: int) -> int:
+def above(descriptor: int) -> int:
     """The file under a number that is none of a standard stream."""
     high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH)
     os.close(descriptor)

@@ -8,7 +8,6 @@ itself, and its exit code comes from there. What nvprof says goes into a file.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 from collections.abc import Callable
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from gputrace.collectors.backend import Launch
-from gputrace.collectors.child import FORWARDED, NOT_RUNNABLE, CannotRun
-from gputrace.collectors.nsys_run import supervised
+from gputrace.collectors.child import FORWARDED, NOT_RUNNABLE, PYTHONS, CannotRun
+from gputrace.collectors.nsys_run import above, handed_down, supervised
 from gputrace.collectors.nvprof_log import LOG, why_not_started
 from gputrace.errors import MissingError
 
@@ -26,7 +25,7 @@ _LOOK_S: Final = 0.2
 """How often the supervisor's files are looked at, besides when nvprof ends."""
 
 
-def run_under_nvprof(launch: Launch, folder: Path, _tell: Callable[[str], None]) -> int:
+def run_under_nvprof(launch: Launch, folder: Path, _tell: Callable[[str], object]) -> int:
     """Runs the program to its end and nvprof to its own; the program's exit code.
 
     Raises CannotRun where the program cannot be run, MissingError where nvprof does not start it.
@@ -47,19 +46,20 @@ def run_under_nvprof(launch: Launch, folder: Path, _tell: Callable[[str], None])
 
 
 def _start(launch: Launch, folder: Path, mask: set[int] | set[signal.Signals]) -> int:
-    streams = [_handed_down(number) for number in range(3)]
+    streams = [handed_down(number) for number in range(3)]
     listed = ",".join("-" if stream is None else str(stream) for stream in streams)
     wanted = supervised(folder)[-1]
     words = [listed if word == wanted else word for word in launch.command]
-    log = os.open(folder / LOG, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    log = above(os.open(folder / LOG, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
+    actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     try:
         return os.posix_spawn(
             words[0],
             words,
             dict(launch.environment),
-            file_actions=[(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)],
+            file_actions=[*actions, *((os.POSIX_SPAWN_DUP2, log, number) for number in (1, 2))],
             setsigmask=mask,
-            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
+            setsigdef=PYTHONS,
         )
     except OSError as error:
         raise MissingError(f"{words[0]}: cannot be run ({error.strerror})") from None
@@ -67,14 +67,6 @@ def _start(launch: Launch, folder: Path, mask: set[int] | set[signal.Signals]) -
         for descriptor in (log, *streams):
             if descriptor is not None:
                 os.close(descriptor)
-
-
-def _handed_down(stream: int) -> int | None:
-    """A descriptor of one of our streams that nvprof passes on, out of the way of its own."""
-    try:
-        return fcntl.fcntl(stream, fcntl.F_DUPFD, 200)
-    except OSError:
-        return None
 
 
 def _wait(nvprof: int, folder: Path, watched: set[signal.Signals]) -> int:
