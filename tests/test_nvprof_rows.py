@@ -88,6 +88,20 @@ def test_the_real_file_of_a_v100_is_host_bound(folder: Path) -> None:
     assert rows(trace, "SELECT count(*) FROM NVTX_EVENTS WHERE end IS NOT NULL") == [(1195,)]
 
 
+def test_the_command_line_is_left_behind(folder: Path) -> None:
+    file = Nvvp(folder / f"{PID}.nvvp")
+    command_line, thread = file.text("python train.py --token planted"), file.text("feeder")
+    file.row("NAME", objectKind=1, objectId=file.object(0), name=command_line)
+    file.row("NAME", objectKind=2, objectId=file.object(), name=thread)
+    file.call(0, 5 * US)
+    file.kernel(9 * US, 20 * US)
+    file.save()
+    trace = converted(folder)
+    names = rows(trace, f"SELECT value {NAMED.format('ThreadNames', 'nameId')}")
+    assert ("feeder",) in names
+    assert b"planted" not in trace.read_bytes()
+
+
 def test_a_peer_copy_names_both_cards(folder: Path) -> None:
     file = Nvvp(folder / f"{PID}.nvvp")
     file.call(0, 5 * US)
@@ -256,6 +270,13 @@ def test_cards_have_the_numbers_that_nvml_gives_them(folder: Path) -> None:
     (folder / "node.nvml.jsonl").write_text(f"{line}\n", encoding="utf-8")
     trace = converted(folder)
     assert rows(trace, "SELECT id, busLocation FROM TARGET_INFO_GPU") == [(5, "0000:3b:00.0")]
+
+
+def test_a_file_without_rows_is_said_to_be_one(folder: Path) -> None:
+    Nvvp(folder / f"{PID}.nvvp").save()
+    ran, trace = convert(folder)
+    assert (ran.code, "nvprof recorded nothing" in ran.err) == (0, True)
+    command.assert_refused(command.gputrace("analyze", trace), 3, "no GPU activity")
 
 
 @pytest.mark.parametrize("content", [b"", b"SQLite format 3\0 and then nothing", b"text" * 1000])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gputrace.collectors.cupti import collector_library, has_driver
+from gputrace.collectors.nvprof import find_nvprof
 from gputrace.collectors.nsys_reports import importer_obstacle
 from gputrace.collectors.record import HOOKS
 from gputrace.errors import MissingError
@@ -39,7 +40,7 @@ class Check:
 
 def examine() -> list[Check]:
     """All checks, in the order in which recording needs the things."""
-    return [*_driver(), *_cards(), *_collector(), *_cupti(), *_in_the_way(), *_others()]
+    return [*_driver(), *_cards(), *_collector(), *_cupti(), *_in_the_way(), *_nsys(), *_nvprof()]
 
 
 def _driver() -> Iterator[Check]:
@@ -121,7 +122,7 @@ def _in_the_way() -> Iterator[Check]:
         yield Check("CUDA_INJECTION64_PATH", "note", other, advice)
 
 
-def _others() -> Iterator[Check]:
+def _nsys() -> Iterator[Check]:
     nsys = find_nsys()
     if nsys is None:
         advice = "needed only for record --backend nsys, and to read .nsys-rep and .qdrep reports"
@@ -132,6 +133,13 @@ def _others() -> Iterator[Check]:
     except (OSError, MissingError) as error:
         found, obstacle = nsys, str(error)
     yield Check("nsys", "note" if obstacle else "ok", found, obstacle or "")
+
+
+def _nvprof() -> Iterator[Check]:
+    # Few machines have it, and few lack it.
+    if nvprof := find_nvprof():
+        advice = "for record --backend nvprof, on GPUs before compute capability 8.0"
+        yield Check("nvprof", "ok", nvprof, advice)
 
 
 def _read(path: Path) -> str:

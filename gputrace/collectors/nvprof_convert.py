@@ -15,7 +15,7 @@ from gputrace.collectors.host_events import HostEvents, read_host
 from gputrace.collectors.host_rows import write_process
 from gputrace.collectors.merge import read_all, write_session, write_signals
 from gputrace.collectors.nvprof_cards import write_cards
-from gputrace.collectors.nvprof_log import why_none
+from gputrace.collectors.nvprof_log import NOTHING, why_none
 from gputrace.collectors.nvprof_rows import NvprofRows
 from gputrace.errors import InputError
 from gputrace.traces.nvprof.file import NvprofFile, read_file
@@ -53,8 +53,8 @@ def convert(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
         for process in processes:
             notes += _write(writer, process, start)
         steps = write_signals(writer, folder, hosts, start)
-    if not files:
-        notes.append(why_none(folder))
+    if not starts:
+        notes.append(NOTHING if files else why_none(folder))
     return Merged(
         processes=len(files),
         kernels=sum(file.kernels for file in files),

@@ -10,6 +10,11 @@ LOG: Final = "nvprof.log"
 """nvprof's own output, in the folder of a recording; its processes' is beside it."""
 LOGS: Final = "nvprof*.log"
 
+NOTHING: Final = (
+    "nvprof recorded nothing; --profiler-api needs a program that calls cudaProfilerStart, --steps "
+    "one that reaches the first of them"
+)
+"""Of files that hold no rows."""
 _CUPTI: Final = "record with --backend cupti"
 _CAUSES: Final = (
     (
@@ -51,8 +56,7 @@ _CAUSES: Final = (
     ),
     (
         r"No kernels were profiled|Some profiling data are not recorded",
-        "nvprof recorded nothing; --profiler-api needs a program that calls cudaProfilerStart, "
-        "--steps one that reaches the first of them",
+        NOTHING,
     ),
 )
 
@@ -64,7 +68,7 @@ def why_not_started(folder: Path, code: int) -> str:
 
 def why_none(folder: Path) -> str:
     """For a run that left no file of nvprof."""
-    return _explain(folder, "nvprof left no file: what no process of the program ended regularly")
+    return _explain(folder, "nvprof left no file, which each process writes at its regular end")
 
 
 def _explain(folder: Path, otherwise: str) -> str:

@@ -12,7 +12,14 @@ from gputrace.collectors.process_rows import OVERHEADS
 from gputrace.errors import InputError
 from gputrace.traces.nvprof.calls import DRIVER, RUNTIME, call_name
 from gputrace.traces.nvprof.file import CALLS, KERNELS, ON_GPU, PREFIX, NvprofFile
-from gputrace.traces.nvprof.rows import HAS_TIMES, OBJECT_THREAD, TEMPORARY, Rows, all_rows
+from gputrace.traces.nvprof.rows import (
+    HAS_TIMES,
+    OBJECT_THREAD,
+    TEMPORARY,
+    Rows,
+    all_rows,
+    strings_named,
+)
 from gputrace.traces.nvprof.skew import find_skew
 from gputrace.traces.writer import TraceWriter
 
@@ -76,16 +83,22 @@ class NvprofRows:
         _insert(database, "overheads", zip(kinds, kept, strict=True), 2)
 
     def _fill_names(self, database: sqlite3.Connection) -> None:
+        """Only of what is named in rows to be written: others hold the command line."""
         database.text_factory = lambda raw: raw.decode("utf-8", "replace")
-        rows = database.execute("SELECT _id_, value FROM nvprof.StringTable").fetchall()
-        texts = dict(rows)
+        named = {
+            id
+            for table, expression in strings_named(self._file.columns)
+            for id in self._distinct(database, [table], expression)
+        }
+        strings = database.execute("SELECT _id_, value FROM nvprof.StringTable")
+        texts = {id: text for id, text in strings if id in named and id}
         kept = dict(zip(texts, self._writer.strings(list(texts.values())), strict=True))
         kernels = [id for id in self._distinct(database, KERNELS, "r.name") if id in texts]
         clear = [demangle(texts[id]) for id in kernels]
         whole = dict(zip(kernels, self._writer.strings(clear), strict=True))
         own = dict(zip(kernels, self._writer.strings([short(n) for n in clear]), strict=True))
-        named = ((id, kept[id], whole.get(id), own.get(id)) for id in texts)
-        _insert(database, "names", named, 4)
+        rows = ((id, kept[id], whole.get(id), own.get(id)) for id in texts)
+        _insert(database, "names", rows, 4)
 
     def _fill_threads(self, database: sqlite3.Connection) -> None:
         """Threads whose system id is unknown get numbers of their own, and a name that says so."""
@@ -123,7 +136,7 @@ class NvprofRows:
                 f"SELECT DISTINCT {expression} FROM nvprof.{PREFIX}{table} AS r"
             )
         }
-        return sorted(found)
+        return sorted(found - {None})
 
     def _tell_losses(self, database: sqlite3.Connection) -> None:
         for table in (*ON_GPU, *CALLS):

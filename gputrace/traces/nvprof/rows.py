@@ -64,6 +64,17 @@ def all_rows(columns: Mapping[str, Columns]) -> Iterator[Rows]:
             yield from make(table, columns[table])
 
 
+def strings_named(columns: Mapping[str, Columns]) -> Iterator[tuple[str, str]]:
+    """Tables, and expressions for the strings that their rows name, 0 for none.
+
+    Other strings stay behind: the command line is the name of a process.
+    """
+    yield from ((table, "r.name") for table in (*KERNELS, "MARKER") if table in columns)
+    if "domain" in columns.get("MARKER", ()):
+        yield "MARKER", "r.domain"
+    yield "NAME", "CASE r.objectKind WHEN 2 THEN r.name END"
+
+
 def _from(table: str) -> str:
     return f"nvprof.{PREFIX}{table} AS r"
 
