@@ -237,3 +237,18 @@ def test_a_program_that_is_no_nvprof(machine: Machine) -> None:
 
 def test_nvprof_within_nvprof(machine: Machine) -> None:
     assert_refused(machine.record("--", "true", NVPROF_ID="1"), 125, "under nvprof already")
+
+
+def test_a_recording_that_goes_on_without_us_is_not_recovered_yet(machine: Machine) -> None:
+    with machine.start("--", "sh", "-c", "echo ready; read line") as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"ready\n"
+        running.kill()
+        running.wait(20)
+        ran = command.gputrace("recover", machine.spool)
+        assert_refused(ran, 3, "the recording goes on")
+        running.communicate(b"line\n", timeout=20)
+    for _ in range(100):
+        if command.gputrace("recover", machine.spool).code == 0:
+            break
+    assert machine.rows("SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL") == [(2,)]

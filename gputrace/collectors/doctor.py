@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gputrace.collectors.cupti import collector_library, has_driver
-from gputrace.collectors.nvprof import find_nvprof
 from gputrace.collectors.nsys_reports import importer_obstacle
+from gputrace.collectors.nvprof import find_nvprof
 from gputrace.collectors.record import HOOKS
 from gputrace.errors import MissingError
 from gputrace.traces.nsys.report import find_nsys, nsys_version

@@ -46,7 +46,8 @@ def short(demangled: str) -> str:
 
 def _last_of_mangled(name: str) -> str:
     """Of a name that could not be demangled, the last part before any arguments: each is a length
-    and so many letters."""
+    and so many letters.
+    """
     part, at = name, 3 if name.startswith("_ZN") else 2
     while (digits := _DIGITS.match(name, at)) is not None:
         end = digits.end() + int(digits[0])

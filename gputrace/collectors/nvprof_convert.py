@@ -17,6 +17,7 @@ from gputrace.collectors.merge import read_all, write_session, write_signals
 from gputrace.collectors.nvprof_cards import write_cards
 from gputrace.collectors.nvprof_log import NOTHING, why_none
 from gputrace.collectors.nvprof_rows import NvprofRows
+from gputrace.collectors.nvprof_run import still_running
 from gputrace.errors import InputError
 from gputrace.traces.nvprof.file import NvprofFile, read_file
 from gputrace.traces.writer import TraceWriter
@@ -38,9 +39,13 @@ class _Process:
 def convert(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     """Writes the trace of a recording's folder; without a file of nvprof, of the host's signals.
 
-    A file that cannot be read costs nothing but itself, and a note. Raises InputError where one
-    breaks off while it is read, OSError where the trace cannot be written.
+    A file that cannot be read costs nothing but itself, and a note. Raises InputError where the
+    recording goes on or a file breaks off while it is read, OSError where the trace cannot be
+    written.
     """
+    if (pid := still_running(folder)) is not None:
+        problem = f"the recording goes on (process {pid}); wait for its end, or end it"
+        raise InputError(folder, problem)
     files, notes = _read_files(folder)
     # nvprof's times are the wall clock's, and must stay in line with the hooks'.
     hosts = [replace(h, clocks=h.clocks[:0]) for h in read_all(folder, "*.host", read_host)]

@@ -34,6 +34,7 @@ def run_under_nvprof(launch: Launch, folder: Path, _tell: Callable[[str], object
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
         nvprof = _start(launch, folder, before)
+        (folder / "nvprof.pid").write_text(str(nvprof), encoding="utf-8")
         code = _wait(nvprof, folder, watched)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -48,8 +49,8 @@ def run_under_nvprof(launch: Launch, folder: Path, _tell: Callable[[str], object
 def _start(launch: Launch, folder: Path, mask: set[int] | set[signal.Signals]) -> int:
     streams = [handed_down(number) for number in range(3)]
     listed = ",".join("-" if stream is None else str(stream) for stream in streams)
-    wanted = supervised(folder)[-1]
-    words = [listed if word == wanted else word for word in launch.command]
+    words = list(launch.command)
+    words[words.index(supervised(folder)[-1])] = listed
     log = above(os.open(folder / LOG, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
     actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     try:
@@ -86,10 +87,19 @@ def _wait(nvprof: int, folder: Path, watched: set[signal.Signals]) -> int:
     return code if code >= 0 else 128 - code
 
 
+def still_running(folder: Path) -> int | None:
+    """The process, of the program or of nvprof, that a recording cut short goes on in."""
+    return _program(folder) or _alive(_left(folder, "nvprof.pid"))
+
+
 def _program(folder: Path) -> int | None:
     """The program's pid while it runs."""
-    pid = _left(folder, "program.pid")
-    if pid is None or _left(folder, "program.code") is not None:
+    ended = _left(folder, "program.code") is not None
+    return None if ended else _alive(_left(folder, "program.pid"))
+
+
+def _alive(pid: str | None) -> int | None:
+    if pid is None:
         return None
     try:
         os.kill(int(pid), 0)
