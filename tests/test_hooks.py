@@ -560,6 +560,113 @@ def test_a_library_that_is_loaded_late_gets_the_calls_it_missed(
     assert calls(library) == expected
 
 
+DRIVER: Final = """
+#include <stdio.h>
+#include <stdlib.h>
+static int ready;
+static int tell(const char *what) {
+    FILE *log = fopen(getenv("CALLS"), "a");
+    fprintf(log, "%s\\n", what);
+    fclose(log);
+    return 0;
+}
+void start_cuda(void) { ready = 1; }
+int cuProfilerStart(void) { return ready ? tell("start") : 201; }
+int cuCtxSynchronize(void) { return tell("synchronize"); }
+int cuProfilerStop(void) { return tell("stop"); }
+"""
+
+
+@pytest.fixture
+def driver(program: Program) -> dict[str, str]:
+    """A libcuda that writes down the calls; what to set for a recorder that follows them."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler is here")
+    source, built = program.folder / "driver.c", program.folder / "libcuda.so.1"
+    source.write_text(DRIVER)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", built, source], check=True)
+    return {
+        "GPUTRACE_PROFILER_API": "1",
+        "CALLS": str(program.folder / "calls"),
+        "LD_LIBRARY_PATH": str(program.folder),
+    }
+
+
+WITH_DRIVER: Final = """
+import ctypes, os
+def calls():
+    path = os.environ["CALLS"]
+    return ",".join(open(path).read().splitlines()) if os.path.exists(path) else "none"
+def load(): ctypes.CDLL("libcuda.so.1").start_cuda()
+"""
+
+
+def test_other_recorders_follow_the_steps_through_cuda_s_profiler_api(
+    torch: Program, driver: dict[str, str]
+) -> None:
+    out = torch.quietly(
+        LOOP + WITH_DRIVER + "load(); optimizer = Optimizer()\n"
+        "for i in range(4): print(i, calls()); optimizer.step()\n",
+        GPUTRACE_STEPS="1:3",
+        **driver,
+    )
+    assert out.splitlines() == ["0 none", "1 start", "2 start", "3 start,synchronize,stop"]
+
+
+def test_a_window_from_the_first_step_waits_for_cuda(
+    torch: Program, driver: dict[str, str]
+) -> None:
+    torch.quietly(
+        LOOP + WITH_DRIVER + "optimizer = Optimizer(); ctypes.CDLL('libcuda.so.1')\n"
+        "for item in _BaseDataLoaderIter(range(6), 0.3):\n"
+        "    if item == 2: load()\n"
+        "    optimizer.step()\n",
+        GPUTRACE_STEPS="0:6",
+        **driver,
+    )
+    assert calls(driver) == ["start", "synchronize", "stop"]
+
+
+def test_the_last_of_the_ranks_ends_the_window(torch: Program, driver: dict[str, str]) -> None:
+    script = LOOP + WITH_DRIVER + "load(); optimizer = Optimizer()\n"
+    script += "for i in range(3): optimizer.step()\n"
+    ranks = {"LOCAL_WORLD_SIZE": "2", "GPUTRACE_STEPS": "1:2"}
+    torch.quietly(script, **ranks, **driver)
+    assert calls(driver) == ["start", "synchronize"]
+    torch.quietly(script, **ranks, **driver)
+    assert calls(driver) == ["start", "synchronize", "start", "synchronize", "stop"]
+
+
+def test_a_recorder_of_each_process_by_itself_is_ended_by_each(
+    torch: Program, driver: dict[str, str]
+) -> None:
+    script = LOOP + WITH_DRIVER + "load(); optimizer = Optimizer()\n"
+    script += "for i in range(3): optimizer.step()\n"
+    ranks = {"LOCAL_WORLD_SIZE": "2", "GPUTRACE_STEPS": "1:2"}
+    torch.quietly(script, **ranks, **driver | {"GPUTRACE_PROFILER_API": "each"})
+    assert calls(driver) == ["start", "synchronize", "stop"]
+
+
+def test_pthread_ids_are_told_once_where_they_are_asked_for(torch: Program) -> None:
+    script = LOOP + "import threading; optimizer = Optimizer()\n"
+    script += "for i in range(3): optimizer.step()\n"
+    script += "print(threading.get_native_id(), threading.get_ident())"
+    out = torch.quietly(script, GPUTRACE_PTHREADS="1")
+    thread, pthread = out.split()
+    told = {key: value for key, value in torch.events().info.items() if "pthread" in key}
+    assert told == {f"pthread.{thread}": pthread}
+
+
+def test_a_program_without_cuda_is_not_asked(torch: Program, driver: dict[str, str]) -> None:
+    torch.quietly(
+        LOOP + "optimizer = Optimizer()\nfor i in range(3): optimizer.step()\n",
+        GPUTRACE_STEPS="1:2",
+        **driver,
+    )
+    assert calls(driver) == []
+
+
 def test_a_window_that_names_no_steps_is_said_and_harms_nothing(torch: Program) -> None:
     torch.quietly(LOOP + "Optimizer().step()", GPUTRACE_STEPS="early")
     assert names(torch.events(), "note") == ["GPUTRACE_STEPS=early names no steps"]

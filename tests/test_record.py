@@ -57,6 +57,11 @@ def test_the_programs_output_is_all_of_stdout(tmp_path: Path) -> None:
     assert all(line.startswith("gputrace: ") for line in ran.err.removeprefix("err").splitlines())
 
 
+def test_a_pipe_that_nobody_reads_ends_the_program_as_it_would(tmp_path: Path) -> None:
+    ran = record(tmp_path / "t.sqlite", "--", "bash", "-c", "(yes; echo $? >&2) | head -n 1")
+    assert (ran.out, ran.err.splitlines()[0]) == ("y\n", str(128 + signal.SIGPIPE))
+
+
 def test_standard_input_is_the_programs(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "gputrace", "record", "-o", str(tmp_path / "t.sqlite"), "cat"]
     ran = subprocess.run(

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Replace the output if it exists.")
 @click.option(
     "--backend",
-    type=click.Choice(["auto", "cupti", "host"]),
+    type=click.Choice(["auto", "cupti", "nsys", "nvprof", "host"]),
     default="auto",
     show_default=True,
-    help="What records: the embedded CUPTI collector, or the host's signals alone.",
+    help="What records: the embedded CUPTI collector, nsys, nvprof (GPUs before A100), or the "
+    "host's signals alone.",
 )
 @click.option("--delay", metavar="TIME", default="0", help="Start so long after CUDA, as 30s.")
 @click.option("--duration", metavar="TIME", default="0", help="Record only so long, as 10s.")
@@ -75,10 +76,13 @@ def _record(prepared: Prepared) -> int:
 
     folder, output = prepared.folder, prepared.plan.output
     try:
-        code = record(prepared)
+        code = record(prepared, _say)
     except CannotRun as error:
         shutil.rmtree(folder, ignore_errors=True)
         return _say(str(error), error.code)
+    except GputraceError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        return _say(str(error), ExitCode.RECORDING_FAILED)
     try:
         merged = finish(folder, output)
     except (OSError, GputraceError) as error:

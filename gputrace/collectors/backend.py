@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gputrace.collectors.child import run
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -28,6 +30,10 @@ class Launch:
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
+    stop: tuple[str, ...] = ()
+    """A command that ends the recording while the program goes on, where one is to be run."""
+    stop_after_ns: int = 0
+    """When to run it, from the program's start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,11 @@ class Merged:
     """What a person should know, a line each."""
 
 
+def run_directly(launch: Launch, _folder: Path, _tell: Callable[[str], object]) -> int:
+    """Runs a command that is the program itself."""
+    return run(launch.command, launch.environment)
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """One way to record GPU activity.
@@ -57,9 +68,13 @@ class Backend:
             is the one given, which has the hooks already, and what the backend needs.
         merge: makes the trace (second path) of the folder (first path) with what meta.json said;
             raises InputError where nothing in it can be read, OSError where it cannot be written.
+        run: runs what was launched, to its end; the program's exit code. Takes the folder and what
+            tells a person a line. Raises CannotRun where the program cannot be run, MissingError
+            where what records it cannot.
     """
 
     name: str
     obstacle: Callable[[Mapping[str, str]], str | None]
     launch: Callable[[Plan, Path, Sequence[str], Mapping[str, str]], Launch]
     merge: Callable[[Path, Path, Mapping[str, str]], Merged]
+    run: Callable[[Launch, Path, Callable[[str], object]], int] = run_directly

@@ -8,9 +8,11 @@ from typing import Final
 from gputrace.collectors.backend import Backend, Plan
 from gputrace.collectors.cupti import CUPTI, has_driver
 from gputrace.collectors.host import HOST
+from gputrace.collectors.nsys import NSYS
+from gputrace.collectors.nvprof import NVPROF
 from gputrace.errors import MissingError
 
-BACKENDS: Final = {backend.name: backend for backend in (CUPTI, HOST)}
+BACKENDS: Final = {backend.name: backend for backend in (CUPTI, NSYS, NVPROF, HOST)}
 """By name, the best first."""
 
 

@@ -11,7 +11,7 @@ from typing import Final
 NOT_FOUND: Final = 127
 NOT_RUNNABLE: Final = 126
 
-_FORWARDED: Final = (
+FORWARDED: Final = (
     signal.SIGHUP,
     signal.SIGINT,
     signal.SIGQUIT,
@@ -19,6 +19,9 @@ _FORWARDED: Final = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
+
+PYTHONS: Final = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Signals that Python ignores, and a program that it starts should not."""
 
 
 class CannotRun(Exception):
@@ -45,10 +48,12 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     Signals sent to us go on to it, save those that the terminal has sent to both.
     """
     program = find_program(command[0])
-    watched = {*_FORWARDED, signal.SIGCHLD}
+    watched = {*FORWARDED, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
-        child = os.posix_spawn(program, list(command), dict(environment), setsigmask=before)
+        child = os.posix_spawn(
+            program, list(command), dict(environment), setsigmask=before, setsigdef=PYTHONS
+        )
     except OSError as error:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise CannotRun(f"{command[0]}: cannot be run ({error.strerror})", NOT_RUNNABLE) from None

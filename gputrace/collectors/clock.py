@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 _STEADY_CLOCK_NS: Final = 100_000
 """A wall clock that wanders less than this against the monotonic one is left as it is."""
 
+OWN: Final = 1
+"""This machine in the upper 16 bits of global ids, where no nsys has numbered it."""
+
 
 def session_time(
     moments: NDArray[np.uint64], clocks: NDArray[Any], start: int
@@ -33,11 +36,11 @@ def session_time(
     return np.where(signed == 0, 0, signed - start - shift)
 
 
-def global_pid(pid: int) -> int:
+def global_pid(pid: int, machine: int = OWN) -> int:
     """A process in the form of nsys's globalPid: 16 bits of host, 24 of pid, 24 of thread."""
-    return 1 << 48 | (pid & 0xFFFFFF) << 24
+    return machine << 48 | (pid & 0xFFFFFF) << 24
 
 
-def global_tids(pid: int, threads: NDArray[np.uint32]) -> NDArray[np.int64]:
+def global_tids(pid: int, threads: NDArray[np.uint32], machine: int = OWN) -> NDArray[np.int64]:
     """Threads of a process in the form of nsys's globalTid."""
-    return threads.astype(np.int64) & 0xFFFFFF | global_pid(pid)
+    return threads.astype(np.int64) & 0xFFFFFF | global_pid(pid, machine)

@@ -29,10 +29,15 @@ def _obstacle(inherited: Mapping[str, str]) -> str | None:
             "gputrace was installed without its collector, which needs a C compiler; install one "
             "and then gputrace again"
         )
+    return other_recorder(inherited, library)
+
+
+def other_recorder(inherited: Mapping[str, str], own: Path | None = None) -> str | None:
+    """What else in an environment records CUDA, and what to do about it; None where nothing."""
     if any(variable in inherited for variable in _OTHER_TOOLS):
         return "this shell runs under nsys, and CUDA has room for one recorder; run without nsys"
     other = inherited.get("CUDA_INJECTION64_PATH")
-    if other and Path(other) != library:
+    if other and Path(other) != own:
         return f"CUDA_INJECTION64_PATH names another tool ({other}); unset it to record"
     return None
 

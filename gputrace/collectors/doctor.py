@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from gputrace.collectors.cupti import collector_library, has_driver
+from gputrace.collectors.nsys_reports import importer_obstacle
+from gputrace.collectors.nvprof import find_nvprof
 from gputrace.collectors.record import HOOKS
+from gputrace.errors import MissingError
 from gputrace.traces.nsys.report import find_nsys, nsys_version
 
 _VERSION_FILE: Final = Path("/proc/driver/nvidia/version")
@@ -37,7 +40,7 @@ class Check:
 
 def examine() -> list[Check]:
     """All checks, in the order in which recording needs the things."""
-    return [*_driver(), *_cards(), *_collector(), *_cupti(), *_in_the_way(), *_others()]
+    return [*_driver(), *_cards(), *_collector(), *_cupti(), *_in_the_way(), *_nsys(), *_nvprof()]
 
 
 def _driver() -> Iterator[Check]:
@@ -119,12 +122,24 @@ def _in_the_way() -> Iterator[Check]:
         yield Check("CUDA_INJECTION64_PATH", "note", other, advice)
 
 
-def _others() -> Iterator[Check]:
+def _nsys() -> Iterator[Check]:
     nsys = find_nsys()
-    if nsys is not None:
-        yield Check("nsys", "ok", f"{nsys_version(nsys)} ({nsys})")
-    else:
-        yield Check("nsys", "note", "not found", "needed only to read .nsys-rep and .qdrep reports")
+    if nsys is None:
+        advice = "needed only for record --backend nsys, and to read .nsys-rep and .qdrep reports"
+        yield Check("nsys", "note", "not found", advice)
+        return
+    try:
+        found, obstacle = f"{nsys_version(nsys)} ({nsys})", importer_obstacle(nsys)
+    except (OSError, MissingError) as error:
+        found, obstacle = nsys, str(error)
+    yield Check("nsys", "note" if obstacle else "ok", found, obstacle or "")
+
+
+def _nvprof() -> Iterator[Check]:
+    # Few machines have it, and few lack it.
+    if nvprof := find_nvprof():
+        advice = "for record --backend nvprof, on GPUs before compute capability 8.0"
+        yield Check("nvprof", "ok", nvprof, advice)
 
 
 def _read(path: Path) -> str:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from gputrace import __version__
 from gputrace.collectors.backend import Merged
+from gputrace.collectors.clock import OWN
 from gputrace.collectors.host_events import HostEvents, read_host
 from gputrace.collectors.host_rows import write_host, write_nvml
 from gputrace.collectors.process_rows import ProcessRows
@@ -23,20 +24,16 @@ def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     Raises InputError where nothing in the folder can be read, OSError where the file cannot be
     written.
     """
-    spools: list[Spool] = _read_all(folder, "*.spool", read_spool)
-    hosts: list[HostEvents] = _read_all(folder, "*.host", read_host)
+    spools: list[Spool] = read_all(folder, "*.spool", read_spool)
+    hosts: list[HostEvents] = read_all(folder, "*.host", read_host)
     starts = [spool.started for spool in spools] + [host.started for host in hosts]
     start = min(starts, default=time.time_ns())
-    steps = 0
     with TraceWriter(output) as writer:
-        _write_session(writer, start, meta)
+        write_session(writer, start, meta)
         cards = _write_cards(writer, spools)
         for spool in spools:
             ProcessRows(writer, spool, start).write(cards)
-        for host in hosts:
-            steps += write_host(writer, host, start)
-        for path in sorted(folder.glob("*.nvml.jsonl")):
-            write_nvml(writer, path, start)
+        steps = write_signals(writer, folder, hosts, start)
     notes = {spool.info["no_gpu_activity"] for spool in spools if "no_gpu_activity" in spool.info}
     return Merged(
         processes=len(spools),
@@ -47,11 +44,23 @@ def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     )
 
 
+def write_signals(
+    writer: TraceWriter, folder: Path, hosts: Sequence[HostEvents], start: int, machine: int = OWN
+) -> int:
+    """Writes what every backend records of the host and of the cards; the number of steps."""
+    for path in sorted(folder.glob("*.nvml.jsonl")):
+        write_nvml(writer, path, start)
+    return sum(write_host(writer, host, start, machine) for host in hosts)
+
+
 _File = TypeVar("_File")
 
 
-def _read_all(folder: Path, pattern: str, read: Callable[[Path], _File]) -> list[_File]:
-    """The files that can be read; one that cannot be costs nothing but itself."""
+def read_all(folder: Path, pattern: str, read: Callable[[Path], _File]) -> list[_File]:
+    """The files that can be read; one that cannot be costs nothing but itself.
+
+    Raises InputError where there are some and none can be read.
+    """
     files, problems = [], []
     for path in sorted(folder.glob(pattern)):
         try:
@@ -63,7 +72,8 @@ def _read_all(folder: Path, pattern: str, read: Callable[[Path], _File]) -> list
     return files
 
 
-def _write_session(writer: TraceWriter, start: int, meta: Mapping[str, str]) -> None:
+def write_session(writer: TraceWriter, start: int, meta: Mapping[str, str]) -> None:
+    """Writes when and how a recording was made that is no nsys export."""
     seconds = start / 1e9
     form = "%Y-%m-%dT%H:%M:%S"
     utc, local = (time.strftime(form, t(seconds)) for t in (time.gmtime, time.localtime))
@@ -74,6 +84,11 @@ def _write_session(writer: TraceWriter, start: int, meta: Mapping[str, str]) -> 
     )
     exported = {"EXPORT_PRODUCT_NAME": "gputrace", "EXPORT_SCHEMA_VERSION": "3.20.3"}
     writer.add_rows("META_DATA_EXPORT", ["name", "value"], exported.items())
+    write_meta(writer, start, meta)
+
+
+def write_meta(writer: TraceWriter, start: int, meta: Mapping[str, str]) -> None:
+    """Writes what makes the file a trace of ours; ``start`` is the session's (CLOCK_REALTIME)."""
     own = {"format": "1", "version": __version__, "start_realtime_ns": str(start), **meta}
     writer.add_rows("GPUTRACE_META", ["name", "value"], own.items())
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.collectors.clock import global_pid, global_tids, session_time
+from gputrace.collectors.host_rows import write_process
 from gputrace.collectors.names import demangle, short
 from gputrace.collectors.spool import Records, Spool
 from gputrace.traces.writer import TraceWriter
@@ -16,7 +17,7 @@ from gputrace.traces.writer import TraceWriter
 _NOT_GIVEN: Final = 0xFFFFFFFF
 _UNKNOWN_MEMORY: Final = 7
 """Of nsys's ENUM_CUDA_MEM_KIND, which counts from pageable where CUPTI counts from unknown."""
-_OVERHEADS: Final = {
+OVERHEADS: Final = {
     0: "Unknown",
     1: "Driver JIT compiler (CUDA)",
     1 << 16: "Buffer flush (Profiler)",
@@ -32,15 +33,6 @@ _OVERHEADS: Final = {
 _CLOCKS: Final = ("realtime", "monotonic", "raw")
 _LARGEST: Final = 1 << 62
 """What SQLite can hold, and a garbled spool may exceed."""
-_RANKS: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK", "SLURM_PROCID")
-_SIZES: Final = (
-    "WORLD_SIZE",
-    "OMPI_COMM_WORLD_SIZE",
-    "HOROVOD_SIZE",
-    "PMI_SIZE",
-    "SLURM_NTASKS",
-)
-_LOCAL: Final = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 
 class ProcessRows:
@@ -64,23 +56,8 @@ class ProcessRows:
     def _process(self, cards: Mapping[bytes, int]) -> None:
         spool, add = self._spool, self._writer.add_rows
         add("PROCESSES", ["globalPid", "pid", "name"], [(self._pid, spool.pid, spool.host)])
-        rank, size, local = (_number(spool.info, keys) for keys in (_RANKS, _SIZES, _LOCAL))
-        add(
-            "GPUTRACE_PROCESS",
-            ["globalPid", "pid", "host", "rank", "worldSize", "localRank", "whole", "note"],
-            [
-                (
-                    self._pid,
-                    spool.pid,
-                    spool.host,
-                    rank,
-                    size,
-                    local,
-                    int(spool.whole),
-                    spool.info.get("no_gpu_activity"),
-                )
-            ],
-        )
+        note = spool.info.get("no_gpu_activity")
+        write_process(self._writer, self._pid, spool, note)
         devices = {int(row["ordinal"]): row for row in spool.records[b"DEVI"]}
         rows = [(cards[bytes(r["uuid"])], o, spool.pid) for o, r in devices.items()]
         if rows:
@@ -189,7 +166,7 @@ class ProcessRows:
 
     def _overheads(self, rows: Records) -> None:
         names = {
-            int(k): self._writer.string(_OVERHEADS.get(int(k), "Unknown")) for k in rows["kind"]
+            int(k): self._writer.string(OVERHEADS.get(int(k), "Unknown")) for k in rows["kind"]
         }
         columns = self._span(rows) | {
             "eventClass": [0] * len(rows),
@@ -210,8 +187,3 @@ def _nsys_memory(kinds: NDArray[Any]) -> NDArray[np.int64]:
 
 def _given(devices: NDArray[np.uint32]) -> list[int | None]:
     return [None if device == _NOT_GIVEN else device for device in devices.tolist()]
-
-
-def _number(info: Mapping[str, str], keys: Sequence[str]) -> int | None:
-    found = (info[key] for key in keys if info.get(key, "").isdecimal())
-    return next((int(text) for text in found), None)

@@ -11,18 +11,18 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from gputrace.collectors.backend import Backend, Launch, Merged, Plan
 from gputrace.collectors.backends import BACKENDS, choose
-from gputrace.collectors.child import find_program, run
+from gputrace.collectors.child import find_program
 from gputrace.collectors.cupti import CUPTI, has_driver
 from gputrace.collectors.host import HOST
 from gputrace.collectors.nvml import Sampler
-from gputrace.errors import InputError, UsageError
+from gputrace.errors import GputraceError, InputError, UsageError
 
 HOOKS: Final = Path(__file__).parent / "hooks"
 _SECRET: Final = re.compile(
@@ -64,7 +64,11 @@ def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
     except OSError as error:
         raise UsageError(f"{folder}: cannot be made ({error.strerror})") from None
     environment = _with_hooks(plan, folder, os.environ)
-    launch = backend.launch(plan, folder, command, environment)
+    try:
+        launch = backend.launch(plan, folder, command, environment)
+    except GputraceError:
+        folder.rmdir()
+        raise
     return Prepared(plan, tuple(command), backend, folder, launch)
 
 
@@ -79,8 +83,11 @@ def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[
     return changed
 
 
-def record(prepared: Prepared) -> int:
-    """Runs the program to its end; its exit code. Raises CannotRun where it does not start."""
+def record(prepared: Prepared, tell: Callable[[str], object]) -> int:
+    """Runs the program to its end; its exit code. ``tell`` tells a person a line.
+
+    Raises CannotRun where the program does not start, MissingError where what records it does not.
+    """
     meta = {
         "command": json.dumps(masked(prepared.command)),
         "hostname": socket.gethostname(),
@@ -91,7 +98,7 @@ def record(prepared: Prepared) -> int:
     if sampler is not None:
         sampler.start(prepared.folder)
     try:
-        return run(prepared.launch.command, prepared.launch.environment)
+        return prepared.backend.run(prepared.launch, prepared.folder, tell)
     finally:
         if sampler is not None:
             sampler.stop()
@@ -129,7 +136,7 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
 def _notes(merged: Merged, backend: Backend) -> list[str]:
     if backend is HOST:
         return ["only the host's signals were recorded: nothing of a GPU is in the trace"]
-    if not merged.processes:
+    if not merged.processes and not merged.notes:
         return ["no process of the program started CUDA"]
     return []
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -94,13 +96,58 @@ class TraceWriter:
         self._database.execute("PRAGMA synchronous = OFF")
         self._database.execute("BEGIN")
         self._strings: dict[str, int] = {}
+        self._first_string = 0
+
+    def copy(self, source: Path, tables: Mapping[str, str]) -> None:
+        """Copies tables of an SQLite file with their declarations, before anything is added.
+
+        Args:
+            source: the file, which nobody writes.
+            tables: by name, the SQL condition that rows to copy meet; it may name tables of the
+                file as ``source.NAME``. Rows left out leave no trace in this file.
+        """
+        with self.attached(source, "source") as database:
+            declared = dict(database.execute("SELECT name, sql FROM source.sqlite_master"))
+            for table, condition in tables.items():
+                database.execute(declared[table])
+                database.execute(
+                    f'INSERT INTO main."{table}" SELECT * FROM source."{table}" WHERE {condition}'
+                )
+        if "StringIds" in tables:
+            self._first_string = self.query("SELECT coalesce(max(id), -1) + 1 FROM StringIds")[0][0]
+
+    @contextmanager
+    def attached(self, path: Path, name: str) -> Iterator[sqlite3.Connection]:
+        """The database, which is ``main``, with another file under a name.
+
+        For INSERT ... SELECT into tables that `make` has made: rows need not come through Python.
+        """
+        # SQLite attaches nothing within a transaction.
+        self._database.execute("COMMIT")
+        self._database.execute(f"ATTACH ? AS {name}", (str(path),))
+        self._database.execute("BEGIN")
+        yield self._database
+        self._database.execute("COMMIT")
+        self._database.execute(f"DETACH {name}")
+        self._database.execute("BEGIN")
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        """Rows of what was written."""
+        return self._database.execute(sql).fetchall()
 
     def string(self, text: str) -> int:
         """The id of a text in StringIds."""
-        if text not in self._strings:
-            self._strings[text] = len(self._strings)
-            self.add("StringIds", {"id": [self._strings[text]], "value": [text]})
-        return self._strings[text]
+        return self.strings([text])[0]
+
+    def strings(self, texts: Sequence[str]) -> list[int]:
+        """The ids of texts in StringIds."""
+        known = len(self._strings)
+        for text in texts:
+            self._strings.setdefault(text, self._first_string + len(self._strings))
+        if len(self._strings) > known:
+            added = islice(self._strings.items(), known, None)
+            self.add_rows("StringIds", ["value", "id"], added)
+        return [self._strings[text] for text in texts]
 
     def add(self, table: str, columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> None:
         """Rows by column, all of one length; columns left out are NULL."""
@@ -112,9 +159,13 @@ class TraceWriter:
     def add_rows(self, table: str, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Rows with values for the columns named; the table is made if it is one of ours."""
         if table in TABLES:
-            self._database.execute(f"CREATE TABLE IF NOT EXISTS {table} ({TABLES[table]})")
+            self.make(table)
         listed, marks = ", ".join(names), ", ".join("?" * len(names))
         self._database.executemany(f"INSERT INTO {table} ({listed}) VALUES ({marks})", rows)
+
+    def make(self, table: str) -> None:
+        """Makes one of `TABLES`."""
+        self.create(table, TABLES[table])
 
     def create(self, table: str, columns: str) -> None:
         """Makes a table that is not among `TABLES`."""

@@ -25,7 +25,9 @@ _INSTALLED: Final = (
     "/opt/nvidia/nsight-systems*/bin/nsys",
     "/opt/nvidia/nsight-systems*/*/target-linux-x64/nsys",
     "/usr/lib/nsight-systems/bin/nsys",
+    "/opt/nvidia/nsight-compute/*/host/target-linux-x64/nsys",
 )
+"""The last is the one inside Nsight Compute."""
 
 
 def is_report(path: Path) -> bool:
@@ -49,18 +51,27 @@ def export_report(path: Path) -> Path:
         )
     _make_folder(target.parent)
     unfinished = target.with_suffix(f".{os.getpid()}.tmp")
-    command = [nsys, "export", "--type", "sqlite", "-o", str(unfinished), str(path.absolute())]
     try:
-        run = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        if run.returncode != 0 or not unfinished.exists():
-            raise InputError(path, _why(nsys, run.stdout + "\n" + run.stderr))
-        _check(unfinished, path)
+        run_export(nsys, path, unfinished)
         unfinished.replace(target)
-    except OSError as error:
-        raise MissingError(f"{nsys}: cannot be run ({error.strerror})") from error
     finally:
         unfinished.unlink(missing_ok=True)
     return target
+
+
+def run_export(nsys: str, report: Path, target: Path) -> None:
+    """Has nsys export a report to an SQLite file, which is whole afterwards.
+
+    Raises MissingError where nsys cannot be run, InputError where it cannot export the report.
+    """
+    command = [nsys, "export", "--type", "sqlite", "-o", str(target), str(report.absolute())]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise MissingError(f"{nsys}: cannot be run ({error.strerror})") from error
+    if run.returncode != 0 or not target.exists():
+        raise InputError(report, _why(nsys, run.stdout + "\n" + run.stderr))
+    _check(target, report)
 
 
 def _make_folder(folder: Path) -> None:

@@ -1,17 +1,22 @@
-"""The collector's library in this process: the driver loads it when the program starts CUDA.
+"""What records this process: told when to begin, to end and to make way.
 
-A call that comes before that is kept, and made as soon as the library is found.
+That is a library which is loaded when the program starts CUDA, the collector's or, where another
+tool follows CUDA's profiler API (GPUTRACE_PROFILER_API), the driver's. A call that comes before
+that is kept, and made as soon as the library is found.
 """
 
 import os
 
-from . import recorder
+from . import ranks, recorder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ctypes
 
-_pending: "dict[str, int]" = {}
+_DRIVER = "libcuda.so.1"
+_START = "cuProfilerStart"
+
+_pending: "dict[str, tuple[int, ...]]" = {}
 
 
 def pause(on: bool) -> None:
@@ -21,14 +26,35 @@ def pause(on: bool) -> None:
 
 def capture(on: bool) -> None:
     """Begins or ends the window to record."""
-    _ask("gputrace_capture", int(on))
+    if os.environ.get("GPUTRACE_PROFILER_API"):
+        _follow(on)
+    else:
+        _ask("gputrace_capture", int(on))
+
+
+def _follow(on: bool) -> None:
+    """For a tool that records all processes from the first start to the first stop.
+
+    GPUTRACE_PROFILER_API=each: one that records each process by itself.
+    """
+    if on:
+        _keep(_START)
+        return
+    # What the GPU was given in the window, it shall finish in the window.
+    _keep("cuCtxSynchronize")
+    if os.environ["GPUTRACE_PROFILER_API"] == "each" or ranks.is_last_at("end"):
+        _keep("cuProfilerStop")
 
 
 def _ask(function: str, value: int) -> None:
     if os.environ.get("GPUTRACE_LIBRARY"):
-        _pending.pop(function, None)
-        _pending[function] = value
-        deliver()
+        _keep(function, value)
+
+
+def _keep(function: str, *values: int) -> None:
+    _pending.pop(function, None)
+    _pending[function] = values
+    deliver()
 
 
 def deliver() -> None:
@@ -38,9 +64,13 @@ def deliver() -> None:
     try:
         library = _loaded_library()
         while library and _pending:
-            function, value = next(iter(_pending.items()))
+            function, values = next(iter(_pending.items()))
             del _pending[function]
-            getattr(library, function)(value)
+            result = getattr(library, function)(*values)
+            if function == _START and result:
+                # No context yet.
+                _pending[function] = values
+                break
     except Exception:
         _pending.clear()
         recorder.note_failure("reaching the collector")
@@ -51,7 +81,8 @@ def _loaded_library() -> "ctypes.CDLL | None":
 
     try:
         # Symbols stay out of the program's scope: found through this handle only.
-        return ctypes.CDLL(os.environ["GPUTRACE_LIBRARY"], mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        name = os.environ.get("GPUTRACE_LIBRARY", _DRIVER)
+        return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:
         return None
 

@@ -74,6 +74,8 @@ _events: "list[int]" = []
 _names: "dict[str, int]" = {}
 _names_lock = _thread.allocate_lock()
 _thread_ids = _thread._local()
+# Those met since the last write, by the system's id and that of pthreads, which nvprof knows.
+_pthreads: "list[tuple[int, int]]" = []
 _state = _State()
 # Events that end in between wait; outside, be it that the clock was set back, they are written.
 _written, _due = 0, 0
@@ -85,7 +87,7 @@ def record(start: int, end: int, what: int, kind: int) -> None:
         try:
             thread = _thread_ids.id
         except AttributeError:
-            thread = _thread_ids.id = _native_thread_id()
+            thread = _thread_ids.id = _meet_thread()
         _events.extend((start, end, what | thread, kind))
         if not _written <= end < _due:
             write(end)
@@ -159,6 +161,14 @@ def finish_with(util: "Any") -> None:
     util.register_after_fork(finish, register)
 
 
+def _meet_thread() -> int:
+    """The system's id of this thread; its pthread id, where those are asked for, is to be told."""
+    thread = _native_thread_id()
+    if os.environ.get("GPUTRACE_PTHREADS"):
+        _pthreads.append((thread, _thread.get_ident()))
+    return thread
+
+
 def _native_thread_id() -> int:
     # New in Python 3.8.
     if hasattr(_thread, "get_native_id"):
@@ -176,6 +186,10 @@ def _write_events(state: _State, now: int) -> None:
     if not 0 <= now - state.clock_told < _SECOND:
         state.clock_told = now
         chunks.append(_clocks())
+    met = _pthreads[:]
+    del _pthreads[: len(met)]
+    for thread, pthread in met:
+        chunks.append(_chunk(b"INFO", f"pthread.{thread}={pthread}".encode()))
     names = list(_names)
     for number in range(state.names_written, len(names)):
         text = names[number].encode("utf-8", "replace")
@@ -268,7 +282,8 @@ def _in_forked_child() -> None:
     _written = _due = 0
     del _events[:]
     try:
-        _thread_ids.id = _native_thread_id()
+        del _pthreads[:]
+        _thread_ids.id = _meet_thread()
         if _is_open(left):
             os.close(left.file)
     except OSError:

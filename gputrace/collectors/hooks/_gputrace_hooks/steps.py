@@ -87,7 +87,7 @@ def step_ended(what: int, rank: int, owner: object) -> None:
         for proven in source.ends(owner, end):
             source.add(what, proven)
         if _window != [None, None] and rank == max(_sources):
-            _apply_window(source.count)
+            _apply_window(source)
     except Exception:
         note_failure("counting steps")
 
@@ -103,13 +103,15 @@ def step_by_user() -> None:
     step_ended(_by_user, USER, step_by_user)
 
 
-def _apply_window(begun: int) -> None:
+def _apply_window(source: _Source) -> None:
     first, end = _window
-    if first is not None and begun >= first:
+    if first is not None and source.count >= first:
         _window[0] = None
         control.capture(True)
+        # What a recorder takes to begin is no part of a step.
+        source.last = time_ns()
         note(f"recording from step {first}")
-    if end is not None and begun >= end:
+    if end is not None and source.count >= end:
         _window[1] = None
         control.capture(False)
         note(f"recorded to the end of step {end - 1}")
