@@ -206,7 +206,8 @@ def test_a_file_with_wrong_bytes_is_read_or_refused(
 def test_chunks_of_anything_are_read_or_refused(
     whole: bytes, tmp_path: Path, data: st.DataObject
 ) -> None:
-    tags = st.sampled_from([b"KERN", b"COPY", b"NVTX", b"DEVI", b"CLOK", b"INFO", b"NAME", b"LOSS"])
+    known = b"KERN COPY NVTX DEVI CLOK INFO NAME THRD LOSS".split()
+    tags = st.sampled_from(known)
     chunks = data.draw(st.lists(st.tuples(tags | st.binary(min_size=4, max_size=4), st.binary())))
     body = b"".join(tag + len(text).to_bytes(4, "little") + text for tag, text in chunks)
     assert_readable_or_refused(tmp_path, whole[:32] + body)
@@ -228,7 +229,7 @@ def test_no_spool_of_another_kind_or_version_is_taken(whole: bytes, tmp_path: Pa
     for raw, words in (
         (b"", "not a spool"),
         (b"SQLite format 3\0" + bytes(100), "not a spool"),
-        (whole[:8] + (2).to_bytes(4, "little") + whole[12:], "version 2"),
+        (whole[:8] + (3).to_bytes(4, "little") + whole[12:], "version 3"),
     ):
         path.write_bytes(raw)
         with pytest.raises(InputError, match=words):

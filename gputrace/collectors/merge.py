@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import UUID
 
 from gputrace import __version__
 from gputrace.collectors.backend import Merged
+from gputrace.collectors.clock import LARGEST, global_pid
 from gputrace.collectors.host_events import HostEvents, read_host
 from gputrace.collectors.host_rows import write_host, write_nvml
 from gputrace.collectors.process_rows import ProcessRows
@@ -72,7 +74,15 @@ def _write_session(writer: TraceWriter, start: int, meta: Mapping[str, str]) -> 
         ["utcEpochNs", "utcTime", "localTime"],
         [(start, utc, local)],
     )
-    exported = {"EXPORT_PRODUCT_NAME": "gputrace", "EXPORT_SCHEMA_VERSION": "3.20.3"}
+    exported = {
+        "EXPORT_PRODUCT_NAME": "gputrace",
+        "EXPORT_PRODUCT_VERSION": __version__,
+        "EXPORT_SCHEMA_VERSION": "3.20.3",
+        "EXPORT_SCHEMA_VERSION_MAJOR": "3",
+        "EXPORT_SCHEMA_VERSION_MINOR": "20",
+        "EXPORT_SCHEMA_VERSION_MICRO": "3",
+    }
+    writer.add_enums()
     writer.add_rows("META_DATA_EXPORT", ["name", "value"], exported.items())
     own = {"format": "1", "version": __version__, "start_realtime_ns": str(start), **meta}
     writer.add_rows("GPUTRACE_META", ["name", "value"], own.items())
@@ -85,14 +95,29 @@ def _write_cards(writer: TraceWriter, spools: Sequence[Spool]) -> dict[bytes, in
         for row in spool.records[b"DEVI"]:
             seen.setdefault(bytes(row["uuid"]), row)
     ordered = sorted(seen.values(), key=lambda row: row["bus"].lower())
-    rows = [
-        (0, i, _text(row["name"]), _text(row["bus"]).lower(), 1, bytes(row["uuid"]).hex())
-        for i, row in enumerate(ordered)
-    ]
-    columns = ["vmId", "id", "name", "busLocation", "isDiscrete", "uuid"]
-    if rows:
-        writer.add_rows("TARGET_INFO_GPU", columns, rows)
+    if ordered:
+        rows = [_card(i, row) for i, row in enumerate(ordered)]
+        writer.add_rows("TARGET_INFO_GPU", list(rows[0]), [tuple(row.values()) for row in rows])
     return {bytes(row["uuid"]): i for i, row in enumerate(ordered)}
+
+
+def _card(id: int, row: Any) -> dict[str, Any]:
+    """A row of TARGET_INFO_GPU; what the driver did not say is NULL."""
+    return {
+        "vmId": global_pid(0),
+        "id": id,
+        "name": _text(row["name"]),
+        "busLocation": _text(row["bus"]).lower(),
+        "isDiscrete": 1,
+        "l2CacheSize": int(row["l2_cache"]) or None,
+        "totalMemory": int(row["memory"]) % LARGEST or None,
+        "memoryBandwidth": int(row["bandwidth"]) % LARGEST or None,
+        "clockRate": int(row["clock"]) % LARGEST or None,
+        "smCount": int(row["multiprocessors"]) or None,
+        "uuid": str(UUID(bytes=bytes(row["uuid"]))),
+        "computeMajor": int(row["compute_major"]) or None,
+        "computeMinor": int(row["compute_minor"]) if row["compute_major"] else None,
+    }
 
 
 def _text(value: bytes) -> str:

@@ -16,6 +16,8 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.traces.enums import ENUMS
+
 _ON_GPU: Final = (
     "start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, "
     "contextId INTEGER NOT NULL, greenContextId INTEGER, streamId INTEGER NOT NULL, "
@@ -24,6 +26,7 @@ _ON_GPU: Final = (
 
 TABLES: Final[Mapping[str, str]] = {
     "StringIds": "id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL",
+    **dict.fromkeys(ENUMS, "id INTEGER NOT NULL PRIMARY KEY, name TEXT, label TEXT"),
     "CUPTI_ACTIVITY_KIND_KERNEL": f"{_ON_GPU}, demangledName INTEGER NOT NULL, "
     "shortName INTEGER NOT NULL, mangledName INTEGER, launchType INTEGER, cacheConfig INTEGER, "
     "registersPerThread INTEGER NOT NULL, gridX INTEGER NOT NULL, gridY INTEGER NOT NULL, "
@@ -58,7 +61,7 @@ TABLES: Final[Mapping[str, str]] = {
     "TARGET_INFO_GPU": "vmId INTEGER NOT NULL, id INTEGER NOT NULL, name TEXT, busLocation TEXT, "
     "isDiscrete INTEGER, l2CacheSize INTEGER, totalMemory INTEGER, memoryBandwidth INTEGER, "
     "clockRate INTEGER, smCount INTEGER, pwGpuId INTEGER, uuid TEXT, luid INTEGER, chipName TEXT, "
-    "cuDevice INTEGER",
+    "cuDevice INTEGER, computeMajor INTEGER, computeMinor INTEGER",
     "TARGET_INFO_CUDA_DEVICE": "gpuId INTEGER NOT NULL, cudaId INTEGER NOT NULL, "
     "pid INTEGER NOT NULL, uuid TEXT",
     "TARGET_INFO_SESSION_START_TIME": "utcEpochNs INTEGER, utcTime TEXT, localTime TEXT",
@@ -112,12 +115,19 @@ class TraceWriter:
     def add_rows(self, table: str, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Rows with values for the columns named; the table is made if it is one of ours."""
         if table in TABLES:
-            self._database.execute(f"CREATE TABLE IF NOT EXISTS {table} ({TABLES[table]})")
+            self.create(table, TABLES[table])
         listed, marks = ", ".join(names), ", ".join("?" * len(names))
         self._database.executemany(f"INSERT INTO {table} ({listed}) VALUES ({marks})", rows)
 
+    def add_enums(self) -> None:
+        """Writes the ENUM_ tables, and those that programs ask for even where they are empty."""
+        for table, names in ENUMS.items():
+            self.add_rows(table, ["id", "name", "label"], ((i, *two) for i, two in names.items()))
+        for table in ("StringIds", "ThreadNames"):
+            self.create(table, TABLES[table])
+
     def create(self, table: str, columns: str) -> None:
-        """Makes a table that is not among `TABLES`."""
+        """Makes a table, unless it is there."""
         self._database.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
 
     def __enter__(self) -> Self:
