@@ -82,7 +82,10 @@ def _record(prepared: Prepared) -> int:
     try:
         merged = finish(folder, output)
     except (OSError, GputraceError) as error:
-        _say(f"{error}; what was recorded is safe: gputrace recover {folder}")
+        problem = str(error)
+        if isinstance(error, OSError):
+            problem = f"{output}: cannot be written ({error.strerror})"
+        _say(f"{problem}; what was recorded is safe: gputrace recover {folder} -o FILE")
         return code or ExitCode.RECORDING_FAILED
     _tell(merged, output)
     return code

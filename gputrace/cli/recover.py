@@ -26,3 +26,5 @@ def command(folder: Path, output: Path | None, force: bool, keep: bool) -> None:
     except OSError as error:
         raise InputError(target, f"cannot be written ({error.strerror})") from error
     click.echo(f"{target}: {merged.kernels:,} kernels of {merged.processes} processes", err=True)
+    for note in merged.notes:
+        click.echo(f"gputrace: {note}", err=True)

@@ -43,6 +43,8 @@ class Merged:
     """Processes that were ended before they could write down that they ended."""
     notes: tuple[str, ...] = ()
     """What a person should know, a line each."""
+    unread: bool = False
+    """Whether the folder has files that hold something and could not be read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,11 @@ def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     Raises InputError where nothing in the folder can be read, OSError where the file cannot be
     written.
     """
-    spools: list[Spool] = _read_all(folder, "*.spool", read_spool)
-    hosts: list[HostEvents] = _read_all(folder, "*.host", read_host)
+    problems: list[InputError] = []
+    spools: list[Spool] = _read_all(folder, "*.spool", read_spool, problems)
+    hosts: list[HostEvents] = _read_all(folder, "*.host", read_host, problems)
+    if problems and not spools and not hosts:
+        raise problems[0]
     starts = [spool.started for spool in spools] + [host.started for host in hosts]
     start = min(starts, default=time.time_ns())
     steps = 0
@@ -39,29 +42,44 @@ def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
             steps += write_host(writer, host, start)
         for path in sorted(folder.glob("*.nvml.jsonl")):
             write_nvml(writer, path, start)
-    notes = {spool.info["no_gpu_activity"] for spool in spools if "no_gpu_activity" in spool.info}
+        lost = [f"{problem.path.name}: {problem.problem}" for problem in problems]
+        if lost:
+            writer.add_rows("GPUTRACE_LOSS", ["reason"], [(line,) for line in lost])
     return Merged(
         processes=len(spools),
         kernels=sum(len(spool.records[b"KERN"]) for spool in spools),
         steps=steps,
-        cut=sum(not spool.whole for spool in spools),
-        notes=tuple(sorted(notes)),
+        cut=sum(not spool.whole and not spool.stopped for spool in spools),
+        notes=(*_notes(spools, hosts, start), *lost),
+        unread=any(problem.path.stat().st_size for problem in problems),
     )
+
+
+def _notes(spools: Sequence[Spool], hosts: Sequence[HostEvents], start: int) -> list[str]:
+    """Why processes have no GPU activity, each reason once; and whose files end early."""
+    reasons = {spool.info.get("no_gpu_activity", "") for spool in spools}
+    stops = [(spool.pid, loss) for spool in spools if spool.stopped for loss in spool.losses[:1]]
+    stops += [(host.pid, host.stopped) for host in hosts if host.stopped]
+    ends = {
+        f"process {pid}, {why}; all after {(at - start) / 1e9:.1f} s is missing"
+        for pid, (at, _, why) in stops
+    }
+    return [*sorted(reasons - {""}), *sorted(ends)]
 
 
 _File = TypeVar("_File")
 
 
-def _read_all(folder: Path, pattern: str, read: Callable[[Path], _File]) -> list[_File]:
+def _read_all(
+    folder: Path, pattern: str, read: Callable[[Path], _File], problems: list[InputError]
+) -> list[_File]:
     """The files that can be read; one that cannot be costs nothing but itself."""
-    files, problems = [], []
+    files = []
     for path in sorted(folder.glob(pattern)):
         try:
             files.append(read(path))
         except InputError as error:
             problems.append(error)
-    if problems and not files:
-        raise problems[0]
     return files
 
 

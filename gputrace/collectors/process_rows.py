@@ -8,7 +8,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.clock import LARGEST, global_pid, global_tids, session_time
+from gputrace.collectors.clock import global_pid, global_tids, session_time
+from gputrace.collectors.host_rows import write_losses
 from gputrace.collectors.names import demangle, short
 from gputrace.collectors.nvtx_rows import nvtx_columns
 from gputrace.collectors.spool import Records, Spool
@@ -94,12 +95,8 @@ class ProcessRows:
         columns = ["globalPid", "realtimeNs", "monotonicNs", "monotonicRawNs"]
         if clocks:
             add("GPUTRACE_CLOCK", columns, clocks)
-        losses = [
-            (self._pid, (at - self._start) % LARGEST, count % LARGEST, why)
-            for at, count, why in spool.losses
-        ]
-        if losses:
-            add("GPUTRACE_LOSS", ["globalPid", "timeNs", "records", "reason"], losses)
+        if spool.losses:
+            write_losses(self._writer, self._pid, spool.losses, self._start)
 
     def _span(self, rows: Records) -> dict[str, Any]:
         return {"start": self._time(rows["start"]), "end": self._time(rows["end"])}

@@ -110,7 +110,7 @@ def masked(command: Sequence[str]) -> list[str]:
 
 
 def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
-    """Makes the trace of a folder and removes the folder.
+    """Makes the trace of a folder and removes the folder, unless it has what could not be read.
 
     Raises InputError where nothing in it can be read, OSError where the trace cannot be written;
     the folder stays then.
@@ -120,9 +120,11 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
     meta = _meta(folder)
     backend = BACKENDS.get(meta.get("backend", ""), CUPTI)
     merged = backend.merge(folder, output, meta)
-    if not keep:
+    if not keep and not merged.unread:
         shutil.rmtree(folder)
     notes = (*merged.notes, *_notes(merged, backend))
+    if merged.unread:
+        notes += (f"{folder} is kept, for what could not be read",)
     return replace(merged, notes=notes)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.chunks import Format, read_chunk_file
+from gputrace.collectors.chunks import Format, Loss, read_chunk_file, read_stop
 
 _SPOOL: Final = Format(b"GPUTRSPL", 2, "a spool", "a spool file of gputrace")
 
@@ -117,7 +117,8 @@ class Spool:
         names: text by id, as bytes that were written.
         threads: name of a thread by its id in the system.
         info: what the process said of itself; the last of each key.
-        losses: (nanoseconds of CLOCK_REALTIME, records, why).
+        losses: what was dropped, the end of writing included.
+        stopped: whether writing failed before the process ended.
         whole: whether the process came to its end and wrote that down.
     """
 
@@ -128,7 +129,8 @@ class Spool:
     names: dict[int, bytes] = field(default_factory=dict)
     threads: dict[int, str] = field(default_factory=dict)
     info: dict[str, str] = field(default_factory=dict)
-    losses: list[tuple[int, int, str]] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    stopped: bool = False
     whole: bool = False
 
     def name(self, id: int) -> str:
@@ -164,6 +166,9 @@ def _take_text(spool: Spool, tag: bytes, body: bytes) -> None:
     elif tag == b"INFO":
         key, _, value = body.decode("utf-8", "replace").partition("=")
         spool.info[key] = value
+    elif tag == b"FULL" and (stop := read_stop(body)):
+        spool.losses.append(stop)
+        spool.stopped = True
     elif tag == b"LOSS" and len(body) >= 16:
         time, count = struct.unpack_from("<QQ", body)
         spool.losses.append((time, count, body[16:].decode("utf-8", "replace")))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from errno import EIO, ENOSPC
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -84,6 +85,7 @@ TABLES: Final[Mapping[str, str]] = {
 class TraceWriter:
     """Writes one trace file; leaving the ``with`` block without an error puts it in its place.
 
+    What SQLite cannot write, be it that the disk is full, becomes an OSError at that point.
     Tables are made when their first rows come, as nsys exports have none that are empty.
     """
 
@@ -139,10 +141,16 @@ class TraceWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is None:
-            self._database.execute("COMMIT")
+        try:
+            if error is None:
+                self._database.execute("COMMIT")
+        except sqlite3.Error as problem:
+            error = problem
         self._database.close()
         if error is None:
             self._unfinished.replace(self.path)
-        else:
-            self._unfinished.unlink(missing_ok=True)
+            return
+        self._unfinished.unlink(missing_ok=True)
+        if isinstance(error, sqlite3.Error):
+            number = ENOSPC if error.sqlite_errorcode == sqlite3.SQLITE_FULL else EIO
+            raise OSError(number, str(error), str(self.path)) from error

@@ -28,6 +28,7 @@ enum {
     TAG_NAME = TAG('N', 'A', 'M', 'E'),   /* u32 id, bytes */
     TAG_CLOCK = TAG('C', 'L', 'O', 'K'),  /* u64 realtime, monotonic, monotonic_raw */
     TAG_LOSS = TAG('L', 'O', 'S', 'S'),   /* u64 time, u64 records, text */
+    TAG_FULL = TAG('F', 'U', 'L', 'L'),   /* the first chunk: stop_t */
     TAG_INFO = TAG('I', 'N', 'F', 'O'),   /* text "key=value" */
     TAG_DEVICE = TAG('D', 'E', 'V', 'I'),
     TAG_THREAD = TAG('T', 'H', 'R', 'D')  /* u32 thread, name */
@@ -94,6 +95,13 @@ typedef struct {
     uint64_t memory, bandwidth, clock;
     uint32_t l2_cache, compute_major, compute_minor, reserved;
 } device_t;
+
+/* Where a file's first chunk says why nothing follows: zeros until then. Writing over it takes no room
+ * on a disk that has none. */
+typedef struct {
+    uint64_t time, records;
+    uint32_t error, reserved; /* errno */
+} stop_t;
 
 /* Opens DIRECTORY/HOST.PID.spool, or HOST.PID-1.spool and so on; 0 where that succeeds. */
 int spool_open(const char *directory);
