@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,7 @@ from gputrace.collectors.backend import Backend, Launch, Merged, Plan
 from gputrace.collectors.backends import BACKENDS, choose
 from gputrace.collectors.child import find_program, run
 from gputrace.collectors.cupti import CUPTI, has_driver
+from gputrace.collectors.growth import Growth, Size
 from gputrace.collectors.host import HOST
 from gputrace.collectors.nvml import Sampler
 from gputrace.errors import InputError, UsageError
@@ -79,8 +80,11 @@ def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[
     return changed
 
 
-def record(prepared: Prepared) -> int:
-    """Runs the program to its end; its exit code. Raises CannotRun where it does not start."""
+def record(prepared: Prepared, tell: Callable[[Size], None], from_bytes: int) -> int:
+    """Runs the program to its end; its exit code. Raises CannotRun where it does not start.
+
+    ``tell`` is called when the recording has so many bytes, and each time they have doubled.
+    """
     meta = {
         "command": json.dumps(masked(prepared.command)),
         "hostname": socket.gethostname(),
@@ -91,7 +95,8 @@ def record(prepared: Prepared) -> int:
     if sampler is not None:
         sampler.start(prepared.folder)
     try:
-        return run(prepared.launch.command, prepared.launch.environment)
+        growth = Growth(prepared.folder, from_bytes, tell)
+        return run(prepared.launch.command, prepared.launch.environment, growth.look)
     finally:
         if sampler is not None:
             sampler.stop()
