@@ -318,6 +318,35 @@ class {name}:
 """
 
 
+WITHIN: Final = """
+class Node:
+    left = 2
+    def __iter__(self): return self
+    def __next__(self):
+        if not self.left: raise StopIteration
+        self.left -= 1
+        return self.left
+class {name}(Node):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("torchdata.nodes.loader", "LoaderIterator"),
+        ("grain._src.python.data_loader", "DataLoaderIterator"),
+    ],
+)
+def test_of_loaders_that_are_chains_only_the_last_is_waited_for(
+    program: Program, module: str, name: str
+) -> None:
+    program.write({module.replace(".", "/") + ".py": WITHIN.format(name=name)})
+    source = f"from {module} import {name}, Node\nprint(list({name}()), list(Node()))"
+    assert program.quietly(source) == "[1, 0] [1, 0]\n"
+    assert names(program.events(), "data_wait") == [f"{module}.{name}"] * 3
+
+
 @pytest.mark.parametrize(
     ("module", "name"),
     [
@@ -332,6 +361,7 @@ class {name}:
         ("chainer.iterators.multithread_iterator", "MultithreadIterator"),
         ("nvidia.dali.plugin.pytorch", "DALIGenericIterator"),
         ("nvidia.dali.plugin.jax.iterator", "DALIGenericIterator"),
+        ("ffcv.loader.epoch_iterator", "EpochIterator"),
     ],
 )
 def test_waits_for_iterators_of_each_framework_are_recorded(
