@@ -20,6 +20,8 @@ from gputrace.errors import InputError
 _HEADER: Final = struct.Struct("<8sIIQQ")
 _CHUNK: Final = struct.Struct("<4sI")
 _STOP: Final = struct.Struct("<QQI4x")
+_ERRORS: Final = 4096
+"""What errno stays below."""
 
 
 Loss = tuple[int, int, str]
@@ -88,5 +90,5 @@ def read_stop(body: bytes) -> Loss | None:
     if len(body) < _STOP.size:
         return None
     time, records, error = _STOP.unpack_from(body)
-    why = os.strerror(error) if error else "an error in gputrace"
+    why = os.strerror(error) if 0 < error < _ERRORS else "an error in gputrace"
     return (time, records, f"nothing more could be written: {why}") if time else None
