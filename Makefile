@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install
 # The package itself needs nothing from outside: its build backend is in the locks.
 PACKAGE := --no-build-isolation --no-deps --editable .
+# The collector, which is compiled when the package is installed.
+NATIVE := $(wildcard gputrace/collectors/native/*.[ch])
 CODE := $(wildcard gputrace tests benchmarks setup.py)
 LOCK := $(BIN)/uv -q pip compile pyproject.toml --universal --python-version 3.11 \
 	--fork-strategy fewest --generate-hashes --no-header --no-emit-index-url
@@ -56,7 +58,7 @@ $(VENV)/.made:
 	@"$(PYTHON)" -m venv --clear $(VENV)
 	@touch $@
 
-$(VENV)/.runtime: $(VENV)/.made requirements.lock pyproject.toml
+$(VENV)/.runtime: $(VENV)/.made requirements.lock pyproject.toml $(NATIVE)
 	@$(PIP) --require-hashes -r requirements.lock
 	@$(PIP) $(PACKAGE)
 	@touch $@

@@ -28,7 +28,7 @@ def test_the_header_says_whose_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("raw", "problem"),
     [
-        (b"", "not a test file of gputrace"),
+        (b"", "empty: its process was ended at once, or the disk was full"),
         (header()[:-1], "not a test file of gputrace"),
         (header(magic=b"SQLite f"), "not a test file of gputrace"),
         (header(version=2), "a test file of version 2; this gputrace reads 1"),

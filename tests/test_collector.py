@@ -11,6 +11,7 @@ import sqlite3
 import time
 from pathlib import Path
 from typing import Any, Final
+from uuid import UUID
 
 import pytest
 
@@ -88,7 +89,8 @@ def test_kernels_have_their_names_shapes_and_memory(sample: Database) -> None:
     columns = f"{ON_GPU}, gridX, gridY, gridZ, blockX, blockY, blockZ, registersPerThread"
     row = sample.one("CUPTI_ACTIVITY_KIND_KERNEL", f"{columns}, staticSharedMemory")
     assert row == (400, 1, 7, 13, 101, 11, 12, 13, 32, 33, 34, 40, 1024)
-    assert sample.one("CUPTI_ACTIVITY_KIND_KERNEL", "dynamicSharedMemory") == (2048,)
+    columns = "dynamicSharedMemory, localMemoryPerThread, localMemoryTotal, gridId, launchType"
+    assert sample.one("CUPTI_ACTIVITY_KIND_KERNEL", columns) == (2048, 16, 4096, 12, 2)
     names = sample.one("CUPTI_ACTIVITY_KIND_KERNEL", "mangledName, demangledName, shortName")
     mangled, demangled, short = (sample.strings[name] for name in names)
     assert mangled == "_ZN3net5scaleIfEEvPT_f"
@@ -113,7 +115,8 @@ def test_memsets_graphs_and_overheads_are_there(sample: Database) -> None:
     span, name, kind = sample.one(
         "CUPTI_ACTIVITY_KIND_OVERHEAD", "end - start, nameId, overheadType"
     )
-    assert (span, sample.strings[name], kind) == (950, "Command buffer full (CUDA)", 6 << 16)
+    # CUPTI's 6 << 16 is nsys's 8.
+    assert (span, sample.strings[name], kind) == (950, "Command buffer full (CUDA)", 8)
 
 
 def test_only_the_calls_that_matter_are_there_with_their_thread(sample: Database) -> None:
@@ -151,9 +154,12 @@ def test_processes_have_their_rank_and_their_cards(sample: Database) -> None:
     assert row == (3, 8, 1, 1, None)
     cards = sample.rows("SELECT id, name, busLocation, uuid FROM TARGET_INFO_GPU ORDER BY id")
     assert cards == [
-        (0, "Fake GPU 1", "0000:1b:00.0", "a1" * 16),
-        (1, "Fake GPU 0", "0000:3b:00.0", "a0" * 16),
+        (0, "Fake GPU 1", "0000:1b:00.0", str(UUID("a1" * 16))),
+        (1, "Fake GPU 0", "0000:3b:00.0", str(UUID("a0" * 16))),
     ]
+    sizes = "clockRate, smCount, memoryBandwidth, l2CacheSize, computeMajor, computeMinor"
+    row = sample.one("TARGET_INFO_GPU WHERE id = 1", f"totalMemory, {sizes}")
+    assert row == (150109880320, 1_980_000_000, 132, 4_814_304_000_000, 62914560, 9, 0)
     numbers = "SELECT cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE ORDER BY cudaId"
     assert sample.rows(numbers) == [(0, 1), (1, 0)]
 
@@ -163,12 +169,13 @@ def test_nothing_else_of_the_environment_is_there(sample: Database, tmp_path: Pa
 
 
 RANGES: Final = [
-    # Its text, its domain, whether it is a mark.
+    # Its text, its domain, its kind: in a thread's stack, a mark, or with a start and an end.
+    (None, "trainer", 3),  # the creation of a domain
     ("inner", None, 0),
     ("registered", "trainer", 0),
     ("outer", None, 0),
-    ("one", None, 0),
-    ("two", None, 0),
+    ("one", None, 2),
+    ("two", None, 2),
     ("mark", None, 1),
     ("registered", "trainer", 1),
     ("elsewhere", None, 0),
@@ -194,7 +201,7 @@ def test_nvtx_ranges_and_marks_have_texts_domains_and_threads(
     spool = recorded(machine, tmp_path, script)
     rows = spool.records[b"NVTX"]
     texts = {id: text.decode() for id, text in spool.names.items()} | {0: None}
-    found = [(texts[row["name"]], texts[row["domain"]], row["mark"]) for row in rows]
+    found = [(texts[row["name"]], texts[row["domain"]], row["kind"]) for row in rows]
     assert found == RANGES
     by_text = {texts[row["name"]]: row for row in rows}
     assert {row["thread"] for text, row in by_text.items() if text != "elsewhere"} == {spool.pid}
@@ -204,10 +211,21 @@ def test_nvtx_ranges_and_marks_have_texts_domains_and_threads(
     assert one["start"] <= two["start"] <= one["end"] <= two["end"]
     merge(tmp_path, tmp_path / "t.sqlite", {})
     database = sqlite3.connect(tmp_path / "t.sqlite")
-    query = "SELECT value, eventType FROM NVTX_EVENTS JOIN StringIds ON id = textId"
-    assert sorted(
-        row for row in database.execute(query).fetchall() if row[1] in (34, 59)
-    ) == sorted((text, 34 if mark else 59) for text, _, mark in RANGES)
+    # As nsys exports them: 34 a mark, 59 a push and a pop, 60 a start and an end, 75 a new domain.
+    query = "SELECT value, domain.text, ranges.eventType FROM NVTX_EVENTS ranges "
+    query += "LEFT JOIN NVTX_EVENTS domain ON domain.eventType = 75 "
+    query += "AND domain.domainId = ranges.domainId LEFT JOIN StringIds ON id = ranges.textId"
+    types = (59, 34, 60, 75)
+    expected = [(text, domain, types[kind]) for text, domain, kind in RANGES]
+    assert sorted(database.execute(query).fetchall(), key=str) == sorted(expected, key=str)
+    # Only `two` is ended by another thread, and only a moment has no end.
+    query = "SELECT rangeId, end IS NULL, endGlobalTid = globalTid FROM NVTX_EVENTS "
+    assert database.execute(query + "WHERE eventType = 60").fetchall() == [
+        (1, 0, None),
+        (2, 0, 0),
+    ]
+    assert set(database.execute(query + "WHERE eventType = 59")) == {(None, 0, None)}
+    assert set(database.execute(query + "WHERE eventType IN (34, 75)")) == {(None, 1, None)}
     database.close()
 
 
@@ -342,7 +360,8 @@ def test_a_window_has_a_delay_and_a_duration(machine: Machine, tmp_path: Path) -
     assert rows["start"][0] - spool.started > 0.29e9
     assert 0.2e9 < rows["end"][-1] - rows["start"][0] < 0.45e9
     assert rows["end"][-1] - spool.started < 0.95e9
-    assert len(spool.records[b"NVTX"]) == 0
+    # Of what is outside only the name of a domain, which ranges inside may need.
+    assert spool.records[b"NVTX"]["kind"].tolist() == [3]
 
 
 def test_a_duration_alone_begins_at_once(machine: Machine, tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +19,7 @@ import pytest
 
 import gputrace
 from gputrace.collectors.host_events import HostEvents, read_host
+from gputrace.collectors.merge import merge
 from gputrace.errors import InputError
 from tests.command import ROOT, Ran
 
@@ -315,6 +318,35 @@ class {name}:
 """
 
 
+WITHIN: Final = """
+class Node:
+    left = 2
+    def __iter__(self): return self
+    def __next__(self):
+        if not self.left: raise StopIteration
+        self.left -= 1
+        return self.left
+class {name}(Node):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("torchdata.nodes.loader", "LoaderIterator"),
+        ("grain._src.python.data_loader", "DataLoaderIterator"),
+    ],
+)
+def test_of_loaders_that_are_chains_only_the_last_is_waited_for(
+    program: Program, module: str, name: str
+) -> None:
+    program.write({module.replace(".", "/") + ".py": WITHIN.format(name=name)})
+    source = f"from {module} import {name}, Node\nprint(list({name}()), list(Node()))"
+    assert program.quietly(source) == "[1, 0] [1, 0]\n"
+    assert names(program.events(), "data_wait") == [f"{module}.{name}"] * 3
+
+
 @pytest.mark.parametrize(
     ("module", "name"),
     [
@@ -329,6 +361,7 @@ class {name}:
         ("chainer.iterators.multithread_iterator", "MultithreadIterator"),
         ("nvidia.dali.plugin.pytorch", "DALIGenericIterator"),
         ("nvidia.dali.plugin.jax.iterator", "DALIGenericIterator"),
+        ("ffcv.loader.epoch_iterator", "EpochIterator"),
     ],
 )
 def test_waits_for_iterators_of_each_framework_are_recorded(
@@ -628,23 +661,11 @@ def test_a_window_from_the_first_step_waits_for_cuda(
     assert calls(driver) == ["start", "synchronize", "stop"]
 
 
-def test_the_last_of_the_ranks_ends_the_window(torch: Program, driver: dict[str, str]) -> None:
+def test_each_rank_ends_its_window_by_itself(torch: Program, driver: dict[str, str]) -> None:
     script = LOOP + WITH_DRIVER + "load(); optimizer = Optimizer()\n"
     script += "for i in range(3): optimizer.step()\n"
     ranks = {"LOCAL_WORLD_SIZE": "2", "GPUTRACE_STEPS": "1:2"}
     torch.quietly(script, **ranks, **driver)
-    assert calls(driver) == ["start", "synchronize"]
-    torch.quietly(script, **ranks, **driver)
-    assert calls(driver) == ["start", "synchronize", "start", "synchronize", "stop"]
-
-
-def test_a_recorder_of_each_process_by_itself_is_ended_by_each(
-    torch: Program, driver: dict[str, str]
-) -> None:
-    script = LOOP + WITH_DRIVER + "load(); optimizer = Optimizer()\n"
-    script += "for i in range(3): optimizer.step()\n"
-    ranks = {"LOCAL_WORLD_SIZE": "2", "GPUTRACE_STEPS": "1:2"}
-    torch.quietly(script, **ranks, **driver | {"GPUTRACE_PROFILER_API": "each"})
     assert calls(driver) == ["start", "synchronize", "stop"]
 
 
@@ -845,6 +866,31 @@ def test_a_full_disk_stops_the_recording_and_not_the_program(torch: Program) -> 
     events = torch.events()
     assert events.whole
     assert 0 < len(events.records["step"]) < 100
+    # All that could not be written is counted, in the place that was kept for it.
+    assert events.stopped is not None
+    at, lost, why = events.stopped
+    assert lost + len(events.records["step"]) == 4000
+    assert why == "nothing more could be written: File too large"
+    assert events.records["step"]["end"][-1] < at < time.time_ns()
+    assert events.info["python"]
+    merged = merge(torch.spool, torch.folder / "t.sqlite", {})
+    assert merged.notes == (
+        f"process {events.pid}, {why}; all after {(at - events.started) / 1e9:.1f} s is missing",
+    )
+    with closing(sqlite3.connect(torch.folder / "t.sqlite")) as database:
+        found = database.execute("SELECT records, reason FROM GPUTRACE_LOSS").fetchall()
+    assert found == [(lost, why)]
+
+
+def test_a_disk_that_is_full_from_the_start_leaves_an_empty_file(torch: Program) -> None:
+    out = torch.quietly(
+        "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        + LOOP
+        + "optimizer = Optimizer()\nfor _ in range(9): optimizer.step()\nprint('done')\n"
+    )
+    assert out == "done\n"
+    (path,) = torch.spool.iterdir()
+    assert path.read_bytes() == b""
 
 
 def test_a_program_that_closes_all_files_keeps_its_own_to_itself(torch: Program) -> None:
@@ -971,7 +1017,7 @@ def test_a_file_cut_anywhere_gives_every_whole_record(torch: Program) -> None:
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (b"", "not a file"),
+        (b"", "empty"),
         (b"SQLite format 3\0" * 4, "not a file"),
         (b"GPUTRHST" + b"\x09" + b"\0" * 23, "version 9"),
     ],

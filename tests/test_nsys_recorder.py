@@ -379,6 +379,10 @@ def test_it_says_so_where_nsys_takes_long_to_write(
     told: list[str] = []
     env = command.environment(machine.env | {"FAKE_FINISH_S": "1", "FAKE_MODE": "no report"})
     began = time.monotonic()
-    assert nsys_run.run_under_nsys(Launch((*words, "true"), env), machine.spool, told.append) == 0
+    looks: list[None] = []
+    launch = Launch((*words, "true"), env)
+    code = nsys_run.run_under_nsys(launch, machine.spool, told.append, lambda: looks.append(None))
+    assert code == 0
+    assert looks
     assert time.monotonic() - began > 1
     assert told == ["the program has ended; nsys is still writing its report"]

@@ -164,6 +164,48 @@ def test_a_recording_cut_short_can_be_recovered(tmp_path: Path) -> None:
     assert rows(output, "SELECT count(*) FROM GPUTRACE_STEP")[0][0] in (4, 5)
 
 
+def test_a_disk_too_full_for_the_trace_keeps_what_was_recorded(tmp_path: Path) -> None:
+    output, folder = tmp_path / "t.sqlite", tmp_path / "t.sqlite.spool"
+    limited = ["sh", "-c", 'ulimit -f 16; exec "$@"', "sh", sys.executable, "-m", "gputrace"]
+    ran = subprocess.run(
+        [*limited, "record", "-o", output, "--no-nvml", "--", sys.executable, "-c", MARKED],
+        env=command.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr.count("\n")) == (125, 1)
+    assert ran.stderr.startswith(f"gputrace: {output}: cannot be written (")
+    assert f"gputrace recover {folder} -o FILE" in ran.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    assert command.gputrace("recover", folder).code == 0
+    assert rows(output, "SELECT count(*) FROM GPUTRACE_STEP") == [(5,)]
+
+
+def test_what_cannot_be_read_is_told_and_kept(tmp_path: Path) -> None:
+    output, folder = tmp_path / "t.sqlite", tmp_path / "t.sqlite.spool"
+    spoil = "import os; open(os.path.join(os.environ['GPUTRACE_DIR'], 'h.9.host'), 'w').write('x')"
+    ran = record(output, "--", sys.executable, "-c", MARKED + spoil)
+    assert ran.code == 0
+    assert "gputrace: h.9.host: not a file of gputrace's hooks\n" in ran.err
+    assert f"gputrace: {folder} is kept, for what could not be read\n" in ran.err
+    assert (folder / "h.9.host").read_text() == "x"
+    assert rows(output, "SELECT reason FROM GPUTRACE_LOSS") == [
+        ("h.9.host: not a file of gputrace's hooks",)
+    ]
+    ran = command.gputrace("recover", "--force", folder)
+    assert (ran.code, ran.out) == (0, "")
+    assert "gputrace: h.9.host: not a file of gputrace's hooks\n" in ran.err
+
+
+def test_a_file_that_is_empty_is_told_and_not_kept(tmp_path: Path) -> None:
+    output = tmp_path / "t.sqlite"
+    spoil = "import os; open(os.path.join(os.environ['GPUTRACE_DIR'], 'h.9.host'), 'w')"
+    ran = record(output, "--", sys.executable, "-c", MARKED + spoil)
+    assert "gputrace: h.9.host: empty: " in ran.err
+    assert not (tmp_path / "t.sqlite.spool").exists()
+
+
 def test_nothing_of_the_environment_or_of_secret_options_is_in_the_trace(tmp_path: Path) -> None:
     output = tmp_path / "t.sqlite"
     words = ["--", sys.executable, "-c", MARKED, "--api-key", "planted1", "--token=planted2"]

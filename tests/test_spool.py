@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import resource
 import signal
+import sqlite3
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -113,7 +115,38 @@ def test_a_full_disk_ends_the_recording_and_not_the_program(
     for path in tmp_path.iterdir():
         assert path.stat().st_size <= kilobytes << 10
         if kilobytes:
-            assert not read_spool(path).whole
+            assert_ended_early(read_spool(path))
+
+
+def assert_ended_early(spool: Spool) -> None:
+    """What is missing is told, in the place that was kept for it."""
+    assert not spool.whole
+    assert spool.stopped
+    at, _, why = spool.losses[0]
+    assert why == "nothing more could be written: File too large"
+    newest = spool.records[b"KERN"]["end"].max(initial=spool.started)
+    assert newest - 10_000 <= at <= time.time_ns()
+
+
+def test_the_end_of_writing_is_in_the_trace_and_in_the_notes(
+    machine: Machine, tmp_path: Path
+) -> None:
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (70 << 10, 70 << 10))
+
+    env = machine.environment(tmp_path)
+    command = machine.command("inject storm 20000 2")
+    subprocess.run(command, env=env, preexec_fn=limit, check=True, timeout=60)
+    merged = merge(tmp_path, tmp_path / "t.sqlite", {})
+    (note,) = merged.notes
+    assert "nothing more could be written: File too large" in note
+    # It did not end without warning, with all but its last second.
+    assert merged.cut == 0
+    with closing(sqlite3.connect(tmp_path / "t.sqlite")) as database:
+        ((at, count, why),) = database.execute("SELECT timeNs, records, reason FROM GPUTRACE_LOSS")
+    assert (count, why) == (None, "nothing more could be written: File too large")
+    assert f"all after {at / 1e9:.1f} s is missing" in note
 
 
 def test_a_recording_takes_little_memory_once_the_disk_is_full(
@@ -206,7 +239,8 @@ def test_a_file_with_wrong_bytes_is_read_or_refused(
 def test_chunks_of_anything_are_read_or_refused(
     whole: bytes, tmp_path: Path, data: st.DataObject
 ) -> None:
-    tags = st.sampled_from([b"KERN", b"COPY", b"NVTX", b"DEVI", b"CLOK", b"INFO", b"NAME", b"LOSS"])
+    known = b"KERN COPY NVTX DEVI CLOK INFO NAME THRD LOSS".split()
+    tags = st.sampled_from(known)
     chunks = data.draw(st.lists(st.tuples(tags | st.binary(min_size=4, max_size=4), st.binary())))
     body = b"".join(tag + len(text).to_bytes(4, "little") + text for tag, text in chunks)
     assert_readable_or_refused(tmp_path, whole[:32] + body)
@@ -226,9 +260,9 @@ def test_kernels_are_never_fewer_in_a_longer_part_of_a_file(whole: bytes, tmp_pa
 def test_no_spool_of_another_kind_or_version_is_taken(whole: bytes, tmp_path: Path) -> None:
     path = tmp_path / "host.1.spool"
     for raw, words in (
-        (b"", "not a spool"),
+        (b"", "empty"),
         (b"SQLite format 3\0" + bytes(100), "not a spool"),
-        (whole[:8] + (2).to_bytes(4, "little") + whole[12:], "version 2"),
+        (whole[:8] + (3).to_bytes(4, "little") + whole[12:], "version 3"),
     ):
         path.write_bytes(raw)
         with pytest.raises(InputError, match=words):
@@ -238,5 +272,14 @@ def test_no_spool_of_another_kind_or_version_is_taken(whole: bytes, tmp_path: Pa
 def test_a_file_that_cannot_be_read_does_not_cost_the_others(whole: bytes, tmp_path: Path) -> None:
     (tmp_path / "host.1.spool").write_bytes(whole)
     (tmp_path / "host.2.spool").write_bytes(b"garbage")
+    (tmp_path / "host.3.host").write_bytes(b"")
     merged: Any = merge(tmp_path, tmp_path / "t.sqlite", {})
     assert (merged.processes, merged.kernels) == (1, 21)
+    told = (
+        "host.2.spool: not a spool file of gputrace",
+        "host.3.host: empty: its process was ended at once, or the disk was full",
+    )
+    assert merged.notes == told
+    with closing(sqlite3.connect(tmp_path / "t.sqlite")) as database:
+        rows = database.execute("SELECT reason FROM GPUTRACE_LOSS WHERE globalPid IS NULL")
+        assert tuple(reason for (reason,) in rows) == told

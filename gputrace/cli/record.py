@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from gputrace.errors import ExitCode, GputraceError, UsageError
+from gputrace.units import format_ns
 
 if TYPE_CHECKING:
     from gputrace.collectors.backend import Merged
+    from gputrace.collectors.growth import Size
     from gputrace.collectors.record import Prepared
+
+LARGE: Final = 10 * 10**9
+LARGE_AT_A_TERMINAL: Final = 10**9
+"""Bytes from which on a recording's size is worth a line while the program runs."""
 
 
 @click.command("record", context_settings={"allow_interspersed_args": False})
@@ -76,7 +85,7 @@ def _record(prepared: Prepared) -> int:
 
     folder, output = prepared.folder, prepared.plan.output
     try:
-        code = record(prepared, _say)
+        code = record(prepared, _say, _tell_size, LARGE_AT_A_TERMINAL if _is_ours() else LARGE)
     except CannotRun as error:
         shutil.rmtree(folder, ignore_errors=True)
         return _say(str(error), error.code)
@@ -86,7 +95,10 @@ def _record(prepared: Prepared) -> int:
     try:
         merged = finish(folder, output)
     except (OSError, GputraceError) as error:
-        _say(f"{error}; what was recorded is safe: gputrace recover {folder}")
+        problem = str(error)
+        if isinstance(error, OSError):
+            problem = f"{output}: cannot be written ({error.strerror})"
+        _say(f"{problem}; what was recorded is safe: gputrace recover {folder} -o FILE")
         return code or ExitCode.RECORDING_FAILED
     _tell(merged, output)
     return code
@@ -102,6 +114,27 @@ def _tell(merged: Merged, output: Path) -> None:
         _say(f"{merged.cut} ended without warning; at most their last second is missing")
     if merged.kernels:
         _say(f"next: gputrace analyze {output}")
+
+
+def _tell_size(size: Size) -> None:
+    """A line of its own: what the program has on the last line of a terminal is left as it is."""
+    told = f"{size.bytes / 1e9:,.1f} GB recorded in {format_ns(size.elapsed_ns)}"
+    line = f"gputrace: {told} ({size.rate / 1e6:,.0f} MB/s); --duration or --steps records less\n"
+    if sys.stderr.isatty():
+        if not _is_ours():
+            return
+        line = f"\n{line}"
+    with suppress(OSError):
+        # In one piece, so that no other's text gets in between.
+        os.write(sys.stderr.fileno(), line.encode())
+
+
+def _is_ours() -> bool:
+    """Whether stderr is a terminal that shows us, not a job in the background."""
+    try:
+        return sys.stderr.isatty() and os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
+    except OSError:
+        return False
 
 
 def _say(message: str, code: int = 0) -> int:

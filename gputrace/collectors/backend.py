@@ -49,11 +49,15 @@ class Merged:
     """Processes that were ended before they could write down that they ended."""
     notes: tuple[str, ...] = ()
     """What a person should know, a line each."""
+    unread: bool = False
+    """Whether the folder has files that hold something and could not be read."""
 
 
-def run_directly(launch: Launch, _folder: Path, _tell: Callable[[str], object]) -> int:
+def run_directly(
+    launch: Launch, _folder: Path, _tell: Callable[[str], object], meanwhile: Callable[[], None]
+) -> int:
     """Runs a command that is the program itself."""
-    return run(launch.command, launch.environment)
+    return run(launch.command, launch.environment, meanwhile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +72,13 @@ class Backend:
             is the one given, which has the hooks already, and what the backend needs.
         merge: makes the trace (second path) of the folder (first path) with what meta.json said;
             raises InputError where nothing in it can be read, OSError where it cannot be written.
-        run: runs what was launched, to its end; the program's exit code. Takes the folder and what
-            tells a person a line. Raises CannotRun where the program cannot be run, MissingError
-            where what records it cannot.
+        run: runs what was launched, to its end; the program's exit code. Takes the folder, what
+            tells a person a line, and what is to be called every few seconds. Raises CannotRun
+            where the program cannot be run, MissingError where what records it cannot.
     """
 
     name: str
     obstacle: Callable[[Mapping[str, str]], str | None]
     launch: Callable[[Plan, Path, Sequence[str], Mapping[str, str]], Launch]
     merge: Callable[[Path, Path, Mapping[str, str]], Merged]
-    run: Callable[[Launch, Path, Callable[[str], object]], int] = run_directly
+    run: Callable[[Launch, Path, Callable[[str], object], Callable[[], None]], int] = run_directly

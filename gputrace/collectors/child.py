@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 NOT_FOUND: Final = 127
 NOT_RUNNABLE: Final = 126
+LOOK_S: Final = 5.0
+"""Seconds between two calls of what is to be done meanwhile."""
 
 FORWARDED: Final = (
     signal.SIGHUP,
@@ -42,10 +44,16 @@ def find_program(name: str) -> str:
     raise CannotRun(f"{name}: no such program", NOT_FOUND)
 
 
-def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    meanwhile: Callable[[], None] = lambda: None,
+    every_s: float = LOOK_S,
+) -> int:
     """Runs the program to its end and gives back its exit code, 128 + N for signal N.
 
-    Signals sent to us go on to it, save those that the terminal has sent to both.
+    Signals sent to us go on to it, save those that the terminal has sent to both. ``meanwhile`` is
+    called every so many seconds while it runs.
     """
     program = find_program(command[0])
     watched = {*FORWARDED, signal.SIGCHLD}
@@ -58,18 +66,23 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise CannotRun(f"{command[0]}: cannot be run ({error.strerror})", NOT_RUNNABLE) from None
     try:
-        return _wait(child, watched)
+        return _wait(child, watched, meanwhile, every_s)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _wait(child: int, watched: set[signal.Signals]) -> int:
+def _wait(
+    child: int, watched: set[signal.Signals], meanwhile: Callable[[], None], every_s: float
+) -> int:
     while True:
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
-        came = signal.sigwaitinfo(watched)
+        came = signal.sigtimedwait(watched, every_s)
+        if came is None:
+            meanwhile()
+            continue
         # The kernel itself (pid 0) sends what is typed at the terminal, to the whole group.
         if came.si_signo != signal.SIGCHLD and came.si_pid != 0:
             os.kill(child, came.si_signo)

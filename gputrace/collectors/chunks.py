@@ -2,11 +2,13 @@
 
 The header is magic, version, pid and the start on CLOCK_REALTIME and CLOCK_MONOTONIC; a chunk is a
 tag of four letters, a size and that many bytes. All is little-endian. What the chunks hold is said
-in native/spool.h and hooks/_gputrace_hooks/recorder.py.
+in native/spool.h and hooks/_gputrace_hooks/recorder.py; both begin with a place for the reason why
+nothing more could be written.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +19,13 @@ from gputrace.errors import InputError
 
 _HEADER: Final = struct.Struct("<8sIIQQ")
 _CHUNK: Final = struct.Struct("<4sI")
+_STOP: Final = struct.Struct("<QQI4x")
+_ERRORS: Final = 4096
+"""What errno stays below."""
+
+
+Loss = tuple[int, int, str]
+"""When (nanoseconds of CLOCK_REALTIME), how many records (0: not counted), and why."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,12 @@ class ChunkFile:
 
 def read_chunk_file(path: Path, known: Format) -> ChunkFile:
     """Reads a file; raises InputError where it is not of the format, or of another version."""
-    raw = path.read_bytes()
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError(path, f"cannot be read ({error.strerror})") from None
+    if not raw:
+        raise InputError(path, "empty: its process was ended at once, or the disk was full")
     if len(raw) < _HEADER.size or not raw.startswith(known.magic):
         raise InputError(path, f"not {known.full_name}")
     _, version, pid, started, _ = _HEADER.unpack_from(raw)
@@ -69,3 +83,12 @@ def read_chunk_file(path: Path, known: Format) -> ChunkFile:
         told = f"{known.name} of version {version}; this gputrace reads {known.version}"
         raise InputError(path, told)
     return ChunkFile(pid, path.name.rsplit(".", 2)[0], started, raw)
+
+
+def read_stop(body: bytes) -> Loss | None:
+    """What a FULL chunk says of the end of writing; None where it never came to that."""
+    if len(body) < _STOP.size:
+        return None
+    time, records, error = _STOP.unpack_from(body)
+    why = os.strerror(error) if 0 < error < _ERRORS else "an error in gputrace"
+    return (time, records, f"nothing more could be written: {why}") if time else None

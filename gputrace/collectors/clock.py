@@ -7,6 +7,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+LARGEST: Final = 1 << 62
+"""What SQLite can hold, and a garbled file may exceed."""
 _STEADY_CLOCK_NS: Final = 100_000
 """A wall clock that wanders less than this against the monotonic one is left as it is."""
 

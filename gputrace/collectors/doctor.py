@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from gputrace.collectors.container import container, how_to_get_gpus, missing_capabilities
 from gputrace.collectors.cupti import collector_library, has_driver
 from gputrace.collectors.nsys_reports import importer_obstacle
 from gputrace.collectors.nvprof import find_nvprof
@@ -20,6 +22,8 @@ from gputrace.traces.nsys.report import find_nsys, nsys_version
 
 _VERSION_FILE: Final = Path("/proc/driver/nvidia/version")
 _PARAMETERS: Final = Path("/proc/driver/nvidia/params")
+_NVPROF_ENDS: Final = (8, 0)
+"""The compute capability from which on nvprof refuses cards, in its own words."""
 _CUPTI_PLACES: Final = (
     "/usr/local/cuda*/extras/CUPTI/lib64/libcupti.so.1?",
     "/usr/local/cuda*/targets/*/lib/libcupti.so.1?",
@@ -40,12 +44,23 @@ class Check:
 
 def examine() -> list[Check]:
     """All checks, in the order in which recording needs the things."""
-    return [*_driver(), *_cards(), *_collector(), *_cupti(), *_in_the_way(), *_nsys(), *_nvprof()]
+    cards = _cards_or_why_not()
+    return [
+        *_driver(),
+        *_container(),
+        *_cards(cards),
+        *_collector(),
+        *_cupti(),
+        *_in_the_way(),
+        *_nsys(),
+        *_nvprof(cards),
+    ]
 
 
 def _driver() -> Iterator[Check]:
     if not has_driver():
-        advice = "on a machine with a GPU, install the driver; in a container, run with --gpus all"
+        name = container()
+        advice = how_to_get_gpus(name) if name else "on a machine with a GPU, install the driver"
         yield Check("NVIDIA driver", "missing", "not loaded", advice)
         return
     text = _VERSION_FILE.read_text() if _VERSION_FILE.exists() else ""
@@ -62,27 +77,68 @@ def _driver() -> Iterator[Check]:
         )
 
 
-def _cards() -> Iterator[Check]:
+def _container() -> Iterator[Check]:
+    if name := container():
+        yield Check("container", "ok", name)
+    for capability, what in missing_capabilities().items():
+        found = f"without {capability}"
+        advice = f"so no {what}; start the container with it in that list, or with all"
+        yield Check("NVIDIA_DRIVER_CAPABILITIES", "note", found, advice)
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    name: str
+    capability: tuple[int, int] | None
+    """The compute capability, where NVML tells it."""
+    is_split: bool
+
+    def __str__(self) -> str:
+        if self.capability is None:
+            return self.name
+        return "{} (compute capability {}.{})".format(self.name, *self.capability)
+
+
+def _find_cards() -> list[_Card]:
+    """Raises whatever NVML, or the lack of it, raises."""
+    nvml: Any = import_module("pynvml")
+    nvml.nvmlInit()
+    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    return [
+        _Card(
+            nvml.nvmlDeviceGetName(handle),
+            _ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle),
+            bool((_ask(nvml, "nvmlDeviceGetMigMode", handle) or [0])[0]),
+        )
+        for handle in handles
+    ]
+
+
+def _cards_or_why_not() -> list[_Card] | str:
     if not has_driver():
-        return
+        return ""
     try:
-        nvml: Any = import_module("pynvml")
-        nvml.nvmlInit()
-        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        names = [nvml.nvmlDeviceGetName(handle) for handle in handles]
-    except Exception as error:  # whatever NVML or the lack of it raises is the finding
-        yield Check("NVML", "note", str(error), "clocks and power are not sampled without it")
+        return _find_cards()
+    except Exception as error:  # whatever NVML raises is the finding
+        return str(error) or type(error).__name__
+
+
+def _ask(nvml: Any, function: str, handle: Any) -> Any:
+    try:
+        return getattr(nvml, function)(handle)
+    except (AttributeError, nvml.NVMLError):
+        return None
+
+
+def _cards(cards: list[_Card] | str) -> Iterator[Check]:
+    if isinstance(cards, str):
+        if cards:
+            yield Check("NVML", "note", cards, "clocks and power are not sampled without it")
         return
-    yield Check("GPUs", "ok", ", ".join(f"{names.count(n)} x {n}" for n in dict.fromkeys(names)))
-    if any(_is_split(nvml, handle) for handle in handles):
+    shown = [str(card) for card in cards]
+    yield Check("GPUs", "ok", ", ".join(f"{shown.count(n)} x {n}" for n in dict.fromkeys(shown)))
+    if any(card.is_split for card in cards):
         yield Check("MIG", "note", "on", "NVML tells less of a GPU that is split")
-
-
-def _is_split(nvml: Any, handle: Any) -> bool:
-    try:
-        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
-    except nvml.NVMLError:
-        return False
 
 
 def _collector() -> Iterator[Check]:
@@ -131,15 +187,35 @@ def _nsys() -> Iterator[Check]:
     try:
         found, obstacle = f"{nsys_version(nsys)} ({nsys})", importer_obstacle(nsys)
     except (OSError, MissingError) as error:
-        found, obstacle = nsys, str(error)
+        advice = "GPUTRACE_NSYS or the PATH names it; let them name one that runs"
+        yield Check("nsys", "note", f"{nsys} cannot be run ({_why(error)})", advice)
+        return
     yield Check("nsys", "note" if obstacle else "ok", found, obstacle or "")
 
 
-def _nvprof() -> Iterator[Check]:
-    # Few machines have it, and few lack it.
-    if nvprof := find_nvprof():
-        advice = "for record --backend nvprof, on GPUs before compute capability 8.0"
-        yield Check("nvprof", "ok", nvprof, advice)
+def _why(error: OSError | MissingError) -> str:
+    return str(error.strerror if isinstance(error, OSError) else error)
+
+
+def _nvprof(cards: list[_Card] | str) -> Iterator[Check]:
+    """Worth a word where it is there, or there is a card that it serves."""
+    known = [] if isinstance(cards, str) else [card.capability for card in cards]
+    serves = [capability for capability in known if capability and capability < _NVPROF_ENDS]
+    what = f"it serves cards of compute capability below {_NVPROF_ENDS[0]}.{_NVPROF_ENDS[1]} only"
+    nvprof = find_nvprof()
+    if nvprof is None:
+        if serves:
+            yield Check("nvprof", "note", "not found", f"{what}; CUDA 12 and older have it")
+        return
+    try:
+        run = subprocess.run([nvprof, "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        yield Check("nvprof", "note", f"{nvprof} cannot be run ({error.strerror})")
+        return
+    version = re.search(r"Release version (\S+)", run.stdout)
+    found = f"{version[1] if version else 'of unknown version'} ({nvprof})"
+    none_here = ": none here" if known and not serves else ""
+    yield Check("nvprof", "note" if none_here else "ok", found, what + none_here)
 
 
 def _read(path: Path) -> str:

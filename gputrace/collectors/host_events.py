@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.chunks import Format, read_chunk_file
+from gputrace.collectors.chunks import Format, Loss, read_chunk_file, read_stop
 
 _HOST: Final = Format(b"GPUTRHST", 1, "a host file", "a file of gputrace's hooks")
 KINDS: Final = {"data_wait": 1, "step": 2, "annotation": 3, "note": 4}
@@ -53,6 +53,7 @@ class HostEvents:
         names: text by id.
         info: what the process said of itself.
         clocks: the same moment on three clocks: realtime, monotonic, raw.
+        stopped: the end of writing, where it failed before the process ended.
         whole: whether the file ends with a whole chunk.
     """
 
@@ -63,6 +64,7 @@ class HostEvents:
     names: dict[int, str] = field(default_factory=dict)
     info: dict[str, str] = field(default_factory=dict)
     clocks: Records = field(default_factory=lambda: np.empty(0, _CLOCKS))
+    stopped: Loss | None = None
     whole: bool = True
 
     def name(self, record: Any) -> str:
@@ -99,6 +101,8 @@ def _take_text(host: HostEvents, tag: bytes, body: bytes) -> None:
     elif tag == b"INFO":
         key, _, value = body.decode("utf-8", "replace").partition("=")
         host.info[key] = value
+    elif tag == b"FULL":
+        host.stopped = read_stop(body)
 
 
 def _by_kind(events: Records, since: int) -> dict[str, Records]:

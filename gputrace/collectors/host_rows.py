@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from gputrace.collectors.clock import OWN, global_pid, global_tids, session_time
+from gputrace.collectors.chunks import Loss
+from gputrace.collectors.clock import LARGEST, OWN, global_pid, global_tids, session_time
 from gputrace.collectors.host_events import HostEvents, Records
 from gputrace.collectors.nvml_log import read_nvml, tables
 from gputrace.collectors.spool import Spool
@@ -61,7 +62,17 @@ def write_host(writer: TraceWriter, host: HostEvents, start: int, machine: int =
         "text": [host.name(note) for note in notes],
     }
     writer.add("GPUTRACE_NOTE", columns)
+    if host.stopped:
+        write_losses(writer, global_pid(host.pid, machine), [host.stopped], start)
     return len(steps)
+
+
+def write_losses(writer: TraceWriter, process: int, losses: Sequence[Loss], start: int) -> None:
+    """Writes what a process lost; ``process`` is its globalPid."""
+    rows = [
+        (process, (at - start) % LARGEST, count % LARGEST or None, why) for at, count, why in losses
+    ]
+    writer.add_rows("GPUTRACE_LOSS", ["globalPid", "timeNs", "records", "reason"], rows)
 
 
 def _spans(

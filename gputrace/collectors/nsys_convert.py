@@ -11,6 +11,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,13 @@ from gputrace.collectors.backend import Merged
 from gputrace.collectors.clock import OWN, global_pid
 from gputrace.collectors.host_events import HostEvents, read_host
 from gputrace.collectors.host_rows import write_process
-from gputrace.collectors.merge import merge, read_all, write_meta, write_signals
+from gputrace.collectors.merge import (
+    merge,
+    read_all,
+    write_meta,
+    write_signals,
+    write_unreadable,
+)
 from gputrace.collectors.nsys_log import why_no_report
 from gputrace.collectors.nsys_reports import find_report
 from gputrace.collectors.nsys_run import still_running
@@ -61,13 +68,15 @@ def convert(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
         return Merged(0, 0, merged.steps, merged.cut, (why_no_report(folder),))
     if nsys is None:
         raise MissingError(f"{report}: an nsys must export it, and there is none here")
-    hosts: list[HostEvents] = read_all(folder, "*.host", read_host)
+    problems: list[InputError] = []
+    hosts: list[HostEvents] = read_all(folder, "*.host", read_host, problems)
     with tempfile.TemporaryDirectory(prefix="gputrace-") as local:
         export = _export(nsys, report, Path(local))
         with TraceWriter(output) as writer:
             merged = _write(writer, export, folder, hosts, {**meta, "nsys": nsys_version(nsys)})
+            lost = write_unreadable(writer, problems)
         export.unlink()
-    return merged
+    return replace(merged, notes=(*merged.notes, *lost))
 
 
 def _export(nsys: str, report: Path, local: Path) -> Path:

@@ -39,7 +39,9 @@ def supervised(folder: Path) -> list[str]:
     return [sys.executable, "-I", "-S", str(SUPERVISOR), str(folder.absolute()), _STREAMS]
 
 
-def run_under_nsys(launch: Launch, folder: Path, tell: Callable[[str], object]) -> int:
+def run_under_nsys(
+    launch: Launch, folder: Path, tell: Callable[[str], object], meanwhile: Callable[[], None]
+) -> int:
     """Runs the program to its end and nsys to its own; the program's exit code.
 
     Raises CannotRun where the program cannot be run, MissingError where nsys does not start it.
@@ -49,7 +51,7 @@ def run_under_nsys(launch: Launch, folder: Path, tell: Callable[[str], object]) 
     try:
         nsys = _start(launch.command, launch.environment, folder, before)
         (folder / "nsys.pid").write_text(str(nsys), encoding="utf-8")
-        return _Watch(nsys, launch, folder, tell).wait(watched)
+        return _Watch(nsys, launch, folder, tell).wait(watched, meanwhile)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -126,9 +128,10 @@ class _Watch:
         self._folder, self._tell = folder, tell
         self._began_at = self._ended_at = 0.0
 
-    def wait(self, watched: set[signal.Signals]) -> int:
+    def wait(self, watched: set[signal.Signals], meanwhile: Callable[[], None]) -> int:
         while not self._over():
             self._end_window()
+            meanwhile()
             came = signal.sigtimedwait(watched, _LOOK_S)
             if came is not None and came.si_signo != signal.SIGCHLD:
                 self._pass_on(came.si_signo, typed=came.si_pid == 0)

@@ -81,7 +81,7 @@ def _launch(
         options += [name, value] if name in known else []
     changed = dict(environment) | {"GPUTRACE_PTHREADS": "1"}
     if plan.steps is not None:
-        changed["GPUTRACE_PROFILER_API"] = "each"
+        changed["GPUTRACE_PROFILER_API"] = "1"
     return Launch((nvprof, *options, *supervised(folder), *command), changed)
 
 

@@ -13,7 +13,7 @@ from gputrace.collectors.backend import Merged
 from gputrace.collectors.clock import global_pid
 from gputrace.collectors.host_events import HostEvents, read_host
 from gputrace.collectors.host_rows import write_process
-from gputrace.collectors.merge import read_all, write_session, write_signals
+from gputrace.collectors.merge import read_all, write_session, write_signals, write_unreadable
 from gputrace.collectors.nvprof_cards import write_cards
 from gputrace.collectors.nvprof_log import NOTHING, why_none
 from gputrace.collectors.nvprof_rows import NvprofRows
@@ -48,7 +48,9 @@ def convert(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
         raise InputError(folder, problem)
     files, notes = _read_files(folder)
     # nvprof's times are the wall clock's, and must stay in line with the hooks'.
-    hosts = [replace(h, clocks=h.clocks[:0]) for h in read_all(folder, "*.host", read_host)]
+    problems: list[InputError] = []
+    read = read_all(folder, "*.host", read_host, problems)
+    hosts = [replace(host, clocks=host.clocks[:0]) for host in read]
     processes = [_process(file, hosts) for file in files]
     starts = [file.start for file in files if file.start is not None]
     start = min(starts + [host.started for host in hosts], default=time.time_ns())
@@ -58,6 +60,7 @@ def convert(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
         for process in processes:
             notes += _write(writer, process, start)
         steps = write_signals(writer, folder, hosts, start)
+        notes += write_unreadable(writer, problems)
     if not starts:
         notes.append(NOTHING if files else why_none(folder))
     return Merged(

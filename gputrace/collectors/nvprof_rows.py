@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gputrace.collectors.clock import global_pid
 from gputrace.collectors.names import demangle, short
-from gputrace.collectors.process_rows import OVERHEADS
+from gputrace.collectors.process_rows import OVERHEADS, UNKNOWN_OVERHEAD
 from gputrace.errors import InputError
 from gputrace.traces.nvprof.calls import DRIVER, RUNTIME, call_name
 from gputrace.traces.nvprof.file import CALLS, KERNELS, ON_GPU, PREFIX, NvprofFile
@@ -79,8 +79,10 @@ class NvprofRows:
         self._fill_threads(database)
         self._fill_calls(database)
         kinds = self._distinct(database, ("OVERHEAD",), "r.overheadKind")
-        kept = self._writer.strings([OVERHEADS.get(kind, "Unknown") for kind in kinds])
-        _insert(database, "overheads", zip(kinds, kept, strict=True), 2)
+        known = [OVERHEADS.get(kind, UNKNOWN_OVERHEAD) for kind in kinds]
+        kept = self._writer.strings([name for _, name in known])
+        numbers = [number for number, _ in known]
+        _insert(database, "overheads", zip(kinds, numbers, kept, strict=True), 3)
 
     def _fill_names(self, database: sqlite3.Connection) -> None:
         """Only of what is named in rows to be written: others hold the command line."""

@@ -25,7 +25,9 @@ _LOOK_S: Final = 0.2
 """How often the supervisor's files are looked at, besides when nvprof ends."""
 
 
-def run_under_nvprof(launch: Launch, folder: Path, _tell: Callable[[str], object]) -> int:
+def run_under_nvprof(
+    launch: Launch, folder: Path, _tell: Callable[[str], object], meanwhile: Callable[[], None]
+) -> int:
     """Runs the program to its end and nvprof to its own; the program's exit code.
 
     Raises CannotRun where the program cannot be run, MissingError where nvprof does not start it.
@@ -35,7 +37,7 @@ def run_under_nvprof(launch: Launch, folder: Path, _tell: Callable[[str], object
     try:
         nvprof = _start(launch, folder, before)
         (folder / "nvprof.pid").write_text(str(nvprof), encoding="utf-8")
-        code = _wait(nvprof, folder, watched)
+        code = _wait(nvprof, folder, watched, meanwhile)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if (problem := _left(folder, "program.failed")) is not None:
@@ -70,7 +72,9 @@ def _start(launch: Launch, folder: Path, mask: set[int] | set[signal.Signals]) -
                 os.close(descriptor)
 
 
-def _wait(nvprof: int, folder: Path, watched: set[signal.Signals]) -> int:
+def _wait(
+    nvprof: int, folder: Path, watched: set[signal.Signals], meanwhile: Callable[[], None]
+) -> int:
     """Waits for nvprof and, should nvprof be gone first, for the program; nvprof's exit code."""
     code = None
     while code is None or _program(folder) is not None:
@@ -79,6 +83,7 @@ def _wait(nvprof: int, folder: Path, watched: set[signal.Signals]) -> int:
             if ended:
                 code = os.waitstatus_to_exitcode(status)
                 continue
+        meanwhile()
         came = signal.sigtimedwait(watched, _LOOK_S)
         # The kernel itself (pid 0) sends what is typed at the terminal, to the whole group.
         if came is not None and came.si_signo != signal.SIGCHLD and came.si_pid != 0:

@@ -9,30 +9,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.collectors.clock import global_pid, global_tids, session_time
-from gputrace.collectors.host_rows import write_process
+from gputrace.collectors.host_rows import write_losses, write_process
 from gputrace.collectors.names import demangle, short
+from gputrace.collectors.nvtx_rows import nvtx_columns
 from gputrace.collectors.spool import Records, Spool
 from gputrace.traces.writer import TraceWriter
 
 _NOT_GIVEN: Final = 0xFFFFFFFF
 _UNKNOWN_MEMORY: Final = 7
 """Of nsys's ENUM_CUDA_MEM_KIND, which counts from pageable where CUPTI counts from unknown."""
+_LAUNCH_TYPES: Final = 3
+UNKNOWN_OVERHEAD: Final = (1, "Unknown")
 OVERHEADS: Final = {
-    0: "Unknown",
-    1: "Driver JIT compiler (CUDA)",
-    1 << 16: "Buffer flush (Profiler)",
-    2 << 16: "Instrumentation (Profiler)",
-    3 << 16: "Resource creation/destruction (Profiler)",
-    4 << 16: "Runtime module loading (CUDA)",
-    5 << 16: "Lazy function loading (CUDA)",
-    6 << 16: "Command buffer full (CUDA)",
-    7 << 16: "Activity buffer request (Profiler)",
+    1: (2, "Driver JIT compiler (CUDA)"),
+    1 << 16: (3, "Buffer flush (Profiler)"),
+    2 << 16: (4, "Instrumentation (Profiler)"),
+    3 << 16: (5, "Resource creation/destruction (Profiler)"),
+    4 << 16: (6, "Runtime module loading (CUDA)"),
+    5 << 16: (7, "Lazy function loading (CUDA)"),
+    6 << 16: (8, "Command buffer full (CUDA)"),
+    7 << 16: (1, "Activity buffer request (Profiler)"),
 }
-"""Names that nsys gives to CUPTI's kinds of overhead."""
+"""Numbers and names that nsys gives to CUPTI's kinds of overhead."""
 
 _CLOCKS: Final = ("realtime", "monotonic", "raw")
-_LARGEST: Final = 1 << 62
-"""What SQLite can hold, and a garbled spool may exceed."""
 
 
 class ProcessRows:
@@ -55,9 +55,12 @@ class ProcessRows:
 
     def _process(self, cards: Mapping[bytes, int]) -> None:
         spool, add = self._spool, self._writer.add_rows
-        add("PROCESSES", ["globalPid", "pid", "name"], [(self._pid, spool.pid, spool.host)])
-        note = spool.info.get("no_gpu_activity")
-        write_process(self._writer, self._pid, spool, note)
+        name = spool.info.get("program", "")
+        add("PROCESSES", ["globalPid", "pid", "name"], [(self._pid, spool.pid, name)])
+        names = [self._writer.string(name) for name in spool.threads.values()]
+        threads = self._threads(np.array(list(spool.threads), np.uint32))
+        self._writer.add("ThreadNames", {"nameId": names, "globalTid": threads})
+        write_process(self._writer, self._pid, spool, spool.info.get("no_gpu_activity"))
         devices = {int(row["ordinal"]): row for row in spool.records[b"DEVI"]}
         rows = [(cards[bytes(r["uuid"])], o, spool.pid) for o, r in devices.items()]
         if rows:
@@ -67,12 +70,8 @@ class ProcessRows:
         columns = ["globalPid", "realtimeNs", "monotonicNs", "monotonicRawNs"]
         if clocks:
             add("GPUTRACE_CLOCK", columns, clocks)
-        losses = [
-            (self._pid, (at - self._start) % _LARGEST, count % _LARGEST, why)
-            for at, count, why in spool.losses
-        ]
-        if losses:
-            add("GPUTRACE_LOSS", ["globalPid", "timeNs", "records", "reason"], losses)
+        if spool.losses:
+            write_losses(self._writer, self._pid, spool.losses, self._start)
 
     def _span(self, rows: Records) -> dict[str, Any]:
         return {"start": self._time(rows["start"]), "end": self._time(rows["end"])}
@@ -96,7 +95,7 @@ class ProcessRows:
 
     def _string(self, id: int, form: str) -> int:
         if (id, form) not in self._texts:
-            text = self._spool.names.get(id, b"").decode("utf-8", "replace")
+            text = self._spool.name(id)
             if form:
                 text = demangle(text)
             if form == "short":
@@ -112,14 +111,16 @@ class ProcessRows:
             "registersPerThread": rows["registers"],
             "staticSharedMemory": rows["static_shared"],
             "dynamicSharedMemory": rows["dynamic_shared"],
+            "localMemoryPerThread": rows["local_per_thread"],
+            "localMemoryTotal": rows["local_total"],
+            "launchType": _nsys_launch(rows["launch_type"]),
+            "gridId": rows["grid_id"],
         }
         for axis, name in enumerate("XYZ"):
             columns |= {
                 f"grid{name}": rows["grid"][:, axis],
                 f"block{name}": rows["block"][:, axis],
             }
-        zeros = [0] * len(rows)
-        columns |= dict.fromkeys(("localMemoryPerThread", "localMemoryTotal", "gridId"), zeros)
         self._writer.add("CUPTI_ACTIVITY_KIND_KERNEL", columns)
 
     def _copies(self, rows: Records) -> None:
@@ -156,23 +157,17 @@ class ProcessRows:
         self._writer.add("CUPTI_ACTIVITY_KIND_RUNTIME", columns)
 
     def _ranges(self, rows: Records) -> None:
-        columns = self._span(rows) | {
-            "eventType": np.where(rows["mark"] == 1, 34, 59),
-            "globalTid": self._threads(rows["thread"]),
-            "textId": self._strings(rows["name"]),
-            "domainId": rows["domain"],
-        }
+        texts = self._strings(rows["name"])
+        columns = nvtx_columns(self._spool, rows, self._span(rows), texts)
         self._writer.add("NVTX_EVENTS", columns)
 
     def _overheads(self, rows: Records) -> None:
-        names = {
-            int(k): self._writer.string(OVERHEADS.get(int(k), "Unknown")) for k in rows["kind"]
-        }
+        kinds = [OVERHEADS.get(kind, UNKNOWN_OVERHEAD) for kind in rows["kind"].tolist()]
         columns = self._span(rows) | {
             "eventClass": [0] * len(rows),
             "globalTid": self._threads(rows["thread"]),
-            "nameId": [names[kind] for kind in rows["kind"].tolist()],
-            "overheadType": rows["kind"],
+            "nameId": [self._writer.string(name) for _, name in kinds],
+            "overheadType": [number for number, _ in kinds],
         }
         self._writer.add("CUPTI_ACTIVITY_KIND_OVERHEAD", columns)
 
@@ -183,6 +178,11 @@ class ProcessRows:
 def _nsys_memory(kinds: NDArray[Any]) -> NDArray[np.int64]:
     numbers = kinds.astype(np.int64)
     return np.where((numbers >= 1) & (numbers <= _UNKNOWN_MEMORY), numbers - 1, _UNKNOWN_MEMORY)
+
+
+def _nsys_launch(types: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """CUPTI counts from regular, nsys from unknown."""
+    return np.where(types < _LAUNCH_TYPES, types.astype(np.int64) + 1, 0)
 
 
 def _given(devices: NDArray[np.uint32]) -> list[int | None]:

@@ -20,6 +20,7 @@ from gputrace.collectors.backend import Backend, Launch, Merged, Plan
 from gputrace.collectors.backends import BACKENDS, choose
 from gputrace.collectors.child import find_program
 from gputrace.collectors.cupti import CUPTI, has_driver
+from gputrace.collectors.growth import Growth, Size
 from gputrace.collectors.host import HOST
 from gputrace.collectors.nvml import Sampler
 from gputrace.errors import GputraceError, InputError, UsageError
@@ -83,8 +84,16 @@ def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[
     return changed
 
 
-def record(prepared: Prepared, tell: Callable[[str], object]) -> int:
-    """Runs the program to its end; its exit code. ``tell`` tells a person a line.
+def record(
+    prepared: Prepared,
+    tell: Callable[[str], object],
+    tell_size: Callable[[Size], None],
+    from_bytes: int,
+) -> int:
+    """Runs the program to its end; its exit code.
+
+    ``tell`` tells a person a line, ``tell_size`` is called when the recording has so many bytes,
+    and each time they have doubled.
 
     Raises CannotRun where the program does not start, MissingError where what records it does not.
     """
@@ -98,7 +107,9 @@ def record(prepared: Prepared, tell: Callable[[str], object]) -> int:
     if sampler is not None:
         sampler.start(prepared.folder)
     try:
-        return prepared.backend.run(prepared.launch, prepared.folder, tell)
+        growth = Growth(prepared.folder, from_bytes, tell_size)
+        meanwhile = growth.look_now_and_then
+        return prepared.backend.run(prepared.launch, prepared.folder, tell, meanwhile)
     finally:
         if sampler is not None:
             sampler.stop()
@@ -117,7 +128,7 @@ def masked(command: Sequence[str]) -> list[str]:
 
 
 def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
-    """Makes the trace of a folder and removes the folder.
+    """Makes the trace of a folder and removes the folder, unless it has what could not be read.
 
     Raises InputError where nothing in it can be read, OSError where the trace cannot be written;
     the folder stays then.
@@ -127,9 +138,11 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
     meta = _meta(folder)
     backend = BACKENDS.get(meta.get("backend", ""), CUPTI)
     merged = backend.merge(folder, output, meta)
-    if not keep:
+    if not keep and not merged.unread:
         shutil.rmtree(folder)
     notes = (*merged.notes, *_notes(merged, backend))
+    if merged.unread:
+        notes += (f"{folder} is kept, for what could not be read",)
     return replace(merged, notes=notes)
 
 

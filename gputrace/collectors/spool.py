@@ -14,9 +14,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.chunks import Format, read_chunk_file
+from gputrace.collectors.chunks import Format, Loss, read_chunk_file, read_stop
 
-_SPOOL: Final = Format(b"GPUTRSPL", 1, "a spool", "a spool file of gputrace")
+_SPOOL: Final = Format(b"GPUTRSPL", 2, "a spool", "a spool file of gputrace")
 
 Records = NDArray[np.void]
 
@@ -39,7 +39,10 @@ RECORDS: Final[dict[bytes, np.dtype[Any]]] = {
         ("registers", "<u4"),
         ("static_shared", "<i4"),
         ("dynamic_shared", "<i4"),
-        ("reserved", "<i4"),
+        ("local_per_thread", "<u4"),
+        ("local_total", "<u4"),
+        ("launch_type", "<u4"),
+        ("grid_id", "<i8"),
     ),
     b"COPY": _record(
         *_SPAN,
@@ -75,11 +78,28 @@ RECORDS: Final[dict[bytes, np.dtype[Any]]] = {
     b"GRPH": _record(*_SPAN, *_ON_GPU, ("graph", "<u4"), ("reserved", "<u4")),
     b"OVER": _record(*_SPAN, ("kind", "<u4"), ("thread", "<u4")),
     b"NVTX": _record(
-        *_SPAN, ("thread", "<u4"), ("name", "<u4"), ("domain", "<u4"), ("mark", "<u4")
+        *_SPAN,
+        ("thread", "<u4"),
+        ("name", "<u4"),
+        ("domain", "<u4"),
+        ("kind", "<u4"),
+        ("end_thread", "<u4"),
+        ("range", "<u4"),
     ),
     b"CLOK": _record(("realtime", "<u8"), ("monotonic", "<u8"), ("raw", "<u8")),
     b"DEVI": _record(
-        ("ordinal", "<u4"), ("reserved", "<u4"), ("bus", "S32"), ("name", "S96"), ("uuid", "V16")
+        ("ordinal", "<u4"),
+        ("multiprocessors", "<u4"),
+        ("bus", "S32"),
+        ("name", "S96"),
+        ("uuid", "V16"),
+        ("memory", "<u8"),
+        ("bandwidth", "<u8"),
+        ("clock", "<u8"),
+        ("l2_cache", "<u4"),
+        ("compute_major", "<u4"),
+        ("compute_minor", "<u4"),
+        ("reserved", "<u4"),
     ),
 }
 """Fields of the records of each kind of chunk, as native/spool.h declares them."""
@@ -95,8 +115,10 @@ class Spool:
         started: nanoseconds of CLOCK_REALTIME when the file was opened.
         records: by tag, everything of that kind, in the order written.
         names: text by id, as bytes that were written.
+        threads: name of a thread by its id in the system.
         info: what the process said of itself; the last of each key.
-        losses: (nanoseconds of CLOCK_REALTIME, records, why).
+        losses: what was dropped, the end of writing included.
+        stopped: whether writing failed before the process ended.
         whole: whether the process came to its end and wrote that down.
     """
 
@@ -105,9 +127,15 @@ class Spool:
     started: int
     records: dict[bytes, Records] = field(default_factory=dict)
     names: dict[int, bytes] = field(default_factory=dict)
+    threads: dict[int, str] = field(default_factory=dict)
     info: dict[str, str] = field(default_factory=dict)
-    losses: list[tuple[int, int, str]] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    stopped: bool = False
     whole: bool = False
+
+    def name(self, id: int) -> str:
+        """The text of an id; nothing where it was never written."""
+        return self.names.get(id, b"").decode("utf-8", "replace")
 
 
 def read_spool(path: Path) -> Spool:
@@ -132,9 +160,15 @@ def read_spool(path: Path) -> Spool:
 def _take_text(spool: Spool, tag: bytes, body: bytes) -> None:
     if tag == b"NAME" and len(body) >= 4:
         spool.names[int.from_bytes(body[:4], "little")] = body[4:]
+    elif tag == b"THRD" and len(body) >= 4:
+        text = body[4:].decode("utf-8", "replace")
+        spool.threads[int.from_bytes(body[:4], "little")] = text
     elif tag == b"INFO":
         key, _, value = body.decode("utf-8", "replace").partition("=")
         spool.info[key] = value
+    elif tag == b"FULL" and (stop := read_stop(body)):
+        spool.losses.append(stop)
+        spool.stopped = True
     elif tag == b"LOSS" and len(body) >= 16:
         time, count = struct.unpack_from("<QQ", body)
         spool.losses.append((time, count, body[16:].decode("utf-8", "replace")))

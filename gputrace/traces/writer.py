@@ -10,6 +10,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from errno import EIO, ENOSPC
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,8 @@ from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gputrace.traces.enums import ENUMS
 
 _ON_GPU: Final = (
     "start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, "
@@ -26,6 +29,7 @@ _ON_GPU: Final = (
 
 TABLES: Final[Mapping[str, str]] = {
     "StringIds": "id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL",
+    **dict.fromkeys(ENUMS, "id INTEGER NOT NULL PRIMARY KEY, name TEXT, label TEXT"),
     "CUPTI_ACTIVITY_KIND_KERNEL": f"{_ON_GPU}, demangledName INTEGER NOT NULL, "
     "shortName INTEGER NOT NULL, mangledName INTEGER, launchType INTEGER, cacheConfig INTEGER, "
     "registersPerThread INTEGER NOT NULL, gridX INTEGER NOT NULL, gridY INTEGER NOT NULL, "
@@ -60,7 +64,7 @@ TABLES: Final[Mapping[str, str]] = {
     "TARGET_INFO_GPU": "vmId INTEGER NOT NULL, id INTEGER NOT NULL, name TEXT, busLocation TEXT, "
     "isDiscrete INTEGER, l2CacheSize INTEGER, totalMemory INTEGER, memoryBandwidth INTEGER, "
     "clockRate INTEGER, smCount INTEGER, pwGpuId INTEGER, uuid TEXT, luid INTEGER, chipName TEXT, "
-    "cuDevice INTEGER",
+    "cuDevice INTEGER, computeMajor INTEGER, computeMinor INTEGER",
     "TARGET_INFO_CUDA_DEVICE": "gpuId INTEGER NOT NULL, cudaId INTEGER NOT NULL, "
     "pid INTEGER NOT NULL, uuid TEXT",
     "TARGET_INFO_SESSION_START_TIME": "utcEpochNs INTEGER, utcTime TEXT, localTime TEXT",
@@ -83,6 +87,7 @@ TABLES: Final[Mapping[str, str]] = {
 class TraceWriter:
     """Writes one trace file; leaving the ``with`` block without an error puts it in its place.
 
+    What SQLite cannot write, be it that the disk is full, becomes an OSError at that point.
     Tables are made when their first rows come, as nsys exports have none that are empty.
     """
 
@@ -164,11 +169,18 @@ class TraceWriter:
         self._database.executemany(f"INSERT INTO {table} ({listed}) VALUES ({marks})", rows)
 
     def make(self, table: str) -> None:
-        """Makes one of `TABLES`."""
+        """Makes one of `TABLES`, unless it is there."""
         self.create(table, TABLES[table])
 
+    def add_enums(self) -> None:
+        """Writes the ENUM_ tables, and those that programs ask for even where they are empty."""
+        for table, names in ENUMS.items():
+            self.add_rows(table, ["id", "name", "label"], ((i, *two) for i, two in names.items()))
+        for table in ("StringIds", "ThreadNames"):
+            self.make(table)
+
     def create(self, table: str, columns: str) -> None:
-        """Makes a table that is not among `TABLES`."""
+        """Makes a table, unless it is there."""
         self._database.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
 
     def __enter__(self) -> Self:
@@ -180,10 +192,16 @@ class TraceWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is None:
-            self._database.execute("COMMIT")
+        try:
+            if error is None:
+                self._database.execute("COMMIT")
+        except sqlite3.Error as problem:
+            error = problem
         self._database.close()
         if error is None:
             self._unfinished.replace(self.path)
-        else:
-            self._unfinished.unlink(missing_ok=True)
+            return
+        self._unfinished.unlink(missing_ok=True)
+        if isinstance(error, sqlite3.Error):
+            number = ENOSPC if error.sqlite_errorcode == sqlite3.SQLITE_FULL else EIO
+            raise OSError(number, str(error), str(self.path)) from error

@@ -23,6 +23,21 @@ int cuDeviceGetName(char *text, int size, int device) {
     return 0;
 }
 
+/* An H200's, which nsys shows as 1.98 GHz, 132 multiprocessors and 4,814,304,000,000 bytes a second. */
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    static const int values[] = {[13] = 1980000, [16] = 132, [36] = 3201000, [37] = 6016,
+                                 [38] = 62914560, [75] = 9, [76] = 0};
+    (void)device;
+    if (attribute < 0 || attribute > 76) return 1;
+    *value = values[attribute];
+    return 0;
+}
+
+int cuDeviceTotalMem_v2(size_t *bytes, int device) {
+    *bytes = 150109880320 + (size_t)device;
+    return 0;
+}
+
 int cuDeviceGetUuid(uint8_t *uuid, int device) {
     memset(uuid, 0xa0 + device, 16);
     return 0;

@@ -204,6 +204,13 @@ int nvmlDeviceGetName(struct gpu *card, char *text, unsigned size) {
     return enter("DeviceGetName", card);
 }
 
+int nvmlDeviceGetCudaComputeCapability(struct gpu *card, int *major, int *minor) {
+    int code = enter("DeviceGetCudaComputeCapability", card);
+    if (!code) *major = (int)value("DeviceGetCudaComputeCapability", card, 9);
+    *minor = 0;
+    return code;
+}
+
 int nvmlDeviceGetUUID(struct gpu *card, char *text, unsigned size) {
     snprintf(text, size, "GPU-0000-%ld", (long)(card - gpus));
     return enter("DeviceGetUUID", card);

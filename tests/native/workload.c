@@ -5,6 +5,7 @@
  *   inject                        what cuInit does: loads CUDA_INJECTION64_PATH
  *   nvtx                          what an NVTX client does: loads NVTX_INJECTION64_PATH
  *   sample                        one record of each kind, with values of its own
+ *   copies                        one of each direction, 1 to 13, in an NVTX range each
  *   ranges                        NVTX ranges and marks, some across threads and domains
  *   run MS THREADS RATE           RATE kernels, with their calls, a millisecond in each thread
  *   storm KERNELS THREADS         as many, as fast as can be
@@ -108,6 +109,10 @@ static void kernel(uint64_t start, uint64_t end, uint32_t stream, uint32_t corre
     }
     put32(&r, 76, 1024);
     put32(&r, 80, 2048);
+    put32(&r, 84, 16);
+    put32(&r, 88, 4096);
+    put64(&r, 96, 1 + x);
+    put8(&r, 136, 1); /* cooperative */
     put32(&r, 92, correlation);
     put64(&r, 104, (uint64_t)(uintptr_t)(stream % 2 ? "_ZN3net5scaleIfEEvPT_f" : "sgemm_128x64"));
     put32(&r, 156, 0);
@@ -310,6 +315,27 @@ static void ranges(void) {
     if (pop() >= 0) dprintf(2, "workload: popped what was not there\n");
 }
 
+/* Directions 1 to 13, of kind bytes each, with a call in a range of NVTX's. */
+static void copies(void) {
+    for (int kind = 1; kind <= 13; kind++) {
+        char text[16];
+        snprintf(text, sizeof text, "copy %d", kind);
+        push(text);
+        uint64_t start = now_ns();
+        sleep_us(50);
+        call(RUNTIME, COPY, start, 200u + (uint32_t)kind, 0);
+        pop();
+        record_t r = record(MEMCPY, 16, now_ns(), now_ns() + 100);
+        on_gpu(&r, 32, 1, 7, 14);
+        put8(&r, 4, kind);
+        put8(&r, 5, 1 + kind % 7);
+        put8(&r, 6, 3);
+        put64(&r, 8, (uint64_t)kind);
+        put32(&r, 44, 200u + (uint32_t)kind);
+        send(&r, now_ns());
+    }
+}
+
 static void *annotate(void *argument) {
     job_t *job = argument;
     for (uint64_t end = now_ns() + (uint64_t)job->milliseconds * 1000000; now_ns() < end;) {
@@ -439,6 +465,7 @@ int main(int count, char **words) {
             load("CUDA_INJECTION64_PATH", "InitializeInjection");
         } else if (!strcmp(what, "nvtx")) load("NVTX_INJECTION64_PATH", "InitializeInjectionNvtx2");
         else if (!strcmp(what, "sample")) sample();
+        else if (!strcmp(what, "copies")) copies();
         else if (!strcmp(what, "ranges")) ranges();
         else if (!strcmp(what, "exec")) again(w + 1);
         else if (!strcmp(what, "spawn")) return spawn(w + 1);

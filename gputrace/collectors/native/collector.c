@@ -15,6 +15,7 @@
 #include "spool.h"
 #include "threads.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -153,6 +154,7 @@ static void tell_process(void) {
         "SLURM_LOCALID", "HOROVOD_RANK", "HOROVOD_SIZE", "CUDA_VISIBLE_DEVICES"};
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++)
         if (getenv(variables[i])) spool_info(variables[i], getenv(variables[i]));
+    spool_info("program", program_invocation_short_name);
 }
 
 static int is_under_other_tool(void) {

@@ -13,7 +13,9 @@ static void decode_kernel(const void *r) {
     kernel_t k = {.start = u64_at(r, 16), .end = u64_at(r, 24), .device = u32_at(r, 40),
                   .context = u32_at(r, 44), .stream = u32_at(r, 48), .correlation = u32_at(r, 92),
                   .graph = u32_at(r, 156), .registers = u16_at(r, 6),
-                  .static_shared = (int32_t)u32_at(r, 76), .dynamic_shared = (int32_t)u32_at(r, 80)};
+                  .static_shared = (int32_t)u32_at(r, 76), .dynamic_shared = (int32_t)u32_at(r, 80),
+                  .local_per_thread = u32_at(r, 84), .local_total = u32_at(r, 88),
+                  .launch_type = u8_at(r, 136), .grid_id = (int64_t)u64_at(r, 96)};
     const char *name = (const char *)(uintptr_t)u64_at(r, 104);
     for (size_t i = 0; i < 3; i++) {
         k.grid[i] = (int32_t)u32_at(r, 52 + 4 * i);
@@ -48,6 +50,7 @@ static void decode_api(const void *r, uint32_t domain) {
     a.name = id < CALLS ? api_names[domain][id] : 0;
     if (!a.name) return; /* not asked for */
     a.thread = thread_of(u32_at(r, 28), a.start);
+    spool_thread(a.thread);
     spool_add(TAG_API, &a, sizeof a);
 }
 

@@ -1,10 +1,34 @@
-/* What the process says of its cards and clocks. */
+/* What the process says of its cards and clocks, each second of its threads. */
 #define _GNU_SOURCE
 #include "devices.h"
 #include "spool.h"
 
 #include <dlfcn.h>
 #include <time.h>
+
+/* Numbers of CUdevice_attribute; clocks are in kHz, the bus in bits. */
+enum { CLOCK_RATE = 13, MULTIPROCESSORS = 16, MEMORY_CLOCK = 36, MEMORY_BUS = 37, L2_CACHE = 38,
+       COMPUTE_MAJOR = 75, COMPUTE_MINOR = 76 };
+
+static void add_size(void *cuda, int device, device_t *row) {
+    int (*ask)(int *, int, int), (*memory)(size_t *, int);
+    static const int attributes[] = {CLOCK_RATE, MULTIPROCESSORS, MEMORY_CLOCK, MEMORY_BUS, L2_CACHE,
+                                     COMPUTE_MAJOR, COMPUTE_MINOR};
+    int values[COMPUTE_MINOR + 1] = {0};
+    size_t bytes = 0;
+    *(void **)&ask = dlsym(cuda, "cuDeviceGetAttribute");
+    *(void **)&memory = dlsym(cuda, "cuDeviceTotalMem_v2");
+    for (size_t i = 0; ask && i < sizeof attributes / sizeof *attributes; i++)
+        if (ask(&values[attributes[i]], attributes[i], device)) values[attributes[i]] = 0;
+    if (memory && !memory(&bytes, device)) row->memory = bytes;
+    row->clock = (uint64_t)values[CLOCK_RATE] * 1000;
+    /* Two transfers a clock. */
+    row->bandwidth = (uint64_t)values[MEMORY_CLOCK] * 1000 * 2 * (uint64_t)values[MEMORY_BUS] / 8;
+    row->multiprocessors = (uint32_t)values[MULTIPROCESSORS];
+    row->l2_cache = (uint32_t)values[L2_CACHE];
+    row->compute_major = (uint32_t)values[COMPUTE_MAJOR];
+    row->compute_minor = (uint32_t)values[COMPUTE_MINOR];
+}
 
 void tell_devices(void) {
     void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
@@ -23,6 +47,7 @@ void tell_devices(void) {
         bus(row.bus, sizeof row.bus - 1, device);
         name(row.name, sizeof row.name - 1, device);
         if (uuid) uuid(row.uuid, device);
+        add_size(cuda, device, &row);
         spool_lock();
         spool_chunk(TAG_DEVICE, &row, sizeof row, "", 0);
         spool_unlock();
@@ -34,5 +59,6 @@ void tell_clocks(void) {
                        clock_ns(CLOCK_MONOTONIC_RAW)};
     spool_lock();
     spool_chunk(TAG_CLOCK, now, sizeof now, "", 0);
+    spool_threads();
     spool_unlock();
 }

@@ -49,7 +49,7 @@ static uint32_t thread_id(void) {
 }
 
 /* Registered strings are handed back as pointers to a name id; so are domains. */
-typedef struct { uint32_t id; } handle_t;
+typedef struct { uint32_t id, told; } handle_t;
 static handle_t handles[1 << 16];
 
 static void *handle_of(const char *text) {
@@ -94,10 +94,12 @@ static uint32_t name_of(const attributes_t *a) {
     return 0;
 }
 
-static void add(open_t range, uint64_t end, uint32_t thread, uint32_t mark) {
-    nvtx_t row = {range.start, end, thread, range.name, range.domain, mark};
-    if (!capture_is_on()) return;
+static void add(open_t range, uint64_t end, uint32_t thread, uint32_t kind, uint64_t number) {
+    nvtx_t row = {range.start, end, thread, range.name, range.domain, kind, 0, (uint32_t)number};
+    if (kind == NVTX_START_END) row.end_thread = thread_id();
+    if (kind != NVTX_DOMAIN && !capture_is_on()) return;
     spool_lock();
+    spool_thread(thread);
     spool_add(TAG_NVTX, &row, sizeof row);
     spool_unlock();
 }
@@ -114,7 +116,7 @@ static int pop(uint32_t domain) {
     int at = depth - 1;
     while (at > 0 && stack[at].domain != domain) at--;
     if (stack[at].domain != domain) return -1;
-    add(stack[at], clock_ns(CLOCK_REALTIME), thread_id(), 0);
+    add(stack[at], clock_ns(CLOCK_REALTIME), thread_id(), NVTX_PUSH_POP, 0);
     memmove(&stack[at], &stack[at + 1], (size_t)(depth - at - 1) * sizeof *stack);
     return --depth;
 }
@@ -139,12 +141,12 @@ static void end(uint64_t id) {
     uint32_t thread = started[id % OPEN_RANGES].thread;
     started[id % OPEN_RANGES].id = 0;
     pthread_mutex_unlock(&started_lock);
-    if (known) add(range, clock_ns(CLOCK_REALTIME), thread, 0);
+    if (known) add(range, clock_ns(CLOCK_REALTIME), thread, NVTX_START_END, id);
 }
 
 static void mark(uint32_t domain, uint32_t name) {
     uint64_t now = clock_ns(CLOCK_REALTIME);
-    add((open_t){now, name, domain}, now, thread_id(), 1);
+    add((open_t){now, name, domain}, now, thread_id(), NVTX_MARK, 0);
 }
 
 static void mark_ex(const attributes_t *a) { mark(0, name_of(a)); }
@@ -170,10 +172,20 @@ static void *domain_string_w(void *d, const wchar_t *text) {
     char t[512];
     return domain_string(d, narrow(text, t, sizeof t));
 }
-static void *domain_create(const char *name) { return handle_of(name); }
+/* A domain is told once, outside windows too: the ranges within one need its name. */
+static void *domain_create(const char *name) {
+    handle_t *handle = handle_of(name);
+    uint64_t now = clock_ns(CLOCK_REALTIME);
+    spool_lock();
+    int told = !handle || handle->told;
+    if (handle) handle->told = 1;
+    spool_unlock();
+    if (!told) add((open_t){now, 0, handle->id}, now, thread_id(), NVTX_DOMAIN, 0);
+    return handle;
+}
 static void *domain_create_w(const wchar_t *name) {
     char t[512];
-    return handle_of(narrow(name, t, sizeof t));
+    return domain_create(narrow(name, t, sizeof t));
 }
 static void domain_destroy(void *d) { (void)d; }
 

@@ -14,6 +14,7 @@
 
 #define CHUNK_BYTES (64u << 10)
 #define KINDS 8
+#define HEAD_BYTES 32
 
 /* A chunk being filled: its tag and length come first, so that one write takes it all. */
 typedef struct {
@@ -39,12 +40,25 @@ uint64_t clock_ns(int which) {
 void spool_lock(void) { pthread_mutex_lock(&lock); }
 void spool_unlock(void) { pthread_mutex_unlock(&lock); }
 
+/* Says in the place kept for it that the file ends here, and why. */
+static void tell_full(int error) {
+    stop_t stop = {.time = clock_ns(CLOCK_REALTIME), .error = (uint32_t)error};
+    struct stat now;
+    full = 1;
+    if (fstat(file, &now) || now.st_size < (off_t)(HEAD_BYTES + 8 + sizeof stop)) return;
+    fcntl(file, F_SETFL, fcntl(file, F_GETFL) & ~O_APPEND); /* which overrides the place */
+    if (pwrite(file, &stop, sizeof stop, HEAD_BYTES + 8) < 0) return;
+}
+
 static void write_all(const void *bytes, size_t size) {
     const unsigned char *at = bytes;
     while (size && file >= 0 && !full) {
         ssize_t wrote = write(file, at, size);
         if (wrote < 0 && errno == EINTR) continue;
-        if (wrote <= 0) { full = 1; return; }
+        if (wrote <= 0) {
+            tell_full(errno);
+            return;
+        }
         at += wrote;
         size -= (size_t)wrote;
     }
@@ -76,7 +90,9 @@ int spool_open(const char *directory) {
     /* Out of the way of programs that count on low numbers, or close all they did not open. */
     int high = fcntl(file, F_DUPFD_CLOEXEC, 200);
     if (high >= 0) { close(file); file = high; }
+    struct { uint32_t tag, used; stop_t stop; } place = {TAG_FULL, sizeof(stop_t), {0}};
     write_all(&head, sizeof head);
+    write_all(&place, sizeof place);
     return full ? -1 : 0;
 }
 

@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SPOOL_VERSION 1u
+#define SPOOL_VERSION 2u
 
 #define TAG(a, b, c, d) \
     ((uint32_t)(a) | (uint32_t)(b) << 8 | (uint32_t)(c) << 16 | (uint32_t)(d) << 24)
@@ -28,8 +28,10 @@ enum {
     TAG_NAME = TAG('N', 'A', 'M', 'E'),   /* u32 id, bytes */
     TAG_CLOCK = TAG('C', 'L', 'O', 'K'),  /* u64 realtime, monotonic, monotonic_raw */
     TAG_LOSS = TAG('L', 'O', 'S', 'S'),   /* u64 time, u64 records, text */
+    TAG_FULL = TAG('F', 'U', 'L', 'L'),   /* the first chunk: stop_t */
     TAG_INFO = TAG('I', 'N', 'F', 'O'),   /* text "key=value" */
-    TAG_DEVICE = TAG('D', 'E', 'V', 'I')
+    TAG_DEVICE = TAG('D', 'E', 'V', 'I'),
+    TAG_THREAD = TAG('T', 'H', 'R', 'D')  /* u32 thread, name */
 };
 
 typedef struct {
@@ -37,7 +39,9 @@ typedef struct {
     uint32_t device, context, stream, correlation, name, graph;
     int32_t grid[3], block[3];
     uint32_t registers;
-    int32_t static_shared, dynamic_shared, reserved;
+    int32_t static_shared, dynamic_shared;
+    uint32_t local_per_thread, local_total, launch_type;
+    int64_t grid_id;
 } kernel_t;
 
 typedef struct {
@@ -74,16 +78,30 @@ typedef struct {
     uint32_t kind, thread;
 } overhead_t;
 
-typedef struct {
-    uint64_t start, end;
-    uint32_t thread, name, domain, mark;
-} nvtx_t;
+/* The creation of a domain has the domain's number, which is its name's, and no name. */
+enum { NVTX_PUSH_POP, NVTX_MARK, NVTX_START_END, NVTX_DOMAIN };
 
 typedef struct {
-    uint32_t ordinal, reserved;
+    uint64_t start, end;
+    uint32_t thread, name, domain, kind;
+    uint32_t end_thread, range; /* of NVTX_START_END: the thread that ended it, and its number */
+} nvtx_t;
+
+/* In bytes, bytes a second and hertz; 0 where the driver does not say. */
+typedef struct {
+    uint32_t ordinal, multiprocessors;
     char bus[32], name[96];
     uint8_t uuid[16];
+    uint64_t memory, bandwidth, clock;
+    uint32_t l2_cache, compute_major, compute_minor, reserved;
 } device_t;
+
+/* Where a file's first chunk says why nothing follows: zeros until then. Writing over it takes no room
+ * on a disk that has none. */
+typedef struct {
+    uint64_t time, records;
+    uint32_t error, reserved; /* errno */
+} stop_t;
 
 /* Opens DIRECTORY/HOST.PID.spool, or HOST.PID-1.spool and so on; 0 where that succeeds. */
 int spool_open(const char *directory);
@@ -103,6 +121,10 @@ void spool_loss(uint64_t records, const char *why);
 /* Writes all that has been added. Returns 0, or -1 once the disk took no more. */
 int spool_flush(void);
 void spool_close(void);
+
+/* Notes that a thread is in the records; spool_threads writes the names of those it has not told. */
+void spool_thread(uint32_t thread);
+void spool_threads(void);
 
 /* In a forked child: forgets the file, which is the parent's. */
 void spool_forget(void);

@@ -6,7 +6,7 @@ what stands for a thing of the file in the new one:
 names      id (of StringTable), kept (in StringIds), demangled, short
 threads    number (of 32 bits of a pthread id; 0 for none), raw (as 4 bytes), thread (globalTid)
 calls      class, number, kept
-overheads  kind, kept
+overheads  kind, number, kept
 
 Parameters: ``:origin``, the moment that is 0 (nanoseconds of CLOCK_REALTIME); ``:late``, by how
 much the GPU's clock is ahead of the host's; ``:process``, a globalPid; ``:unknown``, a string's id.
@@ -27,7 +27,7 @@ TEMPORARY: Final = {
     "names": "id INTEGER PRIMARY KEY, kept INTEGER, demangled INTEGER, short INTEGER",
     "threads": "number INTEGER PRIMARY KEY, raw BLOB UNIQUE, thread INTEGER",
     "calls": "class INTEGER, number INTEGER, kept INTEGER, PRIMARY KEY (class, number)",
-    "overheads": "kind INTEGER PRIMARY KEY, kept INTEGER",
+    "overheads": "kind INTEGER PRIMARY KEY, number INTEGER, kept INTEGER",
 }
 HAS_TIMES: Final = "r.start > 0 AND r.end > 0"
 """nvprof writes 0 where it had no room left to take a time."""
@@ -174,7 +174,7 @@ def _overheads(table: str, _known: Columns) -> Iterator[Rows]:
         "eventClass": "0",
         "globalTid": "t.thread",
         "nameId": "o.kept",
-        "overheadType": "r.overheadKind",
+        "overheadType": "o.number",
     }
     source = (
         f"{_from(table)} JOIN temp.threads AS t ON t.raw = {OBJECT_THREAD} "

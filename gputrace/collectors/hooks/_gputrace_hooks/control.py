@@ -7,7 +7,7 @@ that is kept, and made as soon as the library is found.
 
 import os
 
-from . import ranks, recorder
+from . import recorder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,17 +33,17 @@ def capture(on: bool) -> None:
 
 
 def _follow(on: bool) -> None:
-    """For a tool that records all processes from the first start to the first stop.
+    """For a tool that begins and ends by what the program calls.
 
-    GPUTRACE_PROFILER_API=each: one that records each process by itself.
+    nsys records all processes from the first start until each that started has stopped (seen with
+    2025.3), nvprof each process by itself.
     """
     if on:
         _keep(_START)
         return
     # What the GPU was given in the window, it shall finish in the window.
     _keep("cuCtxSynchronize")
-    if os.environ["GPUTRACE_PROFILER_API"] == "each" or ranks.is_last_at("end"):
-        _keep("cuProfilerStop")
+    _keep("cuProfilerStop")
 
 
 def _ask(function: str, value: int) -> None:

@@ -21,6 +21,8 @@ PATCHES = {
     "chainer.optimizer": "others.chainer_optimizer",
     "chainer.training.updaters.standard_updater": "others.chainer_updater",
     "deepspeed.runtime.engine": "pytorch.deepspeed_engine",
+    "ffcv.loader.epoch_iterator": "wrappers.iterators",
+    "grain._src.python.data_loader": "others.grain_data_loader",
     "jax._src.profiler": "others.jax_profiler",
     "keras.callbacks": "others.keras_callbacks",
     "keras.src.callbacks": "others.keras_callbacks",
@@ -46,6 +48,7 @@ PATCHES = {
     "torch.cuda.amp.grad_scaler": "pytorch.grad_scaler",
     "torch.optim.optimizer": "pytorch.optimizer",
     "torch.utils.data.dataloader": "wrappers.iterators",
+    "torchdata.nodes.loader": "pytorch.torchdata_loader",
     "torchdata.stateful_dataloader.stateful_dataloader": "wrappers.iterators",
 }
 

@@ -2,7 +2,16 @@
 
 from .recorder import word
 from .steps import LOOP, OPTIMIZER, step_ended
-from .wrappers import after, classes, iterators, makes_way, marks_step, own, timed_generator
+from .wrappers import (
+    after,
+    classes,
+    iterator,
+    iterators,
+    makes_way,
+    marks_step,
+    own,
+    timed_generator,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +46,11 @@ def jax_profiler(module: "Any") -> None:
         what = word("jax.profiler.StepTraceAnnotation")
         leave = annotation.__exit__
         annotation.__exit__ = after(leave, lambda self: step_ended(what, LOOP, annotation))
+
+
+def grain_data_loader(module: "Any") -> None:
+    """The one that programs see; the others run within it, or in its workers."""
+    iterator(module.DataLoaderIterator)
 
 
 def mxnet_dataloader(module: "Any") -> None:

@@ -6,7 +6,7 @@ from functools import wraps
 from . import steps
 from .recorder import note_failure, word
 from .steps import LOOP, OPTIMIZER, step_ended
-from .wrappers import after, makes_way, marks_step, ours, own
+from .wrappers import after, iterator, makes_way, marks_step, ours, own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +25,11 @@ def optimizer(module: "Any") -> None:
     function = own(module.Optimizer, "__init__")
     if function is not None:
         module.Optimizer.__init__ = after(function, lambda self: _wrap(type(self)))
+
+
+def torchdata_loader(module: "Any") -> None:
+    """The last of a chain of nodes; those before run within it, or in its threads."""
+    iterator(module.LoaderIterator)
 
 
 def _step(optimizer: object) -> None:

@@ -4,6 +4,7 @@ The file is a header of 32 bytes (magic, version, pid, CLOCK_REALTIME, CLOCK_MON
 as in spool files: a tag of four letters, the length of what follows in bytes, and that; all of it
 little-endian, times in nanoseconds of CLOCK_REALTIME.
 
+FULL  u64 time, u64 events, u32 errno, u32 0: the first chunk, zeros until writing has failed
 EVNT  records of 32 bytes: u64 start, u64 end, u32 thread, u32 name, u16 kind, u16 rank, u32 number
 NAME  u32 id, text          INFO  "key=value"          CLOK  u64 realtime, monotonic, monotonic_raw
 
@@ -34,6 +35,7 @@ _SECOND = 1000000000
 _BETWEEN_WRITES = _SECOND // 4
 _SAVED_UP = 8 * _BETWEEN_WRITES
 _MOST_NAMES = 10000
+_PLACE = 40
 _VARIABLES = (
     "RANK WORLD_SIZE LOCAL_RANK OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE "
     "OMPI_COMM_WORLD_LOCAL_RANK PMI_RANK PMI_SIZE SLURM_PROCID SLURM_NTASKS SLURM_LOCALID "
@@ -66,6 +68,7 @@ class _State:
         self.names_written = 0
         self.clock_told = 0
         self.failed = False
+        self.stopped = self.lost = self.errno = 0
 
 
 # Four numbers an event. Threads extend it at its end and the one that writes cuts it at its front,
@@ -180,9 +183,35 @@ def _write_events(state: _State, now: int) -> None:
     count = len(_events)
     events = array("Q", _events[:count]).tobytes()
     del _events[:count]
-    if state.failed or not events:
-        return
-    chunks = [] if _is_open(state) else _open(state)
+    if state.failed:
+        _tell_stop(state, count // 4)
+    elif events:
+        try:
+            _write_chunks(state, events, now)
+        except Exception as problem:
+            # A full disk, say. From here on events are only counted.
+            state.failed = True
+            state.errno = getattr(problem, "errno", None) or 0
+            _tell_stop(state, count // 4)
+
+
+def _tell_stop(state: _State, lost: int) -> None:
+    """Says in the place kept for it that writing has ended: that takes no room."""
+    import fcntl
+
+    state.stopped = state.stopped or time_ns()
+    state.lost += lost
+    if _is_open(state) and os.fstat(state.file).st_size > _PLACE:
+        # Appending would override the place.
+        flags = fcntl.fcntl(state.file, fcntl.F_GETFL)
+        fcntl.fcntl(state.file, fcntl.F_SETFL, flags & ~os.O_APPEND)
+        os.pwrite(state.file, pack("<QQI4x", state.stopped, state.lost, state.errno), _PLACE)
+
+
+def _write_chunks(state: _State, events: bytes, now: int) -> None:
+    if not _is_open(state):
+        _append(state, b"".join(_open(state)))
+    chunks = []
     if not 0 <= now - state.clock_told < _SECOND:
         state.clock_told = now
         chunks.append(_clocks())
@@ -253,7 +282,7 @@ def _open_high(path: str, flags: int) -> int:
 
 def _beginning(state: _State, host: str) -> "list[bytes]":
     clocks = time_ns(), _clock_ns(time.CLOCK_MONOTONIC)
-    chunks = [pack("<8sIIQQ", MAGIC, VERSION, state.pid, *clocks)]
+    chunks = [pack("<8sIIQQ", MAGIC, VERSION, state.pid, *clocks), _chunk(b"FULL", bytes(24))]
     known = [(name, os.environ[name]) for name in _VARIABLES.split() if name in os.environ]
     for key, value in [("host", host), ("python", sys.version.split()[0]), *known]:
         chunks.append(_chunk(b"INFO", f"{key}={value}".encode("utf-8", "replace")))

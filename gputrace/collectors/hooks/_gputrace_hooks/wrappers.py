@@ -108,6 +108,13 @@ def marks_step(module: "ModuleType", cls: str, method: str, name: str, rank: int
     setattr(holder, method, after(function, then))
 
 
+def iterator(cls: "Any") -> None:
+    """Times one class, which may inherit how to get the next item."""
+    function = cls.__next__
+    if isinstance(function, FunctionType) and not hasattr(function, "_of_gputrace"):
+        cls.__next__ = timed(function, f"{cls.__module__}.{cls.__name__}")
+
+
 def iterators(module: "ModuleType") -> None:
     """Times every class that says how to get the next item."""
     for cls in classes(module):

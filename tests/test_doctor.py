@@ -1,0 +1,158 @@
+"""`gputrace doctor`: what works on a machine, and what to do about what does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from gputrace.collectors.container import container, how_to_get_gpus, missing_capabilities
+from tests.command import Ran, gputrace, python
+from tests.test_nvml import build
+
+EXAMINE: Final = """
+import sys
+from gputrace import cli
+from gputrace.collectors import doctor
+doctor.has_driver = lambda: {driver}
+doctor.container = lambda: {container!r}
+sys.exit(cli.run(["doctor"]))
+"""
+"""The command on a machine with or without a driver, in a container or not."""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+def examine(env: dict[str, str], driver: bool = True, container: str | None = None) -> Ran:
+    """Without an nsys or nvprof that this machine may have."""
+    source = EXAMINE.format(driver=driver, container=container)
+    return python("-c", source, env={"PATH": "/nowhere"} | env)
+
+
+def line(ran: Ran, what: str) -> str:
+    (found,) = [text for text in ran.out.splitlines() if text[8:].startswith(f"{what}: ")]
+    return found
+
+
+def with_cards(library: Path, tmp_path: Path, script: str) -> dict[str, str]:
+    (tmp_path / "script").write_text(script)
+    return {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(tmp_path / "script")}
+
+
+def executable(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o700)
+    return path
+
+
+def test_cards_are_counted_with_their_compute_capability(library: Path, tmp_path: Path) -> None:
+    script = "gpus 3\nsay DeviceGetCudaComputeCapability 2 7\n"
+    ran = examine(with_cards(library, tmp_path, script))
+    assert line(ran, "GPUs") == (
+        "ok      GPUs: 2 x Fake H200 (compute capability 9.0), "
+        "1 x Fake H200 (compute capability 7.0)"
+    )
+
+
+def test_a_card_that_does_not_tell_is_there_all_the_same(library: Path, tmp_path: Path) -> None:
+    script = "gpus 1\nfail DeviceGetCudaComputeCapability * 3\nsay DeviceGetMigMode 0 1\n"
+    ran = examine(with_cards(library, tmp_path, script))
+    assert line(ran, "GPUs") == "ok      GPUs: 1 x Fake H200"
+    assert line(ran, "MIG").startswith("note    MIG: on; ")
+
+
+def test_nvml_that_fails_is_a_note(library: Path, tmp_path: Path) -> None:
+    ran = examine(with_cards(library, tmp_path, "init 9\n"))
+    assert line(ran, "NVML").startswith("note    NVML: Driver Not Loaded; clocks and power")
+
+
+NVPROF: Final = "#!/bin/sh\necho 'nvprof: NVIDIA (R)'; echo 'Release version 12.4.127 (21)'\n"
+
+
+@pytest.mark.parametrize(
+    ("capability", "found", "start", "end"),
+    [
+        (9, True, "note    nvprof: 12.4.127 (", ": none here"),
+        (7, True, "ok      nvprof: 12.4.127 (", "below 8.0 only"),
+        (7, False, "note    nvprof: not found; ", "CUDA 12 and older have it"),
+    ],
+)
+def test_nvprof_is_for_cards_below_8_0(
+    library: Path, tmp_path: Path, capability: int, found: bool, start: str, end: str
+) -> None:
+    script = f"gpus 1\nsay DeviceGetCudaComputeCapability 0 {capability}\n"
+    env = with_cards(library, tmp_path, script)
+    if found:
+        executable(tmp_path / "nvprof", NVPROF)
+        env["PATH"] = f"{tmp_path}:/bin"
+    told = line(examine(env), "nvprof")
+    assert told.startswith(start)
+    assert told.endswith(end)
+
+
+def test_nvprof_goes_unsaid_where_there_is_none_and_no_need(library: Path, tmp_path: Path) -> None:
+    assert "nvprof" not in examine(with_cards(library, tmp_path, "gpus 1\n")).out
+
+
+def test_an_nsys_that_cannot_be_run_is_a_note(tmp_path: Path) -> None:
+    ran = gputrace("doctor", env={"GPUTRACE_NSYS": str(tmp_path / "nsys")})
+    assert line(ran, "nsys").startswith(f"note    nsys: {tmp_path}/nsys cannot be run (No such")
+    assert ran.err == ""
+
+
+def test_without_a_driver_the_advice_is_the_containers() -> None:
+    ran = examine({}, driver=False, container="Kubernetes")
+    assert ran.code == 4
+    assert line(ran, "NVIDIA driver") == (
+        "missing NVIDIA driver: not loaded; ask for nvidia.com/gpu in the limits of the pod"
+    )
+    assert line(ran, "container") == "ok      container: Kubernetes"
+    ran = examine({}, driver=False)
+    assert line(ran, "NVIDIA driver").endswith("; on a machine with a GPU, install the driver")
+    assert "container" not in ran.out
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "name"),
+    [
+        (".dockerenv", "", "Docker"),
+        ("run/.containerenv", "", "Podman"),
+        ("proc/1/cgroup", "0::/kubepods.slice/pod1/cri-containerd-2.scope\n", "Kubernetes"),
+        ("proc/1/cgroup", "1:name=systemd:/docker/0123\n", "Docker"),
+        ("proc/1/cgroup", "0::/init.scope\n", None),
+    ],
+)
+def test_containers_are_known_by_their_marks(
+    tmp_path: Path, file: str, text: str, name: str | None
+) -> None:
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(text)
+    assert container(tmp_path, {}) == name
+
+
+def test_variables_tell_of_containers_too(tmp_path: Path) -> None:
+    assert container(tmp_path, {}) is None
+    assert container(tmp_path, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) == "Kubernetes"
+    assert container(tmp_path, {"APPTAINER_CONTAINER": "/x.sif"}) == "Apptainer"
+    assert how_to_get_gpus("Apptainer") == "start it with --nv"
+
+
+@pytest.mark.parametrize(
+    ("given", "lacking"),
+    [
+        (None, []),
+        ("all", []),
+        ("compute,utility", []),
+        ("compute,video", ["utility"]),
+        ("graphics", ["compute", "utility"]),
+    ],
+)
+def test_capabilities_that_a_container_lacks_are_named(
+    given: str | None, lacking: list[str]
+) -> None:
+    environment = {} if given is None else {"NVIDIA_DRIVER_CAPABILITIES": given}
+    assert list(missing_capabilities(environment)) == lacking
