@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     default=Path("trace.sqlite"),
     show_default=True,
-    help="The trace to write.",
+    help="The trace to write; %h is the host, %p the process id, %q{VAR} a variable.",
 )
 @click.option("--force", is_flag=True, help="Replace the output if it exists.")
 @click.option(
@@ -71,24 +70,24 @@ def command(
 
 def _record(prepared: Prepared) -> int:
     from gputrace.collectors.child import CannotRun
-    from gputrace.collectors.record import finish, record
+    from gputrace.collectors.record import conclude, record
 
-    folder, output = prepared.folder, prepared.plan.output
     try:
         code = record(prepared)
     except CannotRun as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        conclude(prepared, has_run=False)
         return _say(str(error), error.code)
     try:
-        merged = finish(folder, output)
+        merged = conclude(prepared)
     except (OSError, GputraceError) as error:
-        _say(f"{error}; what was recorded is safe: gputrace recover {folder}")
+        _say(f"{error}; what was recorded is safe: gputrace recover {prepared.folder}")
         return code or ExitCode.RECORDING_FAILED
-    _tell(merged, output)
+    if merged is not None:
+        _tell(merged, prepared.plan.output, prepared.traces)
     return code
 
 
-def _tell(merged: Merged, output: Path) -> None:
+def _tell(merged: Merged, output: Path, traces: str) -> None:
     size = output.stat().st_size / 1e6
     what = f"{merged.kernels:,} kernels, {merged.steps:,} steps, processes: {merged.processes}"
     _say(f"{output}: {what}, {size:,.1f} MB")
@@ -97,7 +96,7 @@ def _tell(merged: Merged, output: Path) -> None:
     if merged.cut:
         _say(f"{merged.cut} ended without warning; at most their last second is missing")
     if merged.kernels:
-        _say(f"next: gputrace analyze {output}")
+        _say(f"next: gputrace analyze {traces}")
 
 
 def _say(message: str, code: int = 0) -> int:

@@ -57,9 +57,12 @@ class Backend:
             is the one given, which has the hooks already, and what the backend needs.
         merge: makes the trace (second path) of the folder (first path) with what meta.json said;
             raises InputError where nothing in it can be read, OSError where it cannot be written.
+        shares: whether several recorders of one machine may use one folder at once; where not,
+            each task of a job gets a trace of its own.
     """
 
     name: str
     obstacle: Callable[[Mapping[str, str]], str | None]
     launch: Callable[[Plan, Path, Sequence[str], Mapping[str, str]], Launch]
     merge: Callable[[Path, Path, Mapping[str, str]], Merged]
+    shares: bool = False

@@ -35,8 +35,7 @@ def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
             ProcessRows(writer, spool, start).write(cards)
         for host in hosts:
             steps += write_host(writer, host, start)
-        for path in sorted(folder.glob("*.nvml.jsonl")):
-            write_nvml(writer, path, start)
+        write_nvml(writer, sorted(folder.glob("*.nvml.jsonl")), start)
     notes = {spool.info["no_gpu_activity"] for spool in spools if "no_gpu_activity" in spool.info}
     return Merged(
         processes=len(spools),

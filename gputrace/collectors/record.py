@@ -11,8 +11,11 @@ import os
 import re
 import shutil
 import socket
+import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,8 +24,12 @@ from gputrace.collectors.backends import BACKENDS, choose
 from gputrace.collectors.child import find_program, run
 from gputrace.collectors.cupti import CUPTI, has_driver
 from gputrace.collectors.host import HOST
+from gputrace.collectors.job import Task, find_task
+from gputrace.collectors.naming import Name, name_output, of_task
 from gputrace.collectors.nvml import Sampler
+from gputrace.collectors.team import CannotShare, Team
 from gputrace.errors import InputError, UsageError
+from gputrace.units import format_ranges
 
 HOOKS: Final = Path(__file__).parent / "hooks"
 _SECRET: Final = re.compile(
@@ -38,9 +45,17 @@ class Prepared:
     command: tuple[str, ...]
     """The program as the user wrote it."""
     backend: Backend
-    folder: Path
-    """What the processes write into; it exists."""
+    team: Team
+    """The recorders of this machine that write one trace together."""
     launch: Launch
+    task: Task | None
+    traces: str
+    """What names the traces of all machines in a shell."""
+
+    @property
+    def folder(self) -> Path:
+        """What the processes write into; it exists."""
+        return self.team.folder
 
 
 def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
@@ -51,21 +66,52 @@ def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
     """
     find_program(command[0])
     backend = choose(plan, os.environ)
-    folder = plan.output.with_name(f"{plan.output.name}.spool")
-    if plan.output.exists() and not (force and plan.output.is_file()):
-        raise UsageError(f"{plan.output}: exists; name another with -o, or give --force")
-    if folder.exists():
-        raise UsageError(
-            f"{folder}: left by another recording; make its trace with "
-            f"`gputrace recover {folder}`, or remove it"
-        )
+    task = find_task(os.environ)
+    host, pid = socket.gethostname(), os.getpid()
+    name = name_output(str(plan.output), task, command, os.environ, host, pid)
+    team, output = _gather(name, task, backend, force)
+    plan = replace(plan, output=output)
+    environment = _with_hooks(plan, team.folder, os.environ)
+    launch = backend.launch(plan, team.folder, command, environment)
+    return Prepared(plan, tuple(command), backend, team, launch, task, name.pattern)
+
+
+def _gather(name: Name, task: Task | None, backend: Backend, force: bool) -> tuple[Team, Path]:
+    """The recorder's place among those of its machine, and the trace that they write."""
+    if task is None or name.is_tasks_own:
+        return _alone(name.path, force)
     try:
-        folder.mkdir(mode=0o700)
-    except OSError as error:
-        raise UsageError(f"{folder}: cannot be made ({error.strerror})") from None
-    environment = _with_hooks(plan, folder, os.environ)
-    launch = backend.launch(plan, folder, command, environment)
-    return Prepared(plan, tuple(command), backend, folder, launch)
+        if not backend.shares or _is_of(name.path, task.job):
+            raise CannotShare
+        _check_free(name.path, force)
+        folder = _folder(name.path)
+        return Team(folder, task.job, task.rank, task.local_tasks), name.path
+    except CannotShare:
+        return _alone(of_task(name.path, task), force)
+
+
+def _alone(output: Path, force: bool) -> tuple[Team, Path]:
+    _check_free(output, force)
+    return Team(_folder(output)), output
+
+
+def _folder(output: Path) -> Path:
+    return output.with_name(f"{output.name}.spool")
+
+
+def _check_free(output: Path, force: bool) -> None:
+    if output.exists() and not (force and output.is_file()):
+        raise UsageError(f"{output}: exists; name another with -o, or give --force")
+
+
+def _is_of(output: Path, job: str) -> bool:
+    """Whether tasks of the job have already written the trace: this one is late."""
+    try:
+        with closing(sqlite3.connect(f"{output.absolute().as_uri()}?mode=ro", uri=True)) as trace:
+            sql = "SELECT value FROM GPUTRACE_META WHERE name = 'job'"
+            return bool(job) and trace.execute(sql).fetchone() == (job,)
+    except sqlite3.Error:
+        return False
 
 
 def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -86,15 +132,43 @@ def record(prepared: Prepared) -> int:
         "hostname": socket.gethostname(),
         "backend": prepared.backend.name,
     }
-    (prepared.folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-    sampler = Sampler() if prepared.plan.nvml and has_driver() else None
+    if (task := prepared.task) is not None:
+        meta |= {"job": task.job, "world_size": str(task.tasks)}
+    _write_meta(prepared.folder, meta)
+    sampler = Sampler() if prepared.plan.nvml and has_driver() and _samples(prepared) else None
     if sampler is not None:
-        sampler.start(prepared.folder)
+        prepared.team.let_one("nvml", partial(sampler.start, prepared.folder))
     try:
         return run(prepared.launch.command, prepared.launch.environment)
     finally:
         if sampler is not None:
             sampler.stop()
+
+
+def _samples(prepared: Prepared) -> bool:
+    """Whether this recorder may sample the GPUs: of tasks that share no folder, the first."""
+    return prepared.task is None or prepared.team.size > 1 or prepared.task.local_rank == 0
+
+
+def conclude(prepared: Prepared, has_run: bool = True) -> Merged | None:
+    """Makes the trace, if this recorder is the last of its machine's; None if it is not.
+
+    Where the program did not start and nobody else recorded, nothing is made. Raises InputError
+    where nothing recorded can be read, OSError where the trace cannot be written; the folder stays.
+    """
+    team = prepared.team
+    with team.leave() as is_last:
+        if not is_last:
+            return None
+        merged = None
+        if has_run or len(team.ranks) > 1:
+            if prepared.task is not None:
+                ranks = team.ranks if team.size > 1 else [prepared.task.rank]
+                meta = _meta(team.folder) | {"ranks": format_ranges(ranks)}
+                _write_meta(team.folder, meta)
+            merged = finish(team.folder, prepared.plan.output, keep=True)
+        team.dissolve()
+        return merged
 
 
 def masked(command: Sequence[str]) -> list[str]:
@@ -132,6 +206,13 @@ def _notes(merged: Merged, backend: Backend) -> list[str]:
     if not merged.processes:
         return ["no process of the program started CUDA"]
     return []
+
+
+def _write_meta(folder: Path, meta: Mapping[str, str]) -> None:
+    """At once: other recorders may be at it too."""
+    new = folder / f"meta.{os.getpid()}"
+    new.write_text(json.dumps(meta), encoding="utf-8")
+    new.replace(folder / "meta.json")
 
 
 def _meta(folder: Path) -> dict[str, str]:
