@@ -230,11 +230,19 @@ class TestTeam:
             Team(tmp_path / "x.spool", "j", 0, 2)
         assert is_recording(team.folder)
 
-    @pytest.mark.parametrize(("job", "size"), [("other", 2), ("", 2), ("j", 1)])
-    def test_strangers_do_not_get_in(self, job: str, size: int, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("job", ["other", "", None])
+    def test_strangers_do_not_get_in(self, job: str | None, tmp_path: Path) -> None:
         team = Team(tmp_path / "x.spool", "j", 0, 2)
         with pytest.raises(UsageError, match="gputrace recover"):
-            Team(team.folder, job, 1, size)
+            Team(team.folder, job, 1, 2)
+
+    def test_how_many_they_are_need_not_be_known(self, tmp_path: Path) -> None:
+        teams = [Team(tmp_path / "x.spool", "j", rank) for rank in range(2)]
+        said = []
+        for team in teams:
+            with team.leave() as is_last:
+                said.append(is_last)
+        assert said == [False, True]
 
     def test_a_folder_that_cannot_be_made_is_one_line(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="cannot be made"):

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 @click.command("analyze")
 @click.argument(
-    "traces", metavar="TRACE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+    "traces",
+    metavar="TRACE...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, readable=False),
 )
 @options.output_format
 @options.steps

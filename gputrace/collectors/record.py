@@ -147,7 +147,7 @@ def record(prepared: Prepared) -> int:
 
 def _samples(prepared: Prepared) -> bool:
     """Whether this recorder may sample the GPUs: of tasks that share no folder, the first."""
-    return prepared.task is None or prepared.team.size > 1 or prepared.task.local_rank == 0
+    return prepared.task is None or prepared.team.shares or prepared.task.local_rank == 0
 
 
 def conclude(prepared: Prepared, has_run: bool = True) -> Merged | None:
@@ -163,7 +163,7 @@ def conclude(prepared: Prepared, has_run: bool = True) -> Merged | None:
         merged = None
         if has_run or len(team.ranks) > 1:
             if prepared.task is not None:
-                ranks = team.ranks if team.size > 1 else [prepared.task.rank]
+                ranks = team.ranks if team.shares else [prepared.task.rank]
                 meta = _meta(team.folder) | {"ranks": format_ranges(ranks)}
                 _write_meta(team.folder, meta)
             merged = finish(team.folder, prepared.plan.output, keep=True)

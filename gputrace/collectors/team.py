@@ -36,13 +36,13 @@ class Team:
 
     Attributes:
         folder: what their processes write into.
-        size: how many they are to be.
+        shares: whether there may be others.
     """
 
     def __init__(
         self,
         folder: Path,
-        job: str = "",
+        job: str | None = None,
         rank: int = 0,
         size: int = 1,
         patience: float = PATIENCE_S,
@@ -51,17 +51,18 @@ class Team:
 
         Args:
             folder: where the recorders of this machine with the same output meet.
-            job: what they are of; nothing where that has no name of its own.
+            job: what they are of, empty where that has no name of its own; None for a recorder
+                that works alone.
             rank: tells them apart.
-            size: how many there are to be.
+            size: how many there are to be, if that is known.
             patience: seconds, instead of PATIENCE_S.
 
         Raises UsageError where another recording left the folder or it cannot be made.
         """
-        self.folder, self.size = folder, size
+        self.folder, self.shares, self._size = folder, job is not None, size
         self._patient_until = time.monotonic() + patience
-        made = _make(folder, job)
-        if not made and (size < 2 or not _is_open_to(folder, job)):
+        made = _make(folder, job or "")
+        if not made and (job is None or not _is_open_to(folder, job)):
             raise _in_the_way(folder)
         try:
             self._gate = _open(folder / "team.lock")
@@ -70,7 +71,7 @@ class Team:
         except OSError as error:
             if made:
                 shutil.rmtree(folder, ignore_errors=True)
-            if size < 2:
+            if job is None:
                 raise UsageError(f"{folder}: cannot be made ({error.strerror})") from None
             raise CannotShare(str(error)) from None
 
@@ -86,14 +87,14 @@ class Team:
             fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             # Who works alone needs no lock.
-            if self.size > 1:
+            if self.shares:
                 raise
         return own
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
         """While no other recorder enters or leaves; TimeoutError where one is long at it."""
-        if self.size > 1:
+        if self.shares:
             until = time.monotonic() + _BUSY_S
             while not _lock(self._gate):
                 if time.monotonic() > until:
@@ -102,7 +103,7 @@ class Team:
         try:
             yield
         finally:
-            if self.size > 1:
+            if self.shares:
                 fcntl.flock(self._gate, fcntl.LOCK_UN)
 
     @property
@@ -119,8 +120,8 @@ class Team:
         """
         while True:
             with self._undisturbed():
-                others = self.size > 1 and _any_alive(self.folder, but=self._own)
-                complete = len(self.ranks) >= self.size
+                others = self.shares and _any_alive(self.folder, but=self._own)
+                complete = len(self.ranks) >= self._size
                 if others or complete or time.monotonic() >= self._patient_until:
                     try:
                         yield not others
@@ -142,7 +143,7 @@ class Team:
 
     def let_one(self, work: str, begin: Callable[[], object]) -> None:
         """Calls ``begin`` in one recorder of the team; when that one ends, in another."""
-        if self.size < 2:
+        if not self.shares:
             begin()
             return
         file = _open(self.folder / f"{work}.lock")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -118,7 +119,7 @@ def open_traces(paths: Sequence[Path | str]) -> Trace:
 
 
 def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
+    if not os.path.isdir(path):  # noqa: PTH112 - what cannot be looked at is its reader's to refuse
         return [path]
     files = sorted(file for file in path.glob("*.sqlite") if not file.name.startswith("."))
     if not files:

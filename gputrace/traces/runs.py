@@ -17,9 +17,11 @@ def check_paths(paths: Sequence[Path]) -> None:
     """Raises InputError for a file that is named twice, by whatever name."""
     seen: dict[tuple[int, int], Path] = {}
     for path in paths:
-        if not path.exists():
+        try:
+            found = path.stat()
+        except (OSError, ValueError):
             continue  # Its reader says that better.
-        file = path.stat().st_dev, path.stat().st_ino
+        file = found.st_dev, found.st_ino
         if file in seen:
             raise InputError(path, f"given twice{_also(seen[file], path)}; name each file once")
         seen[file] = path
