@@ -142,6 +142,12 @@ class TestAPersonIsTold:
         report = analyze(parts[0], parts[2])
         assert report.warnings == ("ranks 1, 3 of 4 are missing: no file of theirs was given",)
 
+    def test_of_several_jobs(self, small: Recording, tmp_path: Path) -> None:
+        """As where each node is a step of its own, started by hand."""
+        nodes = [replace(node, host="a", job=f"slurm 7.{n}") for n, node in enumerate(NODES)]
+        (told,) = analyze(*write_parts(small, tmp_path / "parts", nodes)).warnings
+        assert told == "of several jobs (slurm 7.0, slurm 7.1): see that they are one run"
+
     def test_the_json_names_all_files(self, small: Recording, tmp_path: Path) -> None:
         parts = write_parts(small, tmp_path / "parts", NODES)
         report = analyze(*reversed(parts))
@@ -192,11 +198,7 @@ class TestRefused:
     def test_runs_of_different_size(self, small: Recording, tmp_path: Path) -> None:
         nodes = [NODES[0], replace(NODES[1], world_size=8)]
         parts = write_parts(small, tmp_path / "parts", nodes)
-        self.refused(parts, "a run of 8 ranks", "a run of 4 ranks")
-
-    def test_different_jobs(self, small: Recording, tmp_path: Path) -> None:
-        nodes = [replace(node, job=f"slurm 7.{n}") for n, node in enumerate(NODES)]
-        self.refused(write_parts(small, tmp_path / "parts", nodes), "slurm 7.1", "slurm 7.0")
+        self.refused(parts, "a run of 8 ranks", "of one of 4")
 
     def test_runs_one_after_the_other(self, small: Recording, tmp_path: Path) -> None:
         parts = write_parts(small, tmp_path / "parts", NODES)

@@ -121,6 +121,25 @@ def test_what_ends_at_once_waits_for_those_that_have_not_begun(tmp_path: Path) -
     assert steps(tmp_path / f"run.{HOST}.sqlite") == 10
 
 
+def test_a_signal_to_end_ends_the_wait(tmp_path: Path) -> None:
+    """srun ends the whole step when one task fails, those too that have not begun."""
+    with running(tmp_path, of_srun(0), STEP) as first:
+        time.sleep(0.8)
+        assert first.poll() is None
+        first.terminate()
+        assert first.wait(5) == 0
+    assert steps(tmp_path / f"run.{HOST}.sqlite") == 5
+
+
+def test_what_was_cut_short_is_recovered_with_its_place_in_the_run(tmp_path: Path) -> None:
+    with running(tmp_path, of_srun(1, nodes=2), f"{STEP}time.sleep(60)"):
+        time.sleep(0.5)
+    trace = tmp_path / f"run.{HOST}.sqlite"
+    assert command.gputrace("recover", f"{trace}.spool").code == 0
+    found = meta(trace)
+    assert (found["ranks"], found["world_size"], steps(trace)) == ("3", "4", 5)
+
+
 def test_a_killed_recorder_costs_the_others_nothing(tmp_path: Path) -> None:
     with (
         running(tmp_path, of_srun(0), f"{STEP}time.sleep(60)") as killed,

@@ -27,7 +27,7 @@ from gputrace.collectors.host import HOST
 from gputrace.collectors.job import Task, find_task
 from gputrace.collectors.naming import Name, name_output, of_task
 from gputrace.collectors.nvml import Sampler
-from gputrace.collectors.team import CannotShare, Team
+from gputrace.collectors.team import CannotShare, Team, ranks_in
 from gputrace.errors import InputError, UsageError
 from gputrace.units import format_ranges
 
@@ -79,7 +79,7 @@ def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
 def _gather(name: Name, task: Task | None, backend: Backend, force: bool) -> tuple[Team, Path]:
     """The recorder's place among those of its machine, and the trace that they write."""
     if task is None or name.is_tasks_own:
-        return _alone(name.path, force)
+        return _alone(name.path, task, force)
     try:
         if not backend.shares or _is_of(name.path, task.job):
             raise CannotShare
@@ -87,12 +87,12 @@ def _gather(name: Name, task: Task | None, backend: Backend, force: bool) -> tup
         folder = _folder(name.path)
         return Team(folder, task.job, task.rank, task.local_tasks), name.path
     except CannotShare:
-        return _alone(of_task(name.path, task), force)
+        return _alone(of_task(name.path, task), task, force)
 
 
-def _alone(output: Path, force: bool) -> tuple[Team, Path]:
+def _alone(output: Path, task: Task | None, force: bool) -> tuple[Team, Path]:
     _check_free(output, force)
-    return Team(_folder(output)), output
+    return Team(_folder(output), rank=0 if task is None else task.rank), output
 
 
 def _folder(output: Path) -> Path:
@@ -161,11 +161,7 @@ def conclude(prepared: Prepared, has_run: bool = True) -> Merged | None:
         if not is_last:
             return None
         merged = None
-        if has_run or len(team.ranks) > 1:
-            if prepared.task is not None:
-                ranks = team.ranks if team.shares else [prepared.task.rank]
-                meta = _meta(team.folder) | {"ranks": format_ranges(ranks)}
-                _write_meta(team.folder, meta)
+        if has_run or len(ranks_in(team.folder)) > 1:
             merged = finish(team.folder, prepared.plan.output, keep=True)
         team.dissolve()
         return merged
@@ -192,6 +188,8 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
     if not folder.is_dir():
         raise InputError(folder, "no such folder of a recording")
     meta = _meta(folder)
+    if "world_size" in meta:
+        meta["ranks"] = format_ranges(ranks_in(folder))
     backend = BACKENDS.get(meta.get("backend", ""), CUPTI)
     merged = backend.merge(folder, output, meta)
     if not keep:

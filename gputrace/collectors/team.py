@@ -25,6 +25,7 @@ PATIENCE_S: Final = 10.0
 _BUSY_S: Final = 2.0
 """How long to wait for others to enter or leave; longer, and they are making the trace."""
 _POLL_S: Final = 0.05
+_ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class CannotShare(Exception):
@@ -106,29 +107,37 @@ class Team:
             if self.shares:
                 fcntl.flock(self._gate, fcntl.LOCK_UN)
 
-    @property
-    def ranks(self) -> list[int]:
-        """Of all recorders that have begun."""
-        return sorted(int(path.stem) for path in self.folder.glob("*.task"))
-
     @contextmanager
     def leave(self) -> Iterator[bool]:
         """Ends the part of this recorder; True for the last, which makes the trace meanwhile.
 
         Waits for those that have not begun while patience lasts, so that what ends at once does
-        not become a trace without the others.
+        not become a trace without the others; a signal to end ends patience.
         """
-        while True:
-            with self._undisturbed():
-                others = self.shares and _any_alive(self.folder, but=self._own)
-                complete = len(self.ranks) >= self._size
-                if others or complete or time.monotonic() >= self._patient_until:
-                    try:
-                        yield not others
-                    finally:
-                        os.close(self._own)
+        self._await_beginners()
+        with self._undisturbed():
+            try:
+                yield not self._has_company()
+            finally:
+                os.close(self._own)
+
+    def _await_beginners(self) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
+        try:
+            while (
+                len(ranks_in(self.folder)) < self._size and time.monotonic() < self._patient_until
+            ):
+                with self._undisturbed():
+                    if self._has_company():
+                        return
+                if signal.sigtimedwait(_ENDINGS, _POLL_S):
                     return
-            time.sleep(_POLL_S)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _has_company(self) -> bool:
+        """Whether another recorder is at work; ask while undisturbed."""
+        return self.shares and _any_alive(self.folder, but=self._own)
 
     def dissolve(self) -> None:
         """Removes the folder, once the trace is made."""
@@ -159,6 +168,11 @@ def _when_free(file: int, begin: Callable[[], object]) -> None:
     with suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_EX)
         begin()
+
+
+def ranks_in(folder: Path) -> list[int]:
+    """Of all recorders that have begun in a folder."""
+    return sorted(int(path.stem) for path in folder.glob("*.task"))
 
 
 def is_recording(folder: Path) -> bool:

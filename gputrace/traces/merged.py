@@ -14,7 +14,7 @@ import numpy as np
 from gputrace.traces.clocks import MERGED_BY_WALL_CLOCK, wall_clock_shifts
 from gputrace.traces.events import GPU_KINDS, Column, Events, Kind, concatenate
 from gputrace.traces.numbering import Numbering
-from gputrace.traces.runs import check_overlap, check_parts, missing_ranks
+from gputrace.traces.runs import check_overlap, check_parts, missing_ranks, several_jobs
 from gputrace.traces.trace import Device, Process, Progress, Session, Trace, Window
 
 
@@ -179,6 +179,5 @@ def merge(traces: Sequence[Trace]) -> Trace:
     hosts = [trace.session.hosts for trace in ordered]
     if len(frozenset[str]().union(*hosts)) > 1 or not all(hosts):
         merged.quality.notes.append(MERGED_BY_WALL_CLOCK)
-    if missing := missing_ranks(ordered):
-        merged.quality.notes.append(missing)
+    merged.quality.notes += filter(None, (missing_ranks(ordered), several_jobs(ordered)))
     return merged

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from gputrace.errors import InputError
 from gputrace.traces.trace import Trace
@@ -29,8 +28,7 @@ def check_paths(paths: Sequence[Path]) -> None:
 
 def check_parts(traces: Sequence[Trace]) -> None:
     """Raises InputError where traces cannot be parts of one run."""
-    _check_alike(traces, "job", "is of job {}")
-    _check_alike(traces, "world_size", "is of a run of {} ranks")
+    _check_sizes(traces)
     owner: dict[int, Trace] = {}
     began: dict[int, Trace] = {}
     for trace in traces:
@@ -75,17 +73,19 @@ def missing_ranks(traces: Iterable[Trace]) -> str:
     return f"{ranks} {format_ranges(missing)} of {size} are missing: no file of theirs was given"
 
 
-def _check_alike(traces: Sequence[Trace], name: str, told: str) -> None:
-    """Raises InputError where two traces say different things of the run."""
-    first: tuple[Any, Path] | None = None
-    for trace in traces:
-        if not (value := getattr(trace.session, name)):
-            continue
-        if first is None:
-            first = value, trace.path
-        elif value != first[0]:
-            problem = f"{told.format(value)}, and {first[1]} {told.format(first[0])}"
-            raise InputError(trace.path, f"{problem}; {_NOT_ONE_RUN}")
+def several_jobs(traces: Iterable[Trace]) -> str:
+    """A line that names the jobs of the traces where there are several: steps of one, it may be."""
+    jobs = sorted({trace.session.job for trace in traces} - {""})
+    return f"of several jobs ({', '.join(jobs)}): see that they are one run" if jobs[1:] else ""
+
+
+def _check_sizes(traces: Sequence[Trace]) -> None:
+    known = [(trace.session.world_size, trace.path) for trace in traces]
+    sizes = [(size, path) for size, path in known if size]
+    for size, path in sizes:
+        if size != sizes[0][0]:
+            problem = f"is of a run of {size} ranks, and {sizes[0][1]} of one of {sizes[0][0]}"
+            raise InputError(path, f"{problem}; {_NOT_ONE_RUN}")
 
 
 def _also(first: Path, second: Path) -> str:
