@@ -5,6 +5,7 @@ The variables are set by hand and the recorders are real; no launcher is needed.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -21,6 +22,7 @@ import pytest
 from gputrace.collectors.team import Team, is_recording
 from gputrace.errors import UsageError
 from tests import command
+from tests.native.build import Machine, compile_all
 
 HOST: Final = os.uname().nodename
 STEP: Final = "import time, gputrace\nfor _ in range(5): time.sleep(0.001); gputrace.step()\n"
@@ -86,9 +88,13 @@ def meta(trace: Path) -> dict[str, str]:
         return dict(database.execute("SELECT name, value FROM GPUTRACE_META"))
 
 
-def steps(trace: Path) -> int:
+def rows(trace: Path, table: str = "CUPTI_ACTIVITY_KIND_KERNEL") -> int:
     with closing(sqlite3.connect(trace)) as database:
-        return int(database.execute("SELECT count(*) FROM GPUTRACE_STEP").fetchone()[0])
+        return int(database.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+
+
+def steps(trace: Path) -> int:
+    return rows(trace, "GPUTRACE_STEP")
 
 
 @pytest.mark.parametrize("launcher", [of_srun, of_mpirun])
@@ -212,6 +218,45 @@ def test_tasks_with_names_of_their_own_write_their_own(tmp_path: Path) -> None:
 def test_a_variable_that_is_not_set_is_one_line(tmp_path: Path) -> None:
     ran = command.gputrace("record", "-o", tmp_path / "%q{NOT_SET_HERE}.sqlite", "--", "true")
     command.assert_refused(ran, 125, "'NOT_SET_HERE' is not set")
+
+
+def test_a_file_for_each_rank_becomes_one_report(tmp_path: Path) -> None:
+    """Of a program that plays a GPU, tests/native/workload.c."""
+    machine = Machine(tmp_path / "machine")
+    machine.folder.mkdir()
+    compile_all(machine.folder)
+    libraries = {
+        "GPUTRACE_CUPTI": str(machine.folder / "libcupti.so.13"),
+        "LD_LIBRARY_PATH": str(machine.folder),
+    }
+    words = [sys.executable, "-m", "gputrace", "record", "--backend", "cupti"]
+    recorders = [
+        subprocess.Popen(
+            [
+                *words,
+                "-o",
+                "r%q{SLURM_PROCID}.sqlite",
+                "--",
+                *machine.command("inject run 200 1 9"),
+            ],
+            cwd=tmp_path,
+            env=command.environment(of_srun(rank) | libraries),
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]
+    ended = ends(recorders)
+    assert [code for code, _ in ended] == [0, 0]
+    assert all("next: gputrace analyze r*.sqlite" in said for _, said in ended)
+    ran = command.gputrace("analyze", "--json", tmp_path)
+    found = json.loads(ran.out)
+    assert found["paths"] == [str(tmp_path / f"r{rank}.sqlite") for rank in range(2)]
+    # Both play with the same card.
+    ((card,), warnings) = found["gpus"], found["warnings"]
+    assert (card["host"], card["gpu_known"], warnings) == (HOST, True, [])
+    kernels = [rows(tmp_path / f"r{rank}.sqlite") for rank in range(2)]
+    assert min(kernels) > 1000
+    assert card["kernels"] == sum(kernels)
 
 
 class TestTeam:

@@ -72,13 +72,13 @@ def _record(prepared: Prepared) -> int:
     from gputrace.collectors.child import CannotRun
     from gputrace.collectors.record import conclude, record
 
+    has_run = True
     try:
         code = record(prepared)
     except CannotRun as error:
-        conclude(prepared, has_run=False)
-        return _say(str(error), error.code)
+        code, has_run = _say(str(error), error.code), False
     try:
-        merged = conclude(prepared)
+        merged = conclude(prepared, has_run)
     except (OSError, GputraceError) as error:
         _say(f"{error}; what was recorded is safe: gputrace recover {prepared.folder}")
         return code or ExitCode.RECORDING_FAILED

@@ -58,7 +58,8 @@ class Team:
             size: how many there are to be, if that is known.
             patience: seconds, instead of PATIENCE_S.
 
-        Raises UsageError where another recording left the folder or it cannot be made.
+        Raises UsageError where another recording left the folder or it cannot be made, CannotShare
+        where a recorder that is not alone must become so.
         """
         self.folder, self.shares, self._size = folder, job is not None, size
         self._patient_until = time.monotonic() + patience
@@ -152,14 +153,13 @@ class Team:
 
     def let_one(self, work: str, begin: Callable[[], object]) -> None:
         """Calls ``begin`` in one recorder of the team; when that one ends, in another."""
-        if not self.shares:
-            begin()
-            return
-        file = _open(self.folder / f"{work}.lock")
-        if _lock(file):
-            begin()
-        else:
-            Thread(target=_when_free, args=(file, begin), daemon=True).start()
+        if self.shares:
+            with suppress(OSError):
+                file = _open(self.folder / f"{work}.lock")
+                if not _lock(file):
+                    Thread(target=_when_free, args=(file, begin), daemon=True).start()
+                    return
+        begin()
 
 
 def _when_free(file: int, begin: Callable[[], object]) -> None:
