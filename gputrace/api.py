@@ -1,6 +1,6 @@
 """The Python interface: open a trace, analyze it, look at it in any form.
 
-report = gputrace.open("trace.sqlite").analyze()
+report = gputrace.open("trace.sqlite").analyze()  # or several: open("a.sqlite", "b.sqlite")
 print(report)                    # what `gputrace analyze` prints
 report.findings[0].advice        # plain dataclasses, times in integer nanoseconds
 report.to_pandas("gaps")         # a DataFrame
@@ -17,7 +17,7 @@ from gputrace import views
 from gputrace.analyzers.analysis import Options, analyze
 from gputrace.analyzers.results import Analysis
 from gputrace.errors import UsageError
-from gputrace.traces.readers import open_trace
+from gputrace.traces.readers import open_traces
 from gputrace.traces.trace import Progress, Window
 from gputrace.units import parse_window
 
@@ -54,10 +54,10 @@ class Report(Analysis):
 
 
 class OpenTrace:
-    """A trace file that is open for reading; close it, or use it in a ``with`` statement."""
+    """Trace files of a run, open for reading; close them, or use a ``with`` statement."""
 
-    def __init__(self, path: str | PathLike[str]) -> None:
-        self._trace = open_trace(str(path))
+    def __init__(self, *paths: str | PathLike[str]) -> None:
+        self._trace = open_traces([str(path) for path in paths])
 
     def analyze(
         self,
@@ -85,7 +85,7 @@ class OpenTrace:
         return Report(**{field.name: getattr(result, field.name) for field in fields(Analysis)})
 
     def close(self) -> None:
-        """Gives back the file."""
+        """Gives back the files."""
         self._trace.close()
 
     def __enter__(self) -> Self:
@@ -100,9 +100,13 @@ class OpenTrace:
         self.close()
 
 
-def open(path: str | PathLike[str]) -> OpenTrace:
-    """Opens a trace of any recorder; raises InputError where the file cannot be read as one."""
-    return OpenTrace(path)
+def open(path: str | PathLike[str], *more: str | PathLike[str]) -> OpenTrace:
+    """Opens a trace of any recorder, or the traces of one run as one: a file a machine or a rank.
+
+    A folder stands for the ``*.sqlite`` in it. Raises InputError where a file cannot be read, or
+    is not of the same run as the others.
+    """
+    return OpenTrace(path, *more)
 
 
 def _steps(steps: str | tuple[int, int] | None) -> tuple[int, int] | None:

@@ -1,8 +1,10 @@
-"""Durations as people write and read them; inside, all are integer nanoseconds."""
+"""Durations and counts as people write and read them; inside, all are integer nanoseconds."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Final
 
 _UNITS: Final = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9}
@@ -59,3 +61,12 @@ def format_share(part: float, whole: float) -> str:
         return "–"
     share = 100 * part / whole
     return "<0.1%" if 0 < share < 0.05 else f"{share:.1f}%"
+
+
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Different numbers in order: ``0-3, 7``."""
+    runs = [
+        [number for _, number in run]
+        for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    ]
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

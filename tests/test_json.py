@@ -16,9 +16,10 @@ from tests.recordings import SMALL
 CAUSES: Final = ("recorder", "data_feeding", "sync", "alloc", "launch", "other_idle")
 BUSY: Final = ("compute", "communication", "h2d", "other_copy", "memset")
 NAMES: Final = {
-    "": "schema_version source span_ns gpus steps step_list phases breakdown gaps findings",
-    "gpus": "gpu gpu_known device rank name kernels copies span_ns compute_ns communication_ns "
-    "h2d_ns other_copy_ns memset_ns idle_ns",
+    "": "schema_version source path paths span_ns gpus steps step_list phases breakdown gaps "
+    "findings",
+    "gpus": "gpu gpu_known device rank host name kernels copies span_ns compute_ns "
+    "communication_ns h2d_ns other_copy_ns memset_ns idle_ns",
     "steps": "source kind confidence count warmup_count steady_count mean_ns p50_ns p95_ns",
     "step_list": "step rank gpu start_ns end_ns phase compute_ns communication_ns h2d_ns "
     "other_copy_ns memset_ns recorder_ns data_feeding_ns sync_ns alloc_ns launch_ns other_idle_ns",

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -21,9 +23,11 @@ from typing import Any, Final
 
 import pytest
 
+from gputrace.collectors.host_rows import write_nvml
 from gputrace.collectors.nvml_cards import FIELDS, NULL, SAMPLE
 from gputrace.collectors.nvml_log import NvmlLog, read_nvml, tables
 from gputrace.collectors.topology import ranges
+from gputrace.traces.writer import TraceWriter
 from tests.command import ROOT, Ran, environment, python
 
 NATIVE: Final = ROOT / "tests" / "native" / "fake_nvml.c"
@@ -360,9 +364,29 @@ def test_a_second_sampler_leaves_the_first_ones_file_alone(
 ) -> None:
     record(NVLINKED)
     before = written(tmp_path).read_bytes()
-    ran = sample(tmp_path, 1, 100, scripted(NVLINKED))
-    assert ran.out.startswith("no GPU sampling: [Errno 17] File exists")
-    assert written(tmp_path).read_bytes() == before
+    (first,) = tmp_path.glob("*.jsonl")
+    assert sample(tmp_path, 1, 100, scripted(NVLINKED)).out == ""
+    assert first.read_bytes() == before
+    assert len(list(tmp_path.glob("*.jsonl"))) == 2
+
+
+def test_of_samplers_that_took_turns_the_cards_are_written_once(
+    record: Record, tmp_path: Path, scripted: Scripted
+) -> None:
+    record(NVLINKED)
+    sample(tmp_path, 1, 100, scripted(NVLINKED))
+    logs = sorted(tmp_path.glob("*.jsonl"))
+    with TraceWriter(tmp_path / "t.sqlite") as writer:
+        write_nvml(writer, logs, 0)
+    counts = {
+        table: [len(tables(read_nvml(path))[table][1]) for path in logs]
+        for table in ("GPUTRACE_NVML_DEVICE", "GPUTRACE_TOPOLOGY", "GPUTRACE_NVML_SAMPLE")
+    }
+    with closing(sqlite3.connect(tmp_path / "t.sqlite")) as database:
+        found = {t: database.execute(f"SELECT count(*) FROM {t}").fetchone()[0] for t in counts}
+    (devices, _), (pairs, _), samples = counts.values()
+    assert list(found.values()) == [devices, pairs, sum(samples)]
+    assert min(devices, pairs, *samples) > 0
 
 
 def test_a_kill_costs_the_last_line_at_most(tmp_path: Path, scripted: Scripted) -> None:

@@ -56,7 +56,7 @@ def analyze(
     options = options or Options()
     operations = read_operations(trace, progress)
     if not operations:
-        raise InputError(trace.path, "no GPU operation in it has usable times; record it again")
+        raise InputError(trace.title, "no GPU operation in it has usable times; record it again")
     window = _absolute(trace, options.window)
     lanes, calls, found = find_lanes(trace, operations, window, options, progress)
     if not lanes:
@@ -70,6 +70,7 @@ def analyze(
         schema_version=SCHEMA_VERSION,
         source=trace.source,
         path=str(trace.path),
+        paths=tuple(str(path) for path in trace.paths),
         origin_ns=trace.origin,
         span_ns=_span(lanes),
         gpus=tuple(_totals(lane.timeline) for lane in lanes),
@@ -80,7 +81,7 @@ def analyze(
         gaps=find_gaps(trace, lanes, calls, found, chosen, options.gaps),
         findings=find(facts),
         dropped_rows=dict(trace.quality.dropped),
-        warnings=tuple(trace.quality.warnings),
+        warnings=(*trace.quality.warnings, *trace.quality.notes),
     )
 
 
@@ -149,7 +150,7 @@ def _outside(trace: Trace, operations: Sequence[GpuOperations]) -> str:
     first = min(int(own.start[0]) for own in operations) - trace.origin
     last = max(int(own.reach[-1]) for own in operations) - trace.origin
     return (
-        f"{trace.path}: no GPU activity in that window; "
+        f"{trace.title}: no GPU activity in that window; "
         f"it runs from {first / 1e9:.3f}s to {last / 1e9:.3f}s"
     )
 
@@ -159,7 +160,7 @@ def _no_such_steps(trace: Trace, options: Options, found: FoundSteps) -> str:
     first, end = options.steps or (0, 0)
     have = f"it has steps 0 to {count - 1}" if count else "no steps were found in it"
     where = "" if options.window is None else " in that window"
-    return f"{trace.path}: no steps {first}:{end}{where}; {have}"
+    return f"{trace.title}: no steps {first}:{end}{where}; {have}"
 
 
 def _totals(timeline: Timeline) -> GpuTotals:
@@ -170,6 +171,7 @@ def _totals(timeline: Timeline) -> GpuTotals:
         device=gpu.device,
         rank=gpu.rank,
         rank_known=gpu.rank_known,
+        host=gpu.host_name,
         name=gpu.name,
         kernels=timeline.kernels,
         copies=timeline.copies,

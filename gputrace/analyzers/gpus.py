@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,6 +31,10 @@ class Gpu:
     rank_known: bool
     name: str
     """The card's model, or nothing."""
+    host: int
+    """Tells machines apart."""
+    host_name: str
+    """The machine's name, or nothing."""
     pairs: tuple[tuple[int, int], ...]
     """All (process, device) that are this GPU."""
 
@@ -58,7 +63,7 @@ def _physical(
 
 
 def find_gpus(trace: Trace, events: Events) -> tuple[list[Gpu], NDArray[np.int16]]:
-    """The GPUs that do something, in order of rank and index, and each event's place among them.
+    """The GPUs that do something, in order of host and index, and each event's place among them.
 
     Needs the columns ``process`` and ``device``.
     """
@@ -69,7 +74,7 @@ def find_gpus(trace: Trace, events: Events) -> tuple[list[Gpu], NDArray[np.int16
     groups = _group(trace, work)
     ranks = _ranks(trace, groups, work)
     gpus = [_gpu(trace, pairs, ranks, work) for pairs in groups]
-    gpus.sort(key=lambda gpu: (gpu.gpu_known, gpu.gpu, gpu.rank))
+    gpus.sort(key=lambda gpu: (gpu.host, gpu.gpu_known, gpu.gpu, gpu.rank))
     owner = {pair: index for index, gpu in enumerate(gpus) for pair in gpu.pairs}
     return gpus, np.array([owner[pair] for pair in pairs], np.int16)[where]
 
@@ -84,22 +89,32 @@ def _pair(key: int) -> _Pair:
 def _group(trace: Trace, work: dict[_Pair, int]) -> list[list[_Pair]]:
     """Pairs of process and device that are one card, put together.
 
-    Where the card is not recorded, processes that mostly use different ordinals see the same
-    numbering, so equal ordinals are one card; processes that mostly use the same ordinal each
+    Where the card is not recorded, processes of a host that mostly use different ordinals see the
+    same numbering, so equal ordinals are one card; processes that mostly use the same ordinal each
     see their own (CUDA_VISIBLE_DEVICES set for each), so they are different cards.
     """
-    main = _main_devices(work)
-    shared_numbering = len(set(main.values())) == len(main)
-    groups: dict[tuple[str, int, int], list[_Pair]] = {}
-    for process, device in work:
-        gpu = trace.device(process, device).gpu
-        if gpu != UNKNOWN:
-            host = trace.processes[process].host
-            key = ("card", host, gpu)
+    alone = _with_own_numbering(trace, work)
+    groups: dict[tuple[str, int, int, str], list[_Pair]] = {}
+    for process, ordinal in work:
+        device = trace.device(process, ordinal)
+        host = trace.processes[process].host
+        if device.gpu != UNKNOWN:
+            key = ("card", host, device.gpu, device.uuid)
+        elif process in alone:
+            key = ("ordinal of a process", process, ordinal, "")
         else:
-            key = ("ordinal", -1 if shared_numbering else process, device)
-        groups.setdefault(key, []).append((process, device))
+            key = ("ordinal of a host", host, ordinal, "")
+        groups.setdefault(key, []).append((process, ordinal))
     return list(groups.values())
+
+
+def _with_own_numbering(trace: Trace, work: dict[_Pair, int]) -> set[int]:
+    """The processes of hosts where two mostly use the same ordinal."""
+    main = _main_devices(work)
+    place = {process: (trace.processes[process].host, main[process]) for process in main}
+    shared = Counter(place.values())
+    hosts = {host for (host, _), processes in shared.items() if processes > 1}
+    return {process for process, (host, _) in place.items() if host in hosts}
 
 
 def _main_devices(work: dict[_Pair, int]) -> dict[int, int]:
@@ -143,5 +158,7 @@ def _gpu(
         rank=rank,
         rank_known=rank_known,
         name=device.name,
+        host=trace.processes[process].host,
+        host_name=trace.processes[process].host_name,
         pairs=tuple(sorted(pairs)),
     )

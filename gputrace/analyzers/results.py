@@ -29,6 +29,8 @@ class GpuTotals:
     device: int
     rank: int
     rank_known: bool
+    host: str
+    """The machine's name; nothing where it is not known."""
     name: str
     kernels: int
     copies: int
@@ -195,7 +197,11 @@ class Analysis:
 
     schema_version: int
     source: str
+    """The recorder; of several, their names joined by ``+``."""
     path: str
+    """The file; of several, the first in order of rank."""
+    paths: tuple[str, ...]
+    """All files."""
     origin_ns: int
     """The moment that texts call 0, on the clock of all other moments."""
     span_ns: int
@@ -211,4 +217,4 @@ class Analysis:
     dropped_rows: Mapping[str, int]
     """Rows of the file that could not be used, by reason."""
     warnings: tuple[str, ...]
-    """What the recorder complained of."""
+    """What the recorder complained of, and what limits the figures of merged traces."""

@@ -15,19 +15,30 @@ if TYPE_CHECKING:
 
 
 @click.command("analyze")
-@click.argument("trace", type=click.Path(path_type=Path, readable=False))
+@click.argument(
+    "traces",
+    metavar="TRACE...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, readable=False),
+)
 @options.output_format
 @options.steps
 @options.window
 @options.most_gaps
-def command(trace: Path, form: str, steps: str | None, time: str | None, gaps: int) -> None:
+def command(
+    traces: tuple[Path, ...], form: str, steps: str | None, time: str | None, gaps: int
+) -> None:
     """Says where the time of TRACE went, and what to change.
 
-    TRACE is an nsys SQLite export, or a report (.nsys-rep, .qdrep) where nsys is installed.
+    TRACE is what `gputrace record` wrote, an nsys SQLite export, or an nsys report (.nsys-rep,
+    .qdrep) where nsys is installed. Several are the parts of one run, a file for each machine or
+    rank; a folder stands for the *.sqlite in it.
     """
     import gputrace
 
-    with gputrace.open(trace) as opened, progress_bar(f"reading {trace.name}") as progress:
+    what = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
+    with gputrace.open(*traces) as opened, progress_bar(f"reading {what}") as progress:
         report = opened.analyze(steps=steps, time=time, gaps=gaps, progress=progress)
     show(report, form)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -31,7 +30,7 @@ LARGE_AT_A_TERMINAL: Final = 10**9
     type=click.Path(path_type=Path),
     default=Path("trace.sqlite"),
     show_default=True,
-    help="The trace to write.",
+    help="The trace to write; %h is the host, %p the process id, %q{VAR} a variable.",
 )
 @click.option("--force", is_flag=True, help="Replace the output if it exists.")
 @click.option(
@@ -81,30 +80,30 @@ def command(
 
 def _record(prepared: Prepared) -> int:
     from gputrace.collectors.child import CannotRun
-    from gputrace.collectors.record import finish, record
+    from gputrace.collectors.record import conclude, record
 
-    folder, output = prepared.folder, prepared.plan.output
+    has_run = True
     try:
         code = record(prepared, _say, _tell_size, LARGE_AT_A_TERMINAL if _is_ours() else LARGE)
     except CannotRun as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        return _say(str(error), error.code)
+        code, has_run = _say(str(error), error.code), False
     except GputraceError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        return _say(str(error), ExitCode.RECORDING_FAILED)
+        code, has_run = _say(str(error), ExitCode.RECORDING_FAILED), False
     try:
-        merged = finish(folder, output)
+        merged = conclude(prepared, has_run)
     except (OSError, GputraceError) as error:
         problem = str(error)
         if isinstance(error, OSError):
-            problem = f"{output}: cannot be written ({error.strerror})"
-        _say(f"{problem}; what was recorded is safe: gputrace recover {folder} -o FILE")
+            problem = f"{prepared.plan.output}: cannot be written ({error.strerror})"
+        safe = f"what was recorded is safe: gputrace recover {prepared.folder} -o FILE"
+        _say(f"{problem}; {safe}")
         return code or ExitCode.RECORDING_FAILED
-    _tell(merged, output)
+    if merged is not None:
+        _tell(merged, prepared.plan.output, prepared.traces)
     return code
 
 
-def _tell(merged: Merged, output: Path) -> None:
+def _tell(merged: Merged, output: Path, traces: str) -> None:
     size = output.stat().st_size / 1e6
     what = f"{merged.kernels:,} kernels, {merged.steps:,} steps, processes: {merged.processes}"
     _say(f"{output}: {what}, {size:,.1f} MB")
@@ -113,7 +112,7 @@ def _tell(merged: Merged, output: Path) -> None:
     if merged.cut:
         _say(f"{merged.cut} ended without warning; at most their last second is missing")
     if merged.kernels:
-        _say(f"next: gputrace analyze {output}")
+        _say(f"next: gputrace analyze {traces}")
 
 
 def _tell_size(size: Size) -> None:

@@ -75,6 +75,8 @@ class Backend:
         run: runs what was launched, to its end; the program's exit code. Takes the folder, what
             tells a person a line, and what is to be called every few seconds. Raises CannotRun
             where the program cannot be run, MissingError where what records it cannot.
+        shares: whether several recorders of one machine may use one folder at once; where not,
+            each task of a job gets a trace of its own.
     """
 
     name: str
@@ -82,3 +84,4 @@ class Backend:
     launch: Callable[[Plan, Path, Sequence[str], Mapping[str, str]], Launch]
     merge: Callable[[Path, Path, Mapping[str, str]], Merged]
     run: Callable[[Launch, Path, Callable[[str], object], Callable[[], None]], int] = run_directly
+    shares: bool = False

@@ -58,4 +58,4 @@ def _launch(
     return Launch(tuple(command), changed)
 
 
-CUPTI: Final = Backend("cupti", _obstacle, _launch, merge)
+CUPTI: Final = Backend("cupti", _obstacle, _launch, merge, shares=True)

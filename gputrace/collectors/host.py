@@ -20,4 +20,4 @@ def _launch(
     return Launch(tuple(command), environment)
 
 
-HOST: Final = Backend("host", _obstacle, _launch, merge)
+HOST: Final = Backend("host", _obstacle, _launch, merge, shares=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import numpy as np
 from gputrace.collectors.chunks import Loss
 from gputrace.collectors.clock import LARGEST, OWN, global_pid, global_tids, session_time
 from gputrace.collectors.host_events import HostEvents, Records
-from gputrace.collectors.nvml_log import read_nvml, tables
+from gputrace.collectors.nvml_log import NvmlLog, read_nvml, tables
 from gputrace.collectors.spool import Spool
 from gputrace.traces.writer import TraceWriter
 
@@ -87,10 +87,21 @@ def _spans(
     }
 
 
-def write_nvml(writer: TraceWriter, path: Path, start: int) -> None:
-    """Writes the cards, their samples and their topology; ``timeNs`` on the session's clock."""
-    for table, (columns, rows) in tables(read_nvml(path)).items():
-        if not rows:
+def write_nvml(writer: TraceWriter, paths: Iterable[Path], start: int) -> None:
+    """Writes the cards, their samples and their topology; ``timeNs`` on the session's clock.
+
+    Several files are of recorders that sampled in turn: they describe the same cards.
+    """
+    described = False
+    for path in paths:
+        log = read_nvml(path)
+        _write_log(writer, log, start, not described)
+        described = described or bool(log.devices)
+
+
+def _write_log(writer: TraceWriter, log: NvmlLog, start: int, describes: bool) -> None:
+    for table, (columns, rows) in tables(log).items():
+        if not rows or not (describes or "timeNs" in columns):
             continue
         writer.create(table, ", ".join(columns))
         if "timeNs" in columns:

@@ -53,8 +53,7 @@ def write_signals(
     writer: TraceWriter, folder: Path, hosts: Sequence[HostEvents], start: int, machine: int = OWN
 ) -> int:
     """Writes what every backend records of the host and of the cards; the number of steps."""
-    for path in sorted(folder.glob("*.nvml.jsonl")):
-        write_nvml(writer, path, start)
+    write_nvml(writer, sorted(folder.glob("*.nvml.jsonl")), start)
     return sum(write_host(writer, host, start, machine) for host in hosts)
 
 

@@ -1,6 +1,7 @@
 """NVML sampling from the recording process.
 
-`<folder>/<hostname>.nvml.jsonl`: the first line says what the cards are, each further one what they
+`<folder>/<hostname>.nvml.jsonl` (`<hostname>.<pid>.nvml.jsonl` of a process that goes on where
+another one was ended): the first line says what the cards are, each further one what they
 did at one tick, the last one how the sampling went. A line is one write, so a kill costs the last
 line at most. What is not supported is null and is not asked again.
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import socket
 import time
 from contextlib import suppress
@@ -60,7 +62,7 @@ class Sampler:
         """
         try:
             nv = _open_nvml()
-            file = FileIO(folder / f"{socket.gethostname()}.nvml.jsonl", "x")
+            file = _new_file(folder)
         except Exception as error:
             self.notice = f"no GPU sampling: {error}"
             return None
@@ -90,6 +92,14 @@ class Sampler:
             with suppress(Exception):
                 file.close()
                 nv.nvmlShutdown()
+
+
+def _new_file(folder: Path) -> FileIO:
+    host = socket.gethostname()
+    try:
+        return FileIO(folder / f"{host}.nvml.jsonl", "x")
+    except FileExistsError:
+        return FileIO(folder / f"{host}.{os.getpid()}.nvml.jsonl", "x")
 
 
 def _open_nvml() -> Any:

@@ -11,8 +11,11 @@ import os
 import re
 import shutil
 import socket
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,8 +25,12 @@ from gputrace.collectors.child import find_program
 from gputrace.collectors.cupti import CUPTI, has_driver
 from gputrace.collectors.growth import Growth, Size
 from gputrace.collectors.host import HOST
+from gputrace.collectors.job import Task, find_task
+from gputrace.collectors.naming import Name, name_output, of_task
 from gputrace.collectors.nvml import Sampler
+from gputrace.collectors.team import CannotShare, Team, ranks_in
 from gputrace.errors import GputraceError, InputError, UsageError
+from gputrace.units import format_ranges
 
 HOOKS: Final = Path(__file__).parent / "hooks"
 _SECRET: Final = re.compile(
@@ -39,9 +46,17 @@ class Prepared:
     command: tuple[str, ...]
     """The program as the user wrote it."""
     backend: Backend
-    folder: Path
-    """What the processes write into; it exists."""
+    team: Team
+    """The recorders of this machine that write one trace together."""
     launch: Launch
+    task: Task | None
+    traces: str
+    """What names the traces of all machines in a shell."""
+
+    @property
+    def folder(self) -> Path:
+        """What the processes write into; it exists."""
+        return self.team.folder
 
 
 def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
@@ -52,25 +67,58 @@ def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
     """
     find_program(command[0])
     backend = choose(plan, os.environ)
-    folder = plan.output.with_name(f"{plan.output.name}.spool")
-    if plan.output.exists() and not (force and plan.output.is_file()):
-        raise UsageError(f"{plan.output}: exists; name another with -o, or give --force")
-    if folder.exists():
-        raise UsageError(
-            f"{folder}: left by another recording; make its trace with "
-            f"`gputrace recover {folder}`, or remove it"
-        )
+    task = find_task(os.environ)
+    host, pid = socket.gethostname(), os.getpid()
+    name = name_output(str(plan.output), task, command, os.environ, host, pid)
+    team, output = _gather(name, task, backend, force)
+    plan = replace(plan, output=output)
+    environment = _with_hooks(plan, team.folder, os.environ)
     try:
-        folder.mkdir(mode=0o700)
-    except OSError as error:
-        raise UsageError(f"{folder}: cannot be made ({error.strerror})") from None
-    environment = _with_hooks(plan, folder, os.environ)
-    try:
-        launch = backend.launch(plan, folder, command, environment)
+        launch = backend.launch(plan, team.folder, command, environment)
     except GputraceError:
-        folder.rmdir()
+        with team.leave() as is_last:
+            if is_last:
+                team.dissolve()
         raise
-    return Prepared(plan, tuple(command), backend, folder, launch)
+    return Prepared(plan, tuple(command), backend, team, launch, task, name.pattern)
+
+
+def _gather(name: Name, task: Task | None, backend: Backend, force: bool) -> tuple[Team, Path]:
+    """The recorder's place among those of its machine, and the trace that they write."""
+    if task is None or name.is_tasks_own:
+        return _alone(name.path, task, force)
+    try:
+        if not backend.shares or _is_of(name.path, task.job):
+            raise CannotShare
+        _check_free(name.path, force)
+        folder = _folder(name.path)
+        return Team(folder, task.job, task.rank, task.local_tasks), name.path
+    except CannotShare:
+        return _alone(of_task(name.path, task), task, force)
+
+
+def _alone(output: Path, task: Task | None, force: bool) -> tuple[Team, Path]:
+    _check_free(output, force)
+    return Team(_folder(output), rank=0 if task is None else task.rank), output
+
+
+def _folder(output: Path) -> Path:
+    return output.with_name(f"{output.name}.spool")
+
+
+def _check_free(output: Path, force: bool) -> None:
+    if output.exists() and not (force and output.is_file()):
+        raise UsageError(f"{output}: exists; name another with -o, or give --force")
+
+
+def _is_of(output: Path, job: str) -> bool:
+    """Whether tasks of the job have already written the trace: this one is late."""
+    try:
+        with closing(sqlite3.connect(f"{output.absolute().as_uri()}?mode=ro", uri=True)) as trace:
+            sql = "SELECT value FROM GPUTRACE_META WHERE name = 'job'"
+            return bool(job) and trace.execute(sql).fetchone() == (job,)
+    except sqlite3.Error:
+        return False
 
 
 def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -102,10 +150,12 @@ def record(
         "hostname": socket.gethostname(),
         "backend": prepared.backend.name,
     }
-    (prepared.folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-    sampler = Sampler() if prepared.plan.nvml and has_driver() else None
+    if (task := prepared.task) is not None:
+        meta |= {"job": task.job, "world_size": str(task.tasks)}
+    _write_meta(prepared.folder, meta)
+    sampler = Sampler() if prepared.plan.nvml and has_driver() and _samples(prepared) else None
     if sampler is not None:
-        sampler.start(prepared.folder)
+        prepared.team.let_one("nvml", partial(sampler.start, prepared.folder))
     try:
         growth = Growth(prepared.folder, from_bytes, tell_size)
         meanwhile = growth.look_now_and_then
@@ -113,6 +163,29 @@ def record(
     finally:
         if sampler is not None:
             sampler.stop()
+
+
+def _samples(prepared: Prepared) -> bool:
+    """Whether this recorder may sample the GPUs: of tasks that share no folder, the first."""
+    return prepared.task is None or prepared.team.shares or prepared.task.local_rank == 0
+
+
+def conclude(prepared: Prepared, has_run: bool = True) -> Merged | None:
+    """Makes the trace, if this recorder is the last of its machine's; None if it is not.
+
+    Where the program did not start and nobody else recorded, nothing is made. Raises InputError
+    where nothing recorded can be read, OSError where the trace cannot be written; the folder stays.
+    """
+    team = prepared.team
+    with team.leave() as is_last:
+        if not is_last:
+            return None
+        merged = None
+        if has_run or len(ranks_in(team.folder)) > 1:
+            merged = finish(team.folder, prepared.plan.output, keep=True)
+        if merged is None or not merged.unread:
+            team.dissolve()
+        return merged
 
 
 def masked(command: Sequence[str]) -> list[str]:
@@ -136,6 +209,8 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
     if not folder.is_dir():
         raise InputError(folder, "no such folder of a recording")
     meta = _meta(folder)
+    if "world_size" in meta:
+        meta["ranks"] = format_ranges(ranks_in(folder))
     backend = BACKENDS.get(meta.get("backend", ""), CUPTI)
     merged = backend.merge(folder, output, meta)
     if not keep and not merged.unread:
@@ -152,6 +227,13 @@ def _notes(merged: Merged, backend: Backend) -> list[str]:
     if not merged.processes and not merged.notes:
         return ["no process of the program started CUDA"]
     return []
+
+
+def _write_meta(folder: Path, meta: Mapping[str, str]) -> None:
+    """At once: other recorders may be at it too."""
+    new = folder / f"meta.{os.getpid()}"
+    new.write_text(json.dumps(meta), encoding="utf-8")
+    new.replace(folder / "meta.json")
 
 
 def _meta(folder: Path) -> dict[str, str]:

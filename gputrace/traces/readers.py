@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Final
 
 from gputrace.errors import InputError
 from gputrace.traces.gputrace import is_own, open_own
+from gputrace.traces.merged import merge
 from gputrace.traces.nsys.reader import NsysTrace, is_nsys
 from gputrace.traces.nsys.report import export_report, is_report
+from gputrace.traces.runs import check_paths
 from gputrace.traces.sqlite import MAGIC, Database, open_input
 from gputrace.traces.trace import Trace
 
@@ -94,6 +97,34 @@ def open_trace(path: Path | str) -> Trace:
             if reader.recognises(candidate):
                 return reader.open(candidate)
         raise InputError(path, _unknown(candidate))
+
+
+def open_traces(paths: Sequence[Path | str]) -> Trace:
+    """Opens the traces of one run as one; a folder stands for the traces in it.
+
+    Raises InputError where one cannot be read, or where they are not of one run.
+    """
+    files = [file for path in paths for file in _files(Path(path))]
+    if len(files) == 1:
+        return open_trace(files[0])
+    check_paths(files)
+    with ExitStack() as opened:
+        traces = []
+        for file in files:
+            traces.append(open_trace(file))
+            opened.callback(traces[-1].close)
+        merged = merge(traces)
+        opened.pop_all()
+    return merged
+
+
+def _files(path: Path) -> list[Path]:
+    if not os.path.isdir(path):  # noqa: PTH112 - what cannot be looked at is its reader's to refuse
+        return [path]
+    files = sorted(file for file in path.glob("*.sqlite") if not file.name.startswith("."))
+    if not files:
+        raise InputError(path, "is a directory without traces in it (*.sqlite); name the files")
+    return files
 
 
 def _readers() -> Iterator[Reader]:

@@ -37,6 +37,8 @@ class Process:
     """Tells machines apart where several were recorded."""
     rank: int = UNKNOWN
     name: str = ""
+    host_name: str = ""
+    """The machine's own name; nothing where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,22 @@ class Device:
     gpu: int = UNKNOWN
     """Index of the physical card, as NVML counts."""
     name: str = ""
+    uuid: str = ""
+    """Of the card; files of one machine may count its cards differently."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a file says of the run that it is a part of; asked before files are merged."""
+
+    epoch_ns: int | None = None
+    """The machine's wall clock at 0 of the columns' clock: nanoseconds since 1970 UTC."""
+    job: str = ""
+    """The scheduler's name of the run."""
+    hosts: frozenset[str] = frozenset()
+    ranks: frozenset[int] = frozenset()
+    """Of the processes that were recorded."""
+    world_size: int | None = None
 
 
 @dataclass(slots=True)
@@ -56,6 +74,8 @@ class Quality:
 
     warnings: list[str] = field(default_factory=list)
     """The recorder's own complaints."""
+    notes: list[str] = field(default_factory=list)
+    """What limits the figures though the recording is whole."""
     _dropped: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def drop(self, reason: str, rows: int, where: str = "") -> None:
@@ -77,7 +97,7 @@ class Trace(ABC):
     """An open trace. Readers subclass it; use it as a context manager.
 
     Attributes:
-        path: the file.
+        path: the file; of several, the first.
         source: the recorder, in the words of the JSON key ``source``.
         origin: the moment that a person calls 0, on the clock of the event columns.
         processes: the processes met so far; the column ``process`` counts into it.
@@ -91,6 +111,22 @@ class Trace(ABC):
         self.origin = 0
         self.processes: list[Process] = []
         self.quality = Quality()
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All files; more than one where traces were merged."""
+        return (self.path,)
+
+    @property
+    def title(self) -> str:
+        """What a message calls it."""
+        more = len(self.paths) - 1
+        return f"{self.path} and {more} more" if more else str(self.path)
+
+    @property
+    def session(self) -> Session:
+        """What is known of the run; nothing, unless a reader says more."""
+        return Session()
 
     @property
     @abstractmethod

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gputrace.analyzers.results import Analysis, Breakdown, Gap, Steps
-from gputrace.units import format_ns, format_share
+from gputrace.units import format_ns, format_ranges, format_share
 
 CLASS_NAMES: Final = {
     "compute": "compute",
@@ -128,12 +128,28 @@ def gaps_table(analysis: Analysis, most: int) -> Table:
 
 def notes(analysis: Analysis) -> Iterator[str]:
     """What a reader must know to trust the figures, a line each."""
+    if len(analysis.paths) > 1:
+        yield _parts_note(analysis)
     if any(not total.gpu_known for total in analysis.gpus):
         yield "The trace does not say which physical cards these are; CUDA ordinals are shown."
     yield from _loader_note(analysis)
     for reason, rows in analysis.dropped_rows.items():
         yield f"{rows:,} row{'' if rows == 1 else 's'} left out: {reason}."
     yield from analysis.warnings
+
+
+def _parts_note(analysis: Analysis) -> str:
+    """How many files and hosts, and which ranks are on which host."""
+    ranks: dict[str, set[int]] = {}
+    for total in analysis.gpus:
+        ranks.setdefault(total.host, set()).add(total.rank)
+    hosts = "; ".join(f"{host} has {_ranks(sorted(found))}" for host, found in ranks.items())
+    count = f"{len(ranks)} host{'' if len(ranks) == 1 else 's'}"
+    return f"{len(analysis.paths)} files of {count}: {hosts}."
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {format_ranges(ranks)}"
 
 
 def _loader_note(analysis: Analysis) -> Iterator[str]:

@@ -19,6 +19,7 @@ class Card:
     id: int
     name: str
     bus: str
+    uuid: str
 
 
 class DeviceMap:
@@ -30,30 +31,34 @@ class DeviceMap:
 
     def __init__(self, database: Database) -> None:
         cards = _cards(database)
-        self._names = {card.id: card.name for card in cards}
+        self._cards = {card.id: card for card in cards}
         self._indices = _nvml_indices(cards)
         self._ids = _ids_by_process(database)
         self._visible = _visible_devices(database)
 
-    def find(self, pid: int, ordinal: int) -> tuple[int, str]:
-        """Physical index (or UNKNOWN) and name (or nothing) of a process's CUDA ordinal."""
-        card = self._ids.get((pid, ordinal))
-        if card is not None:
-            return self._indices.get(card, card), self._names.get(card, "")
-        if not self._ids and len(self._names) == 1 and ordinal == 0:
-            return next((self._indices[id], name) for id, name in self._names.items())
-        same = set(self._names.values())
+    def find(self, pid: int, ordinal: int) -> tuple[int, str, str]:
+        """Physical index (or UNKNOWN), name and uuid (or nothing) of a process's CUDA ordinal."""
+        id = self._ids.get((pid, ordinal))
+        if id is None and not self._ids and len(self._cards) == 1 and ordinal == 0:
+            id = next(iter(self._cards))
+        if id is not None:
+            card = self._cards.get(id, Card(id, "", "", ""))
+            return self._indices.get(id, id), card.name, card.uuid
+        same = {card.name for card in self._cards.values()}
         name = same.pop() if len(same) == 1 else ""
         known = 0 <= ordinal < len(self._visible)
-        return (self._visible[ordinal] if known else UNKNOWN), name
+        return (self._visible[ordinal] if known else UNKNOWN), name, ""
 
 
 def _cards(database: Database) -> list[Card]:
     if not database.has("TARGET_INFO_GPU", "id", "name"):
         return []
-    bus = "busLocation" if database.has("TARGET_INFO_GPU", "busLocation") else "''"
-    rows = database.query(f"SELECT id, name, {bus} FROM TARGET_INFO_GPU WHERE id IS NOT NULL")
-    return [Card(int(id), str(name or ""), str(bus or "")) for id, name, bus in rows]
+    bus, uuid = (
+        name if database.has("TARGET_INFO_GPU", name) else "''" for name in ("busLocation", "uuid")
+    )
+    columns = f"id, name, {bus}, {uuid}"
+    rows = database.query(f"SELECT {columns} FROM TARGET_INFO_GPU WHERE id IS NOT NULL")
+    return [Card(int(id), *(str(text or "") for text in texts)) for id, *texts in rows]
 
 
 def _nvml_indices(cards: list[Card]) -> dict[int, int]:

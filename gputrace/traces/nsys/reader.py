@@ -26,10 +26,11 @@ from gputrace.traces.events import (
 )
 from gputrace.traces.nsys.devices import DeviceMap
 from gputrace.traces.nsys.queries import GRAPHS, INLINE_TEXT, build_query
-from gputrace.traces.nsys.schema import KIND_OF, MEMORY_OF, TABLES, Table, process_key
+from gputrace.traces.nsys.schema import KIND_OF, MEMORY_OF, TABLES, Table
+from gputrace.traces.nsys.session import NOBODY, Member, read_members, read_session
 from gputrace.traces.sqlite import Database, quoted
 from gputrace.traces.texts import Texts, read_texts
-from gputrace.traces.trace import Device, Process, Progress, Trace, Window
+from gputrace.traces.trace import Device, Process, Progress, Session, Trace, Window
 
 
 def is_nsys(database: Database) -> bool:
@@ -98,8 +99,7 @@ class NsysTrace(Trace):
         return read_texts(self._database, "NVTX_EVENTS", "text", "textId IS NULL")
 
     def device(self, process: int, device: int) -> Device:
-        gpu, name = self._devices.find(self.processes[process].pid, device)
-        return Device(process, device, gpu, name)
+        return Device(process, device, *self._devices.find(self.processes[process].pid, device))
 
     @cached_property
     def _devices(self) -> DeviceMap:
@@ -189,19 +189,17 @@ class NsysTrace(Trace):
         if key not in self._process_keys:
             self._process_keys[key] = len(self.processes)
             pid = key & 0xFFFFFF
-            rank, name = self._ranks.get(key, UNKNOWN), self._process_names.get(pid, "")
-            self.processes.append(Process(pid, key >> 24, rank, name))
+            member, name = self._members.get(key, NOBODY), self._process_names.get(pid, "")
+            self.processes.append(Process(pid, key >> 24, member.rank, name, member.host))
         return self._process_keys[key]
 
+    @property
+    def session(self) -> Session:
+        return read_session(self._database)
+
     @cached_property
-    def _ranks(self) -> dict[int, int]:
-        """Recorded ranks by process."""
-        if not self._database.has("GPUTRACE_PROCESS", "globalPid", "rank"):
-            return {}
-        rows = self._database.query(
-            "SELECT globalPid, rank FROM GPUTRACE_PROCESS WHERE rank IS NOT NULL"
-        )
-        return {process_key(process): rank for process, rank in rows}
+    def _members(self) -> dict[int, Member]:
+        return read_members(self._database)
 
     @cached_property
     def _process_names(self) -> dict[int, str]:

@@ -1,0 +1,183 @@
+"""Traces of one run, from one machine or several, as one trace.
+
+What is merged are traces, of whatever readers; processes, names and hosts get numbers of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gputrace.traces.clocks import MERGED_BY_WALL_CLOCK, wall_clock_shifts
+from gputrace.traces.events import GPU_KINDS, Column, Events, Kind, concatenate
+from gputrace.traces.numbering import Numbering
+from gputrace.traces.runs import check_overlap, check_parts, missing_ranks, several_jobs
+from gputrace.traces.trace import Device, Process, Progress, Session, Trace, Window
+
+
+class MergedTrace(Trace):
+    """Several traces behind the interface of one; closes them when it is closed."""
+
+    def __init__(self, traces: Sequence[Trace], shifts: Sequence[int]) -> None:
+        """``shifts`` are nanoseconds that bring the times of each trace onto one clock."""
+        super().__init__(traces[0].path)
+        self.source = "+".join(sorted({trace.source for trace in traces}))
+        self._names = Numbering()
+        self._hosts: dict[tuple[str, int], int] = {}
+        self._parts = [
+            _Part(number, trace, shift)
+            for number, (trace, shift) in enumerate(zip(traces, shifts, strict=True))
+        ]
+        self.origin = min(part.trace.origin + part.shift for part in self._parts)
+        self._overlaps = False
+        for part in self._parts:
+            self._take_over(part)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(path for part in self._parts for path in part.trace.paths)
+
+    @property
+    def session(self) -> Session:
+        sessions = [part.trace.session for part in self._parts]
+        return Session(
+            epoch_ns=min(session.epoch_ns or 0 for session in sessions),
+            job=max(session.job for session in sessions),
+            hosts=frozenset[str]().union(*(session.hosts for session in sessions)),
+            ranks=frozenset[int]().union(*(session.ranks for session in sessions)),
+            world_size=max(session.world_size or 0 for session in sessions) or None,
+        )
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        return frozenset[Kind]().union(*(part.trace.kinds for part in self._parts))
+
+    def names(self, ids: Collection[int] | Column) -> dict[int, str]:
+        found = self._explained(ids, lambda part, own: part.trace.names(own))
+        return {int(id): found.get(int(id), f"<name {id}>") for id in ids}
+
+    def search(self, ids: Collection[int] | Column, pattern: re.Pattern[str]) -> dict[int, str]:
+        return self._explained(ids, lambda part, own: part.trace.search(own, pattern))
+
+    def _explained(
+        self,
+        ids: Collection[int] | Column,
+        explain: Callable[[_Part, Column], dict[int, str]],
+    ) -> dict[int, str]:
+        """Texts by merged id, of what each trace says about its own ids."""
+        found: dict[int, str] = {}
+        for number, own, merged in self._names.by_part(np.fromiter(ids, np.int64, len(ids))):
+            texts = explain(self._parts[number], own)
+            pairs = zip(own.tolist(), merged.tolist(), strict=True)
+            found |= {id: texts[local] for local, id in pairs if local in texts}
+        return found
+
+    def device(self, process: int, device: int) -> Device:
+        part = next(part for part in self._parts if process in part.own_process)
+        found = part.trace.device(part.own_process[process], device)
+        return Device(process, device, found.gpu, found.name, found.uuid)
+
+    def read(
+        self,
+        kinds: frozenset[Kind],
+        columns: Sequence[str],
+        window: Window | None,
+        progress: Progress | None,
+    ) -> Events:
+        parts = [self._read(part, kinds, columns, window, progress) for part in self._parts]
+        everything = window is None and kinds == frozenset(GPU_KINDS)
+        if everything and not self._overlaps and {"start", "end"} <= set(columns):
+            paths = [part.trace.path for part in self._parts]
+            check_overlap(paths, [_span(events) for events in parts])
+            self._overlaps = True
+        return concatenate(parts, columns)
+
+    def _read(
+        self,
+        part: _Part,
+        kinds: frozenset[Kind],
+        columns: Sequence[str],
+        window: Window | None,
+        progress: Progress | None,
+    ) -> Events:
+        if window is not None:
+            window = Window(window.start - part.shift, window.end - part.shift)
+        events = part.trace.read(kinds, columns, window, progress)
+        self._take_over(part)
+        arrays: dict[str, Column] = {name: getattr(events, name) for name in columns}
+        for name in {"start", "end"} & arrays.keys():
+            arrays[name] = arrays[name] + part.shift if part.shift else arrays[name]
+        if "process" in arrays and len(events):
+            arrays["process"] = np.array(part.processes, np.int16)[arrays["process"]]
+        if "name" in arrays:
+            arrays["name"] = self._names.number(part.number, arrays["name"])
+        return Events(arrays)
+
+    def _take_over(self, part: _Part) -> None:
+        """Makes the part's processes and what is wrong with it ours, as far as it is known."""
+        for process in part.trace.processes[len(part.processes) :]:
+            name = process.host_name or (part.path_name if len(self._parts) > 1 else "")
+            host = self._hosts.setdefault(_host_key(part, process), len(self._hosts))
+            own = Process(process.pid, host, process.rank, process.name, name)
+            part.own_process[len(self.processes)] = len(part.processes)
+            part.processes.append(len(self.processes))
+            self.processes.append(own)
+        part.tell(self)
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.trace.close()
+
+
+class _Part:
+    """One of the traces, and how its numbers become those of all."""
+
+    def __init__(self, number: int, trace: Trace, shift: int) -> None:
+        self.number, self.trace, self.shift = number, trace, shift
+        self.processes: list[int] = []
+        """The merged number of each of its processes."""
+        self.own_process: dict[int, int] = {}
+        """The same the other way round."""
+        self._warnings = 0
+
+    @property
+    def path_name(self) -> str:
+        return self.trace.path.stem
+
+    def tell(self, merged: Trace) -> None:
+        """Adds what is wrong with this trace, once, and says which it is."""
+        quality, where = self.trace.quality, self.trace.path.name
+        for warning in quality.warnings[self._warnings :]:
+            merged.quality.warnings.append(f"{where}: {warning}")
+        self._warnings = len(quality.warnings)
+        for reason, rows in quality.dropped.items():
+            merged.quality.drop(reason, rows, str(self.number))
+
+
+def _host_key(part: _Part, process: Process) -> tuple[str, int]:
+    """A host of that name is one machine in all files; one without a name is the file's own."""
+    if process.host_name:
+        return process.host_name, 0
+    return f"/{part.number}", process.host
+
+
+def _span(events: Events) -> tuple[int, int] | None:
+    return (int(events.start.min()), int(events.end.max())) if len(events) else None
+
+
+def merge(traces: Sequence[Trace]) -> Trace:
+    """One trace of several, in order of their ranks; raises InputError where they are not one run.
+
+    The traces are the merged one's from then on, unless it raises.
+    """
+    check_parts(traces)
+    ordered = sorted(traces, key=lambda trace: min(trace.session.ranks, default=0))
+    merged = MergedTrace(ordered, wall_clock_shifts(ordered))
+    hosts = [trace.session.hosts for trace in ordered]
+    if len(frozenset[str]().union(*hosts)) > 1 or not all(hosts):
+        merged.quality.notes.append(MERGED_BY_WALL_CLOCK)
+    merged.quality.notes += filter(None, (missing_ranks(ordered), several_jobs(ordered)))
+    return merged
