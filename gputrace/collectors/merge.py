@@ -5,16 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from gputrace import __version__
 from gputrace.collectors.backend import Merged
 from gputrace.collectors.host_events import HostEvents, read_host
 from gputrace.collectors.host_rows import write_host, write_nvml
 from gputrace.collectors.process_rows import ProcessRows
+from gputrace.collectors.processes import write_processes
 from gputrace.collectors.spool import Spool, read_spool
 from gputrace.errors import InputError
 from gputrace.traces.writer import TraceWriter
+
+_LEAD_NS: Final = 1000
+"""The trace's clock starts before the first file, so that nothing is at 0: that means no time."""
 
 
 def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
@@ -26,11 +30,12 @@ def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     spools: list[Spool] = _read_all(folder, "*.spool", read_spool)
     hosts: list[HostEvents] = _read_all(folder, "*.host", read_host)
     starts = [spool.started for spool in spools] + [host.started for host in hosts]
-    start = min(starts, default=time.time_ns())
+    start = min(starts, default=time.time_ns()) - _LEAD_NS
     steps = 0
     with TraceWriter(output) as writer:
         _write_session(writer, start, meta)
         cards = _write_cards(writer, spools)
+        processes = write_processes(writer, spools, hosts)
         for spool in spools:
             ProcessRows(writer, spool, start).write(cards)
         for host in hosts:
@@ -38,8 +43,10 @@ def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
         for path in sorted(folder.glob("*.nvml.jsonl")):
             write_nvml(writer, path, start)
     notes = {spool.info["no_gpu_activity"] for spool in spools if "no_gpu_activity" in spool.info}
+    if not spools and meta.get("backend") != "host":
+        notes.add("no process of the program started CUDA")
     return Merged(
-        processes=len(spools),
+        processes=processes,
         kernels=sum(len(spool.records[b"KERN"]) for spool in spools),
         steps=steps,
         cut=sum(not spool.whole for spool in spools),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -32,15 +32,6 @@ _OVERHEADS: Final = {
 _CLOCKS: Final = ("realtime", "monotonic", "raw")
 _LARGEST: Final = 1 << 62
 """What SQLite can hold, and a garbled spool may exceed."""
-_RANKS: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK", "SLURM_PROCID")
-_SIZES: Final = (
-    "WORLD_SIZE",
-    "OMPI_COMM_WORLD_SIZE",
-    "HOROVOD_SIZE",
-    "PMI_SIZE",
-    "SLURM_NTASKS",
-)
-_LOCAL: Final = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 
 class ProcessRows:
@@ -63,24 +54,6 @@ class ProcessRows:
 
     def _process(self, cards: Mapping[bytes, int]) -> None:
         spool, add = self._spool, self._writer.add_rows
-        add("PROCESSES", ["globalPid", "pid", "name"], [(self._pid, spool.pid, spool.host)])
-        rank, size, local = (_number(spool.info, keys) for keys in (_RANKS, _SIZES, _LOCAL))
-        add(
-            "GPUTRACE_PROCESS",
-            ["globalPid", "pid", "host", "rank", "worldSize", "localRank", "whole", "note"],
-            [
-                (
-                    self._pid,
-                    spool.pid,
-                    spool.host,
-                    rank,
-                    size,
-                    local,
-                    int(spool.whole),
-                    spool.info.get("no_gpu_activity"),
-                )
-            ],
-        )
         devices = {int(row["ordinal"]): row for row in spool.records[b"DEVI"]}
         rows = [(cards[bytes(r["uuid"])], o, spool.pid) for o, r in devices.items()]
         if rows:
@@ -210,8 +183,3 @@ def _nsys_memory(kinds: NDArray[Any]) -> NDArray[np.int64]:
 
 def _given(devices: NDArray[np.uint32]) -> list[int | None]:
     return [None if device == _NOT_GIVEN else device for device in devices.tolist()]
-
-
-def _number(info: Mapping[str, str], keys: Sequence[str]) -> int | None:
-    found = (info[key] for key in keys if info.get(key, "").isdecimal())
-    return next((int(text) for text in found), None)

@@ -85,6 +85,7 @@ def record(prepared: Prepared) -> int:
         "command": json.dumps(masked(prepared.command)),
         "hostname": socket.gethostname(),
         "backend": prepared.backend.name,
+        "driver": "yes" if has_driver() else "no",
     }
     (prepared.folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
     sampler = Sampler() if prepared.plan.nvml and has_driver() else None
@@ -122,16 +123,10 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
     merged = backend.merge(folder, output, meta)
     if not keep:
         shutil.rmtree(folder)
-    notes = (*merged.notes, *_notes(merged, backend))
-    return replace(merged, notes=notes)
-
-
-def _notes(merged: Merged, backend: Backend) -> list[str]:
     if backend is HOST:
-        return ["only the host's signals were recorded: nothing of a GPU is in the trace"]
-    if not merged.processes:
-        return ["no process of the program started CUDA"]
-    return []
+        told = "only the host's signals were recorded: nothing of a GPU is in the trace"
+        merged = replace(merged, notes=(*merged.notes, told))
+    return merged
 
 
 def _meta(folder: Path) -> dict[str, str]:

@@ -50,6 +50,14 @@ class Device:
     name: str = ""
 
 
+class NoGpu(NamedTuple):
+    """Why a trace holds no GPU activity."""
+
+    why: str
+    remedy: str
+    """What to do to record some."""
+
+
 @dataclass(slots=True)
 class Quality:
     """What is wrong with a trace, gathered while it is read."""
@@ -82,6 +90,7 @@ class Trace(ABC):
         origin: the moment that a person calls 0, on the clock of the event columns.
         processes: the processes met so far; the column ``process`` counts into it.
         quality: what reading found wrong so far.
+        no_gpu: why nothing of a GPU is in it, where the host's side may still tell something.
     """
 
     source: str
@@ -91,6 +100,7 @@ class Trace(ABC):
         self.origin = 0
         self.processes: list[Process] = []
         self.quality = Quality()
+        self.no_gpu: NoGpu | None = None
 
     @property
     @abstractmethod
