@@ -7,10 +7,14 @@ import sqlite3
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from itertools import accumulate, pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import gputrace
 from gputrace.api import Report
@@ -178,6 +182,14 @@ def test_ranks_are_those_of_the_environment(ranks: Path) -> None:
     assert 2 * MS <= waited[0] < 12 * MS <= waited[1]
 
 
+def test_a_process_that_becomes_another_program_is_one_process(tmp_path: Path) -> None:
+    begin = "import gputrace, os, sys; gputrace.step(); "
+    trace = record(tmp_path, f"{begin}os.execv(sys.executable, ['python', '-c', {TRAINING!r}])")
+    with closing(sqlite3.connect(trace)) as database:
+        assert database.execute("SELECT count(*) FROM GPUTRACE_PROCESS").fetchall() == [(1,)]
+    assert [row.rank for row in analyze(trace).breakdown] == [0]
+
+
 def test_a_recorded_program_without_steps_and_waits_cannot_be_analyzed(tmp_path: Path) -> None:
     trace = record(tmp_path, "pass")
     ran = command.gputrace("analyze", trace)
@@ -234,6 +246,30 @@ def test_waits_are_summed_within_each_step(made: Made) -> None:
     first = report.findings[0]
     assert (first.id, first.severity, first.impact_ns) == ("data-feeding", "high", WAIT)
     assert "num_workers" in first.advice
+
+
+@settings(max_examples=20)
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=20),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(1, 60)), min_size=1, max_size=20),
+)
+def test_each_moment_of_a_step_that_any_wait_covers_counts_once(
+    lengths: list[int], waits: list[tuple[int, int]]
+) -> None:
+    ends = list(accumulate(lengths, initial=1))
+    with TemporaryDirectory() as folder:
+        made = Made(Path(folder) / "made.sqlite")
+        made.wait(0.5, 1.5)
+        for start, end in pairwise(ends):
+            made.step(start, end)
+        for start, length in waits:
+            made.wait(start + 2, start + 2 + length)
+        report = made.report()
+    # In half milliseconds; the first step begins with the first wait.
+    waited = {1, 2} | {half for s, n in waits for half in range(2 * s + 4, 2 * (s + n) + 4)}
+    edges = [(1, 2 * ends[1]), *((2 * start, 2 * end) for start, end in pairwise(ends[1:]))]
+    expected = [len(waited & set(range(*edge))) * MS // 2 for edge in edges]
+    assert [step.host_data_ns for step in report.step_list] == expected
 
 
 def test_slow_steps_say_whether_they_waited_for_data(made: Made) -> None:

@@ -31,8 +31,8 @@ class OwnTrace(NsysTrace):
         database = self._database
         meta = dict(database.query("SELECT name, value FROM GPUTRACE_META"))
         if meta.get("backend") == "host":
-            asked = meta.get("driver") == "yes"
-            why = "--backend host was asked for" if asked else "there was no NVIDIA driver"
+            lacking = meta.get("driver") == "no"
+            why = "there was no NVIDIA driver" if lacking else "--backend host was asked for"
             return NoGpu(why, "record on a machine with an NVIDIA driver")
         if database.has("GPUTRACE_PROCESS", "note"):
             sql = "SELECT note FROM GPUTRACE_PROCESS WHERE note IS NOT NULL LIMIT 1"
