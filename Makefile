@@ -21,7 +21,7 @@ LOCK := $(BIN)/uv -q pip compile pyproject.toml --universal --python-version 3.1
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' Makefile | expand -t 16
 
-demo: $(VENV)/.runtime ## Analyze the trace that comes with gputrace
+demo: $(VENV)/.runtime ## Analyze the trace that comes with gputrace, and one made here
 	@$(BIN)/gputrace demo
 
 test: $(VENV)/.dev ## Run the tests

@@ -39,7 +39,7 @@ class UsageError(GputraceError):
 
 
 class InputError(GputraceError):
-    """A trace cannot be read: not there, not a trace, broken, or holding no GPU activity."""
+    """A trace cannot be read: not there, not a trace, broken, or holding nothing to analyze."""
 
     exit_code = ExitCode.UNREADABLE_INPUT
 

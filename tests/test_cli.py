@@ -224,21 +224,3 @@ def test_a_full_disk_is_told(h100: Path) -> None:
             check=False,
         )
     assert (ran.returncode, ran.stderr) == (4, b"gputrace: the output: No space left on device\n")
-
-
-def test_demo_analyzes_the_bundled_recording() -> None:
-    ran = command.gputrace("demo")
-    assert ran.code == DONE
-    assert "for the next batch" in ran.out.splitlines()[0]
-    assert "four H200 GPUs" in ran.err
-    assert "gputrace record -- python train.py" in ran.err
-    assert max(map(len, ran.out.splitlines())) <= 80
-
-
-def test_demo_can_be_read_by_a_program() -> None:
-    ran = command.gputrace("demo", "--json")
-    assert (ran.code, ran.err) == (DONE, "")
-    found = json.loads(ran.out)
-    cards = [(gpu["gpu"], gpu["name"]) for gpu in found["gpus"]]
-    assert cards == [(number, "NVIDIA H200") for number in range(4)]
-    assert found["findings"][0]["id"] == "data-feeding"

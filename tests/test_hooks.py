@@ -873,7 +873,7 @@ def test_a_full_disk_stops_the_recording_and_not_the_program(torch: Program) -> 
     assert why == "nothing more could be written: File too large"
     assert events.records["step"]["end"][-1] < at < time.time_ns()
     assert events.info["python"]
-    merged = merge(torch.spool, torch.folder / "t.sqlite", {})
+    merged = merge(torch.spool, torch.folder / "t.sqlite", {"backend": "host"})
     assert merged.notes == (
         f"process {events.pid}, {why}; all after {(at - events.started) / 1e9:.1f} s is missing",
     )

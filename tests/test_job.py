@@ -115,10 +115,11 @@ class TestTheName:
         found = name(text, JOB="j1", SLASHES="a/b")
         assert found == Name(Path(path), path, is_tasks_own=False)
 
-    @pytest.mark.parametrize(
-        ("text", "word"), [("%q{NO}.x", "'NO' is not set"), ("%x", "'%x'"), ("a%", "'%'"),
-                           ("%q{A", "'%q'"), ("", "no file")]
-    )  # fmt: skip
+    @pytest.mark.parametrize("text", ["%x", "a%", "%q{A", "50% of it/t"])
+    def test_keeps_any_other_percent_sign(self, text: str) -> None:
+        assert str(name(text).path) == text
+
+    @pytest.mark.parametrize(("text", "word"), [("%q{NO}.x", "'NO' is not set"), ("", "no file")])
     def test_that_cannot_be_made_is_wrong_usage(self, text: str, word: str) -> None:
         with pytest.raises(UsageError, match=word):
             name(text)

@@ -89,8 +89,8 @@ def test_a_starved_run_waits_for_data_two_fifths_of_its_time(large: Large) -> No
     for row in report.breakdown:
         assert row.steps == 17
         assert row.share("data_feeding") == pytest.approx(0.40, abs=0.015)
-        assert row.data_feeding_ns / row.steps == pytest.approx(25.1e6, rel=0.02)
-        assert row.host_data_ns == pytest.approx(row.data_feeding_ns, rel=0.02)
+        assert row.of("data_feeding") / row.steps == pytest.approx(25.1e6, rel=0.02)
+        assert row.host_data_ns == pytest.approx(row.of("data_feeding"), rel=0.02)
     assert report.findings[0].id == "data-feeding"
 
 
@@ -170,7 +170,7 @@ def test_the_demo_waits_for_data_two_fifths_of_its_time(demo: Report) -> None:
     assert {row.gpu for row in demo.breakdown} == {0, 1, 2, 3}
     for row in demo.breakdown:
         assert row.share("data_feeding") == pytest.approx(0.40, abs=0.015)
-        assert row.data_feeding_ns / row.steps == pytest.approx(25.1e6, rel=0.02)
+        assert row.of("data_feeding") / row.steps == pytest.approx(25.1e6, rel=0.02)
     assert demo.findings[0].id == "data-feeding"
 
 

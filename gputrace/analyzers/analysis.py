@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gputrace.analyzers.breakdown import (
+    AnyLane,
     Lane,
     break_down,
     list_phases,
@@ -24,6 +25,7 @@ from gputrace.analyzers.causes import (
 from gputrace.analyzers.findings import Facts, find
 from gputrace.analyzers.gaps import find_gaps
 from gputrace.analyzers.host import HostCalls, read_calls
+from gputrace.analyzers.host_lanes import find_host_lanes
 from gputrace.analyzers.intervals import EMPTY, Intervals
 from gputrace.analyzers.operations import GpuOperations, read_operations
 from gputrace.analyzers.partition import Timeline, build_timeline
@@ -50,22 +52,30 @@ def analyze(
 ) -> Analysis:
     """Reads what it needs and says where the time went.
 
-    Raises InputError where no GPU operation can be used, UsageError where none lies in the window
+    Where nothing was recorded of a GPU, what the host's signals tell of it. Raises InputError
+    where that is nothing, or no GPU operation can be used, UsageError where none lies in the window
     or none of the steps asked for is there.
     """
     options = options or Options()
-    operations = read_operations(trace, progress)
-    if not operations:
-        raise InputError(trace.title, "no GPU operation in it has usable times; record it again")
     window = _absolute(trace, options.window)
-    lanes, calls, found = find_lanes(trace, operations, window, options, progress)
+    operations = read_operations(trace, progress)
+    if not operations and trace.no_gpu is None:
+        raise InputError(trace.title, "no GPU operation in it has usable times; record it again")
+    gpus: Sequence[Lane] = ()
+    lanes: Sequence[AnyLane]
+    calls = None
+    if operations:
+        gpus, calls, found = find_lanes(trace, operations, window, options, progress)
+        lanes = gpus
+    else:
+        lanes, found = find_host_lanes(trace, window, options.steps)
     if not lanes:
         raise UsageError(_outside(trace, operations))
     steps = list_steps(lanes, found, window)
     chosen = measured(steps, found)
     if options.steps is not None and not chosen:
         raise UsageError(_no_such_steps(trace, options, found))
-    facts = Facts(trace, operations, calls, lanes, found, steps, chosen, break_down(lanes, chosen))
+    facts = Facts(trace, operations, calls, gpus, found, steps, chosen, break_down(lanes, chosen))
     return Analysis(
         schema_version=SCHEMA_VERSION,
         source=trace.source,
@@ -73,12 +83,12 @@ def analyze(
         paths=tuple(str(path) for path in trace.paths),
         origin_ns=trace.origin,
         span_ns=_span(lanes),
-        gpus=tuple(_totals(lane.timeline) for lane in lanes),
+        gpus=tuple(_totals(lane.timeline) for lane in gpus),
         steps=summarize(found, chosen or steady(steps)),
         step_list=steps,
         phases=list_phases(lanes, found),
         breakdown=facts.breakdown,
-        gaps=find_gaps(trace, lanes, calls, found, chosen, options.gaps),
+        gaps=find_gaps(trace, gpus, calls, found, chosen, options.gaps),
         findings=find(facts),
         dropped_rows=dict(trace.quality.dropped),
         warnings=(*trace.quality.warnings, *trace.quality.notes),
@@ -141,16 +151,20 @@ def _absolute(trace: Trace, window: Window | None) -> Window | None:
     return Window(window.start + trace.origin, window.end + trace.origin)
 
 
-def _span(lanes: Sequence[Lane]) -> int:
-    windows = [lane.timeline.window for lane in lanes]
+def _span(lanes: Sequence[AnyLane]) -> int:
+    windows = [lane.window for lane in lanes]
     return max(window.end for window in windows) - min(window.start for window in windows)
 
 
 def _outside(trace: Trace, operations: Sequence[GpuOperations]) -> str:
-    first = min(int(own.start[0]) for own in operations) - trace.origin
-    last = max(int(own.reach[-1]) for own in operations) - trace.origin
+    if operations:
+        spans = [Window(int(own.start[0]), int(own.reach[-1])) for own in operations]
+    else:
+        spans = [lane.window for lane in find_host_lanes(trace, None)[0]]
+    first = min(span.start for span in spans) - trace.origin
+    last = max(span.end for span in spans) - trace.origin
     return (
-        f"{trace.title}: no GPU activity in that window; "
+        f"{trace.title}: no {'GPU activity' if operations else 'step and no wait'} in that window; "
         f"it runs from {first / 1e9:.3f}s to {last / 1e9:.3f}s"
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,34 @@ from gputrace.analyzers.partition import Timeline
 from gputrace.analyzers.results import CLASSES, IDLE_CAUSES, Breakdown, Phase, Step, Steps
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.traces.trace import Window
+
+
+class Place(Protocol):
+    """What a row of results is about: a GPU, or a rank of which no GPU was seen (None)."""
+
+    @property
+    def gpu(self) -> int | None: ...
+    @property
+    def gpu_known(self) -> bool: ...
+    @property
+    def device(self) -> int | None: ...
+    @property
+    def rank(self) -> int: ...
+
+
+class AnyLane(Protocol):
+    """One place, with what is known about its time."""
+
+    @property
+    def gpu(self) -> Place: ...
+    @property
+    def window(self) -> Window: ...
+    @property
+    def host_data(self) -> Intervals | None: ...
+    def split(self, starts: Times, ends: Times) -> NDArray[np.int64]:
+        """Shape (windows, len(CLASSES)); (windows, 0) where no class is known."""
+
+    def idle(self, start: int, end: int) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -31,6 +60,11 @@ class Lane:
         return self.timeline.gpu
 
     @property
+    def window(self) -> Window:
+        """The GPU's span, or the part of it that was asked for."""
+        return self.timeline.window
+
+    @property
     def operations(self) -> int:
         """How many kernels, copies and graphs ran."""
         return self.timeline.kernels + self.timeline.copies + self.timeline.opaque_graphs
@@ -45,18 +79,25 @@ class Lane:
         causes[:, IDLE_CAUSES.index("other_idle")] += shares[:, -1] - causes.sum(axis=1)
         return np.concatenate([shares[:, :-1], causes], axis=1)
 
+    def idle(self, start: int, end: int) -> int:
+        """Nanoseconds of a stretch in which the GPU runs nothing."""
+        return end - start - int(self.timeline.busy.within([start], [end])[0])
 
-def list_steps(lanes: Sequence[Lane], found: FoundSteps, window: Window | None) -> tuple[Step, ...]:
+
+def list_steps(
+    lanes: Sequence[AnyLane], found: FoundSteps, window: Window | None
+) -> tuple[Step, ...]:
     """Every step on every GPU of its rank; with a window, those that lie inside it."""
     return tuple(step for lane in lanes for step in _steps_of(lane, found, window))
 
 
-def _steps_of(lane: Lane, found: FoundSteps, window: Window | None) -> Iterator[Step]:
+def _steps_of(lane: AnyLane, found: FoundSteps, window: Window | None) -> Iterator[Step]:
     windows = found.by_rank.get(lane.gpu.rank)
     if windows is None:
         return
-    table = lane.split(windows.start, windows.end)
-    for number, row in enumerate(table.tolist()):
+    table = lane.split(windows.start, windows.end).tolist()
+    waits = _host_data(lane, windows.start, windows.end)
+    for number, (row, waited) in enumerate(zip(table, waits, strict=True)):
         start, end = int(windows.start[number]), int(windows.end[number])
         if window is None or (start >= window.start and end <= window.end):
             yield Step(
@@ -66,12 +107,23 @@ def _steps_of(lane: Lane, found: FoundSteps, window: Window | None) -> Iterator[
                 start_ns=start,
                 end_ns=end,
                 phase="warmup" if number < found.warmup else "steady",
+                host_data_ns=waited,
                 **_named(row),
             )
 
 
-def _named(row: Sequence[int]) -> dict[str, int]:
-    return {f"{name}_ns": value for name, value in zip(CLASSES, row, strict=True)}
+def _named(row: Sequence[int]) -> dict[str, int | None]:
+    """The classes by the names of results; None each where none is known."""
+    known = dict(zip(CLASSES, row, strict=bool(row)))
+    return {f"{name}_ns": known.get(name) for name in CLASSES}
+
+
+def _host_data(lane: AnyLane, starts: Times, ends: Times) -> list[int | None]:
+    """Of each window, the host's time in the data loader."""
+    if lane.host_data is None:
+        return [None] * len(starts)
+    waits: list[int | None] = lane.host_data.within(starts, ends).tolist()
+    return waits
 
 
 def measured(steps: Sequence[Step], found: FoundSteps) -> tuple[Step, ...]:
@@ -90,17 +142,18 @@ def steady(steps: Sequence[Step]) -> tuple[Step, ...]:
     return tuple(step for step in steps if step.phase == "steady")
 
 
-def break_down(lanes: Sequence[Lane], steps: Sequence[Step]) -> tuple[Breakdown, ...]:
+def break_down(lanes: Sequence[AnyLane], steps: Sequence[Step]) -> tuple[Breakdown, ...]:
     """Each GPU over the measured steps, or over its whole span where it has none."""
     return tuple(_break_down(lane, steps) for lane in lanes)
 
 
-def _break_down(lane: Lane, steps: Sequence[Step]) -> Breakdown:
-    gpu, span = lane.gpu, lane.timeline.window
+def _break_down(lane: AnyLane, steps: Sequence[Step]) -> Breakdown:
+    gpu, span = lane.gpu, lane.window
     own = [step for step in steps if (step.gpu, step.rank) == (gpu.gpu, gpu.rank)]
     starts = np.array([step.start_ns for step in own] or [span.start])
     ends = np.array([step.end_ns for step in own] or [span.end])
     totals = lane.split(starts, ends).sum(axis=0).tolist()
+    waited = None if lane.host_data is None else int(lane.host_data.within(starts, ends).sum())
     return Breakdown(
         gpu=gpu.gpu,
         gpu_known=gpu.gpu_known,
@@ -109,22 +162,15 @@ def _break_down(lane: Lane, steps: Sequence[Step]) -> Breakdown:
         steps=len(own),
         total_ns=int((ends - starts).sum()),
         communication_wait_ns=None,
-        host_data_ns=_host_data(lane, starts, ends),
+        host_data_ns=waited,
         **_named(totals),
     )
-
-
-def _host_data(lane: Lane, starts: Times, ends: Times) -> int | None:
-    if lane.host_data is None:
-        return None
-    return int(lane.host_data.within(starts, ends).sum())
 
 
 def summarize(found: FoundSteps, steps: Sequence[Step]) -> Steps:
     """What was found, in one line, with the times of the measured steps."""
     if not found.by_rank:
-        reason = "nothing repeats in the kernel stream, and no marker names steps"
-        return Steps("none", "none", 0.0, 0, 0, 0, None, None, None, reason)
+        return Steps("none", "none", 0.0, 0, 0, 0, None, None, None, found.reason)
     best = max(found.by_rank.values(), key=len)
     per_rank = {(step.rank, step.step): step.end_ns - step.start_ns for step in steps}
     lengths = np.array(list(per_rank.values()), np.int64)
@@ -143,25 +189,24 @@ def summarize(found: FoundSteps, steps: Sequence[Step]) -> Steps:
     )
 
 
-def list_phases(lanes: Sequence[Lane], found: FoundSteps) -> tuple[Phase, ...]:
+def list_phases(lanes: Sequence[AnyLane], found: FoundSteps) -> tuple[Phase, ...]:
     """Warm-up, validation and checkpoints of every rank, with how long its GPU was idle."""
     return tuple(phase for lane in _one_of_each_rank(lanes) for phase in _phases_of(lane, found))
 
 
-def _one_of_each_rank(lanes: Sequence[Lane]) -> list[Lane]:
+def _one_of_each_rank(lanes: Sequence[AnyLane]) -> list[AnyLane]:
     return list({lane.gpu.rank: lane for lane in reversed(lanes)}.values())[::-1]
 
 
-def _phases_of(lane: Lane, found: FoundSteps) -> Iterator[Phase]:
+def _phases_of(lane: AnyLane, found: FoundSteps) -> Iterator[Phase]:
     windows = found.by_rank.get(lane.gpu.rank)
     if windows is None:
         return
-    gaps, rank = lane.timeline.busy, lane.gpu.rank
+    rank = lane.gpu.rank
     stretches = [(i.phase, i.start, i.end, i.evidence) for i in windows.interludes]
     warm = min(found.warmup, len(windows))
     if warm:
         told = f"{warm} steps before three in a row are at the later steps' speed"
         stretches.insert(0, ("warmup", int(windows.start[0]), int(windows.end[warm - 1]), told))
     for phase, start, end, evidence in stretches:
-        idle = end - start - int(gaps.within([start], [end])[0])
-        yield Phase(phase, rank, start, end, idle, evidence)
+        yield Phase(phase, rank, start, end, lane.idle(start, end), evidence)

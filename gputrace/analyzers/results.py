@@ -69,37 +69,38 @@ class Steps:
 class Breakdown:
     """One GPU over its steady steps, or over the whole span with ``steps`` 0.
 
-    The classes sum to ``total_ns``.
+    The classes sum to ``total_ns``. Of a rank of which no GPU was seen, they are None.
     """
 
-    gpu: int
+    gpu: int | None
+    """None where no GPU was seen."""
     gpu_known: bool
-    device: int
+    device: int | None
     rank: int
     steps: int
     total_ns: int
-    compute_ns: int
-    communication_ns: int
+    compute_ns: int | None
+    communication_ns: int | None
     communication_wait_ns: int | None
     """The part of ``communication_ns`` spent waiting for other ranks; None if it can't be known."""
-    h2d_ns: int
-    other_copy_ns: int
-    memset_ns: int
-    recorder_ns: int
-    data_feeding_ns: int
-    sync_ns: int
-    alloc_ns: int
-    launch_ns: int
-    other_idle_ns: int
+    h2d_ns: int | None
+    other_copy_ns: int | None
+    memset_ns: int | None
+    recorder_ns: int | None
+    data_feeding_ns: int | None
+    sync_ns: int | None
+    alloc_ns: int | None
+    launch_ns: int | None
+    other_idle_ns: int | None
     host_data_ns: int | None
     """The host's own time in the data loader, hidden under GPU work or not; None if unknown."""
 
     def of(self, name: str) -> int:
-        """Nanoseconds of one of `CLASSES`."""
-        return int(getattr(self, f"{name}_ns"))
+        """Nanoseconds of one of `CLASSES`, or of ``host_data``; 0 where they are not known."""
+        return int(getattr(self, f"{name}_ns") or 0)
 
     def share(self, name: str) -> float:
-        """Share of the total, 0 to 1, of one of `CLASSES`."""
+        """Share of the total, 0 to 1, of what `of` takes."""
         return self.of(name) / self.total_ns if self.total_ns else 0.0
 
     @property
@@ -110,26 +111,31 @@ class Breakdown:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of one GPU; the classes sum to ``end_ns - start_ns``."""
+    """One step of one GPU; the classes sum to ``end_ns - start_ns``.
+
+    They are None where no GPU was seen.
+    """
 
     step: int
     rank: int
-    gpu: int
+    gpu: int | None
     start_ns: int
     end_ns: int
     phase: str
     """``warmup``, ``steady``, ``validation`` or ``checkpoint``."""
-    compute_ns: int
-    communication_ns: int
-    h2d_ns: int
-    other_copy_ns: int
-    memset_ns: int
-    recorder_ns: int
-    data_feeding_ns: int
-    sync_ns: int
-    alloc_ns: int
-    launch_ns: int
-    other_idle_ns: int
+    compute_ns: int | None
+    communication_ns: int | None
+    h2d_ns: int | None
+    other_copy_ns: int | None
+    memset_ns: int | None
+    recorder_ns: int | None
+    data_feeding_ns: int | None
+    sync_ns: int | None
+    alloc_ns: int | None
+    launch_ns: int | None
+    other_idle_ns: int | None
+    host_data_ns: int | None
+    """As of `Breakdown`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +146,7 @@ class Phase:
     rank: int
     start_ns: int
     end_ns: int
-    idle_ns: int
+    idle_ns: int | None
     evidence: str
 
 
@@ -205,7 +211,7 @@ class Analysis:
     origin_ns: int
     """The moment that texts call 0, on the clock of all other moments."""
     span_ns: int
-    """From the first start to the last end on any GPU."""
+    """From the first start to the last end on any GPU; else of any step or wait for data."""
     gpus: tuple[GpuTotals, ...]
     steps: Steps
     step_list: tuple[Step, ...]

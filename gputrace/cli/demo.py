@@ -1,30 +1,115 @@
-"""``gputrace demo``: the analysis of a small real recording that comes with the package."""
+"""``gputrace demo``: a real recording that comes with the package, and one made on the spot."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from gputrace.cli import options
+from gputrace.errors import ExitCode, GputraceError
+
+if TYPE_CHECKING:
+    from gputrace.api import Report
+
+_BUNDLED: Final = """\
+The bundled recording: PyTorch DistributedDataParallel, ResNet-50, four H200 GPUs.
+Something makes it slower than it should be.
+"""
+_HERE: Final = """
+The same on this machine: a few seconds of training, in a temporary folder.
+
+$ gputrace record -- python train.py"""
+_YOURS: Final = """
+Your own: gputrace record -- python train.py, then gputrace analyze trace.sqlite"""
 
 
 @click.command("demo")
 @options.output_format
-def command(form: str) -> None:
-    """Analyses a bundled recording: four H200 GPUs training ResNet-50, slower than they should."""
-    import gputrace
+@click.option("--no-record", is_flag=True, help="Only analyse the bundled recording.")
+def command(form: str, no_record: bool) -> int:
+    """Analyses a bundled recording: four H200 GPUs training ResNet-50, slower than they should.
+
+    Then records a small training on this machine (PyTorch where it is installed, else numpy), and
+    analyses that. The JSON is the bundled recording's, and has the other's as "recorded".
+
+    The exit code is 5 where nothing could be recorded.
+    """
     from gputrace.cli.analyze import show
+
+    bundled = _analyze("demo.sqlite.xz")
+    if form != "json":
+        _tell(_BUNDLED, form)
+        show(bundled, form)
+    recorded, problem = (None, "not asked for") if no_record else _record(form)
+    if form == "json":
+        _print_json(bundled, recorded, problem)
+    elif recorded is not None:
+        click.echo()
+        show(recorded, form)
+    _tell(_YOURS, form)
+    if recorded is not None or no_record:
+        return ExitCode.DONE
+    click.echo(f"gputrace: nothing was recorded here: {problem}", err=True)
+    return ExitCode.DONE_IN_PART
+
+
+def _tell(message: str, form: str) -> None:
+    """Says what only a person needs, beside the results."""
+    if form == "text":
+        click.echo(message, err=True)
+
+
+def _analyze(name: str) -> Report:
+    import gputrace
     from gputrace.data import unpacked
 
-    if form == "text":
-        click.echo(
-            "The bundled recording: PyTorch DistributedDataParallel, ResNet-50, four H200 GPUs.\n"
-            "Something makes it slower than it should be.\n",
-            err=True,
-        )
-    with unpacked("demo.sqlite.xz") as path, gputrace.open(path) as opened:
-        show(opened.analyze(), form)
-    if form == "text":
-        click.echo(
-            "\nYour own: gputrace record -- python train.py, then gputrace analyze trace.sqlite",
-            err=True,
-        )
+    with unpacked(name) as path, gputrace.open(path) as opened:
+        return opened.analyze()
+
+
+def _record(form: str) -> tuple[Report | None, str]:
+    """What was recorded here, or why nothing was."""
+    import gputrace
+    from gputrace.data import unpacked
+
+    _tell(_HERE, form)
+    record = [sys.executable, "-m", "gputrace", "record", "--", sys.executable, "train.py"]
+    try:
+        with unpacked("train.py") as script:
+            ran = subprocess.run(
+                record,
+                cwd=script.parent,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+            _tell((ran.stdout + ran.stderr).rstrip(), form)
+            if ran.returncode:
+                return None, why_not(ran)
+            _tell("\n$ gputrace analyze trace.sqlite", form)
+            with gputrace.open(script.with_name("trace.sqlite")) as opened:
+                return opened.analyze(), ""
+    except (OSError, GputraceError) as error:
+        return None, str(error)
+
+
+def why_not(ran: subprocess.CompletedProcess[str]) -> str:
+    """The last line of what failed: of the recording, or of the training."""
+    ours = ran.returncode == ExitCode.RECORDING_FAILED
+    lines = [line for line in ran.stderr.splitlines() if line.startswith("gputrace: ") == ours]
+    last = lines[-1] if lines else f"no message, exit code {ran.returncode}"
+    return last.removeprefix("gputrace: ") if ours else f"the training failed: {last}"
+
+
+def _print_json(bundled: Report, recorded: Report | None, problem: str) -> None:
+    from gputrace.views.json import one_line, plain
+
+    both = plain(bundled)
+    assert isinstance(both, dict)
+    both |= {"recorded": plain(recorded), "not_recorded": None if recorded else problem}
+    click.echo(one_line(both), nl=False)

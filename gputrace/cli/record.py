@@ -111,7 +111,7 @@ def _tell(merged: Merged, output: Path, traces: str) -> None:
         _say(note)
     if merged.cut:
         _say(f"{merged.cut} ended without warning; at most their last second is missing")
-    if merged.kernels:
+    if merged.kernels or merged.steps:
         _say(f"next: gputrace analyze {traces}")
 
 

@@ -41,7 +41,7 @@ class Merged:
     """What went into a trace."""
 
     processes: int
-    """Those that started CUDA."""
+    """Those that left anything."""
     kernels: int
     steps: int
     """Markers of training steps, over all processes."""

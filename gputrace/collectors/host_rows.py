@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,32 +12,11 @@ from gputrace.collectors.chunks import Loss
 from gputrace.collectors.clock import LARGEST, OWN, global_pid, global_tids, session_time
 from gputrace.collectors.host_events import HostEvents, Records
 from gputrace.collectors.nvml_log import NvmlLog, read_nvml, tables
-from gputrace.collectors.spool import Spool
 from gputrace.traces.writer import TraceWriter
 
 DATA_WAIT: Final = 1
 ANNOTATION: Final = 2
 """Values of ``kind`` in GPUTRACE_HOST_RANGE."""
-
-_RANKS: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK", "SLURM_PROCID")
-_SIZES: Final = (
-    "WORLD_SIZE",
-    "OMPI_COMM_WORLD_SIZE",
-    "HOROVOD_SIZE",
-    "PMI_SIZE",
-    "SLURM_NTASKS",
-)
-_LOCAL: Final = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
-
-
-def write_process(
-    writer: TraceWriter, process: int, file: Spool | HostEvents, note: str | None = None
-) -> None:
-    """Writes who a process was, by its globalPid and what it said of itself."""
-    rank, size, local = (_number(file.info, keys) for keys in (_RANKS, _SIZES, _LOCAL))
-    columns = ["globalPid", "pid", "host", "rank", "worldSize", "localRank", "whole", "note"]
-    row = (process, file.pid, file.host, rank, size, local, int(file.whole), note)
-    writer.add_rows("GPUTRACE_PROCESS", columns, [row])
 
 
 def write_host(writer: TraceWriter, host: HostEvents, start: int, machine: int = OWN) -> int:
@@ -108,8 +87,3 @@ def _write_log(writer: TraceWriter, log: NvmlLog, start: int, describes: bool) -
             at = columns.index("timeNs")
             rows = [(*row[:at], row[at] - start, *row[at + 1 :]) for row in rows]
         writer.add_rows(table, columns, rows)
-
-
-def _number(info: Mapping[str, str], keys: Sequence[str]) -> int | None:
-    found = (info[key] for key in keys if info.get(key, "").isdecimal())
-    return next((int(text) for text in found), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from gputrace import __version__
@@ -14,9 +14,13 @@ from gputrace.collectors.clock import LARGEST, OWN, global_pid
 from gputrace.collectors.host_events import HostEvents, read_host
 from gputrace.collectors.host_rows import write_host, write_nvml
 from gputrace.collectors.process_rows import ProcessRows
+from gputrace.collectors.processes import write_processes
 from gputrace.collectors.spool import Spool, read_spool
 from gputrace.errors import InputError
 from gputrace.traces.writer import TraceWriter
+
+_LEAD_NS: Final = 1000
+"""The trace's clock starts before the first file, so that nothing is at 0: that means no time."""
 
 
 def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
@@ -31,20 +35,21 @@ def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     if problems and not spools and not hosts:
         raise problems[0]
     starts = [spool.started for spool in spools] + [host.started for host in hosts]
-    start = min(starts, default=time.time_ns())
+    start = min(starts, default=time.time_ns()) - _LEAD_NS
     with TraceWriter(output) as writer:
         write_session(writer, start, meta)
         cards = _write_cards(writer, spools)
+        processes = write_processes(writer, spools, hosts)
         for spool in spools:
             ProcessRows(writer, spool, start).write(cards)
         steps = write_signals(writer, folder, hosts, start)
         lost = write_unreadable(writer, problems)
     return Merged(
-        processes=len(spools),
+        processes=processes,
         kernels=sum(len(spool.records[b"KERN"]) for spool in spools),
         steps=steps,
         cut=sum(not spool.whole and not spool.stopped for spool in spools),
-        notes=(*_notes(spools, hosts, start), *lost),
+        notes=(*_notes(spools, hosts, start, meta), *lost),
         unread=any(problem.path.stat().st_size for problem in problems),
     )
 
@@ -65,9 +70,13 @@ def write_unreadable(writer: TraceWriter, problems: Sequence[InputError]) -> lis
     return lost
 
 
-def _notes(spools: Sequence[Spool], hosts: Sequence[HostEvents], start: int) -> list[str]:
+def _notes(
+    spools: Sequence[Spool], hosts: Sequence[HostEvents], start: int, meta: Mapping[str, str]
+) -> list[str]:
     """Why processes have no GPU activity, each reason once; and whose files end early."""
     reasons = {spool.info.get("no_gpu_activity", "") for spool in spools}
+    if not spools and meta.get("backend") != "host":
+        reasons.add("no process of the program started CUDA")
     stops = [(spool.pid, loss) for spool in spools if spool.stopped for loss in spool.losses[:1]]
     stops += [(host.pid, host.stopped) for host in hosts if host.stopped]
     ends = {

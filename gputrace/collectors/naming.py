@@ -11,7 +11,7 @@ from typing import Final
 from gputrace.collectors.job import Task
 from gputrace.errors import UsageError
 
-_WORD: Final = re.compile(r"%(?:q\{(?P<variable>[^}]*)\}|(?P<letter>.?))")
+_WORD: Final = re.compile(r"%(?:q\{(?P<variable>[^}]*)\}|(?P<letter>[hp%]))")
 
 _TASKS_DIFFER_IN: Final = {
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID", "RANK", "LOCAL_RANK"),
@@ -51,7 +51,9 @@ def name_output(
     """Replaces ``%h`` (host), ``%p`` (pid), ``%q{VARIABLE}`` and ``%%`` in what was given to -o.
 
     Where several hosts, or several tasks of one, would write one file, the host is put into the
-    name; raises UsageError for a variable that is not set, and for any other ``%``.
+    name. Any other ``%`` stays: folders may have it in their names.
+
+    Raises UsageError for a variable that is not set.
     """
     used = {match["variable"] or match["letter"] for match in _WORD.finditer(text)}
     shown = {"h": host, "p": str(pid), "%": "%"}
@@ -99,9 +101,6 @@ def _value(
 ) -> str:
     variable, letter = match["variable"], match["letter"]
     if variable is None:
-        if letter not in letters:
-            known = "%h (host), %p (process id), %q{VARIABLE} and %%"
-            raise UsageError(f"{text}: {match[0]!r} is none of {known}")
         return letters[letter]
     value = variables.get(variable, otherwise)
     if value is None:

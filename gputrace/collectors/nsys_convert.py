@@ -18,7 +18,6 @@ from typing import Final
 from gputrace.collectors.backend import Merged
 from gputrace.collectors.clock import OWN, global_pid
 from gputrace.collectors.host_events import HostEvents, read_host
-from gputrace.collectors.host_rows import write_process
 from gputrace.collectors.merge import (
     merge,
     read_all,
@@ -29,6 +28,7 @@ from gputrace.collectors.merge import (
 from gputrace.collectors.nsys_log import why_no_report
 from gputrace.collectors.nsys_reports import find_report
 from gputrace.collectors.nsys_run import still_running
+from gputrace.collectors.processes import write_process
 from gputrace.errors import InputError, MissingError
 from gputrace.traces.nsys.report import find_nsys, nsys_version, run_export
 from gputrace.traces.writer import TraceWriter

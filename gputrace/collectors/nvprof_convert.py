@@ -12,12 +12,12 @@ from typing import Final
 from gputrace.collectors.backend import Merged
 from gputrace.collectors.clock import global_pid
 from gputrace.collectors.host_events import HostEvents, read_host
-from gputrace.collectors.host_rows import write_process
 from gputrace.collectors.merge import read_all, write_session, write_signals, write_unreadable
 from gputrace.collectors.nvprof_cards import write_cards
 from gputrace.collectors.nvprof_log import NOTHING, why_none
 from gputrace.collectors.nvprof_rows import NvprofRows
 from gputrace.collectors.nvprof_run import still_running
+from gputrace.collectors.processes import write_process
 from gputrace.errors import InputError
 from gputrace.traces.nvprof.file import NvprofFile, read_file
 from gputrace.traces.writer import TraceWriter

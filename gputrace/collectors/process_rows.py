@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.collectors.clock import global_pid, global_tids, session_time
-from gputrace.collectors.host_rows import write_losses, write_process
+from gputrace.collectors.host_rows import write_losses
 from gputrace.collectors.names import demangle, short
 from gputrace.collectors.nvtx_rows import nvtx_columns
 from gputrace.collectors.spool import Records, Spool
@@ -55,12 +55,9 @@ class ProcessRows:
 
     def _process(self, cards: Mapping[bytes, int]) -> None:
         spool, add = self._spool, self._writer.add_rows
-        name = spool.info.get("program", "")
-        add("PROCESSES", ["globalPid", "pid", "name"], [(self._pid, spool.pid, name)])
         names = [self._writer.string(name) for name in spool.threads.values()]
         threads = self._threads(np.array(list(spool.threads), np.uint32))
         self._writer.add("ThreadNames", {"nameId": names, "globalTid": threads})
-        write_process(self._writer, self._pid, spool, spool.info.get("no_gpu_activity"))
         devices = {int(row["ordinal"]): row for row in spool.records[b"DEVI"]}
         rows = [(cards[bytes(r["uuid"])], o, spool.pid) for o, r in devices.items()]
         if rows:

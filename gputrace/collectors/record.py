@@ -149,6 +149,7 @@ def record(
         "command": json.dumps(masked(prepared.command)),
         "hostname": socket.gethostname(),
         "backend": prepared.backend.name,
+        "driver": "yes" if has_driver() else "no",
     }
     if (task := prepared.task) is not None:
         meta |= {"job": task.job, "world_size": str(task.tasks)}
@@ -215,18 +216,12 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
     merged = backend.merge(folder, output, meta)
     if not keep and not merged.unread:
         shutil.rmtree(folder)
-    notes = (*merged.notes, *_notes(merged, backend))
+    notes = merged.notes
+    if backend is HOST:
+        notes += ("only the host's signals were recorded: nothing of a GPU is in the trace",)
     if merged.unread:
         notes += (f"{folder} is kept, for what could not be read",)
     return replace(merged, notes=notes)
-
-
-def _notes(merged: Merged, backend: Backend) -> list[str]:
-    if backend is HOST:
-        return ["only the host's signals were recorded: nothing of a GPU is in the trace"]
-    if not merged.processes and not merged.notes:
-        return ["no process of the program started CUDA"]
-    return []
 
 
 def _write_meta(folder: Path, meta: Mapping[str, str]) -> None:

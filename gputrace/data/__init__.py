@@ -13,12 +13,12 @@ from pathlib import Path
 
 @contextmanager
 def unpacked(name: str) -> Iterator[Path]:
-    """An ``.xz`` file of this folder, unpacked into a temporary file of the name without it."""
+    """A file of this folder, alone in a temporary folder; an ``.xz`` file unpacked, without .xz."""
     with tempfile.TemporaryDirectory(prefix="gputrace-") as folder:
         path = Path(folder) / name.removesuffix(".xz")
         with (
             files(__name__).joinpath(name).open("rb") as packed,
-            lzma.open(packed) as data,
+            lzma.open(packed) if name.endswith(".xz") else packed as data,
             path.open("wb") as file,
         ):
             shutil.copyfileobj(data, file)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gputrace.errors import InputError
 from gputrace.traces.nsys.reader import NsysTrace
 from gputrace.traces.sqlite import Database
-from gputrace.traces.trace import Trace
+from gputrace.traces.trace import NoGpu
 
 
 def is_own(database: Database) -> bool:
@@ -28,21 +27,16 @@ class OwnTrace(NsysTrace):
                 told = f"{count:,} records lost: {reason}" if count else reason
                 self.quality.warnings.append(told)
 
-
-def open_own(path: Path, database: Database) -> Trace:
-    """Raises InputError where nothing was recorded of a GPU, and says why."""
-    try:
-        return OwnTrace(path, database)
-    except InputError:
-        raise InputError(path, _nothing_recorded(database)) from None
-
-
-def _nothing_recorded(database: Database) -> str:
-    meta = dict(database.query("SELECT name, value FROM GPUTRACE_META"))
-    if meta.get("backend") == "host":
-        return "no GPU activity: recorded where there is no NVIDIA driver (host signals only)"
-    if database.has("GPUTRACE_PROCESS", "note"):
-        notes = database.query("SELECT note FROM GPUTRACE_PROCESS WHERE note IS NOT NULL LIMIT 1")
-        if (row := next(notes, None)) is not None:
-            return f"no GPU activity was recorded: {row[0]}; see `gputrace doctor`"
-    return "no GPU activity: no process of the recorded program ran anything on a GPU"
+    def _without_gpu(self) -> NoGpu:
+        database = self._database
+        meta = dict(database.query("SELECT name, value FROM GPUTRACE_META"))
+        if meta.get("backend") == "host":
+            lacking = meta.get("driver") == "no"
+            why = "there was no NVIDIA driver" if lacking else "--backend host was asked for"
+            return NoGpu(why, "record on a machine with an NVIDIA driver")
+        if database.has("GPUTRACE_PROCESS", "note"):
+            sql = "SELECT note FROM GPUTRACE_PROCESS WHERE note IS NOT NULL LIMIT 1"
+            if (row := next(database.query(sql), None)) is not None:
+                return NoGpu(str(row[0]), "see `gputrace doctor`")
+        why = "no process of the recorded program ran anything on a GPU"
+        return NoGpu(why, "check that it is told to use one")

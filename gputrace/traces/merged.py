@@ -33,6 +33,8 @@ class MergedTrace(Trace):
         ]
         self.origin = min(part.trace.origin + part.shift for part in self._parts)
         self._overlaps = False
+        reasons = [trace.no_gpu for trace in traces]
+        self.no_gpu = None if None in reasons else reasons[0]
         for part in self._parts:
             self._take_over(part)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gputrace.errors import InputError
-from gputrace.traces.gputrace import is_own, open_own
+from gputrace.traces.gputrace import OwnTrace, is_own
 from gputrace.traces.merged import merge
 from gputrace.traces.nsys.reader import NsysTrace, is_nsys
 from gputrace.traces.nsys.report import export_report, is_report
@@ -58,7 +58,7 @@ class Reader:
     recognises: Callable[[Candidate], bool]
     """Looks at the content, not at the name."""
     open: Callable[[Candidate], Trace]
-    """Raises InputError where the file is broken or holds no GPU activity."""
+    """Raises InputError where the file is broken, or holds nothing that can be analyzed."""
 
 
 def _open_nsys(candidate: Candidate) -> Trace:
@@ -77,7 +77,7 @@ def _open_report(candidate: Candidate) -> Trace:
 
 def _open_own(candidate: Candidate) -> Trace:
     assert candidate.database is not None
-    return open_own(candidate.path, candidate.database)
+    return OwnTrace(candidate.path, candidate.database)
 
 
 READERS: Final = (

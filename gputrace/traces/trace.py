@@ -68,6 +68,14 @@ class Session:
     world_size: int | None = None
 
 
+class NoGpu(NamedTuple):
+    """Why a trace holds no GPU activity."""
+
+    why: str
+    remedy: str
+    """What to do to record some."""
+
+
 @dataclass(slots=True)
 class Quality:
     """What is wrong with a trace, gathered while it is read."""
@@ -102,6 +110,7 @@ class Trace(ABC):
         origin: the moment that a person calls 0, on the clock of the event columns.
         processes: the processes met so far; the column ``process`` counts into it.
         quality: what reading found wrong so far.
+        no_gpu: why nothing of a GPU is in it, where the host's side may still tell something.
     """
 
     source: str
@@ -111,6 +120,7 @@ class Trace(ABC):
         self.origin = 0
         self.processes: list[Process] = []
         self.quality = Quality()
+        self.no_gpu: NoGpu | None = None
 
     @property
     def paths(self) -> tuple[Path, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from gputrace.analyzers.results import Analysis
-from gputrace.views.tables import Table, classes_table, gaps_table, gpus_table, notes, verdict
+from gputrace.views.tables import Table, gaps_table, main_table, notes, verdict
 
 _MOST_GPUS_ACROSS = 4
 _MOST_GAPS = 5
@@ -16,10 +16,10 @@ def render(analysis: Analysis) -> str:
     parts = [f"<p><b>{escape(verdict(analysis))}</b></p>"]
     if analysis.findings:
         parts.append(f"<p>What to do: {escape(analysis.findings[0].advice)}.</p>")
-    many = len(analysis.breakdown) > _MOST_GPUS_ACROSS
-    parts.append(_table(gpus_table(analysis) if many else classes_table(analysis)))
+    parts.append(_table(main_table(analysis, _MOST_GPUS_ACROSS)))
     if analysis.gaps.largest:
         parts.append(_table(gaps_table(analysis, _MOST_GAPS)))
+    parts += [f"<p>{escape(f'{f.id}: {f.message}')}.</p>" for f in analysis.findings[1:]]
     parts += [f"<p><small>{escape(note)}</small></p>" for note in notes(analysis)]
     return "<div>" + "".join(parts) + "</div>"
 

@@ -11,7 +11,12 @@ from gputrace.analyzers.results import Analysis
 
 def render(analysis: Analysis) -> str:
     """One line of JSON, text as UTF-8."""
-    return json.dumps(plain(analysis), ensure_ascii=False, separators=(",", ":")) + "\n"
+    return one_line(plain(analysis))
+
+
+def one_line(value: object) -> str:
+    """A plain value as a line of JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 def plain(value: object) -> object:

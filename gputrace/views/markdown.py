@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputrace.analyzers.results import Analysis
-from gputrace.views.tables import Table, classes_table, gaps_table, gpus_table, notes, verdict
+from gputrace.views.tables import Table, gaps_table, main_table, notes, verdict
 
 _MOST_GPUS_ACROSS = 4
 _MOST_GAPS = 10
@@ -14,8 +14,7 @@ def render(analysis: Analysis) -> str:
     parts = [f"**{_escape(verdict(analysis))}**"]
     if analysis.findings:
         parts.append(f"What to do: {_escape(analysis.findings[0].advice)}.")
-    many = len(analysis.breakdown) > _MOST_GPUS_ACROSS
-    parts.append(_table(gpus_table(analysis) if many else classes_table(analysis)))
+    parts.append(_table(main_table(analysis, _MOST_GPUS_ACROSS)))
     if analysis.gaps.largest:
         parts.append(_table(gaps_table(analysis, _MOST_GAPS)))
     others = [f"- `{f.id}`: {_escape(f.message)}." for f in analysis.findings[1:]]

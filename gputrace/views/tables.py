@@ -60,8 +60,18 @@ def verdict(analysis: Analysis) -> str:
     return message[0].upper() + message[1:] + "."
 
 
+def main_table(analysis: Analysis, most_across: int) -> Table:
+    """Where the time goes: by rank where no GPU was seen, else in the form that fits the page."""
+    if not analysis.gpus:
+        return ranks_table(analysis)
+    many = len(analysis.breakdown) > most_across
+    return gpus_table(analysis) if many else classes_table(analysis)
+
+
 def gpu_label(row: Breakdown | Gap, analysis: Analysis) -> str:
     """``gpu 3``; ``device 3`` for an unknown card; with the rank where that is another number."""
+    if row.gpu is None:
+        return f"rank {row.rank}"
     known = {(total.gpu, total.rank): total.gpu_known for total in analysis.gpus}
     word = "gpu" if known.get((row.gpu, row.rank), True) else "device"
     if row.gpu < 0:
@@ -102,8 +112,21 @@ def gpus_table(analysis: Analysis) -> Table:
         )
         for row in rows
     )
-    time = _loop(analysis)[1] if analysis.breakdown[0].steps else "span"
-    return Table(_title(analysis), ("", time, *columns), body)
+    return Table(_title(analysis), ("", _unit(analysis), *columns), body)
+
+
+def ranks_table(analysis: Analysis) -> Table:
+    """Ranks down, of which no GPU was seen: the time that each waited for data, and the rest."""
+    body = tuple(
+        (
+            gpu_label(row, analysis),
+            format_ns(_mean(row)),
+            *(_cells(row, "host_data") if row.host_data_ns is not None else ("unknown", "")),
+            format_ns(_mean(row) - _mean(row, "host_data")),
+        )
+        for row in analysis.breakdown
+    )
+    return Table(_title(analysis), ("", _unit(analysis), "waits for data", "", "the rest"), body)
 
 
 def gaps_table(analysis: Analysis, most: int) -> Table:
@@ -133,6 +156,7 @@ def notes(analysis: Analysis) -> Iterator[str]:
     if any(not total.gpu_known for total in analysis.gpus):
         yield "The trace does not say which physical cards these are; CUDA ordinals are shown."
     yield from _loader_note(analysis)
+    yield from _host_steps_note(analysis)
     for reason, rows in analysis.dropped_rows.items():
         yield f"{rows:,} row{'' if rows == 1 else 's'} left out: {reason}."
     yield from analysis.warnings
@@ -155,16 +179,24 @@ def _ranks(ranks: Sequence[int]) -> str:
 def _loader_note(analysis: Analysis) -> Iterator[str]:
     """The loader's time that GPU work hides is not a loss, but the next thing to become one."""
     rows = [row for row in analysis.breakdown if row.host_data_ns is not None and row.steps]
-    if not rows:
+    if not rows or not analysis.gpus:
         return
     steps = sum(row.steps for row in rows)
     host = sum(row.host_data_ns or 0 for row in rows)
-    waited = sum(row.data_feeding_ns for row in rows)
+    waited = sum(row.of("data_feeding") for row in rows)
     if host - waited > _HIDDEN_SHARE * sum(row.total_ns for row in rows):
         yield (
             f"The host spends {format_ns(host / steps)} {_loop(analysis)[1]} in the data loader; "
             f"{format_ns((host - waited) / steps)} of that is hidden under GPU work."
         )
+
+
+def _host_steps_note(analysis: Analysis) -> Iterator[str]:
+    """What a step is where no GPU shows it."""
+    steps = analysis.steps
+    if not analysis.gpus and steps.p50_ns is not None and steps.p95_ns is not None:
+        p50, p95 = format_ns(steps.p50_ns), format_ns(steps.p95_ns)
+        yield f"Steps are {steps.reason}: p50 {p50}, p95 {p95}."
 
 
 def _title(analysis: Analysis) -> str:
@@ -188,6 +220,11 @@ def _no_steps(steps: Steps) -> str:
     return "no steps found"
 
 
+def _unit(analysis: Analysis) -> str:
+    """What the mean is over."""
+    return _loop(analysis)[1] if analysis.breakdown[0].steps else "span"
+
+
 def _loop(analysis: Analysis) -> tuple[str, str]:
     """What to call one turn of the loop that was found."""
     training = analysis.steps.kind == "training"
@@ -206,7 +243,7 @@ def _present(rows: Sequence[Breakdown]) -> dict[str, str]:
 
 def _mean(row: Breakdown, name: str = "total") -> float:
     """Nanoseconds a step, or in all where there are no steps."""
-    return int(getattr(row, f"{name}_ns")) / max(row.steps, 1)
+    return (row.total_ns if name == "total" else row.of(name)) / max(row.steps, 1)
 
 
 def _cells(row: Breakdown, name: str) -> tuple[str, str]:

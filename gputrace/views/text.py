@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from gputrace.analyzers.results import Analysis, Finding
-from gputrace.views.tables import Table, classes_table, gaps_table, gpus_table, notes, verdict
+from gputrace.views.tables import Table, gaps_table, main_table, notes, verdict
 
 _MOST_GPUS_ACROSS: Final = 3
 _MOST_GAPS: Final = 5
@@ -31,8 +31,7 @@ def render(analysis: Analysis, width: int = 80, color: bool = False) -> str:
         markup=False,
     )
     _print_verdict(console, analysis)
-    many = len(analysis.breakdown) > _MOST_GPUS_ACROSS
-    _print_table(console, gpus_table(analysis) if many else classes_table(analysis))
+    _print_table(console, main_table(analysis, _MOST_GPUS_ACROSS))
     if analysis.gaps.largest:
         _print_table(console, gaps_table(analysis, _MOST_GAPS))
     for finding in analysis.findings[1:]:

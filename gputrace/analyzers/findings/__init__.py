@@ -1,18 +1,18 @@
 """Findings: what costs time, or what one must know to trust the figures.
 
 A rule takes `Facts` and yields findings or nothing. To add one, write it in the module of its
-subject and put it in `RULES`.
+subject and put it in `RULES`, or in `HOST_RULES`, or both.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from gputrace.analyzers.findings import busy, idle, run
+from gputrace.analyzers.findings import busy, host, idle, run
 from gputrace.analyzers.findings.facts import Facts, Rule
 from gputrace.analyzers.results import Finding
 
-__all__ = ["RULES", "Facts", "find"]
+__all__ = ["HOST_RULES", "RULES", "Facts", "find"]
 
 RULES: Final[tuple[Rule, ...]] = (
     run.recorder_overhead,
@@ -31,6 +31,14 @@ RULES: Final[tuple[Rule, ...]] = (
     run.warmup,
     run.graph_opaque,
 )
+HOST_RULES: Final[tuple[Rule, ...]] = (
+    host.data_feeding,
+    run.lost_records,
+    host.no_gpu_activity,
+    run.slow_steps,
+    run.warmup,
+)
+"""Those that need no GPU activity; of traces that hold none."""
 
 _SEVERITIES: Final = ("high", "medium", "low", "info")
 
@@ -40,7 +48,8 @@ def find(facts: Facts) -> tuple[Finding, ...]:
 
     A recorder that distorts the run comes before all others: no other figure can be trusted then.
     """
-    found = [finding for rule in RULES for finding in rule(facts)]
+    rules = RULES if facts.operations else HOST_RULES
+    found = [finding for rule in rules for finding in rule(facts)]
 
     def rank(finding: Finding) -> tuple[bool, int, int]:
         distorts = finding.id == "recorder-overhead" and finding.severity == "high"

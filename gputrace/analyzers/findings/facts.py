@@ -27,18 +27,21 @@ _STRAY: Final = 0.01
 """Part of the operations of its rank's busiest GPU below which a GPU does not count."""
 
 _FRAMEWORKS: Final = (
-    ("pytorch", ("at::native", "c10::", "triton_")),
-    ("tensorflow", ("tensorflow::", "Eigen::")),
-    ("jax", ("loop_fusion", "input_fusion", "wrapped_")),
+    ("pytorch", ("at::native", "c10::", "triton_", "torch.")),
+    ("tensorflow", ("tensorflow::", "Eigen::", "tensorflow.", "keras.")),
+    ("jax", ("loop_fusion", "input_fusion", "wrapped_", "dali.plugin.jax")),
     ("mxnet", ("mxnet",)),
     ("chainer", ("cupy_", "chainer")),
 )
-"""Parts of kernel names that only one framework's kernels have."""
+"""Parts of names of kernels, marks and recorded waits that only one framework's have."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that has been found out about a trace."""
+    """Everything that has been found out about a trace.
+
+    Where nothing was recorded of a GPU, there are no operations, calls and lanes.
+    """
 
     trace: Trace
     operations: Sequence[GpuOperations]
@@ -53,9 +56,10 @@ class Facts:
 
     @cached_property
     def framework(self) -> str:
-        """The framework by its kernels' names, or nothing."""
+        """The framework by its kernels' names and what its hooks recorded, or nothing."""
+        recorded = self.trace.events([Kind.DATA_WAIT, Kind.STEP], ["name"]).name
         kernels = [o.events.name[o.events.kind == Kind.KERNEL] for o in self.operations]
-        text = self.trace.names(distinct_ids(np.concatenate(kernels))).values()
+        text = self.trace.names(distinct_ids(np.concatenate([recorded, *kernels]))).values()
         for framework, parts in _FRAMEWORKS:
             if any(part in name for name in text for part in parts):
                 return framework
@@ -71,16 +75,17 @@ class Facts:
         busiest: dict[int, int] = {}
         for lane in self.lanes:
             busiest[lane.gpu.rank] = max(busiest.get(lane.gpu.rank, 0), lane.operations)
-        rows = [
-            row
-            for lane, row in zip(self.lanes, self.breakdown, strict=True)
-            if lane.operations >= _STRAY * busiest[lane.gpu.rank]
-        ]
+        stray = {
+            (lane.gpu.gpu, lane.gpu.rank)
+            for lane in self.lanes
+            if lane.operations < _STRAY * busiest[lane.gpu.rank]
+        }
+        rows = [row for row in self.breakdown if (row.gpu, row.rank) not in stray]
         return tuple([row for row in rows if row.steps] or rows)
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        return tuple(row.gpu for row in self.rows)
+        return tuple(row.gpu for row in self.rows if row.gpu is not None)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -106,7 +111,7 @@ class Facts:
     def mean(self, name: str) -> int:
         """Mean nanoseconds of a class on one GPU, a step where there are steps."""
         rows = self.rows
-        each = sum(int(getattr(row, f"{name}_ns")) for row in rows)
+        each = sum(row.of(name) for row in rows)
         return each // max(1, sum(max(row.steps, 1) for row in rows))
 
     def share(self, *names: str) -> float:

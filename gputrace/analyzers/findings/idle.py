@@ -49,8 +49,13 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
         "data-feeding",
         "data_feeding",
         "the GPUs wait {cost} for the next batch",
-        _FEED_FASTER.get(facts.framework, "load and decode batches in parallel, ahead of time"),
+        how_to_feed_faster(facts),
     )
+
+
+def how_to_feed_faster(facts: Facts) -> str:
+    """Advice that fits the framework."""
+    return _FEED_FASTER.get(facts.framework, "load and decode batches in parallel, ahead of time")
 
 
 def autotune_repeated(facts: Facts) -> Iterator[Finding]:

@@ -25,6 +25,8 @@ _NAMES: Final = {
     "launch": "waiting for launches",
     "other_idle": "unexplained idle time",
     "recorder": "the recorder",
+    "host_data": "waiting for data",
+    "host": "the program's own work",
 }
 
 
@@ -106,10 +108,19 @@ def _longest_of_each(steps: Sequence[Step]) -> list[Step]:
 
 def _what_slow_steps_have(steps: Sequence[Step], slow: Mask) -> tuple[str, int]:
     """The class of which slow steps have most more than the others, and how much more."""
-    table = np.array([[getattr(step, f"{name}_ns") for name in CLASSES] for step in steps])
+    shares = [_shares(step) for step in steps]
+    table = np.array([list(share.values()) for share in shares])
     more = table[slow].mean(axis=0) - np.median(table[~slow], axis=0)
     most = int(np.argmax(more))
-    return CLASSES[most], int(more[most])
+    return list(shares[0])[most], int(more[most])
+
+
+def _shares(step: Step) -> dict[str, int]:
+    """A step by class; where no GPU was seen, what the program waited for data, and the rest."""
+    if step.gpu is not None:
+        return {name: getattr(step, f"{name}_ns") for name in CLASSES}
+    waited = step.host_data_ns or 0
+    return {"host_data": waited, "host": step.end_ns - step.start_ns - waited}
 
 
 def warmup(facts: Facts) -> Iterator[Finding]:

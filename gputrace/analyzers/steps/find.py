@@ -25,11 +25,13 @@ class FoundSteps:
         by_rank: one set of windows for each rank, all of one kind.
         warmup: steps at the start of every rank that are warm-up.
         chosen: the steps to measure, first and end, where a person named them.
+        reason: why there are none, where there are none.
     """
 
     by_rank: Mapping[int, StepWindows]
     warmup: int
     chosen: tuple[int, int] | None = None
+    reason: str = "nothing repeats in the kernel stream, and no marker names steps"
 
     @property
     def kind(self) -> str:

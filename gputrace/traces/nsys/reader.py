@@ -30,7 +30,7 @@ from gputrace.traces.nsys.schema import KIND_OF, MEMORY_OF, TABLES, Table
 from gputrace.traces.nsys.session import NOBODY, Member, read_members, read_session
 from gputrace.traces.sqlite import Database, quoted
 from gputrace.traces.texts import Texts, read_texts
-from gputrace.traces.trace import Device, Process, Progress, Session, Trace, Window
+from gputrace.traces.trace import Device, NoGpu, Process, Progress, Session, Trace, Window
 
 
 def is_nsys(database: Database) -> bool:
@@ -58,7 +58,11 @@ class NsysTrace(Trace):
         self._process_keys: dict[int, int] = {}
         self._tables = [table for table in TABLES if _usable(database, table)]
         if not any(self.has_rows(table) for table in self._tables if table.kinds[0] in GPU_KINDS):
-            raise InputError(path, _nothing_on_gpu(self))
+            self.no_gpu = self._without_gpu()
+
+    def _without_gpu(self) -> NoGpu:
+        """Why nothing was recorded of a GPU; raises InputError where nothing else can be told."""
+        raise InputError(self.path, _nothing_on_gpu(self))
 
     @property
     def kinds(self) -> frozenset[Kind]:
