@@ -56,7 +56,7 @@ $(VENV)/.made:
 	@"$(PYTHON)" -m venv --clear $(VENV)
 	@touch $@
 
-$(VENV)/.runtime: $(VENV)/.made requirements.lock pyproject.toml
+$(VENV)/.runtime: $(VENV)/.made requirements.lock pyproject.toml setup.py
 	@$(PIP) --require-hashes -r requirements.lock
 	@$(PIP) $(PACKAGE)
 	@touch $@

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 @click.option("--steps", metavar="A:B", help="Record only these training steps, from 0.")
 @click.option("--profiler-api", is_flag=True, help="Record from cudaProfilerStart to Stop.")
 @click.option("--no-nvml", is_flag=True, help="Do not sample clocks, power and use of the GPUs.")
+@click.option("--python", is_flag=True, help="Sample which line of the program the host is at.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 def command(
     output: Path,
@@ -48,6 +49,7 @@ def command(
     steps: str | None,
     profiler_api: bool,
     no_nvml: bool,
+    python: bool,
     command: tuple[str, ...],
 ) -> int:
     """Runs COMMAND and records its GPUs into a trace file.
@@ -61,7 +63,15 @@ def command(
 
     try:
         times = _times(delay, duration)
-        plan = Plan(output, backend, *times, _steps(steps), profiler_api, nvml=not no_nvml)
+        plan = Plan(
+            output,
+            backend,
+            *times,
+            _steps(steps),
+            profiler_api,
+            nvml=not no_nvml,
+            python=python,
+        )
         prepared = prepare(plan, command, force)
     except CannotRun as error:
         return _say(str(error), error.code)

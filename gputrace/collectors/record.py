@@ -22,7 +22,7 @@ from gputrace.collectors.child import find_program
 from gputrace.collectors.cupti import CUPTI, has_driver
 from gputrace.collectors.host import HOST
 from gputrace.collectors.nvml import Sampler
-from gputrace.errors import GputraceError, InputError, UsageError
+from gputrace.errors import GputraceError, InputError, MissingError, UsageError
 
 HOOKS: Final = Path(__file__).parent / "hooks"
 _SECRET: Final = re.compile(
@@ -59,11 +59,11 @@ def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
             f"{folder}: left by another recording; make its trace with "
             f"`gputrace recover {folder}`, or remove it"
         )
+    environment = _with_hooks(plan, folder, os.environ)
     try:
         folder.mkdir(mode=0o700)
     except OSError as error:
         raise UsageError(f"{folder}: cannot be made ({error.strerror})") from None
-    environment = _with_hooks(plan, folder, os.environ)
     try:
         launch = backend.launch(plan, folder, command, environment)
     except GputraceError:
@@ -74,13 +74,26 @@ def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
 
 def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
     """The program's own environment, and what makes its host threads record themselves."""
-    changed = dict(inherited) | {"GPUTRACE_DIR": str(folder.absolute())}
+    changed = dict(inherited) | {"GPUTRACE_DIR": str(folder.absolute())} | _sampling(plan)
     if (HOOKS / "sitecustomize.py").exists():
         paths = [str(HOOKS), inherited.get("PYTHONPATH", "")]
         changed["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     if plan.steps is not None:
         changed["GPUTRACE_STEPS"] = f"{plan.steps[0]}:{plan.steps[1]}"
     return changed
+
+
+def _sampling(plan: Plan) -> dict[str, str]:
+    """What makes them sample where they are; raises MissingError where that was not built."""
+    if not plan.python:
+        return {}
+    library = next(iter(sorted(Path(__file__).parent.glob("_ticker*.so"))), None)
+    if library is None:
+        raise MissingError(
+            "--python needs a part of gputrace that was not built for want of a C compiler; "
+            "install one and then gputrace again, or record without --python"
+        )
+    return {"GPUTRACE_PYTHON": str(library)}
 
 
 def record(prepared: Prepared, tell: Callable[[str], object]) -> int:
