@@ -58,7 +58,7 @@ $(VENV)/.made:
 	@"$(PYTHON)" -m venv --clear $(VENV)
 	@touch $@
 
-$(VENV)/.runtime: $(VENV)/.made requirements.lock pyproject.toml $(NATIVE)
+$(VENV)/.runtime: $(VENV)/.made requirements.lock pyproject.toml setup.py $(NATIVE)
 	@$(PIP) --require-hashes -r requirements.lock
 	@$(PIP) $(PACKAGE)
 	@touch $@

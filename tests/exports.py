@@ -16,6 +16,8 @@ MEMSET: Final = "CUPTI_ACTIVITY_KIND_MEMSET"
 GRAPH_TRACE: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 RUNTIME: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
 NVTX: Final = "NVTX_EVENTS"
+SAMPLE: Final = "GPUTRACE_PYTHON_SAMPLE"
+STEP: Final = "GPUTRACE_STEP"
 
 H2D, D2H, D2D, PEER = 1, 2, 8, 10
 """ENUM_CUDA_MEMCPY_OPER."""
@@ -32,6 +34,8 @@ COLUMNS: Final = {
     GRAPH_TRACE: f"{_ON_GPU} graphId",
     RUNTIME: "start end eventClass globalTid correlationId nameId",
     NVTX: "start end eventType globalTid text textId domainId",
+    SAMPLE: "start globalTid nameId innerNameId",
+    STEP: "start end globalTid nameId step",
     "OSRT_API": "start end globalTid nameId",
     "StringIds": "id value",
     "TARGET_INFO_GPU": "id name busLocation cuDevice",

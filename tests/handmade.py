@@ -30,6 +30,7 @@ from tests.exports import (
     NVTX,
     PUSH_POP_RANGE,
     RUNTIME,
+    SAMPLE,
     Export,
     Value,
     global_id,
@@ -128,6 +129,15 @@ class Run:
         thread = global_id(self._pid, thread=self._thread)
         values = {"eventType": PUSH_POP_RANGE, "globalTid": thread, "domainId": 0}
         self.export.add(NVTX, start=start, end=end, text=text, **values)
+
+    def wait_at(self, *lines: str, thread: int = 0) -> None:
+        """The host spends 1 ms at each line, and a sample in its middle says so."""
+        for line in lines:
+            name = self.export.string(line)
+            who = global_id(self._pid, thread=thread or self._thread)
+            values = {"globalTid": who, "nameId": name, "innerNameId": name}
+            self.export.add(SAMPLE, start=self.now + MS // 2, **values)
+            self.wait(MS)
 
     def _issue(self, table: str, length: int, call: str, **values: Value) -> int:
         self.now += BEFORE_CALL

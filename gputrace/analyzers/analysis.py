@@ -27,6 +27,7 @@ from gputrace.analyzers.gaps import find_gaps
 from gputrace.analyzers.host import HostCalls, read_calls
 from gputrace.analyzers.host_lanes import find_host_lanes
 from gputrace.analyzers.intervals import EMPTY, Intervals
+from gputrace.analyzers.lines import read_lines
 from gputrace.analyzers.operations import GpuOperations, read_operations
 from gputrace.analyzers.partition import Timeline, build_timeline
 from gputrace.analyzers.results import SCHEMA_VERSION, Analysis, GpuTotals
@@ -75,7 +76,8 @@ def analyze(
     chosen = measured(steps, found)
     if options.steps is not None and not chosen:
         raise UsageError(_no_such_steps(trace, options, found))
-    facts = Facts(trace, operations, calls, gpus, found, steps, chosen, break_down(lanes, chosen))
+    rows, lines = break_down(lanes, chosen), read_lines(trace)
+    facts = Facts(trace, operations, calls, gpus, found, steps, chosen, rows, lines)
     return Analysis(
         schema_version=SCHEMA_VERSION,
         source=trace.source,
@@ -88,7 +90,7 @@ def analyze(
         step_list=steps,
         phases=list_phases(lanes, found),
         breakdown=facts.breakdown,
-        gaps=find_gaps(trace, gpus, calls, found, chosen, options.gaps),
+        gaps=find_gaps(trace, gpus, calls, found, chosen, options.gaps, lines),
         findings=find(facts),
         dropped_rows=dict(trace.quality.dropped),
         warnings=(*trace.quality.warnings, *trace.quality.notes),

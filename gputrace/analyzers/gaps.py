@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.host import NOBODY, HostCalls
-from gputrace.analyzers.intervals import Times, union
+from gputrace.analyzers.intervals import Intervals, Times, union
+from gputrace.analyzers.lines import Lines
 from gputrace.analyzers.results import IDLE_CAUSES, Gap, Gaps, Step
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.traces.trace import Trace
@@ -28,6 +29,7 @@ def find_gaps(
     found: FoundSteps,
     measured: Sequence[Step],
     most: int,
+    lines: Lines | None,
 ) -> Gaps:
     """All gaps counted, and the ``most`` largest listed with their evidence."""
     idle = [lane.timeline.gaps for lane in lanes]
@@ -37,7 +39,7 @@ def find_gaps(
     inside = np.flatnonzero(_inside(lanes, measured, starts, ends, owner))
     largest, largest_in_steps = (
         tuple(
-            _gap(trace, lanes[owner[row]], calls, found, int(starts[row]), int(ends[row]))
+            _gap(trace, lanes[owner[row]], calls, found, int(starts[row]), int(ends[row]), lines)
             for row in _longest(rows, starts, ends, most)
         )
         for rows in (np.arange(len(starts)), inside)
@@ -76,11 +78,19 @@ def _inside(
 
 
 def _gap(
-    trace: Trace, lane: Lane, calls: HostCalls | None, found: FoundSteps, start: int, end: int
+    trace: Trace,
+    lane: Lane,
+    calls: HostCalls | None,
+    found: FoundSteps,
+    start: int,
+    end: int,
+    lines: Lines | None,
 ) -> Gap:
     shares = lane.causes.within([start], [end])[0]
     feeder = lane.causes.feeder_of(end)
     told = "" if calls is None else _evidence(trace, calls, feeder, start, end)
+    if calls is not None and lines is not None and feeder != NOBODY:
+        told += _line(lines, calls.threads[feeder], start, end)
     cause = IDLE_CAUSES[int(np.argmax(shares))]
     return Gap(
         lane.gpu.gpu, lane.gpu.rank, _step_at(lane, found, start, end), start, end, cause, told
@@ -116,3 +126,15 @@ def _evidence(trace: Trace, calls: HostCalls, feeder: int, start: int, end: int)
     if outside >= worth:
         parts.insert(0, f"no CUDA call {format_ns(outside)}")
     return f"{', '.join(parts)} (thread {calls.threads[feeder][1]})"
+
+
+def _line(lines: Lines, feeder: tuple[int, int], start: int, end: int) -> str:
+    """Where in the user's program most samples of the gap are, of the thread if it has some."""
+    thread = lines.teller(feeder)
+    if thread is None:
+        return ""
+    place = lines.place({thread: Intervals(np.array([start]), np.array([end]))})
+    if place is None:
+        return ""
+    who = "" if thread == feeder else f"thread {thread[1]} "
+    return f", {who}at {place.line} ({place.count} of {place.samples} samples)"

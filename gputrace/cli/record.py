@@ -16,7 +16,7 @@ from gputrace.units import format_ns
 if TYPE_CHECKING:
     from gputrace.collectors.backend import Merged
     from gputrace.collectors.growth import Size
-    from gputrace.collectors.record import Prepared
+    from gputrace.collectors.prepare import Prepared
 
 LARGE: Final = 10 * 10**9
 LARGE_AT_A_TERMINAL: Final = 10**9
@@ -46,6 +46,7 @@ LARGE_AT_A_TERMINAL: Final = 10**9
 @click.option("--steps", metavar="A:B", help="Record only these training steps, from 0.")
 @click.option("--profiler-api", is_flag=True, help="Record from cudaProfilerStart to Stop.")
 @click.option("--no-nvml", is_flag=True, help="Do not sample clocks, power and use of the GPUs.")
+@click.option("--python", is_flag=True, help="Sample which line of the program the host is at.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 def command(
     output: Path,
@@ -56,6 +57,7 @@ def command(
     steps: str | None,
     profiler_api: bool,
     no_nvml: bool,
+    python: bool,
     command: tuple[str, ...],
 ) -> int:
     """Runs COMMAND and records its GPUs into a trace file.
@@ -65,11 +67,19 @@ def command(
     """
     from gputrace.collectors.backend import Plan
     from gputrace.collectors.child import CannotRun
-    from gputrace.collectors.record import prepare
+    from gputrace.collectors.prepare import prepare
 
     try:
         times = _times(delay, duration)
-        plan = Plan(output, backend, *times, _steps(steps), profiler_api, nvml=not no_nvml)
+        plan = Plan(
+            output,
+            backend,
+            *times,
+            _steps(steps),
+            profiler_api,
+            nvml=not no_nvml,
+            python=python,
+        )
         prepared = prepare(plan, command, force)
     except CannotRun as error:
         return _say(str(error), error.code)

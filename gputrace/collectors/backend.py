@@ -22,6 +22,8 @@ class Plan:
     profiler_api: bool = False
     """Record from cudaProfilerStart to cudaProfilerStop."""
     nvml: bool = True
+    python: bool = False
+    """Sample the lines that Python programs are at."""
 
 
 @dataclass(frozen=True, slots=True)

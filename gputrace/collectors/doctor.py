@@ -16,7 +16,7 @@ from gputrace.collectors.container import container, how_to_get_gpus, missing_ca
 from gputrace.collectors.cupti import collector_library, has_driver
 from gputrace.collectors.nsys_reports import importer_obstacle
 from gputrace.collectors.nvprof import find_nvprof
-from gputrace.collectors.record import HOOKS
+from gputrace.collectors.prepare import HOOKS
 from gputrace.errors import MissingError
 from gputrace.traces.nsys.report import find_nsys, nsys_version
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gputrace.collectors.chunks import Format, Loss, read_chunk_file, read_stop
 
 _HOST: Final = Format(b"GPUTRHST", 1, "a host file", "a file of gputrace's hooks")
-KINDS: Final = {"data_wait": 1, "step": 2, "annotation": 3, "note": 4}
+KINDS: Final = {"data_wait": 1, "step": 2, "annotation": 3, "note": 4, "sample": 5}
 """Kinds of events by the number in their records."""
 
 _EVENT: Final = np.dtype(
@@ -49,7 +49,8 @@ class HostEvents:
             wait ended with an exception, StopIteration mostly. Steps: those of the source that
             knows best (the user's marks, else a framework's loop, else an optimizer); number counts
             from 0, and each starts where the one before ended, the first with its first data wait,
-            or else where the file begins.
+            or else where the file begins. Samples: start is their moment, name the user's line,
+            number the name of the innermost line of all.
         names: text by id.
         info: what the process said of itself.
         clocks: the same moment on three clocks: realtime, monotonic, raw.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gputrace.collectors.chunks import Loss
 from gputrace.collectors.clock import LARGEST, OWN, global_pid, global_tids, session_time
@@ -20,7 +21,7 @@ ANNOTATION: Final = 2
 
 
 def write_host(writer: TraceWriter, host: HostEvents, start: int, machine: int = OWN) -> int:
-    """Writes steps, data waits and annotations; gives back the number of steps.
+    """Writes steps, data waits, annotations and samples; gives back the number of steps.
 
     ``start`` is the session's on CLOCK_REALTIME, ``machine`` the upper 16 bits of global ids.
     """
@@ -34,6 +35,10 @@ def write_host(writer: TraceWriter, host: HostEvents, start: int, machine: int =
         rows = host.records[records]
         columns = spans(rows) | {"kind": [kind] * len(rows)}
         writer.add("GPUTRACE_HOST_RANGE", columns)
+    samples = spans(host.records["sample"])
+    del samples["end"]
+    samples["innerNameId"] = _strings(writer, host, host.records["sample"]["number"])
+    writer.add("GPUTRACE_PYTHON_SAMPLE", samples)
     notes = host.records["note"]
     columns = {
         "globalPid": [global_pid(host.pid, machine)] * len(notes),
@@ -57,13 +62,17 @@ def write_losses(writer: TraceWriter, process: int, losses: Sequence[Loss], star
 def _spans(
     writer: TraceWriter, host: HostEvents, rows: Records, start: int, machine: int
 ) -> dict[str, Any]:
-    names = {int(id): writer.string(host.names.get(int(id), "?")) for id in np.unique(rows["name"])}
     return {
         "start": session_time(rows["start"], host.clocks, start).tolist(),
         "end": session_time(rows["end"], host.clocks, start).tolist(),
         "globalTid": global_tids(host.pid, rows["thread"], machine).tolist(),
-        "nameId": [names[id] for id in rows["name"].tolist()],
+        "nameId": _strings(writer, host, rows["name"]),
     }
+
+
+def _strings(writer: TraceWriter, host: HostEvents, names: NDArray[np.uint32]) -> list[int]:
+    ids = {int(id): writer.string(host.names.get(int(id), "?")) for id in np.unique(names)}
+    return [ids[id] for id in names.tolist()]
 
 
 def write_nvml(writer: TraceWriter, paths: Iterable[Path], start: int) -> None:

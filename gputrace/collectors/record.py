@@ -1,4 +1,4 @@
-"""Recording a program: the environment that makes it record itself, and the trace of that.
+"""Recording a program that is ready to, and the trace of that.
 
 While the program runs, each of its processes appends to a file of its own in a folder beside the
 output; what is in that folder can be made a trace at any time (`recover`).
@@ -11,125 +11,26 @@ import os
 import re
 import shutil
 import socket
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gputrace.collectors.backend import Backend, Launch, Merged, Plan
-from gputrace.collectors.backends import BACKENDS, choose
-from gputrace.collectors.child import find_program
+from gputrace.collectors.backend import Merged
+from gputrace.collectors.backends import BACKENDS
 from gputrace.collectors.cupti import CUPTI, has_driver
 from gputrace.collectors.growth import Growth, Size
 from gputrace.collectors.host import HOST
-from gputrace.collectors.job import Task, find_task
-from gputrace.collectors.naming import Name, name_output, of_task
 from gputrace.collectors.nvml import Sampler
-from gputrace.collectors.team import CannotShare, Team, ranks_in
-from gputrace.errors import GputraceError, InputError, UsageError
+from gputrace.collectors.prepare import Prepared
+from gputrace.collectors.team import ranks_in
+from gputrace.errors import InputError
 from gputrace.units import format_ranges
 
-HOOKS: Final = Path(__file__).parent / "hooks"
 _SECRET: Final = re.compile(
     r"(?i)(pass(word|wd|phrase)?|secret|token|api.?key|auth|credentials?)(?![a-z])[\w-]*(=|$)"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A recording that may begin."""
-
-    plan: Plan
-    command: tuple[str, ...]
-    """The program as the user wrote it."""
-    backend: Backend
-    team: Team
-    """The recorders of this machine that write one trace together."""
-    launch: Launch
-    task: Task | None
-    traces: str
-    """What names the traces of all machines in a shell."""
-
-    @property
-    def folder(self) -> Path:
-        """What the processes write into; it exists."""
-        return self.team.folder
-
-
-def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
-    """Makes all ready: the backend is chosen, the folder is there.
-
-    Raises CannotRun where there is no such program, UsageError where something is in the way,
-    MissingError where the backend asked for cannot work here.
-    """
-    find_program(command[0])
-    backend = choose(plan, os.environ)
-    task = find_task(os.environ)
-    host, pid = socket.gethostname(), os.getpid()
-    name = name_output(str(plan.output), task, command, os.environ, host, pid)
-    team, output = _gather(name, task, backend, force)
-    plan = replace(plan, output=output)
-    environment = _with_hooks(plan, team.folder, os.environ)
-    try:
-        launch = backend.launch(plan, team.folder, command, environment)
-    except GputraceError:
-        with team.leave() as is_last:
-            if is_last:
-                team.dissolve()
-        raise
-    return Prepared(plan, tuple(command), backend, team, launch, task, name.pattern)
-
-
-def _gather(name: Name, task: Task | None, backend: Backend, force: bool) -> tuple[Team, Path]:
-    """The recorder's place among those of its machine, and the trace that they write."""
-    if task is None or name.is_tasks_own:
-        return _alone(name.path, task, force)
-    try:
-        if not backend.shares or _is_of(name.path, task.job):
-            raise CannotShare
-        _check_free(name.path, force)
-        folder = _folder(name.path)
-        return Team(folder, task.job, task.rank, task.local_tasks), name.path
-    except CannotShare:
-        return _alone(of_task(name.path, task), task, force)
-
-
-def _alone(output: Path, task: Task | None, force: bool) -> tuple[Team, Path]:
-    _check_free(output, force)
-    return Team(_folder(output), rank=0 if task is None else task.rank), output
-
-
-def _folder(output: Path) -> Path:
-    return output.with_name(f"{output.name}.spool")
-
-
-def _check_free(output: Path, force: bool) -> None:
-    if output.exists() and not (force and output.is_file()):
-        raise UsageError(f"{output}: exists; name another with -o, or give --force")
-
-
-def _is_of(output: Path, job: str) -> bool:
-    """Whether tasks of the job have already written the trace: this one is late."""
-    try:
-        with closing(sqlite3.connect(f"{output.absolute().as_uri()}?mode=ro", uri=True)) as trace:
-            sql = "SELECT value FROM GPUTRACE_META WHERE name = 'job'"
-            return bool(job) and trace.execute(sql).fetchone() == (job,)
-    except sqlite3.Error:
-        return False
-
-
-def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The program's own environment, and what makes its host threads record themselves."""
-    changed = dict(inherited) | {"GPUTRACE_DIR": str(folder.absolute())}
-    if (HOOKS / "sitecustomize.py").exists():
-        paths = [str(HOOKS), inherited.get("PYTHONPATH", "")]
-        changed["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    if plan.steps is not None:
-        changed["GPUTRACE_STEPS"] = f"{plan.steps[0]}:{plan.steps[1]}"
-    return changed
 
 
 def record(

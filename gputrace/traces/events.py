@@ -50,6 +50,8 @@ class Kind(IntEnum):
     """A host thread waiting for the next batch, as a hook in the data loader recorded it."""
     STEP = 23
     """A training step, as a hook or a profiler marked it on the host."""
+    SAMPLE = 24
+    """Where a host thread was in the user's program at a moment, by name; start equals end."""
 
 
 GPU_KINDS: Final = tuple(kind for kind in Kind if kind < Kind.API)

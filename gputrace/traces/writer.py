@@ -76,6 +76,8 @@ TABLES: Final[Mapping[str, str]] = {
     "nameId INTEGER NOT NULL, step INTEGER",
     "GPUTRACE_HOST_RANGE": "start INTEGER NOT NULL, end INTEGER NOT NULL, "
     "globalTid INTEGER NOT NULL, nameId INTEGER NOT NULL, kind INTEGER NOT NULL",
+    "GPUTRACE_PYTHON_SAMPLE": "start INTEGER NOT NULL, globalTid INTEGER NOT NULL, "
+    "nameId INTEGER NOT NULL, innerNameId INTEGER NOT NULL",
     "GPUTRACE_CLOCK": "globalPid INTEGER NOT NULL, realtimeNs INTEGER NOT NULL, "
     "monotonicNs INTEGER NOT NULL, monotonicRawNs INTEGER NOT NULL",
     "GPUTRACE_NOTE": "globalPid INTEGER, timeNs INTEGER, text TEXT NOT NULL",

@@ -12,6 +12,8 @@ import numpy as np
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.classes import distinct_ids
 from gputrace.analyzers.host import HostCalls
+from gputrace.analyzers.intervals import Intervals, union
+from gputrace.analyzers.lines import Lines, Place, dominating
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results import Breakdown, Evidence, Finding, Step
 from gputrace.analyzers.steps import FoundSteps
@@ -25,6 +27,13 @@ MEDIUM: Final = 0.05
 
 _STRAY: Final = 0.01
 """Part of the operations of its rank's busiest GPU below which a GPU does not count."""
+
+_OF_THE_HOST: Final = ("data_feeding", "sync", "alloc", "launch")
+"""Causes of idle time in which what the host does is what the GPUs wait for."""
+
+_FEWEST_SAMPLES: Final = 5
+_DOMINATES: Final = 0.5
+"""Samples, and the part of them, that a line needs to be named."""
 
 _FRAMEWORKS: Final = (
     ("pytorch", ("at::native", "c10::", "triton_", "torch.")),
@@ -53,6 +62,8 @@ class Facts:
     measured: Sequence[Step]
     """Those of them that the breakdown is over."""
     breakdown: tuple[Breakdown, ...]
+    lines: Lines | None
+    """Where the host threads were, where that was sampled."""
 
     @cached_property
     def framework(self) -> str:
@@ -153,8 +164,37 @@ class Facts:
         if severity is None:
             return
         told = message.format(cost=f"{format_ns(cost)} of {self.per} ({share:.0%})")
-        evidence = {"share": round(share, 4), f"{name}_ns": cost, "total_ns": self.mean_ns}
+        evidence: dict[str, float | int | str | None] = {
+            "share": round(share, 4),
+            f"{name}_ns": cost,
+            "total_ns": self.mean_ns,
+        }
+        place = self.place_in(name)
+        if place is not None:
+            part = f"{place.share:.0%} of {place.samples:,} samples"
+            told += f"; the host is at {place.line} in {part}"
+            evidence |= {"line": place.line, "line_share": round(place.share, 4)}
         yield self.finding(id, severity, cost, told, advice, evidence)
+
+    def place_in(self, cause: str) -> Place | None:
+        """The line that dominates while GPUs that count are idle for a cause; None if none does."""
+        if self.calls is None or self.lines is None or cause not in _OF_THE_HOST:
+            return None
+        stretches = [
+            (lane, self._measured_part(lane, lane.causes.of[cause]))
+            for lane, row in zip(self.lanes, self.breakdown, strict=True)
+            if row in self.rows
+        ]
+        place = dominating(self.lines, self.calls, stretches)
+        if place is None or place.samples < _FEWEST_SAMPLES or place.share < _DOMINATES:
+            return None
+        return place
+
+    def _measured_part(self, lane: Lane, idle: Intervals) -> Intervals:
+        own = [s for s in self.measured if (s.gpu, s.rank) == (lane.gpu.gpu, lane.gpu.rank)]
+        if not own:
+            return idle.clip(*lane.timeline.window)
+        return idle.intersection(union([s.start_ns for s in own], [s.end_ns for s in own]))
 
 
 Rule = Callable[[Facts], Iterator[Finding]]

@@ -216,7 +216,7 @@ class NsysTrace(Trace):
 
 
 def _usable(database: Database, table: Table) -> bool:
-    required = ["start"] if table.name == "NVTX_EVENTS" else ["start", "end"]
+    required = ["start"] if table.name == "NVTX_EVENTS" else ["start", *table.columns["end"]]
     if table.where:
         required.append("eventType")
     return database.has(table.name, *required)

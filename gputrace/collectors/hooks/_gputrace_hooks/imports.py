@@ -116,3 +116,7 @@ def install() -> None:
             patch(module)
     if os.environ.get("GPUTRACE_STEPS"):
         from . import steps  # noqa: F401
+    if os.environ.get("GPUTRACE_PYTHON"):
+        from . import sampler
+
+        sampler.install(os.environ["GPUTRACE_PYTHON"])

@@ -6,6 +6,7 @@ little-endian, times in nanoseconds of CLOCK_REALTIME.
 
 FULL  u64 time, u64 events, u32 errno, u32 0: the first chunk, zeros until writing has failed
 EVNT  records of 32 bytes: u64 start, u64 end, u32 thread, u32 name, u16 kind, u16 rank, u32 number
+      (of a sample, the name is the user's line, the number that of the innermost line's name)
 NAME  u32 id, text          INFO  "key=value"          CLOK  u64 realtime, monotonic, monotonic_raw
 
 gputrace/collectors/host_events.py reads it; keep the two alike.
@@ -29,13 +30,14 @@ if TYPE_CHECKING:
 
 MAGIC = b"GPUTRHST"
 VERSION = 1
-DATA_WAIT, STEP, ANNOTATION, NOTE = 1, 2, 3, 4
+DATA_WAIT, STEP, ANNOTATION, NOTE, SAMPLE = 1, 2, 3, 4, 5
 
 _SECOND = 1000000000
 _BETWEEN_WRITES = _SECOND // 4
 _SAVED_UP = 8 * _BETWEEN_WRITES
 _MOST_NAMES = 10000
 _PLACE = 40
+_FOLDER = os.path.dirname(__file__) + os.sep
 _VARIABLES = (
     "RANK WORLD_SIZE LOCAL_RANK OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE "
     "OMPI_COMM_WORLD_LOCAL_RANK PMI_RANK PMI_SIZE SLURM_PROCID SLURM_NTASKS SLURM_LOCALID "
@@ -46,6 +48,8 @@ on_write: "list[Callable[[], None]]" = []
 """Called after events were written, four times a second in the long run."""
 on_fork: "list[Callable[[], None]]" = []
 """Called in a forked child."""
+on_worker: "list[Callable[[], None]]" = []
+"""Called in a process that multiprocessing has forked, before it works."""
 
 if sys.version_info >= (3, 7):
     time_ns = time.time_ns
@@ -94,8 +98,18 @@ def record(start: int, end: int, what: int, kind: int) -> None:
         _events.extend((start, end, what | thread, kind))
         if not _written <= end < _due:
             write(end)
-    except Exception:
+    except Exception as error:
+        if is_handlers(error):
+            raise
         _state.failed = True
+
+
+def is_handlers(error: BaseException) -> bool:
+    """Whether a signal handler of the program raised it, which Python ran while we were at work."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is not None and not last.tb_frame.f_code.co_filename.startswith(_FOLDER)
 
 
 def word(name: str) -> int:
@@ -134,7 +148,9 @@ def write(now: int) -> None:
         _written = now
         _due = (now if backwards else max(_due, now - _SAVED_UP)) + _BETWEEN_WRITES
         _write_events(state, now)
-    except Exception:
+    except Exception as error:
+        if is_handlers(error):
+            raise
         state.failed = True
     finally:
         state.lock.release()
@@ -159,6 +175,8 @@ def finish_with(util: "Any") -> None:
 
     def register(_: object) -> None:
         util.Finalize(None, finish, exitpriority=-100)
+        for call in on_worker:
+            call()
 
     # A child forgets finalizers and then calls this.
     util.register_after_fork(finish, register)

@@ -1,0 +1,188 @@
+"""Where the program's main thread is, looked up at a low rate.
+
+On where GPUTRACE_PYTHON names the library of the clock, native/ticker, which says how it is that
+``_look`` runs on the main thread. A sample names the line that the program's own code has come to,
+and the innermost line of all, in a library mostly: file, number, function; no values.
+
+The clock is a thread, which a program should not notice: it runs no Python, no signal reaches it,
+and it is gone while the process forks, so that nothing warns of a thread. A child gets one of its
+own when it is multiprocessing's or records something: another may be about to exec.
+
+Python looks for calls to make when it has called something and where functions and turns of loops
+begin: what an operator in between does is seen at the next of these.
+"""
+
+import atexit
+import fcntl  # noqa: F401 (so that what we do in the midst of the program need not import it)
+import os
+import sys
+
+from . import control, recorder, steps
+from .recorder import SAMPLE, note, record, time_ns, word
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ctypes
+    from types import FrameType
+
+_PERIOD = 10000000
+_MOST_TICKS = 6000
+_MOST_FRAMES = 200
+_MOST_LINES = 8000
+"""Leaves room in the recorder's table of names."""
+_TRIES = 5
+
+_USER, _LIBRARY, _STANDARD, _OURS, _RECORDING = range(5)
+_TYPED_IN = ("<string>", "<stdin>", "<ipython-input")
+_standard = os.path.dirname(os.__file__) + os.sep
+_package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__)))) + os.sep
+# Python 3.11 begins a function with a few bytes that make it ready.
+_BEGUN = 8 if sys.version_info >= (3, 11) else 0
+
+_sides = dict.fromkeys([recorder.__file__, control.__file__, steps.__file__], _RECORDING)
+_lines: "dict[tuple[str, int, str], int]" = {}
+
+_clock: "ctypes.CDLL | None" = None
+_held: "list[None]" = []
+"""One for each fork under way and for the end of the process: no thread may be there."""
+_asleep = False
+"""Whether this is a forked child that has done nothing yet."""
+
+
+def install(path: str) -> None:
+    """Samples from now on; leaves a note where that cannot be. It never raises."""
+    global _clock
+    try:
+        import ctypes
+
+        if not _prepare(ctypes.PyDLL(path)):
+            note("this Python cannot be sampled")
+            return
+        _clock = ctypes.CDLL(path)
+        recorder.on_fork.append(_in_forked_child)
+        recorder.on_worker.append(_wake_up)
+        recorder.on_write.append(_wake_up)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(before=_hold, after_in_parent=_let_go)
+        atexit.register(_hold)
+        _start()
+    except Exception:
+        recorder.note_failure("starting to sample")
+
+
+def _prepare(clock: "ctypes.PyDLL") -> bool:
+    from ctypes import c_longlong, c_void_p, cast, py_object, pythonapi
+
+    names = ["Py_AddPendingCall", "PyObject_CallFunction", "Py_DecRef"]
+    functions = [cast(getattr(pythonapi, name), c_void_p) for name in names]
+    # The clock keeps it; it must outlive this module.
+    pythonapi.Py_IncRef(py_object(_look))
+    received = interpreter = None
+    if (3, 9) <= sys.version_info < (3, 13):
+        received = cast(pythonapi._PyEval_SignalReceived, c_void_p)
+        main = pythonapi.PyInterpreterState_Main
+        main.restype = c_void_p
+        interpreter = main()
+    prepare = clock.gputrace_ticker_prepare
+    prepare.argtypes = [c_void_p] * 4 + [c_longlong] + [c_void_p] * 2
+    return any(
+        not prepare(*functions, id(_look), _PERIOD, received, interpreter) for _ in range(_TRIES)
+    )
+
+
+def _start() -> None:
+    if _clock is not None and _clock.gputrace_ticker_start():
+        note("no thread could be started to sample")
+
+
+def _hold() -> None:
+    _held.append(None)
+    if _clock is not None:
+        _clock.gputrace_ticker_stop()
+
+
+def _let_go() -> None:
+    _held.pop()
+    if not _held and not _asleep:
+        _start()
+
+
+def _in_forked_child() -> None:
+    global _asleep
+    _asleep = True
+    del _held[:]
+
+
+def _wake_up() -> None:
+    global _asleep
+    if _asleep:
+        _asleep = False
+        _start()
+
+
+def _look(ticks: int, since: int) -> None:
+    """Records where the program is, for each tick since the first of them."""
+    try:
+        now = time_ns()
+        place, inner = _place(sys._getframe(1))
+        if place is None or inner is None:
+            return
+        what, kind = _line(place) << 32, SAMPLE | _line(inner) << 32
+        count = min(ticks, _MOST_TICKS)
+        for tick in range(count):
+            record(since + (now - since) * tick // count, now, what, kind)
+    except Exception as error:
+        if recorder.is_handlers(error):
+            raise
+
+
+def _place(frame: "FrameType | None") -> "tuple[FrameType | None, FrameType | None]":
+    """The innermost frame of the user's program, and of all; None where that is nobody's.
+
+    Of a program that is itself an installed package, the outermost frame of such: it has no other.
+    """
+    inner = outermost = None
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            break
+        file = frame.f_code.co_filename
+        side = _sides.get(file)
+        if side is None:
+            side = _sides[file] = _side(file)
+        if side == _RECORDING:
+            return None, None
+        # A function that has only begun has done nothing: what came before was its caller's.
+        if inner is None and side != _OURS and frame.f_lasti > _BEGUN:
+            inner = frame
+        if side == _USER and inner is not None:
+            return frame, inner
+        if side == _LIBRARY:
+            outermost = frame
+        frame = frame.f_back
+    return outermost, inner
+
+
+def _side(file: str) -> int:
+    """Whose code a file is."""
+    if len(_sides) > _MOST_LINES:
+        return _STANDARD
+    if file.startswith(_package):
+        return _OURS
+    if file.startswith("<"):
+        return _USER if file.startswith(_TYPED_IN) else _STANDARD
+    if "/site-packages/" in file or "/dist-packages/" in file:
+        return _LIBRARY
+    return _STANDARD if file.startswith(_standard) else _USER
+
+
+def _line(frame: "FrameType") -> int:
+    """The number of the name of a frame's line."""
+    code = frame.f_code
+    key = code.co_filename, frame.f_lineno or 0, getattr(code, "co_qualname", code.co_name)
+    number = _lines.get(key)
+    if number is None:
+        full = len(_lines) >= _MOST_LINES
+        number = word("(more lines)" if full else "{}:{} {}".format(*key)) >> 32
+        if not full:
+            _lines[key] = number
+    return number

@@ -1,0 +1,177 @@
+/* A clock in a recorded Python program: at a low rate it asks the main thread where it is.
+ *
+ * The thread of the clock takes no lock of the interpreter, so it makes nobody wait. It queues a
+ * pending call, and the main thread makes that at its next check between two bytecodes, as it does
+ * with signal handlers. Until then it has not left the call that it is in, if any: all ticks that
+ * came meanwhile belong there. (A sampler that takes the interpreter's lock would see programs where
+ * they let go of it, which is not where they spend their time.)
+ *
+ * From 3.9 to 3.12, a pending call that another thread queues stays unseen until the main thread has
+ * been waiting for something; the word that makes it check, eval_breaker, must be set as well. It is
+ * found by calling the function of CPython that sets it, and nothing else close to it.
+ *
+ * hooks/_gputrace_hooks/sampler.py uses this; CPython's functions come from there. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <signal.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXPORTED __attribute__((visibility("default")))
+#define SECOND 1000000000LL
+
+typedef int (*pending)(void *);
+
+static struct {
+    int (*add)(pending, void *);
+    void *(*call)(void *callable, const char *format, ...);
+    void (*release)(void *object);
+    void *callable;
+    long long period;
+    int *breaker;
+} python;
+
+static struct {
+    pthread_mutex_t changing, lock;
+    pthread_cond_t ended;
+    pthread_t thread;
+    pid_t process;
+    long id;
+    int runs;
+} ticker = {.changing = PTHREAD_MUTEX_INITIALIZER};
+
+static int queued;
+static long ticks;
+static long long since; /* CLOCK_REALTIME of the first of them */
+
+static long long read_clock(clockid_t clock) {
+    struct timespec time;
+    clock_gettime(clock, &time);
+    return time.tv_sec * SECOND + time.tv_nsec;
+}
+
+/* On the main thread, which holds the interpreter's lock; -1 says that an exception is set, which
+ * only a signal handler of the program can have raised. */
+static int serve(void *unused) {
+    (void)unused;
+    long long first = since;
+    long count = __atomic_exchange_n(&ticks, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&queued, 0, __ATOMIC_SEQ_CST);
+    if (!count || !ticker.runs || ticker.process != getpid()) return 0;
+    void *result = python.call(python.callable, "lL", count, first);
+    if (!result) return -1;
+    python.release(result);
+    return 0;
+}
+
+static void tick(void) {
+    if (!__atomic_load_n(&ticks, __ATOMIC_SEQ_CST)) since = read_clock(CLOCK_REALTIME);
+    __atomic_add_fetch(&ticks, 1, __ATOMIC_SEQ_CST);
+    if (!__atomic_exchange_n(&queued, 1, __ATOMIC_SEQ_CST) && python.add(serve, NULL))
+        __atomic_store_n(&queued, 0, __ATOMIC_SEQ_CST);
+    if (python.breaker) __atomic_store_n(python.breaker, 1, __ATOMIC_RELAXED);
+}
+
+static void *run(void *unused) {
+    double part = 0;
+    ticker.id = syscall(SYS_gettid);
+    pthread_mutex_lock(&ticker.lock);
+    while (ticker.runs) {
+        /* Golden steps: never in time with the program, and evenly spread. */
+        part += 0.618034;
+        part -= part >= 1;
+        long long due = read_clock(CLOCK_MONOTONIC) + (long long)((0.5 + part) * python.period);
+        struct timespec until = {due / SECOND, due % SECOND};
+        while (ticker.runs && !pthread_cond_timedwait(&ticker.ended, &ticker.lock, &until)) {}
+        if (ticker.runs) tick();
+    }
+    pthread_mutex_unlock(&ticker.lock);
+    return unused;
+}
+
+/* Finds the word that SIGNAL_RECEIVED, called on the main thread, changes from 0 to 1. */
+static int *find_breaker(void (*signal_received)(void *), void *interpreter) {
+    int before[256], found = -1, count = 0;
+    volatile int *words = interpreter;
+    memcpy(before, interpreter, sizeof before);
+    signal_received(interpreter);
+    for (int i = 0; i < 256; i++) {
+        if (words[i] == before[i]) continue;
+        count += before[i] == 0 && words[i] == 1 ? 1 : 2;
+        found = i;
+    }
+    return count == 1 ? (int *)interpreter + found : NULL;
+}
+
+/* Takes what is used of CPython, and what to call with the number of ticks and the moment of the
+ * first. SIGNAL_RECEIVED is null where pending calls are seen without it. To be called on the main
+ * thread and with the interpreter's lock; 0 when all is well, else it may be tried again. */
+EXPORTED int gputrace_ticker_prepare(void *add, void *call, void *release, void *callable,
+                                     long long period, void *signal_received, void *interpreter) {
+    int *breaker = NULL;
+    if (python.callable) return 0;
+    if (signal_received) {
+        breaker = find_breaker((void (*)(void *))signal_received, interpreter);
+        if (!breaker) return -1;
+    }
+    python.add = (int (*)(pending, void *))add;
+    python.call = (void *(*)(void *, const char *, ...))call;
+    python.release = (void (*)(void *))release;
+    python.period = period;
+    python.breaker = breaker;
+    python.callable = callable;
+    return 0;
+}
+
+static int start(void) {
+    pthread_condattr_t steady;
+    pthread_attr_t small;
+    sigset_t all, before;
+    pthread_mutex_init(&ticker.lock, NULL);
+    pthread_condattr_init(&steady);
+    pthread_condattr_setclock(&steady, CLOCK_MONOTONIC);
+    pthread_cond_init(&ticker.ended, &steady);
+    pthread_attr_init(&small);
+    pthread_attr_setstacksize(&small, 256 * 1024);
+    ticks = queued = 0;
+    ticker.runs = 1;
+    /* Signals are the program's: none is to end up here. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&ticker.thread, &small, run, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) ticker.runs = 0;
+    return failed;
+}
+
+/* 0, or an error number. */
+EXPORTED int gputrace_ticker_start(void) {
+    if (ticker.process != getpid()) {
+        /* What a forked child has of the threads of its parent is of no use. */
+        pthread_mutex_init(&ticker.changing, NULL);
+        ticker.process = getpid();
+        ticker.runs = 0;
+    }
+    pthread_mutex_lock(&ticker.changing);
+    int failed = ticker.runs ? 0 : start();
+    pthread_mutex_unlock(&ticker.changing);
+    return failed;
+}
+
+/* Returns when the system counts the thread no more. */
+EXPORTED void gputrace_ticker_stop(void) {
+    if (ticker.process != getpid()) return;
+    pthread_mutex_lock(&ticker.changing);
+    if (ticker.runs) {
+        pthread_mutex_lock(&ticker.lock);
+        ticker.runs = 0;
+        pthread_cond_signal(&ticker.ended);
+        pthread_mutex_unlock(&ticker.lock);
+        pthread_join(ticker.thread, NULL);
+        for (int i = 0; i < 1000 && !syscall(SYS_tgkill, getpid(), ticker.id, 0); i++) usleep(10);
+    }
+    pthread_mutex_unlock(&ticker.changing);
+}

@@ -1,0 +1,281 @@
+"""`gputrace record --python`: samples say where a program spends its time, unnoticed."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import sys
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests import command
+
+PYTHONS: Final = ("3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13")
+
+KNOWN: Final = """
+import time
+def compute():
+    end = time.perf_counter() + 0.004
+    while time.perf_counter() < end: pass
+def call(data):
+    return sorted(data)
+def wait():
+    time.sleep(0.0005)
+spent = {compute: 0, call: 0, wait: 0}
+data = [str(n * 7919 % 100003) for n in range(4000)]
+def turn(function, *arguments):
+    begin = time.perf_counter()
+    function(*arguments)
+    spent[function] += time.perf_counter() - begin
+while sum(spent.values()) < 1.5:
+    turn(compute); turn(call, data); turn(wait)
+print(*[time / sum(spent.values()) for time in spent.values()])
+"""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What was recorded of a program, as (pid, user's line, innermost line) of each sample."""
+
+    ran: command.Ran
+    rows: list[tuple[int, str, str]]
+
+    @property
+    def lines(self) -> Counter[str]:
+        """Samples by line of the user's program, without the folder."""
+        return Counter(line.rsplit("/", 1)[-1] for _, line, _ in self.rows)
+
+    @property
+    def functions(self) -> Counter[str]:
+        return Counter(line.rsplit(" ", 1)[-1] for _, line, _ in self.rows)
+
+
+def record(folder: Path, source: str, *options: str, python: str = sys.executable) -> Samples:
+    """Records a program with its samples; it has to end well."""
+    program, trace = folder / "train.py", folder / "t.sqlite"
+    program.write_text(source, encoding="utf-8")
+    words = ["record", "--force", "-o", str(trace), "--no-nvml", "--backend", "host", "--python"]
+    ran = command.gputrace(*words, "--", python, *options, str(program))
+    assert ran.code == 0, ran.err
+    return Samples(ran, samples(trace))
+
+
+def samples(trace: Path) -> list[tuple[int, str, str]]:
+    sql = """SELECT globalTid >> 24 & 0xffffff, users.value, innermost.value
+        FROM GPUTRACE_PYTHON_SAMPLE
+        JOIN StringIds users ON users.id = nameId
+        JOIN StringIds innermost ON innermost.id = innerNameId
+        ORDER BY start"""
+    with closing(sqlite3.connect(trace)) as database:
+        if not database.execute("SELECT 1 FROM sqlite_master WHERE name LIKE '%SAMPLE'").fetchone():
+            return []
+        return database.execute(sql).fetchall()
+
+
+def own_messages(err: str) -> list[str]:
+    """What the program said on stderr."""
+    return [line for line in err.splitlines() if not line.startswith("gputrace: ")]
+
+
+def find_python(version: str) -> str:
+    homes = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    python = str(homes[0]) if homes else shutil.which(f"python{version}")
+    if python is None:
+        pytest.skip(f"no Python {version} is here")
+    return python
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_functions_have_samples_by_the_time_they_take(tmp_path: Path, version: str) -> None:
+    """Be it in Python, in C that keeps the interpreter's lock, or in C that lets go of it."""
+    found = record(tmp_path, KNOWN, python=find_python(version))
+    times = [float(part) for part in found.ran.out.split()]
+    total = found.functions.total()
+    # Of 150; a machine under load loses some.
+    assert total > 30
+    for name, time in zip(("compute", "call", "wait"), times, strict=True):
+        assert found.functions[name] / total == pytest.approx(time, abs=0.2), found.functions
+
+
+def test_a_sample_has_the_users_line_and_the_innermost_one(tmp_path: Path) -> None:
+    found = record(
+        tmp_path,
+        "import json, gputrace\n"
+        "def work():\n"
+        "    for _ in range(40):\n"
+        "        json.dumps(list(range(40000)))\n"
+        "        gputrace.step()\n"
+        "work()\n",
+    )
+    assert "40 steps" in found.ran.err
+    assert found.lines.most_common(1)[0][0] == "train.py:4 work"
+    inner = Counter(inner.rsplit("/", 1)[-1] for _, line, inner in found.rows if ":4 " in line)
+    assert inner.most_common(1)[0][0].startswith("encoder.py:")
+    assert {pid for pid, *_ in found.rows if pid != found.rows[0][0]} == set()
+
+
+def test_a_long_call_has_all_the_samples_of_its_time(tmp_path: Path) -> None:
+    found = record(tmp_path, "import time\ntime.sleep(0.5)\nsorted(map(str, range(2000)))\n")
+    assert 10 < found.lines["train.py:2 <module>"] < 75
+
+
+def test_a_program_in_an_installed_package_is_named_by_its_own_outermost_line(
+    tmp_path: Path,
+) -> None:
+    package = tmp_path / "site-packages" / "trainer"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "main.py").write_text("import time\ndef run():\n    time.sleep(0.1)\nrun()\n")
+    path = str(package.parent)
+    words = [f"import sys; sys.path.insert(0, {path!r}); import runpy", "runpy.run_module"]
+    source = f"{words[0]}\n{words[1]}('trainer.main')"
+    trace = tmp_path / "t.sqlite"
+    command.gputrace("record", "-o", trace, "--python", "--", sys.executable, "-c", source)
+    assert {line for _, line, _ in samples(trace)} == {"<string>:2 <module>"}
+    module = [sys.executable, "-m", "trainer.main"]
+    env = {"PYTHONPATH": f"{path}:{command.ROOT}"}
+    command.gputrace("record", "--force", "-o", trace, "--python", "--", *module, env=env)
+    [line] = {line.rsplit("/", 1)[-1] for _, line, _ in samples(trace)}
+    assert line == "main.py:4 <module>"
+
+
+def test_no_value_or_text_of_the_program_is_in_the_trace(tmp_path: Path) -> None:
+    source = "import time\ndef f(planted):\n    x = 'pla' + 'nted'; time.sleep(0.1)\nf('planted')\n"
+    assert record(tmp_path, source).lines["train.py:3 f"]
+    assert b"planted" not in (tmp_path / "t.sqlite").read_bytes()
+
+
+def test_without_the_option_nothing_is_sampled(tmp_path: Path) -> None:
+    trace = tmp_path / "t.sqlite"
+    source = "import sys, os, time, gputrace; time.sleep(0.05); gputrace.step()\n"
+    source += "print(len(os.listdir('/proc/self/task')), '_gputrace_hooks.sampler' in sys.modules)"
+    ran = command.gputrace("record", "-o", trace, "--", sys.executable, "-c", source)
+    assert ran.out == "1 False\n"
+    assert samples(trace) == []
+
+
+# ---- the program does not notice ----
+
+
+def test_threads_of_the_program_are_its_own_and_do_not_count(tmp_path: Path) -> None:
+    found = record(
+        tmp_path,
+        "import threading, time\n"
+        "def spin():\n"
+        "    while not over: sum(range(1000))\n"
+        "over = False\n"
+        "thread = threading.Thread(target=spin); thread.start()\n"
+        "print(threading.active_count(), len(threading.enumerate()))\n"
+        "for _ in range(30):\n"
+        "    time.sleep(0.01)\n"
+        "over = True; thread.join()\n",
+    )
+    assert found.ran.out == "2 2\n"
+    assert "spin" not in found.functions
+    assert found.lines.most_common(1)[0][0] == "train.py:8 <module>"
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_forking_warns_of_no_thread_and_sampling_goes_on(tmp_path: Path, version: str) -> None:
+    found = record(
+        tmp_path,
+        "import os, time\n"
+        "for _ in range(50):\n"
+        "    pid = os.fork()\n"
+        "    if not pid: os._exit(len(os.listdir('/proc/self/task')) - 1)\n"
+        "    assert os.waitpid(pid, 0)[1] == 0\n"
+        "time.sleep(0.3)\n",
+        "-W",
+        "error",
+        python=find_python(version),
+    )
+    assert own_messages(found.ran.err) == []
+    assert found.lines["train.py:6 <module>"] > 15
+    assert len({pid for pid, *_ in found.rows}) == 1
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_processes_of_multiprocessing_are_sampled(tmp_path: Path, method: str) -> None:
+    found = record(
+        tmp_path,
+        "import multiprocessing, os, time\n"
+        "def work():\n"
+        "    for _ in range(30): time.sleep(0.01)\n"
+        "    os.write(1, b'%d\\n' % os.getpid())\n"
+        "if __name__ == '__main__':\n"
+        f"    context = multiprocessing.get_context({method!r})\n"
+        "    workers = [context.Process(target=work) for _ in range(2)]\n"
+        "    for worker in workers: worker.start()\n"
+        "    for worker in workers: worker.join()\n",
+        "-W",
+        "error",
+    )
+    assert own_messages(found.ran.err) == []
+    at_work = Counter(pid for pid, line, _ in found.rows if line.endswith("train.py:3 work"))
+    assert set(at_work) == set(map(int, found.ran.out.split()))
+    assert min(at_work.values()) > 10
+
+
+def test_a_forked_child_that_records_something_is_sampled(tmp_path: Path) -> None:
+    found = record(
+        tmp_path,
+        "import gputrace, os, time\n"
+        "pid = os.fork()\n"
+        "if pid: os.waitpid(pid, 0); raise SystemExit\n"
+        "gputrace.step()\n"
+        "time.sleep(0.2)\n",
+    )
+    assert found.lines["train.py:5 <module>"] > 8
+
+
+def test_a_signal_that_the_program_waits_for_reaches_it(tmp_path: Path) -> None:
+    found = record(
+        tmp_path,
+        "import os, signal, subprocess\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\n"
+        "for _ in range(20):\n"
+        "    subprocess.Popen(['sh', '-c', f'sleep 0.01; kill -USR1 {os.getpid()}']).wait()\n"
+        "    print(int(signal.sigwait({signal.SIGUSR1})))\n",
+    )
+    assert found.ran.out == "10\n" * 20
+
+
+def test_every_exception_of_a_signal_handler_reaches_the_program(tmp_path: Path) -> None:
+    found = record(
+        tmp_path,
+        "import signal\n"
+        "class Alarm(Exception): pass\n"
+        "def handler(number, frame):\n"
+        "    global rung\n"
+        "    rung += 1\n"
+        "    raise Alarm\n"
+        "rung = caught = 0\n"
+        "signal.signal(signal.SIGALRM, handler)\n"
+        "while caught < 1500:\n"
+        "    try:\n"
+        "        signal.setitimer(signal.ITIMER_REAL, 0.0003)\n"
+        "        while True: pass\n"
+        "    except Alarm: caught += 1\n"
+        "print(rung - caught)\n",
+    )
+    assert found.ran.out == "0\n"
+    assert own_messages(found.ran.err) == []
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [("import sys; sys.exit(7)", 7), ("import os; os._exit(8)", 8), ("1 / 0", 1)],
+)
+def test_the_program_ends_as_it_does_unwatched(tmp_path: Path, ending: str, code: int) -> None:
+    source = f"import time\nprint('out', flush=True)\ntime.sleep(0.05)\n{ending}\n"
+    (tmp_path / "train.py").write_text(source)
+    program = [sys.executable, str(tmp_path / "train.py")]
+    ran = command.gputrace("record", "-o", tmp_path / "t.sqlite", "--python", "--", *program)
+    plain = command.python(program[1])
+    assert (ran.code, ran.out) == (code, "out\n") == (plain.code, plain.out)
+    assert own_messages(ran.err) == plain.err.splitlines()
