@@ -199,14 +199,17 @@ def _native_thread_id() -> int:
 
 def _write_events(state: _State, now: int) -> None:
     count = len(_events)
-    events = array("Q", _events[:count]).tobytes()
+    events = array("Q", _events[:count])
     del _events[:count]
     if state.failed:
         _tell_stop(state, count // 4)
     elif events:
         try:
-            _write_chunks(state, events, now)
-        except Exception as problem:
+            _write_chunks(state, events.tobytes(), now)
+        except BaseException as problem:
+            if is_handlers(problem) or not isinstance(problem, Exception):
+                _events[:0] = events
+                raise
             # A full disk, say. From here on events are only counted.
             state.failed = True
             state.errno = getattr(problem, "errno", None) or 0
@@ -251,8 +254,8 @@ def _append(state: _State, data: bytes) -> None:
     try:
         while data:
             data = data[os.write(state.file, data) :]
-    except OSError:
-        # The disk is full, say: leave whole chunks.
+    except BaseException:
+        # The disk is full, say, or a signal came: leave whole chunks.
         os.ftruncate(state.file, size)
         raise
 
