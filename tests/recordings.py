@@ -13,7 +13,11 @@ SHARED: Final = Path(__file__).parents[2] / "shared"
 """Beside the checkout on the machines of some developers: recordings too large for it."""
 
 SMALL: Final = tuple(sorted(path.name.removesuffix(".xz") for path in DATA.glob("*.sqlite.xz")))
-CUTS: Final = ("h200x2-ddp-validation-12-19.sqlite", "h200x4-dataparallel-7-9.sqlite")
+CUTS: Final = (
+    "h200x2-ddp-validation-12-19.sqlite",
+    "h200x4-dataparallel-7-9.sqlite",
+    "h200x4-ddp-starved-9-15.sqlite",
+)
 """Those of them that are parts of larger recordings, of which only the whole is a reference."""
 REFERENCE: Final[dict[str, dict[str, dict[str, int]]]] = json.loads(
     (DATA / "nsys-reference.json").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """Real training runs that timed themselves: steps, causes and findings against their own clocks.
 
 The recordings are too large for the repository; without them their tests are skipped. Parts of
-them are here, and the demo is one.
+them are here.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 
 import gputrace
 from gputrace.api import Report
-from gputrace.data import unpacked
 from tests.recordings import DATA, packed, unpack
 
 Large = Callable[[str], Path]
 Recording = Callable[[str], Path]
-DEMO_BEGINS_AT: Final = 9
-"""The first whole step of the demo, as the loop counted."""
+STARVED_BEGINS_AT: Final = 9
+"""The first whole step of the part that is here, as the loop counted."""
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +45,10 @@ def analyze(path: Path, steps: str | None = None) -> Report:
 
 
 @pytest.fixture(scope="module")
-def demo() -> Report:
+def starved(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Seven steps of h200x4-ddp-starved."""
-    with unpacked("demo.sqlite.xz") as path:
-        return analyze(path)
+    folder = tmp_path_factory.mktemp("starved")
+    return analyze(unpack("h200x4-ddp-starved-9-15.sqlite", folder))
 
 
 def true_intervals(name: str, rank: int) -> NDArray[np.int64]:
@@ -152,8 +151,8 @@ def test_a_part_has_the_loops_own_steps_within_1_percent(
     assert_steps(report, whole, ranks, first, steps)
 
 
-def test_the_demo_has_the_loops_own_steps_within_1_percent(demo: Report) -> None:
-    assert_steps(demo, "h200x4-ddp-starved", 4, DEMO_BEGINS_AT, 7)
+def test_the_demo_has_the_loops_own_steps_within_1_percent(starved: Report) -> None:
+    assert_steps(starved, "h200x4-ddp-starved", 4, STARVED_BEGINS_AT, 7)
 
 
 def assert_steps(report: Report, whole: str, ranks: int, first: int, steps: int) -> None:
@@ -166,12 +165,12 @@ def assert_steps(report: Report, whole: str, ranks: int, first: int, steps: int)
         assert np.abs(found - true) / true == pytest.approx(0, abs=0.01)
 
 
-def test_the_demo_waits_for_data_two_fifths_of_its_time(demo: Report) -> None:
-    assert {row.gpu for row in demo.breakdown} == {0, 1, 2, 3}
-    for row in demo.breakdown:
+def test_the_demo_waits_for_data_two_fifths_of_its_time(starved: Report) -> None:
+    assert {row.gpu for row in starved.breakdown} == {0, 1, 2, 3}
+    for row in starved.breakdown:
         assert row.share("data_feeding") == pytest.approx(0.40, abs=0.015)
         assert row.of("data_feeding") / row.steps == pytest.approx(25.1e6, rel=0.02)
-    assert demo.findings[0].id == "data-feeding"
+    assert starved.findings[0].id == "data-feeding"
 
 
 def test_validation_and_checkpoint_are_told_apart_in_a_part(recording: Recording) -> None:

@@ -142,8 +142,12 @@ def _waits(
 def _host_data(
     waits: dict[int, Intervals], evidence: HostEvidence, process: int
 ) -> Intervals | None:
-    """The feeding thread's time in the data loader; of several threads, the busiest one's."""
-    known = [*waits.values(), *(i for pair, i in evidence.data.items() if pair[0] == process)]
+    """The feeding thread's time in the data loader; of several threads, the busiest one's.
+
+    What was recorded of it counts, and what the calls show only where nothing was.
+    """
+    recorded = [intervals for pair, intervals in evidence.data.items() if pair[0] == process]
+    known = recorded or list(waits.values())
     return max(known, key=lambda intervals: intervals.total, default=EMPTY) if known else None
 
 

@@ -14,6 +14,7 @@ from gputrace.analyzers.intervals import Intervals, Times, union
 from gputrace.analyzers.lines import Lines
 from gputrace.analyzers.results import IDLE_CAUSES, Gap, Gaps, Step
 from gputrace.analyzers.steps import FoundSteps
+from gputrace.traces.events import Kind
 from gputrace.traces.trace import Trace
 from gputrace.units import format_ns
 
@@ -89,12 +90,24 @@ def _gap(
     shares = lane.causes.within([start], [end])[0]
     feeder = lane.causes.feeder_of(end)
     told = "" if calls is None else _evidence(trace, calls, feeder, start, end)
+    if Kind.DATA_WAIT in trace.kinds:
+        told = _waiting(lane, start, end) + told
     if calls is not None and lines is not None and feeder != NOBODY:
         told += _line(lines, calls.threads[feeder], start, end)
     cause = IDLE_CAUSES[int(np.argmax(shares))]
     return Gap(
         lane.gpu.gpu, lane.gpu.rank, _step_at(lane, found, start, end), start, end, cause, told
     )
+
+
+def _waiting(lane: Lane, start: int, end: int) -> str:
+    """How long the program was in its data loader, as recorded, if that is worth telling."""
+    waited = 0 if lane.host_data is None else lane.host_data.clip(start, end).total
+    return f"in the data loader {format_ns(waited)}, " if waited >= _part_of(start, end) else ""
+
+
+def _part_of(start: int, end: int) -> float:
+    return _WORTH_TELLING * (end - start)
 
 
 def _step_at(lane: Lane, found: FoundSteps, start: int, end: int) -> int | None:
@@ -118,7 +131,7 @@ def _evidence(trace: Trace, calls: HostCalls, feeder: int, start: int, end: int)
         name = text[int(calls.name[row])].partition("_v")[0]
         length = min(int(calls.end[row]), end) - max(int(calls.start[row]), start)
         spent[name] = spent.get(name, 0) + length
-    worth = _WORTH_TELLING * (end - start)
+    worth = _part_of(start, end)
     named = sorted((name for name in spent if spent[name] >= worth), key=lambda n: -spent[n])
     parts = [f"{name} {format_ns(spent[name])}" for name in named[:_MOST_CALLS_TOLD]]
     inside_calls = union(calls.start[rows], calls.end[rows]).clip(start, end)

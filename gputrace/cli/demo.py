@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gputrace.api import Report
 
 _BUNDLED: Final = """\
-The bundled recording: PyTorch DistributedDataParallel, ResNet-50, four H200 GPUs.
+The bundled recording: PyTorch DistributedDataParallel, ResNet-50, two H200 GPUs.
 Something makes it slower than it should be.
 """
 _HERE: Final = """
@@ -30,7 +30,7 @@ Your own: gputrace record -- python train.py, then gputrace analyze trace.sqlite
 @options.output_format
 @click.option("--no-record", is_flag=True, help="Only analyse the bundled recording.")
 def command(form: str, no_record: bool) -> int:
-    """Analyses a bundled recording: four H200 GPUs training ResNet-50, slower than they should.
+    """Analyses a bundled recording: two H200 GPUs training ResNet-50, slower than they should.
 
     Then records a small training on this machine (PyTorch where it is installed, else numpy), and
     analyses that. The JSON is the bundled recording's, and has the other's as "recorded".

@@ -16,6 +16,8 @@ _SLOW: Final = 1.3
 """A step this many times as long as the middle one is slow, if that is past the usual scatter."""
 _WORTH: Final = 0.02
 """Part of the steady time that slow steps must add to be worth a word."""
+_TOLD_APART: Final = {"data_feeding", "h2d", "alloc", "sync", "launch"}
+"""Classes that a finding of their own is about."""
 _NAMES: Final = {
     "data_feeding": "waiting for data",
     "h2d": "host-to-device copies",
@@ -85,7 +87,7 @@ def _slow_steps_of(facts: Facts, rank: int) -> Finding | None:
     shown = ", ".join(str(number) for number in numbers[:5]) + (", …" if len(numbers) > 5 else "")
     return facts.finding(
         "slow-steps",
-        severity_of(excess / float(lengths.sum())) or "low",
+        _severity(facts, excess / float(lengths.sum()), name),
         excess // len(longest),
         f"{len(numbers)} of {len(longest)} steps ({shown}) take "
         f"{format_ns(float(np.mean(lengths[slow])))} instead of {format_ns(middle)}; what they "
@@ -94,6 +96,16 @@ def _slow_steps_of(facts: Facts, rank: int) -> Finding | None:
         "a checkpoint or logging every so many steps",
         {"slow_steps": len(numbers), "rank": rank, "class": name, "more_ns": more},
     )
+
+
+def _severity(facts: Facts, share: float, name: str) -> str:
+    """At most medium where a finding of its own tells what the slow steps have: it has the advice."""
+    severity = severity_of(share) or "low"
+    if severity != "high" or name not in _TOLD_APART:
+        return severity
+    spent = sum(row.of(name) for row in facts.breakdown)
+    whole = sum(row.total_ns for row in facts.breakdown)
+    return "medium" if severity_of(spent / whole) == "high" else severity
 
 
 def _longest_of_each(steps: Sequence[Step]) -> list[Step]:
