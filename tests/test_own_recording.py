@@ -1,7 +1,7 @@
 """A real recording of gputrace's own: two ranks whose data loader is too slow (tests/data/own).
 
-Two workers take 4 ms, and the time to draw random numbers, for each of the 16 pictures of a batch: one
-comes every 32 ms or a little more, once those are used up that were made while training warmed up.
+Two workers take 4 ms, and the time to draw random numbers, for each of the 16 pictures of a batch:
+one comes every 32 ms or a little more, once those are used up that were made during the warm-up.
 """
 
 from __future__ import annotations

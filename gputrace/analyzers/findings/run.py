@@ -99,7 +99,7 @@ def _slow_steps_of(facts: Facts, rank: int) -> Finding | None:
 
 
 def _severity(facts: Facts, share: float, name: str) -> str:
-    """At most medium where a finding of its own tells what the slow steps have: it has the advice."""
+    """At most medium where another finding tells what the slow steps have: it has the advice."""
     severity = severity_of(share) or "low"
     if severity != "high" or name not in _TOLD_APART:
         return severity
