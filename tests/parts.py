@@ -22,6 +22,8 @@ class Node:
     ranks: tuple[int, ...]
     began_ns: int = 0
     """How long after the whole its session began."""
+    clock_ahead_ns: int = 0
+    """How wrong its wall clock is."""
     world_size: int | None = None
     """What its processes say; the number of ranks if not given."""
     job: str = ""
@@ -59,6 +61,8 @@ def write_parts(
             _write_own(database, recording, node)
             _keep(database, [recording.processes[rank].pid for rank in node.ranks])
             _shift(database, node.began_ns)
+            sql = "UPDATE TARGET_INFO_SESSION_START_TIME SET utcEpochNs = utcEpochNs + ?"
+            database.execute(sql, (node.clock_ahead_ns,))
             if first_gpus:
                 _renumber_cards(database, first_gpus[number])
             if same_pids:

@@ -22,6 +22,7 @@ from gputrace.analyzers.causes import (
     waits_for_data,
     without_calls,
 )
+from gputrace.analyzers.clocks import fit_clocks, shifted
 from gputrace.analyzers.findings import Facts, find
 from gputrace.analyzers.gaps import find_gaps
 from gputrace.analyzers.host import HostCalls, read_calls
@@ -58,8 +59,8 @@ def analyze(
     or none of the steps asked for is there.
     """
     options = options or Options()
+    operations = _on_one_clock(trace, read_operations(trace, progress))
     window = _absolute(trace, options.window)
-    operations = read_operations(trace, progress)
     if not operations and trace.no_gpu is None:
         raise InputError(trace.title, "no GPU operation in it has usable times; record it again")
     gpus: Sequence[Lane] = ()
@@ -95,6 +96,15 @@ def analyze(
         dropped_rows=dict(trace.quality.dropped),
         warnings=(*trace.quality.warnings, *trace.quality.notes),
     )
+
+
+def _on_one_clock(trace: Trace, operations: list[GpuOperations]) -> list[GpuOperations]:
+    """The operations, with the clocks of several hosts corrected as far as collectives tell."""
+    fit = fit_clocks(trace, operations) if len(trace.paths) > 1 else None
+    if fit is None:
+        return operations
+    trace.shift_hosts(fit.shifts, str(fit))
+    return [shifted(own, fit.shifts[own.gpu.host]) for own in operations]
 
 
 def find_lanes(

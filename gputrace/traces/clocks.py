@@ -1,7 +1,7 @@
 """The clocks of several traces of one run, brought onto one axis.
 
-What aligns them is the wall clock of each machine, which NTP keeps within a millisecond or so. Who
-knows better (collectives, which end at once on all ranks) corrects the shifts that come from here.
+What aligns them is the wall clock of each machine, which NTP keeps within a millisecond or so. The
+analysis corrects the shifts that come from here by collectives, which end at once on all ranks.
 """
 
 from __future__ import annotations

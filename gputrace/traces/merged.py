@@ -6,7 +6,7 @@ What is merged are traces, of whatever readers; processes, names and hosts get n
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,12 +31,23 @@ class MergedTrace(Trace):
             _Part(number, trace, shift)
             for number, (trace, shift) in enumerate(zip(traces, shifts, strict=True))
         ]
-        self.origin = min(part.trace.origin + part.shift for part in self._parts)
+        self.origin = self._first_origin()
         self._overlaps = False
         reasons = [trace.no_gpu for trace in traces]
         self.no_gpu = None if None in reasons else reasons[0]
         for part in self._parts:
             self._take_over(part)
+
+    def _first_origin(self) -> int:
+        return min(part.trace.origin + part.shift for part in self._parts)
+
+    def shift_hosts(self, shifts: Mapping[int, int], how: str) -> None:
+        for part in self._parts:
+            hosts = {self.processes[number].host for number in part.processes}
+            part.shift += next((shifts[host] for host in hosts if host in shifts), 0)
+        self.origin = self._first_origin()
+        notes = self.quality.notes
+        notes[:] = [how if note == MERGED_BY_WALL_CLOCK else note for note in notes]
 
     @property
     def paths(self) -> tuple[Path, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -137,6 +137,13 @@ class Trace(ABC):
     def session(self) -> Session:
         """What is known of the run; nothing, unless a reader says more."""
         return Session()
+
+    def shift_hosts(self, shifts: Mapping[int, int], how: str) -> None:
+        """Adds nanoseconds to the times of each host (`Process.host`), from the next read on.
+
+        ``how`` says what told them. Only a trace of several files has several clocks.
+        """
+        raise NotImplementedError
 
     @property
     @abstractmethod
