@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,12 @@ def test_times_that_make_no_sense_are_counted_and_left_out() -> None:
 def test_without_gpu_activity_it_says_so() -> None:
     with pytest.raises(InputError, match="no GPU activity in this kineto trace"):
         trace(STEPS)
+
+
+def test_it_can_be_handed_from_one_process_to_another() -> None:
+    copy = pickle.loads(pickle.dumps(trace(KERNELS, STEPS)))
+    assert copy.events([Kind.STEP], ["start", "rank"]).rank.tolist() == [3]
+    assert (copy.names([1]), copy.device(0, 1).gpu) == ({1: "step"}, 5)
 
 
 def test_equal_texts_share_a_number() -> None:

@@ -150,6 +150,10 @@ class Events:
             raise LookupError(f"the event column {name!r} was not asked for")
         raise AttributeError(name)
 
+    def __reduce__(self) -> tuple[type[Events], tuple[dict[str, Column]]]:
+        """For pickle: readers may run in processes of their own."""
+        return Events, ({name: getattr(self, name) for name in self.columns},)
+
     def __len__(self) -> int:
         return next((len(getattr(self, name)) for name in self.columns), 0)
 
