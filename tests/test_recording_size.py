@@ -13,8 +13,8 @@ from typing import Final
 
 import pytest
 
-from gputrace.collectors.child import run
 from gputrace.collectors.growth import Growth, Size
+from gputrace.collectors.program.child import run
 from tests import command
 
 SMALL: Final = """

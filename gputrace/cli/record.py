@@ -66,8 +66,8 @@ def command(
     run, 127 that it is not found.
     """
     from gputrace.collectors.backend import Plan
-    from gputrace.collectors.child import CannotRun
     from gputrace.collectors.prepare import prepare
+    from gputrace.collectors.program.child import CannotRun
 
     try:
         times = _times(delay, duration)
@@ -89,7 +89,7 @@ def command(
 
 
 def _record(prepared: Prepared) -> int:
-    from gputrace.collectors.child import CannotRun
+    from gputrace.collectors.program.child import CannotRun
     from gputrace.collectors.record import conclude, record
 
     has_run = True

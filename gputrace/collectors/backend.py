@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gputrace.collectors.child import run
+from gputrace.collectors.program.child import run
 
 
 @dataclass(frozen=True, slots=True)

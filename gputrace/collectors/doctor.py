@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from gputrace.collectors.container import container, how_to_get_gpus, missing_capabilities
-from gputrace.collectors.cupti import collector_library, has_driver
-from gputrace.collectors.nsys_reports import importer_obstacle
-from gputrace.collectors.nvprof import find_nvprof
+from gputrace.collectors.cuda import has_driver
+from gputrace.collectors.cupti import collector_library
+from gputrace.collectors.nsys.reports import importer_obstacle
+from gputrace.collectors.nvprof.backend import find_nvprof
 from gputrace.collectors.prepare import HOOKS
 from gputrace.errors import MissingError
 from gputrace.traces.nsys.report import find_nsys, nsys_version

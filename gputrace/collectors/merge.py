@@ -10,12 +10,12 @@ from uuid import UUID
 
 from gputrace import __version__
 from gputrace.collectors.backend import Merged
-from gputrace.collectors.clock import LARGEST, OWN, global_pid
-from gputrace.collectors.host_events import HostEvents, read_host
-from gputrace.collectors.host_rows import write_host, write_nvml
-from gputrace.collectors.process_rows import ProcessRows
-from gputrace.collectors.processes import write_processes
-from gputrace.collectors.spool import Spool, read_spool
+from gputrace.collectors.files.host_events import HostEvents, read_host
+from gputrace.collectors.files.spool import Spool, read_spool
+from gputrace.collectors.rows.activity import ProcessRows
+from gputrace.collectors.rows.clock import LARGEST, OWN, global_pid
+from gputrace.collectors.rows.host import write_host, write_nvml
+from gputrace.collectors.rows.processes import write_processes
 from gputrace.errors import InputError
 from gputrace.traces.writer import TraceWriter
 

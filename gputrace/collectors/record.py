@@ -19,12 +19,13 @@ from typing import Final
 
 from gputrace.collectors.backend import Merged
 from gputrace.collectors.backends import BACKENDS
-from gputrace.collectors.cupti import CUPTI, has_driver
+from gputrace.collectors.cuda import has_driver
+from gputrace.collectors.cupti import CUPTI
 from gputrace.collectors.growth import Growth, Size
 from gputrace.collectors.host import HOST
-from gputrace.collectors.nvml import Sampler
+from gputrace.collectors.nvml.sampler import Sampler
 from gputrace.collectors.prepare import Prepared
-from gputrace.collectors.team import ranks_in
+from gputrace.collectors.tasks.team import ranks_in
 from gputrace.errors import InputError
 from gputrace.units import format_ranges
 

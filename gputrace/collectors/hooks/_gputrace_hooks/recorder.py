@@ -9,7 +9,7 @@ EVNT  records of 32 bytes: u64 start, u64 end, u32 thread, u32 name, u16 kind, u
       (of a sample, the name is the user's line, the number that of the innermost line's name)
 NAME  u32 id, text          INFO  "key=value"          CLOK  u64 realtime, monotonic, monotonic_raw
 
-gputrace/collectors/host_events.py reads it; keep the two alike.
+gputrace/collectors/files/host_events.py reads it; keep the two alike.
 
 No thread of ours writes: a second thread would make ``os.fork`` warn. An event is written at once
 while there are fewer than four a second; of more, all that came in a quarter of one go together.

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from glob import glob
 from pathlib import Path
 from typing import Final
 
 from gputrace.collectors.backend import Backend, Launch, Plan
-from gputrace.collectors.cupti import other_recorder
-from gputrace.collectors.nsys_run import supervised
-from gputrace.collectors.nvprof_convert import convert
-from gputrace.collectors.nvprof_run import run_under_nvprof
+from gputrace.collectors.cuda import other_recorder
+from gputrace.collectors.nvprof.convert import convert
+from gputrace.collectors.nvprof.run import run_under_nvprof
+from gputrace.collectors.program.supervised import supervised
+from gputrace.collectors.program.tool import ask
 from gputrace.errors import MissingError, UsageError
 
 _INSTALL: Final = (
@@ -66,7 +66,16 @@ def _launch(
             "nvprof ends a program with its time limit, so it can record no --delay or --duration; "
             "take --steps or --profiler-api, or --backend cupti"
         )
-    known = _options_known(nvprof)
+    options = _options(nvprof, _window(plan), folder)
+    changed = dict(environment) | {"GPUTRACE_PTHREADS": "1"}
+    if plan.steps is not None:
+        changed["GPUTRACE_PROFILER_API"] = "1"
+    return Launch((nvprof, *options, *supervised(folder), *command), changed)
+
+
+def _options(nvprof: str, window: dict[str, str], folder: Path) -> list[str]:
+    """Those wanted that this nvprof knows; raises MissingError where it lacks one needed."""
+    known = frozenset(_OPTION.findall(ask([nvprof, "--help"])[1]))
     missing = [name for name in _NEEDED if name not in known]
     if missing:
         raise MissingError(
@@ -77,34 +86,15 @@ def _launch(
     place = str(folder.absolute()).replace("%", "%%")
     options = ["--profile-child-processes", "--force-overwrite"]
     options += ["--export-profile", f"{place}/%p.nvvp", "--log-file", f"{place}/nvprof.%p.log"]
-    for name, value in (_WANTED | _window(plan)).items():
+    for name, value in (_WANTED | window).items():
         options += [name, value] if name in known else []
-    changed = dict(environment) | {"GPUTRACE_PTHREADS": "1"}
-    if plan.steps is not None:
-        changed["GPUTRACE_PROFILER_API"] = "1"
-    return Launch((nvprof, *options, *supervised(folder), *command), changed)
+    return options
 
 
 def _window(plan: Plan) -> dict[str, str]:
     """Steps begin and end the recording by calls of CUDA's profiler API, from the hooks."""
     later = plan.profiler_api or (plan.steps is not None and plan.steps[0] > 0)
     return {"--profile-from-start": "off"} if later else {}
-
-
-def _options_known(nvprof: str) -> frozenset[str]:
-    """The options that its help lists. Raises MissingError where it cannot be run."""
-    try:
-        run = subprocess.run(
-            [nvprof, "--help"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-    except OSError as error:
-        raise MissingError(f"{nvprof}: cannot be run ({error.strerror})") from None
-    return frozenset(_OPTION.findall(run.stdout + run.stderr))
 
 
 NVPROF: Final = Backend("nvprof", _obstacle, _launch, convert, run_under_nvprof)

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+from gputrace.collectors.program.tool import Causes, find_cause
+
 LOG: Final = "nvprof.log"
 """nvprof's own output, in the folder of a recording; its processes' is beside it."""
 LOGS: Final = "nvprof*.log"
@@ -16,7 +18,7 @@ NOTHING: Final = (
 )
 """Of files that hold no rows."""
 _CUPTI: Final = "record with --backend cupti"
-_CAUSES: Final = (
+_CAUSES: Final[Causes] = (
     (
         r"not supported on devices with compute capability",
         "nvprof records no GPU of compute capability 8.0 (A100) or newer; " + _CUPTI,
@@ -74,10 +76,8 @@ def why_none(folder: Path) -> str:
 def _explain(folder: Path, otherwise: str) -> str:
     """The first cause that nvprof's words show; ``otherwise`` is told with its last words."""
     lines = _lines(folder)
-    for pattern, told in _CAUSES:
-        for line in lines:
-            if re.search(pattern, line, re.IGNORECASE):
-                return told.format(said=line)
+    if (cause := find_cause(_CAUSES, lines)) is not None:
+        return cause
     return f"{otherwise}: {lines[-1]}" if lines else otherwise
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.chunks import Format, Loss, read_chunk_file, read_stop
+from gputrace.collectors.files.chunks import Format, Loss, read_chunk_file, read_stop
 
 _HOST: Final = Format(b"GPUTRHST", 1, "a host file", "a file of gputrace's hooks")
 KINDS: Final = {"data_wait": 1, "step": 2, "annotation": 3, "note": 4, "sample": 5}

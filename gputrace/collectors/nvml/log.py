@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.nvml_cards import COLUMNS, NULL, SAMPLE, Row
-from gputrace.collectors.topology import DEVICE, TOPOLOGY, ranges
+from gputrace.collectors.nvml.cards import COLUMNS, NULL, SAMPLE, Row
+from gputrace.collectors.nvml.topology import DEVICE, TOPOLOGY, ranges
 
 Table = tuple[list[str], list[tuple[Any, ...]]]
 

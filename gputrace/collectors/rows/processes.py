@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gputrace.collectors.clock import global_pid
-from gputrace.collectors.host_events import HostEvents
-from gputrace.collectors.spool import Spool
+from gputrace.collectors.files.host_events import HostEvents
+from gputrace.collectors.files.spool import Spool
+from gputrace.collectors.rows.clock import global_pid
 from gputrace.traces.writer import TraceWriter
 
 _RANKS: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK", "SLURM_PROCID")

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.chunks import Format, Loss, read_chunk_file, read_stop
+from gputrace.collectors.files.chunks import Format, Loss, read_chunk_file, read_stop
 
 _SPOOL: Final = Format(b"GPUTRSPL", 2, "a spool", "a spool file of gputrace")
 

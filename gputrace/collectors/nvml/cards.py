@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from gputrace.collectors.topology import LOST, MAX_LINKS, REFUSED, ask
+from gputrace.collectors.nvml.topology import LOST, MAX_LINKS, REFUSED, ask
 
 NULL: Final = -1
 """Stands for NULL in the columns of NvmlLog.samples; NVML itself gives nothing below 0."""

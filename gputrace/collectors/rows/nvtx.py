@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.clock import global_tids
-from gputrace.collectors.spool import Records, Spool
+from gputrace.collectors.files.spool import Records, Spool
+from gputrace.collectors.rows.clock import global_tids
 from gputrace.traces.enums import DOMAIN, MARK, PUSH_POP, START_END
 
 _TYPES: Final = np.array([PUSH_POP, MARK, START_END, DOMAIN])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gputrace.collectors.nvml_log import read_nvml
+from gputrace.collectors.nvml.log import read_nvml
 from gputrace.traces.nvprof.file import PREFIX, NvprofFile, opened
 from gputrace.traces.writer import TraceWriter
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.chunks import Loss
-from gputrace.collectors.clock import LARGEST, OWN, global_pid, global_tids, session_time
-from gputrace.collectors.host_events import HostEvents, Records
-from gputrace.collectors.nvml_log import NvmlLog, read_nvml, tables
+from gputrace.collectors.files.chunks import Loss
+from gputrace.collectors.files.host_events import HostEvents, Records
+from gputrace.collectors.nvml.log import NvmlLog, read_nvml, tables
+from gputrace.collectors.rows.clock import LARGEST, OWN, global_pid, global_tids, session_time
 from gputrace.traces.writer import TraceWriter
 
 DATA_WAIT: Final = 1

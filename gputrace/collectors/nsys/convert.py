@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from gputrace.collectors.backend import Merged
-from gputrace.collectors.clock import OWN, global_pid
-from gputrace.collectors.host_events import HostEvents, read_host
+from gputrace.collectors.files.host_events import HostEvents, read_host
 from gputrace.collectors.merge import (
     merge,
     read_all,
@@ -25,10 +24,12 @@ from gputrace.collectors.merge import (
     write_signals,
     write_unreadable,
 )
-from gputrace.collectors.nsys_log import why_no_report
-from gputrace.collectors.nsys_reports import find_report
-from gputrace.collectors.nsys_run import still_running
-from gputrace.collectors.processes import write_process
+from gputrace.collectors.nsys.log import why_no_report
+from gputrace.collectors.nsys.reports import find_report
+from gputrace.collectors.nsys.run import TOOL
+from gputrace.collectors.program.supervised import check_ended
+from gputrace.collectors.rows.clock import OWN, global_pid
+from gputrace.collectors.rows.processes import write_process
 from gputrace.errors import InputError, MissingError
 from gputrace.traces.nsys.report import find_nsys, nsys_version, run_export
 from gputrace.traces.writer import TraceWriter
@@ -58,9 +59,7 @@ def convert(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     Raises InputError where what nsys left cannot be read, MissingError where nsys is not there to
     read it, OSError where the trace cannot be written.
     """
-    if (pid := still_running(folder)) is not None:
-        problem = f"the recording goes on (process {pid}); wait for its end, or end it"
-        raise InputError(folder, problem)
+    check_ended(folder, TOOL.name)
     nsys = find_nsys()
     report = find_report(folder, nsys)
     if report is None:

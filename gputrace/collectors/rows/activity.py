@@ -8,11 +8,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.clock import global_pid, global_tids, session_time
-from gputrace.collectors.host_rows import write_losses
-from gputrace.collectors.names import demangle, short
-from gputrace.collectors.nvtx_rows import nvtx_columns
-from gputrace.collectors.spool import Records, Spool
+from gputrace.collectors.files.spool import Records, Spool
+from gputrace.collectors.rows.clock import global_pid, global_tids, session_time
+from gputrace.collectors.rows.host import write_losses
+from gputrace.collectors.rows.names import demangle, short
+from gputrace.collectors.rows.nvtx import nvtx_columns
 from gputrace.traces.writer import TraceWriter
 
 _NOT_GIVEN: Final = 0xFFFFFFFF

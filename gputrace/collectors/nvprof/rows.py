@@ -6,9 +6,9 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from gputrace.collectors.clock import global_pid
-from gputrace.collectors.names import demangle, short
-from gputrace.collectors.process_rows import OVERHEADS, UNKNOWN_OVERHEAD
+from gputrace.collectors.rows.activity import OVERHEADS, UNKNOWN_OVERHEAD
+from gputrace.collectors.rows.clock import global_pid
+from gputrace.collectors.rows.names import demangle, short
 from gputrace.errors import InputError
 from gputrace.traces.nvprof.calls import DRIVER, RUNTIME, call_name
 from gputrace.traces.nvprof.file import CALLS, KERNELS, ON_GPU, PREFIX, NvprofFile

@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 from typing import Final
 
+from gputrace.collectors.program.tool import Causes, find_cause
+
 LOG: Final = "nsys.log"
 """nsys's own output, in the folder of a recording."""
 
-_CAUSES: Final = (
+_CAUSES: Final[Causes] = (
     (
         r"unrecogni[sz]ed option|illegal|cannot be specified",
         "nsys does not take an option that gputrace gave it ({said}); try another version of nsys",
@@ -28,8 +30,6 @@ _CAUSES: Final = (
         "another tool holds CUDA's one place for a recorder ({said}); switch it off",
     ),
 )
-
-
 _NOTHING: Final = (
     "nsys recorded nothing, since the window never began: cudaProfilerStart was not called, "
     "no step of --steps was reached, or --delay is longer than the run"
@@ -52,10 +52,8 @@ def why_not_started(folder: Path, code: int) -> str:
 def _cause(folder: Path) -> str | None:
     """What was wrong, by what nsys said; None where it complained of nothing."""
     lines = _lines(folder)
-    for pattern, told in _CAUSES:
-        for line in lines:
-            if re.search(pattern, line, re.IGNORECASE):
-                return told.format(said=line)
+    if (cause := find_cause(_CAUSES, lines)) is not None:
+        return cause
     complaints = [line for line in lines if _COMPLAINT.search(line)]
     return f"nsys left no report: {complaints[-1]}" if complaints else None
 

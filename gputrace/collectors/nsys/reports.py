@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from glob import glob
 from pathlib import Path
 from typing import Final
 
+from gputrace.collectors.program.tool import ask
 from gputrace.errors import MissingError
 
 _IMPORTERS: Final = (
@@ -52,7 +52,7 @@ def importer_obstacle(nsys: str) -> str | None:
     importer = find_importer(nsys)
     if importer is None:
         return "its QdstrmImporter is not beside it; install all of Nsight Systems"
-    code, said = _run([importer, "--version"])
+    code, said = ask([importer, "--version"])
     return _why_not_imported(said) if code else None
 
 
@@ -64,20 +64,11 @@ def _imported(raw: Path, nsys: str | None) -> Path:
             "install all of Nsight Systems"
         )
     report = raw.with_suffix(".nsys-rep")
-    code, said = _run([importer, "-i", str(raw), "-o", str(report)])
+    code, said = ask([importer, "-i", str(raw), "-o", str(report)])
     if code or not report.exists():
         report.unlink(missing_ok=True)
         raise MissingError(_why_not_imported(said))
     return report
-
-
-def _run(words: list[str]) -> tuple[int, str]:
-    """The exit code of a command and all that it said."""
-    try:
-        run = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
-    except OSError as error:
-        raise MissingError(f"{words[0]}: cannot be run ({error.strerror})") from None
-    return run.returncode, f"{run.stdout}\n{run.stderr}"
 
 
 def _why_not_imported(output: str) -> str:

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Final
 
 from gputrace.collectors.backend import Merged
-from gputrace.collectors.clock import global_pid
-from gputrace.collectors.host_events import HostEvents, read_host
+from gputrace.collectors.files.host_events import HostEvents, read_host
 from gputrace.collectors.merge import read_all, write_session, write_signals, write_unreadable
-from gputrace.collectors.nvprof_cards import write_cards
-from gputrace.collectors.nvprof_log import NOTHING, why_none
-from gputrace.collectors.nvprof_rows import NvprofRows
-from gputrace.collectors.nvprof_run import still_running
-from gputrace.collectors.processes import write_process
+from gputrace.collectors.nvprof.cards import write_cards
+from gputrace.collectors.nvprof.log import NOTHING, why_none
+from gputrace.collectors.nvprof.rows import NvprofRows
+from gputrace.collectors.nvprof.run import TOOL
+from gputrace.collectors.program.supervised import check_ended
+from gputrace.collectors.rows.clock import global_pid
+from gputrace.collectors.rows.processes import write_process
 from gputrace.errors import InputError
 from gputrace.traces.nvprof.file import NvprofFile, read_file
 from gputrace.traces.writer import TraceWriter
@@ -43,9 +44,7 @@ def convert(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     recording goes on or a file breaks off while it is read, OSError where the trace cannot be
     written.
     """
-    if (pid := still_running(folder)) is not None:
-        problem = f"the recording goes on (process {pid}); wait for its end, or end it"
-        raise InputError(folder, problem)
+    check_ended(folder, TOOL.name)
     files, notes = _read_files(folder)
     # nvprof's times are the wall clock's, and must stay in line with the hooks'.
     problems: list[InputError] = []

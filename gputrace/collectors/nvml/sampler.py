@@ -24,8 +24,8 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, Final
 
-from gputrace.collectors.nvml_cards import FIELDS, RING, SAMPLE, Card, Lost, Row
-from gputrace.collectors.topology import (
+from gputrace.collectors.nvml.cards import FIELDS, RING, SAMPLE, Card, Lost, Row
+from gputrace.collectors.nvml.topology import (
     ask,
     describe,
     relate,

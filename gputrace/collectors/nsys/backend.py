@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from gputrace.collectors.backend import Backend, Launch, Plan
-from gputrace.collectors.cupti import other_recorder
-from gputrace.collectors.nsys_convert import convert
-from gputrace.collectors.nsys_run import run_under_nsys, supervised
+from gputrace.collectors.cuda import other_recorder
+from gputrace.collectors.nsys.convert import convert
+from gputrace.collectors.nsys.run import run_under_nsys
+from gputrace.collectors.program.supervised import supervised
+from gputrace.collectors.program.tool import ask
 from gputrace.errors import MissingError
 from gputrace.traces.nsys.report import find_nsys, nsys_version
 
@@ -42,20 +43,9 @@ def options_known(nsys: str) -> dict[str, str]:
 
     Raises MissingError where nsys cannot be run.
     """
-    try:
-        run = subprocess.run(
-            [nsys, "profile", "--help"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-    except OSError as error:
-        raise MissingError(f"{nsys}: cannot be run ({error.strerror})") from None
     known: dict[str, str] = {}
     name = ""
-    for line in (run.stdout + run.stderr).splitlines():
+    for line in ask([nsys, "profile", "--help"])[1].splitlines():
         found = _OPTION.match(line)
         if found:
             name = found[1]
@@ -77,8 +67,21 @@ def _launch(
     nsys = find_nsys()
     if nsys is None:
         raise MissingError(_INSTALL)
-    known = options_known(nsys)
     window = _window(plan)
+    options = _options(nsys, window, folder)
+    changed = dict(environment)
+    if plan.steps is not None:
+        changed["GPUTRACE_PROFILER_API"] = "1"
+    words = (nsys, "profile", *options, *supervised(folder), *command)
+    if not plan.duration_ns:
+        return Launch(words, changed)
+    stop = (nsys, "stop", f"--session={window['--session-new']}")
+    return Launch(words, changed, stop, plan.delay_ns + plan.duration_ns)
+
+
+def _options(nsys: str, window: dict[str, str], folder: Path) -> list[str]:
+    """Those wanted that this nsys knows; raises MissingError where it lacks one that is needed."""
+    known = options_known(nsys)
     missing = [name for name in (*_NEEDED, *window) if name not in known]
     if missing:
         raise MissingError(
@@ -89,15 +92,7 @@ def _launch(
     wanted = {n: v for n, v in _WANTED.items() if n in known and _takes(known[n], v)} | window
     # nsys replaces % in names.
     wanted["--output"] = str(folder.absolute() / "report").replace("%", "%%")
-    options = [f"{name}={value}" for name, value in wanted.items()]
-    changed = dict(environment)
-    if plan.steps is not None:
-        changed["GPUTRACE_PROFILER_API"] = "1"
-    words = (nsys, "profile", *options, *supervised(folder), *command)
-    if not plan.duration_ns:
-        return Launch(words, changed)
-    stop = (nsys, "stop", f"--session={window['--session-new']}")
-    return Launch(words, changed, stop, plan.delay_ns + plan.duration_ns)
+    return [f"{name}={value}" for name, value in wanted.items()]
 
 
 def _window(plan: Plan) -> dict[str, str]:

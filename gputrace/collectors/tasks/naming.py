@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gputrace.collectors.job import Task
+from gputrace.collectors.tasks.job import Task
 from gputrace.errors import UsageError
 
 _WORD: Final = re.compile(r"%(?:q\{(?P<variable>[^}]*)\}|(?P<letter>[hp%]))")

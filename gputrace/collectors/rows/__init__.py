@@ -1,0 +1,6 @@
+"""What the backends' merges share: records of processes as rows of the trace file's tables.
+
+Of one process: ``processes`` (who it was), ``activity`` (what the embedded collector saw, with
+``nvtx``), ``host`` (what the hooks saw). Of a machine: ``cards``, ``nvml``. Of the recording:
+``session``, ``losses``. ``clock`` puts moments and ids into one form, ``names`` those of kernels.
+"""
