@@ -2,7 +2,7 @@
 
 The header is magic, version, pid and the start on CLOCK_REALTIME and CLOCK_MONOTONIC; a chunk is a
 tag of four letters, a size and that many bytes. All is little-endian. What the chunks hold is said
-in native/spool.h and hooks/_gputrace_hooks/recorder.py; both begin with a place for the reason why
+in native/spool.h and hooks/_gputrace_hooks/host_file.py; both begin with a place for the reason why
 nothing more could be written.
 """
 

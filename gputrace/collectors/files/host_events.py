@@ -1,6 +1,6 @@
 """Host files: the data waits, steps and annotations that the hooks in a process left behind.
 
-The format is described in hooks/_gputrace_hooks/recorder.py. Reading stops at a chunk cut short,
+The format is described in hooks/_gputrace_hooks/host_file.py. Reading stops at a chunk cut short,
 which is what a killed process was writing, and keeps every whole record.
 """
 
