@@ -26,7 +26,7 @@ import pytest
 from gputrace.collectors.nvml.cards import FIELDS, NULL, SAMPLE
 from gputrace.collectors.nvml.log import NvmlLog, read_nvml, tables
 from gputrace.collectors.nvml.topology import ranges
-from gputrace.collectors.rows.host import write_nvml
+from gputrace.collectors.rows.nvml import write_nvml
 from gputrace.traces.writer import TraceWriter
 from tests.command import ROOT, Ran, environment, python
 

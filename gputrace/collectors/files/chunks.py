@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gputrace.errors import InputError
 
@@ -23,6 +26,10 @@ _STOP: Final = struct.Struct("<QQI4x")
 _ERRORS: Final = 4096
 """What errno stays below."""
 
+Records = NDArray[np.void]
+
+CLOCKS: Final = np.dtype([("realtime", "<u8"), ("monotonic", "<u8"), ("raw", "<u8")])
+"""Records of CLOK, in both kinds of files: the same moment on three clocks, nanoseconds."""
 
 Loss = tuple[int, int, str]
 """When (nanoseconds of CLOCK_REALTIME), how many records (0: not counted), and why."""
@@ -92,3 +99,35 @@ def read_stop(body: bytes) -> Loss | None:
     time, records, error = _STOP.unpack_from(body)
     why = os.strerror(error) if 0 < error < _ERRORS else "an error in gputrace"
     return (time, records, f"nothing more could be written: {why}") if time else None
+
+
+def read_records(body: memoryview, kind: np.dtype[Any]) -> Records:
+    """The whole records of a chunk."""
+    return np.frombuffer(body[: len(body) - len(body) % kind.itemsize], kind)
+
+
+def read_numbered(body: bytes) -> tuple[int, bytes] | None:
+    """The number and the text of a chunk that names something; None where it is too short."""
+    return (int.from_bytes(body[:4], "little"), body[4:]) if len(body) >= 4 else None
+
+
+def read_info(body: bytes) -> tuple[str, str]:
+    """The key and the value of an INFO chunk."""
+    key, _, value = body.decode("utf-8", "replace").partition("=")
+    return key, value
+
+
+_File = TypeVar("_File")
+
+
+def read_all(
+    folder: Path, pattern: str, read: Callable[[Path], _File], problems: list[InputError]
+) -> list[_File]:
+    """The files that can be read; one that cannot be costs nothing but itself, and is told."""
+    files = []
+    for path in sorted(folder.glob(pattern)):
+        try:
+            files.append(read(path))
+        except InputError as error:
+            problems.append(error)
+    return files

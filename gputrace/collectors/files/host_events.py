@@ -11,9 +11,18 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gputrace.collectors.files.chunks import Format, Loss, read_chunk_file, read_stop
+from gputrace.collectors.files.chunks import (
+    CLOCKS,
+    Format,
+    Loss,
+    Records,
+    read_chunk_file,
+    read_info,
+    read_numbered,
+    read_records,
+    read_stop,
+)
 
 _HOST: Final = Format(b"GPUTRHST", 1, "a host file", "a file of gputrace's hooks")
 KINDS: Final = {"data_wait": 1, "step": 2, "annotation": 3, "note": 4, "sample": 5}
@@ -30,9 +39,6 @@ _EVENT: Final = np.dtype(
         ("number", "<u4"),
     ]
 )
-_CLOCKS: Final = np.dtype([("realtime", "<u8"), ("monotonic", "<u8"), ("raw", "<u8")])
-
-Records = NDArray[np.void]
 
 
 @dataclass(slots=True)
@@ -64,7 +70,7 @@ class HostEvents:
     records: dict[str, Records] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     info: dict[str, str] = field(default_factory=dict)
-    clocks: Records = field(default_factory=lambda: np.empty(0, _CLOCKS))
+    clocks: Records = field(default_factory=lambda: np.empty(0, CLOCKS))
     stopped: Loss | None = None
     whole: bool = True
 
@@ -81,9 +87,9 @@ def read_host(path: Path) -> HostEvents:
     for tag, body, whole in file.chunks():
         host.whole = whole
         if tag == b"EVNT":
-            events.append(_records(body, _EVENT))
+            events.append(read_records(body, _EVENT))
         elif tag == b"CLOK":
-            clocks.append(_records(body, _CLOCKS))
+            clocks.append(read_records(body, CLOCKS))
         elif whole:
             _take_text(host, tag, bytes(body))
     host.host = host.info.get("host", host.host)
@@ -92,15 +98,11 @@ def read_host(path: Path) -> HostEvents:
     return host
 
 
-def _records(body: memoryview, kind: np.dtype[Any]) -> Records:
-    return np.frombuffer(body[: len(body) - len(body) % kind.itemsize], kind)
-
-
 def _take_text(host: HostEvents, tag: bytes, body: bytes) -> None:
-    if tag == b"NAME" and len(body) >= 4:
-        host.names[int.from_bytes(body[:4], "little")] = body[4:].decode("utf-8", "replace")
+    if tag == b"NAME" and (named := read_numbered(body)):
+        host.names[named[0]] = named[1].decode("utf-8", "replace")
     elif tag == b"INFO":
-        key, _, value = body.decode("utf-8", "replace").partition("=")
+        key, value = read_info(body)
         host.info[key] = value
     elif tag == b"FULL":
         host.stopped = read_stop(body)

@@ -12,13 +12,20 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gputrace.collectors.files.chunks import Format, Loss, read_chunk_file, read_stop
+from gputrace.collectors.files.chunks import (
+    CLOCKS,
+    Format,
+    Loss,
+    Records,
+    read_chunk_file,
+    read_info,
+    read_numbered,
+    read_records,
+    read_stop,
+)
 
 _SPOOL: Final = Format(b"GPUTRSPL", 2, "a spool", "a spool file of gputrace")
-
-Records = NDArray[np.void]
 
 
 def _record(*fields: tuple[str, str] | tuple[str, str, tuple[int, ...]]) -> np.dtype[Any]:
@@ -86,7 +93,7 @@ RECORDS: Final[dict[bytes, np.dtype[Any]]] = {
         ("end_thread", "<u4"),
         ("range", "<u4"),
     ),
-    b"CLOK": _record(("realtime", "<u8"), ("monotonic", "<u8"), ("raw", "<u8")),
+    b"CLOK": CLOCKS,
     b"DEVI": _record(
         ("ordinal", "<u4"),
         ("multiprocessors", "<u4"),
@@ -147,8 +154,7 @@ def read_spool(path: Path) -> Spool:
         if not is_whole:
             break
         if tag in RECORDS:
-            whole = len(body) - len(body) % RECORDS[tag].itemsize
-            parts[tag].append(np.frombuffer(body[:whole], RECORDS[tag]))
+            parts[tag].append(read_records(body, RECORDS[tag]))
         else:
             _take_text(spool, tag, bytes(body))
     empty = {tag: np.empty(0, kind) for tag, kind in RECORDS.items()}
@@ -158,13 +164,12 @@ def read_spool(path: Path) -> Spool:
 
 
 def _take_text(spool: Spool, tag: bytes, body: bytes) -> None:
-    if tag == b"NAME" and len(body) >= 4:
-        spool.names[int.from_bytes(body[:4], "little")] = body[4:]
-    elif tag == b"THRD" and len(body) >= 4:
-        text = body[4:].decode("utf-8", "replace")
-        spool.threads[int.from_bytes(body[:4], "little")] = text
+    if tag == b"NAME" and (named := read_numbered(body)):
+        spool.names[named[0]] = named[1]
+    elif tag == b"THRD" and (named := read_numbered(body)):
+        spool.threads[named[0]] = named[1].decode("utf-8", "replace")
     elif tag == b"INFO":
-        key, _, value = body.decode("utf-8", "replace").partition("=")
+        key, value = read_info(body)
         spool.info[key] = value
     elif tag == b"FULL" and (stop := read_stop(body)):
         spool.losses.append(stop)

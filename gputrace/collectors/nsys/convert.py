@@ -16,20 +16,18 @@ from pathlib import Path
 from typing import Final
 
 from gputrace.collectors.backend import Merged
+from gputrace.collectors.files.chunks import read_all
 from gputrace.collectors.files.host_events import HostEvents, read_host
-from gputrace.collectors.merge import (
-    merge,
-    read_all,
-    write_meta,
-    write_signals,
-    write_unreadable,
-)
+from gputrace.collectors.merge import merge
 from gputrace.collectors.nsys.log import why_no_report
 from gputrace.collectors.nsys.reports import find_report
 from gputrace.collectors.nsys.run import TOOL
 from gputrace.collectors.program.supervised import check_ended
 from gputrace.collectors.rows.clock import OWN, global_pid
+from gputrace.collectors.rows.host import write_signals
+from gputrace.collectors.rows.losses import write_unreadable
 from gputrace.collectors.rows.processes import write_process
+from gputrace.collectors.rows.session import write_meta
 from gputrace.errors import InputError, MissingError
 from gputrace.traces.nsys.report import find_nsys, nsys_version, run_export
 from gputrace.traces.writer import TraceWriter

@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Final
 
 from gputrace.collectors.backend import Merged
+from gputrace.collectors.files.chunks import read_all
 from gputrace.collectors.files.host_events import HostEvents, read_host
-from gputrace.collectors.merge import read_all, write_session, write_signals, write_unreadable
 from gputrace.collectors.nvprof.cards import write_cards
 from gputrace.collectors.nvprof.log import NOTHING, why_none
 from gputrace.collectors.nvprof.rows import NvprofRows
 from gputrace.collectors.nvprof.run import TOOL
 from gputrace.collectors.program.supervised import check_ended
 from gputrace.collectors.rows.clock import global_pid
+from gputrace.collectors.rows.host import write_signals
+from gputrace.collectors.rows.losses import write_unreadable
 from gputrace.collectors.rows.processes import write_process
+from gputrace.collectors.rows.session import write_session
 from gputrace.errors import InputError
 from gputrace.traces.nvprof.file import NvprofFile, read_file
 from gputrace.traces.writer import TraceWriter

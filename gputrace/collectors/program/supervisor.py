@@ -1,8 +1,9 @@
-"""Runs between nsys and the program, by a Python that imports nothing else: `python -I -S FILE`.
+"""Runs between a tool that records (nsys, nvprof) and the program: `python -I -S FILE`.
 
-nsys gives what it starts pipes in place of standard output and error, and may end before it, when
-the window to record is over. So this gives the program the streams that `gputrace record` has,
-and leaves its pid and its exit code in files of the folder.
+By a Python that imports nothing else. Such a tool gives what it starts other streams or ignored
+signals, and may end before it, as nsys does when the window to record is over. So this gives the
+program the streams that `gputrace record` has and the signals as they are by default, and leaves
+its pid and its exit code in files of the folder.
 
 Arguments: the folder, the descriptors of the three streams (``200,201,-``; ``-`` is a closed one),
 the program and its arguments.

@@ -8,30 +8,19 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.files.spool import Records, Spool
+from gputrace.collectors.files.chunks import Records
+from gputrace.collectors.files.spool import Spool
 from gputrace.collectors.rows.clock import global_pid, global_tids, session_time
-from gputrace.collectors.rows.host import write_losses
+from gputrace.collectors.rows.losses import write_losses
 from gputrace.collectors.rows.names import demangle, short
 from gputrace.collectors.rows.nvtx import nvtx_columns
+from gputrace.collectors.rows.overheads import overhead
 from gputrace.traces.writer import TraceWriter
 
 _NOT_GIVEN: Final = 0xFFFFFFFF
 _UNKNOWN_MEMORY: Final = 7
 """Of nsys's ENUM_CUDA_MEM_KIND, which counts from pageable where CUPTI counts from unknown."""
 _LAUNCH_TYPES: Final = 3
-UNKNOWN_OVERHEAD: Final = (1, "Unknown")
-OVERHEADS: Final = {
-    1: (2, "Driver JIT compiler (CUDA)"),
-    1 << 16: (3, "Buffer flush (Profiler)"),
-    2 << 16: (4, "Instrumentation (Profiler)"),
-    3 << 16: (5, "Resource creation/destruction (Profiler)"),
-    4 << 16: (6, "Runtime module loading (CUDA)"),
-    5 << 16: (7, "Lazy function loading (CUDA)"),
-    6 << 16: (8, "Command buffer full (CUDA)"),
-    7 << 16: (1, "Activity buffer request (Profiler)"),
-}
-"""Numbers and names that nsys gives to CUPTI's kinds of overhead."""
-
 _CLOCKS: Final = ("realtime", "monotonic", "raw")
 
 
@@ -159,7 +148,7 @@ class ProcessRows:
         self._writer.add("NVTX_EVENTS", columns)
 
     def _overheads(self, rows: Records) -> None:
-        kinds = [OVERHEADS.get(kind, UNKNOWN_OVERHEAD) for kind in rows["kind"].tolist()]
+        kinds = [overhead(kind) for kind in rows["kind"].tolist()]
         columns = self._span(rows) | {
             "eventClass": [0] * len(rows),
             "globalTid": self._threads(rows["thread"]),
