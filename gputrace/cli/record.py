@@ -43,7 +43,7 @@ LARGE_AT_A_TERMINAL: Final = 10**9
 )
 @click.option("--delay", metavar="TIME", default="0", help="Start so long after CUDA, as 30s.")
 @click.option("--duration", metavar="TIME", default="0", help="Record only so long, as 10s.")
-@click.option("--steps", metavar="A:B", help="Record only these training steps, from 0.")
+@click.option("--steps", metavar="A:B", help="Record only these training steps, from 0, without B.")
 @click.option("--profiler-api", is_flag=True, help="Record from cudaProfilerStart to Stop.")
 @click.option("--no-nvml", is_flag=True, help="Do not sample clocks, power and use of the GPUs.")
 @click.option("--python", is_flag=True, help="Sample which line of the program the host is at.")
