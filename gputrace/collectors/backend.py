@@ -11,7 +11,11 @@ from gputrace.collectors.program.child import run
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to record, and when; times in nanoseconds from each process's start of CUDA."""
+    """What to record, and when.
+
+    Times are in nanoseconds: the delay from each process's start of CUDA, or from the program's
+    start where nsys records, the duration from the end of the delay.
+    """
 
     output: Path
     backend: str = "auto"
