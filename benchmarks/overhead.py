@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.options import Options
-from gputrace.collectors.cupti import has_driver
+from gputrace.collectors.cuda import has_driver
 
 TRAIN: Final = Path(__file__).with_name("overhead_train.py")
 CASES: Final = (("resnet50", 128), ("resnet18", 8))

@@ -15,8 +15,8 @@ from uuid import UUID
 
 import pytest
 
+from gputrace.collectors.files.spool import Spool, read_spool
 from gputrace.collectors.merge import merge
-from gputrace.collectors.spool import Spool, read_spool
 from tests.native.build import Machine, compile_all
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import gputrace
-from gputrace.collectors.host_events import HostEvents, read_host
+from gputrace.collectors.files.host_events import HostEvents, read_host
 from gputrace.collectors.merge import merge
 from gputrace.errors import InputError
 from tests.command import ROOT, Ran

@@ -19,8 +19,9 @@ from typing import Any, Final
 
 import pytest
 
-from gputrace.collectors import nsys_run
 from gputrace.collectors.backend import Launch
+from gputrace.collectors.nsys import run as nsys_run
+from gputrace.collectors.program.supervised import supervised
 from tests import command
 from tests.command import Ran, assert_refused
 from tests.fake_nsys import MACHINE, SECRETS
@@ -375,7 +376,7 @@ def test_it_says_so_where_nsys_takes_long_to_write(
 ) -> None:
     monkeypatch.setattr(nsys_run, "_PATIENCE_S", 0.0)
     machine.spool.mkdir()
-    words = (str(machine.nsys), "profile", "--output=x", *nsys_run.supervised(machine.spool))
+    words = (str(machine.nsys), "profile", "--output=x", *supervised(machine.spool))
     told: list[str] = []
     env = command.environment(machine.env | {"FAKE_FINISH_S": "1", "FAKE_MODE": "no report"})
     began = time.monotonic()

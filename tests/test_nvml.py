@@ -23,10 +23,10 @@ from typing import Any, Final
 
 import pytest
 
-from gputrace.collectors.host_rows import write_nvml
-from gputrace.collectors.nvml_cards import FIELDS, NULL, SAMPLE
-from gputrace.collectors.nvml_log import NvmlLog, read_nvml, tables
-from gputrace.collectors.topology import ranges
+from gputrace.collectors.nvml.cards import FIELDS, NULL, SAMPLE
+from gputrace.collectors.nvml.log import NvmlLog, read_nvml, tables
+from gputrace.collectors.nvml.topology import ranges
+from gputrace.collectors.rows.nvml import write_nvml
 from gputrace.traces.writer import TraceWriter
 from tests.command import ROOT, Ran, environment, python
 
@@ -35,7 +35,7 @@ NATIVE: Final = ROOT / "tests" / "native" / "fake_nvml.c"
 RECORD: Final = """
 import sys, time
 from pathlib import Path
-from gputrace.collectors.nvml import Sampler
+from gputrace.collectors.nvml.sampler import Sampler
 
 folder, ticks, hz = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 sampler = Sampler(*map(float, sys.argv[4:]))
@@ -50,8 +50,8 @@ sys.stdout.write(sampler.notice)
 COST: Final = """
 import sys, time
 from pathlib import Path
-from gputrace.collectors.nvml import Sampler
-from gputrace.collectors.nvml_log import read_nvml
+from gputrace.collectors.nvml.sampler import Sampler
+from gputrace.collectors.nvml.log import read_nvml
 
 folder, seconds = Path(sys.argv[1]), float(sys.argv[2])
 sampler = Sampler()
@@ -405,7 +405,7 @@ def test_a_kill_costs_the_last_line_at_most(tmp_path: Path, scripted: Scripted) 
 FULL_DISK: Final = """
 import resource, sys, time
 from pathlib import Path
-from gputrace.collectors.nvml import Sampler
+from gputrace.collectors.nvml.sampler import Sampler
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
 sampler = Sampler()

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from gputrace.collectors.hooks._gputrace_hooks import recorder
+from gputrace.collectors.hooks._gputrace_hooks import host_file, recorder
 from gputrace.traces.nvprof.calls import DRIVER, RUNTIME, call_name
 from tests import command
 from tests.nvprof import (
@@ -223,7 +223,7 @@ def _host_file(folder: Path, said: dict[str, str]) -> None:
     def chunk(tag: bytes, body: bytes) -> bytes:
         return pack("<4sI", tag, len(body)) + body
 
-    header = pack("<8sIIQQ", recorder.MAGIC, recorder.VERSION, PID, EPOCH, 0)
+    header = pack("<8sIIQQ", host_file.MAGIC, host_file.VERSION, PID, EPOCH, 0)
     info = [chunk(b"INFO", f"{key}={value}".encode()) for key, value in said.items()]
     name = chunk(b"NAME", pack("<I", 0) + b"loader")
     wait = pack("<QQIIHHI", EPOCH, EPOCH + 5 * US, PID, 0, recorder.DATA_WAIT, 0, 0)

@@ -13,15 +13,16 @@ from typing import Final
 
 import pytest
 
-from gputrace.collectors.child import run
 from gputrace.collectors.growth import Growth, Size
+from gputrace.collectors.program.child import run
 from tests import command
 
 SMALL: Final = """
 import sys
 from gputrace import cli
 from gputrace.cli import record
-from gputrace.collectors import child, growth
+from gputrace.collectors import growth
+from gputrace.collectors.program import child
 record.LARGE, record.LARGE_AT_A_TERMINAL = {large}, 1000
 growth._BETWEEN_LOOKS_NS = 0
 child.run.__defaults__ = (*child.run.__defaults__[:-1], 0.05)

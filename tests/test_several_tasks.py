@@ -19,7 +19,7 @@ from typing import Final
 
 import pytest
 
-from gputrace.collectors.team import Team, is_recording
+from gputrace.collectors.tasks.team import Team, is_recording
 from gputrace.errors import UsageError
 from tests import command
 from tests.native.build import Machine, compile_all
@@ -316,7 +316,7 @@ class TestTeam:
         """Which is known when the lock of the first is given back: its process ends."""
         program = (
             "import sys, time\nfrom pathlib import Path\n"
-            "from gputrace.collectors.team import Team\n"
+            "from gputrace.collectors.tasks.team import Team\n"
             f"team = Team(Path({str(tmp_path / 'x.spool')!r}), 'j', int(sys.argv[1]), 2)\n"
             "team.let_one('work', lambda: print('begins', flush=True))\n"
             "print('ready', flush=True)\ntime.sleep(30)"

@@ -43,7 +43,7 @@ LARGE_AT_A_TERMINAL: Final = 10**9
 )
 @click.option("--delay", metavar="TIME", default="0", help="Start so long after CUDA, as 30s.")
 @click.option("--duration", metavar="TIME", default="0", help="Record only so long, as 10s.")
-@click.option("--steps", metavar="A:B", help="Record only these training steps, from 0.")
+@click.option("--steps", metavar="A:B", help="Record only these training steps, from 0, without B.")
 @click.option("--profiler-api", is_flag=True, help="Record from cudaProfilerStart to Stop.")
 @click.option("--no-nvml", is_flag=True, help="Do not sample clocks, power and use of the GPUs.")
 @click.option("--python", is_flag=True, help="Sample which line of the program the host is at.")
@@ -66,8 +66,8 @@ def command(
     run, 127 that it is not found.
     """
     from gputrace.collectors.backend import Plan
-    from gputrace.collectors.child import CannotRun
     from gputrace.collectors.prepare import prepare
+    from gputrace.collectors.program.child import CannotRun
 
     try:
         times = _times(delay, duration)
@@ -89,7 +89,7 @@ def command(
 
 
 def _record(prepared: Prepared) -> int:
-    from gputrace.collectors.child import CannotRun
+    from gputrace.collectors.program.child import CannotRun
     from gputrace.collectors.record import conclude, record
 
     has_run = True

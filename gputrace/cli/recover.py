@@ -17,7 +17,7 @@ from gputrace.errors import InputError, UsageError
 def command(folder: Path, output: Path | None, force: bool, keep: bool) -> None:
     """Makes a trace of FOLDER, the NAME.spool that a recording left when it was cut short."""
     from gputrace.collectors.record import finish
-    from gputrace.collectors.team import is_recording
+    from gputrace.collectors.tasks.team import is_recording
 
     if is_recording(folder):
         raise UsageError(f"{folder}: still being recorded; wait for the program's end")

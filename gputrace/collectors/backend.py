@@ -6,12 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gputrace.collectors.child import run
+from gputrace.collectors.program.child import run
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to record, and when; times in nanoseconds from each process's start of CUDA."""
+    """What to record, and when.
+
+    Times are in nanoseconds: the delay from each process's start of CUDA, or from the program's
+    start where nsys records, the duration from the end of the delay.
+    """
 
     output: Path
     backend: str = "auto"

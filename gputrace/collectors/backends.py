@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from gputrace.collectors.backend import Backend, Plan
-from gputrace.collectors.cupti import CUPTI, has_driver
+from gputrace.collectors.cuda import has_driver
+from gputrace.collectors.cupti import CUPTI
 from gputrace.collectors.host import HOST
-from gputrace.collectors.nsys import NSYS
-from gputrace.collectors.nvprof import NVPROF
+from gputrace.collectors.nsys.backend import NSYS
+from gputrace.collectors.nvprof.backend import NVPROF
 from gputrace.errors import MissingError
 
 BACKENDS: Final = {backend.name: backend for backend in (CUPTI, NSYS, NVPROF, HOST)}

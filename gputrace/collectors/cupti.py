@@ -7,19 +7,13 @@ from pathlib import Path
 from typing import Final
 
 from gputrace.collectors.backend import Backend, Launch, Plan
+from gputrace.collectors.cuda import other_recorder
 from gputrace.collectors.merge import merge
-
-_OTHER_TOOLS: Final = ("NSYS_PROFILING_SESSION_ID", "QUADD_INJECTION_PROXY")
 
 
 def collector_library() -> Path | None:
     """The C library that processes load; None where the package was built without a compiler."""
     return next(iter(sorted(Path(__file__).parent.glob("_collector*.so"))), None)
-
-
-def has_driver() -> bool:
-    """Whether an NVIDIA kernel driver is there."""
-    return Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia/version").exists()
 
 
 def _obstacle(inherited: Mapping[str, str]) -> str | None:
@@ -30,16 +24,6 @@ def _obstacle(inherited: Mapping[str, str]) -> str | None:
             "and then gputrace again"
         )
     return other_recorder(inherited, library)
-
-
-def other_recorder(inherited: Mapping[str, str], own: Path | None = None) -> str | None:
-    """What else in an environment records CUDA, and what to do about it; None where nothing."""
-    if any(variable in inherited for variable in _OTHER_TOOLS):
-        return "this shell runs under nsys, and CUDA has room for one recorder; run without nsys"
-    other = inherited.get("CUDA_INJECTION64_PATH")
-    if other and Path(other) != own:
-        return f"CUDA_INJECTION64_PATH names another tool ({other}); unset it to record"
-    return None
 
 
 def _launch(

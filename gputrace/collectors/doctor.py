@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from gputrace.collectors.container import container, how_to_get_gpus, missing_capabilities
-from gputrace.collectors.cupti import collector_library, has_driver
-from gputrace.collectors.nsys_reports import importer_obstacle
-from gputrace.collectors.nvprof import find_nvprof
+from gputrace.collectors.cuda import has_driver
+from gputrace.collectors.cupti import collector_library
+from gputrace.collectors.nsys.reports import importer_obstacle
+from gputrace.collectors.nvml.topology import ask
+from gputrace.collectors.nvprof.backend import find_nvprof
 from gputrace.collectors.prepare import HOOKS
 from gputrace.errors import MissingError
 from gputrace.traces.nsys.report import find_nsys, nsys_version
@@ -107,8 +109,8 @@ def _find_cards() -> list[_Card]:
     return [
         _Card(
             nvml.nvmlDeviceGetName(handle),
-            _ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle),
-            bool((_ask(nvml, "nvmlDeviceGetMigMode", handle) or [0])[0]),
+            ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle),
+            bool((ask(nvml, "nvmlDeviceGetMigMode", handle) or [0])[0]),
         )
         for handle in handles
     ]
@@ -121,13 +123,6 @@ def _cards_or_why_not() -> list[_Card] | str:
         return _find_cards()
     except Exception as error:  # whatever NVML raises is the finding
         return str(error) or type(error).__name__
-
-
-def _ask(nvml: Any, function: str, handle: Any) -> Any:
-    try:
-        return getattr(nvml, function)(handle)
-    except (AttributeError, nvml.NVMLError):
-        return None
 
 
 def _cards(cards: list[_Card] | str) -> Iterator[Check]:

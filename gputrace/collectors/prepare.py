@@ -13,10 +13,10 @@ from typing import Final
 
 from gputrace.collectors.backend import Backend, Launch, Plan
 from gputrace.collectors.backends import choose
-from gputrace.collectors.child import find_program
-from gputrace.collectors.job import Task, find_task
-from gputrace.collectors.naming import Name, name_output, of_task
-from gputrace.collectors.team import CannotShare, Team
+from gputrace.collectors.program.child import find_program
+from gputrace.collectors.tasks.job import Task, find_task
+from gputrace.collectors.tasks.naming import Name, name_output, of_task
+from gputrace.collectors.tasks.team import CannotShare, Team
 from gputrace.errors import GputraceError, MissingError, UsageError
 
 HOOKS: Final = Path(__file__).parent / "hooks"

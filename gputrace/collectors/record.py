@@ -19,12 +19,13 @@ from typing import Final
 
 from gputrace.collectors.backend import Merged
 from gputrace.collectors.backends import BACKENDS
-from gputrace.collectors.cupti import CUPTI, has_driver
+from gputrace.collectors.cuda import has_driver
+from gputrace.collectors.cupti import CUPTI
 from gputrace.collectors.growth import Growth, Size
 from gputrace.collectors.host import HOST
-from gputrace.collectors.nvml import Sampler
+from gputrace.collectors.nvml.sampler import Sampler
 from gputrace.collectors.prepare import Prepared
-from gputrace.collectors.team import ranks_in
+from gputrace.collectors.tasks.team import ranks_in
 from gputrace.errors import InputError
 from gputrace.units import format_ranges
 
@@ -46,15 +47,7 @@ def record(
 
     Raises CannotRun where the program does not start, MissingError where what records it does not.
     """
-    meta = {
-        "command": json.dumps(masked(prepared.command)),
-        "hostname": socket.gethostname(),
-        "backend": prepared.backend.name,
-        "driver": "yes" if has_driver() else "no",
-    }
-    if (task := prepared.task) is not None:
-        meta |= {"job": task.job, "world_size": str(task.tasks)}
-    _write_meta(prepared.folder, meta)
+    _write_meta(prepared.folder, _describe(prepared))
     sampler = Sampler() if prepared.plan.nvml and has_driver() and _samples(prepared) else None
     if sampler is not None:
         prepared.team.let_one("nvml", partial(sampler.start, prepared.folder))
@@ -65,6 +58,19 @@ def record(
     finally:
         if sampler is not None:
             sampler.stop()
+
+
+def _describe(prepared: Prepared) -> dict[str, str]:
+    """What GPUTRACE_META is to say of the recording."""
+    meta = {
+        "command": json.dumps(masked(prepared.command)),
+        "hostname": socket.gethostname(),
+        "backend": prepared.backend.name,
+        "driver": "yes" if has_driver() else "no",
+    }
+    if (task := prepared.task) is not None:
+        meta |= {"job": task.job, "world_size": str(task.tasks)}
+    return meta
 
 
 def _samples(prepared: Prepared) -> bool:

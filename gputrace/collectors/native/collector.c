@@ -2,7 +2,8 @@
  * CUDA_INJECTION64_PATH, and by NVTX clients by way of NVTX_INJECTION64_PATH.
  *
  * CUPTI fills buffers and hands them over; a thread of ours decodes them and appends them to the
- * process's spool each second. Nothing here runs Python, and no call of the program waits for us.
+ * process's spool, when one is full and each second. Nothing here runs Python. CUDA calls of the program
+ * do not wait for that thread; its NVTX calls and forks may, while some records are decoded or written.
  *
  * Environment: GPUTRACE_DIR, the folder of the spool; GPUTRACE_CAPTURE, when to record: all (the
  * default), profiler (from cudaProfilerStart to Stop), manual (gputrace_capture decides);
@@ -34,7 +35,7 @@ static pthread_t writer;
 static int writer_runs, in_child;
 static atomic_int started_ok, stopping;
 
-/* Starts or ends a window, for --steps and the Python interface. */
+/* Starts or ends a window: the hooks call it for --steps. */
 EXPORTED void gputrace_capture(int on) {
     if (started_ok && !in_child) capture_want(on);
 }

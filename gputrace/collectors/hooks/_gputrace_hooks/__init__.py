@@ -5,7 +5,8 @@ pytorch, others  what is wrapped in each
 wrappers         time a wait, mark a step, make way for a profiler
 steps            counts the steps, opens and closes the window of ``--steps A:B``
 control          reaches the collector's library in this process
-recorder         keeps the events and writes them
+recorder         keeps the events and writes them now and then
+host_file        the file that they are written to
 sampler          looks where the program is, if asked to
 
 Only ``imports`` is loaded at the start of each process; the rest when a framework is.

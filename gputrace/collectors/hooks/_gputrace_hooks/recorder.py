@@ -1,15 +1,4 @@
-"""Events of this process: kept in a list, written to GPUTRACE_DIR/HOST.PID.host.
-
-The file is a header of 32 bytes (magic, version, pid, CLOCK_REALTIME, CLOCK_MONOTONIC), then chunks
-as in spool files: a tag of four letters, the length of what follows in bytes, and that; all of it
-little-endian, times in nanoseconds of CLOCK_REALTIME.
-
-FULL  u64 time, u64 events, u32 errno, u32 0: the first chunk, zeros until writing has failed
-EVNT  records of 32 bytes: u64 start, u64 end, u32 thread, u32 name, u16 kind, u16 rank, u32 number
-      (of a sample, the name is the user's line, the number that of the innermost line's name)
-NAME  u32 id, text          INFO  "key=value"          CLOK  u64 realtime, monotonic, monotonic_raw
-
-gputrace/collectors/host_events.py reads it; keep the two alike.
+"""Events of this process: kept in a list, and written to its file from time to time.
 
 No thread of ours writes: a second thread would make ``os.fork`` warn. An event is written at once
 while there are fewer than four a second; of more, all that came in a quarter of one go together.
@@ -19,30 +8,23 @@ import _thread
 import atexit
 import os
 import sys
-import time
 from array import array
 from struct import pack
+
+from .host_file import HostFile, chunk, clocks, info, time_ns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-MAGIC = b"GPUTRHST"
-VERSION = 1
 DATA_WAIT, STEP, ANNOTATION, NOTE, SAMPLE = 1, 2, 3, 4, 5
 
 _SECOND = 1000000000
 _BETWEEN_WRITES = _SECOND // 4
 _SAVED_UP = 8 * _BETWEEN_WRITES
 _MOST_NAMES = 10000
-_PLACE = 40
 _FOLDER = os.path.dirname(__file__) + os.sep
-_VARIABLES = (
-    "RANK WORLD_SIZE LOCAL_RANK OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE "
-    "OMPI_COMM_WORLD_LOCAL_RANK PMI_RANK PMI_SIZE SLURM_PROCID SLURM_NTASKS SLURM_LOCALID "
-    "HOROVOD_RANK HOROVOD_SIZE CUDA_VISIBLE_DEVICES"
-)
 
 on_write: "list[Callable[[], None]]" = []
 """Called after events were written, four times a second in the long run."""
@@ -51,24 +33,13 @@ on_fork: "list[Callable[[], None]]" = []
 on_worker: "list[Callable[[], None]]" = []
 """Called in a process that multiprocessing has forked, before it works."""
 
-if sys.version_info >= (3, 7):
-    time_ns = time.time_ns
-else:
-
-    def time_ns() -> int:
-        """Nanoseconds of CLOCK_REALTIME."""
-        return int(time.time() * 1e9)
-
 
 class _State:
     """What this process has open; a forked child starts with a fresh one."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
+        self.file = HostFile(os.getpid())
         self.lock = _thread.allocate_lock()
-        self.path = ""
-        self.file = -1
-        self.identity = (0, 0)
         self.names_written = 0
         self.clock_told = 0
         self.failed = False
@@ -139,7 +110,7 @@ def write(now: int) -> None:
     """Writes what is there, unless another thread is at it."""
     global _written, _due
     state = _state
-    if state.pid != os.getpid():
+    if state.file.pid != os.getpid():
         _in_forked_child()
     if not state.lock.acquire(False):
         return
@@ -161,7 +132,7 @@ def write(now: int) -> None:
 def finish() -> None:
     """Writes what is there, at the end of the process."""
     state = _state
-    if state.pid == os.getpid() and _events and state.lock.acquire(True, 1):
+    if state.file.pid == os.getpid() and _events and state.lock.acquire(True, 1):
         try:
             _write_events(state, time_ns())
         except Exception:
@@ -217,110 +188,27 @@ def _write_events(state: _State, now: int) -> None:
 
 
 def _tell_stop(state: _State, lost: int) -> None:
-    """Says in the place kept for it that writing has ended: that takes no room."""
-    import fcntl
-
     state.stopped = state.stopped or time_ns()
     state.lost += lost
-    if _is_open(state) and os.fstat(state.file).st_size > _PLACE:
-        # Appending would override the place.
-        flags = fcntl.fcntl(state.file, fcntl.F_GETFL)
-        fcntl.fcntl(state.file, fcntl.F_SETFL, flags & ~os.O_APPEND)
-        os.pwrite(state.file, pack("<QQI4x", state.stopped, state.lost, state.errno), _PLACE)
+    state.file.tell_stop(state.stopped, state.lost, state.errno)
 
 
 def _write_chunks(state: _State, events: bytes, now: int) -> None:
-    if not _is_open(state):
-        _append(state, b"".join(_open(state)))
+    state.file.open()
     chunks = []
     if not 0 <= now - state.clock_told < _SECOND:
         state.clock_told = now
-        chunks.append(_clocks())
+        chunks.append(clocks())
     met = _pthreads[:]
     del _pthreads[: len(met)]
-    for thread, pthread in met:
-        chunks.append(_chunk(b"INFO", f"pthread.{thread}={pthread}".encode()))
+    chunks += [info(f"pthread.{thread}", pthread) for thread, pthread in met]
     names = list(_names)
     for number in range(state.names_written, len(names)):
         text = names[number].encode("utf-8", "replace")
-        chunks.append(_chunk(b"NAME", pack("<I", number) + text))
-    chunks.append(_chunk(b"EVNT", events))
-    _append(state, b"".join(chunks))
+        chunks.append(chunk(b"NAME", pack("<I", number) + text))
+    chunks.append(chunk(b"EVNT", events))
+    state.file.append(b"".join(chunks))
     state.names_written = len(names)
-
-
-def _append(state: _State, data: bytes) -> None:
-    size = os.fstat(state.file).st_size
-    try:
-        while data:
-            data = data[os.write(state.file, data) :]
-    except BaseException:
-        # The disk is full, say, or a signal came: leave whole chunks.
-        os.ftruncate(state.file, size)
-        raise
-
-
-def _is_open(state: _State) -> bool:
-    # The program may have closed all descriptors and opened its own.
-    try:
-        found = os.fstat(state.file)
-    except OSError:
-        return False
-    return (found.st_dev, found.st_ino) == state.identity
-
-
-def _open(state: _State) -> "list[bytes]":
-    """Opens the file; the chunks that a new one begins with."""
-    known = bool(state.path)
-    host = os.uname().nodename
-    start = os.path.join(os.environ["GPUTRACE_DIR"], f"{host}.{state.pid}")
-    # One that is there is from a program that this process ran before it called exec.
-    paths = [state.path] if known else [start + part + ".host" for part in ("", ".1", ".2", ".3")]
-    for path in paths:
-        try:
-            state.file = _open_high(path, 0 if known else os.O_CREAT | os.O_EXCL)
-        except FileExistsError:
-            continue
-        state.path = path
-        found = os.fstat(state.file)
-        state.identity = (found.st_dev, found.st_ino)
-        return [] if known else _beginning(state, host)
-    raise OSError("no name is left")
-
-
-def _open_high(path: str, flags: int) -> int:
-    import fcntl
-
-    low = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
-    try:
-        # Out of the way of programs that count on low numbers.
-        high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 200)
-    except OSError:
-        return low
-    os.close(low)
-    return high
-
-
-def _beginning(state: _State, host: str) -> "list[bytes]":
-    clocks = time_ns(), _clock_ns(time.CLOCK_MONOTONIC)
-    chunks = [pack("<8sIIQQ", MAGIC, VERSION, state.pid, *clocks), _chunk(b"FULL", bytes(24))]
-    known = [(name, os.environ[name]) for name in _VARIABLES.split() if name in os.environ]
-    for key, value in [("host", host), ("python", sys.version.split()[0]), *known]:
-        chunks.append(_chunk(b"INFO", f"{key}={value}".encode("utf-8", "replace")))
-    return chunks
-
-
-def _clocks() -> bytes:
-    others = _clock_ns(time.CLOCK_MONOTONIC), _clock_ns(time.CLOCK_MONOTONIC_RAW)
-    return _chunk(b"CLOK", pack("<QQQ", time_ns(), *others))
-
-
-def _clock_ns(clock: int) -> int:
-    return int(time.clock_gettime(clock) * 1e9)
-
-
-def _chunk(tag: bytes, body: bytes) -> bytes:
-    return pack("<4sI", tag, len(body)) + body
 
 
 def _in_forked_child() -> None:
@@ -334,8 +222,7 @@ def _in_forked_child() -> None:
     try:
         del _pthreads[:]
         _thread_ids.id = _meet_thread()
-        if _is_open(left):
-            os.close(left.file)
+        left.file.close()
     except OSError:
         pass
     for call in on_fork:

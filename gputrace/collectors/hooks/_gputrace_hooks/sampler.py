@@ -17,8 +17,9 @@ import fcntl  # noqa: F401 (so that what we do in the midst of the program need 
 import os
 import sys
 
-from . import control, recorder, steps
-from .recorder import SAMPLE, note, record, time_ns, word
+from . import control, host_file, recorder, steps
+from .host_file import time_ns
+from .recorder import SAMPLE, note, record, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__fil
 # Python 3.11 begins a function with a few bytes that make it ready.
 _BEGUN = 8 if sys.version_info >= (3, 11) else 0
 
-_sides = dict.fromkeys([recorder.__file__, control.__file__, steps.__file__], _RECORDING)
+_sides = dict.fromkeys([m.__file__ for m in (recorder, host_file, control, steps)], _RECORDING)
 _lines: "dict[tuple[str, int, str], int]" = {}
 
 _clock: "ctypes.CDLL | None" = None

@@ -11,7 +11,8 @@ its place when the leader is gone, or has not stepped while the other did 50 tim
 import os
 
 from . import control
-from .recorder import STEP, note, note_failure, on_fork, record, time_ns, word
+from .host_file import time_ns
+from .recorder import STEP, note, note_failure, on_fork, record, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from functools import wraps
 from types import FunctionType, GeneratorType
 
 from . import control
-from .recorder import DATA_WAIT, note, record, time_ns, word
+from .host_file import time_ns
+from .recorder import DATA_WAIT, note, record, word
 from .steps import OPTIMIZER, step_ended
 
 TYPE_CHECKING = False

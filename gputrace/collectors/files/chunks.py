@@ -1,0 +1,133 @@
+"""The container of the files that a recorded process leaves behind: a header, then tagged chunks.
+
+The header is magic, version, pid and the start on CLOCK_REALTIME and CLOCK_MONOTONIC; a chunk is a
+tag of four letters, a size and that many bytes. All is little-endian. What the chunks hold is said
+in native/spool.h and hooks/_gputrace_hooks/host_file.py; both begin with a place for the reason why
+nothing more could be written.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.errors import InputError
+
+_HEADER: Final = struct.Struct("<8sIIQQ")
+_CHUNK: Final = struct.Struct("<4sI")
+_STOP: Final = struct.Struct("<QQI4x")
+_ERRORS: Final = 4096
+"""What errno stays below."""
+
+Records = NDArray[np.void]
+
+CLOCKS: Final = np.dtype([("realtime", "<u8"), ("monotonic", "<u8"), ("raw", "<u8")])
+"""Records of CLOK, in both kinds of files: the same moment on three clocks, nanoseconds."""
+
+Loss = tuple[int, int, str]
+"""When (nanoseconds of CLOCK_REALTIME), how many records (0: not counted), and why."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of such files: how one begins, and what messages call it."""
+
+    magic: bytes
+    version: int
+    name: str
+    full_name: str
+
+
+@dataclass(frozen=True)
+class ChunkFile:
+    """One file, read whole.
+
+    Attributes:
+        host: of the file's name, which is HOST.PID.KIND.
+        started: nanoseconds of CLOCK_REALTIME.
+    """
+
+    pid: int
+    host: str
+    started: int
+    raw: bytes
+
+    def chunks(self) -> Iterator[tuple[bytes, memoryview, bool]]:
+        """Tag, body and whether it is whole, of each chunk.
+
+        Only the last one may be cut short: a killed process was writing it.
+        """
+        view, at = memoryview(self.raw), _HEADER.size
+        while at < len(self.raw):
+            if at + _CHUNK.size > len(self.raw):
+                yield b"", view[:0], False
+                return
+            tag, size = _CHUNK.unpack_from(self.raw, at)
+            at += _CHUNK.size
+            yield tag, view[at : at + size], at + size <= len(self.raw)
+            at += size
+
+
+def read_chunk_file(path: Path, known: Format) -> ChunkFile:
+    """Reads a file; raises InputError where it is not of the format, or of another version."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError(path, f"cannot be read ({error.strerror})") from None
+    if not raw:
+        raise InputError(path, "empty: its process was ended at once, or the disk was full")
+    if len(raw) < _HEADER.size or not raw.startswith(known.magic):
+        raise InputError(path, f"not {known.full_name}")
+    _, version, pid, started, _ = _HEADER.unpack_from(raw)
+    if version != known.version:
+        told = f"{known.name} of version {version}; this gputrace reads {known.version}"
+        raise InputError(path, told)
+    return ChunkFile(pid, path.name.rsplit(".", 2)[0], started, raw)
+
+
+def read_stop(body: bytes) -> Loss | None:
+    """What a FULL chunk says of the end of writing; None where it never came to that."""
+    if len(body) < _STOP.size:
+        return None
+    time, records, error = _STOP.unpack_from(body)
+    why = os.strerror(error) if 0 < error < _ERRORS else "an error in gputrace"
+    return (time, records, f"nothing more could be written: {why}") if time else None
+
+
+def read_records(body: memoryview, kind: np.dtype[Any]) -> Records:
+    """The whole records of a chunk."""
+    return np.frombuffer(body[: len(body) - len(body) % kind.itemsize], kind)
+
+
+def read_numbered(body: bytes) -> tuple[int, bytes] | None:
+    """The number and the text of a chunk that names something; None where it is too short."""
+    return (int.from_bytes(body[:4], "little"), body[4:]) if len(body) >= 4 else None
+
+
+def read_info(body: bytes) -> tuple[str, str]:
+    """The key and the value of an INFO chunk."""
+    key, _, value = body.decode("utf-8", "replace").partition("=")
+    return key, value
+
+
+_File = TypeVar("_File")
+
+
+def read_all(
+    folder: Path, pattern: str, read: Callable[[Path], _File], problems: list[InputError]
+) -> list[_File]:
+    """The files that can be read; one that cannot be costs nothing but itself, and is told."""
+    files = []
+    for path in sorted(folder.glob(pattern)):
+        try:
+            files.append(read(path))
+        except InputError as error:
+            problems.append(error)
+    return files

@@ -1,0 +1,138 @@
+"""Host files: the data waits, steps and annotations that the hooks in a process left behind.
+
+The format is described in hooks/_gputrace_hooks/host_file.py. Reading stops at a chunk cut short,
+which is what a killed process was writing, and keeps every whole record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from gputrace.collectors.files.chunks import (
+    CLOCKS,
+    Format,
+    Loss,
+    Records,
+    read_chunk_file,
+    read_info,
+    read_numbered,
+    read_records,
+    read_stop,
+)
+
+_HOST: Final = Format(b"GPUTRHST", 1, "a host file", "a file of gputrace's hooks")
+KINDS: Final = {"data_wait": 1, "step": 2, "annotation": 3, "note": 4, "sample": 5}
+"""Kinds of events by the number in their records."""
+
+_EVENT: Final = np.dtype(
+    [
+        ("start", "<u8"),
+        ("end", "<u8"),
+        ("thread", "<u4"),
+        ("name", "<u4"),
+        ("kind", "<u2"),
+        ("rank", "<u2"),
+        ("number", "<u4"),
+    ]
+)
+
+
+@dataclass(slots=True)
+class HostEvents:
+    """What the hooks in one process left.
+
+    Attributes:
+        pid: its process id.
+        host: the machine.
+        started: nanoseconds of CLOCK_REALTIME when the file was opened.
+        records: by kind (``KINDS``), the events in the order of their ends, with the fields start,
+            end (nanoseconds of CLOCK_REALTIME), thread (of the system), name (see ``names``), kind,
+            rank and number. Data waits: those within another are left out; number is 1 where the
+            wait ended with an exception, StopIteration mostly. Steps: those of the source that
+            knows best (the user's marks, else a framework's loop, else an optimizer); number counts
+            from 0, and each starts where the one before ended, the first with its first data wait,
+            or else where the file begins. Samples: start is their moment, name the user's line,
+            number the name of the innermost line of all.
+        names: text by id.
+        info: what the process said of itself.
+        clocks: the same moment on three clocks: realtime, monotonic, raw.
+        stopped: the end of writing, where it failed before the process ended.
+        whole: whether the file ends with a whole chunk.
+    """
+
+    pid: int
+    host: str
+    started: int
+    records: dict[str, Records] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    info: dict[str, str] = field(default_factory=dict)
+    clocks: Records = field(default_factory=lambda: np.empty(0, CLOCKS))
+    stopped: Loss | None = None
+    whole: bool = True
+
+    def name(self, record: Any) -> str:
+        """The name of one record."""
+        return self.names.get(int(record["name"]), "?")
+
+
+def read_host(path: Path) -> HostEvents:
+    """Reads one file; raises InputError where it is no host file of a version that is known."""
+    file = read_chunk_file(path, _HOST)
+    host = HostEvents(file.pid, file.host, file.started)
+    events, clocks = [np.empty(0, _EVENT)], [host.clocks]
+    for tag, body, whole in file.chunks():
+        host.whole = whole
+        if tag == b"EVNT":
+            events.append(read_records(body, _EVENT))
+        elif tag == b"CLOK":
+            clocks.append(read_records(body, CLOCKS))
+        elif whole:
+            _take_text(host, tag, bytes(body))
+    host.host = host.info.get("host", host.host)
+    host.clocks = np.concatenate(clocks)
+    host.records = _by_kind(np.concatenate(events), file.started)
+    return host
+
+
+def _take_text(host: HostEvents, tag: bytes, body: bytes) -> None:
+    if tag == b"NAME" and (named := read_numbered(body)):
+        host.names[named[0]] = named[1].decode("utf-8", "replace")
+    elif tag == b"INFO":
+        key, value = read_info(body)
+        host.info[key] = value
+    elif tag == b"FULL":
+        host.stopped = read_stop(body)
+
+
+def _by_kind(events: Records, since: int) -> dict[str, Records]:
+    events = events[np.argsort(events["end"], kind="stable")]
+    kinds = {name: events[events["kind"] == number] for name, number in KINDS.items()}
+    kinds["data_wait"] = _outermost(kinds["data_wait"])
+    kinds["step"] = _steps(kinds["step"], kinds["data_wait"], since)
+    return kinds
+
+
+def _outermost(waits: Records) -> Records:
+    """Leaves out waits within another one of the same thread, as one iterator uses another."""
+    kept = np.ones(len(waits), dtype=bool)
+    for thread in np.unique(waits["thread"]):
+        # Later ends last: of two, the outer one comes after the inner one.
+        here = np.flatnonzero(waits["thread"] == thread)
+        first_start_after = np.minimum.accumulate(waits["start"][here][::-1])[::-1]
+        kept[here[:-1]] = waits["start"][here[:-1]] < first_start_after[1:]
+    return waits[kept]
+
+
+def _steps(steps: Records, waits: Records, since: int) -> Records:
+    if not len(steps):
+        return steps
+    steps = steps[steps["rank"] == steps["rank"].max()]
+    first = steps[0]
+    if not first["start"]:
+        before = waits[(waits["thread"] == first["thread"]) & (waits["end"] <= first["end"])]
+        first["start"] = before["start"].min() if len(before) else since
+    return steps

@@ -1,0 +1,150 @@
+"""The file that the events of a process are written to: GPUTRACE_DIR/HOST.PID.host.
+
+It is a header of 32 bytes (magic, version, pid, CLOCK_REALTIME, CLOCK_MONOTONIC), then chunks as in
+spool files: a tag of four letters, the length of what follows in bytes, and that; all of it
+little-endian, times in nanoseconds of CLOCK_REALTIME.
+
+FULL  u64 time, u64 events, u32 errno, u32 0: the first chunk, zeros until writing has failed
+EVNT  records of 32 bytes: u64 start, u64 end, u32 thread, u32 name, u16 kind, u16 rank, u32 number
+      (of a sample, the name is the user's line, the number that of the innermost line's name)
+NAME  u32 id, text          INFO  "key=value"          CLOK  u64 realtime, monotonic, monotonic_raw
+
+gputrace/collectors/files/host_events.py reads it; keep the two alike.
+"""
+
+import os
+import sys
+import time
+from struct import pack
+
+MAGIC = b"GPUTRHST"
+VERSION = 1
+
+_PLACE = 40
+"""Where the body of FULL is: after the header, a tag and a length."""
+_HIGH = 200
+_VARIABLES = (
+    "RANK WORLD_SIZE LOCAL_RANK OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE "
+    "OMPI_COMM_WORLD_LOCAL_RANK PMI_RANK PMI_SIZE SLURM_PROCID SLURM_NTASKS SLURM_LOCALID "
+    "HOROVOD_RANK HOROVOD_SIZE CUDA_VISIBLE_DEVICES"
+)
+
+if sys.version_info >= (3, 7):
+    time_ns = time.time_ns
+else:
+
+    def time_ns() -> int:
+        """Nanoseconds of CLOCK_REALTIME."""
+        return int(time.time() * 1e9)
+
+
+class HostFile:
+    """The file of one process; it is made when it is first opened, and holds whole chunks alone."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._path = ""
+        self._file = -1
+        self._identity = (0, 0)
+
+    def open(self) -> None:
+        """Opens the file unless it is open; a new one begins with who the process is."""
+        if self._is_open():
+            return
+        host = os.uname().nodename
+        if self._path:
+            self._open_as(self._path, 0)
+        else:
+            self._create(host)
+            self.append(_beginning(self.pid, host))
+
+    def append(self, data: bytes) -> None:
+        """Writes whole chunks at the end of the file, which is open, or nothing of them."""
+        size = os.fstat(self._file).st_size
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except BaseException:
+            # The disk is full, say, or a signal came: leave whole chunks.
+            os.ftruncate(self._file, size)
+            raise
+
+    def tell_stop(self, stopped: int, lost: int, errno: int) -> None:
+        """Says in FULL when writing has ended, and how many events are lost: that takes no room."""
+        import fcntl
+
+        if self._is_open() and os.fstat(self._file).st_size > _PLACE:
+            # Appending would override the place.
+            flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+            fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~os.O_APPEND)
+            os.pwrite(self._file, pack("<QQI4x", stopped, lost, errno), _PLACE)
+
+    def close(self) -> None:
+        """Closes what a forked child has open of its parent's."""
+        if self._is_open():
+            os.close(self._file)
+
+    def _is_open(self) -> bool:
+        # The program may have closed all descriptors and opened its own.
+        try:
+            found = os.fstat(self._file)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._identity
+
+    def _create(self, host: str) -> None:
+        start = os.path.join(os.environ["GPUTRACE_DIR"], f"{host}.{self.pid}")
+        # One that is there is from a program that this process ran before it called exec.
+        for part in ("", ".1", ".2", ".3"):
+            try:
+                self._open_as(f"{start}{part}.host", os.O_CREAT | os.O_EXCL)
+            except FileExistsError:
+                continue
+            return
+        raise OSError("no name is left")
+
+    def _open_as(self, path: str, flags: int) -> None:
+        self._file = _open_high(path, flags)
+        self._path = path
+        found = os.fstat(self._file)
+        self._identity = (found.st_dev, found.st_ino)
+
+
+def _open_high(path: str, flags: int) -> int:
+    import fcntl
+
+    low = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
+    try:
+        # Out of the way of programs that count on low numbers.
+        high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+    except OSError:
+        return low
+    os.close(low)
+    return high
+
+
+def _beginning(pid: int, host: str) -> bytes:
+    header = pack("<8sIIQQ", MAGIC, VERSION, pid, time_ns(), _clock_ns(time.CLOCK_MONOTONIC))
+    known = [(name, os.environ[name]) for name in _VARIABLES.split() if name in os.environ]
+    said = [("host", host), ("python", sys.version.split()[0]), *known]
+    return b"".join([header, chunk(b"FULL", bytes(24)), *(info(*pair) for pair in said)])
+
+
+def chunk(tag: bytes, body: bytes) -> bytes:
+    """A chunk, as it is in the file."""
+    return pack("<4sI", tag, len(body)) + body
+
+
+def info(key: str, value: object) -> bytes:
+    """The chunk that says something of the process."""
+    return chunk(b"INFO", f"{key}={value}".encode("utf-8", "replace"))
+
+
+def clocks() -> bytes:
+    """The chunk that says the same moment on three clocks."""
+    others = _clock_ns(time.CLOCK_MONOTONIC), _clock_ns(time.CLOCK_MONOTONIC_RAW)
+    return chunk(b"CLOK", pack("<QQQ", time_ns(), *others))
+
+
+def _clock_ns(clock: int) -> int:
+    return int(time.clock_gettime(clock) * 1e9)

@@ -1,0 +1,123 @@
+"""Reading back what the NVML sampler wrote, as columns and as tables of the trace file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.collectors.nvml.cards import COLUMNS, NULL, SAMPLE, Row
+from gputrace.collectors.nvml.topology import DEVICE, TOPOLOGY, ranges
+
+Table = tuple[list[str], list[tuple[Any, ...]]]
+
+
+@dataclass(slots=True)
+class NvmlLog:
+    """What one machine's sampler wrote.
+
+    Attributes:
+        host: its name.
+        driver: version of the NVIDIA driver, or nothing.
+        interval_ns: from tick to tick, as was asked for.
+        devices: the columns of DEVICE for each card; and `lostNs`, CLOCK_REALTIME, or None.
+        topology: the columns of TOPOLOGY for each ordered pair of cards.
+        samples: `gpu` and the columns of SAMPLE, a row for each card and tick, in the order of
+            time; int64, `utilization` float64; NULL is -1.
+        clocks: (CLOCK_REALTIME, CLOCK_MONOTONIC) in ns at each tick.
+        cpu_ns: what the sampling thread cost; None where it was killed.
+        skipped: lines that could not be understood, the cut last one among them.
+    """
+
+    host: str = ""
+    driver: str = ""
+    interval_ns: int = 0
+    devices: list[dict[str, Any]] = field(default_factory=list)
+    topology: list[tuple[Any, ...]] = field(default_factory=list)
+    samples: dict[str, NDArray[Any]] = field(default_factory=dict)
+    clocks: list[tuple[int, int]] = field(default_factory=list)
+    cpu_ns: int | None = None
+    skipped: int = 0
+
+
+def read_nvml(path: Path) -> NvmlLog:
+    """Reads a file, whatever of it is there; nothing is raised for what it holds."""
+    log, columns, rows = NvmlLog(), list(SAMPLE), list[Row]()
+    for line in path.read_bytes().split(b"\n"):
+        if not line:
+            continue
+        try:
+            said = json.loads(line)
+            if "devices" in said:
+                columns = _take_header(log, said)
+            elif "gpus" in said:
+                rows += _take_tick(log, said, columns)
+            else:
+                log.cpu_ns = int(said["end"]["cpu_ns"])
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            log.skipped += 1
+    log.samples = {
+        name: np.array([row[at] for row in rows], float if name == "utilization" else np.int64)
+        for at, name in enumerate(COLUMNS)
+    }
+    return log
+
+
+def _take_header(log: NvmlLog, said: dict[str, Any]) -> list[str]:
+    devices = [{name: device.get(name) for name in DEVICE} for device in said["devices"]]
+    log.devices = [device | {"lostNs": None} for device in devices]
+    log.topology = [tuple(pair) for pair in said["topology"] if len(pair) == len(TOPOLOGY)]
+    log.host, log.driver = str(said["host"]), str(said["driver"] or "")
+    log.interval_ns = int(said["interval_ns"])
+    return [str(name) for name in said["columns"]]
+
+
+def _take_tick(log: NvmlLog, said: dict[str, Any], columns: list[str]) -> list[Row]:
+    now, monotonic = int(said["time_ns"]), int(said["monotonic_ns"])
+    named = [
+        {"timeNs": now} if row is None else dict(zip(columns, row, strict=True))
+        for row in said["gpus"]
+    ]
+    rows: list[Row] = [
+        [gpu, *(_checked(row.get(name)) for name in SAMPLE)] for gpu, row in enumerate(named)
+    ]
+    for gpu in said.get("lost", {}):
+        log.devices[int(gpu)]["lostNs"] = now
+    log.clocks.append((now, monotonic))
+    return rows
+
+
+def _checked(value: Any) -> float | int:
+    if value is None:
+        return NULL
+    if not isinstance(value, int | float) or not abs(value) < 2**63:
+        raise ValueError(value)
+    return value
+
+
+def tables(log: NvmlLog) -> dict[str, Table]:
+    """Columns and rows by table of the trace file; NULL is None.
+
+    GPUTRACE_NVML_DEVICE has the columns of DEVICE, driverVersion, and lostNs: CLOCK_REALTIME when
+    the card was found gone. GPUTRACE_NVML_SAMPLE has gpu and the columns of SAMPLE,
+    GPUTRACE_TOPOLOGY those of TOPOLOGY.
+    """
+    samples = [[None if v == NULL else v for v in log.samples[name].tolist()] for name in COLUMNS]
+    return {
+        "GPUTRACE_NVML_DEVICE": (
+            [*DEVICE, "driverVersion", "lostNs"],
+            [_device_row(device, log.driver) for device in log.devices],
+        ),
+        "GPUTRACE_NVML_SAMPLE": (COLUMNS, list(zip(*samples, strict=True))),
+        "GPUTRACE_TOPOLOGY": (list(TOPOLOGY), log.topology),
+    }
+
+
+def _device_row(device: dict[str, Any], driver: str) -> tuple[Any, ...]:
+    cpus = device["cpuAffinity"]
+    shown = device | {"cpuAffinity": ranges(cpus) if cpus else None}
+    return *(shown[name] for name in DEVICE), driver or None, device["lostNs"]

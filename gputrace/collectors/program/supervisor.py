@@ -1,0 +1,60 @@
+"""Runs between a tool that records (nsys, nvprof) and the program: `python -I -S FILE`.
+
+By a Python that imports nothing else. Such a tool gives what it starts other streams or ignored
+signals, and may end before it, as nsys does when the window to record is over. So this gives the
+program the streams that `gputrace record` has and the signals as they are by default, and leaves
+its pid and its exit code in files of the folder.
+
+Arguments: the folder, the descriptors of the three streams (``200,201,-``; ``-`` is a closed one),
+the program and its arguments.
+"""
+
+import os
+import signal
+import sys
+
+
+def main(folder: str, streams: str, command: list[str]) -> int:
+    """The exit code of the program, 128 + N for signal N, as a shell has it."""
+    _take(streams)
+    # What is typed at the terminal is for the program; this waits for its end.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        program = os.posix_spawnp(
+            command[0],
+            command,
+            os.environ,
+            setsigmask=before,
+            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
+        )
+    except OSError as error:
+        _leave(folder, "program.failed", str(error.strerror))
+        return 126
+    _leave(folder, "program.pid", str(program))
+    _, status = os.waitpid(program, 0)
+    code = os.waitstatus_to_exitcode(status)
+    code = code if code >= 0 else 128 - code
+    _leave(folder, "program.code", str(code))
+    return code
+
+
+def _take(streams: str) -> None:
+    """Makes the descriptors named the standard streams, and closes them."""
+    for target, source in enumerate(streams.split(",")):
+        if source == "-":
+            os.close(target)
+        else:
+            os.dup2(int(source), target)
+            os.close(int(source))
+
+
+def _leave(folder: str, name: str, text: str) -> None:
+    """A file that is there as a whole or not at all."""
+    path = os.path.join(folder, name)  # noqa: PTH118
+    with open(f"{path}.tmp", "w") as file:  # noqa: PTH123
+        file.write(text)
+    os.replace(f"{path}.tmp", path)  # noqa: PTH105
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
