@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from gputrace.collectors.clock import global_pid
-from gputrace.collectors.names import demangle, short
-from gputrace.collectors.process_rows import OVERHEADS, UNKNOWN_OVERHEAD
 from gputrace.errors import InputError
+from gputrace.traces.enums import OVERHEADS, UNKNOWN_OVERHEAD
+from gputrace.traces.names import demangle, short
 from gputrace.traces.nvprof.calls import DRIVER, RUNTIME, call_name
 from gputrace.traces.nvprof.file import CALLS, KERNELS, ON_GPU, PREFIX, NvprofFile
 from gputrace.traces.nvprof.rows import (

@@ -10,28 +10,16 @@ from numpy.typing import NDArray
 
 from gputrace.collectors.clock import global_pid, global_tids, session_time
 from gputrace.collectors.host_rows import write_losses
-from gputrace.collectors.names import demangle, short
 from gputrace.collectors.nvtx_rows import nvtx_columns
 from gputrace.collectors.spool import Records, Spool
+from gputrace.traces.enums import OVERHEADS, UNKNOWN_OVERHEAD
+from gputrace.traces.names import demangle, short
 from gputrace.traces.writer import TraceWriter
 
 _NOT_GIVEN: Final = 0xFFFFFFFF
 _UNKNOWN_MEMORY: Final = 7
 """Of nsys's ENUM_CUDA_MEM_KIND, which counts from pageable where CUPTI counts from unknown."""
 _LAUNCH_TYPES: Final = 3
-UNKNOWN_OVERHEAD: Final = (1, "Unknown")
-OVERHEADS: Final = {
-    1: (2, "Driver JIT compiler (CUDA)"),
-    1 << 16: (3, "Buffer flush (Profiler)"),
-    2 << 16: (4, "Instrumentation (Profiler)"),
-    3 << 16: (5, "Resource creation/destruction (Profiler)"),
-    4 << 16: (6, "Runtime module loading (CUDA)"),
-    5 << 16: (7, "Lazy function loading (CUDA)"),
-    6 << 16: (8, "Command buffer full (CUDA)"),
-    7 << 16: (1, "Activity buffer request (Profiler)"),
-}
-"""Numbers and names that nsys gives to CUPTI's kinds of overhead."""
-
 _CLOCKS: Final = ("realtime", "monotonic", "raw")
 
 

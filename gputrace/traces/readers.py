@@ -15,6 +15,7 @@ from gputrace.traces.gputrace import OwnTrace, is_own
 from gputrace.traces.merged import merge
 from gputrace.traces.nsys.reader import NsysTrace, is_nsys
 from gputrace.traces.nsys.report import export_report, is_report
+from gputrace.traces.nvprof.reader import NvprofTrace, is_nvprof
 from gputrace.traces.runs import check_paths
 from gputrace.traces.sqlite import MAGIC, Database, open_input
 from gputrace.traces.trace import Trace
@@ -80,9 +81,15 @@ def _open_own(candidate: Candidate) -> Trace:
     return OwnTrace(candidate.path, candidate.database)
 
 
+def _open_nvprof(candidate: Candidate) -> Trace:
+    assert candidate.database is not None
+    return NvprofTrace(candidate.path, candidate.database)
+
+
 READERS: Final = (
     Reader("gputrace's traces", lambda c: bool(c.database and is_own(c.database)), _open_own),
     Reader("nsys SQLite exports", lambda c: bool(c.database and is_nsys(c.database)), _open_nsys),
+    Reader("nvprof files", lambda c: bool(c.database and is_nvprof(c.database)), _open_nvprof),
     Reader("nsys reports", lambda c: is_report(c.path), _open_report),
 )
 
