@@ -74,7 +74,9 @@ class NvprofTrace(Trace):
 
     @property
     def session(self) -> Session:
-        return Session(self._epoch, cards=frozenset(card.uuid for card in self._cards.values()))
+        return Session(
+            self._epoch, cards=frozenset(card.uuid for card in self._cards.values()) - {""}
+        )
 
     @property
     def kinds(self) -> frozenset[Kind]:
