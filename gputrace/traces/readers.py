@@ -20,6 +20,10 @@ from gputrace.traces.runs import check_paths
 from gputrace.traces.sqlite import MAGIC, Database, open_input
 from gputrace.traces.trace import Trace
 
+_SUFFIXES: Final = (".sqlite", ".nvvp", ".nvprof")
+"""What files are called that stand for themselves in a folder; files that are named may have any
+name."""
+
 
 class Candidate:
     """A file that readers look at to tell whether it is theirs.
@@ -128,9 +132,11 @@ def open_traces(paths: Sequence[Path | str]) -> Trace:
 def _files(path: Path) -> list[Path]:
     if not os.path.isdir(path):  # noqa: PTH112 - what cannot be looked at is its reader's to refuse
         return [path]
-    files = sorted(file for file in path.glob("*.sqlite") if not file.name.startswith("."))
+    found = (file for file in path.glob("*") if file.suffix in _SUFFIXES)
+    files = sorted(file for file in found if not file.name.startswith("."))
     if not files:
-        raise InputError(path, "is a directory without traces in it (*.sqlite); name the files")
+        usual = ", ".join(f"*{suffix}" for suffix in _SUFFIXES)
+        raise InputError(path, f"is a directory without traces in it ({usual}); name the files")
     return files
 
 

@@ -96,7 +96,8 @@ class _Writer:
         run.executemany("INSERT INTO StringTable VALUES (?, ?)", enumerate(self.texts))
 
     def own(self, rows: Table) -> Table:
-        return rows[rows["rank"] == self.rank]
+        mine: Table = rows[rows["rank"] == self.rank]
+        return mine
 
     def insert(self, kind: str, rows: int, /, **values: object) -> None:
         """Creates a table and fills so many rows; values are arrays or constants, the rest 0."""

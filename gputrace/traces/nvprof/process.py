@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 from uuid import UUID
 
+from gputrace.traces.columns import Rows, in_threads, row_ranges
 from gputrace.traces.nvprof.file import CALLS, PREFIX
 from gputrace.traces.nvprof.tables import Table
-from gputrace.traces.sqlite import Database, quoted
+from gputrace.traces.sqlite import Database, broken, quoted
 
-_PROCESS = 1
+_PROCESS: Final = 1
 """Of CUpti_ActivityObjectKind."""
 
 
@@ -65,18 +70,26 @@ def read_contexts(database: Database) -> dict[int, int]:
 def first_moment(database: Database, tables: Sequence[Table], late: int) -> int:
     """The first moment of all tables, nanoseconds since 1970 UTC; 0 where no row has a time.
 
-    The GPU's clock is ahead of the host's by ``late``.
+    The GPU's clock is ahead of the host's by ``late``. Raises InputError on a broken file.
     """
     found = []
     for table in tables:
-        first = _first(database, table)
-        if first is not None:
-            found.append(first - late if table.on_gpu else first)
+        ranges = row_ranges(database, table.full_name)
+        for first in in_threads(partial(_first, database, table), ranges):
+            if first is not None:
+                found.append(first - late if table.on_gpu else first)
     return min(found, default=0)
 
 
-def _first(database: Database, table: Table) -> int | None:
-    edge = table.columns["timestamp" if "timestamp" in table.columns else "start"]
+def _first(database: Database, table: Table, rows: Rows) -> int | None:
+    """On a connection of its own, since several threads ask at once."""
+    edge = quoted("start" if "start" in table.columns else "timestamp")
     sql = f"SELECT min({edge}) FROM {quoted(table.full_name)} WHERE {edge} > 0"
-    first = next(database.query(sql))[0]
+    if rows is not None:
+        sql += f" AND rowid >= {rows[0]} AND rowid < {rows[1]}"
+    try:
+        with closing(sqlite3.connect(database.uri, uri=True)) as connection:
+            first = connection.execute(sql).fetchone()[0]
+    except sqlite3.Error as error:
+        raise broken(database.path, error) from error
     return first if isinstance(first, int) else None
