@@ -23,6 +23,7 @@ from gputrace.traces.events import (
     Column,
     Events,
     Kind,
+    Memory,
     concatenate,
 )
 from gputrace.traces.names import demangle
@@ -161,14 +162,15 @@ class NvprofTrace(Trace):
         if column == "kind":
             return _kinds(table, raw)
         if column not in raw:
-            return np.full(rows, UNKNOWN, COLUMN_TYPES[column])
+            memory = column in ("source_memory", "destination_memory")
+            return np.full(rows, Memory.UNKNOWN if memory else UNKNOWN, COLUMN_TYPES[column])
         values = raw[column]
+        if column in ("source_memory", "destination_memory"):
+            return memory_kinds(values)
         if column == "name":
             return name_ids(table, values)
         if column == "thread":
-            return values & _THREAD_BITS
-        if column in ("source_memory", "destination_memory"):
-            return memory_kinds(values)
+            return np.where(values == UNKNOWN, UNKNOWN, values & _THREAD_BITS)
         if column == "device" and table.kinds == (Kind.SYNC,):
             return self._devices_of(values)
         return values
