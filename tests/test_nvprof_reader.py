@@ -306,7 +306,10 @@ def _figures(report: Report, origin: int) -> Mapping[str, Any]:
         for gap in (*report.gaps.largest, *report.gaps.largest_in_steps)
     ]
     return {
-        "gpus": [plain(gpu, "host", "name") for gpu in report.gpus],
+        "gpus": [
+            plain(replace(gpu, start_ns=gpu.start_ns - origin), "host", "name")
+            for gpu in report.gpus
+        ],
         "breakdown": [plain(row, "host") for row in report.breakdown],
         "steps": report.steps,
         "step_list": [(s.gpu, s.step, s.phase, s.end_ns - s.start_ns) for s in report.step_list],

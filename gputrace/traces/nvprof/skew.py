@@ -14,9 +14,9 @@ from gputrace.traces.sqlite import Database, broken
 _SAMPLE: Final = 20_000
 """Operations that are looked at, of each table: a wrong clock is wrong for all of them."""
 _ALL: Final = -1
-_FEW: Final = 2_000
+_FEW: Final = 500
 _MANY: Final = 8
-_ENOUGH: Final = 200
+_ENOUGH: Final = 100
 """What is looked at first: so many operations, so many times as many calls; pairs that will do."""
 _CORRELATION: Final = "CAST(r.correlationId AS INTEGER)"
 _JOINED: Final = {"correlationId", "start", "end"}
