@@ -355,6 +355,12 @@ class TestRefused:
         file.path.write_bytes(content)
         self.refused(file.path, "broken SQLite file")
 
+    def test_a_file_with_a_schema_that_is_not_even_text(self, file: Nvvp) -> None:
+        file.kernel(0, 10)
+        content = file.save().read_bytes()
+        file.path.write_bytes(content.replace(b"CREATE TABLE S", b"CREATE\xaf\xafABLE S", 1))
+        self.refused(file.path, "broken SQLite file (malformed database schema (StringTable)")
+
     def test_tables_without_the_columns_that_matter(self, file: Nvvp) -> None:
         file.kernel(0, 10)
         with closing(sqlite3.connect(file.save())) as database, database:

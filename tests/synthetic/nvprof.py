@@ -105,6 +105,8 @@ class _Writer:
         table = f"CUPTI_ACTIVITY_KIND_{kind}"
         declared = ", ".join(f'"{column}" {type or "INT"} NOT NULL' for column, _, type in columns)
         self.connection.execute(f"CREATE TABLE {table} (_id_ INTEGER PRIMARY KEY, {declared})")
+        if "correlationId" in declared:
+            self.connection.execute(f"CREATE INDEX INDEX_{table} ON {table} (correlationId)")
         slots, arrays = ["NULL"], []
         for column, _, type in columns:
             value = values.pop(column, b"" if type else 0)

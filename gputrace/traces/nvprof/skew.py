@@ -18,7 +18,6 @@ _FEW: Final = 500
 _MANY: Final = 8
 _ENOUGH: Final = 100
 """What is looked at first: so many operations, so many times as many calls; pairs that will do."""
-_CORRELATION: Final = "CAST(r.correlationId AS INTEGER)"
 _JOINED: Final = {"correlationId", "start", "end"}
 _EARLIEST_NS: Final = -1_000_000
 _LATEST_NS: Final = 60_000_000_000
@@ -61,20 +60,22 @@ def _soonest(
 ) -> tuple[int, int]:
     """The shortest delay between a call and what it launched, and how many of both were found.
 
-    Looks at so many operations and calls of each table; fewer than 0 are all.
+    Looks at so many operations and calls of each table; calls may be `_ALL`.
     """
     database.execute("CREATE TEMP TABLE launched (correlation INTEGER PRIMARY KEY, start INTEGER)")
     for table in ON_GPU:
         if columns.get(table, frozenset()) >= _JOINED:
             database.execute(
-                f"INSERT OR IGNORE INTO temp.launched SELECT {_CORRELATION}, r.start "
+                f"INSERT OR IGNORE INTO temp.launched "
+                "SELECT CAST(r.correlationId AS INTEGER), r.start "
                 f"FROM nvprof.{PREFIX}{table} AS r WHERE {HAS_TIMES} LIMIT {operations}"
             )
+    source = "{}" if calls == _ALL else f"(SELECT * FROM {{}} LIMIT {calls})"
     delays = [
         database.execute(
             "SELECT CAST(min(l.start - r.start) AS INTEGER), count(*) FROM "
-            f"(SELECT * FROM nvprof.{PREFIX}{table} LIMIT {calls}) AS r "
-            f"JOIN temp.launched AS l ON l.correlation = {_CORRELATION} WHERE {HAS_TIMES}"
+            f"{source.format(f'nvprof.{PREFIX}{table}')} AS r "
+            f"JOIN temp.launched AS l ON l.correlation = r.correlationId WHERE {HAS_TIMES}"
         ).fetchone()
         for table in CALLS
         if columns.get(table, frozenset()) >= _JOINED
