@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.kineto import write_kineto
-from tests.synthetic import Plan, simulate, write_nsys
+from tests.synthetic import Plan, simulate, write_nsys, write_nvprof
 
 
 def plan(steps: int) -> Plan:
@@ -35,6 +35,8 @@ def main(kind: str, steps: int, path: Path) -> None:
     recording = simulate(plan(steps))
     if kind == "nsys":
         write_nsys(recording, path)
+    elif kind == "nvprof":
+        write_nvprof(recording, path)
     else:
         write_kineto(recording, path)
 

@@ -40,6 +40,14 @@ def kineto_folder(size: str) -> Path:
     return _made("kineto", size, "")
 
 
+def nvprof_folder(size: str) -> Path:
+    """The same recording as nvprof writes it: one SQLite file a rank, in the page cache."""
+    folder = _made("nvprof", size, "")
+    for path in folder.iterdir():
+        path.read_bytes()
+    return folder
+
+
 def cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "gputrace-benchmarks"

@@ -6,7 +6,7 @@ import sys
 from typing import Final
 
 from benchmarks import commands, gate, peers
-from benchmarks.inputs import SIZES, USUAL, nsys_export
+from benchmarks.inputs import SIZES, USUAL, nsys_export, nvprof_folder
 from benchmarks.measure import (
     MIB,
     Failed,
@@ -35,6 +35,7 @@ def run(options: Options) -> int:
         if options.check:
             return gate.check(options)
         _whole_command(options.runs)
+        _formats(options.runs)
         _growth(options)
         _start(options.runs)
         if options.peers:
@@ -74,6 +75,24 @@ def _whole_command(turns: int) -> None:
 def _row(label: str, series: Series, floor: Series) -> tuple[str, ...]:
     figures = (seconds(series.wall_s), spread(series), seconds(series.cpu_s))
     return (label, *figures, mebibytes(series.peak_bytes), f"{series.times(floor):.2f}")
+
+
+def _formats(turns: int) -> None:
+    """The same recording as each format that is read without decoding text."""
+    nsys, floor = "nsys, one file", commands.floor(nsys_export(USUAL))
+    jobs = [
+        commands.analyze(nsys_export(USUAL), nsys),
+        commands.analyze(nvprof_folder(USUAL), "nvprof, a file for each of 8 ranks"),
+    ]
+    series = alternate_all([*jobs, floor], turns)
+    kernels, _ = commands.rows(series.pop(floor.label))
+    for one in series.values():
+        commands.require_right(one, kernels)
+    show(
+        f"Formats: gputrace analyze FILE --json, median of {turns}",
+        ("format", "wall s", "fastest to slowest", "CPU s", "peak MiB", "x nsys"),
+        [_row(label, one, series[nsys]) for label, one in series.items()],
+    )
 
 
 def _growth(options: Options) -> None:

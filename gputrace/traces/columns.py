@@ -26,6 +26,8 @@ from gputrace.traces.trace import Progress
 _BATCH_ROWS: Final = 65_536
 _ROWS_WORTH_A_THREAD: Final = 50_000
 _LEAST_BYTES_A_ROW: Final = 4
+_WORD: Final = 4
+"""Bytes of a 32-bit number in a BLOB."""
 NULL: Final = -1
 """What NULL becomes."""
 
@@ -194,10 +196,22 @@ def _plain_values(chunk: Any) -> Any:
 
     if pyarrow.types.is_null(chunk.type):
         return NULL
+    if pyarrow.types.is_binary(chunk.type):
+        return _words(chunk)
     if not pyarrow.types.is_int64(chunk.type):
         raise ValueError(f"{chunk.type} in an integer column")
     full = chunk.fill_null(NULL) if chunk.null_count else chunk
     return np.frombuffer(full.buffers()[1], np.int64, len(full), 8 * full.offset) if full else ()
+
+
+def _words(chunk: Any) -> NDArray[np.uint32]:
+    """BLOBs of four bytes as little-endian numbers."""
+    offsets = np.frombuffer(chunk.buffers()[1], np.int32, len(chunk) + 1, 4 * chunk.offset)
+    if chunk.null_count or (np.diff(offsets) != _WORD).any():
+        raise ValueError("BLOBs that are no 32-bit numbers in an integer column")
+    if not len(chunk):
+        return np.empty(0, np.uint32)
+    return np.frombuffer(chunk.buffers()[2], "<u4", len(chunk), int(offsets[0]))
 
 
 def _read_casting(database: Database, query: Query, rows: Rows) -> dict[str, Integers]:

@@ -55,6 +55,19 @@ _OVERHEADS: Final = (
     ("COMMAND_BUFFER_FULL", "Command buffer full (CUDA)"),
 )
 
+UNKNOWN_OVERHEAD: Final = (1, "Unknown")
+OVERHEADS: Final = {
+    1: (2, "Driver JIT compiler (CUDA)"),
+    1 << 16: (3, "Buffer flush (Profiler)"),
+    2 << 16: (4, "Instrumentation (Profiler)"),
+    3 << 16: (5, "Resource creation/destruction (Profiler)"),
+    4 << 16: (6, "Runtime module loading (CUDA)"),
+    5 << 16: (7, "Lazy function loading (CUDA)"),
+    6 << 16: (8, "Command buffer full (CUDA)"),
+    7 << 16: (1, "Activity buffer request (Profiler)"),
+}
+"""Numbers and names that nsys gives to CUPTI's kinds of overhead."""
+
 MARK: Final = 34
 PUSH_POP: Final = 59
 START_END: Final = 60

@@ -14,7 +14,7 @@ import numpy as np
 from gputrace.traces.clocks import MERGED_BY_WALL_CLOCK, wall_clock_shifts
 from gputrace.traces.events import GPU_KINDS, Column, Events, Kind, concatenate
 from gputrace.traces.numbering import Numbering
-from gputrace.traces.runs import check_overlap, check_parts, missing_ranks, several_jobs
+from gputrace.traces.runs import check_overlap, check_parts, machines, missing_ranks, several_jobs
 from gputrace.traces.trace import Device, Process, Progress, Session, Trace, Window
 
 
@@ -28,8 +28,10 @@ class MergedTrace(Trace):
         self._names = Numbering()
         self._hosts: dict[tuple[str, int], int] = {}
         self._parts = [
-            _Part(number, trace, shift)
-            for number, (trace, shift) in enumerate(zip(traces, shifts, strict=True))
+            _Part(number, trace, shift, machine, traces[machine].path.stem)
+            for number, (trace, shift, machine) in enumerate(
+                zip(traces, shifts, machines(traces), strict=True)
+            )
         ]
         self.origin = self._first_origin()
         self._overlaps = False
@@ -132,7 +134,7 @@ class MergedTrace(Trace):
     def _take_over(self, part: _Part) -> None:
         """Makes the part's processes and what is wrong with it ours, as far as it is known."""
         for process in part.trace.processes[len(part.processes) :]:
-            name = process.host_name or (part.path_name if len(self._parts) > 1 else "")
+            name = process.host_name or (part.machine_name if len(self._parts) > 1 else "")
             host = self._hosts.setdefault(_host_key(part, process), len(self._hosts))
             own = Process(process.pid, host, process.rank, process.name, name)
             part.own_process[len(self.processes)] = len(part.processes)
@@ -148,33 +150,32 @@ class MergedTrace(Trace):
 class _Part:
     """One of the traces, and how its numbers become those of all."""
 
-    def __init__(self, number: int, trace: Trace, shift: int) -> None:
+    def __init__(self, number: int, trace: Trace, shift: int, machine: int, name: str) -> None:
+        """``machine`` is the number of the first trace of its machine, ``name`` what that has."""
         self.number, self.trace, self.shift = number, trace, shift
+        self.machine, self.machine_name = machine, name
         self.processes: list[int] = []
         """The merged number of each of its processes."""
         self.own_process: dict[int, int] = {}
         """The same the other way round."""
-        self._warnings = 0
-
-    @property
-    def path_name(self) -> str:
-        return self.trace.path.stem
+        self._told = (0, 0)
 
     def tell(self, merged: Trace) -> None:
         """Adds what is wrong with this trace, once, and says which it is."""
         quality, where = self.trace.quality, self.trace.path.name
-        for warning in quality.warnings[self._warnings :]:
-            merged.quality.warnings.append(f"{where}: {warning}")
-        self._warnings = len(quality.warnings)
+        warnings, notes = self._told
+        self._told = len(quality.warnings), len(quality.notes)
+        merged.quality.warnings += [f"{where}: {text}" for text in quality.warnings[warnings:]]
+        merged.quality.notes += [f"{where}: {text}" for text in quality.notes[notes:]]
         for reason, rows in quality.dropped.items():
             merged.quality.drop(reason, rows, str(self.number))
 
 
 def _host_key(part: _Part, process: Process) -> tuple[str, int]:
-    """A host of that name is one machine in all files; one without a name is the file's own."""
+    """A host of that name is one machine in all files; one without a name, that of its cards."""
     if process.host_name:
         return process.host_name, 0
-    return f"/{part.number}", process.host
+    return f"/{part.machine}", process.host
 
 
 def _span(events: Events) -> tuple[int, int] | None:
@@ -190,7 +191,8 @@ def merge(traces: Sequence[Trace]) -> Trace:
     ordered = sorted(traces, key=lambda trace: min(trace.session.ranks, default=0))
     merged = MergedTrace(ordered, wall_clock_shifts(ordered))
     hosts = [trace.session.hosts for trace in ordered]
-    if len(frozenset[str]().union(*hosts)) > 1 or not all(hosts):
+    named = len(frozenset[str]().union(*hosts)) == 1 and all(hosts)
+    if not named and len(set(machines(ordered))) > 1:
         merged.quality.notes.append(MERGED_BY_WALL_CLOCK)
     merged.quality.notes += filter(None, (missing_ranks(ordered), several_jobs(ordered)))
     return merged

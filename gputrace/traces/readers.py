@@ -15,9 +15,14 @@ from gputrace.traces.gputrace import OwnTrace, is_own
 from gputrace.traces.merged import merge
 from gputrace.traces.nsys.reader import NsysTrace, is_nsys
 from gputrace.traces.nsys.report import export_report, is_report
+from gputrace.traces.nvprof.reader import NvprofTrace, is_nvprof
 from gputrace.traces.runs import check_paths
 from gputrace.traces.sqlite import MAGIC, Database, open_input
 from gputrace.traces.trace import Trace
+
+_SUFFIXES: Final = (".sqlite", ".nvvp", ".nvprof")
+"""What files are called that stand for themselves in a folder; files that are named may have any
+name."""
 
 
 class Candidate:
@@ -80,9 +85,15 @@ def _open_own(candidate: Candidate) -> Trace:
     return OwnTrace(candidate.path, candidate.database)
 
 
+def _open_nvprof(candidate: Candidate) -> Trace:
+    assert candidate.database is not None
+    return NvprofTrace(candidate.path, candidate.database)
+
+
 READERS: Final = (
     Reader("gputrace's traces", lambda c: bool(c.database and is_own(c.database)), _open_own),
     Reader("nsys SQLite exports", lambda c: bool(c.database and is_nsys(c.database)), _open_nsys),
+    Reader("nvprof files", lambda c: bool(c.database and is_nvprof(c.database)), _open_nvprof),
     Reader("nsys reports", lambda c: is_report(c.path), _open_report),
 )
 
@@ -121,9 +132,11 @@ def open_traces(paths: Sequence[Path | str]) -> Trace:
 def _files(path: Path) -> list[Path]:
     if not os.path.isdir(path):  # noqa: PTH112 - what cannot be looked at is its reader's to refuse
         return [path]
-    files = sorted(file for file in path.glob("*.sqlite") if not file.name.startswith("."))
+    found = (file for file in path.glob("*") if file.suffix in _SUFFIXES)
+    files = sorted(file for file in found if not file.name.startswith("."))
     if not files:
-        raise InputError(path, "is a directory without traces in it (*.sqlite); name the files")
+        usual = ", ".join(f"*{suffix}" for suffix in _SUFFIXES)
+        raise InputError(path, f"is a directory without traces in it ({usual}); name the files")
     return files
 
 

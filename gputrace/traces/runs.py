@@ -62,6 +62,15 @@ def check_overlap(paths: Sequence[Path], spans: Sequence[tuple[int, int] | None]
             raise InputError(path, problem)
 
 
+def machines(traces: Sequence[Trace]) -> list[int]:
+    """For each trace, the first of the same machine, by the cards that their processes saw."""
+    cards = [trace.session.cards for trace in traces]
+    return [
+        next(first for first in range(number + 1) if first == number or own & cards[first])
+        for number, own in enumerate(cards)
+    ]
+
+
 def missing_ranks(traces: Iterable[Trace]) -> str:
     """A line that names the ranks that the run has and no trace is of; nothing where none is."""
     sessions = [trace.session for trace in traces]

@@ -47,7 +47,7 @@ class Database:
         """Rows of a query, text that is not UTF-8 with replacement characters."""
         try:
             yield from self._connection.execute(sql, parameters)
-        except (sqlite3.Error, MemoryError) as error:
+        except (sqlite3.Error, MemoryError, UnicodeDecodeError) as error:
             raise broken(self.path, error) from error
 
     @cached_property
@@ -94,9 +94,13 @@ def quoted(name: str) -> str:
 def broken(path: Path, error: Exception) -> InputError:
     """What to tell about an error of SQLite in the middle of a file.
 
-    SQLite is out of memory where a broken record says that it is huge.
+    SQLite is out of memory where a broken record says that it is huge; what it says of a broken
+    schema quotes it, which need not be UTF-8.
     """
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    text = str(error)
+    if isinstance(error, UnicodeDecodeError):
+        text = error.object.decode("utf-8", "replace")
+    reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     return InputError(path, f"broken SQLite file ({reason}); copy or export it again")
 
 

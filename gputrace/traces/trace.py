@@ -66,6 +66,8 @@ class Session:
     ranks: frozenset[int] = frozenset()
     """Of the processes that were recorded."""
     world_size: int | None = None
+    cards: frozenset[str] = frozenset()
+    """The uuids of the cards that its processes saw; tells machines apart that have no name."""
 
 
 class NoGpu(NamedTuple):

@@ -6,6 +6,7 @@ recording.truth.breakdown[0]["data_feeding"]
 """
 
 from tests.synthetic.nsys import write_nsys
+from tests.synthetic.nvprof import write_nvprof
 from tests.synthetic.plan import Plan
 from tests.synthetic.recording import Kind, Partition, Recording, Truth, Window
 from tests.synthetic.simulate import simulate
@@ -21,4 +22,5 @@ __all__ = [
     "random_plan",
     "simulate",
     "write_nsys",
+    "write_nvprof",
 ]

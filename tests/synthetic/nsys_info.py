@@ -37,7 +37,7 @@ def write_info(
         tables["TARGET_INFO_CUDA_DEVICE"] = [
             {"gpuId": gpu, "cudaId": device, "pid": process.pid}
             for process in recording.processes
-            for device, gpu in _visible(recording, process)
+            for device, gpu in visible(recording, process)
         ]
     for table, filled in tables.items():
         _fill(connection, table, filled)
@@ -50,7 +50,7 @@ def _fill(connection: sqlite3.Connection, table: str, rows: Iterable[Mapping[str
     connection.executemany(f"INSERT INTO {table} VALUES ({slots})", values)
 
 
-def _visible(recording: Recording, process: Process) -> list[tuple[int, int]]:
+def visible(recording: Recording, process: Process) -> list[tuple[int, int]]:
     """(device, gpu) of what a process sees: all cards, or its own only."""
     if recording.plan.isolated:
         return list(process.devices)

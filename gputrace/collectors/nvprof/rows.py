@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from gputrace.collectors.rows.clock import global_pid
-from gputrace.collectors.rows.names import demangle, short
-from gputrace.collectors.rows.overheads import overhead
 from gputrace.errors import InputError
+from gputrace.traces.enums import OVERHEADS, UNKNOWN_OVERHEAD
+from gputrace.traces.names import demangle, short
 from gputrace.traces.nvprof.calls import DRIVER, RUNTIME, call_name
 from gputrace.traces.nvprof.file import CALLS, KERNELS, ON_GPU, PREFIX, NvprofFile
 from gputrace.traces.nvprof.rows import (
@@ -79,7 +79,7 @@ class NvprofRows:
         self._fill_threads(database)
         self._fill_calls(database)
         kinds = self._distinct(database, ("OVERHEAD",), "r.overheadKind")
-        known = [overhead(kind) for kind in kinds]
+        known = [OVERHEADS.get(kind, UNKNOWN_OVERHEAD) for kind in kinds]
         kept = self._writer.strings([name for _, name in known])
         numbers = [number for number, _ in known]
         _insert(database, "overheads", zip(kinds, numbers, kept, strict=True), 3)

@@ -12,9 +12,9 @@ from gputrace.collectors.files.chunks import Records
 from gputrace.collectors.files.spool import Spool
 from gputrace.collectors.rows.clock import global_pid, global_tids, session_time
 from gputrace.collectors.rows.losses import write_losses
-from gputrace.collectors.rows.names import demangle, short
 from gputrace.collectors.rows.nvtx import nvtx_columns
-from gputrace.collectors.rows.overheads import overhead
+from gputrace.traces.enums import OVERHEADS, UNKNOWN_OVERHEAD
+from gputrace.traces.names import demangle, short
 from gputrace.traces.writer import TraceWriter
 
 _NOT_GIVEN: Final = 0xFFFFFFFF
@@ -148,7 +148,7 @@ class ProcessRows:
         self._writer.add("NVTX_EVENTS", columns)
 
     def _overheads(self, rows: Records) -> None:
-        kinds = [overhead(kind) for kind in rows["kind"].tolist()]
+        kinds = [OVERHEADS.get(kind, UNKNOWN_OVERHEAD) for kind in rows["kind"].tolist()]
         columns = self._span(rows) | {
             "eventClass": [0] * len(rows),
             "globalTid": self._threads(rows["thread"]),

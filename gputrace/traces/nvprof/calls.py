@@ -21,6 +21,11 @@ def call_name(event_class: int, number: int) -> str:
     return _names().get((event_class, number), f"{_WORDS[event_class]}(unknown call {number})")
 
 
+def call_numbers() -> dict[tuple[int, str], int]:
+    """CUPTI's numbers by interface and name; the way back, for who writes such files."""
+    return {(event_class, name): number for (event_class, number), name in _names().items()}
+
+
 @cache
 def _names() -> dict[tuple[int, int], str]:
     text = files(__package__).joinpath("calls.txt").read_text(encoding="ascii")

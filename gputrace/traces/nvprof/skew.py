@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Final
 
 from gputrace.traces.nvprof.file import CALLS, ON_GPU, PREFIX
 from gputrace.traces.nvprof.rows import HAS_TIMES
+from gputrace.traces.sqlite import Database, broken
 
 _SAMPLE: Final = 20_000
 """Operations that are looked at, of each table: a wrong clock is wrong for all of them."""
+_ALL: Final = -1
+_FEW: Final = 500
+_MANY: Final = 8
+_ENOUGH: Final = 100
+"""What is looked at first: so many operations, so many times as many calls; pairs that will do."""
+_JOINED: Final = {"correlationId", "start", "end"}
 _EARLIEST_NS: Final = -1_000_000
 _LATEST_NS: Final = 60_000_000_000
 """The soonest of many operations begins with its launch; no queue on a GPU is a minute long."""
@@ -22,22 +30,56 @@ def find_skew(database: sqlite3.Connection, columns: Mapping[str, frozenset[str]
     Takes a database with the file attached as ``nvprof``, and the columns of its tables. With the
     answer taken off, the operation that began soonest after its launch began with it.
     """
+    soonest, count = _soonest(database, columns, _SAMPLE, _ALL)
+    return 0 if not count or _plausible(soonest) else soonest
+
+
+def measure_skew(file: Database, columns: Mapping[str, frozenset[str]]) -> int:
+    """The same of a file that is open for reading; quick where the clock is right.
+
+    The first operations and the first calls mostly belong together: what they say of a clock that
+    is right need not be asked of all calls. Raises InputError where the file is broken.
+    """
+    try:
+        with closing(sqlite3.connect(":memory:", uri=True)) as database:
+            database.execute("ATTACH ? AS nvprof", (file.uri,))
+            soonest, count = _soonest(database, columns, _FEW, _MANY * _FEW)
+            if count >= _ENOUGH and _plausible(soonest):
+                return 0
+            return find_skew(database, columns)
+    except sqlite3.Error as error:
+        raise broken(file.path, error) from error
+
+
+def _plausible(delay: int) -> bool:
+    return _EARLIEST_NS <= delay <= _LATEST_NS
+
+
+def _soonest(
+    database: sqlite3.Connection, columns: Mapping[str, frozenset[str]], operations: int, calls: int
+) -> tuple[int, int]:
+    """The shortest delay between a call and what it launched, and how many of both were found.
+
+    Looks at so many operations and calls of each table; calls may be `_ALL`.
+    """
     database.execute("CREATE TEMP TABLE launched (correlation INTEGER PRIMARY KEY, start INTEGER)")
     for table in ON_GPU:
-        if table in columns:
+        if columns.get(table, frozenset()) >= _JOINED:
             database.execute(
-                "INSERT OR IGNORE INTO temp.launched SELECT r.correlationId, r.start "
-                f"FROM nvprof.{PREFIX}{table} AS r WHERE {HAS_TIMES} LIMIT {_SAMPLE}"
+                f"INSERT OR IGNORE INTO temp.launched "
+                "SELECT CAST(r.correlationId AS INTEGER), r.start "
+                f"FROM nvprof.{PREFIX}{table} AS r WHERE {HAS_TIMES} LIMIT {operations}"
             )
+    source = "{}" if calls == _ALL else f"(SELECT * FROM {{}} LIMIT {calls})"
     delays = [
         database.execute(
-            "SELECT min(l.start - r.start), count(*) "
-            f"FROM nvprof.{PREFIX}{table} AS r JOIN temp.launched AS l "
-            f"ON l.correlation = r.correlationId WHERE {HAS_TIMES}"
+            "SELECT CAST(min(l.start - r.start) AS INTEGER), count(*) FROM "
+            f"{source.format(f'nvprof.{PREFIX}{table}')} AS r "
+            f"JOIN temp.launched AS l ON l.correlation = r.correlationId WHERE {HAS_TIMES}"
         ).fetchone()
         for table in CALLS
-        if table in columns
+        if columns.get(table, frozenset()) >= _JOINED
     ]
     database.execute("DROP TABLE temp.launched")
-    soonest = min((delay for delay, count in delays if count), default=0)
-    return 0 if _EARLIEST_NS <= soonest <= _LATEST_NS else int(soonest)
+    found = [(int(delay), int(count)) for delay, count in delays if count]
+    return min(found, default=(0, 0))[0], sum(count for _, count in found)
