@@ -461,7 +461,8 @@ def test_a_pause_keeps_cupti_for_the_other_profiler(machine: Machine, tmp_path: 
 
 
 def test_threads_that_come_and_go_are_told_apart(machine: Machine, tmp_path: Path) -> None:
-    script = "inject " + "run 5 1 1 " * 8 + "run 5 4 1"
+    # The first call of each began, by its record, before its thread.
+    script = "inject " + "run 40 1 3 " * 8 + "run 40 4 3"
     calls = recorded(machine, tmp_path, script).records[b"API "]
     assert 0 not in calls["thread"]
     assert len(set(calls["thread"].tolist())) == 8 + 4
