@@ -12,6 +12,7 @@ from typing import Final
 
 from gputrace.errors import InputError
 from gputrace.traces.gputrace import OwnTrace, is_own
+from gputrace.traces.kineto.reader import is_kineto, open_kineto
 from gputrace.traces.merged import merge
 from gputrace.traces.nsys.reader import NsysTrace, is_nsys
 from gputrace.traces.nsys.report import export_report, is_report
@@ -84,6 +85,11 @@ READERS: Final = (
     Reader("gputrace's traces", lambda c: bool(c.database and is_own(c.database)), _open_own),
     Reader("nsys SQLite exports", lambda c: bool(c.database and is_nsys(c.database)), _open_nsys),
     Reader("nsys reports", lambda c: is_report(c.path), _open_report),
+    Reader(
+        "traces of PyTorch's profiler (.pt.trace.json, .json.gz)",
+        lambda c: is_kineto(c.path, c.head),
+        lambda c: open_kineto(c.path),
+    ),
 )
 
 

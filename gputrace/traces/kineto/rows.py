@@ -1,0 +1,196 @@
+"""Events of the profiler to rows of the event columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Events, Kind, Memory
+from gputrace.traces.kineto.copies import copy_of
+from gputrace.traces.kineto.decimals import nanoseconds
+from gputrace.traces.kineto.decode import NO_ARGS, Event, Value, integer
+from gputrace.traces.memory import Names
+
+Ints = NDArray[np.int64]
+Columns = dict[str, Ints]
+
+_GPU: Final = {
+    "kernel": Kind.KERNEL,
+    "Kernel": Kind.KERNEL,
+    "gpu_memcpy": Kind.COPY_OTHER,
+    "Memcpy": Kind.COPY_OTHER,
+    "gpu_memset": Kind.MEMSET,
+    "Memset": Kind.MEMSET,
+}
+_HOST: Final = {
+    "cuda_runtime": Kind.API,
+    "cuda_driver": Kind.API,
+    "Runtime": Kind.API,
+    "Driver": Kind.API,
+    "user_annotation": Kind.RANGE,
+    "cpu_op": Kind.RANGE,
+    "Operator": Kind.RANGE,
+    "overhead": Kind.OVERHEAD,
+    "Overhead": Kind.OVERHEAD,
+}
+"""Categories; those of the profiler before PyTorch 1.11 are capitalised."""
+
+_OPERATORS: Final = {"cpu_op", "Operator"}
+_ANNOTATIONS: Final = ("ProfilerStep", "enumerate(DataLoader)", "Optimizer.")
+"""Beginnings of annotations, which the older profiler calls operators, as all the rest there."""
+
+_STEP: Final = re.compile(r"ProfilerStep#?\d*$")
+_NUMBER: Final = re.compile(r"-?\d+$")
+_ENDS: Final = ("source_memory", "destination_memory")
+_HALF: Final = 1 << 31
+_NEVER: Final = np.iinfo(np.int64).max
+_FAR: Final = 3_600 * 1_000_000_000
+"""A time of 0 so far before all others, in nanoseconds, is none."""
+
+_DATA: Final = re.compile(r"enumerate\(DataLoader\)#.*__next__")
+
+
+class Rows:
+    """Rows of one file under way.
+
+    Attributes:
+        names: of all rows.
+        pids: the processes of the host's rows, numbered as the column ``process`` is.
+        first: the earliest time met in nanoseconds, also of what is not kept.
+    """
+
+    def __init__(self) -> None:
+        self.names = Names()
+        self.pids: dict[Value, int] = {}
+        self.first = _NEVER
+        self._threads: dict[Value, int] = {}
+        self._on_gpu: list[Columns] = []
+        self._on_host: list[Columns] = []
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Takes events that have a start and a duration; those of no interest are passed over."""
+        on_gpu, on_host, spans = [], [], []
+        for event in events:
+            if event.cat in _GPU:
+                on_gpu.append(event)
+            elif event.cat in _HOST:
+                if event.cat not in _OPERATORS or str(event.name).startswith(_ANNOTATIONS):
+                    on_host.append(event)
+            elif event.cat == "Trace":
+                spans.append(event)
+        if on_gpu:
+            self._on_gpu.append(self._gpu_rows(on_gpu))
+        if on_host:
+            self._on_host.append(self._host_rows(on_host))
+        if spans:
+            self._times(spans)
+
+    def parts(self, shift: int) -> list[Events]:
+        """All rows, with so many nanoseconds added to their times."""
+        main = self._main_process()
+        for columns in self._on_gpu:
+            columns["process"] = np.full(len(columns["start"]), main)
+        return [_shifted(columns, shift) for columns in self._on_gpu + self._on_host]
+
+    def _main_process(self) -> int:
+        """The one that makes most CUDA calls; a GPU's rows do not say whose they are."""
+        calls = [c["process"][c["kind"] == Kind.API] for c in self._on_host]
+        return int(np.bincount(np.concatenate(calls)).argmax()) if any(map(len, calls)) else 0
+
+    def _gpu_rows(self, events: Sequence[Event]) -> Columns:
+        args = [event.args or NO_ARGS for event in events]
+        both = list(zip(args, events, strict=True))
+        columns = self._times(events)
+        columns["kind"] = np.array([_GPU[event.cat or ""] for event in events])
+        columns["name"] = self._names(events)
+        columns["device"] = _integers([a.device if a.device != UNKNOWN else e.pid for a, e in both])
+        columns["stream"] = _integers([a.stream if a.stream != UNKNOWN else e.tid for a, e in both])
+        columns["correlation"] = _integers([a.correlation for a in args])
+        columns["bytes"] = _integers([a.bytes for a in args])
+        if (columns["kind"] == Kind.COPY_OTHER).any():
+            columns["source_device"] = _integers([a.source for a in args])
+            columns["destination_device"] = _integers([a.destination for a in args])
+            self._tell_copies(columns)
+        return columns
+
+    def _tell_copies(self, columns: Columns) -> None:
+        """Adds what the copies' names say."""
+        rows = np.flatnonzero(columns["kind"] == Kind.COPY_OTHER)
+        ids, place = np.unique(columns["name"][rows], return_inverse=True)
+        copies = np.array([copy_of(self.names.texts[id]) for id in ids.tolist()])
+        for column, values in zip(("kind", *_ENDS), copies.T, strict=True):
+            whole = columns.setdefault(column, np.full(len(columns["kind"]), Memory.UNKNOWN))
+            whole[rows] = values[place]
+
+    def _host_rows(self, events: Sequence[Event]) -> Columns:
+        columns = self._times(events)
+        columns["kind"] = np.array([_HOST[event.cat or ""] for event in events])
+        columns["name"] = self._names(events)
+        ids, place = np.unique(columns["name"], return_inverse=True)
+        told = np.array([_kind_of(self.names.texts[id]) for id in ids.tolist()])[place]
+        columns["kind"] = np.where(columns["kind"] == Kind.RANGE, told, columns["kind"])
+        process, pids = self._process, [event.pid for event in events]
+        columns["process"] = np.array([process(pid) for pid in pids])
+        thread = self._thread
+        columns["thread"] = np.array([thread(event.tid) for event in events])
+        columns["correlation"] = _integers([(e.args or NO_ARGS).correlation for e in events])
+        return columns
+
+    def _times(self, events: Sequence[Event]) -> Columns:
+        start = nanoseconds([event.ts for event in events])
+        length = nanoseconds([event.dur for event in events])
+        known = (start != UNKNOWN) & (length != UNKNOWN)
+        # A moment that the profiler could not take is 0.
+        self.first = min(self.first, int(start[known & (start != 0)].min(initial=self.first)))
+        return {"start": start, "end": np.where(known, start + length, UNKNOWN)}
+
+    def _names(self, events: Sequence[Event]) -> Ints:
+        number = self.names.number
+        return np.array([number(str(event.name)) for event in events])
+
+    def _process(self, pid: Value) -> int:
+        return self.pids.setdefault(pid, len(self.pids))
+
+    def _thread(self, tid: Value) -> int:
+        """The thread's id in 32 bits; one that is no number gets one that no thread has."""
+        if (known := self._threads.get(tid)) is None:
+            number = tid if isinstance(tid, str) and not _NUMBER.match(tid) else integer(tid)
+            if isinstance(number, str) or number == UNKNOWN:
+                number = -2 - len(self._threads)
+            known = (number + _HALF) % (2 * _HALF) - _HALF
+            self._threads[tid] = known
+        return known
+
+
+def _kind_of(name: str) -> Kind:
+    """The kind of an annotation."""
+    if _STEP.match(name):
+        return Kind.STEP
+    return Kind.DATA_WAIT if _DATA.match(name) else Kind.RANGE
+
+
+def _integers(values: list[Value]) -> Ints:
+    if set(map(type, values)) == {int}:
+        with suppress(OverflowError):
+            return np.array(values, np.int64)
+    return np.array([integer(value) for value in values], np.int64)
+
+
+def _shifted(columns: Columns, shift: int) -> Events:
+    moved = dict(columns)
+    lost = columns["start"] == (0 if -shift > _FAR else UNKNOWN)
+    for edge in ("start", "end"):
+        unknown = lost | (columns[edge] == UNKNOWN)
+        moved[edge] = np.where(unknown, UNKNOWN, columns[edge] + shift)
+    return Events({name: _fitting(values, COLUMN_TYPES[name]) for name, values in moved.items()})
+
+
+def _fitting(values: Ints, kind: type[np.signedinteger[Any]]) -> Ints:
+    """The values, `UNKNOWN` where one is too large for its column."""
+    limits = np.iinfo(kind)
+    return np.where((values < limits.min) | (values > limits.max), UNKNOWN, values)
