@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 
 from msgspec import Raw
@@ -22,8 +22,13 @@ class Pairs:
         """How many have no partner so far."""
         return self._unbegun + sum(map(len, self._open.values()))
 
-    def whole(self, events: Iterable[Event]) -> Iterator[Event]:
+    def whole(self, events: Sequence[Event]) -> list[Event]:
         """The events with a duration (``ph`` X), and those made of a pair (B and E)."""
+        if {event.ph for event in events}.isdisjoint("BE"):
+            return [event for event in events if event.ph == "X"]
+        return list(self._paired(events))
+
+    def _paired(self, events: Iterable[Event]) -> Iterator[Event]:
         for event in events:
             if event.ph == "X":
                 yield event

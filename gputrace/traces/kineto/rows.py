@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from gputrace.traces.kineto.decimals import nanoseconds
 from gputrace.traces.kineto.decode import NO_ARGS, Event, Value, integer
 from gputrace.traces.memory import Names
 
+T = TypeVar("T")
 Ints = NDArray[np.int64]
 Columns = dict[str, Ints]
 
@@ -74,21 +75,18 @@ class Rows:
 
     def add(self, events: Iterable[Event]) -> None:
         """Takes events that have a start and a duration; those of no interest are passed over."""
-        on_gpu, on_host, spans = [], [], []
+        on_gpu, on_host = [], []
         for event in events:
             if event.cat in _GPU:
                 on_gpu.append(event)
-            elif event.cat in _HOST:
-                if event.cat not in _OPERATORS or str(event.name).startswith(_ANNOTATIONS):
-                    on_host.append(event)
-            elif event.cat == "Trace":
-                spans.append(event)
+            elif event.cat in _HOST and (
+                event.cat not in _OPERATORS or str(event.name).startswith(_ANNOTATIONS)
+            ):
+                on_host.append(event)
         if on_gpu:
             self._on_gpu.append(self._gpu_rows(on_gpu))
         if on_host:
             self._on_host.append(self._host_rows(on_host))
-        if spans:
-            self._times(spans)
 
     def parts(self, shift: int) -> list[Events]:
         """All rows, with so many nanoseconds added to their times."""
@@ -104,12 +102,11 @@ class Rows:
 
     def _gpu_rows(self, events: Sequence[Event]) -> Columns:
         args = [event.args or NO_ARGS for event in events]
-        both = list(zip(args, events, strict=True))
         columns = self._times(events)
-        columns["kind"] = np.array([_GPU[event.cat or ""] for event in events])
+        columns["kind"] = _mapped([event.cat for event in events], lambda cat: _GPU[cat or ""])
         columns["name"] = self._names(events)
-        columns["device"] = _integers([a.device if a.device != UNKNOWN else e.pid for a, e in both])
-        columns["stream"] = _integers([a.stream if a.stream != UNKNOWN else e.tid for a, e in both])
+        columns["device"] = _either([a.device for a in args], [e.pid for e in events])
+        columns["stream"] = _either([a.stream for a in args], [e.tid for e in events])
         columns["correlation"] = _integers([a.correlation for a in args])
         columns["bytes"] = _integers([a.bytes for a in args])
         if (columns["kind"] == Kind.COPY_OTHER).any():
@@ -129,15 +126,13 @@ class Rows:
 
     def _host_rows(self, events: Sequence[Event]) -> Columns:
         columns = self._times(events)
-        columns["kind"] = np.array([_HOST[event.cat or ""] for event in events])
+        columns["kind"] = _mapped([event.cat for event in events], lambda cat: _HOST[cat or ""])
         columns["name"] = self._names(events)
-        ids, place = np.unique(columns["name"], return_inverse=True)
-        told = np.array([_kind_of(self.names.texts[id]) for id in ids.tolist()])[place]
-        columns["kind"] = np.where(columns["kind"] == Kind.RANGE, told, columns["kind"])
-        process, pids = self._process, [event.pid for event in events]
-        columns["process"] = np.array([process(pid) for pid in pids])
-        thread = self._thread
-        columns["thread"] = np.array([thread(event.tid) for event in events])
+        ranges = np.flatnonzero(columns["kind"] == Kind.RANGE)
+        texts = [self.names.texts[id] for id in columns["name"][ranges].tolist()]
+        columns["kind"][ranges] = _mapped(texts, _kind_of)
+        columns["process"] = _mapped([event.pid for event in events], self._process)
+        columns["thread"] = _mapped([event.tid for event in events], self._thread)
         columns["correlation"] = _integers([(e.args or NO_ARGS).correlation for e in events])
         return columns
 
@@ -150,8 +145,7 @@ class Rows:
         return {"start": start, "end": np.where(known, start + length, UNKNOWN)}
 
     def _names(self, events: Sequence[Event]) -> Ints:
-        number = self.names.number
-        return np.array([number(str(event.name)) for event in events])
+        return _mapped([event.name for event in events], lambda name: self.names.number(str(name)))
 
     def _process(self, pid: Value) -> int:
         return self.pids.setdefault(pid, len(self.pids))
@@ -159,11 +153,10 @@ class Rows:
     def _thread(self, tid: Value) -> int:
         """The thread's id in 32 bits; one that is no number gets one that no thread has."""
         if (known := self._threads.get(tid)) is None:
-            number = tid if isinstance(tid, str) and not _NUMBER.match(tid) else integer(tid)
-            if isinstance(number, str) or number == UNKNOWN:
+            number = integer(tid) if isinstance(tid, int) or _NUMBER.match(str(tid)) else UNKNOWN
+            if number == UNKNOWN:
                 number = -2 - len(self._threads)
-            known = (number + _HALF) % (2 * _HALF) - _HALF
-            self._threads[tid] = known
+            known = self._threads[tid] = (number + _HALF) % (2 * _HALF) - _HALF
         return known
 
 
@@ -174,10 +167,22 @@ def _kind_of(name: str) -> Kind:
     return Kind.DATA_WAIT if _DATA.match(name) else Kind.RANGE
 
 
+def _mapped(values: Sequence[T], function: Callable[[T], int]) -> Ints:
+    """A number for each value; the function is asked once for equal ones, of which are many."""
+    known = {value: function(value) for value in dict.fromkeys(values)}
+    return np.fromiter(map(known.__getitem__, values), np.int64, len(values))
+
+
+def _either(values: list[Value], others: list[Value]) -> Ints:
+    found = _integers(values)
+    lacking = found == UNKNOWN
+    return np.where(lacking, _integers(others), found) if lacking.any() else found
+
+
 def _integers(values: list[Value]) -> Ints:
     if set(map(type, values)) == {int}:
         with suppress(OverflowError):
-            return np.array(values, np.int64)
+            return np.fromiter(cast(list[int], values), np.int64, len(values))
     return np.array([integer(value) for value in values], np.int64)
 
 
