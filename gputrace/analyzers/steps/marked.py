@@ -98,6 +98,10 @@ def project(marks: Marks, operations: GpuOperations, calls: HostCalls) -> StepWi
     first = _with_early_copies(operations, first, last)
     starts, ends = window_starts(operations, first), operations.reach[last]
     ends, interludes = part_interludes(operations, first, last, starts, ends)
+    if marks.source == "profiler":
+        # A profiler records few steps; the first one's wait for data must not be lost.
+        starts[0] = min(starts[0], marks.start[full][0])
+        ends[-1] = max(ends[-1], marks.end[full][-1])
     reason = f"ranges named {marks.name!r}"
     confidence = 0.9 if marks.source == "nvtx" else 1.0
     return StepWindows(
