@@ -93,6 +93,10 @@ READERS: Final = (
 )
 
 
+_IN_FOLDERS: Final = ("*.sqlite", "*.pt.trace.json", "*.pt.trace.json.gz")
+"""The traces that a folder stands for."""
+
+
 def open_trace(path: Path | str) -> Trace:
     """Opens a trace with the reader that recognises it; raises InputError where none does."""
     candidate = Candidate(Path(path))
@@ -127,9 +131,11 @@ def open_traces(paths: Sequence[Path | str]) -> Trace:
 def _files(path: Path) -> list[Path]:
     if not os.path.isdir(path):  # noqa: PTH112 - what cannot be looked at is its reader's to refuse
         return [path]
-    files = sorted(file for file in path.glob("*.sqlite") if not file.name.startswith("."))
+    found = {file for pattern in _IN_FOLDERS for file in path.glob(pattern)}
+    files = sorted(file for file in found if not file.name.startswith("."))
     if not files:
-        raise InputError(path, "is a directory without traces in it (*.sqlite); name the files")
+        patterns = ", ".join(_IN_FOLDERS)
+        raise InputError(path, f"is a directory without traces in it ({patterns}); name the files")
     return files
 
 

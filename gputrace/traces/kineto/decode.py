@@ -93,11 +93,11 @@ class Events:
         """The events of a JSON list; raises BadJson."""
         try:
             return self._decode(text)
-        except (DecodeError, UnicodeDecodeError):
+        except (DecodeError, UnicodeDecodeError, RecursionError):
             pass
         try:
             return self._decode(_repair(text))
-        except DecodeError as error:
+        except (DecodeError, RecursionError) as error:
             raise _bad(error) from error
 
     def _decode(self, text: bytes) -> list[Event]:
@@ -117,10 +117,10 @@ class Events:
 def properties(text: bytes) -> Properties:
     """Of a document without its events; those of an unknown form are left out."""
     try:
-        return _PROPERTIES.decode(text)
+        return _PROPERTIES.decode(_repair(text))
     except ValidationError:
         return Properties()
-    except DecodeError as error:
+    except (DecodeError, RecursionError) as error:
         raise _bad(error) from error
 
 
@@ -130,7 +130,9 @@ def _repair(text: bytes) -> bytes:
     return _NO_NUMBER.sub(lambda found: found[1] + b"0".ljust(len(found[2])), text)
 
 
-def _bad(error: DecodeError) -> BadJson:
+def _bad(error: DecodeError | RecursionError) -> BadJson:
+    if isinstance(error, RecursionError):
+        return BadJson("nested too deep", 0)
     found = _BYTE.search(str(error))
     problem = _BYTE.sub("", str(error)).removeprefix("JSON is malformed: ")
     return BadJson(problem, int(found[1]) if found else None)

@@ -68,6 +68,7 @@ class Document(Generic[T]):
         self._offset = 0
         """Bytes of the file before the rest."""
         self._ended = False
+        self._listed = 0
 
     def parts(self) -> Iterator[T]:
         """The events, part by part; raises InputError, which names the byte, for broken JSON."""
@@ -79,14 +80,24 @@ class Document(Generic[T]):
                 return
         yield from self._last()
 
+    def broken_around(self, error: BadJson) -> InputError:
+        """The error in `around` with its place in the file."""
+        byte = error.byte or 0
+        self._offset, self._rest = (0 if byte < self._before else self._listed), self.around
+        return self._broken(BadJson(str(error), None if error.byte is None else byte + 1))
+
     def _find_list(self) -> None:
         text = b""
         while (found := _list_at(text)) is None:
             if not (block := self._text.read()):
-                raise self._broken(BadJson("no list of events in it", len(text)))
+                problem = (
+                    f"no list of events in its {len(text):,} bytes of text: cut off, or no trace"
+                )
+                raise InputError(self._text.path, problem)
             text += block
             self._check_length(text)
         self.around, self._rest, self._offset = text[:found], text[found:], found
+        self._before = found
 
     def _whole(self) -> Iterator[T]:
         """The events that the rest holds whole."""
@@ -128,6 +139,7 @@ class Document(Generic[T]):
         while block := self._text.read():
             tail += block
             self._check_length(tail)
+        self._listed = self._offset - len(self.around)
         self.around += tail
         self._rest, self._ended = b"", True
 
@@ -159,9 +171,7 @@ class Document(Generic[T]):
         """The error with its place in the file."""
         if error.byte is None:
             at = self._offset + len(self._rest)
-            problem = (
-                f"cut off within an event: its text ends at byte {at:,}; copy or record it again"
-            )
+            problem = f"cut off: its text ends at byte {at:,} within an event; copy it again"
         else:
             at = self._offset + max(error.byte - 1, 0)
             problem = f"broken JSON at byte {at:,} of its text ({error}); copy or record it again"

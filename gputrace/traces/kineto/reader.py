@@ -64,8 +64,7 @@ def open_kineto(path: Path) -> Trace:
     try:
         found = properties(document.around)
     except BadJson as error:
-        problem = f"broken JSON beside its list of events ({error}); copy or record it again"
-        raise InputError(path, problem) from error
+        raise document.broken_around(error) from error
     trace = _trace(path, rows, found)
     trace.quality.drop("not an event of the profiler", decoder.odd)
     trace.quality.drop("an end without a beginning, or the other way round", pairs.odd)
@@ -122,5 +121,5 @@ def _no_gpu(parts: list[Events]) -> NoGpu | None:
         return None
     return NoGpu(
         "PyTorch's profiler recorded none",
-        "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] on a machine with a GPU",
+        "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], where a GPU is",
     )

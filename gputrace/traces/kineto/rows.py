@@ -62,7 +62,7 @@ class Rows:
     Attributes:
         names: of all rows.
         pids: the processes of the host's rows, numbered as the column ``process`` is.
-        first: the earliest time met in nanoseconds, also of what is not kept.
+        first: the earliest time of a row, in nanoseconds.
     """
 
     def __init__(self) -> None:

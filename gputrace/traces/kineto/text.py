@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Final, cast
+from typing import Final, cast
 
 from gputrace.errors import InputError
 from gputrace.traces.sqlite import open_input
@@ -46,33 +47,31 @@ class Text:
         self._packed = self._file.read(2) == GZIP
         self._file.seek(0)
         unpacked = gzip.GzipFile(fileobj=self._file) if self._packed else self._file
-        self._text = cast(BinaryIO, unpacked)
+        self._text = cast(BufferedReader, unpacked)
         self._length = 0
 
     def read(self) -> bytes:
         """The next block, nothing at the end; raises InputError where it cannot be unpacked."""
+        block = bytearray()
         try:
-            block = self._text.read(_BLOCK)
+            while len(block) < _BLOCK and (piece := self._text.read1(_BLOCK)):
+                block += piece
+                self._length += len(piece)
         except EOFError as error:
             problem = f"cut off: its gzip data end after {self._length:,} bytes of text"
-            raise InputError(self.path, f"{problem}; copy or record it again") from error
+            raise InputError(self.path, f"{problem}; copy it again") from error
         except (OSError, zlib.error) as error:
-            where = f"after {self._length:,} bytes of text"
-            raise InputError(
-                self.path, f"broken gzip data {where} ({error}); copy it again"
-            ) from error
-        self._length += len(block)
+            problem = f"broken gzip data after {self._length:,} bytes of text ({error})"
+            raise InputError(self.path, f"{problem}; copy it again") from error
         if self._packed:
             self._check_ratio()
-        return block
+        return bytes(block)
 
     def _check_ratio(self) -> None:
         packed = self._file.tell()
         if self._length > max(_FREE, _RATIO * packed):
             problem = f"{self._length >> 20:,} MiB of text came out of {packed:,} bytes"
-            raise InputError(
-                self.path, f"{problem}: no trace packs like that, so it is not read on"
-            )
+            raise InputError(self.path, f"{problem}: no trace packs like that; not read on")
 
     def __enter__(self) -> Text:
         return self
