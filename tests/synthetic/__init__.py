@@ -5,6 +5,7 @@ write_nsys(recording, path)
 recording.truth.breakdown[0]["data_feeding"]
 """
 
+from tests.synthetic.kineto import write_kineto
 from tests.synthetic.nsys import write_nsys
 from tests.synthetic.plan import Plan
 from tests.synthetic.recording import Kind, Partition, Recording, Truth, Window
@@ -20,5 +21,6 @@ __all__ = [
     "Window",
     "random_plan",
     "simulate",
+    "write_kineto",
     "write_nsys",
 ]

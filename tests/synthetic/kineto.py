@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +17,37 @@ BASE = 1_711_964_646_000_000_000
 COPIES = {Kind.H2D: "HtoD", Kind.D2H: "DtoH", Kind.PEER: "PtoP"}
 
 
-def write_kineto(recording: Recording, folder: str | Path, *, packed: bool = False) -> list[Path]:
+NAMES = {
+    "step": '"ProfilerStep#{}"',
+    "data": '"enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"',
+}
+"""What the profiler calls steps and waits for data."""
+
+PLAIN = {"step": '"step {}"', "data": '"data"'}
+"""What a program may call them in annotations of its own."""
+
+
+def write_kineto(
+    recording: Recording,
+    folder: str | Path,
+    *,
+    packed: bool = False,
+    annotations: Mapping[str, str] = NAMES,
+) -> list[Path]:
     """Write a file for each rank into the folder, and return them in order of rank."""
-    return [_write(recording, process, Path(folder), packed) for process in recording.processes]
+    return [
+        _write(recording, process, Path(folder), packed, annotations)
+        for process in recording.processes
+    ]
 
 
-def _write(recording: Recording, process: Process, folder: Path, packed: bool) -> Path:
+def _write(
+    recording: Recording,
+    process: Process,
+    folder: Path,
+    packed: bool,
+    annotations: Mapping[str, str],
+) -> Path:
     path = folder / f"rank{process.rank}.pt.trace.json{'.gz' if packed else ''}"
     cards = [{"id": device, "name": f"GPU {gpu}"} for device, gpu in process.devices]
     run = {"backend": "nccl", "rank": process.rank, "world_size": len(recording.processes)}
@@ -30,12 +55,14 @@ def _write(recording: Recording, process: Process, folder: Path, packed: bool) -
     head = json.dumps(around | {"host_name": "node0", "baseTimeNanoseconds": BASE}, indent=2)[:-2]
     with gzip.open(path, "wt") if packed else path.open("w") as file:
         file.write(f'{head},\n  "traceEvents": [\n  ')
-        file.write(",\n  ".join(_events(recording, process)))
+        file.write(",\n  ".join(_events(recording, process, annotations)))
         file.write('\n  ],\n  "traceName": "trace.json",\n  "displayTimeUnit": "ms"\n}\n')
     return path
 
 
-def _events(recording: Recording, process: Process) -> Iterator[str]:
+def _events(
+    recording: Recording, process: Process, annotations: Mapping[str, str]
+) -> Iterator[str]:
     names = [json.dumps(name) for name in recording.names]
     for row in _of(process, recording.ops):
         yield _operation(names, row)
@@ -45,19 +72,10 @@ def _events(recording: Recording, process: Process) -> Iterator[str]:
         cat = "cuda_runtime" if names[row["name"]].startswith('"cuda') else "cuda_driver"
         yield _event(cat, names[row["name"]], process.pid, own, args)
     for row in _of(process, recording.nvtx):
-        yield from _annotation(recording, process, row)
-
-
-def _annotation(recording: Recording, process: Process, row: np.void) -> Iterator[str]:
-    """Steps and waits for data, by the names that the profiler gives them."""
-    kind, _, number = recording.names[row["name"]].partition(" ")
-    name = {
-        "step": f'"ProfilerStep#{number}"',
-        "data": '"enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"',
-    }.get(kind)
-    if name is not None:
-        own = f'"tid": {row["thread"]}, {_times(row)}'
-        yield _event("user_annotation", name, process.pid, own, '{"External id": 1}')
+        kind, _, number = recording.names[row["name"]].partition(" ")
+        if kind in annotations:
+            name, own = annotations[kind].format(number), f'"tid": {row["thread"]}, {_times(row)}'
+            yield _event("user_annotation", name, process.pid, own, '{"External id": 1}')
 
 
 def _operation(names: list[str], row: np.void) -> str:

@@ -130,7 +130,12 @@ class Document(Generic[T]):
             return
         left = self._rest.strip().rstrip(b",")
         if left:
-            yield self._exactly(left)
+            try:
+                part = self._decode(b"[%b]" % left)
+            except BadJson as error:
+                self._check_unfinished()
+                raise self._broken(BadJson(str(error), None)) from error
+            yield part
         self.closed = False
         self.around += b"]}" if self.around.startswith(b"{") else b"]"
 

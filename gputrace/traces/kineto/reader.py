@@ -76,8 +76,7 @@ def open_kineto(path: Path) -> Trace:
 def _trace(path: Path, rows: Rows, found: Properties) -> Trace:
     from gputrace.traces.kineto.decode import integer
 
-    first = rows.first if rows.names.texts else 0
-    shift = _BEFORE - first
+    shift = _BEFORE - rows.first
     rank, size = UNKNOWN, UNKNOWN
     if found.distributed is not None:
         rank, size = integer(found.distributed.rank), integer(found.distributed.world_size)
@@ -97,7 +96,7 @@ def _trace(path: Path, rows: Rows, found: Properties) -> Trace:
             for card in found.cards
         ],
         Session(
-            epoch_ns=_epoch(base, first) if rows.names.texts else None,
+            epoch_ns=_epoch(base, rows.first),
             hosts=frozenset({host} - {""}),
             ranks=frozenset({rank} - {UNKNOWN}),
             world_size=size if size > 0 else None,

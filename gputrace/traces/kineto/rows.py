@@ -62,13 +62,13 @@ class Rows:
     Attributes:
         names: of all rows.
         pids: the processes of the host's rows, numbered as the column ``process`` is.
-        first: the earliest time of a row, in nanoseconds.
     """
 
     def __init__(self) -> None:
         self.names = Names()
         self.pids: dict[Value, int] = {}
-        self.first = _NEVER
+        self._first = _NEVER
+        self._from_zero = False
         self._threads: dict[Value, int] = {}
         self._on_gpu: list[Columns] = []
         self._on_host: list[Columns] = []
@@ -87,6 +87,13 @@ class Rows:
             self._on_gpu.append(self._gpu_rows(on_gpu))
         if on_host:
             self._on_host.append(self._host_rows(on_host))
+
+    @property
+    def first(self) -> int:
+        """The earliest time of a row, in nanoseconds; the profiler writes 0 for one it lost."""
+        if self._first == _NEVER or self._from_zero and self._first <= _FAR:
+            return 0
+        return self._first
 
     def parts(self, shift: int) -> list[Events]:
         """All rows, with so many nanoseconds added to their times."""
@@ -140,8 +147,8 @@ class Rows:
         start = nanoseconds([event.ts for event in events])
         length = nanoseconds([event.dur for event in events])
         known = (start != UNKNOWN) & (length != UNKNOWN)
-        # A moment that the profiler could not take is 0.
-        self.first = min(self.first, int(start[known & (start != 0)].min(initial=self.first)))
+        self._first = int(start[known & (start != 0)].min(initial=self._first))
+        self._from_zero |= bool((known & (start == 0)).any())
         return {"start": start, "end": np.where(known, start + length, UNKNOWN)}
 
     def _names(self, events: Sequence[Event]) -> Ints:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Final, cast
@@ -12,6 +13,9 @@ from gputrace.errors import InputError
 from gputrace.traces.sqlite import open_input
 
 GZIP: Final = b"\x1f\x8b"
+
+_TRAILER: Final = 8
+"""Bytes at the end of gzip's data that hold its sum, which may be wrong."""
 
 _BLOCK: Final = 4 << 20
 """Bytes of text that are decoded at once."""
@@ -28,10 +32,10 @@ def unpack_head(head: bytes, limit: int = 1 << 20) -> bytes:
     """The text at the beginning of a file, of which only the first bytes are there."""
     if not head.startswith(GZIP):
         return head
-    try:
-        return zlib.decompressobj(wbits=31).decompress(head, limit)
-    except zlib.error:
-        return b""
+    for known in (head, head[:-_TRAILER]):
+        with suppress(zlib.error):
+            return zlib.decompressobj(wbits=31).decompress(known, limit)
+    return b""
 
 
 class Text:
