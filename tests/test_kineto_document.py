@@ -48,7 +48,9 @@ def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None
+)
 @given(
     events=EVENTS,
     around=st.dictionaries(NASTY, VALUES, max_size=3),

@@ -24,6 +24,9 @@ _TRIES: Final = 3
 _LONGEST: Final = 64 << 20
 """Bytes of text of one event, or around the list: no profiler writes more."""
 
+_WORD: Final = 16
+"""Bytes at the end of a text in which a number or a word may be cut off, and look broken."""
+
 _TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],]|"', re.DOTALL)
 _LIST: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 
@@ -163,7 +166,7 @@ class Document(Generic[T]):
         try:
             self._decode(b"[" + self._rest)
         except BadJson as error:
-            if error.byte is not None:
+            if error.byte is not None and error.byte + _WORD < len(self._rest):
                 raise self._broken(error) from error
         self._check_length(self._rest)
 
