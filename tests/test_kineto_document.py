@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +40,10 @@ def read(path: Path) -> tuple[list[Any], Any]:
 
 
 @pytest.fixture
-def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that end anywhere in an event, as large ones do now and then."""
     monkeypatch.setattr(texts, "_BLOCK", 40)
     monkeypatch.setattr(documents, "_TRIED", 64)
-    return
 
 
 @settings(

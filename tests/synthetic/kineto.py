@@ -114,4 +114,5 @@ def _microseconds(nanoseconds: int) -> str:
 
 
 def _of(process: Process, rows: Table) -> Table:
-    return rows[rows["rank"] == process.rank]
+    own: Table = rows[rows["rank"] == process.rank]
+    return own

@@ -91,7 +91,7 @@ class Rows:
     @property
     def first(self) -> int:
         """The earliest time of a row, in nanoseconds; the profiler writes 0 for one it lost."""
-        if self._first == _NEVER or self._from_zero and self._first <= _FAR:
+        if self._first == _NEVER or (self._from_zero and self._first <= _FAR):
             return 0
         return self._first
 
