@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from benchmarks.kineto import write_kineto
-from tests.synthetic import Plan, simulate, write_nsys
+from tests.synthetic import Plan, simulate, write_kineto, write_nsys
 
 
 def plan(steps: int) -> Plan:
@@ -36,6 +35,7 @@ def main(kind: str, steps: int, path: Path) -> None:
     if kind == "nsys":
         write_nsys(recording, path)
     else:
+        path.mkdir()
         write_kineto(recording, path)
 
 

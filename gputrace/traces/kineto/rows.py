@@ -39,7 +39,7 @@ _HOST: Final = {
     "overhead": Kind.OVERHEAD,
     "Overhead": Kind.OVERHEAD,
 }
-"""Categories; those of the profiler before PyTorch 1.11 are capitalised."""
+"""Categories; those of the profiler's first versions are capitalised."""
 
 _OPERATORS: Final = {"cpu_op", "Operator"}
 _ANNOTATIONS: Final = ("ProfilerStep", "enumerate(DataLoader)", "Optimizer.")
