@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from benchmarks.kineto import write_kineto
-from tests.synthetic import Plan, simulate, write_nsys, write_nvprof
+from tests.synthetic import Plan, simulate, write_kineto, write_nsys, write_nvprof
 
 
 def plan(steps: int) -> Plan:
@@ -38,6 +37,7 @@ def main(kind: str, steps: int, path: Path) -> None:
     elif kind == "nvprof":
         write_nvprof(recording, path)
     else:
+        path.mkdir()
         write_kineto(recording, path)
 
 

@@ -21,7 +21,6 @@ USUAL: Final = "0.8 M"
 _SOURCES: Final = (
     *sorted((ROOT / "tests" / "synthetic").glob("*.py")),
     ROOT / "benchmarks" / "generate.py",
-    ROOT / "benchmarks" / "kineto.py",
 )
 _LIMIT_S: Final = 1_800.0
 

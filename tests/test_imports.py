@@ -10,7 +10,15 @@ import pytest
 from tests import command
 
 HEAVY: Final = ("numpy", "pyarrow", "pandas", "rich", "adbc_driver_manager")
-NOT_FOR_A_REPORT: Final = ("pandas", "textual", "bokeh", "sqlite_utils", "dask", "IPython")
+NOT_FOR_A_REPORT: Final = (
+    "pandas",
+    "msgspec",
+    "textual",
+    "bokeh",
+    "sqlite_utils",
+    "dask",
+    "IPython",
+)
 
 
 def imported(program: str, *arguments: str) -> set[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from gputrace.analyzers.breakdown import (
     AnyLane,
     Lane,
@@ -32,7 +34,7 @@ from gputrace.analyzers.lines import read_lines
 from gputrace.analyzers.operations import GpuOperations, read_operations
 from gputrace.analyzers.partition import Timeline, build_timeline
 from gputrace.analyzers.results import SCHEMA_VERSION, Analysis, GpuTotals
-from gputrace.analyzers.steps import FoundSteps, find_input_copies, find_steps
+from gputrace.analyzers.steps import FoundSteps, StepWindows, find_input_copies, find_steps
 from gputrace.errors import InputError, UsageError
 from gputrace.traces.trace import Progress, Trace, Window
 
@@ -125,6 +127,7 @@ def find_lanes(
         if window is not None and timeline.window.start >= timeline.window.end:
             continue
         gaps = build_timeline(own).gaps if window is not None else timeline.gaps
+        gaps = _with_edges(gaps, own, found.by_rank.get(own.gpu.rank))
         if calls is None:
             lanes.append(Lane(timeline, without_calls(gaps), None))
             continue
@@ -147,6 +150,18 @@ def _waits(
         )
         for process, gpus in copies.items()
     }
+
+
+def _with_edges(gaps: Intervals, operations: GpuOperations, steps: StepWindows | None) -> Intervals:
+    """The gaps, and where a profiler's steps reach beyond the GPU's operations, those stretches."""
+    if steps is None or steps.source != "profiler":
+        return gaps
+    first, last = int(operations.start[0]), int(operations.reach[-1])
+    before, after = min(int(steps.start[0]), first), max(int(steps.end[-1]), last)
+    starts = np.concatenate([[before], gaps.start, [last]])
+    ends = np.concatenate([[first], gaps.end, [after]])
+    real = starts < ends
+    return Intervals(starts[real], ends[real])
 
 
 def _host_data(

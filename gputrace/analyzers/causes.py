@@ -22,7 +22,10 @@ from gputrace.analyzers.results import IDLE_CAUSES
 from gputrace.traces.events import Events, Kind
 from gputrace.traces.trace import Trace
 
-_RECORDER: Final = re.compile(r"CUPTI|profiling|\(Profiler\)|injection", re.IGNORECASE)
+_RECORDER: Final = re.compile(
+    r"CUPTI|profiling|\(Profiler\)|injection|^Buffer Flush|^Activity Buffer|^Instrumentation",
+    re.IGNORECASE,
+)
 """Names of overhead rows that are the recorder's doing, not the driver's (lazy loading, JIT)."""
 
 _DATA_RANGE: Final = re.compile(

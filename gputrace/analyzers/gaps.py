@@ -138,7 +138,8 @@ def _evidence(trace: Trace, calls: HostCalls, feeder: int, start: int, end: int)
     outside = end - start - inside_calls.total
     if outside >= worth:
         parts.insert(0, f"no CUDA call {format_ns(outside)}")
-    return f"{', '.join(parts)} (thread {calls.threads[feeder][1]})"
+    # Ids past 31 bits are negative in their column.
+    return f"{', '.join(parts)} (thread {calls.threads[feeder][1] & 0xFFFFFFFF})"
 
 
 def _line(lines: Lines, feeder: tuple[int, int], start: int, end: int) -> str:

@@ -29,18 +29,22 @@ class Call(IntEnum):
 
 
 _PATTERNS: Final = (
-    (Call.SYNC, re.compile(r"(cuda|cu)\w*Synchronize")),
+    (Call.SYNC, re.compile(r"(cuda|cu|hip)\w*Synchronize")),
     (
         Call.ALLOC,
         re.compile(
             r"cuda(Malloc|Free|HostAlloc|HostRegister|HostUnregister)"
             r"|cuMem(Alloc|Free|Create|Map|Unmap|Release|SetAccess)"
             r"|cuMemHost(Alloc|Register|Unregister)"
+            r"|hip(Ext)?(Malloc|Free|Host(Malloc|Alloc|Free|Register|Unregister)|MemCreate|MemMap)"
         ),
     ),
     (
         Call.ISSUE,
-        re.compile(r"(cuda|cu)(Launch|GraphLaunch|Memcpy|Memset|MemPrefetch)"),
+        re.compile(
+            r"(cuda|cu)(Launch|GraphLaunch|Memcpy|Memset|MemPrefetch)"
+            r"|hip(Ext|ExtModule|Module)?(Launch|GraphLaunch|Memcpy|Memset|MemPrefetch)"
+        ),
     ),
 )
 

@@ -31,9 +31,10 @@ def command(
 ) -> None:
     """Says where the time of TRACE went, and what to change.
 
-    TRACE is what `gputrace record` wrote, an nsys SQLite export, or an nsys report (.nsys-rep,
-    .qdrep) where nsys is installed. Several are the parts of one run, a file for each machine or
-    rank; a folder stands for the *.sqlite in it.
+    TRACE is what `gputrace record` wrote, an nsys SQLite export, an nsys report (.nsys-rep,
+    .qdrep) where nsys is installed, or a trace of PyTorch's profiler (.pt.trace.json, packed or
+    not). Several are the parts of one run, a file for each machine or rank; a folder stands for the
+    *.sqlite and *.pt.trace.json in it.
     """
     import gputrace
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from gputrace.errors import InputError
 from gputrace.traces.gputrace import OwnTrace, is_own
+from gputrace.traces.kineto.reader import is_kineto, open_kineto
 from gputrace.traces.merged import merge
 from gputrace.traces.nsys.reader import NsysTrace, is_nsys
 from gputrace.traces.nsys.report import export_report, is_report
@@ -19,10 +20,6 @@ from gputrace.traces.nvprof.reader import NvprofTrace, is_nvprof
 from gputrace.traces.runs import check_paths
 from gputrace.traces.sqlite import MAGIC, Database, open_input
 from gputrace.traces.trace import Trace
-
-_SUFFIXES: Final = (".sqlite", ".nvvp", ".nvprof")
-"""What files are called that stand for themselves in a folder; files that are named may have any
-name."""
 
 
 class Candidate:
@@ -95,7 +92,19 @@ READERS: Final = (
     Reader("nsys SQLite exports", lambda c: bool(c.database and is_nsys(c.database)), _open_nsys),
     Reader("nvprof files", lambda c: bool(c.database and is_nvprof(c.database)), _open_nvprof),
     Reader("nsys reports", lambda c: is_report(c.path), _open_report),
+    Reader(
+        "traces of PyTorch's profiler (.pt.trace.json, .json.gz)",
+        lambda c: is_kineto(c.path, c.head),
+        lambda c: open_kineto(c.path),
+    ),
 )
+
+
+_IN_FOLDERS: Final = (
+    *("*.sqlite", "*.nvvp", "*.nvprof"),
+    *("*.pt.trace.json", "*.pt.trace.json.gz"),
+)
+"""What the traces are called that a folder stands for; those that are named may have any name."""
 
 
 def open_trace(path: Path | str) -> Trace:
@@ -132,11 +141,11 @@ def open_traces(paths: Sequence[Path | str]) -> Trace:
 def _files(path: Path) -> list[Path]:
     if not os.path.isdir(path):  # noqa: PTH112 - what cannot be looked at is its reader's to refuse
         return [path]
-    found = (file for file in path.glob("*") if file.suffix in _SUFFIXES)
+    found = {file for pattern in _IN_FOLDERS for file in path.glob(pattern)}
     files = sorted(file for file in found if not file.name.startswith("."))
     if not files:
-        usual = ", ".join(f"*{suffix}" for suffix in _SUFFIXES)
-        raise InputError(path, f"is a directory without traces in it ({usual}); name the files")
+        patterns = ", ".join(_IN_FOLDERS)
+        raise InputError(path, f"is a directory without traces in it ({patterns}); name the files")
     return files
 
 

@@ -5,6 +5,7 @@ write_nsys(recording, path)
 recording.truth.breakdown[0]["data_feeding"]
 """
 
+from tests.synthetic.kineto import write_kineto
 from tests.synthetic.nsys import write_nsys
 from tests.synthetic.nvprof import write_nvprof
 from tests.synthetic.plan import Plan
@@ -21,6 +22,7 @@ __all__ = [
     "Window",
     "random_plan",
     "simulate",
+    "write_kineto",
     "write_nsys",
     "write_nvprof",
 ]

@@ -52,7 +52,7 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
     if not quality.dropped and not quality.warnings:
         return
     rows = sum(quality.dropped.values())
-    told = [f"rows with times that make no sense ({rows:,})"] if rows else []
+    told = [f"rows that cannot be used ({rows:,})"] if rows else []
     told += quality.warnings[:1]
     yield facts.finding(
         "lost-records",

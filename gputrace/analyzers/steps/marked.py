@@ -25,6 +25,9 @@ _LEAST_STEPS: Final = 3
 _LEAST_COVERED: Final = 0.5
 """Part of a GPU's operations that must be issued inside the ranges."""
 
+_MOST_BEHIND: Final = 0.5
+"""Part of a step that a GPU which keeps up with its host may be behind."""
+
 _STEP: Final = re.compile(r"(?<![a-z])(step|iter(ation)?|batch|train(ing)?)(?![a-z])", re.I)
 _NOT_STEP: Final = re.compile(
     r"optim|forward|backward|eval|valid|(?<![a-z])(val|test|load|data|epoch)(?![a-z])", re.I
@@ -98,6 +101,8 @@ def project(marks: Marks, operations: GpuOperations, calls: HostCalls) -> StepWi
     first = _with_early_copies(operations, first, last)
     starts, ends = window_starts(operations, first), operations.reach[last]
     ends, interludes = part_interludes(operations, first, last, starts, ends)
+    if marks.source == "profiler" and _keeps_up(ends, marks.start[full], marks.end[full]):
+        starts, ends, interludes = marks.start[full], marks.end[full], ()
     reason = f"ranges named {marks.name!r}"
     confidence = 0.9 if marks.source == "nvtx" else 1.0
     return StepWindows(
@@ -111,6 +116,15 @@ def project(marks: Marks, operations: GpuOperations, calls: HostCalls) -> StepWi
         reason=reason,
         interludes=interludes,
     )
+
+
+def _keeps_up(done: Times, start: Times, end: Times) -> bool:
+    """Whether the GPU is through with each step not long after the host is.
+
+    A profiler's few steps are then the windows themselves: cut by the GPU's time, the first would
+    lose its wait for data, and their sum would not be what the profiler's users know.
+    """
+    return bool((done - end).max() < _MOST_BEHIND * np.median(end - start))
 
 
 def _extent(rows: Rows, step: NDArray[np.intp], steps: int) -> tuple[Rows, Rows]:

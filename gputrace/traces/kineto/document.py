@@ -1,0 +1,223 @@
+"""A JSON document that is a long list of events with a little around it, never held whole.
+
+The list is cut where one object ends and the next begins. A place that looks so may lie in a
+string or deeper in an event, so it is tried: if the text up to there is a whole list, it is one,
+as JSON is read in one way only. Where no try succeeds, brackets are counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from gputrace.errors import InputError
+from gputrace.traces.kineto.text import Text
+
+T = TypeVar("T")
+
+_BETWEEN: Final = re.compile(rb"\}(\s*,\s*)(?=\{)")
+_TRIED: Final = 1 << 16
+"""Bytes at the end of a block in which places to cut are tried."""
+
+_TRIES: Final = 3
+_LONGEST: Final = 64 << 20
+"""Bytes of text of one event, or around the list: no profiler writes more."""
+
+_WORD: Final = 16
+"""Bytes at the end of a text in which a number or a word may be cut off, and look broken."""
+
+_TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],]|"', re.DOTALL)
+_LIST: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
+
+
+class BadJson(Exception):
+    """Text that is not JSON.
+
+    Attributes:
+        byte: where it goes wrong, from 0; None where it is cut off.
+    """
+
+    def __init__(self, problem: str, byte: int | None) -> None:
+        super().__init__(problem)
+        self.byte = byte
+
+
+class _Cut(NamedTuple):
+    """What counting the brackets of a piece of the list tells."""
+
+    end: int
+    """Where its last whole event ends; 0 where there is none."""
+    next: int
+    """Where the next one begins."""
+    closed: bool
+    """The list ends there."""
+
+
+class Document(Generic[T]):
+    """One file, read once by `parts`.
+
+    Attributes:
+        around: all that is not in the list: JSON too, with an empty list. Whole after `parts`.
+        closed: whether the list had its end.
+    """
+
+    def __init__(self, text: Text, decode: Callable[[bytes], T]) -> None:
+        """``decode`` takes a JSON list of events, and raises BadJson."""
+        self.around = b""
+        self.closed = True
+        self._text, self._decode = text, decode
+        self._rest = b""
+        self._offset = 0
+        """Bytes of the file before the rest."""
+        self._ended = False
+        self._listed = 0
+
+    def parts(self) -> Iterator[T]:
+        """The events, part by part; raises InputError, which names the byte, for broken JSON."""
+        self._find_list()
+        while block := self._text.read():
+            self._rest += block
+            yield from self._whole()
+            if self._ended:
+                return
+        yield from self._last()
+
+    def broken_around(self, error: BadJson) -> InputError:
+        """The error in `around` with its place in the file."""
+        byte = error.byte or 0
+        self._offset, self._rest = (0 if byte < self._before else self._listed), self.around
+        return self._broken(BadJson(str(error), None if error.byte is None else byte + 1))
+
+    def _find_list(self) -> None:
+        text = b""
+        while (found := _list_at(text)) is None:
+            if not (block := self._text.read()):
+                problem = (
+                    f"no list of events in its {len(text):,} bytes of text: cut off, or no trace"
+                )
+                raise InputError(self._text.path, problem)
+            text += block
+            self._check_length(text)
+        self.around, self._rest, self._offset = text[:found], text[found:], found
+        self._before = found
+
+    def _whole(self) -> Iterator[T]:
+        """The events that the rest holds whole."""
+        first = max(0, len(self._rest) - _TRIED)
+        places = [found.span(1) for found in _BETWEEN.finditer(self._rest, first)]
+        for end, next in places[: -_TRIES - 1 : -1]:
+            try:
+                part = self._decode(b"[%b]" % self._rest[:end])
+            except BadJson:
+                continue
+            self._move(next)
+            yield part
+            return
+        yield from self._counted()
+
+    def _counted(self) -> Iterator[T]:
+        cut = _count(self._rest)
+        if cut.end or cut.closed:
+            yield self._exactly(self._rest[: cut.end])
+            self._move(cut.next)
+        else:
+            self._check_unfinished()
+        if cut.closed:
+            self._take_tail()
+
+    def _last(self) -> Iterator[T]:
+        """The events at the end of a file whose list may lack its end."""
+        yield from self._counted()
+        if self._ended:
+            return
+        left = self._rest.strip().rstrip(b",")
+        if left:
+            try:
+                part = self._decode(b"[%b]" % left)
+            except BadJson as error:
+                self._check_unfinished()
+                raise self._broken(BadJson(str(error), None)) from error
+            yield part
+        self.closed = False
+        self.around += b"]}" if self.around.startswith(b"{") else b"]"
+
+    def _take_tail(self) -> None:
+        tail = self._rest
+        while block := self._text.read():
+            tail += block
+            self._check_length(tail)
+        self._listed = self._offset - len(self.around)
+        self.around += tail
+        self._rest, self._ended = b"", True
+
+    def _move(self, to: int) -> None:
+        self._rest = self._rest[to:]
+        self._offset += to
+
+    def _exactly(self, events: bytes) -> T:
+        try:
+            return self._decode(b"[%b]" % events)
+        except BadJson as error:
+            raise self._broken(error) from error
+
+    def _check_unfinished(self) -> None:
+        """Raises where the rest is not the beginning of an event."""
+        try:
+            self._decode(b"[" + self._rest)
+        except BadJson as error:
+            if error.byte is not None and error.byte + _WORD < len(self._rest):
+                raise self._broken(error) from error
+        self._check_length(self._rest)
+
+    def _check_length(self, text: bytes) -> None:
+        if len(text) > _LONGEST:
+            where = f"byte {self._offset:,} is followed by {len(text) >> 20} MiB"
+            raise InputError(self._text.path, f"{where} without an end of an event: not a trace")
+
+    def _broken(self, error: BadJson) -> InputError:
+        """The error with its place in the file."""
+        if error.byte is None:
+            at = self._offset + len(self._rest)
+            problem = f"cut off: its text ends at byte {at:,} within an event; copy it again"
+        else:
+            at = self._offset + max(error.byte - 1, 0)
+            problem = f"broken JSON at byte {at:,} of its text ({error}); copy or record it again"
+        return InputError(self._text.path, problem)
+
+
+def _list_at(text: bytes) -> int | None:
+    """Where the list's first event would be; None where the list does not begin in the text."""
+    if (start := text.lstrip()[:1]) == b"[":
+        return text.index(b"[") + 1
+    depth = 0
+    for token in _TOKEN.finditer(text) if start == b"{" else ():
+        what = token[0]
+        if what in b"{[":
+            depth += 1
+        elif what in b"}]":
+            depth -= 1
+        elif depth == 1 and what == b'"traceEvents"':
+            if found := _LIST.match(text, token.start()):
+                return found.end()
+        elif what == b'"':
+            return None
+    return None
+
+
+def _count(text: bytes) -> _Cut:
+    """Cuts a piece of the list by counting brackets outside strings."""
+    depth = end = next = 0
+    for token in _TOKEN.finditer(text):
+        what = token[0]
+        if what in b"{[":
+            depth += 1
+        elif what in b"}]":
+            depth -= 1
+            if depth < 0:
+                return _Cut(token.start(), token.start(), True)
+        elif what == b"," and depth == 0:
+            end, next = token.start(), token.end()
+        elif what == b'"':
+            break
+    return _Cut(end, next, False)
