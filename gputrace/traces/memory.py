@@ -19,7 +19,7 @@ from gputrace.traces.events import (
     Kind,
     concatenate,
 )
-from gputrace.traces.trace import Device, Process, Progress, Session, Trace, Window
+from gputrace.traces.trace import Device, NoGpu, Process, Progress, Session, Trace, Window
 
 _DEFAULTS: Final[Mapping[str, int]] = dict.fromkeys(COLUMN_TYPES, UNKNOWN) | {"process": 0}
 
@@ -51,6 +51,7 @@ class MemoryTrace(Trace):
         processes: Sequence[Process],
         devices: Sequence[Device] = (),
         session: Session | None = None,
+        no_gpu: NoGpu | None = None,
     ) -> None:
         """Takes over what a reader read.
 
@@ -63,8 +64,10 @@ class MemoryTrace(Trace):
             processes: what the column ``process`` counts into; at least one.
             devices: what is known of the CUDA ordinals.
             session: what is known of the run; the epoch in it is that of the columns' clock.
+            no_gpu: what to say where nothing of a GPU is in it, and the host's side may still tell
+                something.
 
-        Raises InputError where nothing of a GPU is in it.
+        Raises InputError where nothing of a GPU is in it, unless ``no_gpu`` is given.
         """
         super().__init__(path)
         self.source = source
@@ -74,7 +77,10 @@ class MemoryTrace(Trace):
         whole = [drop_broken(part, self.quality, str(i)) for i, part in enumerate(parts)]
         self._parts = [part for part in whole if len(part)]
         self._kinds = [frozenset(map(Kind, np.unique(part.kind).tolist())) for part in self._parts]
-        if not self.kinds & set(GPU_KINDS):
+        if self.kinds & set(GPU_KINDS):
+            return
+        self.no_gpu = no_gpu
+        if no_gpu is None:
             raise InputError(path, f"no GPU activity in this {source} trace, only the host's")
 
     @property

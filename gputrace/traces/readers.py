@@ -15,9 +15,11 @@ from gputrace.traces.gputrace import OwnTrace, is_own
 from gputrace.traces.merged import merge
 from gputrace.traces.nsys.reader import NsysTrace, is_nsys
 from gputrace.traces.nsys.report import export_report, is_report
+from gputrace.traces.packed import peek
 from gputrace.traces.runs import check_paths
 from gputrace.traces.sqlite import MAGIC, Database, open_input
 from gputrace.traces.trace import Trace
+from gputrace.traces.xla.xspace import is_xspace
 
 
 class Candidate:
@@ -26,12 +28,17 @@ class Candidate:
     Attributes:
         path: the file, which exists and can be read.
         head: its first 4096 bytes.
+        content: the same, unpacked where the file is compressed with gzip.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with open_input(path) as file:
             self.head: bytes = file.read(4096)
+
+    @cached_property
+    def content(self) -> bytes:
+        return peek(self.head)
 
     @cached_property
     def database(self) -> Database | None:
@@ -80,10 +87,18 @@ def _open_own(candidate: Candidate) -> Trace:
     return OwnTrace(candidate.path, candidate.database)
 
 
+def _open_xspace(candidate: Candidate) -> Trace:
+    from gputrace.traces.xla.reader import XlaTrace
+    from gputrace.traces.xla.xspace import read_xspace
+
+    return XlaTrace(candidate.path, read_xspace(candidate.path))
+
+
 READERS: Final = (
     Reader("gputrace's traces", lambda c: bool(c.database and is_own(c.database)), _open_own),
     Reader("nsys SQLite exports", lambda c: bool(c.database and is_nsys(c.database)), _open_nsys),
     Reader("nsys reports", lambda c: is_report(c.path), _open_report),
+    Reader("TensorFlow and JAX .xplane.pb", lambda c: is_xspace(c.content), _open_xspace),
 )
 
 

@@ -62,7 +62,7 @@ def _families(trace: Trace, kind: Kind) -> Iterator[Marks]:
             families.setdefault(re.sub(r"\d+", "#", name), []).append(id)
     for family, members in families.items():
         rows = np.flatnonzero(np.isin(events.name, members))
-        threads = events.process[rows].astype(np.int64) << 32 | events.thread[rows]
+        threads = events.process[rows].astype(np.int64) << 32 | events.thread[rows] & 0xFFFFFFFF
         for thread in np.unique(threads):
             own = rows[threads == thread]
             own = own[np.argsort(events.start[own], kind="stable")]
