@@ -13,13 +13,17 @@ from typing import Final
 from gputrace.errors import InputError
 from gputrace.traces.gputrace import OwnTrace, is_own
 from gputrace.traces.merged import merge
+from gputrace.traces.mxnet import MxnetTrace, is_mxnet
 from gputrace.traces.nsys.reader import NsysTrace, is_nsys
 from gputrace.traces.nsys.report import export_report, is_report
 from gputrace.traces.packed import peek
+from gputrace.traces.refused import explain
 from gputrace.traces.runs import check_paths
 from gputrace.traces.sqlite import MAGIC, Database, open_input
 from gputrace.traces.trace import Trace
-from gputrace.traces.xla.xspace import is_xspace
+from gputrace.traces.xla.chrome import is_trace_viewer, read_trace_viewer
+from gputrace.traces.xla.reader import XlaTrace
+from gputrace.traces.xla.xspace import is_xspace, read_xspace
 
 
 class Candidate:
@@ -88,10 +92,15 @@ def _open_own(candidate: Candidate) -> Trace:
 
 
 def _open_xspace(candidate: Candidate) -> Trace:
-    from gputrace.traces.xla.reader import XlaTrace
-    from gputrace.traces.xla.xspace import read_xspace
-
     return XlaTrace(candidate.path, read_xspace(candidate.path))
+
+
+def _open_trace_viewer(candidate: Candidate) -> Trace:
+    return XlaTrace(candidate.path, read_trace_viewer(candidate.path))
+
+
+def _open_mxnet(candidate: Candidate) -> Trace:
+    return MxnetTrace(candidate.path)
 
 
 READERS: Final = (
@@ -99,6 +108,8 @@ READERS: Final = (
     Reader("nsys SQLite exports", lambda c: bool(c.database and is_nsys(c.database)), _open_nsys),
     Reader("nsys reports", lambda c: is_report(c.path), _open_report),
     Reader("TensorFlow and JAX .xplane.pb", lambda c: is_xspace(c.content), _open_xspace),
+    Reader("their .trace.json.gz", lambda c: is_trace_viewer(c.content), _open_trace_viewer),
+    Reader("MXNet's profiles", lambda c: is_mxnet(c.content), _open_mxnet),
 )
 
 
@@ -154,6 +165,8 @@ def _readers() -> Iterator[Reader]:
 def _unknown(candidate: Candidate) -> str:
     readable = ", ".join(reader.files for reader in READERS)
     if candidate.database is None:
+        if told := explain(candidate.content):
+            return told
         return f"not a trace that gputrace knows; it reads {readable}"
     tables = list(candidate.database.tables)
     if candidate.database.is_dlprof:

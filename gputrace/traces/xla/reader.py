@@ -45,6 +45,8 @@ _CALLS: Final = {
 """The call behind an event on a host thread, which bears the name of what it issued."""
 _DATA_WAIT: Final = re.compile(r"IteratorGetNext(AsOptional|Sync)?(Op::DoCompute|$)|^InfeedEnqueue")
 """A program's wait for its next batch: from tf.data, or into an infeed."""
+_STEP_NUMBER: Final = re.compile(r" \d+$")
+"""The trace viewer's names of steps have it, besides the argument."""
 _USERS_THREAD: Final = re.compile(r"python|main", re.IGNORECASE)
 _PYTHON_CALL: Final = re.compile(r"\$")
 """Begins an event of the Python tracer: every call, too many to be ranges of the user's."""
@@ -158,7 +160,8 @@ class _Columns:
         yield self._events(
             line, call, kind=Kind.API, name=names, thread=thread, correlation=line.correlation
         )
-        yield self._events(line, line.step & ~call, kind=Kind.STEP, name=line.text, thread=thread)
+        steps = self._per_name(line.text, lambda text: number(_STEP_NUMBER.sub("", text)))
+        yield self._events(line, line.step & ~call, kind=Kind.STEP, name=steps, thread=thread)
         if line.step.any() or _USERS_THREAD.match(line.name):
             other = self._per_name(line.text, lambda text: not _PYTHON_CALL.match(text)) == 1
             rows = other & ~line.step & ~call
