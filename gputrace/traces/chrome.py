@@ -12,6 +12,8 @@ from gputrace.errors import InputError
 from gputrace.traces.packed import read_content
 
 _MOST_BYTES: Final = 1 << 30
+_BEYOND: Final = 4e15
+"""Microseconds past any clock, of which two together are still nanoseconds of 64 bits."""
 
 Key = int | str | None
 """A pid or a tid."""
@@ -47,7 +49,7 @@ def nanoseconds(*microseconds: object) -> int | None:
     """The sum of times as events tell them; None where one is no time."""
     total: int | float = 0
     for time in microseconds:
-        if isinstance(time, bool) or not isinstance(time, int | float) or not abs(time) < 1e15:
+        if isinstance(time, bool) or not isinstance(time, int | float) or not abs(time) < _BEYOND:
             return None
         total += time
     return round(total * 1000)

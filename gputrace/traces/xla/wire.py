@@ -53,11 +53,15 @@ class Fields(NamedTuple):
 
 
 class Wire:
-    """Bytes to decode; all places are offsets in them. Raises WireError for what is no message."""
+    """Bytes to decode, which it takes over; all places are offsets in them.
+
+    Raises WireError for what is no message.
+    """
 
     def __init__(self, data: bytearray) -> None:
         self.size = len(data)
-        self._data = data + bytes(_PADDING)
+        data += bytes(_PADDING)
+        self._data = data
         self._array = np.frombuffer(self._data, np.uint8)
 
     def text(self, start: int, end: int) -> str:
