@@ -31,8 +31,8 @@ def peek(head: bytes) -> bytes:
 def read_content(path: Path, most: int) -> bytearray:
     """The content of a file, unpacked if it is compressed.
 
-    Raises InputError where it is cut short or broken, has more than ``most`` bytes, or far more than
-    a trace of its size.
+    Raises InputError where it is cut short or broken, or has more than ``most`` bytes, or far more
+    than a trace of its size.
     """
     content = bytearray()
     with open_input(path) as file:

@@ -107,7 +107,7 @@ READERS: Final = (
     Reader("gputrace's traces", lambda c: bool(c.database and is_own(c.database)), _open_own),
     Reader("nsys SQLite exports", lambda c: bool(c.database and is_nsys(c.database)), _open_nsys),
     Reader("nsys reports", lambda c: is_report(c.path), _open_report),
-    Reader("TensorFlow and JAX .xplane.pb", lambda c: is_xspace(c.content), _open_xspace),
+    Reader("TensorFlow's and JAX's .xplane.pb", lambda c: is_xspace(c.content), _open_xspace),
     Reader("their .trace.json.gz", lambda c: is_trace_viewer(c.content), _open_trace_viewer),
     Reader("MXNet's profiles", lambda c: is_mxnet(c.content), _open_mxnet),
 )
