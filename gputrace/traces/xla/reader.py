@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.traces.events import UNKNOWN, Column, Events, Kind, Mask, Memory
-from gputrace.traces.memory import MemoryTrace
+from gputrace.traces.memory import MemoryTrace, Names
 from gputrace.traces.trace import Device, NoGpu, Process, Session
 from gputrace.traces.xla.lines import Line, Recording
 
@@ -71,8 +71,9 @@ class XlaTrace(MemoryTrace):
 
     def __init__(self, path: Path, recording: Recording) -> None:
         texts = recording.names.texts
-        base = _base(recording)
-        build = _Columns(recording, base)
+        lines = [line for line in recording.lines if _is_read(line)]
+        base = _base(lines)
+        build = _Columns(recording.names, lines, base)
         epoch = base or recording.epoch_ns
         hosts = frozenset({recording.host} - {""})
         super().__init__(
@@ -88,26 +89,29 @@ class XlaTrace(MemoryTrace):
         self.quality.warnings += recording.warnings
 
 
-def _base(recording: Recording) -> int:
+def _is_read(line: Line) -> bool:
+    return not _GPU.match(line.plane) or _STREAM.match(line.name) is not None
+
+
+def _base(lines: Sequence[Line]) -> int:
     """The first moment where times are of the wall clock; else 0."""
-    first = min((int(line.start.min()) for line in recording.lines if len(line.start)), default=0)
+    first = min((int(line.start.min()) for line in lines if len(line.start)), default=0)
     return first if first > _EPOCH_NS else 0
 
 
 class _Columns:
-    """Event columns of a recording."""
+    """Event columns of lines; ``base`` is the moment that becomes 0."""
 
-    def __init__(self, recording: Recording, base: int) -> None:
-        self._recording, self._base = recording, base
-        self._texts = recording.names.texts
+    def __init__(self, names: Names, lines: Sequence[Line], base: int) -> None:
+        self._names, self._lines, self._base = names, lines, base
 
     def parts(self) -> Iterator[Events]:
         hosts, streams = [], []
-        for line in self._recording.lines:
+        for line in self._lines:
             gpu, stream = _GPU.match(line.plane), _STREAM.match(line.name)
             if gpu and stream:
                 streams.append(self._operations(line, int(gpu[1]), int(stream[1])))
-            elif not gpu:
+            else:
                 hosts.append(line)
         yield from streams
         for line in hosts:
@@ -117,7 +121,7 @@ class _Columns:
     def _per_name(self, ids: NDArray[np.int32], meaning: Callable[[str], int]) -> NDArray[np.int64]:
         """What each row's text means; `UNKNOWN` for rows without."""
         distinct, place = np.unique(ids, return_inverse=True)
-        found = [meaning(self._texts[id]) if id >= 0 else UNKNOWN for id in distinct.tolist()]
+        found = [meaning(self._names.texts[id]) if id >= 0 else UNKNOWN for id in distinct.tolist()]
         return np.array(found, np.int64)[place]
 
     def _events(self, line: Line, rows: Mask, **columns: Column | int) -> Events:
@@ -152,7 +156,7 @@ class _Columns:
 
     def _of_thread(self, line: Line) -> Iterator[Events]:
         """CUDA calls, steps, and what the user's own thread is annotated with."""
-        number = self._recording.names.number
+        number = self._names.number
         names = self._per_name(line.text, lambda text: number(_call(text)))
         known = self._per_name(line.text, lambda text: bool(_CUDA_CALL.match(text))) == 1
         call = known | (line.correlation > 0)
@@ -160,8 +164,9 @@ class _Columns:
         yield self._events(
             line, call, kind=Kind.API, name=names, thread=thread, correlation=line.correlation
         )
-        steps = self._per_name(line.text, lambda text: number(_STEP_NUMBER.sub("", text)))
-        yield self._events(line, line.step & ~call, kind=Kind.STEP, name=steps, thread=thread)
+        if line.step.any():
+            steps = self._per_name(line.text, lambda text: number(_STEP_NUMBER.sub("", text)))
+            yield self._events(line, line.step & ~call, kind=Kind.STEP, name=steps, thread=thread)
         if line.step.any() or _USERS_THREAD.match(line.name):
             other = self._per_name(line.text, lambda text: not _PYTHON_CALL.match(text)) == 1
             rows = other & ~line.step & ~call
