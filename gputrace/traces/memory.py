@@ -64,10 +64,10 @@ class MemoryTrace(Trace):
             processes: what the column ``process`` counts into; at least one.
             devices: what is known of the CUDA ordinals.
             session: what is known of the run; the epoch in it is that of the columns' clock.
-            no_gpu: why nothing of a GPU is in it, where that is known and the host's side may tell
+            no_gpu: what to say where nothing of a GPU is in it, and the host's side may still tell
                 something.
 
-        Raises InputError where nothing of a GPU is in it, and ``no_gpu`` does not say why.
+        Raises InputError where nothing of a GPU is in it, unless ``no_gpu`` is given.
         """
         super().__init__(path)
         self.source = source
@@ -77,8 +77,10 @@ class MemoryTrace(Trace):
         whole = [drop_broken(part, self.quality, str(i)) for i, part in enumerate(parts)]
         self._parts = [part for part in whole if len(part)]
         self._kinds = [frozenset(map(Kind, np.unique(part.kind).tolist())) for part in self._parts]
+        if self.kinds & set(GPU_KINDS):
+            return
         self.no_gpu = no_gpu
-        if no_gpu is None and not self.kinds & set(GPU_KINDS):
+        if no_gpu is None:
             raise InputError(path, f"no GPU activity in this {source} trace, only the host's")
 
     @property

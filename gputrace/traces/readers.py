@@ -14,12 +14,18 @@ from gputrace.errors import InputError
 from gputrace.traces.gputrace import OwnTrace, is_own
 from gputrace.traces.kineto.reader import is_kineto, open_kineto
 from gputrace.traces.merged import merge
+from gputrace.traces.mxnet import MxnetTrace, is_mxnet
 from gputrace.traces.nsys.reader import NsysTrace, is_nsys
 from gputrace.traces.nsys.report import export_report, is_report
 from gputrace.traces.nvprof.reader import NvprofTrace, is_nvprof
+from gputrace.traces.packed import peek
+from gputrace.traces.refused import explain
 from gputrace.traces.runs import check_paths
 from gputrace.traces.sqlite import MAGIC, Database, open_input
 from gputrace.traces.trace import Trace
+from gputrace.traces.xla.chrome import is_trace_viewer, read_trace_viewer
+from gputrace.traces.xla.reader import XlaTrace
+from gputrace.traces.xla.xspace import is_xspace, read_xspace
 
 
 class Candidate:
@@ -28,12 +34,17 @@ class Candidate:
     Attributes:
         path: the file, which exists and can be read.
         head: its first 4096 bytes.
+        content: the same, unpacked where the file is compressed with gzip.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with open_input(path) as file:
             self.head: bytes = file.read(4096)
+
+    @cached_property
+    def content(self) -> bytes:
+        return peek(self.head)
 
     @cached_property
     def database(self) -> Database | None:
@@ -87,6 +98,18 @@ def _open_nvprof(candidate: Candidate) -> Trace:
     return NvprofTrace(candidate.path, candidate.database)
 
 
+def _open_xspace(candidate: Candidate) -> Trace:
+    return XlaTrace(candidate.path, read_xspace(candidate.path))
+
+
+def _open_trace_viewer(candidate: Candidate) -> Trace:
+    return XlaTrace(candidate.path, read_trace_viewer(candidate.path))
+
+
+def _open_mxnet(candidate: Candidate) -> Trace:
+    return MxnetTrace(candidate.path)
+
+
 READERS: Final = (
     Reader("gputrace's traces", lambda c: bool(c.database and is_own(c.database)), _open_own),
     Reader("nsys SQLite exports", lambda c: bool(c.database and is_nsys(c.database)), _open_nsys),
@@ -97,12 +120,15 @@ READERS: Final = (
         lambda c: is_kineto(c.path, c.head),
         lambda c: open_kineto(c.path),
     ),
+    Reader("TensorFlow's and JAX's .xplane.pb", lambda c: is_xspace(c.content), _open_xspace),
+    Reader("their .trace.json.gz", lambda c: is_trace_viewer(c.content), _open_trace_viewer),
+    Reader("MXNet's profiles", lambda c: is_mxnet(c.content), _open_mxnet),
 )
 
 
 _IN_FOLDERS: Final = (
     *("*.sqlite", "*.nvvp", "*.nvprof"),
-    *("*.pt.trace.json", "*.pt.trace.json.gz"),
+    *("*.pt.trace.json", "*.pt.trace.json.gz", "*.xplane.pb"),
 )
 """What the traces are called that a folder stands for; those that are named may have any name."""
 
@@ -161,6 +187,8 @@ def _readers() -> Iterator[Reader]:
 def _unknown(candidate: Candidate) -> str:
     readable = ", ".join(reader.files for reader in READERS)
     if candidate.database is None:
+        if told := explain(candidate.content):
+            return told
         return f"not a trace that gputrace knows; it reads {readable}"
     tables = list(candidate.database.tables)
     if candidate.database.is_dlprof:

@@ -65,9 +65,10 @@ def _families(trace: Trace, kind: Kind) -> Iterator[Marks]:
             families.setdefault(re.sub(r"\d+", "#", name), []).append(id)
     for family, members in families.items():
         rows = np.flatnonzero(np.isin(events.name, members))
-        threads = events.process[rows].astype(np.int64) << 32 | events.thread[rows]
-        for thread in np.unique(threads):
-            own = rows[threads == thread]
+        process, thread = (of[rows].astype(np.int64) for of in (events.process, events.thread))
+        threads = process << 32 | thread & 0xFFFFFFFF
+        for key in np.unique(threads):
+            own = rows[threads == key]
             own = own[np.argsort(events.start[own], kind="stable")]
             start, end = events.start[own], events.end[own]
             if len(own) >= _LEAST_STEPS and bool((start[1:] >= end[:-1]).all()):

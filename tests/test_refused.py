@@ -1,0 +1,42 @@
+"""Files that are known, and hold no timeline of a GPU, are told from those that are not known."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.command import assert_unreadable
+from tests.recordings import DATA
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("chainer_timerhook.json", ("TimerHook of Chainer", "not when", "gputrace record")),
+        ("horovod_timeline.json.gz", ("timeline of Horovod", "gputrace record")),
+        ("tf_cnn_benchmarks_step.trace.json.gz", ("RunMetadata", ".xplane.pb", "gputrace record")),
+    ],
+)
+def test_a_file_that_holds_no_timeline_of_a_gpu(
+    name: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    assert_unreadable(Path(shutil.copy(DATA / name, tmp_path)), *words)
+
+
+def test_a_link_hook_of_chainer_is_the_same_kind(tmp_path: Path) -> None:
+    path = tmp_path / "hook.json"
+    path.write_text('{"call_history": [["Linear", 0.25]], "_running_stack": []}')
+    assert_unreadable(path, "TimerHook of Chainer")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b'[{"name": "x"}]', b'{"call": 1}', b'{"traceEvents": []}', gzip.compress(b"[]"), b"\x0a\x05"],
+)
+def test_other_files_are_not_taken_for_them(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "some.json"
+    path.write_bytes(content)
+    assert_unreadable(path, "not a trace that gputrace knows")
