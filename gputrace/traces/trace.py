@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 
 from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind
+from gputrace.traces.tables import Tables
 
 Progress = Callable[[int, int], None]
 """Called with rows read so far and rows in all, from any thread."""
@@ -137,6 +138,11 @@ class Trace(ABC):
     def session(self) -> Session:
         """What is known of the run; nothing, unless a reader says more."""
         return Session()
+
+    @property
+    def tables(self) -> Tables | None:
+        """The file as `cut` takes it; None where no part can be cut out of it."""
+        return None
 
     @property
     @abstractmethod
