@@ -109,14 +109,27 @@ class _Cut:
         total, done = sum(map(len, stretches.values())), count(1)
         for name, how in self._timed.items():
             edges = _Edges()
+            self._find_together(name, how)
             for rows in stretches[name]:
                 self._copy(name, f"({self._wanted(how)}) AND {rows}")
                 self._find_edges(name, how, rows, edges)
                 if self._progress is not None:
                     self._progress(next(done), total)
-            self._copy_edges(name, edges)
+            self._copy_edges(name, how, edges)
             if how.issues is not None:
                 self._note_issued(name, how.issues)
+
+    def _find_together(self, table: str, how: Timed) -> None:
+        """Notes which things of several rows touch the window."""
+        if how.together:
+            self._output.execute("DROP TABLE IF EXISTS temp.together")
+            self._output.execute("CREATE TEMP TABLE together (id INTEGER PRIMARY KEY)")
+            self._output.execute(
+                f"INSERT INTO temp.together SELECT {quoted(how.together)} AS id "
+                f"FROM source.{quoted(table)} WHERE id NOT NULL GROUP BY id "
+                f"HAVING min({how.start}) < {self._window.end} "
+                f"AND max({how.end}) >= {self._window.start}"
+            )
 
     def _touches(self, table: str) -> bool:
         """Whether any row taken is of the window itself."""
@@ -128,6 +141,8 @@ class _Cut:
     def _wanted(self, how: Timed) -> str:
         """SQL of the rows that touch the window, or are needed wherever they are."""
         touching = f"{how.start} < {self._window.end} AND {how.end} >= {self._window.start}"
+        if how.together:
+            return f"{quoted(how.together)} IN temp.together"
         if how.issued is None:
             return f"{touching} OR {how.always}"
         process, correlation = how.issued
@@ -150,17 +165,17 @@ class _Cut:
         if not how.groups or rows == "1" or self._window == _ALL:
             return
         groups = ", ".join(map(quoted, how.groups))
-        others = f"AND ({self._wanted(how)}) IS NOT TRUE AND {rows} GROUP BY {groups}"
+        others = f"AND {rows} GROUP BY {groups}"
         source = f"FROM source.{quoted(table)} WHERE"
         before = f"{source} {how.end} < {self._window.start} {others}"
         after = f"{source} {how.start} >= {self._window.end} {others}"
         edges.take(-1, self._output.execute(f"SELECT -max({how.end}), rowid, {groups} {before}"))
         edges.take(1, self._output.execute(f"SELECT min({how.start}), rowid, {groups} {after}"))
 
-    def _copy_edges(self, table: str, edges: _Edges) -> None:
-        listed = json.dumps(edges.rowids())
-        if listed != "[]":
-            self._copy(table, f"rowid IN (SELECT value FROM json_each('{listed}'))")
+    def _copy_edges(self, table: str, how: Timed, edges: _Edges) -> None:
+        listed = f"SELECT value FROM json_each('{json.dumps(edges.rowids())}')"
+        if edges.rowids():
+            self._copy(table, f"rowid IN ({listed}) AND ({self._wanted(how)}) IS NOT TRUE")
 
     def _note_issued(self, table: str, pair: tuple[str, str]) -> None:
         self._output.execute(

@@ -31,7 +31,7 @@ _SHORTEST: Final = 2
 
 _TAKEN: Final = re.compile(
     r"CUPTI_ACTIVITY_KIND_\w+|CUDA_\w+_EVENTS|NVTX_\w+|OSRT_API|CUBLAS_EVENTS|CUDNN_EVENTS"
-    r"|MPI_\w+|PROFILER_OVERHEAD|GPU_METRICS|ENUM_\w+|StringIds|PROCESSES|ThreadNames"
+    r"|MPI_\w+|PROFILER_OVERHEAD|GPU_METRICS|ENUM_\w+|StringIds|StringTable|Version|PROCESSES|ThreadNames"
     r"|TARGET_INFO_(GPU|GPU_METRICS|CUDA_\w+|NVTX_\w+|SESSION_START_TIME)"
     r"|GPUTRACE_(META|PROCESS|STEP|HOST_RANGE|PYTHON_SAMPLE|CLOCK|NOTE|LOSS|EXPORT|TOPOLOGY|NVML_\w+)"
 )
@@ -39,6 +39,8 @@ _TAKEN: Final = re.compile(
 _META_KEPT: Final = ("format", "version", "start_realtime_ns", "backend", "driver", "world_size",
     "ranks", "nsys")  # fmt: skip
 _PLAIN: Final = ("GPUTRACE_EXPORT",)
+_NUMBERS_IN_BYTES: Final = ("objectId", "cacheConfig")
+"""Columns of nvprof; what else is bytes could be anything, and becomes zeros."""
 
 
 class Redaction:
@@ -118,7 +120,6 @@ class Redaction:
         name = quoted(column)
         if table.startswith("ENUM_") or table in _PLAIN:
             return name
-        other = "redacted"
         if (table, column) == ("GPUTRACE_META", "value"):
             kept = ", ".join(f"'{key}'" for key in _META_KEPT)
             return f"CASE WHEN name IN ({kept}) THEN {name} ELSE 'redacted' END"
@@ -126,13 +127,17 @@ class Redaction:
             return f"stand_in('program', {name})"
         if (table, column) == ("GPUTRACE_PROCESS", "host"):
             return f"stand_in('host', {name})"
-        return f"CASE WHEN typeof({name}) IN ('text', 'blob') THEN {other}({name}) ELSE {name} END"
+        if column in _NUMBERS_IN_BYTES:
+            return name
+        return (
+            f"CASE typeof({name}) WHEN 'text' THEN redacted({name}) "
+            f"WHEN 'blob' THEN zeroblob(length({name})) ELSE {name} END"
+        )
 
     def shown_text(self) -> str:
         return "redacted(value)"
 
     def _value(self, value: object) -> str | None:
-        """A text; bytes could be anything, and are left out."""
         return self.text(value) if isinstance(value, str) else None
 
     def _stand_in_value(self, kind: str, value: object) -> str | None:

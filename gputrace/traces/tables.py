@@ -10,7 +10,7 @@ from gputrace.traces.sqlite import Database
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A table of events. All but ``correlation`` and ``groups`` are SQL expressions."""
+    """A table of events, mostly in SQL expressions."""
 
     start: str
     end: str
@@ -21,6 +21,8 @@ class Timed:
     """Process and correlation id of rows on a GPU."""
     issued: tuple[str, str] | None = None
     """The same of calls that issue them."""
+    together: str = ""
+    """A column: rows that agree in it are the start and the end of one thing, and stay together."""
     always: str = "0"
     """Rows that are needed whenever they were written, such as those that name a domain."""
 
