@@ -6,7 +6,7 @@ import lzma
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -23,7 +23,7 @@ RUNTIME: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
 MARKER: Final = "CUPTI_ACTIVITY_KIND_MARKER"
 
 
-def rows(path: Path, sql: str) -> list[tuple[int, ...]]:
+def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
     with closing(sqlite3.connect(path)) as database:
         return database.execute(sql).fetchall()
 
