@@ -35,5 +35,8 @@ def read_notes(database: Database) -> list[str]:
             window = format_window(int(about["start_ns"]), int(about["end_ns"]))
         except ValueError:
             return notes
-        notes.append(f"cut out of a larger trace, {window}; steps are counted from its first one")
+        notes.append(
+            f"cut out of a larger trace, {window}: steps are counted within it, and what waits for "
+            "data is told only where it holds several"
+        )
     return notes
