@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -83,6 +84,48 @@ class OpenTrace:
         options = Options(_window(time), _steps(steps), gaps)
         result = analyze(self._trace, options, progress)
         return Report(**{field.name: getattr(result, field.name) for field in fields(Analysis)})
+
+    def export(
+        self,
+        form: str,
+        target: str | PathLike[str],
+        *,
+        time: str | tuple[int, int] | None = None,
+        redact: bool = False,
+        force: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        """Writes the trace for other programs, or a part of it.
+
+        Args:
+            form: ``trace`` (a smaller one of the same kind), ``perfetto``, ``parquet`` or ``csv``.
+            target: the file to write; a folder for ``parquet`` and ``csv``.
+            time: a window of the trace, as `analyze` takes it.
+            redact: whether to replace the names of hosts, users, paths and programs.
+            force: whether to replace a target that exists.
+            progress: called with work done so far and in all.
+
+        Raises InputError where the file is broken, UsageError for a target that exists and for what
+        has no such form, OSError where the target cannot be written.
+        """
+        from gputrace.traces.redacted import RedactedTrace
+        from gputrace.views.exports import Job, export
+        from gputrace.views.exports.targets import check_target
+
+        window = _window(time)
+        path = check_target(Path(target), self._trace.paths, force)
+        trace = RedactedTrace(self._trace) if redact and form != "trace" else self._trace
+        origin = self._trace.origin
+        absolute = window and Window(window.start + origin, window.end + origin)
+        job = Job(
+            trace,
+            path,
+            absolute,
+            redact,
+            lambda gaps: analyze(trace, Options(window, gaps=gaps), progress),
+            progress,
+        )
+        export(job, form)
 
     def close(self) -> None:
         """Gives back the files."""

@@ -70,3 +70,10 @@ def format_ranges(numbers: Sequence[int]) -> str:
         for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
     ]
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def format_window(start: int, end: int) -> str:
+    """``12s to 14.5s``, as `parse_window` reads the two; ``the start`` and ``the end`` if open."""
+    first = "its start" if start <= -_FOREVER else f"{start / 10**9:.9g}s"
+    last = "its end" if end >= _FOREVER else f"{end / 10**9:.9g}s"
+    return f"{first} to {last}"

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 
 from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind
+from gputrace.traces.tables import Tables
 
 Progress = Callable[[int, int], None]
 """Called with rows read so far and rows in all, from any thread."""
@@ -146,6 +147,11 @@ class Trace(ABC):
         ``how`` says what told them. Only a trace of several files has several clocks.
         """
         raise NotImplementedError
+
+    @property
+    def tables(self) -> Tables | None:
+        """The file as `cut` takes it; None where no part can be cut out of it."""
+        return None
 
     @property
     @abstractmethod

@@ -98,7 +98,9 @@ class TraceWriter:
         self._unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         self._unfinished.unlink(missing_ok=True)
         os.close(os.open(self._unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        self._database = sqlite3.connect(self._unfinished, isolation_level=None)
+        # As a URI, so that `attached` takes URIs.
+        uri = self._unfinished.absolute().as_uri()
+        self._database = sqlite3.connect(uri, isolation_level=None, uri=True)
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.execute("PRAGMA synchronous = OFF")
         self._database.execute("BEGIN")
@@ -124,8 +126,8 @@ class TraceWriter:
             self._first_string = self.query("SELECT coalesce(max(id), -1) + 1 FROM StringIds")[0][0]
 
     @contextmanager
-    def attached(self, path: Path, name: str) -> Iterator[sqlite3.Connection]:
-        """The database, which is ``main``, with another file under a name.
+    def attached(self, path: Path | str, name: str) -> Iterator[sqlite3.Connection]:
+        """The database, which is ``main``, with another file, or SQLite's URI of one, under a name.
 
         For INSERT ... SELECT into tables that `make` has made: rows need not come through Python.
         """

@@ -30,6 +30,7 @@ from gputrace.collectors.rows.processes import write_process
 from gputrace.collectors.rows.session import write_meta
 from gputrace.errors import InputError, MissingError
 from gputrace.traces.nsys.report import find_nsys, nsys_version, run_export
+from gputrace.traces.nsys.tables import string_columns
 from gputrace.traces.writer import TraceWriter
 
 _EVENTS: Final = re.compile(
@@ -42,12 +43,6 @@ _OTHERS: Final = re.compile(
 )
 _ABOUT: Final = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 """What made the export, under its name and its old one; paths and the user are in it too."""
-_STRINGS: Final = re.compile(
-    r"\b(demangledName|shortName|mangledName|nameId|textId|jsonTextId)\b"
-    r'|^\s*"?(\w+)\b.*REFERENCES StringIds',
-    re.MULTILINE,
-)
-"""Columns that name strings, in a table's declaration, where nsys says so in comments."""
 _STARTED_CUDA: Final = ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_KERNEL")
 
 
@@ -162,7 +157,7 @@ def _strings_of(declared: Mapping[str, str], kept: Mapping[str, str]) -> str:
     selects = [
         f'SELECT "{column}" FROM source."{name}" WHERE {kept[name]}'
         for name, sql in declared.items()
-        for column in {found[1] or found[2] for found in _STRINGS.finditer(sql)}
+        for column in sorted(string_columns(sql))
     ]
     return " UNION ".join(selects or ["SELECT NULL"])
 

@@ -24,11 +24,14 @@ from gputrace.traces.events import (
     Memory,
     concatenate,
 )
+from gputrace.traces.exported import read_notes
 from gputrace.traces.nsys.devices import DeviceMap
 from gputrace.traces.nsys.queries import GRAPHS, INLINE_TEXT, build_query
 from gputrace.traces.nsys.schema import KIND_OF, MEMORY_OF, TABLES, Table
 from gputrace.traces.nsys.session import NOBODY, Member, read_members, read_session
+from gputrace.traces.nsys.tables import nsys_tables
 from gputrace.traces.sqlite import Database, quoted
+from gputrace.traces.tables import Tables
 from gputrace.traces.texts import Texts, read_texts
 from gputrace.traces.trace import Device, NoGpu, Process, Progress, Session, Trace, Window
 
@@ -57,12 +60,17 @@ class NsysTrace(Trace):
         self._database = database
         self._process_keys: dict[int, int] = {}
         self._tables = [table for table in TABLES if _usable(database, table)]
+        self.quality.notes += read_notes(database)
         if not any(self.has_rows(table) for table in self._tables if table.kinds[0] in GPU_KINDS):
             self.no_gpu = self._without_gpu()
 
     def _without_gpu(self) -> NoGpu:
         """Why nothing was recorded of a GPU; raises InputError where nothing else can be told."""
         raise InputError(self.path, _nothing_on_gpu(self))
+
+    @property
+    def tables(self) -> Tables:
+        return nsys_tables(self._database)
 
     @property
     def kinds(self) -> frozenset[Kind]:

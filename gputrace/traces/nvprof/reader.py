@@ -27,6 +27,7 @@ from gputrace.traces.events import (
     concatenate,
 )
 from gputrace.traces.names import demangle
+from gputrace.traces.nvprof.cutting import nvprof_tables
 from gputrace.traces.nvprof.file import PREFIX
 from gputrace.traces.nvprof.markers import join_markers
 from gputrace.traces.nvprof.process import Card, first_moment, read_cards, read_contexts, read_pid
@@ -42,6 +43,7 @@ from gputrace.traces.nvprof.tables import (
     name_ids,
 )
 from gputrace.traces.sqlite import Database, quoted
+from gputrace.traces.tables import Tables
 from gputrace.traces.trace import Device, Process, Progress, Session, Trace, Window
 from gputrace.units import format_ns
 
@@ -72,6 +74,10 @@ class NvprofTrace(Trace):
         self._late = self._find_skew()
         self._epoch = first_moment(database, self._tables, self._late)
         self.processes.append(Process(read_pid(database)))
+
+    @property
+    def tables(self) -> Tables:
+        return nvprof_tables(self._database, self._epoch, self._late)
 
     @property
     def session(self) -> Session:

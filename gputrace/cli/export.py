@@ -1,0 +1,60 @@
+"""``gputrace export``: a trace for other programs and other people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+from gputrace.cli import options
+from gputrace.cli.progress import progress_bar
+
+_SUFFIXES: Final = {"perfetto": ".perfetto.json.gz", "parquet": ".parquet", "csv": ".csv"}
+
+
+@click.command("export")
+@click.argument(
+    "traces",
+    metavar="TRACE...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, readable=False),
+)
+@click.option(
+    "--to",
+    "form",
+    required=True,
+    type=click.Choice(["perfetto", "parquet", "csv", "trace"]),
+    help="perfetto: a file for ui.perfetto.dev; parquet, csv: a folder of tables; trace: a smaller "
+    "trace of the same kind.",
+)
+@options.window
+@click.option("--redact", is_flag=True, help="Replace names of hosts, users, paths and programs.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file or folder.")
+@click.option("--force", is_flag=True, help="Replace the output if it exists.")
+def command(
+    traces: tuple[Path, ...],
+    form: str,
+    time: str | None,
+    redact: bool,
+    output: Path | None,
+    force: bool,
+) -> None:
+    """Writes TRACE, or a part of it, in another form.
+
+    TRACE is whatever `gputrace analyze` takes. The input is never changed.
+    """
+    import gputrace
+
+    target = output or _default(traces[0], form)
+    what = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
+    with gputrace.open(*traces) as opened, progress_bar(f"exporting {what}") as progress:
+        opened.export(form, target, time=time, redact=redact, force=force, progress=progress)
+    click.echo(f"gputrace: wrote {target}", err=True)
+
+
+def _default(trace: Path, form: str) -> Path:
+    """In the current folder, after the trace."""
+    stem = trace.resolve().name.partition(".")[0] or "trace"
+    return Path(stem + _SUFFIXES.get(form, f".part{trace.suffix}"))

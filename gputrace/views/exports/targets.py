@@ -1,0 +1,59 @@
+"""Where an export is written: not over what is there, and in its place only when it is whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from gputrace.errors import UsageError
+
+
+def check_target(target: Path, inputs: Sequence[Path], force: bool) -> Path:
+    """The target; raises UsageError where it exists and must not be replaced."""
+    if any(target.resolve() == path.resolve() for path in inputs):
+        raise UsageError(f"{target}: is the trace itself; name another file with -o")
+    if target.exists() and not force:
+        raise UsageError(f"{target}: exists; name another with -o, or give --force")
+    if not target.absolute().parent.is_dir():
+        raise UsageError(f"{target}: its folder does not exist; make it, or name another with -o")
+    return target
+
+
+@contextmanager
+def unfinished_file(target: Path) -> Iterator[Path]:
+    """A file to write that becomes the target if no error comes; only its owner may read it."""
+    if target.is_dir():
+        raise UsageError(f"{target}: is a folder; name a file with -o")
+    path = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        path.unlink(missing_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        yield path
+        path.replace(target)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def unfinished_folder(target: Path, names: Sequence[str]) -> Iterator[Path]:
+    """A folder to fill with files of these names; it becomes the target if no error comes.
+
+    A folder that is there is replaced only if it holds nothing else.
+    """
+    if target.exists():
+        others = {path.name for path in target.iterdir()} - set(names) if target.is_dir() else {""}
+        if others:
+            raise UsageError(f"{target}: holds other files, and is not replaced; name another")
+    path = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(mode=0o700)
+    try:
+        yield path
+        if target.exists():
+            shutil.rmtree(target)
+        path.replace(target)
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,98 @@
+"""`gputrace export --to parquet` and `--to csv`: a folder of tables."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from pyarrow import parquet
+
+import gputrace
+from tests import command
+from tests.handmade import MS, Run, train
+
+NAMES = ("events", "steps", "gaps", "breakdown", "findings")
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Path:
+    run = Run()
+    train(run, 12, wait=5 * MS)
+    return run.export.write(tmp_path / "whole.sqlite")
+
+
+def run(form: str, whole: Path, target: Path, *options: str) -> command.Ran:
+    return command.gputrace("export", whole, "--to", form, "-o", target, *options)
+
+
+def test_parquet_has_the_report_and_every_event(training: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("parquet", training, out).code == 0
+    assert {path.name for path in out.iterdir()} == {f"{name}.parquet" for name in NAMES}
+    with gputrace.open(training) as trace:
+        report = trace.analyze()
+    tables = {name: parquet.read_table(out / f"{name}.parquet") for name in NAMES}
+    kinds = tables["events"]["kind"].to_pylist()
+    assert (kinds.count("kernel"), kinds.count("copy_h2d"), kinds.count("api")) == (516, 12, 540)
+    assert tables["breakdown"].to_pylist()[0]["data_feeding_ns"] == report.breakdown[0].of(
+        "data_feeding"
+    )
+    assert tables["steps"].num_rows == len(report.step_list)
+    assert tables["gaps"]["start_ns"].to_pylist() == [g.start_ns for g in report.gaps.largest]
+    first = tables["findings"].to_pylist()[0]
+    assert (first["id"], json.loads(first["gpus"])) == ("data-feeding", [0])
+
+
+def test_what_is_not_known_is_null(training: Path, tmp_path: Path) -> None:
+    run("parquet", training, tmp_path / "out")
+    rows = parquet.read_table(tmp_path / "out" / "events.parquet").to_pylist()
+    copy = next(row for row in rows if row["kind"] == "copy_h2d")
+    call = next(row for row in rows if row["kind"] == "api")
+    assert (copy["bytes"], copy["thread"], copy["name"]) == (38_000_000, None, None)
+    assert (call["name"], call["bytes"], call["thread"]) == ("cudaMemcpyAsync", None, 100)
+
+
+def test_csv_has_the_same_rows(training: Path, tmp_path: Path) -> None:
+    for form in ("csv", "parquet"):
+        assert run(form, training, tmp_path / form, "--time", "20ms:60ms").code == 0
+    for name in NAMES:
+        table = parquet.read_table(tmp_path / "parquet" / f"{name}.parquet")
+        with (tmp_path / "csv" / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file))
+        assert rows[0] == table.column_names
+        assert len(rows) - 1 == table.num_rows
+        for index, column in enumerate(table.column_names):
+            if column.endswith("_ns") or column in ("start", "end", "name"):
+                known = ["" if v is None else str(v) for v in table[column].to_pylist()]
+                assert [row[index] for row in rows[1:]] == known
+
+
+def test_a_folder_with_other_files_is_not_replaced(training: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("mine")
+    command.assert_refused(run("csv", training, out), 2, "exists", "--force")
+    command.assert_refused(run("csv", training, out, "--force"), 2, "holds other files")
+    assert (out / "thesis.tex").read_text() == "mine"
+
+
+def test_force_replaces_tables_of_before(training: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("csv", training, out).code == 0
+    assert run("csv", training, out, "--force", "--time", "20ms:60ms").code == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "whole.sqlite"}
+
+
+def test_no_gpu_activity_in_the_window_is_told(training: Path, tmp_path: Path) -> None:
+    ran = run("csv", training, tmp_path / "out", "--time", "5s:6s")
+    command.assert_refused(ran, 2, "no GPU activity in that window")
+    assert list(tmp_path.iterdir()) == [training]
+
+
+def test_what_is_no_trace_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    path.write_text("no trace")
+    ran = run("perfetto", path, tmp_path / "out.json")
+    command.assert_refused(ran, command.UNREADABLE, str(path))
