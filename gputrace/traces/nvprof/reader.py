@@ -75,9 +75,8 @@ class NvprofTrace(Trace):
 
     @property
     def session(self) -> Session:
-        return Session(
-            self._epoch, cards=frozenset(card.uuid for card in self._cards.values()) - {""}
-        )
+        uuids = frozenset(card.uuid for card in self._cards.values())
+        return Session(self._epoch or None, cards=uuids - {""})
 
     @property
     def kinds(self) -> frozenset[Kind]:
