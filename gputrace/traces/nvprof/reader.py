@@ -46,8 +46,8 @@ from gputrace.traces.trace import Device, Process, Progress, Session, Trace, Win
 from gputrace.units import format_ns
 
 _THREAD_BITS: Final = 0x7FFFFFFF
-"""nvprof keeps 32 bits of a pthread id; two threads that differ in the highest alone do not
-occur."""
+"""Of the 32 bits of a pthread id that nvprof keeps, those that fit the column and tell threads
+apart."""
 _ENDS: Final = ("source_device", "destination_device")
 
 
