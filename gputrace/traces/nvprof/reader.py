@@ -48,8 +48,8 @@ from gputrace.traces.trace import Device, Process, Progress, Session, Trace, Win
 from gputrace.units import format_ns
 
 _THREAD_BITS: Final = 0x7FFFFFFF
-"""nvprof keeps 32 bits of a pthread id; two threads that differ in the highest alone do not
-occur."""
+"""Of the 32 bits of a pthread id that nvprof keeps, those that fit the column and tell threads
+apart."""
 _ENDS: Final = ("source_device", "destination_device")
 
 
@@ -81,9 +81,8 @@ class NvprofTrace(Trace):
 
     @property
     def session(self) -> Session:
-        return Session(
-            self._epoch, cards=frozenset(card.uuid for card in self._cards.values()) - {""}
-        )
+        uuids = frozenset(card.uuid for card in self._cards.values())
+        return Session(self._epoch or None, cards=uuids - {""})
 
     @property
     def kinds(self) -> frozenset[Kind]:
