@@ -120,6 +120,27 @@ def test_signals_go_on_to_the_program(tmp_path: Path) -> None:
         assert running.wait(20) == 9
 
 
+def test_a_signal_from_outside_the_container_goes_on_to_the_program(tmp_path: Path) -> None:
+    within = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+    if subprocess.run([*within, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces can be made here")
+    program = "import signal,sys,time\n"
+    program += "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\nprint('ready', flush=True)\n"
+    program += "time.sleep(30)"
+    words = [sys.executable, "-m", "gputrace", "record", "-o", str(tmp_path / "t.sqlite"), "--"]
+    with subprocess.Popen(
+        [*within, *words, sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=command.environment(),
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"ready\n"
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+        os.kill(int(children.read_text()), signal.SIGTERM)
+        assert running.wait(20) == 9
+
+
 def test_steps_and_names_that_the_program_marks_are_in_the_trace(tmp_path: Path) -> None:
     output = tmp_path / "t.sqlite"
     ran = record(output, "--", sys.executable, "-c", MARKED)

@@ -26,6 +26,10 @@ PYTHONS: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores, and a program that it starts should not."""
 
 
+_OF_THE_KERNEL: Final = 0x80
+"""SI_KERNEL of signal.h."""
+
+
 class CannotRun(Exception):
     """The program cannot be started; ``code`` is what shells exit with then."""
 
@@ -42,6 +46,14 @@ def find_program(name: str) -> str:
     if os.sep in name and os.path.exists(name):  # noqa: PTH110
         raise CannotRun(f"{name}: cannot be run (no permission, or a directory)", NOT_RUNNABLE)
     raise CannotRun(f"{name}: no such program", NOT_FOUND)
+
+
+def is_typed(came: signal.struct_siginfo) -> bool:
+    """Whether a signal was typed at the terminal: the kernel sends that to the whole group.
+
+    The sender's id tells less: it is 0 for one outside our container too, as `docker stop` is.
+    """
+    return came.si_code == _OF_THE_KERNEL
 
 
 def run(
@@ -83,6 +95,5 @@ def _wait(
         if came is None:
             meanwhile()
             continue
-        # The kernel itself (pid 0) sends what is typed at the terminal, to the whole group.
-        if came.si_signo != signal.SIGCHLD and came.si_pid != 0:
+        if came.si_signo != signal.SIGCHLD and not is_typed(came):
             os.kill(child, came.si_signo)

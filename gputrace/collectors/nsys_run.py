@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gputrace.collectors.backend import Launch
-from gputrace.collectors.child import FORWARDED, NOT_RUNNABLE, PYTHONS, CannotRun
+from gputrace.collectors.child import FORWARDED, NOT_RUNNABLE, PYTHONS, CannotRun, is_typed
 from gputrace.collectors.nsys_log import LOG, why_not_started
 from gputrace.errors import MissingError
 
@@ -134,7 +134,7 @@ class _Watch:
             meanwhile()
             came = signal.sigtimedwait(watched, _LOOK_S)
             if came is not None and came.si_signo != signal.SIGCHLD:
-                self._pass_on(came.si_signo, typed=came.si_pid == 0)
+                self._pass_on(came.si_signo, typed=is_typed(came))
         if (problem := self._read("program.failed")) is not None:
             raise CannotRun(f"the program cannot be run ({problem})", NOT_RUNNABLE)
         if self._program() is None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from gputrace.collectors.backend import Launch
-from gputrace.collectors.child import FORWARDED, NOT_RUNNABLE, PYTHONS, CannotRun
+from gputrace.collectors.child import FORWARDED, NOT_RUNNABLE, PYTHONS, CannotRun, is_typed
 from gputrace.collectors.nsys_run import above, handed_down, supervised
 from gputrace.collectors.nvprof_log import LOG, why_not_started
 from gputrace.errors import MissingError
@@ -85,8 +85,7 @@ def _wait(
                 continue
         meanwhile()
         came = signal.sigtimedwait(watched, _LOOK_S)
-        # The kernel itself (pid 0) sends what is typed at the terminal, to the whole group.
-        if came is not None and came.si_signo != signal.SIGCHLD and came.si_pid != 0:
+        if came is not None and came.si_signo != signal.SIGCHLD and not is_typed(came):
             with suppress(ProcessLookupError):
                 os.kill(_program(folder) or nvprof, came.si_signo)
     return code if code >= 0 else 128 - code
