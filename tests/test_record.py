@@ -15,7 +15,7 @@ from typing import Final
 import click
 import pytest
 
-from gputrace.collectors.record import masked
+from gputrace.collectors.secrets import masked
 from tests import command
 
 MARKED: Final = """
@@ -243,10 +243,29 @@ def test_nothing_of_the_environment_or_of_secret_options_is_in_the_trace(tmp_pat
         (["x", "--hf-token=t"], ["x", "--hf-token=***"]),
         (["env", "API_KEY=k", "x"], ["env", "API_KEY=***", "x"]),
         (["x", "--tokenizer", "bert"], ["x", "--tokenizer", "bert"]),
+        (["x", "--max-tokens", "5", "--author=me"], ["x", "--max-tokens", "5", "--author=me"]),
+        (["x", "--key-dim", "64"], ["x", "--key-dim", "64"]),
+        (["x", "--wandb-key", "k"], ["x", "--wandb-key", "***"]),
+        (["x", "--use-token", "--token", "t"], ["x", "--use-token", "***", "***"]),
+        (["x", "https://u:p@host/a"], ["x", "https://***@host/a"]),
+        (["x", "--db=pg://u:p@host/a?b=c"], ["x", "--db=pg://***@host/a?b=c"]),
+        (["x", "http://h/a?b=1&sig=s&c=2"], ["x", "http://h/a?b=1&sig=***&c=2"]),
+        (["-H", "Authorization: Bearer t"], ["-H", "Authorization: Bearer ***"]),
+        (["sh", "-c", "x --token t --lr=1"], ["sh", "-c", "x --token *** --lr=1"]),
+        (["sh", "-c", "cd d && A_KEY='k k' x"], ["sh", "-c", "cd d && A_KEY=*** x"]),
+        (['{"token": "t", "lr": 3}'], ['{"token": *** "lr": 3}']),
+        (["x", "hf_abcdefghijklmnopqrst"], ["x", "***"]),
     ],
 )
 def test_values_that_look_secret_are_masked(words: list[str], shown: list[str]) -> None:
     assert masked(words) == shown
+
+
+@pytest.mark.parametrize("word", ["a", "-a", "token", "-token-", "--token ", '"', "\\", "a://"])
+def test_a_long_word_is_masked_in_a_moment(word: str) -> None:
+    start = time.monotonic()
+    masked([word * (100_000 // len(word))])
+    assert time.monotonic() - start < 5
 
 
 def test_the_trace_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
