@@ -16,6 +16,7 @@ import click
 import pytest
 
 from gputrace.collectors.secrets import masked
+from gputrace.collectors.underway import processes_of
 from tests import command
 
 MARKED: Final = """
@@ -27,6 +28,9 @@ for _ in range(5):
 """
 
 
+RUN: Final = "__import__('gputrace.cli').cli.main"
+
+
 def record(output: Path, *words: str, env: dict[str, str] | None = None) -> command.Ran:
     return command.gputrace("record", "-o", output, "--no-nvml", *words, env=env)
 
@@ -34,6 +38,17 @@ def record(output: Path, *words: str, env: dict[str, str] | None = None) -> comm
 def rows(trace: Path, sql: str) -> list[tuple[object, ...]]:
     with closing(sqlite3.connect(trace)) as database:
         return database.execute(sql).fetchall()
+
+
+@pytest.fixture
+def cut_short(tmp_path: Path) -> Path:
+    """The folder of a recording of five steps of which no trace was made."""
+    folder = tmp_path / "t.sqlite.spool"
+    kill = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)\n"
+    record(tmp_path / "t.sqlite", "--", sys.executable, "-c", kill + MARKED)
+    while processes_of(folder):
+        time.sleep(0.02)
+    return folder
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 255])
@@ -183,6 +198,62 @@ def test_a_recording_cut_short_can_be_recovered(tmp_path: Path) -> None:
     assert ran.code == 0
     assert not folder.exists()
     assert rows(output, "SELECT count(*) FROM GPUTRACE_STEP")[0][0] in (4, 5)
+
+
+def test_a_folder_that_is_no_recording_is_not_recovered_and_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "file").write_text("mine")
+    ran = command.gputrace("recover", folder, "-o", tmp_path / "t.sqlite")
+    command.assert_refused(ran, 3, str(folder), "not the NAME.spool of a recording")
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine", "file"]
+
+
+def test_a_recording_is_recovered_from_within_its_folder(cut_short: Path) -> None:
+    ran = command.python("-c", f"import os; os.chdir({str(cut_short)!r}); {RUN}(['recover', '.'])")
+    assert ran.code == 0, ran.err
+    assert "t.sqlite: 0 kernels, 5 steps, processes: 1\n" in ran.err
+    assert rows(cut_short.with_suffix(""), "SELECT count(*) FROM GPUTRACE_STEP") == [(5,)]
+
+
+def test_a_trace_is_not_recovered_into_what_is_removed(cut_short: Path) -> None:
+    ran = command.gputrace("recover", cut_short, "-o", cut_short / "t.sqlite")
+    command.assert_refused(ran, 2, "lies in what is to be recovered")
+    assert cut_short.is_dir()
+
+
+def test_a_program_that_goes_on_without_its_recorder_is_not_recovered_yet(tmp_path: Path) -> None:
+    output, folder = tmp_path / "t.sqlite", tmp_path / "t.sqlite.spool"
+    program = MARKED + "time.sleep(0.3); gputrace.step(); print('ready', flush=True); input()"
+    words = [sys.executable, "-m", "gputrace", "record", "-o", str(output), "--"]
+    with subprocess.Popen(
+        [*words, sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=command.environment(),
+    ) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"ready\n"
+        running.kill()
+        ran = command.gputrace("recover", folder)
+        command.assert_refused(ran, 3, "the recording goes on", "--keep")
+        assert command.gputrace("recover", folder, "--keep").code == 0
+        assert folder.is_dir()
+        running.stdin.close()
+        while processes_of(folder):
+            time.sleep(0.02)
+    assert command.gputrace("recover", folder, "--force").code == 0
+    assert not folder.exists()
+
+
+def test_another_recording_under_way_is_not_said_to_be_left(tmp_path: Path) -> None:
+    output = tmp_path / "t.sqlite"
+    inner = [sys.executable, "-m", "gputrace", "record", "-o", str(output), "--", "true"]
+    ran = record(output, "--", *inner)
+    assert ran.code == 125
+    assert "another recording is under way; name another with -o" in ran.err
 
 
 def test_a_disk_too_full_for_the_trace_keeps_what_was_recorded(tmp_path: Path) -> None:

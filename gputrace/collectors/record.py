@@ -23,8 +23,7 @@ from gputrace.collectors.host import HOST
 from gputrace.collectors.nvml import Sampler
 from gputrace.collectors.prepare import Prepared
 from gputrace.collectors.secrets import masked
-from gputrace.collectors.team import ranks_in
-from gputrace.errors import InputError
+from gputrace.collectors.team import assert_ours, ranks_in
 from gputrace.units import format_ranges
 
 
@@ -91,8 +90,7 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
     Raises InputError where nothing in it can be read, OSError where the trace cannot be written;
     the folder stays then.
     """
-    if not folder.is_dir():
-        raise InputError(folder, "no such folder of a recording")
+    assert_ours(folder)
     meta = _meta(folder)
     if "world_size" in meta:
         meta["ranks"] = format_ranges(ranks_in(folder))
