@@ -171,6 +171,41 @@ def test_steps_and_names_that_the_program_marks_are_in_the_trace(tmp_path: Path)
     assert not (tmp_path / "t.sqlite.spool").exists()
 
 
+def test_a_program_that_clears_its_environment_is_recorded(tmp_path: Path) -> None:
+    output = tmp_path / "t.sqlite"
+    ran = record(output, "--", sys.executable, "-c", "import os; os.environ.clear()" + MARKED)
+    assert "5 steps" in ran.err
+
+
+def test_a_script_without_an_interpreter_is_the_shells(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text('echo "$0 $1"; exit 3')
+    script.chmod(0o755)
+    ran = record(tmp_path / "t.sqlite", "--", str(script), "word")
+    assert (ran.code, ran.out) == (3, f"{script} word\n")
+
+
+@pytest.mark.parametrize("option", ["--delay", "--duration"])
+@pytest.mark.parametrize(("time", "words"), [("-5s", "negative"), ("soon", "not a time")])
+def test_a_time_that_makes_no_sense_is_refused(
+    tmp_path: Path, option: str, time: str, words: str
+) -> None:
+    ran = record(tmp_path / "t.sqlite", option, time, "--", "true")
+    command.assert_refused(ran, 125, words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_interrupts_the_making_of_the_trace_is_told_where_the_recording_is(
+    tmp_path: Path,
+) -> None:
+    stop = "import gputrace.collectors.merge as m, os, signal\n"
+    stop += "m.write_session = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
+    words = ["record", "-o", str(tmp_path / "t.sqlite"), "--no-nvml", "--", "sh", "-c", "exit 7"]
+    ran = command.python("-c", f"{stop}{RUN}({words!r})")
+    command.assert_refused(ran, 7, f"gputrace recover {tmp_path / 't.sqlite.spool'} -o FILE")
+    assert [path.name for path in tmp_path.iterdir()] == ["t.sqlite.spool"]
+
+
 def test_analyze_says_what_a_trace_without_a_gpu_lacks(tmp_path: Path) -> None:
     output = tmp_path / "t.sqlite"
     record(output, "--backend", "host", "--", "true")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -71,9 +72,7 @@ def run(
     watched = {*FORWARDED, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
-        child = os.posix_spawn(
-            program, list(command), dict(environment), setsigmask=before, setsigdef=PYTHONS
-        )
+        child = _spawn(program, command, environment, before)
     except OSError as error:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise CannotRun(f"{command[0]}: cannot be run ({error.strerror})", NOT_RUNNABLE) from None
@@ -83,12 +82,37 @@ def run(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def _spawn(
+    program: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    mask: set[signal.Signals | int],
+) -> int:
+    def spawn(file: str, words: list[str]) -> int:
+        return os.posix_spawn(file, words, environment, setsigmask=mask, setsigdef=PYTHONS)
+
+    try:
+        return spawn(program, list(command))
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise
+        # A script without #! is for the shell, as execvp and the shells themselves have it.
+        return spawn("/bin/sh", ["/bin/sh", program, *command[1:]])
+
+
+def _forget(signals: set[signal.Signals]) -> None:
+    """Drops signals that were for the program, and came too late for it."""
+    while signal.sigtimedwait(signals, 0) is not None:
+        pass
+
+
 def _wait(
     child: int, watched: set[signal.Signals], meanwhile: Callable[[], None], every_s: float
 ) -> int:
     while True:
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
+            _forget(watched)
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
         came = signal.sigtimedwait(watched, every_s)

@@ -10,3 +10,8 @@ sampler          looks where the program is, if asked to
 
 Only ``imports`` is loaded at the start of each process; the rest when a framework is.
 """
+
+import os
+
+FOLDER = os.environ.get("GPUTRACE_DIR", "")
+"""What to write into; a program may clear its environment later."""

@@ -23,6 +23,8 @@ import time
 from array import array
 from struct import pack
 
+from . import FOLDER
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -273,7 +275,8 @@ def _open(state: _State) -> "list[bytes]":
     """Opens the file; the chunks that a new one begins with."""
     known = bool(state.path)
     host = os.uname().nodename
-    start = os.path.join(os.environ["GPUTRACE_DIR"], f"{host}.{state.pid}")
+    folder = os.environ.get("GPUTRACE_DIR") or FOLDER
+    start = os.path.join(folder, f"{host}.{state.pid}")
     # One that is there is from a program that this process ran before it called exec.
     paths = [state.path] if known else [start + part + ".host" for part in ("", ".1", ".2", ".3")]
     for path in paths:
