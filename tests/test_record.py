@@ -171,6 +171,31 @@ def test_steps_and_names_that_the_program_marks_are_in_the_trace(tmp_path: Path)
     assert not (tmp_path / "t.sqlite.spool").exists()
 
 
+def test_the_first_step_begins_with_the_process(tmp_path: Path) -> None:
+    output = tmp_path / "t.sqlite"
+    child = "import os, time\nfrom gputrace import step\nchild = os.fork() == 0\ntime.sleep(0.05)\n"
+    child += "for _ in range(3): step()\nif not child: os.wait()"
+    assert record(output, "--", sys.executable, "-c", child).code == 0
+    sql = "SELECT step, count(*), min(end - start) > 50000000 FROM GPUTRACE_STEP GROUP BY step"
+    assert rows(output, sql) == [(0, 2, 1), (1, 2, 0), (2, 2, 0)]
+
+
+def test_a_closed_stream_is_no_obstacle(tmp_path: Path) -> None:
+    output = tmp_path / "t.sqlite"
+    words = [sys.executable, "-m", "gputrace", "record", "-o", str(output), "--no-nvml", "--"]
+    # Standard error of the program is closed, too.
+    program = ["sh", "-c", "(echo >&2) 2>/dev/null; test -e /proc/self/fd/2 || exit 5"]
+    closed = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh"]
+    ran = subprocess.run([*closed, *words, *program], env=command.environment(), check=False)
+    assert ran.returncode == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["t.sqlite"]
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    ran = record(tmp_path / f"{'x' * 300}.sqlite", "--", "true")
+    command.assert_refused(ran, 125, "File name too long")
+
+
 def test_a_program_that_clears_its_environment_is_recorded(tmp_path: Path) -> None:
     output = tmp_path / "t.sqlite"
     ran = record(output, "--", sys.executable, "-c", "import os; os.environ.clear()" + MARKED)

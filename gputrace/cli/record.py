@@ -85,6 +85,8 @@ def command(
         return _say(str(error), error.code)
     except GputraceError as error:
         return _say(str(error), ExitCode.RECORDING_FAILED)
+    except OSError as error:
+        return _say(f"{error.filename or output}: {error.strerror}", ExitCode.RECORDING_FAILED)
     return _record(prepared)
 
 

@@ -1,8 +1,8 @@
 """Events of this process: kept in a list, written to GPUTRACE_DIR/HOST.PID.host.
 
-The file is a header of 32 bytes (magic, version, pid, CLOCK_REALTIME, CLOCK_MONOTONIC), then chunks
-as in spool files: a tag of four letters, the length of what follows in bytes, and that; all of it
-little-endian, times in nanoseconds of CLOCK_REALTIME.
+The file is a header of 32 bytes (magic, version, pid, CLOCK_REALTIME, CLOCK_MONOTONIC, both of when
+the process began or was forked), then chunks as in spool files: a tag of four letters, the length
+of what follows in bytes, and that; all of it little-endian, times in nanoseconds of CLOCK_REALTIME.
 
 FULL  u64 time, u64 events, u32 errno, u32 0: the first chunk, zeros until writing has failed
 EVNT  records of 32 bytes: u64 start, u64 end, u32 thread, u32 name, u16 kind, u16 rank, u32 number
@@ -23,7 +23,7 @@ import time
 from array import array
 from struct import pack
 
-from . import FOLDER
+from . import BEGAN, FOLDER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,11 +62,17 @@ else:
         return int(time.time() * 1e9)
 
 
+def _both_clocks() -> "tuple[int, int]":
+    return time_ns(), int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e9)
+
+
 class _State:
     """What this process has open; a forked child starts with a fresh one."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
+        # Forked since: the fork is what begins it.
+        self.began = BEGAN[1:] if BEGAN[0] == self.pid else _both_clocks()
         self.lock = _thread.allocate_lock()
         self.path = ""
         self.file = -1
@@ -305,8 +311,7 @@ def _open_high(path: str, flags: int) -> int:
 
 
 def _beginning(state: _State, host: str) -> "list[bytes]":
-    clocks = time_ns(), _clock_ns(time.CLOCK_MONOTONIC)
-    chunks = [pack("<8sIIQQ", MAGIC, VERSION, state.pid, *clocks), _chunk(b"FULL", bytes(24))]
+    chunks = [pack("<8sIIQQ", MAGIC, VERSION, state.pid, *state.began), _chunk(b"FULL", bytes(24))]
     known = [(name, os.environ[name]) for name in _VARIABLES.split() if name in os.environ]
     for key, value in [("host", host), ("python", sys.version.split()[0]), *known]:
         chunks.append(_chunk(b"INFO", f"{key}={value}".encode("utf-8", "replace")))
