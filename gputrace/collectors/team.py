@@ -187,7 +187,8 @@ def assert_ours(folder: Path) -> None:
     """Raises InputError where no recorder made the folder: it must not be removed then."""
     if not folder.is_dir():
         raise InputError(folder, "no such folder of a recording")
-    if not (folder / _TOLD).is_file():
+    left = (path for ending in ("spool", "host") for path in folder.glob(f"*.{ending}"))
+    if not (folder / _TOLD).is_file() and not any(path.is_file() for path in left):
         raise InputError(folder, "not the NAME.spool of a recording")
 
 
