@@ -72,7 +72,9 @@ class _Recorded(Annotation):
 
 def _hooks(module: str) -> Any:
     """A module of the hooks in this process; None where nothing is recorded."""
-    folder = os.environ.get("GPUTRACE_DIR")
+    # A program may have cleared its environment since it started.
+    started = getattr(sys.modules.get("_gputrace_hooks"), "FOLDER", "")
+    folder = os.environ.get("GPUTRACE_DIR") or started
     if not folder or not Path(folder).is_dir():
         return None
     try:

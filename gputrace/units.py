@@ -7,19 +7,27 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
-_UNITS: Final = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9}
-_DURATION: Final = re.compile(r"(-?\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|min)?")
+_UNITS: Final = {
+    "ns": 1,
+    "us": 10**3,
+    "µs": 10**3,
+    "ms": 10**6,
+    "s": 10**9,
+    "min": 60 * 10**9,
+    "h": 3600 * 10**9,
+}
+_DURATION: Final = re.compile(r"(-?\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|min|h)?")
 _FOREVER: Final = 1 << 62
 
 
 def parse_duration(text: str) -> int:
-    """Nanoseconds of ``12s``, ``3.5ms``, ``250us``; a bare number is in seconds.
+    """Nanoseconds of ``12s``, ``3.5ms``, ``250us``, ``5min``, ``2h``; a bare number is in seconds.
 
     Raises ValueError for anything else.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is not a time; write 12s, 3.5ms, 250us or 40ns")
+        raise ValueError(f"{text!r} is not a time; write 12s, 3.5ms, 250us, 40ns, 5min or 2h")
     whole, _, fraction = match[1].partition(".")
     unit = _UNITS[match[2] or "s"]
     sign = -1 if whole.startswith("-") else 1

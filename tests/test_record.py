@@ -15,7 +15,8 @@ from typing import Final
 import click
 import pytest
 
-from gputrace.collectors.record import masked
+from gputrace.collectors.program.underway import processes_of
+from gputrace.collectors.secrets import masked
 from tests import command
 
 MARKED: Final = """
@@ -27,6 +28,9 @@ for _ in range(5):
 """
 
 
+RUN: Final = "__import__('gputrace.cli').cli.main"
+
+
 def record(output: Path, *words: str, env: dict[str, str] | None = None) -> command.Ran:
     return command.gputrace("record", "-o", output, "--no-nvml", *words, env=env)
 
@@ -34,6 +38,17 @@ def record(output: Path, *words: str, env: dict[str, str] | None = None) -> comm
 def rows(trace: Path, sql: str) -> list[tuple[object, ...]]:
     with closing(sqlite3.connect(trace)) as database:
         return database.execute(sql).fetchall()
+
+
+@pytest.fixture
+def cut_short(tmp_path: Path) -> Path:
+    """The folder of a recording of five steps of which no trace was made."""
+    folder = tmp_path / "t.sqlite.spool"
+    kill = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)\n"
+    record(tmp_path / "t.sqlite", "--", sys.executable, "-c", kill + MARKED)
+    while processes_of(folder):
+        time.sleep(0.02)
+    return folder
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 255])
@@ -120,6 +135,27 @@ def test_signals_go_on_to_the_program(tmp_path: Path) -> None:
         assert running.wait(20) == 9
 
 
+def test_a_signal_from_outside_the_container_goes_on_to_the_program(tmp_path: Path) -> None:
+    within = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+    if subprocess.run([*within, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces can be made here")
+    program = "import signal,sys,time\n"
+    program += "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\nprint('ready', flush=True)\n"
+    program += "time.sleep(30)"
+    words = [sys.executable, "-m", "gputrace", "record", "-o", str(tmp_path / "t.sqlite"), "--"]
+    with subprocess.Popen(
+        [*within, *words, sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=command.environment(),
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"ready\n"
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+        os.kill(int(children.read_text()), signal.SIGTERM)
+        assert running.wait(20) == 9
+
+
 def test_steps_and_names_that_the_program_marks_are_in_the_trace(tmp_path: Path) -> None:
     output = tmp_path / "t.sqlite"
     ran = record(output, "--", sys.executable, "-c", MARKED)
@@ -133,6 +169,66 @@ def test_steps_and_names_that_the_program_marks_are_in_the_trace(tmp_path: Path)
     )
     assert found == [("forward", 5, 1)]
     assert not (tmp_path / "t.sqlite.spool").exists()
+
+
+def test_the_first_step_begins_with_the_process(tmp_path: Path) -> None:
+    output = tmp_path / "t.sqlite"
+    child = "import os, time\nfrom gputrace import step\nchild = os.fork() == 0\ntime.sleep(0.05)\n"
+    child += "for _ in range(3): step()\nif not child: os.wait()"
+    assert record(output, "--", sys.executable, "-c", child).code == 0
+    sql = "SELECT step, count(*), min(end - start) > 50000000 FROM GPUTRACE_STEP GROUP BY step"
+    assert rows(output, sql) == [(0, 2, 1), (1, 2, 0), (2, 2, 0)]
+
+
+def test_a_closed_stream_is_no_obstacle(tmp_path: Path) -> None:
+    output = tmp_path / "t.sqlite"
+    words = [sys.executable, "-m", "gputrace", "record", "-o", str(output), "--no-nvml", "--"]
+    # Standard error of the program is closed, too.
+    program = ["sh", "-c", "(echo >&2) 2>/dev/null; test -e /proc/self/fd/2 || exit 5"]
+    closed = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh"]
+    ran = subprocess.run([*closed, *words, *program], env=command.environment(), check=False)
+    assert ran.returncode == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["t.sqlite"]
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    ran = record(tmp_path / f"{'x' * 300}.sqlite", "--", "true")
+    command.assert_refused(ran, 125, "File name too long")
+
+
+def test_a_program_that_clears_its_environment_is_recorded(tmp_path: Path) -> None:
+    output = tmp_path / "t.sqlite"
+    ran = record(output, "--", sys.executable, "-c", "import os; os.environ.clear()" + MARKED)
+    assert "5 steps" in ran.err
+
+
+def test_a_script_without_an_interpreter_is_the_shells(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text('echo "$0 $1"; exit 3')
+    script.chmod(0o755)
+    ran = record(tmp_path / "t.sqlite", "--", str(script), "word")
+    assert (ran.code, ran.out) == (3, f"{script} word\n")
+
+
+@pytest.mark.parametrize("option", ["--delay", "--duration"])
+@pytest.mark.parametrize(("time", "words"), [("-5s", "negative"), ("soon", "not a time")])
+def test_a_time_that_makes_no_sense_is_refused(
+    tmp_path: Path, option: str, time: str, words: str
+) -> None:
+    ran = record(tmp_path / "t.sqlite", option, time, "--", "true")
+    command.assert_refused(ran, 125, words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_interrupts_the_making_of_the_trace_is_told_where_the_recording_is(
+    tmp_path: Path,
+) -> None:
+    stop = "import gputrace.collectors.merge as m, os, signal\n"
+    stop += "m.write_session = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
+    words = ["record", "-o", str(tmp_path / "t.sqlite"), "--no-nvml", "--", "sh", "-c", "exit 7"]
+    ran = command.python("-c", f"{stop}{RUN}({words!r})")
+    command.assert_refused(ran, 7, f"gputrace recover {tmp_path / 't.sqlite.spool'} -o FILE")
+    assert [path.name for path in tmp_path.iterdir()] == ["t.sqlite.spool"]
 
 
 def test_analyze_says_what_a_trace_without_a_gpu_lacks(tmp_path: Path) -> None:
@@ -162,6 +258,62 @@ def test_a_recording_cut_short_can_be_recovered(tmp_path: Path) -> None:
     assert ran.code == 0
     assert not folder.exists()
     assert rows(output, "SELECT count(*) FROM GPUTRACE_STEP")[0][0] in (4, 5)
+
+
+def test_a_folder_that_is_no_recording_is_not_recovered_and_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "file").write_text("mine")
+    ran = command.gputrace("recover", folder, "-o", tmp_path / "t.sqlite")
+    command.assert_refused(ran, 3, str(folder), "not the NAME.spool of a recording")
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine", "file"]
+
+
+def test_a_recording_is_recovered_from_within_its_folder(cut_short: Path) -> None:
+    ran = command.python("-c", f"import os; os.chdir({str(cut_short)!r}); {RUN}(['recover', '.'])")
+    assert ran.code == 0, ran.err
+    assert "t.sqlite: 0 kernels, 5 steps, processes: 1\n" in ran.err
+    assert rows(cut_short.with_suffix(""), "SELECT count(*) FROM GPUTRACE_STEP") == [(5,)]
+
+
+def test_a_trace_is_not_recovered_into_what_is_removed(cut_short: Path) -> None:
+    ran = command.gputrace("recover", cut_short, "-o", cut_short / "t.sqlite")
+    command.assert_refused(ran, 2, "lies in what is to be recovered")
+    assert cut_short.is_dir()
+
+
+def test_a_program_that_goes_on_without_its_recorder_is_not_recovered_yet(tmp_path: Path) -> None:
+    output, folder = tmp_path / "t.sqlite", tmp_path / "t.sqlite.spool"
+    program = MARKED + "time.sleep(0.3); gputrace.step(); print('ready', flush=True); input()"
+    words = [sys.executable, "-m", "gputrace", "record", "-o", str(output), "--"]
+    with subprocess.Popen(
+        [*words, sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=command.environment(),
+    ) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"ready\n"
+        running.kill()
+        ran = command.gputrace("recover", folder)
+        command.assert_refused(ran, 3, "the recording goes on", "--keep")
+        assert command.gputrace("recover", folder, "--keep").code == 0
+        assert folder.is_dir()
+        running.stdin.close()
+        while processes_of(folder):
+            time.sleep(0.02)
+    assert command.gputrace("recover", folder, "--force").code == 0
+    assert not folder.exists()
+
+
+def test_another_recording_under_way_is_not_said_to_be_left(tmp_path: Path) -> None:
+    output = tmp_path / "t.sqlite"
+    inner = [sys.executable, "-m", "gputrace", "record", "-o", str(output), "--", "true"]
+    ran = record(output, "--", *inner)
+    assert ran.code == 125
+    assert "another recording is under way; name another with -o" in ran.err
 
 
 def test_a_disk_too_full_for_the_trace_keeps_what_was_recorded(tmp_path: Path) -> None:
@@ -222,10 +374,29 @@ def test_nothing_of_the_environment_or_of_secret_options_is_in_the_trace(tmp_pat
         (["x", "--hf-token=t"], ["x", "--hf-token=***"]),
         (["env", "API_KEY=k", "x"], ["env", "API_KEY=***", "x"]),
         (["x", "--tokenizer", "bert"], ["x", "--tokenizer", "bert"]),
+        (["x", "--max-tokens", "5", "--author=me"], ["x", "--max-tokens", "5", "--author=me"]),
+        (["x", "--key-dim", "64"], ["x", "--key-dim", "64"]),
+        (["x", "--wandb-key", "k"], ["x", "--wandb-key", "***"]),
+        (["x", "--use-token", "--token", "t"], ["x", "--use-token", "***", "***"]),
+        (["x", "https://u:p@host/a"], ["x", "https://***@host/a"]),
+        (["x", "--db=pg://u:p@host/a?b=c"], ["x", "--db=pg://***@host/a?b=c"]),
+        (["x", "http://h/a?b=1&sig=s&c=2"], ["x", "http://h/a?b=1&sig=***&c=2"]),
+        (["-H", "Authorization: Bearer t"], ["-H", "Authorization: Bearer ***"]),
+        (["sh", "-c", "x --token t --lr=1"], ["sh", "-c", "x --token *** --lr=1"]),
+        (["sh", "-c", "cd d && A_KEY='k k' x"], ["sh", "-c", "cd d && A_KEY=*** x"]),
+        (['{"token": "t", "lr": 3}'], ['{"token": *** "lr": 3}']),
+        (["x", "hf_abcdefghijklmnopqrst"], ["x", "***"]),
     ],
 )
 def test_values_that_look_secret_are_masked(words: list[str], shown: list[str]) -> None:
     assert masked(words) == shown
+
+
+@pytest.mark.parametrize("word", ["a", "-a", "token", "-token-", "--token ", '"', "\\", "a://"])
+def test_a_long_word_is_masked_in_a_moment(word: str) -> None:
+    start = time.monotonic()
+    masked([word * (100_000 // len(word))])
+    assert time.monotonic() - start < 5
 
 
 def test_the_trace_is_readable_by_its_owner_alone(tmp_path: Path) -> None:

@@ -290,14 +290,14 @@ class TestTeam:
 
     def test_one_place_is_given_once(self, tmp_path: Path) -> None:
         team = Team(tmp_path / "x.spool", "j", 0, 2)
-        with pytest.raises(UsageError, match="left by another recording"):
+        with pytest.raises(UsageError, match="another recording is under way"):
             Team(tmp_path / "x.spool", "j", 0, 2)
         assert is_recording(team.folder)
 
     @pytest.mark.parametrize("job", ["other", "", None])
     def test_strangers_do_not_get_in(self, job: str | None, tmp_path: Path) -> None:
         team = Team(tmp_path / "x.spool", "j", 0, 2)
-        with pytest.raises(UsageError, match="gputrace recover"):
+        with pytest.raises(UsageError, match="another recording is under way"):
             Team(team.folder, job, 1, 2)
 
     def test_how_many_they_are_need_not_be_known(self, tmp_path: Path) -> None:

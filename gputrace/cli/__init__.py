@@ -66,6 +66,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def run(arguments: list[str] | None = None) -> int:
     """As `main`, but gives the exit code back."""
+    _replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
@@ -83,6 +84,13 @@ def run(arguments: list[str] | None = None) -> int:
             "not enough memory for this trace; look at a part of it (--time)",
             ExitCode.MISSING_HERE,
         )
+
+
+def _replace_closed_streams() -> None:
+    """Nobody reads what would go to a stream that is closed; programs get it closed, as it was."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8"))
 
 
 def _run(arguments: list[str] | None) -> int:

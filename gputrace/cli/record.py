@@ -85,6 +85,8 @@ def command(
         return _say(str(error), error.code)
     except GputraceError as error:
         return _say(str(error), ExitCode.RECORDING_FAILED)
+    except OSError as error:
+        return _say(f"{error.filename or output}: {error.strerror}", ExitCode.RECORDING_FAILED)
     return _record(prepared)
 
 
@@ -101,16 +103,21 @@ def _record(prepared: Prepared) -> int:
         code, has_run = _say(str(error), ExitCode.RECORDING_FAILED), False
     try:
         merged = conclude(prepared, has_run)
-    except (OSError, GputraceError) as error:
-        problem = str(error)
-        if isinstance(error, OSError):
-            problem = f"{prepared.plan.output}: cannot be written ({error.strerror})"
+    except (OSError, GputraceError, KeyboardInterrupt) as error:
         safe = f"what was recorded is safe: gputrace recover {prepared.folder} -o FILE"
-        _say(f"{problem}; {safe}")
+        _say(f"{_problem(error, prepared.plan.output)}; {safe}")
         return code or ExitCode.RECORDING_FAILED
     if merged is not None:
         _tell(merged, prepared.plan.output, prepared.traces)
     return code
+
+
+def _problem(error: BaseException, output: Path) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return f"{output}: interrupted while it was made"
+    if isinstance(error, OSError):
+        return f"{output}: cannot be written ({error.strerror})"
+    return str(error)
 
 
 def _tell(merged: Merged, output: Path, traces: str) -> None:
@@ -155,9 +162,12 @@ def _times(delay: str, duration: str) -> tuple[int, int]:
     from gputrace.units import parse_duration
 
     try:
-        return parse_duration(delay), parse_duration(duration)
+        times = parse_duration(delay), parse_duration(duration)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    if min(times) < 0:
+        raise UsageError("--delay and --duration cannot be negative")
+    return times
 
 
 def _steps(text: str | None) -> tuple[int, int] | None:

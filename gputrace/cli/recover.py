@@ -16,18 +16,27 @@ from gputrace.errors import InputError, UsageError
 @click.option("--keep", is_flag=True, help="Keep FOLDER.")
 def command(folder: Path, output: Path | None, force: bool, keep: bool) -> None:
     """Makes a trace of FOLDER, the NAME.spool that a recording left when it was cut short."""
+    from gputrace.collectors.program.underway import processes_of
     from gputrace.collectors.record import finish
-    from gputrace.collectors.tasks.team import is_recording
+    from gputrace.collectors.tasks.team import assert_ours, is_recording
 
+    assert_ours(folder)
     if is_recording(folder):
         raise UsageError(f"{folder}: still being recorded; wait for the program's end")
+    place = folder.resolve()
+    if not keep and (running := processes_of(place)):
+        problem = f"the recording goes on (process {running[0]}); wait for its end, or end it"
+        raise InputError(folder, f"{problem}; --keep makes a trace of what is there")
+    folder = folder if folder.name == place.name else place
     target = output or folder.with_name(folder.name.removesuffix(".spool"))
+    if place in target.resolve().parents:
+        raise UsageError(f"{target}: lies in what is to be recovered; name another with -o")
     if target.exists() and not (force and target.is_file()):
         raise UsageError(f"{target}: exists; name another with -o, or give --force")
     try:
         merged = finish(folder, target, keep)
     except OSError as error:
         raise InputError(target, f"cannot be written ({error.strerror})") from error
-    click.echo(f"{target}: {merged.kernels:,} kernels of {merged.processes} processes", err=True)
-    for note in merged.notes:
-        click.echo(f"gputrace: {note}", err=True)
+    what = f"{merged.kernels:,} kernels, {merged.steps:,} steps, processes: {merged.processes}"
+    for line in (f"{target}: {what}", *merged.notes):
+        click.echo(f"gputrace: {line}", err=True)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from gputrace.collectors.backend import Merged
 from gputrace.collectors.backends import BACKENDS
@@ -25,13 +23,9 @@ from gputrace.collectors.growth import Growth, Size
 from gputrace.collectors.host import HOST
 from gputrace.collectors.nvml.sampler import Sampler
 from gputrace.collectors.prepare import Prepared
-from gputrace.collectors.tasks.team import ranks_in
-from gputrace.errors import InputError
+from gputrace.collectors.secrets import masked
+from gputrace.collectors.tasks.team import assert_ours, ranks_in
 from gputrace.units import format_ranges
-
-_SECRET: Final = re.compile(
-    r"(?i)(pass(word|wd|phrase)?|secret|token|api.?key|auth|credentials?)(?![a-z])[\w-]*(=|$)"
-)
 
 
 def record(
@@ -96,26 +90,13 @@ def conclude(prepared: Prepared, has_run: bool = True) -> Merged | None:
         return merged
 
 
-def masked(command: Sequence[str]) -> list[str]:
-    """The command line with the values of options that look secret replaced."""
-    shown: list[str] = []
-    hide = False
-    for word in command:
-        secret = (word.startswith("-") or "=" in word) and _SECRET.search(word) is not None
-        name, equals, _ = word.partition("=")
-        shown.append("***" if hide else f"{name}=***" if secret and equals else word)
-        hide = secret and not equals and not hide
-    return shown
-
-
 def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
     """Makes the trace of a folder and removes the folder, unless it has what could not be read.
 
     Raises InputError where nothing in it can be read, OSError where the trace cannot be written;
     the folder stays then.
     """
-    if not folder.is_dir():
-        raise InputError(folder, "no such folder of a recording")
+    assert_ours(folder)
     meta = _meta(folder)
     if "world_size" in meta:
         meta["ranks"] = format_ranges(ranks_in(folder))

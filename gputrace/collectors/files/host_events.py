@@ -48,15 +48,15 @@ class HostEvents:
     Attributes:
         pid: its process id.
         host: the machine.
-        started: nanoseconds of CLOCK_REALTIME when the file was opened.
+        started: nanoseconds of CLOCK_REALTIME when the process began or was forked.
         records: by kind (``KINDS``), the events in the order of their ends, with the fields start,
             end (nanoseconds of CLOCK_REALTIME), thread (of the system), name (see ``names``), kind,
             rank and number. Data waits: those within another are left out; number is 1 where the
             wait ended with an exception, StopIteration mostly. Steps: those of the source that
             knows best (the user's marks, else a framework's loop, else an optimizer); number counts
             from 0, and each starts where the one before ended, the first with its first data wait,
-            or else where the file begins. Samples: start is their moment, name the user's line,
-            number the name of the innermost line of all.
+            or else at ``started``; where that was later, it is left out. Samples: start is their
+            moment, name the user's line, number the name of the innermost line of all.
         names: text by id.
         info: what the process said of itself.
         clocks: the same moment on three clocks: realtime, monotonic, raw.
@@ -135,4 +135,4 @@ def _steps(steps: Records, waits: Records, since: int) -> Records:
     if not first["start"]:
         before = waits[(waits["thread"] == first["thread"]) & (waits["end"] <= first["end"])]
         first["start"] = before["start"].min() if len(before) else since
-    return steps
+    return steps[1:] if first["start"] > first["end"] else steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -26,6 +27,10 @@ PYTHONS: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores, and a program that it starts should not."""
 
 
+_OF_THE_KERNEL: Final = 0x80
+"""SI_KERNEL of signal.h."""
+
+
 class CannotRun(Exception):
     """The program cannot be started; ``code`` is what shells exit with then."""
 
@@ -44,6 +49,14 @@ def find_program(name: str) -> str:
     raise CannotRun(f"{name}: no such program", NOT_FOUND)
 
 
+def is_typed(came: signal.struct_siginfo) -> bool:
+    """Whether a signal was typed at the terminal: the kernel sends that to the whole group.
+
+    The sender's id tells less: it is 0 for one outside our container too, as `docker stop` is.
+    """
+    return came.si_code == _OF_THE_KERNEL
+
+
 def run(
     command: Sequence[str],
     environment: Mapping[str, str],
@@ -59,9 +72,7 @@ def run(
     watched = {*FORWARDED, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
-        child = os.posix_spawn(
-            program, list(command), dict(environment), setsigmask=before, setsigdef=PYTHONS
-        )
+        child = _spawn(program, command, environment, before)
     except OSError as error:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise CannotRun(f"{command[0]}: cannot be run ({error.strerror})", NOT_RUNNABLE) from None
@@ -71,18 +82,42 @@ def run(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def _spawn(
+    program: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    mask: set[signal.Signals | int],
+) -> int:
+    def spawn(file: str, words: list[str]) -> int:
+        return os.posix_spawn(file, words, environment, setsigmask=mask, setsigdef=PYTHONS)
+
+    try:
+        return spawn(program, list(command))
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise
+        # A script without #! is for the shell, as execvp and the shells themselves have it.
+        return spawn("/bin/sh", ["/bin/sh", program, *command[1:]])
+
+
+def _forget(signals: set[signal.Signals]) -> None:
+    """Drops signals that were for the program, and came too late for it."""
+    while signal.sigtimedwait(signals, 0) is not None:
+        pass
+
+
 def _wait(
     child: int, watched: set[signal.Signals], meanwhile: Callable[[], None], every_s: float
 ) -> int:
     while True:
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
+            _forget(watched)
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
         came = signal.sigtimedwait(watched, every_s)
         if came is None:
             meanwhile()
             continue
-        # The kernel itself (pid 0) sends what is typed at the terminal, to the whole group.
-        if came.si_signo != signal.SIGCHLD and came.si_pid != 0:
+        if came.si_signo != signal.SIGCHLD and not is_typed(came):
             os.kill(child, came.si_signo)

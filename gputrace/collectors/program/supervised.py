@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gputrace.collectors.backend import Launch
-from gputrace.collectors.program.child import FORWARDED, NOT_RUNNABLE, PYTHONS, CannotRun
+from gputrace.collectors.program.child import FORWARDED, NOT_RUNNABLE, PYTHONS, CannotRun, is_typed
 from gputrace.errors import InputError, MissingError
 
 SUPERVISOR: Final = Path(__file__).with_name("supervisor.py")
@@ -108,8 +108,7 @@ class Supervision:
             meanwhile()
             came = signal.sigtimedwait(_WATCHED, _LOOK_S)
             if came is not None and came.si_signo != signal.SIGCHLD:
-                # The kernel itself (pid 0) sends what is typed at the terminal.
-                self._pass_on(came.si_signo, typed=came.si_pid == 0)
+                self._pass_on(came.si_signo, typed=is_typed(came))
 
     def _is_over(self) -> bool:
         if self._pid is not None:

@@ -18,13 +18,14 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, Final
 
-from gputrace.errors import UsageError
+from gputrace.errors import InputError, UsageError
 
 PATIENCE_S: Final = 10.0
 """After its own start, how long a recorder that is done waits for those that have not begun."""
 _BUSY_S: Final = 2.0
 """How long to wait for others to enter or leave; longer, and they are making the trace."""
 _POLL_S: Final = 0.05
+_TOLD: Final = "team.json"
 _ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -182,13 +183,22 @@ def is_recording(folder: Path) -> bool:
     return False
 
 
+def assert_ours(folder: Path) -> None:
+    """Raises InputError where no recorder made the folder: it must not be removed then."""
+    if not folder.is_dir():
+        raise InputError(folder, "no such folder of a recording")
+    left = (path for ending in ("spool", "host") for path in folder.glob(f"*.{ending}"))
+    if not (folder / _TOLD).is_file() and not any(path.is_file() for path in left):
+        raise InputError(folder, "not the NAME.spool of a recording")
+
+
 def _make(folder: Path, job: str) -> bool:
     """Makes the folder with what it is of, at once; False where it is there."""
     new = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         new.mkdir(mode=0o700)
         told = {"job": job, "host": os.uname().nodename, "time": time.time()}
-        (new / "team.json").write_text(json.dumps(told), encoding="utf-8")
+        (new / _TOLD).write_text(json.dumps(told), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{folder}: cannot be made ({error.strerror})") from None
     try:
@@ -204,7 +214,7 @@ def _make(folder: Path, job: str) -> bool:
 def _is_open_to(folder: Path, job: str) -> bool:
     """Whether the folder is of the same job; of one without a name, whether it is a fresh one."""
     try:
-        told: dict[str, Any] = json.loads((folder / "team.json").read_text(encoding="utf-8"))
+        told: dict[str, Any] = json.loads((folder / _TOLD).read_text(encoding="utf-8"))
         same = (told["job"], told["host"]) == (job, os.uname().nodename)
         return same and (
             bool(job) or time.time() - told["time"] < PATIENCE_S or is_recording(folder)
@@ -242,6 +252,8 @@ def _open(path: Path, flags: int = 0) -> int:
 
 
 def _in_the_way(folder: Path) -> UsageError:
+    if is_recording(folder):
+        return UsageError(f"{folder}: another recording is under way; name another with -o")
     return UsageError(
         f"{folder}: left by another recording; make its trace with "
         f"`gputrace recover {folder}`, or remove it"

@@ -1,8 +1,8 @@
 """The file that the events of a process are written to: GPUTRACE_DIR/HOST.PID.host.
 
-It is a header of 32 bytes (magic, version, pid, CLOCK_REALTIME, CLOCK_MONOTONIC), then chunks as in
-spool files: a tag of four letters, the length of what follows in bytes, and that; all of it
-little-endian, times in nanoseconds of CLOCK_REALTIME.
+It is a header of 32 bytes (magic, version, pid, CLOCK_REALTIME, CLOCK_MONOTONIC, both of when the
+process began or was forked), then chunks as in spool files: a tag of four letters, the length of
+what follows in bytes, and that; all of it little-endian, times in nanoseconds of CLOCK_REALTIME.
 
 FULL  u64 time, u64 events, u32 errno, u32 0: the first chunk, zeros until writing has failed
 EVNT  records of 32 bytes: u64 start, u64 end, u32 thread, u32 name, u16 kind, u16 rank, u32 number
@@ -16,6 +16,8 @@ import os
 import sys
 import time
 from struct import pack
+
+from . import FOLDER
 
 MAGIC = b"GPUTRHST"
 VERSION = 1
@@ -41,8 +43,10 @@ else:
 class HostFile:
     """The file of one process; it is made when it is first opened, and holds whole chunks alone."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, began: "tuple[int, int]") -> None:
+        """``began`` is when the process did, on CLOCK_REALTIME and CLOCK_MONOTONIC."""
         self.pid = pid
+        self._began = began
         self._path = ""
         self._file = -1
         self._identity = (0, 0)
@@ -56,7 +60,7 @@ class HostFile:
             self._open_as(self._path, 0)
         else:
             self._create(host)
-            self.append(_beginning(self.pid, host))
+            self.append(_beginning(self.pid, self._began, host))
 
     def append(self, data: bytes) -> None:
         """Writes whole chunks at the end of the file, which is open, or nothing of them."""
@@ -93,7 +97,8 @@ class HostFile:
         return (found.st_dev, found.st_ino) == self._identity
 
     def _create(self, host: str) -> None:
-        start = os.path.join(os.environ["GPUTRACE_DIR"], f"{host}.{self.pid}")
+        folder = os.environ.get("GPUTRACE_DIR") or FOLDER
+        start = os.path.join(folder, f"{host}.{self.pid}")
         # One that is there is from a program that this process ran before it called exec.
         for part in ("", ".1", ".2", ".3"):
             try:
@@ -123,8 +128,13 @@ def _open_high(path: str, flags: int) -> int:
     return high
 
 
-def _beginning(pid: int, host: str) -> bytes:
-    header = pack("<8sIIQQ", MAGIC, VERSION, pid, time_ns(), _clock_ns(time.CLOCK_MONOTONIC))
+def both_clocks() -> "tuple[int, int]":
+    """This moment, in nanoseconds of CLOCK_REALTIME and of CLOCK_MONOTONIC."""
+    return time_ns(), _clock_ns(time.CLOCK_MONOTONIC)
+
+
+def _beginning(pid: int, began: "tuple[int, int]", host: str) -> bytes:
+    header = pack("<8sIIQQ", MAGIC, VERSION, pid, *began)
     known = [(name, os.environ[name]) for name in _VARIABLES.split() if name in os.environ]
     said = [("host", host), ("python", sys.version.split()[0]), *known]
     return b"".join([header, chunk(b"FULL", bytes(24)), *(info(*pair) for pair in said)])

@@ -11,7 +11,8 @@ import sys
 from array import array
 from struct import pack
 
-from .host_file import HostFile, chunk, clocks, info, time_ns
+from . import BEGAN
+from .host_file import HostFile, both_clocks, chunk, clocks, info, time_ns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +39,10 @@ class _State:
     """What this process has open; a forked child starts with a fresh one."""
 
     def __init__(self) -> None:
-        self.file = HostFile(os.getpid())
+        pid = os.getpid()
+        # Forked since: the fork is what begins it.
+        began = (BEGAN[1], BEGAN[2]) if BEGAN[0] == pid else both_clocks()
+        self.file = HostFile(pid, began)
         self.lock = _thread.allocate_lock()
         self.names_written = 0
         self.clock_told = 0
