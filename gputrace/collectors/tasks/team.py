@@ -26,6 +26,8 @@ _BUSY_S: Final = 2.0
 """How long to wait for others to enter or leave; longer, and they are making the trace."""
 _POLL_S: Final = 0.05
 _TOLD: Final = "team.json"
+_LEFT: Final = ("spool", "host", "nvvp")
+"""Of what processes leave in the folder, save nsys, which is never without a team.json."""
 _ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -187,8 +189,8 @@ def assert_ours(folder: Path) -> None:
     """Raises InputError where no recorder made the folder: it must not be removed then."""
     if not folder.is_dir():
         raise InputError(folder, "no such folder of a recording")
-    left = (path for ending in ("spool", "host") for path in folder.glob(f"*.{ending}"))
-    if not (folder / _TOLD).is_file() and not any(path.is_file() for path in left):
+    ours = [folder / _TOLD, *(p for end in _LEFT for p in folder.glob(f"*.{end}"))]
+    if not any(path.is_file() for path in ours):
         raise InputError(folder, "not the NAME.spool of a recording")
 
 
