@@ -79,7 +79,7 @@ def test_every_version_gives_its_kernels_copies_and_calls(folder: Path, version:
 def test_the_real_file_of_a_v100_is_host_bound(folder: Path) -> None:
     (folder / f"{PID}.nvvp").write_bytes(lzma.decompress(REAL.read_bytes()))
     ran, trace = convert(folder)
-    assert "284 kernels of 1 processes" in ran.err
+    assert "284 kernels, 0 steps, processes: 1" in ran.err
     report = json.loads(command.gputrace("analyze", trace, "--json").out)
     (gpu,) = report["gpus"]
     assert gpu["name"] == "Tesla V100-SXM2-16GB"
