@@ -290,6 +290,7 @@ def test_a_broken_file_costs_nothing_but_itself(folder: Path, content: bytes) ->
     assert ran.code == 0
     assert "200.nvvp is" in ran.err
     assert rows(trace, f"SELECT count(*) FROM {KERNELS}") == [(1,)]
+    assert folder.exists() == bool(content), "what could not be read is kept"
 
 
 def test_another_sqlite_file_is_none_of_nvprofs(folder: Path) -> None:

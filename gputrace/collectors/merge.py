@@ -14,7 +14,7 @@ from gputrace.collectors.files.spool import Spool, read_spool
 from gputrace.collectors.rows.activity import ProcessRows
 from gputrace.collectors.rows.cards import write_cards
 from gputrace.collectors.rows.host import write_signals
-from gputrace.collectors.rows.losses import write_unreadable
+from gputrace.collectors.rows.losses import hold_something, write_unreadable
 from gputrace.collectors.rows.processes import write_processes
 from gputrace.collectors.rows.session import write_session
 from gputrace.errors import InputError
@@ -51,7 +51,7 @@ def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
         steps=steps,
         cut=sum(not spool.whole and not spool.stopped for spool in spools),
         notes=(*_notes(spools, hosts, start, meta), *lost),
-        unread=any(problem.path.stat().st_size for problem in problems),
+        unread=hold_something(problems),
     )
 
 

@@ -25,7 +25,7 @@ from gputrace.collectors.nsys.run import TOOL
 from gputrace.collectors.program.supervised import check_ended
 from gputrace.collectors.rows.clock import OWN, global_pid
 from gputrace.collectors.rows.host import write_signals
-from gputrace.collectors.rows.losses import write_unreadable
+from gputrace.collectors.rows.losses import hold_something, write_unreadable
 from gputrace.collectors.rows.processes import write_process
 from gputrace.collectors.rows.session import write_meta
 from gputrace.errors import InputError, MissingError
@@ -68,7 +68,7 @@ def convert(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
             merged = _write(writer, export, folder, hosts, {**meta, "nsys": nsys_version(nsys)})
             lost = write_unreadable(writer, problems)
         export.unlink()
-    return replace(merged, notes=(*merged.notes, *lost))
+    return replace(merged, notes=(*merged.notes, *lost), unread=hold_something(problems))
 
 
 def _export(nsys: str, report: Path, local: Path) -> Path:

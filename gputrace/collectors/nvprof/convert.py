@@ -19,7 +19,7 @@ from gputrace.collectors.nvprof.run import TOOL
 from gputrace.collectors.program.supervised import check_ended
 from gputrace.collectors.rows.clock import global_pid
 from gputrace.collectors.rows.host import write_signals
-from gputrace.collectors.rows.losses import write_unreadable
+from gputrace.collectors.rows.losses import hold_something, write_unreadable
 from gputrace.collectors.rows.processes import write_process
 from gputrace.collectors.rows.session import write_session
 from gputrace.errors import InputError
@@ -71,7 +71,14 @@ def convert(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
         steps=steps,
         cut=sum(not host.whole for host in hosts),
         notes=tuple(notes),
+        unread=hold_something(problems) or _are_left(folder, files),
     )
+
+
+def _are_left(folder: Path, files: Sequence[NvprofFile]) -> bool:
+    """Whether there are files with something in them that could not be read."""
+    read = {file.path for file in files}
+    return any(path.stat().st_size for path in folder.glob("*.nvvp") if path not in read)
 
 
 def _read_files(folder: Path) -> tuple[list[NvprofFile], list[str]]:

@@ -24,3 +24,8 @@ def write_unreadable(writer: TraceWriter, problems: Sequence[InputError]) -> lis
     if lost:
         writer.add_rows("GPUTRACE_LOSS", ["reason"], [(line,) for line in lost])
     return lost
+
+
+def hold_something(problems: Sequence[InputError]) -> bool:
+    """Whether any file that could not be read is worth keeping: an empty one is not."""
+    return any(problem.path.stat().st_size for problem in problems)
