@@ -15,6 +15,7 @@ from typing import Final
 import click
 import pytest
 
+from gputrace.collectors.cuda import has_driver
 from gputrace.collectors.program.underway import processes_of
 from gputrace.collectors.secrets import masked
 from tests import command
@@ -412,3 +413,13 @@ def test_the_command_offers_every_backend() -> None:
     option = next(p for p in record_command.params if p.name == "backend")
     assert isinstance(option.type, click.Choice)
     assert list(option.type.choices) == ["auto", *BACKENDS]
+
+
+@pytest.mark.skipif(has_driver(), reason="the GPUs of this machine can be sampled")
+def test_it_says_so_where_the_gpus_cannot_be_sampled(tmp_path: Path) -> None:
+    script = "import sys; from gputrace import cli; from gputrace.collectors import record\n"
+    script += "record.has_driver = lambda: True\nsys.exit(cli.run(sys.argv[1:]))"
+    words = ["record", "--backend", "host", "-o", str(tmp_path / "t.sqlite"), "--", "true"]
+    ran = command.python("-c", script, *words)
+    assert ran.code == 0
+    assert len([line for line in ran.err.splitlines() if "no GPU sampling: " in line]) == 1

@@ -52,6 +52,8 @@ def record(
     finally:
         if sampler is not None:
             sampler.stop()
+            if sampler.notice:
+                tell(sampler.notice)
 
 
 def _describe(prepared: Prepared) -> dict[str, str]:
