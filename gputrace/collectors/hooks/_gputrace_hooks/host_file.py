@@ -50,6 +50,7 @@ class HostFile:
         self._path = ""
         self._file = -1
         self._identity = (0, 0)
+        self._tried = ""
 
     def open(self) -> None:
         """Opens the file unless it is open; a new one begins with who the process is."""
@@ -60,7 +61,14 @@ class HostFile:
             self._open_as(self._path, 0)
         else:
             self._create(host)
-            self.append(_beginning(self.pid, self._began, host))
+        try:
+            if not os.fstat(self._file).st_size:
+                self.append(_beginning(self.pid, self._began, host))
+        except BaseException:
+            # Begun again next time: without its beginning it is no file of ours.
+            self._identity = (0, 0)
+            os.close(self._file)
+            raise
 
     def append(self, data: bytes) -> None:
         """Writes whole chunks at the end of the file, which is open, or nothing of them."""
@@ -99,20 +107,26 @@ class HostFile:
     def _create(self, host: str) -> None:
         folder = os.environ.get("GPUTRACE_DIR") or FOLDER
         start = os.path.join(folder, f"{host}.{self.pid}")
-        # One that is there is from a program that this process ran before it called exec.
+        # One that is there is from a program that this process ran before it called exec, unless a
+        # signal interrupted us once it was made: then it is empty.
         for part in ("", ".1", ".2", ".3"):
+            path = f"{start}{part}.host"
+            flags = os.O_CREAT if path == self._tried else os.O_CREAT | os.O_EXCL
+            self._tried = path
             try:
-                self._open_as(f"{start}{part}.host", os.O_CREAT | os.O_EXCL)
+                self._open_as(path, flags)
             except FileExistsError:
                 continue
-            return
+            if not os.fstat(self._file).st_size:
+                return
+            os.close(self._file)
         raise OSError("no name is left")
 
     def _open_as(self, path: str, flags: int) -> None:
         self._file = _open_high(path, flags)
-        self._path = path
         found = os.fstat(self._file)
         self._identity = (found.st_dev, found.st_ino)
+        self._path = path
 
 
 def _open_high(path: str, flags: int) -> int:
