@@ -1106,3 +1106,15 @@ def test_a_call_costs_about_a_microsecond(
         record_property(f"{name} in ns", nanoseconds)
         # A machine under load is slower; this is to notice a mistake.
         assert float(nanoseconds) < 20_000
+
+
+def test_what_a_signal_handler_raises_while_a_step_is_counted_reaches_the_program(
+    torch: Program,
+) -> None:
+    script = LOOP + "from _gputrace_hooks import steps\n"
+    script += "class Alarm(Exception): pass\n"
+    script += "def handler(): raise Alarm\n"
+    script += "optimizer = Optimizer(); optimizer.step()\n"
+    script += "steps.time_ns = handler\n"
+    script += "try: optimizer.step()\nexcept Alarm: print('rung')\n"
+    assert torch.quietly(script) == "rung\n"

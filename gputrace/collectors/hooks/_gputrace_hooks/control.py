@@ -71,7 +71,9 @@ def deliver() -> None:
                 # No context yet.
                 _pending[function] = values
                 break
-    except Exception:
+    except Exception as error:
+        if recorder.is_handlers(error):
+            raise
         _pending.clear()
         recorder.note_failure("reaching the collector")
 

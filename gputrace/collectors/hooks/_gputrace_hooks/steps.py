@@ -12,7 +12,7 @@ import os
 
 from . import control
 from .host_file import time_ns
-from .recorder import STEP, note, note_failure, on_fork, record, word
+from .recorder import STEP, is_handlers, note, note_failure, on_fork, record, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ _window: "list[int | None]" = [None, None]
 
 
 def step_ended(what: int, rank: int, owner: object) -> None:
-    """Takes note of the end of a step, at this moment; it never raises."""
+    """Takes note of the end of a step, at this moment; it raises nothing of ours."""
     try:
         end = time_ns()
         source = _sources.get(rank)
@@ -89,7 +89,9 @@ def step_ended(what: int, rank: int, owner: object) -> None:
             source.add(what, proven)
         if _window != [None, None] and rank == max(_sources):
             _apply_window(source)
-    except Exception:
+    except Exception as error:
+        if is_handlers(error):
+            raise
         note_failure("counting steps")
 
 
