@@ -1,9 +1,10 @@
 """Whether two recorders see the same: gputrace's collector and nsys, over the same training.
 
-On a machine with GPUs, PyTorch and nsys, trains twice as DistributedDataParallel and twice as
-DataParallel, cuDNN's search off and seeds fixed, and compares the two traces: kernels by name in
-each step, copies, and each name's median duration. `python -m benchmarks.agreement A.sqlite
-B.sqlite` compares two files.
+On a machine with GPUs, PyTorch and nsys, trains on one GPU, as DistributedDataParallel and as
+DataParallel, cuDNN's search off and seeds fixed, and compares the traces: kernels by name in each
+step, copies, and each name's median duration. As a control each training is recorded a second time
+by gputrace: by as much as these two differ, runs differ without any change of the recorder.
+`python -m benchmarks.agreement A.sqlite B.sqlite` compares two files.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ TRAIN: Final = Path(__file__).with_name("overhead_train.py")
 _LAUNCH: Final = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 _MODEL: Final = ("--model", "resnet50", "--batch", "32", "--steps", "40", "--warmup", "10")
 CASES: Final = {
+    "one GPU": (sys.executable, str(TRAIN), *_MODEL),
     "DistributedDataParallel, 2 GPUs": (*_LAUNCH, str(TRAIN), *_MODEL),
     "DataParallel, 2 GPUs": (sys.executable, str(TRAIN), *_MODEL, "--data-parallel"),
 }
@@ -126,25 +128,28 @@ def run(options: Options) -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         for title, command in CASES.items():
-            paths = [Path(folder) / f"{backend}.sqlite" for backend in ("cupti", "nsys")]
+            paths = [Path(folder) / f"{name}.sqlite" for name in ("cupti", "nsys", "cupti-again")]
             for path in paths:
-                if not _record(path, command):
+                if not _record(path, path.stem.removesuffix("-again"), command):
                     return 1
-            print(f"\n{title}: cupti, then nsys")
-            compare(*map(read, paths))
+            first, other, again = map(read, paths)
+            print(f"\n{title}: cupti, then nsys", flush=True)
+            compare(first, other)
+            print(f"\n{title}: cupti, then cupti again")
+            compare(first, again)
     return 0
 
 
-def _record(path: Path, command: Sequence[str]) -> bool:
-    words = (sys.executable, "-m", "gputrace", "record", "--force", "-o", str(path))
+def _record(path: Path, backend: str, command: Sequence[str]) -> bool:
+    words = (sys.executable, "-m", "gputrace", "record", "--no-nvml", "--force", "-o", str(path))
     ran = subprocess.run(
-        [*words, "--backend", path.stem, "--", *command],
+        [*words, "--backend", backend, "--", *command],
         capture_output=True,
         text=True,
         check=False,
     )
     if ran.returncode or not path.exists():
-        print(f"agreement: {path.stem} failed: {ran.stderr.strip()[-500:]}")
+        print(f"agreement: {backend} failed: {ran.stderr.strip()[-500:]}")
     return ran.returncode == 0 and path.exists()
 
 

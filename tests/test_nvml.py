@@ -39,13 +39,17 @@ from gputrace.collectors.nvml.sampler import Sampler
 
 folder, ticks, hz = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 sampler = Sampler(*map(float, sys.argv[4:]))
-if sampler.start(folder, hz):
-    path, end = next(folder.glob("*.nvml.jsonl")), time.monotonic() + 30
-    while path.read_bytes().count(b"\\n") <= ticks and time.monotonic() < end:
-        time.sleep(0.005)
-    sampler.stop()
+sampler.start(folder, hz)
+end = time.monotonic() + 30
+def lines():
+    return max([path.read_bytes().count(b"\\n") for path in folder.glob("*.nvml.jsonl")] or [0])
+while lines() <= ticks and sampler._process.poll() is None and time.monotonic() < end:
+    time.sleep(0.005)
+sampler.stop()
 sys.stdout.write(sampler.notice)
 """
+
+SAMPLING: Final = (sys.executable, "-P", "-m", "gputrace.collectors.nvml.sampling")
 
 COST: Final = """
 import sys, time
@@ -55,14 +59,13 @@ from gputrace.collectors.nvml.log import read_nvml
 
 folder, seconds = Path(sys.argv[1]), float(sys.argv[2])
 sampler = Sampler()
-if not sampler.start(folder):
-    sys.exit(sampler.notice)
-time.sleep(1)  # the description of the cards
-start = time.process_time()
+sampler.start(folder)
 time.sleep(seconds)
-share = (time.process_time() - start) / seconds
 sampler.stop()
+if sampler.notice:
+    sys.exit(sampler.notice)
 log = read_nvml(next(folder.glob("*.nvml.jsonl")))
+share = log.cpu_ns / 1e9 / seconds
 filled = (log.samples["energy"] >= 0).mean() if len(log.samples["energy"]) else 0
 sys.stdout.write(
     f"{len(log.devices)} GPUs at 4 Hz: {100 * share:.3f} % of a core; "
@@ -390,8 +393,9 @@ def test_of_samplers_that_took_turns_the_cards_are_written_once(
 
 
 def test_a_kill_costs_the_last_line_at_most(tmp_path: Path, scripted: Scripted) -> None:
-    arguments = [sys.executable, "-c", RECORD, str(tmp_path), "1000000", "500"]
-    with subprocess.Popen(arguments, env=environment(scripted(NVLINKED))) as running:
+    arguments = [*SAMPLING, str(tmp_path), "500", "9"]
+    env = environment(scripted(NVLINKED))
+    with subprocess.Popen(arguments, env=env, stdin=subprocess.PIPE) as running:
         while not list(tmp_path.glob("*.jsonl")) or written(tmp_path).stat().st_size < 20_000:
             assert running.poll() is None
             time.sleep(0.005)
@@ -402,6 +406,31 @@ def test_a_kill_costs_the_last_line_at_most(tmp_path: Path, scripted: Scripted) 
     assert log.cpu_ns is None
 
 
+def test_when_the_recorder_is_killed_the_sampling_ends_as_it_should(
+    tmp_path: Path, scripted: Scripted
+) -> None:
+    arguments = [sys.executable, "-c", RECORD, str(tmp_path), "1000000", "100"]
+    with subprocess.Popen(arguments, env=environment(scripted(NVLINKED))) as running:
+        while not list(tmp_path.glob("*.jsonl")) or written(tmp_path).stat().st_size < 5_000:
+            assert running.poll() is None
+            time.sleep(0.005)
+        running.send_signal(signal.SIGKILL)
+    end = time.monotonic() + 20
+    while read_nvml(written(tmp_path)).cpu_ns is None:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_crash_in_the_drivers_library_costs_the_recorder_nothing(
+    tmp_path: Path, scripted: Scripted
+) -> None:
+    text = NVLINKED + "fail DeviceGetTemperature 0 -6 5\n"
+    ran = sample(tmp_path, 1000, 100, scripted(text))
+    told = "GPU sampling ended early: its process ended by SIGABRT"
+    assert (ran.code, ran.out, ran.err) == (0, told, "")
+    assert len(read_nvml(written(tmp_path)).clocks) == 4
+
+
 FULL_DISK: Final = """
 import resource, sys, time
 from pathlib import Path
@@ -410,7 +439,7 @@ from gputrace.collectors.nvml.sampler import Sampler
 resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
 sampler = Sampler()
 sampler.start(Path(sys.argv[1]), 100)
-time.sleep(0.5)
+time.sleep(1.5)
 sampler.stop()
 sys.stdout.write(sampler.notice)
 """

@@ -6,7 +6,8 @@
  *   gpus N                            2 unless told
  *   ancestor A B LEVEL                both ways; 50 (SYS) unless told
  *   link A LINK B                     NVLink to GPU B, or to NVSwitch where B is -1
- *   fail FUNCTION GPU CODE [FROM]     from the FROM-th call on (1: all of them)
+ *   fail FUNCTION GPU CODE [FROM]     from the FROM-th call on (1: all of them); a CODE below 0
+ *                                     is a signal that ends the process
  *   say FUNCTION GPU VALUE…           one value a call, the last one again and again
  *   field NUMBER GPU START STEP       a counter; fields that have no line are not supported
  *   perlink                           NVLink fields answer by link only, not for all links
@@ -16,6 +17,7 @@
  * At nvmlShutdown the file that FAKE_NVML_CALLS names gets a line for each function and GPU:
  * FUNCTION GPU CALLS. Layouts and numbers are those of nvml.h.
  */
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -127,6 +129,7 @@ static int enter(const char *function, const struct gpu *card) {
     for (int at = 0; at < fail_count; at++)
         if (applies(fails[at].function, fails[at].gpu, function, gpu) && call >= fails[at].from)
             code = fails[at].code;
+    if (code < 0) raise(-code);
     return lost_at[gpu] && calls_of("DeviceGetMemoryInfo_v2", gpu) >= lost_at[gpu] ? LOST : code;
 }
 

@@ -1,0 +1,210 @@
+"""The process that samples: `python -P -m gputrace.collectors.nvml.sampling FOLDER HZ SHARE`.
+
+It ends when its standard input does, as it does when the recorder ends, however that ends; its
+standard output is what the user is to be told, at most a line.
+
+`<folder>/<hostname>.nvml.jsonl` (`<hostname>.<pid>.nvml.jsonl` of a process that goes on where
+another one was ended): the first line says what the cards are, each further one what they
+did at one tick, the last one how the sampling went. A line is one write, so a kill costs the last
+line at most. What is not supported is null and is not asked again.
+
+nvmlDeviceGetPcieThroughput (21 ms a direction) is never called: its byte counters are read instead.
+The sample ring and the counters lose nothing by being read seldom; where that is slow (3 ms a card
+on an H200) they are read at every n-th tick only, and take half a percent of a core at most.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import socket
+import sys
+import time
+from contextlib import suppress
+from importlib import import_module
+from io import FileIO
+from pathlib import Path
+from typing import Any, Final
+
+from gputrace.collectors.nvml.cards import FIELDS, RING, SAMPLE, Card, Lost, Row
+from gputrace.collectors.nvml.topology import (
+    ask,
+    describe,
+    relate,
+)
+
+_SELDOM: Final = 8.0  # seconds; the ring holds 14 s and more
+_NO_NVML: Final = {
+    9: "the NVIDIA driver is not loaded",
+    12: "libnvidia-ml.so.1 was not found; is the NVIDIA driver installed, and in this container?",
+    18: "the NVIDIA driver was replaced while loaded; restart the machine",
+}
+
+
+def sample(folder: Path, hz: float, share: float) -> str:
+    """Samples every GPU of this machine until standard input ends; what the user is to be told."""
+    try:
+        nv = _open_nvml()
+        file = _new_file(folder)
+    except Exception as error:
+        return f"no GPU sampling: {error}"
+    writer = _Writer(file)
+    try:
+        _Ticks(nv, writer, round(1e9 / min(max(hz, 0.1), 1000.0)), share).run()
+    except Exception as error:
+        return f"GPU sampling ended early: {error}"
+    finally:
+        with suppress(Exception):
+            file.close()
+            nv.nvmlShutdown()
+    return writer.problem
+
+
+def _has_ended(seconds: float) -> bool:
+    """Whether standard input has; waits so long for that."""
+    return bool(select.select([0], [], [], max(0.0, seconds))[0])
+
+
+def _new_file(folder: Path) -> FileIO:
+    host = socket.gethostname()
+    try:
+        return FileIO(folder / f"{host}.nvml.jsonl", "x")
+    except FileExistsError:
+        return FileIO(folder / f"{host}.{os.getpid()}.nvml.jsonl", "x")
+
+
+def _open_nvml() -> Any:
+    """The module pynvml, ready to be asked; it carries no types."""
+    try:
+        nv: Any = import_module("pynvml")
+    except ImportError:
+        raise RuntimeError("the package nvidia-ml-py is not installed") from None
+    try:
+        nv.nvmlInit()
+        count = nv.nvmlDeviceGetCount()
+    except nv.NVMLError as error:
+        raise RuntimeError(_NO_NVML.get(error.value, f"NVML says {error}")) from None
+    if not count:
+        raise RuntimeError("the NVIDIA driver shows no GPU here")
+    return nv
+
+
+class _Writer:
+    """Lines of JSON, each in one write; a full disk is told once and does not end the sampling."""
+
+    def __init__(self, file: FileIO) -> None:
+        self._file, self._torn, self._lost = file, False, 0
+        self.problem = ""
+
+    def write(self, line: dict[str, Any]) -> None:
+        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        try:
+            whole = b"\n" * self._torn + data
+            written = self._file.write(whole) or 0
+            self._torn = self._torn if not written else written < len(whole)
+            why = "" if written == len(whole) else "the disk is full"
+        except OSError as error:
+            why = error.strerror or str(error)
+        if why:
+            self._lost += 1
+            self.problem = f"{self._lost} GPU samples were not written: {why}"
+
+
+class _Ticks:
+    """The cards of this machine, asked at a steady beat."""
+
+    def __init__(self, nv: Any, writer: _Writer, interval: int, share: float) -> None:
+        self._nv, self._writer, self._interval = nv, writer, interval
+        self._allowed = share * interval
+        self._gpus: list[Card | None] = []
+        self._gone: dict[int, str] = {}
+        self._ticks = self._slow_reads = self._slow_ns = 0
+
+    def run(self) -> None:
+        """To the end; a tick that is missed is left out, and the later ones come when due."""
+        self._describe()
+        start, tick, last = time.monotonic_ns(), 0, False
+        self._sample(tick, last)
+        while not last:
+            tick = max(tick, (time.monotonic_ns() - start) // self._interval) + 1
+            last = _has_ended((start + tick * self._interval - time.monotonic_ns()) / 1e9)
+            self._sample(tick, last)
+        cost = {"time_ns": time.time_ns(), "ticks": self._ticks, "cpu_ns": time.process_time_ns()}
+        self._writer.write({"end": cost})
+
+    def _describe(self) -> None:
+        handles = [self._handle(gpu) for gpu in range(self._nv.nvmlDeviceGetCount())]
+        devices = [describe(self._nv, gpu, handle) for gpu, handle in enumerate(handles)]
+        pairs = relate(self._nv, handles, [device["pciBusId"] for device in devices])
+        header = {
+            "host": socket.gethostname(),
+            "time_ns": time.time_ns(),
+            "interval_ns": self._interval,
+            "driver": ask(self._nv, "nvmlSystemGetDriverVersion"),
+            "columns": list(SAMPLE),
+            "devices": devices,
+            "topology": pairs,
+        }
+        self._writer.write(header)
+        self._gpus = [self._open(gpu, handle) for gpu, handle in enumerate(handles)]
+
+    def _handle(self, gpu: int) -> Any:
+        try:
+            return self._nv.nvmlDeviceGetHandleByIndex(gpu)
+        except self._nv.NVMLError as error:
+            self._gone[gpu] = str(error)
+            return None
+
+    def _open(self, gpu: int, handle: Any) -> Card | None:
+        if handle is None:
+            return None
+        try:
+            return Card(self._nv, handle)
+        except Lost as lost:
+            self._gone[gpu] = str(lost)
+            return None
+
+    def _sample(self, tick: int, last: bool) -> None:
+        line: dict[str, Any] = {"time_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
+        every = self._every()
+        # Not all cards at one tick: that would be a long one.
+        line["gpus"] = [
+            self._ask(gpu, last or (tick + gpu) % every == 0) for gpu in range(len(self._gpus))
+        ]
+        if self._gone:
+            line["lost"], self._gone = self._gone, {}
+        self._writer.write(line)
+        self._ticks += 1
+
+    def _ask(self, gpu: int, slow: bool) -> Row | None:
+        card = self._gpus[gpu]
+        if card is None:
+            return None
+        try:
+            row = [time.time_ns(), *card.quick()]
+            return row + (self._slow(card) if slow else [None] * (len(RING) + len(FIELDS)))
+        except Lost as lost:
+            self._gpus[gpu], self._gone[gpu] = None, str(lost)
+            return None
+
+    def _slow(self, card: Card) -> Row:
+        start = time.perf_counter_ns()
+        row = card.slow()
+        self._slow_ns += time.perf_counter_ns() - start
+        self._slow_reads += 1
+        return row
+
+    def _every(self) -> int:
+        """Ticks from one slow read of a card to its next, by what they cost until now."""
+        cost = self._slow_ns / max(1, self._slow_reads) * len(self._gpus)
+        seldom = max(1, int(_SELDOM * 1e9 / self._interval))
+        return min(seldom, max(1, math.ceil(cost / self._allowed)))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(sample(Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])))
+    sys.stdout.flush()
+    # What a driver has broken in this process must not be found while it is taken down.
+    os._exit(0)
