@@ -31,7 +31,7 @@ _MODEL: Final = ("--model", "resnet50", "--batch", "32", "--steps", "40", "--war
 CASES: Final = {
     "one GPU": (sys.executable, str(TRAIN), *_MODEL),
     "DistributedDataParallel, 2 GPUs": (*_LAUNCH, str(TRAIN), *_MODEL),
-    "DataParallel, 2 GPUs": (sys.executable, str(TRAIN), *_MODEL, "--data-parallel"),
+    "DataParallel, all GPUs": (sys.executable, str(TRAIN), *_MODEL, "--data-parallel"),
 }
 _FIRST_STEP: Final = 10
 """Steps before it warm up: allocations and library choices differ from run to run."""

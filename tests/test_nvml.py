@@ -140,8 +140,7 @@ def of_gpu(log: NvmlLog, gpu: int, column: str) -> list[Any]:
 def calls(folder: Path, function: str, gpu: int = 0) -> int:
     """How often the library was asked."""
     lines = (folder / "calls").read_text(encoding="utf-8").splitlines()
-    found = [int(line.split()[2]) for line in lines if line.startswith(f"{function} {gpu} ")]
-    return sum(found)
+    return lines.count(f"{function} {gpu}")
 
 
 NVLINKED: Final = """
