@@ -24,11 +24,11 @@ from torch.utils.data import DataLoader, Dataset
 RANK, WORLD = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-class Batches(Dataset[Any]):
+class Batches(Dataset[Any]):  # type: ignore[misc, unused-ignore]  # torch may be absent
     """Batches of random pictures, each made in a given time."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.count = options.steps
+        self.count: int = options.steps
         self.wait = options.wait_ms / 1e3
         kind = torch.float32 if options.float_input else torch.uint8
         self.images = torch.zeros(options.batch, 3, 224, 224, dtype=kind)
