@@ -65,6 +65,9 @@ class MergedTrace(Trace):
             hosts=frozenset[str]().union(*(session.hosts for session in sessions)),
             ranks=frozenset[int]().union(*(session.ranks for session in sessions)),
             world_size=max(session.world_size or 0 for session in sessions) or None,
+            utc_offset_ns=next(
+                (s.utc_offset_ns for s in sessions if s.utc_offset_ns is not None), None
+            ),
         )
 
     @property

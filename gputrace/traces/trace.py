@@ -68,6 +68,8 @@ class Session:
     ranks: frozenset[int] = frozenset()
     """Of the processes that were recorded."""
     world_size: int | None = None
+    utc_offset_ns: int | None = None
+    """How far ahead of UTC the machine's local time was; None where that is not known."""
     cards: frozenset[str] = frozenset()
     """The uuids of the cards that its processes saw; tells machines apart that have no name."""
 
