@@ -45,7 +45,7 @@ def _title(analysis: Analysis) -> str:
     count = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
     where = "in these steps" if any(row.steps for row in analysis.breakdown) else "while they work"
     samples = "sample" if most == 1 else "samples"
-    return f"The cards {where}, and their limits (NVML, {count} {samples} of each at work)"
+    return f"The cards {where} (NVML, {count} {samples} of each at work)"
 
 
 def _number(value: float | None, unit: str) -> str:

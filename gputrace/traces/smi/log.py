@@ -52,7 +52,7 @@ def number(text: str, unit: str = "") -> float | None:
     ``unit`` is what the header says, where the cell has none.
     """
     if (found := _NUMBER.fullmatch(text)) is not None:
-        return float(found[1]) * _SCALES.get(found[2] or unit, 1.0)
+        return round(float(found[1]) * _SCALES.get(found[2] or unit, 1.0), 3)
     return float(int(text, 16)) if _HEX.fullmatch(text) else None
 
 
