@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import gputrace
 from gputrace.collectors.nvml.cards import SAMPLE
 from gputrace.traces.nvml.model import VALUES, Card, Nvml, Samples, together
 from gputrace.traces.readers import open_trace, open_traces
@@ -63,6 +64,19 @@ def test_what_was_not_said_is_not_a_number(path: Path) -> None:
     assert np.isnan(samples["temperature"]).all()
     with pytest.raises(KeyError):
         samples["colour"]
+
+
+def test_numbers_that_make_no_sense_are_not_believed(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(
+            "UPDATE GPUTRACE_NVML_SAMPLE SET clocksEventReasons = 9e999, power = 1e300"
+        )
+        database.execute("UPDATE GPUTRACE_NVML_SAMPLE SET timeNs = ? WHERE gpu = 1", (2**63 - 1,))
+        database.execute("INSERT INTO GPUTRACE_NVML_SAMPLE (gpu, timeNs) VALUES (9e18, 1)")
+    with gputrace.open(path) as trace:
+        report = trace.analyze()
+    assert [card.gpu for card in report.cards] == [0]
+    assert report.cards[0].power_mw is None
 
 
 def test_a_trace_without_any_says_nothing(recording: Recording, tmp_path: Path) -> None:

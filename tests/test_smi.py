@@ -12,8 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import gputrace
+from gputrace.errors import InputError
 from gputrace.traces.nvml.model import Nvml
 from gputrace.traces.readers import open_traces
 from tests import command
@@ -33,6 +36,9 @@ QUERY = (
     "clocks_event_reasons.active"
 )
 VALUES = "{use} %, 40000 MiB, 143771 MiB, {sm} MHz, 3201 MHz, 512.34 W, 61, 0x0000000000000000"
+
+ODD = ("9999/12/31 23:59:59.999", "0001/01/01 00:00:00", "9" * 400, "0x" + "f" * 40, "-1", "1e999",
+    "GPU-", "index", "[N/A]", "99999999999 MiB", "2026/02/30 00:00:00", "#", "timestamp")  # fmt: skip
 
 Log = Callable[..., Path]
 
@@ -327,6 +333,28 @@ class TestDmon:
         ]
         path = log([*lines, "    0    512     61     95   3201   1980 "])
         command.assert_refused(command.gputrace("analyze", run, path), 3, "dmon -o DT")
+
+
+@given(data=st.data())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_a_log_holds_it_is_read_or_refused(
+    run: Path, log: Log, data: st.DataObject
+) -> None:
+    """Cells of other kinds, lines of others, lines cut short."""
+    lines = [QUERY, *rounds(INDEXED)[:20]]
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(lines) - 1))
+        cells = lines[at].split(", ")
+        place = data.draw(st.integers(0, len(cells) - 1))
+        cells[place] = data.draw(st.sampled_from(ODD) | st.text(max_size=8))
+        lines[at] = ", ".join(cells)[: data.draw(st.integers(0, 200))]
+    path = log(lines)
+    try:
+        nvml, _ = joined(run, path)
+    except InputError as error:
+        assert "smi.csv" in str(error)
+    else:
+        assert len(nvml.samples) <= len(lines)
 
 
 class TestGivenTogether:

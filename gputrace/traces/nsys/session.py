@@ -24,6 +24,7 @@ class Member:
     """0 where it is not known."""
 
 
+_FARTHEST_ZONE: Final = 15 * 3600
 NOBODY: Final = Member()
 
 
@@ -89,7 +90,8 @@ def _utc_offset(database: Database) -> int | None:
         "FROM TARGET_INFO_SESSION_START_TIME"
     )
     seconds = next((found for (found,) in database.query(sql) if found is not None), None)
-    return None if seconds is None else round(seconds / 900) * 900 * 10**9
+    known = seconds is not None and abs(seconds) <= _FARTHEST_ZONE
+    return round(seconds / 900) * 900 * 10**9 if known else None
 
 
 def _epoch(database: Database) -> int | None:

@@ -43,6 +43,8 @@ _ANY_HOST: Final = (
     ("CUPTI_ACTIVITY_KIND_KERNEL", "globalPid"),
     ("CUPTI_ACTIVITY_KIND_MEMCPY", "globalPid"),
 )
+_FAR: Final = f"{2.0**62:.1f}"
+"""Numbers from which on nothing is that NVML could say."""
 _TABLES: Final = ("GPUTRACE_NVML_DEVICE", "GPUTRACE_NVML_SAMPLE", "GPUTRACE_TOPOLOGY")
 
 
@@ -112,8 +114,8 @@ def _samples(database: Database, table: str, host: int) -> Samples:
     names = [name for name in VALUES if database.has(table, name)]
     shown = ", ".join(["CAST(timeNs AS INTEGER)", "CAST(gpu AS INTEGER)", *map(_number, names)])
     sql = (
-        f"SELECT {shown} FROM {quoted(table)} WHERE timeNs IS NOT NULL AND gpu IS NOT NULL "
-        "ORDER BY timeNs"
+        f"SELECT {shown} FROM {quoted(table)} WHERE abs(CAST(timeNs AS REAL)) < {_FAR} "
+        f"AND abs(CAST(gpu AS REAL)) < {_FAR} ORDER BY timeNs"
     )
     columns = list(zip(*database.query(sql), strict=True))
     if not columns:
@@ -129,4 +131,5 @@ def _samples(database: Database, table: str, host: int) -> Samples:
 
 def _number(name: str) -> str:
     """A value as a number; what is none is NULL."""
-    return f"CASE WHEN typeof({name}) IN ('integer', 'real') THEN CAST({name} AS REAL) END"
+    sensible = f"typeof({name}) IN ('integer', 'real') AND abs(CAST({name} AS REAL)) < {_FAR}"
+    return f"CASE WHEN {sensible} THEN CAST({name} AS REAL) END"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from gputrace.errors import InputError
-from gputrace.traces.smi.log import Row, SmiLog, is_unknown, number
+from gputrace.traces.smi.log import Row, SmiLog, is_unknown, nanoseconds, number
 
 _VALUES: Final = {
     "pwr": ("power", "W"),
@@ -67,8 +66,9 @@ def _row(names: Sequence[str], cells: Sequence[str]) -> Row | None:
     if len(cells) != len(names):
         return None
     named = dict(zip(names, cells, strict=True))
-    time, gpu = _time(named.get("date", "19700101"), named.get("time", "00:00:00")), named["gpu"]
-    if time is None or not gpu.isdecimal():
+    date, gpu = named.get("date", "19700101"), number(named["gpu"])
+    time = nanoseconds(f"{date} {named.get('time', '00:00:00')}", "%Y%m%d %H:%M:%S")
+    if time is None or gpu is None:
         return None
     values = {}
     for name, (ours, unit) in _VALUES.items():
@@ -78,14 +78,6 @@ def _row(names: Sequence[str], cells: Sequence[str]) -> Row | None:
                 return None
             values[ours] = value
     return Row(time, values, {"gpu": int(gpu)})
-
-
-def _time(date: str, time: str) -> int | None:
-    try:
-        when = datetime.strptime(f"{date} {time}", "%Y%m%d %H:%M:%S").replace(tzinfo=UTC)
-    except ValueError:
-        return None
-    return int(when.timestamp()) * 10**9
 
 
 def _count_days(rows: Sequence[Row]) -> None:

@@ -52,7 +52,7 @@ def read_smi(path: Path) -> SmiLog:
 
 
 def _lines(data: bytes) -> list[str]:
-    return [line for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
+    return [line for line in data.decode("utf-8-sig", "replace").splitlines() if line.strip()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,8 @@ _SCALES: Final = {
 }  # fmt: skip
 """What one of a unit is in bytes, mW and MHz; nvidia-smi's MB are MiB."""
 
+_TOO_LARGE: Final = 2.0**62
+_YEARS: Final = range(1970, 2200)
 _NUMBER: Final = re.compile(r"(-?\d+(?:\.\d+)?)\s*([A-Za-z]+|%)?")
 _HEX: Final = re.compile(r"0x[0-9a-fA-F]+")
 
@@ -52,8 +55,21 @@ def number(text: str, unit: str = "") -> float | None:
     ``unit`` is what the header says, where the cell has none.
     """
     if (found := _NUMBER.fullmatch(text)) is not None:
-        return round(float(found[1]) * _SCALES.get(found[2] or unit, 1.0), 3)
-    return float(int(text, 16)) if _HEX.fullmatch(text) else None
+        value = float(found[1]) * _SCALES.get(found[2] or unit, 1.0)
+    elif _HEX.fullmatch(text):
+        value = float(int(text, 16))
+    else:
+        return None
+    return round(value, 3) if abs(value) < _TOO_LARGE else None
+
+
+def nanoseconds(text: str, form: str) -> int | None:
+    """A written moment since 1970; None for what is none, or of another century."""
+    try:
+        when = datetime.strptime(text, form).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    return int(when.timestamp()) * 10**9 if when.year in _YEARS else None
 
 
 def is_unknown(text: str) -> bool:

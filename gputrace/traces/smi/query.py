@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from gputrace.errors import InputError
-from gputrace.traces.smi.log import Row, SmiLog, is_unknown, number
+from gputrace.traces.smi.log import Row, SmiLog, is_unknown, nanoseconds, number
 
 _VALUES: Final[Mapping[str, tuple[str, str]]] = {
     "utilization.gpu": ("utilization", "%"),
@@ -171,11 +170,8 @@ def _time(text: str) -> int | None:
     if _TIME.fullmatch(text) is None:
         return None
     seconds, _, below = text.partition(".")
-    try:
-        when = datetime.strptime(seconds, "%Y/%m/%d %H:%M:%S").replace(tzinfo=UTC)
-    except ValueError:
-        return None
-    return int(when.timestamp()) * 10**9 + int(below.ljust(9, "0") or 0)
+    whole = nanoseconds(seconds, "%Y/%m/%d %H:%M:%S")
+    return None if whole is None else whole + int(below.ljust(9, "0"))
 
 
 def _guessed(path: Path, rows: Sequence[Sequence[str]], log: SmiLog) -> _Header:
