@@ -2,7 +2,9 @@
 
 GPUs that train together launch the same kernels in the same order, so the nth launch of a kernel in
 a step on one GPU is compared with the nth launch of it in that step on the others. Launches that
-only one GPU has are no part of a ratio: more work is told apart from slower work.
+only one GPU has are no part of a ratio: more work is told apart from slower work. Nor are those
+beside communication, where there are others: a collective that waits takes part of the GPU from
+them, and the rank for which the others wait would look faster.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.classes import OperationClass, distinct_ids
 from gputrace.analyzers.gpus import Gpu
+from gputrace.analyzers.intervals import Intervals, union
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results import Step
 from gputrace.traces.events import Kind, Mask
@@ -25,6 +28,9 @@ _MOST_KERNELS: Final = 200_000
 """Of one GPU; as many steps are compared as have so many."""
 _LEAST_SHARE: Final = 0.5
 """Part of a GPU's time in kernels that must be in kernels that others run too."""
+_ALONE: Final = 0.1
+"""Part of the compared time that must be in launches without communication beside them, for these
+alone to tell the ratio."""
 _QUARTILES: Final = (0.25, 0.5, 0.75)
 
 Floats = NDArray[np.float64]
@@ -62,6 +68,8 @@ class _Launches:
 
     keys: NDArray[np.int64]
     lengths: Floats
+    alone: Floats
+    """The median of those with no communication beside them; NaN where most have some."""
 
 
 def kernel_ratios(
@@ -79,17 +87,18 @@ def kernel_ratios(
     names = _same_names(trace, operations)
     launches = [_typical(own, steps, names) for own in operations]
     keys = np.unique(np.concatenate([own.keys for own in launches]))
-    table = np.full((len(launches), len(keys)), np.nan)
-    for row, own in zip(table, launches, strict=True):
-        row[np.searchsorted(keys, own.keys)] = own.lengths
-    shared = table[:, np.isfinite(table).sum(axis=0) > 1]
-    usual = np.nanmedian(shared, axis=0) if shared.size else np.empty(0)
+    table = _table(keys, [(own.keys, own.lengths) for own in launches])
+    shared = _shared(table)
     whole = np.nansum(table, axis=1)
     compared = np.nansum(shared, axis=1)
+    alone = _shared(_table(keys, [(own.keys, own.alone) for own in launches]))
     enough = compared > _LEAST_SHARE * np.maximum(whole, 1)
     if enough.sum() < 2:
         return ()
-    quartiles = np.stack([_quartiles(row, usual) for row in shared[enough]])
+    often = np.nansum(alone, axis=1) > _ALONE * compared
+    told = alone if often[enough].all() else shared
+    usual = np.nanmedian(told, axis=0)
+    quartiles = np.stack([_quartiles(row, usual) for row in told[enough]])
     fastest = quartiles[:, 1].min()
     return tuple(
         KernelRatio(
@@ -105,6 +114,22 @@ def kernel_ratios(
             np.flatnonzero(enough).tolist(), quartiles.tolist(), strict=True
         )
     )
+
+
+def _table(
+    keys: NDArray[np.int64], rows: Sequence[tuple[NDArray[np.int64], Floats]]
+) -> NDArray[np.float64]:
+    """A row a GPU and a column a key; NaN where the GPU has no such launch."""
+    table = np.full((len(rows), len(keys)), np.nan)
+    for row, (own, lengths) in zip(table, rows, strict=True):
+        row[np.searchsorted(keys, own)] = lengths
+    return table
+
+
+def _shared(table: Floats) -> Floats:
+    """The columns of which several GPUs have something."""
+    found: Floats = table[:, np.isfinite(table).sum(axis=0) > 1]
+    return found
 
 
 def _same_names(trace: Trace, operations: Sequence[GpuOperations]) -> dict[int, int]:
@@ -132,7 +157,18 @@ def _typical(own: GpuOperations, steps: Sequence[Step], names: dict[int, int]) -
     order = np.lexsort((own.start[rows], texts, step))
     rows, step, texts = rows[order], step[order], texts[order]
     keys = texts << 32 | _places(step, texts)
-    return _medians(keys, (own.end[rows] - own.start[rows]).astype(np.float64), count)
+    lengths = (own.end[rows] - own.start[rows]).astype(np.float64)
+    distinct, medians = _medians(keys, lengths, count)
+    free = _communication(own).within(own.start[rows], own.end[rows]) == 0
+    some, unmixed = _medians(keys[free], lengths[free], count)
+    alone = np.full(len(distinct), np.nan)
+    alone[np.searchsorted(distinct, some)] = unmixed
+    return _Launches(distinct, medians, alone)
+
+
+def _communication(own: GpuOperations) -> Intervals:
+    rows = own.classes == OperationClass.COMMUNICATION
+    return union(own.start[rows], own.end[rows], is_sorted=True)
 
 
 def _in_steps(
@@ -169,14 +205,17 @@ def _places(step: NDArray[np.intp], texts: NDArray[np.int64]) -> NDArray[np.int6
     return np.arange(count) - begins
 
 
-def _medians(keys: NDArray[np.int64], lengths: Floats, steps: int) -> _Launches:
+def _medians(
+    keys: NDArray[np.int64], lengths: Floats, steps: int
+) -> tuple[NDArray[np.int64], Floats]:
+    """The keys of most steps, and the median length of each."""
     order = np.lexsort((lengths, keys))
     keys, lengths = keys[order], lengths[order]
     distinct, first, count = np.unique(keys, return_index=True, return_counts=True)
     often = 2 * count > steps
     low, high = first + (count - 1) // 2, first + count // 2
     middle = (lengths[low] + lengths[high]) / 2 if len(lengths) else lengths
-    return _Launches(distinct[often], np.maximum(middle[often], 1.0))
+    return distinct[often], np.maximum(middle[often], 1.0)
 
 
 def _quartiles(lengths: Floats, usual: Floats) -> Floats:

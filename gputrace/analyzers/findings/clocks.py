@@ -20,7 +20,7 @@ from gputrace.units import format_ns
 _CLOCK_APART: Final = 0.03
 """Part by which clocks differ where that is no scatter: cards of one kind keep within 2 %."""
 _SLOWER: Final = 1.01
-"""Ratio of kernel times from which a card is slower: equal ones agree within half a percent."""
+"""Ratio of kernel times from which a card is slower: equal ones agree within 0.2 %."""
 _THROTTLED: Final = 0.1
 """Share of the time from which throttling counts."""
 _LOWERED: Final = 0.95

@@ -90,8 +90,9 @@ def _utc_offset(database: Database) -> int | None:
         "FROM TARGET_INFO_SESSION_START_TIME"
     )
     seconds = next((found for (found,) in database.query(sql) if found is not None), None)
-    known = seconds is not None and abs(seconds) <= _FARTHEST_ZONE
-    return round(seconds / 900) * 900 * 10**9 if known else None
+    if seconds is None or abs(seconds) > _FARTHEST_ZONE:
+        return None
+    return round(seconds / 900) * 900 * 10**9
 
 
 def _epoch(database: Database) -> int | None:
