@@ -89,10 +89,9 @@ def _utc_offset(database: Database) -> int | None:
         "SELECT strftime('%s', localTime) - strftime('%s', utcTime) "
         "FROM TARGET_INFO_SESSION_START_TIME"
     )
-    seconds = next((found for (found,) in database.query(sql) if found is not None), None)
-    if seconds is None or abs(seconds) > _FARTHEST_ZONE:
-        return None
-    return round(seconds / 900) * 900 * 10**9
+    known = (seconds for (seconds,) in database.query(sql) if isinstance(seconds, int))
+    seconds = next(known, _FARTHEST_ZONE)
+    return round(seconds / 900) * 900 * 10**9 if abs(seconds) < _FARTHEST_ZONE else None
 
 
 def _epoch(database: Database) -> int | None:
