@@ -24,7 +24,7 @@ from gputrace.analyzers.results import Step
 from gputrace.traces.events import Kind, Mask
 from gputrace.traces.trace import Trace
 
-_MOST_KERNELS: Final = 200_000
+_MOST_KERNELS: Final = 40_000
 """Of one GPU; as many steps are compared as have so many."""
 _LEAST_SHARE: Final = 0.5
 """Part of a GPU's time in kernels that must be in kernels that others run too."""
