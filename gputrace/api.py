@@ -37,7 +37,8 @@ class Report(Analysis):
         return views.render(self, form)
 
     def to_pandas(self, table: str = "breakdown") -> pandas.DataFrame:
-        """One of ``breakdown``, ``gpus``, ``step_list``, ``phases``, ``gaps``, ``findings``.
+        """One of ``breakdown``, ``gpus``, ``step_list``, ``phases``, ``gaps``, ``findings``,
+        ``cards``.
 
         Raises MissingError where pandas is not installed, UsageError for another name.
         """
@@ -146,7 +147,8 @@ class OpenTrace:
 def open(path: str | PathLike[str], *more: str | PathLike[str]) -> OpenTrace:
     """Opens a trace of any recorder, or the traces of one run as one: a file a machine or a rank.
 
-    A folder stands for the ``*.sqlite`` in it. Raises InputError where a file cannot be read, or
+    A folder stands for the ``*.sqlite`` in it. Logs of nvidia-smi among them say what the GPUs did
+    meanwhile. Raises InputError where a file cannot be read, or
     is not of the same run as the others.
     """
     return OpenTrace(path, *more)

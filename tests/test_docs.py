@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from gputrace.analyzers import findings, results
+from gputrace.analyzers import cards_results, findings, results
 from tests import command
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
@@ -23,6 +23,10 @@ ROWS: Final = (
     results.Gaps,
     results.Gap,
     results.Finding,
+    cards_results.CardUse,
+    cards_results.Utilization,
+    cards_results.GpuCurves,
+    cards_results.Curve,
 )
 
 

@@ -18,7 +18,7 @@ from gputrace.api import Report
 from tests import command
 from tests.exports import KERNEL, NVTX, RUNTIME, Export, global_id
 from tests.handmade import Run, train
-from tests.synthetic import Plan, simulate, write_nsys
+from tests.synthetic import Plan, simulate, write_nsys, write_nvml
 
 DATAPARALLEL: Final = "h200x4-dataparallel-7-9.sqlite"
 PLAN: Final = Plan(steps=12, warmup_steps=0, kernels_per_step=40, data_wait_ns=2_000_000)
@@ -125,6 +125,24 @@ def test_what_names_domains_comes_along_from_anywhere(tmp_path: Path) -> None:
         made.add(NVTX, start=start, end=start + 1, eventType=59, globalTid=thread, text="x")
     part = export(made.write(tmp_path / "whole.sqlite"), tmp_path / "part.sqlite", (1_000, 1_010))
     assert rows(part, f"SELECT start, eventType FROM {NVTX} ORDER BY start") == [(1, 75), (30, 59)]
+
+
+def test_samples_of_cards_come_along_with_one_more_on_each_side(tmp_path: Path) -> None:
+    """One every 2 ms and card: those of 10 ms are 5, and 7 with the nearest of both sides."""
+    recording = simulate(replace(PLAN, ranks=2))
+    write_nsys(recording, tmp_path / "whole", osrt=False)
+    write_nvml(recording, tmp_path / "whole", every_ns=2_000_000)
+    first = rows(tmp_path / "whole", "SELECT min(timeNs) FROM GPUTRACE_NVML_SAMPLE")[0][0]
+    assert isinstance(first, int)
+    start = first + 60_000_001
+    export(tmp_path / "whole", tmp_path / "part", (start, start + 10_000_000))
+    sql = "SELECT count(*) FROM GPUTRACE_NVML_SAMPLE GROUP BY gpu"
+    assert rows(tmp_path / "part", sql) == [(7,), (7,)]
+    ran = command.gputrace(
+        "export", tmp_path / "whole", "--to", "trace", "--time", f"{first}ns:{first + 10**7}ns",
+        "-o", tmp_path / "none",
+    )  # fmt: skip
+    command.assert_refused(ran, USAGE, "nothing was recorded in that window")
 
 
 def test_small_tables_come_along_whole(h100: Path, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from gputrace.analyzers.operations import GpuOperations, read_operations
 from gputrace.analyzers.partition import Timeline, build_timeline
 from gputrace.analyzers.results import SCHEMA_VERSION, Analysis, GpuTotals
 from gputrace.analyzers.steps import FoundSteps, StepWindows, find_input_copies, find_steps
+from gputrace.analyzers.utilization import find_utilization
 from gputrace.errors import InputError, UsageError
 from gputrace.traces.trace import Progress, Trace, Window
 
@@ -97,6 +98,8 @@ def analyze(
         findings=find(facts),
         dropped_rows=dict(trace.quality.dropped),
         warnings=(*trace.quality.warnings, *trace.quality.notes),
+        cards=facts.cards,
+        utilization=find_utilization(facts.nvml, gpus, window),
     )
 
 

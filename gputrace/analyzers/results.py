@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gputrace.analyzers.cards_results import CardUse, Utilization
+
 Evidence = Mapping[str, float | int | str | None]
 
 SCHEMA_VERSION = 1
@@ -224,3 +226,7 @@ class Analysis:
     """Rows of the file that could not be used, by reason."""
     warnings: tuple[str, ...]
     """What the recorder complained of, and what limits the figures of merged traces."""
+    cards: tuple[CardUse, ...] = ()
+    """The cards in the measured steps, of those that NVML was asked about."""
+    utilization: Utilization | None = None
+    """The cards over the whole run; None where no GPU was seen."""

@@ -34,7 +34,8 @@ def command(
     TRACE is what `gputrace record` wrote, an nsys SQLite export, an nsys report (.nsys-rep,
     .qdrep) where nsys is installed, or a trace of PyTorch's profiler (.pt.trace.json, packed or
     not). Several are the parts of one run, a file for each machine or rank; a folder stands for the
-    *.sqlite and *.pt.trace.json in it.
+    *.sqlite and *.pt.trace.json in it. Logs of nvidia-smi beside them (--query-gpu as CSV, or dmon
+    -o DT) add the clocks and the use of the GPUs.
     """
     import gputrace
 

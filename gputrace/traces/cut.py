@@ -95,10 +95,14 @@ class _Cut:
         for name in sorted(self._declared.keys() - self._timed.keys() - {self._strings.table}):
             self._copy(name, "1")
         self._copy_timed()
-        if self._window != _ALL and not any(map(self._touches, self._timed)):
+        if self._window != _ALL and not self._has_any():
             raise UsageError(f"{self._database.path}: nothing was recorded in that window")
         if self._strings.table in self._declared:
             self._copy_strings()
+
+    def _has_any(self) -> bool:
+        """Whether something was recorded in the window, beside what tells of the cards."""
+        return any(self._touches(name) for name, how in self._timed.items() if not how.beside)
 
     def _copy_timed(self) -> None:
         self._output.execute(

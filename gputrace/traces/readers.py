@@ -21,6 +21,7 @@ from gputrace.traces.nvprof.reader import NvprofTrace, is_nvprof
 from gputrace.traces.packed import peek
 from gputrace.traces.refused import explain
 from gputrace.traces.runs import check_paths
+from gputrace.traces.smi.join import is_smi, join_logs
 from gputrace.traces.sqlite import MAGIC, Database, open_input
 from gputrace.traces.trace import Trace
 from gputrace.traces.xla.chrome import is_trace_viewer, read_trace_viewer
@@ -131,6 +132,8 @@ _IN_FOLDERS: Final = (
     *("*.pt.trace.json", "*.pt.trace.json.gz", "*.xplane.pb"),
 )
 """What the traces are called that a folder stands for; those that are named may have any name."""
+_LOGS: Final = ("*.csv", "*.log", "*.txt")
+"""What logs of nvidia-smi may be called; which of these are some is told by their content."""
 
 
 def open_trace(path: Path | str) -> Trace:
@@ -148,9 +151,24 @@ def open_trace(path: Path | str) -> Trace:
 def open_traces(paths: Sequence[Path | str]) -> Trace:
     """Opens the traces of one run as one; a folder stands for the traces in it.
 
-    Raises InputError where one cannot be read, or where they are not of one run.
+    Logs of nvidia-smi among them say what the GPUs did meanwhile. Raises InputError where one
+    cannot be read, or where they are not of one run.
     """
     files = [file for path in paths for file in _files(Path(path))]
+    logs = [file for file in files if _is_log(file)] if len(files) > 1 else []
+    trace = _open_all([file for file in files if file not in logs], files[0])
+    if logs:
+        with ExitStack() as opened:
+            opened.callback(trace.close)
+            join_logs(trace, logs)
+            opened.pop_all()
+    return trace
+
+
+def _open_all(files: Sequence[Path], first: Path) -> Trace:
+    if not files:
+        problem = "a log of nvidia-smi tells nothing alone; name the trace that it belongs to, too"
+        raise InputError(first, problem)
     if len(files) == 1:
         return open_trace(files[0])
     check_paths(files)
@@ -167,12 +185,24 @@ def open_traces(paths: Sequence[Path | str]) -> Trace:
 def _files(path: Path) -> list[Path]:
     if not os.path.isdir(path):  # noqa: PTH112 - what cannot be looked at is its reader's to refuse
         return [path]
-    found = {file for pattern in _IN_FOLDERS for file in path.glob(pattern)}
-    files = sorted(file for file in found if not file.name.startswith("."))
+    files = _in_folder(path, _IN_FOLDERS)
     if not files:
         patterns = ", ".join(_IN_FOLDERS)
         raise InputError(path, f"is a directory without traces in it ({patterns}); name the files")
-    return files
+    return files + [file for file in _in_folder(path, _LOGS) if _is_log(file, surely=True)]
+
+
+def _in_folder(path: Path, patterns: Sequence[str]) -> list[Path]:
+    found = {file for pattern in patterns for file in path.glob(pattern)}
+    return sorted(file for file in found if not file.name.startswith("."))
+
+
+def _is_log(path: Path, surely: bool = False) -> bool:
+    """Whether a file is a log of nvidia-smi; what cannot be read is its reader's to refuse."""
+    try:
+        return is_smi(Candidate(path).head, surely)
+    except InputError:
+        return False
 
 
 def _readers() -> Iterator[Reader]:

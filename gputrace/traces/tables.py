@@ -23,6 +23,8 @@ class Timed:
     """The same of calls that issue them."""
     together: str = ""
     """A column: rows that agree in it are the start and the end of one thing, and stay together."""
+    beside: bool = False
+    """Whether the rows tell something of others alone, so that a window needs others."""
     always: str = "0"
     """Rows that are needed whenever they were written, such as those that name a domain."""
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
+from gputrace.analyzers.cards_results import CardUse
 from gputrace.analyzers.results import (
     Analysis,
     Breakdown,
@@ -27,6 +28,7 @@ _TABLES: Final[dict[str, type]] = {
     "phases": Phase,
     "gaps": Gap,
     "findings": Finding,
+    "cards": CardUse,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from gputrace.analyzers.results import Analysis
+from gputrace.views.cards import cards_table
 from gputrace.views.tables import Table, gaps_table, main_table, notes, verdict
 
 _MOST_GPUS_ACROSS = 4
@@ -19,6 +20,8 @@ def render(analysis: Analysis) -> str:
     parts.append(_table(main_table(analysis, _MOST_GPUS_ACROSS)))
     if analysis.gaps.largest:
         parts.append(_table(gaps_table(analysis, _MOST_GAPS)))
+    if (cards := cards_table(analysis)) is not None:
+        parts.append(_table(cards))
     parts += [f"<p>{escape(f'{f.id}: {f.message}')}.</p>" for f in analysis.findings[1:]]
     parts += [f"<p><small>{escape(note)}</small></p>" for note in notes(analysis)]
     return "<div>" + "".join(parts) + "</div>"

@@ -56,6 +56,7 @@ class Plan:
     allreduce_ns: int = 300_000  # transfer of one bucket once all ranks have arrived
     slow_rank: int = -1  # this rank's kernels take `slow_factor` times as long
     slow_factor: float = 1.0
+    slow_ranks: tuple[tuple[int, float], ...] = ()  # more of them, each with its factor
     late_host_rank: int = -1  # this rank's host needs `late_host_ns` more before each forward pass
     late_host_ns: int = 0
     # Beyond plain steps.

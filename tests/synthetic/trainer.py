@@ -32,7 +32,8 @@ class Trainer:
         self.gpu = self.gpus[0]
         self.units: list[Unit] = []
         self.warming = 0.0  # how much longer things take while warming up, as a fraction
-        self.slow = plan.slow_factor if rank == plan.slow_rank else 1.0
+        slow = dict(plan.slow_ranks) | {plan.slow_rank: plan.slow_factor}
+        self.slow = slow.get(rank, 1.0)
 
     def _gpu(self, index: int) -> Gpu:
         card = self.rank * self.plan.gpus_per_process + index

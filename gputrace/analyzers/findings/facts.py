@@ -10,14 +10,18 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.breakdown import Lane
+from gputrace.analyzers.cards import find_cards
+from gputrace.analyzers.cards_results import CardUse
 from gputrace.analyzers.classes import distinct_ids
 from gputrace.analyzers.host import HostCalls
 from gputrace.analyzers.intervals import Intervals, union
+from gputrace.analyzers.kernel_ratios import KernelRatio, kernel_ratios
 from gputrace.analyzers.lines import Lines, Place, dominating
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results import Breakdown, Evidence, Finding, Step
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.traces.events import Kind
+from gputrace.traces.nvml.model import Nvml
 from gputrace.traces.trace import Trace
 from gputrace.units import format_ns
 
@@ -75,6 +79,21 @@ class Facts:
             if any(part in name for name in text for part in parts):
                 return framework
         return ""
+
+    @cached_property
+    def nvml(self) -> Nvml:
+        """What NVML told of the cards."""
+        return self.trace.nvml
+
+    @cached_property
+    def cards(self) -> tuple[CardUse, ...]:
+        """The cards while they were busy, of those that were sampled."""
+        return find_cards(self.nvml, self.lanes, self.measured)
+
+    @cached_property
+    def ratios(self) -> tuple[KernelRatio, ...]:
+        """How fast the GPUs run what several of them run."""
+        return kernel_ratios(self.trace, self.operations, self.measured)
 
     @cached_property
     def rows(self) -> tuple[Breakdown, ...]:

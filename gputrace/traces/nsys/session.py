@@ -24,6 +24,7 @@ class Member:
     """0 where it is not known."""
 
 
+_FARTHEST_ZONE: Final = 15 * 3600
 NOBODY: Final = Member()
 
 
@@ -62,6 +63,7 @@ def read_session(database: Database) -> Session:
         hosts=frozenset(hosts - {""}),
         ranks=frozenset(member.rank for member in ranked),
         world_size=max((member.world_size for member in ranked), default=0) or None,
+        utc_offset_ns=_utc_offset(database),
     )
 
 
@@ -77,6 +79,19 @@ def _gpu_users(database: Database) -> set[int]:
         return set()
     sql = "SELECT DISTINCT pid FROM TARGET_INFO_CUDA_DEVICE WHERE pid IS NOT NULL"
     return {pid for (pid,) in database.query(sql)}
+
+
+def _utc_offset(database: Database) -> int | None:
+    """From the session's start in both times; zones differ by quarters of an hour."""
+    if not database.has("TARGET_INFO_SESSION_START_TIME", "utcTime", "localTime"):
+        return None
+    sql = (
+        "SELECT strftime('%s', localTime) - strftime('%s', utcTime) "
+        "FROM TARGET_INFO_SESSION_START_TIME"
+    )
+    known = (seconds for (seconds,) in database.query(sql) if isinstance(seconds, int))
+    seconds = next(known, _FARTHEST_ZONE)
+    return round(seconds / 900) * 900 * 10**9 if abs(seconds) < _FARTHEST_ZONE else None
 
 
 def _epoch(database: Database) -> int | None:

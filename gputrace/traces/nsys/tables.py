@@ -18,7 +18,7 @@ _STRINGS: Final = re.compile(
 _DECLARED_SYMBOLS: Final = re.compile(r"\b(symbol|module)\b(?=\s+INTEGER)")
 """Of call chains, where the declaration does not say so."""
 
-_TIMES: Final = ("start", "timestamp")
+_TIMES: Final = ("start", "timestamp", "timeNs")
 _GPU: Final = ("globalPid", "deviceId", "copyKind", "srcDeviceId", "dstDeviceId")
 """Who rows on a GPU are of, as far as a table has it; a peer copy is on two GPUs."""
 
@@ -38,6 +38,7 @@ def _timed(database: Database, table: str) -> Timed | None:
         start,
         f'COALESCE("end", {start})' if "end" in columns else start,
         _groups(set(columns)),
+        beside=start == quoted("timeNs"),
         always=_always(table, set(columns)),
     )
     if "correlationId" not in columns or not columns.keys() & {"globalPid", "globalTid"}:
@@ -52,6 +53,8 @@ def _timed(database: Database, table: str) -> Timed | None:
 def _groups(columns: set[str]) -> tuple[str, ...]:
     if "deviceId" in columns:
         return tuple(name for name in _GPU if name in columns)
+    if "timeNs" in columns:
+        return ("gpu",)
     if "globalTid" not in columns:
         return ()
     # What a thread last called before a wait for data is one of the names' last calls.
