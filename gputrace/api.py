@@ -37,7 +37,8 @@ class Report(Analysis):
         return views.render(self, form)
 
     def to_pandas(self, table: str = "breakdown") -> pandas.DataFrame:
-        """One of ``breakdown``, ``gpus``, ``step_list``, ``phases``, ``gaps``, ``findings``.
+        """One of ``breakdown``, ``gpus``, ``step_list``, ``phases``, ``gaps``, ``findings``,
+        ``kernels`` (a row for each kernel and GPU).
 
         Raises MissingError where pandas is not installed, UsageError for another name.
         """

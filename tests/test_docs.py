@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from gputrace.analyzers import findings, results
+from gputrace.analyzers import findings, kernels, results
 from tests import command
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
@@ -23,6 +23,12 @@ ROWS: Final = (
     results.Gaps,
     results.Gap,
     results.Finding,
+    kernels.Kernels,
+    kernels.KernelUse,
+    kernels.KernelOnGpu,
+    kernels.Family,
+    kernels.Product,
+    kernels.LaunchCost,
 )
 
 

@@ -29,6 +29,10 @@ NAMES: Final = {
     "alloc_ns launch_ns other_idle_ns host_data_ns",
     "gaps": "count total_ns by_cause largest",
     "gaps.largest": "gpu rank step start_ns end_ns cause evidence",
+    "kernels": "steps total_ns count distinct top rest_count rest_ns families products "
+    "has_tensor_cores has_tf32 first_gpu_only launches",
+    "kernels.top": "name short family tensor_cores converts_layout count total_ns median_ns share "
+    "by_gpu",
     "findings": "id severity gpus ranks impact_ns message advice evidence",
 }
 KINDS: Final = {"training", "iterations", "none"}

@@ -30,6 +30,7 @@ from gputrace.analyzers.gaps import find_gaps
 from gputrace.analyzers.host import HostCalls, read_calls
 from gputrace.analyzers.host_lanes import find_host_lanes
 from gputrace.analyzers.intervals import EMPTY, Intervals
+from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lines import read_lines
 from gputrace.analyzers.operations import GpuOperations, read_operations
 from gputrace.analyzers.partition import Timeline, build_timeline
@@ -80,7 +81,10 @@ def analyze(
     if options.steps is not None and not chosen:
         raise UsageError(_no_such_steps(trace, options, found))
     rows, lines = break_down(lanes, chosen), read_lines(trace)
-    facts = Facts(trace, operations, calls, gpus, found, steps, chosen, rows, lines)
+    kernels = count_kernels(trace, operations, gpus, chosen, calls) if gpus else None
+    facts = Facts(
+        trace, operations, calls, gpus, found, steps, chosen, rows, lines, kernels=kernels
+    )
     return Analysis(
         schema_version=SCHEMA_VERSION,
         source=trace.source,
@@ -95,6 +99,7 @@ def analyze(
         breakdown=facts.breakdown,
         gaps=find_gaps(trace, gpus, calls, found, chosen, options.gaps, lines),
         findings=find(facts),
+        kernels=kernels,
         dropped_rows=dict(trace.quality.dropped),
         warnings=(*trace.quality.warnings, *trace.quality.notes),
     )

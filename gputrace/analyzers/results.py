@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gputrace.analyzers.kernels.results import Kernels
 
 Evidence = Mapping[str, float | int | str | None]
 
@@ -222,5 +226,7 @@ class Analysis:
     """The most important first; the first is the verdict's reason."""
     dropped_rows: Mapping[str, int]
     """Rows of the file that could not be used, by reason."""
+    kernels: Kernels | None
+    """Those of the measured steps; None where none ran."""
     warnings: tuple[str, ...]
     """What the recorder complained of, and what limits the figures of merged traces."""

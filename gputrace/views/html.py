@@ -5,10 +5,12 @@ from __future__ import annotations
 from html import escape
 
 from gputrace.analyzers.results import Analysis
+from gputrace.views.kernels import kernels_table
 from gputrace.views.tables import Table, gaps_table, main_table, notes, verdict
 
 _MOST_GPUS_ACROSS = 4
 _MOST_GAPS = 5
+_MOST_KERNELS = 8
 
 
 def render(analysis: Analysis) -> str:
@@ -20,6 +22,9 @@ def render(analysis: Analysis) -> str:
     if analysis.gaps.largest:
         parts.append(_table(gaps_table(analysis, _MOST_GAPS)))
     parts += [f"<p>{escape(f'{f.id}: {f.message}')}.</p>" for f in analysis.findings[1:]]
+    kernels = kernels_table(analysis, _MOST_KERNELS)
+    if kernels is not None:
+        parts.append(_table(kernels))
     parts += [f"<p><small>{escape(note)}</small></p>" for note in notes(analysis)]
     return "<div>" + "".join(parts) + "</div>"
 
