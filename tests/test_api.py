@@ -197,8 +197,8 @@ def hostile(report: Report) -> Report:
     finding = replace(report.findings[0], message=nasty, advice=nasty)
     assert report.kernels is not None
     kernels = replace(report.kernels, top=(replace(report.kernels.top[0], short=nasty),))
-    words = {"findings": (finding,), "warnings": (nasty,), "dropped_rows": {nasty: 1}}
-    return replace(report, kernels=kernels, **words)
+    said = replace(report, findings=(finding,), warnings=(nasty,), dropped_rows={nasty: 1})
+    return replace(said, kernels=kernels)
 
 
 def test_html_is_well_formed_and_escapes_what_it_shows(report: Report) -> None:

@@ -11,7 +11,6 @@ from gputrace.analyzers.breakdown import (
     AnyLane,
     Lane,
     break_down,
-    list_phases,
     list_steps,
     measured,
     steady,
@@ -34,6 +33,7 @@ from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lines import read_lines
 from gputrace.analyzers.operations import GpuOperations, read_operations
 from gputrace.analyzers.partition import Timeline, build_timeline
+from gputrace.analyzers.phases import find_warmup_causes, list_phases
 from gputrace.analyzers.results import SCHEMA_VERSION, Analysis, GpuTotals
 from gputrace.analyzers.steps import FoundSteps, StepWindows, find_input_copies, find_steps
 from gputrace.errors import InputError, UsageError
@@ -82,8 +82,20 @@ def analyze(
         raise UsageError(_no_such_steps(trace, options, found))
     rows, lines = break_down(lanes, chosen), read_lines(trace)
     kernels = count_kernels(trace, operations, gpus, chosen, calls) if gpus else None
+    causes = find_warmup_causes(trace, operations, gpus, calls, found) if gpus else None
+    phases = list_phases(lanes, found, steps, causes)
     facts = Facts(
-        trace, operations, calls, gpus, found, steps, chosen, rows, lines, kernels=kernels
+        trace,
+        operations,
+        calls,
+        gpus,
+        found,
+        steps,
+        chosen,
+        rows,
+        lines,
+        kernels=kernels,
+        phases=phases,
     )
     return Analysis(
         schema_version=SCHEMA_VERSION,
@@ -95,7 +107,7 @@ def analyze(
         gpus=tuple(_totals(lane.timeline) for lane in gpus),
         steps=summarize(found, chosen or steady(steps)),
         step_list=steps,
-        phases=list_phases(lanes, found),
+        phases=phases,
         breakdown=facts.breakdown,
         gaps=find_gaps(trace, gpus, calls, found, chosen, options.gaps, lines),
         findings=find(facts),

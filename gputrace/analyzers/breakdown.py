@@ -13,7 +13,7 @@ from gputrace.analyzers.causes import Causes
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.intervals import Intervals, Times
 from gputrace.analyzers.partition import Timeline
-from gputrace.analyzers.results import CLASSES, IDLE_CAUSES, Breakdown, Phase, Step, Steps
+from gputrace.analyzers.results import CLASSES, IDLE_CAUSES, Breakdown, Step, Steps
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.traces.trace import Window
 
@@ -187,26 +187,3 @@ def summarize(found: FoundSteps, steps: Sequence[Step]) -> Steps:
         p95_ns=round(float(np.percentile(lengths, 95))) if known else None,
         reason=best.reason,
     )
-
-
-def list_phases(lanes: Sequence[AnyLane], found: FoundSteps) -> tuple[Phase, ...]:
-    """Warm-up, validation and checkpoints of every rank, with how long its GPU was idle."""
-    return tuple(phase for lane in _one_of_each_rank(lanes) for phase in _phases_of(lane, found))
-
-
-def _one_of_each_rank(lanes: Sequence[AnyLane]) -> list[AnyLane]:
-    return list({lane.gpu.rank: lane for lane in reversed(lanes)}.values())[::-1]
-
-
-def _phases_of(lane: AnyLane, found: FoundSteps) -> Iterator[Phase]:
-    windows = found.by_rank.get(lane.gpu.rank)
-    if windows is None:
-        return
-    rank = lane.gpu.rank
-    stretches = [(i.phase, i.start, i.end, i.evidence) for i in windows.interludes]
-    warm = min(found.warmup, len(windows))
-    if warm:
-        told = f"{warm} steps before three in a row are at the later steps' speed"
-        stretches.insert(0, ("warmup", int(windows.start[0]), int(windows.end[warm - 1]), told))
-    for phase, start, end, evidence in stretches:
-        yield Phase(phase, rank, start, end, lane.idle(start, end), evidence)

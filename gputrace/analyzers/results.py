@@ -144,14 +144,29 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A stretch of one rank that is not steady training."""
+    """A stretch of one rank that is not steady training, or the wait that begins an epoch."""
 
     phase: str
+    """``warmup``, ``validation``, ``checkpoint`` or ``epoch``."""
     rank: int
     start_ns: int
     end_ns: int
     idle_ns: int | None
     evidence: str
+    step: int | None = None
+    """The step that it follows; of an epoch, the one that it begins; None of warm-up."""
+    cost_ns: int = 0
+    """What it adds to the run: all of it; of warm-up and epochs, what is beyond the usual."""
+    before_ns: int | None = None
+    after_ns: int | None = None
+    """Idle time at the edges: before its first operation, and from its last one to the next step's
+    first; None where no GPU was seen or there is no such edge."""
+    communication_ns: int | None = None
+    """Communication with nothing beside it, as a rank has that waits in a collective."""
+    waits_for: tuple[int, ...] = ()
+    """The ranks that work meanwhile, where this one only waits for them."""
+    causes: Mapping[str, int] = field(default_factory=dict)
+    """Of warm-up: what it has more of than as many steady steps, in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
