@@ -100,6 +100,7 @@ def test_tiny_kernels_and_the_delay_of_a_launch_are_measured(tmp_path: Path) -> 
         run.optimizer()
         run.synchronize()
     report = analyze(run, tmp_path)
+    assert "91% of the kernels are shorter than 5.00 us" in finding(report, "launch-bound").message
     launches = kernels_of(report).launches
     assert launches.tiny_count == 30 * report.steps.steady_count
     assert launches.tiny_ns == launches.tiny_count * 2 * US

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -52,6 +53,8 @@ WARMUP_CAUSES: Final = {
 }
 """In order of precedence: a nanosecond counts for the first that is shown."""
 
+_COMPARED: Final = 30
+"""Steady steps that tell what is usual."""
 _LOADS: Final = re.compile(
     r"cu(Library|Module)(Load|Get|Unload)|cuKernelGet(Function|Library)|cudaLibraryLoad"
 )
@@ -85,9 +88,21 @@ def find_warmup_causes(
         windows = found.by_rank.get(own.gpu.rank)
         if windows is None or own.gpu.rank in causes or len(windows) <= found.warmup:
             continue
+        windows = _first(windows, found.warmup + _COMPARED)
         shown = _shown(trace, own, lane, calls, windows, found.warmup, spans)
         causes[own.gpu.rank] = _beyond_usual(shown, windows, found.warmup)
     return causes
+
+
+def _first(windows: StepWindows, count: int) -> StepWindows:
+    first = slice(count)
+    return replace(
+        windows,
+        start=windows.start[first],
+        end=windows.end[first],
+        busy_from=windows.busy_from[first],
+        interludes=(),
+    )
 
 
 def _named_spans(trace: Trace) -> Mapping[str, Mapping[int, Intervals]]:
@@ -123,7 +138,7 @@ def _shown(
 ) -> dict[str, Intervals]:
     """When each cause is shown, each nanosecond for one of them alone."""
     process = own.gpu.process
-    mine = _rows_of(calls, process)
+    mine = _rows_of(calls, process, int(windows.end[-1]))
     names = trace.names(distinct_ids(calls.name[mine]))
     launch = mine[(calls.sort[mine] == Call.ISSUE) & _long(calls, mine)]
     busy_threads = np.unique(calls.thread[mine[calls.sort[mine] == Call.ISSUE]])
@@ -151,9 +166,14 @@ def _shown(
     return shown
 
 
-def _rows_of(calls: HostCalls, process: int) -> NDArray[np.intp]:
-    threads = [index for index, (own, _) in enumerate(calls.threads) if own == process]
-    return np.flatnonzero(np.isin(calls.thread, threads))
+def _rows_of(calls: HostCalls, process: int, until: int) -> NDArray[np.intp]:
+    """A process's calls that begin before a moment."""
+    rows = []
+    for index, (own, _) in enumerate(calls.threads):
+        if own == process:
+            first, end = int(calls.first[index]), int(calls.first[index + 1])
+            rows.append(np.arange(first, first + np.searchsorted(calls.start[first:end], until)))
+    return np.concatenate(rows) if rows else np.empty(0, np.intp)
 
 
 def _long(calls: HostCalls, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
