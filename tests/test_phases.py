@@ -76,6 +76,22 @@ class TestValidation:
             assert abs(phase.start_ns - window.start) < step
             assert abs(phase.end_ns - window.end) < step
 
+    def test_ranks_that_wait_in_the_next_step_are_named_too(self, tmp_path: Path) -> None:
+        """Nothing stops them before its first all-reduce."""
+        plan = replace(self.plan, validation_barrier=False)
+        recording, report = run(tmp_path, plan)
+        assert [(p.rank, p.step, p.waits_for) for p in of(report, "validation")] == [
+            (0, 7, ()), (0, 15, ()), (1, 7, (0,)), (1, 15, (0,)), (2, 7, (0,)), (2, 15, (0,)),
+        ]  # fmt: skip
+        held = {(s.rank, s.step) for s in report.step_list if s.phase == "validation"}
+        assert held == {(rank, step) for rank in (1, 2) for step in (8, 16)}
+        assert [row.steps for row in report.breakdown] == [steps_of(report) - n for n in (0, 2, 2)]
+        told = finding(report, "validation-downtime")
+        total = planted(recording, "validation")
+        assert (told.evidence["working_ranks"], told.evidence["waiting_ranks"]) == ("0", "1-2")
+        assert told.evidence["lost_ns"] == pytest.approx(total * 2 / 3, rel=0.02)
+        assert "slow-steps" not in ids(report)
+
     def test_one_that_all_ranks_share_is_no_loss(self, tmp_path: Path) -> None:
         plan = replace(self.plan, validation_on_all=True, kernel_ns=200_000)
         _, report = run(tmp_path, plan)
@@ -97,6 +113,45 @@ class TestValidation:
         assert told.severity == "medium"
         twice = replace(plan, validation_after=(7, 15))
         assert finding(run(tmp_path, twice)[1], "validation-downtime").severity == "high"
+
+
+class TestMarkedSteps:
+    """A marker at each optimizer step sees what comes between two of them as part of a step."""
+
+    @staticmethod
+    def training(validates: bool, searches: bool = False) -> Run:
+        run, start = Run(), 0
+        for step in range(20):
+            if validates and step in (6, 12):
+                for _batch in range(5):
+                    run.input_copy()
+                    run.kernels(20, "gemm_forward")
+                run.synchronize()
+            run.input_copy()
+            for _layer in range(4):
+                run.model(10)
+                if searches and step == 9:
+                    run.kernels(20, "conv_tried")
+            run.optimizer()
+            run.synchronize()
+            run.range(start, run.now, f"train step {step}")
+            start = run.now
+        return run
+
+    def test_validation_at_the_start_of_a_step_is_told_apart(self, tmp_path: Path) -> None:
+        report = analyze(self.training(validates=True), tmp_path)
+        assert (report.steps.source, report.steps.count) == ("nvtx", 20)
+        assert [phase.step for phase in of(report, "validation")] == [5, 11]
+        for phase in of(report, "validation"):
+            assert length(phase) == pytest.approx(5 * (300 + 20 * 50) * US, rel=0.02)
+        lengths = [step.end_ns - step.start_ns for step in report.step_list]
+        assert lengths == pytest.approx([(300 + 40 * 50 + 3 * 30) * US] * 20, rel=0.02)
+
+    def test_a_search_for_algorithms_stays_in_its_step(self, tmp_path: Path) -> None:
+        report = analyze(self.training(validates=False, searches=True), tmp_path)
+        assert of(report, "validation") == []
+        found = report.step_list[9]
+        assert found.end_ns - found.start_ns > 80 * 50 * US
 
 
 class TestCheckpoints:

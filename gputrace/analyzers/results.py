@@ -126,7 +126,8 @@ class Step:
     start_ns: int
     end_ns: int
     phase: str
-    """``warmup``, ``steady``, ``validation`` or ``checkpoint``."""
+    """``warmup`` or ``steady``; ``validation`` or ``checkpoint`` of a step in which the rank waits
+    for others that validate or save."""
     compute_ns: int | None
     communication_ns: int | None
     h2d_ns: int | None

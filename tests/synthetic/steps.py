@@ -102,6 +102,8 @@ def phase(trainers: Sequence[Trainer], name: str, index: int) -> None:
     plan = trainers[0].plan
     work: Callable[[Trainer], None] = _validate if name == "validation" else _save
     everyone = name == "validation" and plan.validation_on_all
+    if not everyone and not plan.validation_barrier:
+        trainers = trainers[:1]
     for trainer in trainers:
         trainer.begin(Unit(name, index))
         if everyone or trainer.rank == 0:

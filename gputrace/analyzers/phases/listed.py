@@ -14,7 +14,7 @@ from gputrace.analyzers.intervals import Intervals
 from gputrace.analyzers.phases.epochs import find_epochs
 from gputrace.analyzers.phases.warmup import WARMUP_CAUSES
 from gputrace.analyzers.results import CLASSES, Phase, Step
-from gputrace.analyzers.steps import FoundSteps, Interlude, StepWindows
+from gputrace.analyzers.steps import FoundSteps, HeldUp, Interlude, StepWindows, held_up
 from gputrace.units import format_ns, format_ranges
 
 _WORKS: Final = 0.1
@@ -38,12 +38,14 @@ def list_phases(
         causes: of warm-up, by rank.
     """
     listed: list[Phase] = []
+    held = list(held_up(found.by_rank))
     for lane in _one_of_each_rank(lanes):
         windows = found.by_rank.get(lane.gpu.rank)
         if windows is None:
             continue
         listed += _warmup(lane, windows, found.warmup, (causes or {}).get(lane.gpu.rank, {}))
         listed += [_interlude(lane, windows, interlude) for interlude in windows.interludes]
+        listed += [_held_up(lane, own) for own in held if own.rank == lane.gpu.rank]
         listed += _epochs(lane, windows, found.warmup, steps)
     return tuple(_who_waits(listed))
 
@@ -101,6 +103,30 @@ def _interlude(lane: AnyLane, windows: StepWindows, interlude: Interlude) -> Pha
     return replace(phase, before_ns=before, after_ns=after if is_last else None)
 
 
+def _held_up(lane: AnyLane, held: HeldUp) -> Phase:
+    start, end = held.start, held.end
+    idle, joint = lane.idle(start, end), _of(lane, "communication", start, end)
+    return Phase(
+        held.interlude.phase,
+        lane.gpu.rank,
+        start,
+        end,
+        idle,
+        _told_of_waiting((held.by,), joint, idle),
+        step=held.interlude.after,
+        cost_ns=end - start,
+        communication_ns=joint,
+        waits_for=(held.by,),
+    )
+
+
+def _told_of_waiting(ranks: Sequence[int], joint: int | None, idle: int | None) -> str:
+    return (
+        f"waits for rank{'' if len(ranks) == 1 else 's'} {format_ranges(ranks)}: "
+        f"{format_ns(joint or 0)} in communication, {format_ns(idle or 0)} idle"
+    )
+
+
 def _edges(busy: Intervals, start: int, end: int, begins: int) -> tuple[int, int]:
     """Idle time from the start of a phase to its first operation, and before the next step's."""
     place = int(np.searchsorted(busy.end, start, "right"))
@@ -153,19 +179,16 @@ def _who_waits(phases: Sequence[Phase]) -> Iterator[Phase]:
     """The phases, those of ranks that only wait for others with the others' names."""
     by_step: dict[int | None, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for phase in phases:
-        by_step[phase.step if _is_between(phase) else None][phase.rank] += _work(phase)
+        if not phase.waits_for:
+            by_step[phase.step if _is_between(phase) else None][phase.rank] += _work(phase)
     for phase in phases:
         work = by_step[phase.step]
         most = max(work.values(), default=0)
-        if not _is_between(phase) or work[phase.rank] >= _WORKS * most:
+        if phase.waits_for or not _is_between(phase) or work[phase.rank] >= _WORKS * most:
             yield phase
             continue
         working = tuple(sorted(rank for rank, done in work.items() if done >= _WORKS * most))
-        idle, joint = phase.idle_ns or 0, phase.communication_ns or 0
-        told = (
-            f"waits for rank{'' if len(working) == 1 else 's'} {format_ranges(working)}: "
-            f"{format_ns(joint)} in communication, {format_ns(idle)} idle"
-        )
+        told = _told_of_waiting(working, phase.communication_ns, phase.idle_ns)
         yield replace(phase, waits_for=working, evidence=told)
 
 
