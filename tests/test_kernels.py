@@ -83,6 +83,18 @@ def test_one_gpu_runs_nothing_that_others_lack(tmp_path: Path) -> None:
     assert kernels_of(analyze(training((SGEMM, 300 * US)), tmp_path)).first_gpu_only == ()
 
 
+def test_a_gpu_that_is_only_touched_does_not_dilute_the_shares(tmp_path: Path) -> None:
+    run = training((SGEMM, 500 * US))
+    alone = kernels_of(analyze(run, tmp_path))
+    run.device = 1
+    run.memset()
+    run.wait(900 * MS)
+    run.memset()
+    both = kernels_of(analyze(run, tmp_path))
+    assert both.total_ns == alone.total_ns
+    assert both.top[0].share == alone.top[0].share
+
+
 def test_the_list_is_bounded_and_the_rest_is_summed(tmp_path: Path) -> None:
     report = analyze(training(*((f"kernel_{n}", 50 * US) for n in range(70))), tmp_path)
     found = kernels_of(report)

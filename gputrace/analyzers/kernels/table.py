@@ -32,6 +32,8 @@ from gputrace.traces.trace import Trace
 
 _MOST: Final = 50
 _MOST_OF_FIRST_GPU: Final = 20
+_STRAY: Final = 0.01
+"""A GPU with a smaller part of the busiest one's kernels does not count."""
 _LENGTH_BITS: Final = 40
 """A kernel's nanoseconds fit in so many bits: 18 minutes."""
 _LONGEST: Final = (1 << _LENGTH_BITS) - 1
@@ -42,6 +44,7 @@ class _Launches:
     """The kernels of one GPU that start in its measured time."""
 
     lane: Lane
+    steps: int
     measured_ns: int
     rows: NDArray[np.intp]
     code: NDArray[np.int64]
@@ -58,21 +61,22 @@ def count_kernels(
 ) -> Kernels | None:
     """The kernels that start in the measured steps, or in the lanes' windows where there are none.
 
-    None where no kernel does.
+    Of the GPUs that do the work; None where no kernel does.
     """
     names, place = _names(trace, operations)
     by_gpu = {(own.gpu.gpu, own.gpu.rank): own for own in operations}
     found = [
         _launches(by_gpu[lane.gpu.gpu, lane.gpu.rank], lane, measured, place) for lane in lanes
     ]
-    if not any(len(own.rows) for own in found):
+    found = _that_count(found)
+    if not found:
         return None
     span = sum(own.measured_ns for own in found)
     uses = _uses(names, found, span)
     top, rest = uses[:_MOST], uses[_MOST:]
-    cards = [generation(lane.gpu.name, names) for lane in lanes]
+    cards = [generation(own.lane.gpu.name, names) for own in found]
     return Kernels(
-        steps=len(measured),
+        steps=sum(own.steps for own in found),
         total_ns=span,
         count=sum(use.count for use in uses),
         distinct=len(uses),
@@ -83,9 +87,17 @@ def count_kernels(
         products=tuple(_products(uses, span)),
         has_tensor_cores=_all_have(cards, 7),
         has_tf32=_all_have(cards, 8),
-        first_gpu_only=tuple(_of_first_gpu(uses, lanes)),
+        first_gpu_only=tuple(_of_first_gpu(uses, [own.lane for own in found])),
         launches=launch_cost(by_gpu, [(own.lane, own.rows) for own in found], calls),
     )
+
+
+def _that_count(found: Sequence[_Launches]) -> list[_Launches]:
+    """Those of GPUs that have measured steps, if any has, and do more than next to nothing."""
+    if any(own.steps for own in found):
+        found = [own for own in found if own.steps]
+    most = max((len(own.rows) for own in found), default=0)
+    return [own for own in found if len(own.rows) and len(own.rows) >= _STRAY * most]
 
 
 def _names(trace: Trace, operations: Sequence[GpuOperations]) -> tuple[list[str], dict[int, int]]:
@@ -109,7 +121,7 @@ def _launches(
     distinct = distinct_ids(ids)
     codes = np.array([place[int(id)] for id in distinct], np.int64)
     code = codes[np.searchsorted(distinct, ids)] if len(rows) else np.empty(0, np.int64)
-    return _Launches(lane, windows.total, rows, code, own.end[rows] - own.start[rows])
+    return _Launches(lane, len(steps), windows.total, rows, code, own.end[rows] - own.start[rows])
 
 
 def _uses(names: Sequence[str], found: Sequence[_Launches], span: int) -> list[KernelUse]:
