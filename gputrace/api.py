@@ -38,7 +38,7 @@ class Report(Analysis):
 
     def to_pandas(self, table: str = "breakdown") -> pandas.DataFrame:
         """One of ``breakdown``, ``gpus``, ``step_list``, ``phases``, ``gaps``, ``findings``,
-        ``cards``.
+        ``cards``, ``kernels`` (a row for each kernel and GPU).
 
         Raises MissingError where pandas is not installed, UsageError for another name.
         """

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from gputrace.analyzers import cards_results, findings, results
+from gputrace.analyzers import cards_results, findings, kernels, results
 from tests import command
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
@@ -27,6 +27,12 @@ ROWS: Final = (
     cards_results.Utilization,
     cards_results.GpuCurves,
     cards_results.Curve,
+    kernels.Kernels,
+    kernels.KernelUse,
+    kernels.KernelOnGpu,
+    kernels.Family,
+    kernels.Product,
+    kernels.LaunchCost,
 )
 
 

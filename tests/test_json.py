@@ -23,12 +23,17 @@ NAMES: Final = {
     "steps": "source kind confidence count warmup_count steady_count mean_ns p50_ns p95_ns",
     "step_list": "step rank gpu start_ns end_ns phase compute_ns communication_ns h2d_ns "
     "other_copy_ns memset_ns recorder_ns data_feeding_ns sync_ns alloc_ns launch_ns other_idle_ns",
-    "phases": "phase rank start_ns end_ns idle_ns evidence",
+    "phases": "phase rank start_ns end_ns idle_ns evidence step cost_ns before_ns after_ns "
+    "communication_ns waits_for causes",
     "breakdown": "gpu device rank steps total_ns compute_ns communication_ns "
     "communication_wait_ns h2d_ns other_copy_ns memset_ns recorder_ns data_feeding_ns sync_ns "
     "alloc_ns launch_ns other_idle_ns host_data_ns",
     "gaps": "count total_ns by_cause largest",
     "gaps.largest": "gpu rank step start_ns end_ns cause evidence",
+    "kernels": "steps total_ns count distinct top rest_count rest_ns families products "
+    "has_tensor_cores has_tf32 first_gpu_only launches",
+    "kernels.top": "name short family tensor_cores converts_layout count total_ns median_ns share "
+    "by_gpu",
     "findings": "id severity gpus ranks impact_ns message advice evidence",
 }
 KINDS: Final = {"training", "iterations", "none"}

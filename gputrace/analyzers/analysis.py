@@ -11,7 +11,6 @@ from gputrace.analyzers.breakdown import (
     AnyLane,
     Lane,
     break_down,
-    list_phases,
     list_steps,
     measured,
     steady,
@@ -30,9 +29,11 @@ from gputrace.analyzers.gaps import find_gaps
 from gputrace.analyzers.host import HostCalls, read_calls
 from gputrace.analyzers.host_lanes import find_host_lanes
 from gputrace.analyzers.intervals import EMPTY, Intervals
+from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lines import read_lines
 from gputrace.analyzers.operations import GpuOperations, read_operations
 from gputrace.analyzers.partition import Timeline, build_timeline
+from gputrace.analyzers.phases import find_warmup_causes, list_phases
 from gputrace.analyzers.results import SCHEMA_VERSION, Analysis, GpuTotals
 from gputrace.analyzers.steps import FoundSteps, StepWindows, find_input_copies, find_steps
 from gputrace.analyzers.utilization import find_utilization
@@ -81,7 +82,22 @@ def analyze(
     if options.steps is not None and not chosen:
         raise UsageError(_no_such_steps(trace, options, found))
     rows, lines = break_down(lanes, chosen), read_lines(trace)
-    facts = Facts(trace, operations, calls, gpus, found, steps, chosen, rows, lines)
+    kernels = count_kernels(trace, operations, gpus, chosen, calls) if gpus else None
+    causes = find_warmup_causes(trace, operations, gpus, calls, found) if gpus else None
+    phases = list_phases(lanes, found, steps, causes)
+    facts = Facts(
+        trace,
+        operations,
+        calls,
+        gpus,
+        found,
+        steps,
+        chosen,
+        rows,
+        lines,
+        kernels=kernels,
+        phases=phases,
+    )
     return Analysis(
         schema_version=SCHEMA_VERSION,
         source=trace.source,
@@ -92,10 +108,11 @@ def analyze(
         gpus=tuple(_totals(lane.timeline) for lane in gpus),
         steps=summarize(found, chosen or steady(steps)),
         step_list=steps,
-        phases=list_phases(lanes, found),
+        phases=phases,
         breakdown=facts.breakdown,
         gaps=find_gaps(trace, gpus, calls, found, chosen, options.gaps, lines),
         findings=find(facts),
+        kernels=kernels,
         dropped_rows=dict(trace.quality.dropped),
         warnings=(*trace.quality.warnings, *trace.quality.notes),
         cards=facts.cards,

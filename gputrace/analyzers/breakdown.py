@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,8 +13,8 @@ from gputrace.analyzers.causes import Causes
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.intervals import Intervals, Times
 from gputrace.analyzers.partition import Timeline
-from gputrace.analyzers.results import CLASSES, IDLE_CAUSES, Breakdown, Phase, Step, Steps
-from gputrace.analyzers.steps import FoundSteps
+from gputrace.analyzers.results import CLASSES, IDLE_CAUSES, Breakdown, Step, Steps
+from gputrace.analyzers.steps import FoundSteps, held_up
 from gputrace.traces.trace import Window
 
 
@@ -88,10 +88,16 @@ def list_steps(
     lanes: Sequence[AnyLane], found: FoundSteps, window: Window | None
 ) -> tuple[Step, ...]:
     """Every step on every GPU of its rank; with a window, those that lie inside it."""
-    return tuple(step for lane in lanes for step in _steps_of(lane, found, window))
+    waits = {(held.rank, held.step): held.interlude.phase for held in held_up(found.by_rank)}
+    return tuple(step for lane in lanes for step in _steps_of(lane, found, window, waits))
 
 
-def _steps_of(lane: AnyLane, found: FoundSteps, window: Window | None) -> Iterator[Step]:
+def _steps_of(
+    lane: AnyLane,
+    found: FoundSteps,
+    window: Window | None,
+    held: Mapping[tuple[int, int], str],
+) -> Iterator[Step]:
     windows = found.by_rank.get(lane.gpu.rank)
     if windows is None:
         return
@@ -106,7 +112,9 @@ def _steps_of(lane: AnyLane, found: FoundSteps, window: Window | None) -> Iterat
                 gpu=lane.gpu.gpu,
                 start_ns=start,
                 end_ns=end,
-                phase="warmup" if number < found.warmup else "steady",
+                phase="warmup"
+                if number < found.warmup
+                else held.get((lane.gpu.rank, number), "steady"),
                 host_data_ns=waited,
                 **_named(row),
             )
@@ -138,7 +146,7 @@ def measured(steps: Sequence[Step], found: FoundSteps) -> tuple[Step, ...]:
 
 
 def steady(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps after warm-up."""
+    """The steps after warm-up, but for those in which a rank waits for others that validate."""
     return tuple(step for step in steps if step.phase == "steady")
 
 
@@ -187,26 +195,3 @@ def summarize(found: FoundSteps, steps: Sequence[Step]) -> Steps:
         p95_ns=round(float(np.percentile(lengths, 95))) if known else None,
         reason=best.reason,
     )
-
-
-def list_phases(lanes: Sequence[AnyLane], found: FoundSteps) -> tuple[Phase, ...]:
-    """Warm-up, validation and checkpoints of every rank, with how long its GPU was idle."""
-    return tuple(phase for lane in _one_of_each_rank(lanes) for phase in _phases_of(lane, found))
-
-
-def _one_of_each_rank(lanes: Sequence[AnyLane]) -> list[AnyLane]:
-    return list({lane.gpu.rank: lane for lane in reversed(lanes)}.values())[::-1]
-
-
-def _phases_of(lane: AnyLane, found: FoundSteps) -> Iterator[Phase]:
-    windows = found.by_rank.get(lane.gpu.rank)
-    if windows is None:
-        return
-    rank = lane.gpu.rank
-    stretches = [(i.phase, i.start, i.end, i.evidence) for i in windows.interludes]
-    warm = min(found.warmup, len(windows))
-    if warm:
-        told = f"{warm} steps before three in a row are at the later steps' speed"
-        stretches.insert(0, ("warmup", int(windows.start[0]), int(windows.end[warm - 1]), told))
-    for phase, start, end, evidence in stretches:
-        yield Phase(phase, rank, start, end, lane.idle(start, end), evidence)

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gputrace.analyzers.kernels.results import Kernels
 
 from gputrace.analyzers.cards_results import CardUse, Utilization
 
@@ -124,7 +128,8 @@ class Step:
     start_ns: int
     end_ns: int
     phase: str
-    """``warmup``, ``steady``, ``validation`` or ``checkpoint``."""
+    """``warmup`` or ``steady``; ``validation`` or ``checkpoint`` of a step in which the rank waits
+    for others that validate or save."""
     compute_ns: int | None
     communication_ns: int | None
     h2d_ns: int | None
@@ -142,14 +147,29 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A stretch of one rank that is not steady training."""
+    """A stretch of one rank that is not steady training, or the wait that begins an epoch."""
 
     phase: str
+    """``warmup``, ``validation``, ``checkpoint`` or ``epoch``."""
     rank: int
     start_ns: int
     end_ns: int
     idle_ns: int | None
     evidence: str
+    step: int | None = None
+    """The step that it follows; of an epoch, the one that it begins; None of warm-up."""
+    cost_ns: int = 0
+    """What it adds to the run: all of it; of warm-up and epochs, what is beyond the usual."""
+    before_ns: int | None = None
+    after_ns: int | None = None
+    """Idle time at the edges: before its first operation, and from its last one to the next step's
+    first; None where no GPU was seen or there is no such edge."""
+    communication_ns: int | None = None
+    """Communication with nothing beside it, as a rank has that waits in a collective."""
+    waits_for: tuple[int, ...] = ()
+    """The ranks that work meanwhile, where this one only waits for them."""
+    causes: Mapping[str, int] = field(default_factory=dict)
+    """Of warm-up: what it has more of than as many steady steps, in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +244,8 @@ class Analysis:
     """The most important first; the first is the verdict's reason."""
     dropped_rows: Mapping[str, int]
     """Rows of the file that could not be used, by reason."""
+    kernels: Kernels | None
+    """Those of the measured steps; None where none ran."""
     warnings: tuple[str, ...]
     """What the recorder complained of, and what limits the figures of merged traces."""
     cards: tuple[CardUse, ...] = ()

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 from gputrace.analyzers.cards_results import CardUse
+from gputrace.analyzers.kernels import KernelOnGpu, KernelUse
 from gputrace.analyzers.results import (
     Analysis,
     Breakdown,
@@ -29,6 +30,7 @@ _TABLES: Final[dict[str, type]] = {
     "gaps": Gap,
     "findings": Finding,
     "cards": CardUse,
+    "kernels": KernelUse,
 }
 
 
@@ -43,5 +45,17 @@ def frame(analysis: Analysis, table: str) -> pandas.DataFrame:
     rows: Sequence[Any] = getattr(analysis, table)
     if table == "gaps":
         rows = analysis.gaps.largest
+    if table == "kernels":
+        return pandas.DataFrame(_kernels(analysis))
     names = [field.name for field in fields(_TABLES[table])]
     return pandas.DataFrame({name: [getattr(row, name) for row in rows] for name in names})
+
+
+def _kernels(analysis: Analysis) -> dict[str, list[Any]]:
+    """The kernels that take most time, a row for each and each GPU that runs it."""
+    top = analysis.kernels.top if analysis.kernels else ()
+    pairs = [(use, own) for use in top for own in use.by_gpu]
+    own_names = [field.name for field in fields(KernelOnGpu)]
+    names = [f.name for f in fields(KernelUse) if f.name not in {*own_names, "by_gpu", "share"}]
+    columns = {name: [getattr(use, name) for use, _ in pairs] for name in names}
+    return columns | {name: [getattr(own, name) for _, own in pairs] for name in own_names}

@@ -6,10 +6,12 @@ from html import escape
 
 from gputrace.analyzers.results import Analysis
 from gputrace.views.cards import cards_table
+from gputrace.views.kernels import kernels_table
 from gputrace.views.tables import Table, gaps_table, main_table, notes, verdict
 
 _MOST_GPUS_ACROSS = 4
 _MOST_GAPS = 5
+_MOST_KERNELS = 8
 
 
 def render(analysis: Analysis) -> str:
@@ -23,6 +25,9 @@ def render(analysis: Analysis) -> str:
     if (cards := cards_table(analysis)) is not None:
         parts.append(_table(cards))
     parts += [f"<p>{escape(f'{f.id}: {f.message}')}.</p>" for f in analysis.findings[1:]]
+    kernels = kernels_table(analysis, _MOST_KERNELS)
+    if kernels is not None:
+        parts.append(_table(kernels))
     parts += [f"<p><small>{escape(note)}</small></p>" for note in notes(analysis)]
     return "<div>" + "".join(parts) + "</div>"
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from gputrace.analyzers.results import Analysis
 from gputrace.views.cards import cards_table
+from gputrace.views.kernels import kernels_table
 from gputrace.views.tables import Table, gaps_table, main_table, notes, verdict
 
 _MOST_GPUS_ACROSS = 4
 _MOST_GAPS = 10
+_MOST_KERNELS = 15
 
 
 def render(analysis: Analysis) -> str:
@@ -24,6 +26,9 @@ def render(analysis: Analysis) -> str:
     others += [f"- {_escape(note)}" for note in notes(analysis)]
     if others:
         parts.append("\n".join(others))
+    kernels = kernels_table(analysis, _MOST_KERNELS)
+    if kernels is not None:
+        parts.append(_table(kernels))
     return "\n\n".join(parts) + "\n"
 
 

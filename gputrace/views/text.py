@@ -12,10 +12,13 @@ from rich.text import Text
 
 from gputrace.analyzers.results import Analysis, Finding
 from gputrace.views.cards import cards_table
+from gputrace.views.kernels import kernels_table
 from gputrace.views.tables import Table, gaps_table, main_table, notes, verdict
 
 _MOST_GPUS_ACROSS: Final = 3
 _MOST_GAPS: Final = 5
+_MOST_KERNELS: Final = 8
+_LONGEST_NAME: Final = 30
 _STYLES: Final = {"high": "bold red", "medium": "yellow", "low": "cyan", "info": "dim"}
 
 
@@ -39,6 +42,11 @@ def render(analysis: Analysis, width: int = 80, color: bool = False) -> str:
         _print_table(console, cards)
     for finding in analysis.findings[1:]:
         _print_finding(console, finding)
+    kernels = kernels_table(analysis, _MOST_KERNELS, _LONGEST_NAME)
+    if kernels is not None:
+        if analysis.findings[1:]:
+            console.print()
+        _print_table(console, kernels)
     for note in notes(analysis):
         console.print(Text(f"note: {note}", style="dim"))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"

@@ -63,9 +63,12 @@ class Plan:
     micro_batches: int = 1  # gradient accumulation: forward and backward passes an optimizer step
     validation_after: tuple[int, ...] = ()  # step indices
     validation_batches: int = 0
-    validation_on_all: bool = True  # else rank 0 validates while the others wait at a barrier
+    validation_on_all: bool = True  # else rank 0 validates while the others wait at a barrier,
+    validation_barrier: bool = True  # or go on, and wait in the next step's first all-reduce
     checkpoint_after: tuple[int, ...] = ()
     checkpoint_ns: int = 20_000_000  # writing the file, on rank 0
+    epoch_steps: int = 0  # after so many steps the loader begins anew, and the next one waits
+    restart_ns: int = 0  # so much longer for its data
     edges_cut: bool = False  # the trace starts and ends in the middle of a step
 
     def __post_init__(self) -> None:

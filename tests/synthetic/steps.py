@@ -22,9 +22,11 @@ def step(trainers: Sequence[Trainer], index: int) -> None:
     for trainer in trainers:
         trainer.begin(Unit("step", index))
         entered.append(trainer.main.now)
-        for _ in range(plan.micro_batches - 1):
-            _batch(trainer, 0)
-    groups = [_batch(trainer, plan.allreduces) for trainer in trainers]
+        begins = plan.epoch_steps and index and index % plan.epoch_steps == 0
+        restart = [plan.restart_ns if begins else 0, *[0] * (plan.micro_batches - 1)]
+        for more_ns in restart[:-1]:
+            _batch(trainer, 0, more_ns)
+    groups = [_batch(trainer, plan.allreduces, restart[-1]) for trainer in trainers]
     for group in zip(*groups, strict=True):
         complete_ns = max(1, int(trainers[0].around(float(plan.allreduce_ns))))
         collectives.complete(group, complete_ns)
@@ -36,10 +38,10 @@ def step(trainers: Sequence[Trainer], index: int) -> None:
         trainer.main.range(f"step {index}", start)
 
 
-def _batch(trainer: Trainer, buckets: int) -> list[Pending]:
-    """Fetch one batch and take it through the model, forward and backward."""
+def _batch(trainer: Trainer, buckets: int, more_ns: int = 0) -> list[Pending]:
+    """Fetch one batch, `more_ns` late, and take it through the model, forward and backward."""
     plan = trainer.plan
-    trainer.wait_for_data(10 if trainer.rng.random() < plan.hiccup_rate else 1)
+    trainer.wait_for_data(10 if trainer.rng.random() < plan.hiccup_rate else 1, more_ns)
     trainer.copy_in()
     if trainer.rank == plan.late_host_rank:
         trainer.python(plan.late_host_ns)
@@ -100,6 +102,8 @@ def phase(trainers: Sequence[Trainer], name: str, index: int) -> None:
     plan = trainers[0].plan
     work: Callable[[Trainer], None] = _validate if name == "validation" else _save
     everyone = name == "validation" and plan.validation_on_all
+    if not everyone and not plan.validation_barrier:
+        trainers = trainers[:1]
     for trainer in trainers:
         trainer.begin(Unit(name, index))
         if everyone or trainer.rank == 0:

@@ -70,10 +70,10 @@ class Trainer:
         """Let the main thread run Python for about that long."""
         self.main.now += int(self.around(float(ns)))
 
-    def wait_for_data(self, times: int = 1) -> None:
-        """Wait for, or make, the next batch; `times` as long as planned."""
+    def wait_for_data(self, times: int = 1, more_ns: int = 0) -> None:
+        """Wait for, or make, the next batch; `times` as long as planned, and `more_ns`."""
         self.python(self.plan.loop_ns)
-        start, ns = self.main.now, int(self.around(float(self.plan.data_wait_ns * times)))
+        start, ns = self.main.now, int(self.around(float(self.plan.data_wait_ns * times))) + more_ns
         if self.plan.data_wait == "python":
             self.main.now += ns
         elif ns:

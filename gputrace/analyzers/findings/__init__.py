@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gputrace.analyzers.findings import busy, cards, clocks, host, idle, run
+from gputrace.analyzers.findings import busy, cards, clocks, host, idle, kernels, phases, run
 from gputrace.analyzers.findings.facts import Facts, Rule
 from gputrace.analyzers.results import Finding
 
@@ -31,7 +31,11 @@ RULES: Final[tuple[Rule, ...]] = (
     clocks.throttling,
     cards.pcie_degraded,
     cards.memory_imbalance,
+    kernels.layout_transposes,
+    kernels.no_tensor_cores,
     run.slow_steps,
+    phases.validation_downtime,
+    phases.checkpoint_stall,
     run.warmup,
     run.graph_opaque,
 )

@@ -16,9 +16,10 @@ from gputrace.analyzers.classes import distinct_ids
 from gputrace.analyzers.host import HostCalls
 from gputrace.analyzers.intervals import Intervals, union
 from gputrace.analyzers.kernel_ratios import KernelRatio, kernel_ratios
+from gputrace.analyzers.kernels import Kernels
 from gputrace.analyzers.lines import Lines, Place, dominating
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.results import Breakdown, Evidence, Finding, Step
+from gputrace.analyzers.results import Breakdown, Evidence, Finding, Phase, Step
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.traces.events import Kind
 from gputrace.traces.nvml.model import Nvml
@@ -68,6 +69,10 @@ class Facts:
     breakdown: tuple[Breakdown, ...]
     lines: Lines | None
     """Where the host threads were, where that was sampled."""
+    kernels: Kernels | None = None
+    """Those of the measured steps."""
+    phases: tuple[Phase, ...] = ()
+    """Stretches that are not steady training, and the starts of epochs."""
 
     @cached_property
     def framework(self) -> str:

@@ -32,6 +32,9 @@ _LAUNCH_LESS: Final = {
 _LONG_GAP_NS: Final = 1_000_000
 """A gap longer than this is no launch that came late: the host did something else."""
 
+_MOSTLY_TINY: Final = 0.5
+"""Part of the kernels that must be tiny to be told with the launches."""
+
 _FEED_FASTER: Final = {
     "pytorch": "give the DataLoader more workers (num_workers, persistent_workers=True), "
     "pin_memory=True and prefetch_factor; decode less per sample, or cache decoded data",
@@ -110,16 +113,32 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     yield from facts.costly(
         "launch-bound",
         "launch",
-        "the GPUs wait {cost} for the host to launch work",
+        "the GPUs wait {cost} for the host to launch work" + _tiny_kernels(facts),
         _advice_on_launches(facts),
     )
 
 
-def _advice_on_launches(facts: Facts) -> str:
-    """Few long gaps have another remedy than many short ones."""
+def _tiny_kernels(facts: Facts) -> str:
+    """How many kernels are over before the next one can be launched, where most are."""
+    if facts.kernels is None or _waits_are_long(facts):
+        return ""
+    launches, count = facts.kernels.launches, facts.kernels.count
+    if launches.tiny_count < _MOSTLY_TINY * count:
+        return ""
+    limit = format_ns(launches.tiny_limit_ns)
+    return f"; {launches.tiny_count / count:.0%} of the kernels are shorter than {limit}"
+
+
+def _waits_are_long(facts: Facts) -> bool:
+    """Whether few long gaps take most of the time, not many short ones."""
     launch = [lane.causes.of["launch"].clip(*lane.timeline.window) for lane in facts.lanes]
     long = sum(int(i.lengths[i.lengths > _LONG_GAP_NS].sum()) for i in launch)
-    if long > 0.5 * sum(i.total for i in launch):
+    return long > 0.5 * sum(i.total for i in launch)
+
+
+def _advice_on_launches(facts: Facts) -> str:
+    """Few long gaps have another remedy than many short ones."""
+    if _waits_are_long(facts):
         return (
             "the host does something else for milliseconds at a time: see the gaps and what it does"
         )

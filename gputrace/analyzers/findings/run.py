@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.findings.facts import Facts, severity_of
+from gputrace.analyzers.phases import WARMUP_CAUSES
 from gputrace.analyzers.results import CLASSES, Finding, Step
 from gputrace.traces.events import Mask
 from gputrace.units import format_ns
@@ -16,6 +17,12 @@ _SLOW: Final = 1.3
 """A step this many times as long as the middle one is slow, if that is past the usual scatter."""
 _WORTH: Final = 0.02
 """Part of the steady time that slow steps must add to be worth a word."""
+_PART_OF_WARMUP: Final = 0.1
+"""Part of what warm-up costs that a cause must have to be named,"""
+_MOST_CAUSES: Final = 2
+"""of which so many are."""
+_EPOCHS: Final = 0.75
+"""Part of the slow steps that begin epochs, from which they are said to."""
 _TOLD_APART: Final = {"data_feeding", "h2d", "alloc", "sync", "launch"}
 """Classes that a finding of their own is about."""
 _NAMES: Final = {
@@ -30,6 +37,17 @@ _NAMES: Final = {
     "host_data": "waiting for data",
     "host": "the program's own work",
 }
+_KEEP_LOADER: Final = {
+    "pytorch": "keep the loader's workers from one epoch to the next: "
+    "DataLoader(persistent_workers=True), or one endless loader with a sampler that begins anew",
+    "tensorflow": "keep the pipeline from one epoch to the next: dataset.repeat().prefetch(…) and "
+    "steps_per_epoch, cache decoded data",
+    "": "keep the loader and what it has prefetched from one epoch to the next",
+}
+_LOOK_AT_THEM: Final = (
+    "look at these steps: a batch that is slow to load, garbage collection, an allocation, "
+    "a checkpoint or logging every so many steps"
+)
 
 
 def recorder_overhead(facts: Facts) -> Iterator[Finding]:
@@ -84,6 +102,8 @@ def _slow_steps_of(facts: Facts, rank: int) -> Finding | None:
         return None
     name, more = _what_slow_steps_have(longest, slow)
     numbers = [step.step for step, is_slow in zip(longest, slow, strict=True) if is_slow]
+    epochs = _begun_by(facts, rank, numbers)
+    told = f": they begin epochs of {epochs} steps, whose loader starts anew" if epochs else ""
     shown = ", ".join(str(number) for number in numbers[:5]) + (", …" if len(numbers) > 5 else "")
     return facts.finding(
         "slow-steps",
@@ -91,11 +111,25 @@ def _slow_steps_of(facts: Facts, rank: int) -> Finding | None:
         excess // len(longest),
         f"{len(numbers)} of {len(longest)} steps ({shown}) take "
         f"{format_ns(float(np.mean(lengths[slow])))} instead of {format_ns(middle)}; what they "
-        f"have more of is {_NAMES.get(name, name)} ({format_ns(more)})",
-        "look at these steps: a batch that is slow to load, garbage collection, an allocation, "
-        "a checkpoint or logging every so many steps",
-        {"slow_steps": len(numbers), "rank": rank, "class": name, "more_ns": more},
+        f"have more of is {_NAMES.get(name, name)} ({format_ns(more)}){told}",
+        _KEEP_LOADER.get(facts.framework, _KEEP_LOADER[""]) if epochs else _LOOK_AT_THEM,
+        {
+            "slow_steps": len(numbers),
+            "rank": rank,
+            "class": name,
+            "more_ns": more,
+            "epoch_steps": epochs,
+        },
     )
+
+
+def _begun_by(facts: Facts, rank: int, numbers: Sequence[int]) -> int | None:
+    """The steps of an epoch, where most of the slow steps begin one; else None."""
+    epochs = [p.step for p in facts.phases if (p.phase, p.rank) == ("epoch", rank)]
+    begins = sorted(step for step in epochs if step is not None)
+    if len(begins) < 2 or len(set(begins) & set(numbers)) < _EPOCHS * len(numbers):
+        return None
+    return begins[1] - begins[0]
 
 
 def _severity(facts: Facts, share: float, name: str) -> str:
@@ -136,22 +170,37 @@ def _shares(step: Step) -> dict[str, int]:
 
 
 def warmup(facts: Facts) -> Iterator[Finding]:
-    """How long the run takes to come to speed."""
+    """How long the run takes to come to speed, and what the first steps have more of."""
     count, chosen = facts.found.warmup, facts.found.chosen
     if not count or (chosen is not None and chosen[0] < count):
         return
     windows = max(facts.found.by_rank.values(), key=len)
     spent = int(windows.end[count - 1] - windows.start[0])
-    usual = facts.mean_ns * count
+    more = max(spent - facts.mean_ns * count, 0)
+    causes = _warmup_causes(facts)
+    largest = sorted(causes, key=lambda cause: -causes[cause])[:_MOST_CAUSES]
+    shown = [cause for cause in largest if causes[cause] > _PART_OF_WARMUP * more]
+    parts = [f"{format_ns(causes[cause])} of {WARMUP_CAUSES[cause].told}" for cause in shown]
+    told = f", with {' and '.join(parts)}" if parts else ""
+    advice = "a long warm-up is autotuning, compilation or allocation"
+    if shown:
+        advice = WARMUP_CAUSES[shown[0]].advice
     yield facts.finding(
         "warmup",
         "info",
-        max(spent - usual, 0) // max(len(windows), 1),
+        more // max(len(windows), 1),
         f"the first {count} step{'s take' if count > 1 else ' takes'} {format_ns(spent)}: "
-        "left out as warm-up",
-        "measure without them; a long warm-up is autotuning, compilation or allocation",
-        {"steps": count, "warmup_ns": spent},
+        f"left out as warm-up{told}",
+        f"measure without them; {advice}",
+        {"steps": count, "warmup_ns": spent, "beyond_ns": more}
+        | {f"{name}_ns": ns for name, ns in causes.items()},
     )
+
+
+def _warmup_causes(facts: Facts) -> dict[str, int]:
+    """Of the rank whose warm-up costs most."""
+    phases = [phase for phase in facts.phases if phase.phase == "warmup"]
+    return dict(max(phases, key=lambda p: p.cost_ns).causes) if phases else {}
 
 
 def graph_opaque(facts: Facts) -> Iterator[Finding]:

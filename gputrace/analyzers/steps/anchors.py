@@ -68,6 +68,11 @@ def find_bursts(trace: Trace, operations: GpuOperations) -> Bursts | None:
     return _one_a_batch(bursts, inputs_alone(operations)[0])
 
 
+def is_optimizer(kernel: str) -> bool:
+    """Whether a kernel is an optimizer's, by its name."""
+    return bool(_OPTIMIZER.search(kernel) and not _NOT_OPTIMIZER.search(kernel))
+
+
 def _one_a_batch(bursts: Bursts, inputs: Rows) -> Bursts:
     """The last run for each batch, where nearly every batch that has some has several."""
     if len(inputs) < 3:

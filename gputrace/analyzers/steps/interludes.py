@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gputrace.analyzers.classes import OperationClass, distinct_ids
 from gputrace.analyzers.intervals import Times
@@ -21,6 +22,10 @@ _FOREIGN_PART: Final = 0.05
 """More operations than usual by this part of a step, between a step's end and the next's start,"""
 _LONG_PART: Final = 0.5
 """or any that last longer than usual by this part of a step, belong to neither."""
+_FAR_MORE: Final = 1.2
+"""A step with this many times the operations of a usual one may begin with others' work,"""
+_ALIKE: Final = 0.95
+"""if its end has this part of its operations in common with a usual step."""
 _WRITES: Final = re.compile(r"_*(f?write|pwrite|writev|pwritev|fsync|fdatasync|fflush|sync_file)")
 _SAVING_COPIES: Final = 3
 """More copies to the host than this, before anything is computed, save a checkpoint."""
@@ -52,6 +57,35 @@ def part_interludes(
         rows = slice(int(last[step]) + 1, int(first[step + 1]))
         found += _split(operations, step, rows, int(ends[step]), int(starts[step + 1]))
     return np.append(np.where(foreign, ends[:-1], starts[1:]), ends[-1]), tuple(found)
+
+
+def without_foreign(operations: GpuOperations, first: Rows, last: Rows) -> Rows:
+    """Later firsts of steps that begin with work which is not theirs.
+
+    A marker sees validation between two optimizer steps as a part of the second. Such a step has
+    far more operations than usual, of which the last are those of a usual step, from its first on;
+    the many that a search for algorithms adds lie among its own.
+    """
+    size = int(np.median(last - first + 1))
+    usual = int(np.argmin(np.abs(last - first + 1 - size)))
+    tokens = operations.events.name.astype(np.int64) * 64 + operations.events.kind
+    model = tokens[first[usual] : last[usual] + 1]
+    first = first.copy()
+    for step in np.flatnonzero(last - first + 1 > _FAR_MORE * size).tolist():
+        begin = int(last[step]) + 1 - len(model)
+        near = range(begin - int(_FOREIGN_PART * size), begin + int(_FOREIGN_PART * size) + 1)
+        like = [row for row in near if row > first[step] and tokens[row] == model[0]]
+        row = min(like, key=lambda row: abs(row - begin), default=-1)
+        if row >= 0 and _alike(model, tokens[row : last[step] + 1]) >= _ALIKE:
+            first[step] = row
+    return first
+
+
+def _alike(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
+    """Part of the operations that two stretches have in common, whatever their order."""
+    names, place = np.unique(np.concatenate([one, other]), return_inverse=True)
+    counts = [np.bincount(part, minlength=len(names)) for part in np.split(place, [len(one)])]
+    return float(np.minimum(*counts).sum() / max(len(one), len(other), 1))
 
 
 def until_written(trace: Trace, windows: StepWindows, process: int) -> StepWindows:

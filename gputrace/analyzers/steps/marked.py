@@ -16,7 +16,7 @@ from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps.anchors import Rows
 from gputrace.analyzers.steps.inferred import window_starts
-from gputrace.analyzers.steps.interludes import part_interludes
+from gputrace.analyzers.steps.interludes import part_interludes, without_foreign
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.traces.events import Kind
 from gputrace.traces.trace import Trace
@@ -99,7 +99,7 @@ def project(marks: Marks, operations: GpuOperations, calls: HostCalls) -> StepWi
     if np.count_nonzero(full) < max(_LEAST_STEPS, 0.5 * len(full)):
         return None
     first, last = first[full], last[full]
-    first = _with_early_copies(operations, first, last)
+    first = without_foreign(operations, _with_early_copies(operations, first, last), last)
     starts, ends = window_starts(operations, first), operations.reach[last]
     ends, interludes = part_interludes(operations, first, last, starts, ends)
     if marks.source == "profiler" and _keeps_up(ends, marks.start[full], marks.end[full]):

@@ -1,0 +1,148 @@
+"""What a kernel is, by its name: names that real recordings hold, and those of other cards."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputrace.analyzers.kernels.families import FAMILIES, converts_layout, family_of
+from gputrace.analyzers.kernels.naming import short_name
+from gputrace.analyzers.kernels.tensorcores import generation, on_tensor_cores, precision_of
+
+AT = "void at::native::"
+XMMA = "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64"
+CUTLASS = (
+    "void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16_64x64_64x6_nt_align8>(T1::Params)"
+)
+IMPLICIT = (
+    "void cutlass__5x_cudnn::Kernel<cutlass__5x_cudnn::conv::kernel::ImplicitGemmConvolution<"
+)
+ADD = "vectorized_elementwise_kernel<(int)4, at::native::CUDAFunctor_add<float>, std::array<char*>>"
+FFMA = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x256x8_stage3_warpsize1x4x1_ffma_aligna4"
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        (
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096>)",
+            "communication",
+        ),
+        (f"{AT}<unnamed>::multi_tensor_apply_kernel<FusedAdamMathFunctor<float>>(T1)", "optimizer"),
+        ("void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>(T1)", "layout"),
+        ("void cudnn::engines_precompiled::nhwcToNchwKernel<__nv_bfloat16>(T1)", "layout"),
+        ("void tensorflow::functor::SwapDimension1And2InTensor3UsingTiles<float>(T1)", "layout"),
+        ("void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128>>(T1)", "attention"),
+        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, 512>(T1)", "normalisation"),
+        (f"{AT}batch_norm_backward_reduce_channels_last_kernel<4>(T1)", "normalisation"),
+        (f"{XMMA}_warpgroupsize1x1x1_g1_execute_segment_k_off_kernel__5x_cudnn", "convolution"),
+        ("volta_scudnn_128x64_relu_interior_nn_v1", "convolution"),
+        (f"{IMPLICIT}cutlass::layout::TensorNHWC, Transpose::kNone>>(T1)", "convolution"),
+        ("void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>(T1)", "convolution"),
+        (CUTLASS, "gemm"),
+        ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", "gemm"),
+        ("ampere_sgemm_32x128_nt", "gemm"),
+        ("void cublasLt::splitKreduce_kernel<32, 16, int, float>(T1)", "gemm"),
+        ("triton_red_fused_mean_3", "reduction"),
+        (f"{AT}reduce_kernel<512, 1, at::native::ReduceOp<float>>(T1)", "reduction"),
+        ("void (anonymous namespace)::softmax_warp_forward<float, float, 5>(T1)", "reduction"),
+        (f"{AT}{ADD}(int, T2, T3)", "elementwise"),
+        ("triton_poi_fused_add_0", "elementwise"),
+        ("loop_add_fusion", "elementwise"),
+        ("saxpy(double *, double *, int)", "other"),
+    ],
+)
+def test_the_family_is_told_by_the_name(name: str, family: str) -> None:
+    assert family in FAMILIES
+    assert family_of(name) == family
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "precision"),
+    [
+        (f"{XMMA}_warpgroupsize1x1x1_g1_execute_kernel__5x_cudnn", "yes", "half"),
+        (CUTLASS, "yes", "half"),
+        ("cutlass_tensorop_s1688dgrad_optimized_tf32_256x64_16x4_nhwc_align4", "yes", "fp32"),
+        ("volta_fp16_s884cudnn_fp16_256x128_ldg8_relu_f2f_exp_small_nhwc_tn_v1", "yes", "half"),
+        ("turing_h1688gemm_256x128_ldg8_stages_32x1_nn", "yes", "unknown"),
+        ("ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x4_nn", "yes", "half"),
+        ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", "yes", "half"),
+        ("void flash::flash_fwd_kernel<cutlass::bfloat16_t>(T1)", "yes", "half"),
+        (f"{FFMA}_alignc4_execute_kernel__5x_cublas", "no", "fp32"),
+        ("volta_sgemm_128x64_nn", "no", "fp32"),
+        ("cutlass_80_simt_sgemm_128x32_8x5_nn_align1", "no", "fp32"),
+        ("void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3>(T1)", "no", "fp32"),
+        ("void implicit_convolve_sgemm<__nv_bfloat16, __nv_bfloat16, 1024>(T1)", "no", "half"),
+        ("cutlass_80_simt_dgemm_128x32_8x5_nn_align1", "no", "fp64"),
+        ("my_own_matmul", "unknown", "unknown"),
+        ("void cublasLt::splitKreduce_kernel<32, 16, int, float>(T1)", None, "fp32"),
+        ("void gemv2T_kernel_val<int, int, float, float>(T1)", None, "fp32"),
+        (f"{AT}{ADD}(int, T2, T3)", None, "fp32"),
+    ],
+)
+def test_the_name_says_whether_the_tensor_cores_multiply_and_what(
+    name: str, cores: str | None, precision: str
+) -> None:
+    assert on_tensor_cores(name, family_of(name)) == cores
+    assert precision_of(name) == precision
+
+
+@pytest.mark.parametrize(
+    ("card", "told"),
+    [
+        ("Tesla K80", 0),
+        ("Tesla P100-PCIE-16GB", 0),
+        ("Quadro P6000", 0),
+        ("NVIDIA GeForce GTX 1080 Ti", 0),
+        ("NVIDIA GeForce GTX 1660", 0),
+        ("Tesla V100-SXM2-16GB", 7),
+        ("Tesla T4", 7),
+        ("NVIDIA GeForce RTX 2080 Ti", 7),
+        ("Quadro RTX 6000", 7),
+        ("NVIDIA A100-SXM4-80GB", 8),
+        ("NVIDIA RTX A6000", 8),
+        ("NVIDIA GeForce RTX 4090", 8),
+        ("NVIDIA L40S", 8),
+        ("NVIDIA H200", 8),
+        ("NVIDIA GB200", 8),
+        ("AMD Instinct MI300X", None),
+        ("", None),
+    ],
+)
+def test_the_model_of_a_card_tells_of_its_tensor_cores(card: str, told: int | None) -> None:
+    assert generation(card) == told
+
+
+def test_kernels_built_for_newer_cards_tell_of_a_card_without_a_name() -> None:
+    assert generation("", ["maxwell_sgemm_128x64_nn", "saxpy(int)"]) is None
+    assert generation("", ["volta_sgemm_128x64_nn"]) == 7
+    assert generation("", ["volta_sgemm_128x64_nn", "ampere_sgemm_32x128_nt"]) == 8
+    assert generation("Tesla P100", ["ampere_sgemm_32x128_nt"]) == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{IMPLICIT}cutlass::layout::TensorNHWC, Transpose::kNone>>(T1)",
+        "cudnn_conv_transpose2d",
+        "void nhwcAddPaddingKernel<__half, __half, float>(T1)",
+        f"{AT}max_pool_forward_nhwc<float>(T1)",
+    ],
+)
+def test_kernels_that_do_more_than_turn_a_layout_are_no_conversions(name: str) -> None:
+    assert not converts_layout(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        (f"{AT}{ADD}(int, T2, T3)", "vectorized_elementwise: CUDAFunctor_add"),
+        (CUTLASS, "cutlass_80_tensorop_s16816gemm_bf16_64x64_64x6_nt_align8"),
+        (f"{IMPLICIT}cutlass::conv::Mma<int>>>(T1)", "ImplicitGemmConvolution"),
+        ("void (anonymous namespace)::softmax_warp_forward<float, 5>(T1)", "softmax_warp_forward"),
+        ("volta_sgemm_128x64_nn", "volta_sgemm_128x64_nn"),
+        ("saxpy(double *, double *, int)", "saxpy"),
+        ("", ""),
+    ],
+)
+def test_a_short_name_is_what_people_call_it(name: str, short: str) -> None:
+    assert short_name(name) == short
