@@ -36,7 +36,10 @@ about a second after the last kernel."""
 _AT_MAX: Final = 0.99
 """Part of the maximum from which a clock is at it: clocks move in small steps."""
 _ENOUGH: Final = 0.5
-"""Part of the measured time that a counter's readings must span to tell of it."""
+"""Part of the measured time that a counter's readings must span to tell of it, and part of a
+figure's own time that must be measured time."""
+_PERIOD: Final = 1_000_000_000
+"""What the first figure is of at most: the driver's sampling period."""
 
 
 def find_cards(nvml: Nvml, lanes: Sequence[Lane], steps: Sequence[Step]) -> tuple[CardUse, ...]:
@@ -90,10 +93,27 @@ def _use(lane: Lane, card: Card, samples: Samples, measured: Intervals) -> CardU
         pcie_gen_max=card.pcie_gen_max,
         pcie_width=_whole(_median(busy["pcieWidth"])),
         pcie_width_max=card.pcie_width_max,
-        utilization_percent=_mean(inside["utilization"]),
+        utilization_percent=_utilization(samples, measured),
         memory_used_bytes=_whole(_most(inside["memoryUsed"])),
         memory_bytes=card.memory_bytes,
     )
+
+
+def _utilization(samples: Samples, measured: Intervals) -> float | None:
+    """The driver's figure; a sample's is of all the time since the one before it that has one.
+
+    Of figures that are mostly of other times than the measured, none counts.
+    """
+    known = np.isfinite(samples["utilization"])
+    ends, values = samples.time[known], samples["utilization"][known]
+    if not len(ends) or not len(measured):
+        return None
+    starts = np.concatenate([[ends[0] - _PERIOD], ends[:-1]])
+    inside = measured.within(starts, ends)
+    counts = inside >= _ENOUGH * (ends - starts)
+    if not inside[counts].any():
+        return None
+    return round(float(np.average(values[counts], weights=inside[counts])), 2)
 
 
 def _while_busy(samples: Samples, busy: Intervals) -> NDArray[np.bool_]:
