@@ -59,6 +59,27 @@ def most_gaps(function: _F) -> _F:
     )(function)
 
 
+def batch(function: _F) -> _F:
+    """``--batch`` and ``--global-batch``; arrive as ``batch``, ``global_batch``, as typed."""
+    function = click.option(
+        "--global-batch",
+        metavar="N[,N...]",
+        help="Samples of a step on all GPUs; one number for all runs, or one for each.",
+    )(function)
+    return click.option(
+        "--batch",
+        metavar="N[,N...]",
+        help="Samples that a GPU gets in a step; one number for all runs, or one for each.",
+    )(function)
+
+
+def width() -> int:
+    """Columns of a report: those of the terminal, 80 where there is none."""
+    import shutil
+
+    return min(shutil.get_terminal_size((80, 24)).columns, 120)
+
+
 def use_color() -> bool:
     """Whether stdout is a terminal that should get colour (no-color.org)."""
     return (

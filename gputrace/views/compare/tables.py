@@ -1,0 +1,230 @@
+"""The tables of a comparison, as text cells that every view lays out in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Final
+
+from gputrace.analyzers.compare.results import (
+    Change,
+    ClassChange,
+    Comparison,
+    FindingChange,
+    GpuPair,
+    KernelChange,
+    Pair,
+    RunSummary,
+    Worst,
+)
+from gputrace.analyzers.results import Breakdown
+from gputrace.units import format_ns, format_share
+from gputrace.views.compare.names import short_kernel
+from gputrace.views.tables import CLASS_NAMES, Table
+
+NAMES: Final = CLASS_NAMES | {"host_data": "(host in loader)"}
+UNITS: Final = {"step": "a step", "iteration": "an iteration", "span": "the span"}
+_LOOPS: Final = {"training": "steps", "iterations": "iterations", "none": "steps"}
+_MOST_KERNELS: Final = 8
+_MOST_GPUS: Final = 2
+_OUTSTANDING: Final = 1.05
+"""How much more than the mean the GPU with most of a class must have to be shown."""
+
+
+def verdict(comparison: Comparison) -> str:
+    """The message, as a sentence."""
+    message = comparison.message
+    return message[0].upper() + message[1:] + "."
+
+
+def tables(comparison: Comparison, width: int) -> Iterator[Table]:
+    """All tables that there is something to say in; names of kernels get the width given."""
+    yield runs_table(comparison)
+    pair = comparison.pair
+    if pair is None or comparison.scaling is not None:
+        return
+    yield classes_table(comparison, pair)
+    if len(pair.gpus) > 1 or comparison.unit != "step":
+        yield from gpus_tables(comparison, pair)
+    yield from kernels_table(comparison, pair, width)
+
+
+def runs_table(comparison: Comparison) -> Table:
+    """A row per run: what it is and how long its steps take."""
+    batch = any(run.throughput for run in comparison.runs)
+    rows = tuple(
+        (
+            run.label,
+            str(run.gpus),
+            f"{run.steps} {_LOOPS[run.steps_kind]}",
+            *(_time(ns) for ns in (run.mean_ns, run.p50_ns, run.p95_ns)),
+            *([_rate(run)] if batch else []),
+        )
+        for run in comparison.runs
+    )
+    header = ("", "GPUs", "measured", "mean", "p50", "p95", *(["samples/s"] if batch else []))
+    return Table("The runs", header, rows)
+
+
+def classes_table(comparison: Comparison, pair: Pair) -> Table:
+    """Each class in both runs, the difference, its bounds, and whether that is a change."""
+    a, b = (run.label for run in comparison.runs)
+    if comparison.unit == "span":
+        shares = tuple(
+            (NAMES[row.name], _percent(row.a_share), _percent(row.b_share), _points(row))
+            for row in pair.classes
+        )
+        title = f"Shares of the whole span (mean over the GPUs); {comparison.unit_reason}"
+        return Table(title, ("", a, b, "change"), shares)
+    rows = tuple((NAMES[row.name], *_cells(row)) for row in pair.classes)
+    total = () if pair.step is None else (("total", *_cells(pair.step)),)
+    title = f"Where the time of {UNITS[comparison.unit]} goes (mean over steps and GPUs)"
+    return Table(title, ("", a, b, "change", "95% bounds", ""), (*rows, *total))
+
+
+def gpus_tables(comparison: Comparison, pair: Pair) -> Iterator[Table]:
+    """A few GPUs one by one; of many, the one that has most of each class."""
+    both = [gpu for gpu in pair.gpus if gpu.a is not None and gpu.b is not None]
+    if both and len(pair.gpus) <= _MOST_GPUS:
+        yield _few_gpus(comparison, both)
+        return
+    rows = tuple(
+        (NAMES[row.name], *_worst(row.a_worst), *_worst(row.b_worst))
+        for row in pair.classes
+        if _outstanding(row)
+    )
+    if rows:
+        a, b = (run.label for run in comparison.runs)
+        title = f"The GPU that has most of a class ({UNITS[comparison.unit]})"
+        yield Table(title, ("", a, "on", b, "on"), rows)
+
+
+def _few_gpus(comparison: Comparison, gpus: Sequence[GpuPair]) -> Table:
+    a, b = (run.label for run in comparison.runs)
+    rows = [row for gpu in gpus for row in (gpu.a, gpu.b) if row is not None]
+    names = [name for name in CLASS_NAMES if any(row.of(name) for row in rows)]
+    body = [(CLASS_NAMES[name], *(_mean(row, name) for row in rows)) for name in names]
+    body.append(("total", *(_mean(row, "total") for row in rows)))
+    header = chain.from_iterable((f"gpu {gpu.gpu} {a}", f"gpu {gpu.gpu} {b}") for gpu in gpus)
+    unit = "a step" if any(row.steps for row in rows) else "the whole span"
+    return Table(f"GPU by GPU ({unit})", ("", *header), tuple(body))
+
+
+def kernels_table(comparison: Comparison, pair: Pair, width: int) -> Iterator[Table]:
+    """The kernels that changed; by share, all that differ most, where there are no steps."""
+    of_span = comparison.unit == "span"
+    changed = [row for row in pair.kernels if row.changed or (of_span and row.difference_ns)]
+    if not changed:
+        return
+    a, b = comparison.runs
+    new, gone = (sum(row.status == word for row in pair.kernels) for word in ("new", "gone"))
+    title = f"Kernels: {len(changed)} of {len(pair.kernels)} changed"
+    title += f", {new} new" if new else ""
+    title += f", {gone} gone" if gone else ""
+    title += f" ({UNITS[comparison.unit]} and GPU)"
+    rows = tuple(
+        (
+            short_kernel(row.name, width),
+            _time(row.a_ns) if row.a_count else "–",
+            _time(row.b_ns) if row.b_count else "–",
+            _signed(row.difference_ns),
+            _arrow(f"{row.a_count:g}", f"{row.b_count:g}"),
+            _each(row),
+        )
+        for row in changed[:_MOST_KERNELS]
+    )
+    yield Table(title, ("", a.label, b.label, "change", "count", "each"), rows)
+
+
+def notes(comparison: Comparison) -> Iterator[tuple[str, str]]:
+    """What to know besides, each with its heading."""
+    pair = comparison.pair if comparison.scaling is None else None
+    for finding in pair.findings if pair is not None else ():
+        yield finding.status, _finding(finding)
+    if pair is not None and comparison.unit != "span" and not any(k.changed for k in pair.kernels):
+        yield "kernels", f"none of {len(pair.kernels)} takes more or less time than noise explains."
+    if comparison.unit == "iteration":
+        yield "note", f"Iterations are compared: {comparison.unit_reason}."
+    for warning in comparison.warnings:
+        yield "note", warning[0].upper() + warning[1:] + "."
+
+
+def _finding(finding: FindingChange) -> str:
+    if finding.status != "stayed":
+        return f"{finding.id}: {finding.message}."
+    impacts = _arrow(format_ns(finding.a_impact_ns or 0), format_ns(finding.b_impact_ns or 0))
+    return f"{finding.id} ({impacts})."
+
+
+def _cells(row: Change) -> tuple[str, ...]:
+    word = {None: "?", False: "same", True: "more" if row.difference_ns > 0 else "less"}
+    return (
+        _time(row.a_ns),
+        _time(row.b_ns),
+        _signed(row.difference_ns),
+        format_bounds(row.low_ns, row.high_ns),
+        word[row.changed],
+    )
+
+
+def format_bounds(low: int | None, high: int | None) -> str:
+    """``-0.31 to +1.20 ms``, in the unit that suits the larger."""
+    if low is None or high is None:
+        return "unknown"
+    size = max(abs(low), abs(high))
+    unit, scale = next(
+        ((u, s) for u, s in (("s", 10**9), ("ms", 10**6), ("us", 10**3)) if size >= s), ("ns", 1)
+    )
+    digits = 0 if size / scale >= 100 or scale == 1 else 1 if size / scale >= 10 else 2
+    return f"{low / scale:+.{digits}f} to {high / scale:+.{digits}f} {unit}"
+
+
+def _signed(ns: int) -> str:
+    return ("+" if ns > 0 else "") + format_ns(ns) if ns else "0"
+
+
+def _time(ns: int | None) -> str:
+    return "–" if not ns else format_ns(ns)
+
+
+def _rate(run: RunSummary) -> str:
+    return "–" if run.throughput is None else f"{run.throughput:,.4g}"
+
+
+def _mean(row: Breakdown, name: str) -> str:
+    amount = row.total_ns if name == "total" else row.of(name)
+    return _time(round(amount / max(row.steps, 1)))
+
+
+def _percent(share: float) -> str:
+    return format_share(share, 1)
+
+
+def _points(row: ClassChange) -> str:
+    return f"{100 * (row.b_share - row.a_share):+.1f} points"
+
+
+def _worst(worst: Worst | None) -> tuple[str, str]:
+    if worst is None:
+        return "–", ""
+    return _time(worst.ns), f"rank {worst.rank}" if worst.gpu is None else f"gpu {worst.gpu}"
+
+
+def _outstanding(row: ClassChange) -> bool:
+    pairs = ((row.a_worst, row.a_ns), (row.b_worst, row.b_ns))
+    matters = max(row.a_share, row.b_share) >= 0.01
+    return matters and any(w is not None and w.ns > _OUTSTANDING * mean for w, mean in pairs)
+
+
+def _arrow(a: str, b: str) -> str:
+    if a == b:
+        return a
+    if a.rpartition(" ")[2] == b.rpartition(" ")[2] and " " in a:
+        a = a.rpartition(" ")[0]
+    return f"{a} → {b}"
+
+
+def _each(row: KernelChange) -> str:
+    if row.a_median_ns is None or row.b_median_ns is None:
+        return row.status
+    return _arrow(format_ns(row.a_median_ns), format_ns(row.b_median_ns))
