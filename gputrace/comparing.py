@@ -62,33 +62,41 @@ def compare(
         steps: the steps to measure of each, as `OpenTrace.analyze` takes them.
         batch: samples that a GPU gets in a step, one number for all runs or one for each.
         global_batch: samples of a step on all GPUs together, likewise; not with ``batch``.
-        progress: called with the name of each trace; gives what is called with rows read and in all.
+        progress: called with the name of each trace; gives what to tell rows read and in all.
 
     Raises InputError where a trace cannot be read, UsageError for arguments that make no sense.
     """
     if len(traces) < 2:
         raise UsageError("a comparison takes two traces or more; a folder is one run")
-    if batch is not None and global_batch is not None:
-        raise UsageError("give the batch of a GPU or that of all GPUs, not both")
     names = _labels(traces, labels)
-    of_gpu = _of_each(batch, len(traces))
-    of_all = _of_each(global_batch, len(traces))
-    options = Options(steps=read_steps(steps), gaps=0)
-    runs = []
-    for path, name, own, everyone in zip(traces, names, of_gpu, of_all, strict=True):
-        runs.append(with_batch(open_run(path, name, options, progress), own, everyone))
+    runs = open_runs(
+        traces, names, steps=steps, batch=batch, global_batch=global_batch, progress=progress
+    )
     result = compare_runs(runs)
     values = {field.name: getattr(result, field.name) for field in fields(Comparison)}
     return ComparisonReport(**values)
 
 
-def open_run(
-    path: str | PathLike[str], label: str, options: Options, progress: Progresses | None = None
-) -> Run:
-    """What a comparison needs of a trace, which is closed again."""
-    told = progress(Path(path).name) if progress is not None else nullcontext()
-    with open_traces([str(path)]) as trace, told as tell:
-        return read_run(trace, label, options, tell)
+def open_runs(
+    traces: Sequence[str | PathLike[str]],
+    labels: Sequence[str],
+    *,
+    steps: str | tuple[int, int] | None = None,
+    batch: Batch = None,
+    global_batch: Batch = None,
+    progress: Progresses | None = None,
+) -> list[Run]:
+    """What a comparison needs of each trace; each is closed before the next is opened."""
+    if batch is not None and global_batch is not None:
+        raise UsageError("give the batch of a GPU or that of all GPUs, not both")
+    options = Options(steps=read_steps(steps), gaps=0)
+    of_gpu, of_all = (_of_each(given, len(traces)) for given in (batch, global_batch))
+    runs = []
+    for path, label, own, everyone in zip(traces, labels, of_gpu, of_all, strict=True):
+        told = progress(Path(path).name) if progress is not None else nullcontext()
+        with open_traces([str(path)]) as trace, told as tell:
+            runs.append(with_batch(read_run(trace, label, options, tell), own, everyone))
+    return runs
 
 
 def _labels(traces: Sequence[str | PathLike[str]], given: Sequence[str] | None) -> list[str]:

@@ -8,7 +8,6 @@ import click
 
 from gputrace.cli import options
 from gputrace.cli.progress import progress_bar
-from gputrace.errors import UsageError
 
 
 @click.command("compare")
@@ -34,8 +33,8 @@ def command(
     """Says what B does other than A: faster or slower, in which class of time, in which kernels.
 
     Of three runs or more, and of two with different numbers of GPUs, how they scale: speed-up,
-    efficiency, and which class of time eats the loss. Each run is a file, or a folder with the files
-    of its machines or ranks.
+    efficiency, and which class of time eats the loss. Each run is a file, or a folder with the
+    files of its machines or ranks.
     """
     import gputrace
 
@@ -43,8 +42,8 @@ def command(
         *traces,
         labels=labels or None,
         steps=steps,
-        batch=read_batch(batch),
-        global_batch=read_batch(global_batch),
+        batch=options.read_batch(batch),
+        global_batch=options.read_batch(global_batch),
         progress=lambda name: progress_bar(f"reading {name}"),
     )
     if form != "text":
@@ -53,13 +52,3 @@ def command(
     from gputrace.views.compare import text
 
     click.echo(text.render(report, options.width(), options.use_color()), nl=False, color=True)
-
-
-def read_batch(text: str | None) -> list[float] | None:
-    """The numbers of ``64`` or ``64,32``; raises UsageError for anything else."""
-    if text is None:
-        return None
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"{text!r} is no batch; write 64, or 64,32 for two runs") from None

@@ -9,6 +9,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from gputrace.errors import UsageError
+
 FORMATS: Final = ("text", "json", "markdown", "csv")
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -71,6 +73,16 @@ def batch(function: _F) -> _F:
         metavar="N[,N...]",
         help="Samples that a GPU gets in a step; one number for all runs, or one for each.",
     )(function)
+
+
+def read_batch(text: str | None) -> list[float] | None:
+    """The numbers of ``64`` or ``64,32``; raises UsageError for anything else."""
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{text!r} is no batch; write 64, or 64,32 for two runs") from None
 
 
 def width() -> int:

@@ -1,7 +1,7 @@
 """How well the steps of a recording pin down a mean, and whether two means differ.
 
-The variance of a mean takes into account that steps resemble their neighbours (Newey and West 1987);
-two means are compared as Welch (1947) does. Nothing is drawn at random.
+The variance of a mean takes into account that steps resemble their neighbours (Newey and West
+1987); two means are compared as Welch (1947) does. Nothing is drawn at random.
 """
 
 from __future__ import annotations
@@ -58,11 +58,13 @@ def means_of(table: Series) -> list[Mean]:
     inflation = np.maximum(_long_run(rest) / np.where(alone > 0, alone, 1), 1)
     errors = np.sqrt(alone * inflation / count)
     freedom = np.maximum(count / inflation - 1, 1)
-    return [Mean(*row) for row in zip(values.tolist(), errors.tolist(), freedom.tolist(), strict=True)]
+    return [
+        Mean(*row) for row in zip(values.tolist(), errors.tolist(), freedom.tolist(), strict=True)
+    ]
 
 
 def _long_run(rest: Series) -> NDArray[np.float64]:
-    """The variance that counts for a mean: that of a step, and twice its neighbours' share in it."""
+    """The variance that counts for a mean: of a step, and twice what neighbours have in common."""
     count = len(rest)
     total = (rest**2).sum(axis=0)
     reach = int(count**0.5)

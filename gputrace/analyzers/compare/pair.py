@@ -32,14 +32,12 @@ OF_ITS_OWN: Final = 0.02
 def compare_pair(a: Run, b: Run, unit: str, work: tuple[float, str]) -> Pair:
     """B against A, in a unit that both have."""
     step = change(*lengths(a, b), MATTERS) if unit != "span" else None
-    speed = None
-    if step is not None:
-        speed = ratio(*lengths(a, b))
+    speed = ratio(*lengths(a, b)) if step is not None else None
     return Pair(
         step=step,
-        speed_up=step and step.a_ns / max(step.b_ns, 1) * work[0],
-        speed_up_low=speed and speed.low * work[0],
-        speed_up_high=speed and speed.high * work[0],
+        speed_up=step.a_ns / max(step.b_ns, 1) * work[0] if step is not None else None,
+        speed_up_low=speed.low * work[0] if speed is not None else None,
+        speed_up_high=speed.high * work[0] if speed is not None else None,
         work_ratio=work[0],
         work_source=work[1],
         classes=tuple(_classes(a, b, unit)),
@@ -67,8 +65,8 @@ def change(
         round(a.value),
         round(b.value),
         round(b.value - a.value),
-        bounds and round(bounds.low),
-        bounds and round(bounds.high),
+        round(bounds.low) if bounds is not None else None,
+        round(bounds.high) if bounds is not None else None,
         None if bounds is None else enough and (bounds.low > 0 or bounds.high < 0),
     )
 
@@ -177,9 +175,9 @@ def _finding(id: str, status: str, a: Finding | None, b: Finding | None) -> Find
     return FindingChange(
         id=id,
         status=status,
-        a_severity=a and a.severity,
-        b_severity=b and b.severity,
-        a_impact_ns=a and a.impact_ns,
-        b_impact_ns=b and b.impact_ns,
+        a_severity=a.severity if a is not None else None,
+        b_severity=b.severity if b is not None else None,
+        a_impact_ns=a.impact_ns if a is not None else None,
+        b_impact_ns=b.impact_ns if b is not None else None,
         message=known.message,
     )

@@ -99,7 +99,7 @@ class KernelChange(Change):
 
 @dataclass(frozen=True, slots=True)
 class GpuPair:
-    """A GPU's row of ``breakdown`` in each run; None where a run has none of that rank and index."""
+    """A GPU's row of ``breakdown`` in each run; None where a run has none of it."""
 
     gpu: int | None
     rank: int

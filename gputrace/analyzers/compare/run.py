@@ -52,9 +52,7 @@ def read_run(trace: Trace, label: str, options: Options, progress: Progress | No
     analysis = analyze(trace, options, progress)
     keys = working_gpus(analysis)
     steps = measured_steps(analysis, options.steps)
-    operations = [
-        own for own in read_operations(trace) if (own.gpu.gpu, own.gpu.rank) in set(keys)
-    ]
+    operations = [own for own in read_operations(trace) if (own.gpu.gpu, own.gpu.rank) in set(keys)]
     of_span = use_kernels(trace, operations, None)
     return Run(
         label=label,

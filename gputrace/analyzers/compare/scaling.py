@@ -80,8 +80,8 @@ def _row(base: Run, run: Run, kind: str) -> ScalingRow:
         mean_ns=round(own.value),
         throughput=run.samples and run.samples / own.value * 1e9,
         speed_up=speed_up,
-        speed_up_low=speed and work and speed.low * work,
-        speed_up_high=speed and work and speed.high * work,
+        speed_up_low=speed.low * (work or 0) if speed is not None else None,
+        speed_up_high=speed.high * (work or 0) if speed is not None else None,
         efficiency=speed_up and speed_up / gpus,
         ideal_ns=round(ideal) if ideal is not None else None,
         losses=() if ideal is None or run is base else tuple(_losses(base, run, ideal)),
@@ -104,11 +104,11 @@ def _times(mean: Mean, factor: float) -> Mean:
 
 def _loss(name: str, ideal: Mean, own: Mean, rows: int, step: float) -> Loss:
     bounds, lost = difference(ideal, own, rows), own.value - ideal.value
-    sure = bounds and (bounds.low > 0 or bounds.high < 0)
+    sure = bounds is not None and (bounds.low > 0 or bounds.high < 0)
     return Loss(
         name,
         round(lost),
-        bounds and round(bounds.low),
-        bounds and round(bounds.high),
-        None if bounds is None else bool(sure) and abs(lost) >= MATTERS * step,
+        round(bounds.low) if bounds is not None else None,
+        round(bounds.high) if bounds is not None else None,
+        None if bounds is None else sure and abs(lost) >= MATTERS * step,
     )

@@ -31,7 +31,7 @@ WORDS: Final = {
 }
 """What a sentence calls the classes."""
 
-_NARROW: Final = 0.05
+NARROW: Final = 0.05
 """Bounds within this part of the step on either side tell that two runs are the same."""
 _MOST: Final = 3
 _UNIT: Final = {"step": "a step", "iteration": "an iteration", "span": "the span"}
@@ -52,7 +52,7 @@ def judge(pair: Pair) -> str:
         differs = bool(step.changed)
     if differs:
         return "faster" if (pair.speed_up or 1) > 1 else "slower"
-    return "same" if max(-low, high) <= _NARROW else "unclear"
+    return "same" if max(-low, high) <= NARROW else "unclear"
 
 
 def tell_pair(verdict: str, pair: Pair, labels: Sequence[str], unit: str) -> str:
@@ -118,7 +118,9 @@ def tell_scaling(scaling: Scaling, runs: Sequence[RunSummary], unit: str) -> str
     base, rows = scaling.rows[0], scaling.rows[1:]
     if scaling.kind == "same":
         best = max(rows, key=lambda row: row.speed_up or 0)
-        return f"{best.label} is {_factor(best)} as fast as {base.label}: {_lengths(best, base, unit)}"
+        return (
+            f"{best.label} is {_factor(best)} as fast as {base.label}: {_lengths(best, base, unit)}"
+        )
     last = rows[-1]
     gpus = f"{last.gpus} GPUs" if last.gpus != 1 else "1 GPU"
     if last.speed_up is None or last.ideal_ns is None:

@@ -53,7 +53,8 @@ def _title(scaling: Scaling) -> str:
     if scaling.kind == "unknown":
         return "Scaling: nothing tells how much work a step does"
     stays = "a GPU" if scaling.kind == "weak" else "a step"
-    return f"{scaling.kind.capitalize()} scaling: the work of {stays} stays ({_SOURCES[scaling.source]})"
+    told = _SOURCES[scaling.source]
+    return f"{scaling.kind.capitalize()} scaling: the work of {stays} stays ({told})"
 
 
 def _losses(comparison: Comparison, rows: list[ScalingRow]) -> Table:

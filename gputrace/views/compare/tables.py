@@ -17,6 +17,7 @@ from gputrace.analyzers.compare.results import (
     RunSummary,
     Worst,
 )
+from gputrace.analyzers.compare.verdict import NARROW
 from gputrace.analyzers.results import Breakdown
 from gputrace.units import format_ns, format_share
 from gputrace.views.compare.names import short_kernel
@@ -76,8 +77,9 @@ def classes_table(comparison: Comparison, pair: Pair) -> Table:
         )
         title = f"Shares of the whole span (mean over the GPUs); {comparison.unit_reason}"
         return Table(title, ("", a, b, "change"), shares)
-    rows = tuple((NAMES[row.name], *_cells(row)) for row in pair.classes)
-    total = () if pair.step is None else (("total", *_cells(pair.step)),)
+    step = pair.step.a_ns if pair.step is not None else 0
+    rows = tuple((NAMES[row.name], *_cells(row, step)) for row in pair.classes)
+    total = () if pair.step is None else (("total", *_cells(pair.step, step)),)
     title = f"Where the time of {UNITS[comparison.unit]} goes (mean over steps and GPUs)"
     return Table(title, ("", a, b, "change", "95% bounds", ""), (*rows, *total))
 
@@ -105,9 +107,14 @@ def _few_gpus(comparison: Comparison, gpus: Sequence[GpuPair]) -> Table:
     names = [name for name in CLASS_NAMES if any(row.of(name) for row in rows)]
     body = [(CLASS_NAMES[name], *(_mean(row, name) for row in rows)) for name in names]
     body.append(("total", *(_mean(row, "total") for row in rows)))
-    header = chain.from_iterable((f"gpu {gpu.gpu} {a}", f"gpu {gpu.gpu} {b}") for gpu in gpus)
+    header = chain.from_iterable((f"{_gpu(gpu)} {a}", f"{_gpu(gpu)} {b}") for gpu in gpus)
     unit = "a step" if any(row.steps for row in rows) else "the whole span"
     return Table(f"GPU by GPU ({unit})", ("", *header), tuple(body))
+
+
+def _gpu(pair: GpuPair) -> str:
+    known = all(row is None or row.gpu_known for row in (pair.a, pair.b))
+    return f"rank {pair.rank}" if pair.gpu is None else f"{'gpu' if known else 'device'} {pair.gpu}"
 
 
 def kernels_table(comparison: Comparison, pair: Pair, width: int) -> Iterator[Table]:
@@ -142,7 +149,7 @@ def notes(comparison: Comparison) -> Iterator[tuple[str, str]]:
     for finding in pair.findings if pair is not None else ():
         yield finding.status, _finding(finding)
     if pair is not None and comparison.unit != "span" and not any(k.changed for k in pair.kernels):
-        yield "kernels", f"none of {len(pair.kernels)} takes more or less time than noise explains."
+        yield "kernels", f"of {len(pair.kernels)}, none differs by more than the noise and 2 %."
     if comparison.unit == "iteration":
         yield "note", f"Iterations are compared: {comparison.unit_reason}."
     for warning in comparison.warnings:
@@ -156,15 +163,23 @@ def _finding(finding: FindingChange) -> str:
     return f"{finding.id} ({impacts})."
 
 
-def _cells(row: Change) -> tuple[str, ...]:
-    word = {None: "?", False: "same", True: "more" if row.difference_ns > 0 else "less"}
+def _cells(row: Change, step: int) -> tuple[str, ...]:
     return (
         _time(row.a_ns),
         _time(row.b_ns),
         _signed(row.difference_ns),
         format_bounds(row.low_ns, row.high_ns),
-        word[row.changed],
+        _told(row, step),
     )
+
+
+def _told(row: Change, step: int) -> str:
+    """``more``, ``less``, ``same``, or ``noise`` where the bounds leave room for a change."""
+    if row.changed is None or row.low_ns is None or row.high_ns is None:
+        return "?"
+    if row.changed:
+        return "more" if row.difference_ns > 0 else "less"
+    return "same" if max(-row.low_ns, row.high_ns) <= NARROW * step else "noise"
 
 
 def format_bounds(low: int | None, high: int | None) -> str:
