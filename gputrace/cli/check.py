@@ -81,7 +81,8 @@ def command(
     """Holds a run to limits: the exit code is 1 where one is not kept, or cannot be told.
 
     A SHARE is of the mean step, as 10%, or a time in it, as 5ms. Figures are means over the
-    measured steps and the GPUs. A slow-down counts only where the noise of the steps does not explain it.
+    measured steps and the GPUs. A slow-down counts only where the noise of the steps does not
+    explain it.
     """
     from gputrace.analyzers.check import check
 

@@ -90,7 +90,7 @@ def _message(run: Run, limit: Limit, value: float) -> str:
 def _told(value: float, unit: str) -> str:
     if unit == "ns":
         return format_ns(value)
-    return f"{100 * value:.3g}%" if unit == "share" else f"{value:,.4g} samples/s"
+    return f"{100 * value:.3g}%" if unit == "share" else f"{value:,.6g} samples/s"
 
 
 def gate_findings(analysis: Analysis, word: str) -> Gate:

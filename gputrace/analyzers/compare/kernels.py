@@ -42,6 +42,8 @@ def use_kernels(
     if not parts:
         return ()
     ids, ns, place = (np.concatenate(column) for column in zip(*parts, strict=True))
+    if not len(ids):
+        return ()
     texts, ids = _by_text(trace, ids)
     totals = np.bincount(
         place * len(texts) + ids, weights=ns, minlength=len(numbers) * len(texts)

@@ -203,7 +203,8 @@ def _time(ns: int | None) -> str:
 
 
 def _rate(run: RunSummary) -> str:
-    return "–" if run.throughput is None else f"{run.throughput:,.4g}"
+    rate = run.throughput
+    return "–" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _mean(row: Breakdown, name: str) -> str:
