@@ -62,7 +62,7 @@ def _summary(run: Run, unit: str) -> RunSummary:
         label=run.label,
         paths=analysis.paths,
         source=analysis.source,
-        gpus=len(run.keys),
+        gpus=sum(gpu is not None for gpu, _ in run.keys),
         ranks=len({rank for _, rank in run.keys}),
         gpu_names=tuple(sorted({gpu.name for gpu in analysis.gpus if gpu.name})),
         steps_kind=steps.kind,
@@ -83,10 +83,12 @@ def _warnings(runs: Sequence[Run]) -> Iterator[str]:
     """What makes figures of these runs hard to compare."""
     cards = {name for run in runs for gpu in run.analysis.gpus if (name := gpu.name)}
     if len(cards) > 1:
-        yield f"the runs are of different cards: {', '.join(sorted(cards))}"
+        yield f"The runs are of different cards: {', '.join(sorted(cards))}"
     sources = sorted({run.analysis.source for run in runs})
     if len(sources) > 1:
-        yield f"different recorders ({', '.join(sources)}) name kernels and cost time differently"
+        yield f"Different recorders ({', '.join(sources)}) name kernels and cost time differently"
+    if any(not run.analysis.gpus for run in runs):
+        yield "Nothing was recorded of the GPUs of some runs: ranks are counted instead"
     for run in runs:
         for finding in run.analysis.findings:
             if finding.id in ("recorder-overhead", "lost-records"):

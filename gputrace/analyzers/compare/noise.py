@@ -1,7 +1,8 @@
 """How well the steps of a recording pin down a mean, and whether two means differ.
 
 The variance of a mean takes into account that steps resemble their neighbours (Newey and West
-1987); two means are compared as Welch (1947) does. Nothing is drawn at random.
+1987; Kendall 1954 on the bias of their likeness); two means are compared as Welch (1947) does.
+Nothing is drawn at random.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ FEWEST: Final = 3
 """Steps from which bounds can be given."""
 
 _MOST_FREEDOM: Final = 1000
+_MOST_MEMORY: Final = 0.9
+"""Of a step in the next; more cannot be told from a drift in so few steps."""
 
 Series = NDArray[np.number[Any]]
 
@@ -55,7 +58,7 @@ def means_of(table: Series) -> list[Mean]:
         return [Mean(value, None, 0.0) for value in values.tolist()]
     rest = table - values
     alone = (rest**2).sum(axis=0) / (count - 1)
-    inflation = np.maximum(_long_run(rest) / np.where(alone > 0, alone, 1), 1)
+    inflation = _inflation(rest)
     errors = np.sqrt(alone * inflation / count)
     freedom = np.maximum(count / inflation - 1, 1)
     return [
@@ -63,15 +66,24 @@ def means_of(table: Series) -> list[Mean]:
     ]
 
 
-def _long_run(rest: Series) -> NDArray[np.float64]:
-    """The variance that counts for a mean: of a step, and twice what neighbours have in common."""
-    count = len(rest)
-    total = (rest**2).sum(axis=0)
+def _inflation(rest: Series) -> NDArray[np.float64]:
+    """How many times the variance of a mean is that of independent steps; at least 1.
+
+    The larger of two estimates: one from all neighbours up to a distance, which falls short where
+    steps remember long, and, where neighbours are more alike than by chance, that of a series in
+    which each remembers a part of the one before.
+    """
+    count, squares = len(rest), (rest**2).sum(axis=0)
+    squares = np.where(squares > 0, squares, 1)
     reach = int(count**0.5)
+    total = np.ones(rest.shape[1])
     for lag in range(1, reach + 1):
-        weight = 1 - lag / (reach + 1)
-        total = total + 2 * weight * (rest[lag:] * rest[:-lag]).sum(axis=0)
-    return np.asarray(total / (count - 1), float)
+        alike = (rest[lag:] * rest[:-lag]).sum(axis=0) / squares
+        total += 2 * (1 - lag / (reach + 1)) * alike
+    memory = (rest[1:] * rest[:-1]).sum(axis=0) / squares
+    beyond_chance = memory > count**-0.5
+    memory = np.clip((count * memory + 1) / max(count - 3, 1), 0, _MOST_MEMORY) * beyond_chance
+    return np.maximum(np.maximum(total, (1 + memory) / (1 - memory)), 1)
 
 
 def difference(a: Mean, b: Mean, rows: int = 1) -> Bounds | None:

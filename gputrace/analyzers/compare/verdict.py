@@ -58,8 +58,8 @@ def judge(pair: Pair) -> str:
 def tell_pair(verdict: str, pair: Pair, labels: Sequence[str], unit: str) -> str:
     """One sentence on two runs, without its full stop."""
     told = _speed(verdict, pair, labels, unit)
-    more = list(_classes(verdict, pair, unit))
-    return "; ".join([told, *([", ".join(more)] if more else [])])
+    more = ", ".join(_classes(verdict, pair, unit))
+    return f"{told}{': ' if unit == 'span' else '; '}{more}" if more else told
 
 
 def _speed(verdict: str, pair: Pair, labels: Sequence[str], unit: str) -> str:

@@ -40,6 +40,6 @@ def work_ratio(a: Run, b: Run) -> tuple[float, str, str]:
     return (
         equal,
         "assumed",
-        f"the input copies of a step bring {sizes}, and the kernels do not tell whether the batch "
+        f"The input copies of a step bring {sizes}, and the kernels do not tell whether the batch "
         "or only its type differs: steps are taken as equal work; --batch says otherwise",
     )

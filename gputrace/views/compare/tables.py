@@ -20,7 +20,7 @@ from gputrace.analyzers.compare.results import (
 from gputrace.analyzers.compare.verdict import NARROW
 from gputrace.analyzers.results import Breakdown
 from gputrace.units import format_ns, format_share
-from gputrace.views.compare.names import short_kernel
+from gputrace.views.compare.names import short_kernels
 from gputrace.views.tables import CLASS_NAMES, Table
 
 NAMES: Final = CLASS_NAMES | {"host_data": "(host in loader)"}
@@ -28,6 +28,7 @@ UNITS: Final = {"step": "a step", "iteration": "an iteration", "span": "the span
 _LOOPS: Final = {"training": "steps", "iterations": "iterations", "none": "steps"}
 _MOST_KERNELS: Final = 8
 _MOST_GPUS: Final = 2
+_LEAST_SHARE: Final = 0.001
 _OUTSTANDING: Final = 1.05
 """How much more than the mean the GPU with most of a class must have to be shown."""
 
@@ -119,8 +120,10 @@ def _gpu(pair: GpuPair) -> str:
 
 def kernels_table(comparison: Comparison, pair: Pair, width: int) -> Iterator[Table]:
     """The kernels that changed; by share, all that differ most, where there are no steps."""
-    of_span = comparison.unit == "span"
-    changed = [row for row in pair.kernels if row.changed or (of_span and row.difference_ns)]
+    if comparison.unit == "span":
+        yield from _kernels_by_share(comparison, pair, width)
+        return
+    changed = [row for row in pair.kernels if row.changed]
     if not changed:
         return
     a, b = comparison.runs
@@ -129,18 +132,39 @@ def kernels_table(comparison: Comparison, pair: Pair, width: int) -> Iterator[Ta
     title += f", {new} new" if new else ""
     title += f", {gone} gone" if gone else ""
     title += f" ({UNITS[comparison.unit]} and GPU)"
+    shown = changed[:_MOST_KERNELS]
     rows = tuple(
         (
-            short_kernel(row.name, width),
+            name,
             _time(row.a_ns) if row.a_count else "–",
             _time(row.b_ns) if row.b_count else "–",
             _signed(row.difference_ns),
-            _arrow(f"{row.a_count:g}", f"{row.b_count:g}"),
+            _arrow(f"{row.a_count:.3g}", f"{row.b_count:.3g}"),
             _each(row),
         )
-        for row in changed[:_MOST_KERNELS]
+        for name, row in zip(short_kernels([k.name for k in shown], width), shown, strict=True)
     )
     yield Table(title, ("", a.label, b.label, "change", "count", "each"), rows)
+
+
+def _kernels_by_share(comparison: Comparison, pair: Pair, width: int) -> Iterator[Table]:
+    """Those whose shares of the span differ most."""
+    a, b = comparison.runs
+
+    def shares(row: KernelChange) -> tuple[float, float]:
+        return row.a_ns / max(a.span_ns, 1), row.b_ns / max(b.span_ns, 1)
+
+    def apart(row: KernelChange) -> float:
+        return abs(shares(row)[1] - shares(row)[0])
+
+    far = [row for row in pair.kernels if apart(row) >= _LEAST_SHARE]
+    shown = sorted(far, key=apart, reverse=True)[:_MOST_KERNELS]
+    rows = tuple(
+        (name, *(_percent(share) for share in shares(row)))
+        for name, row in zip(short_kernels([k.name for k in shown], width), shown, strict=True)
+    )
+    if rows:
+        yield Table("Kernels whose shares of the span differ most", ("", a.label, b.label), rows)
 
 
 def notes(comparison: Comparison) -> Iterator[tuple[str, str]]:
@@ -148,17 +172,20 @@ def notes(comparison: Comparison) -> Iterator[tuple[str, str]]:
     pair = comparison.pair if comparison.scaling is None else None
     for finding in pair.findings if pair is not None else ():
         yield finding.status, _finding(finding)
-    if pair is not None and comparison.unit != "span" and not any(k.changed for k in pair.kernels):
-        yield "kernels", f"of {len(pair.kernels)}, none differs by more than the noise and 2 %."
+    kernels = pair.kernels if pair is not None and comparison.unit != "span" else ()
+    if kernels and not any(kernel.changed for kernel in kernels):
+        yield "kernels", f"of {len(kernels)}, none differs by more than the noise and 2 %."
     if comparison.unit == "iteration":
         yield "note", f"Iterations are compared: {comparison.unit_reason}."
     for warning in comparison.warnings:
-        yield "note", warning[0].upper() + warning[1:] + "."
+        yield "note", f"{warning}."
 
 
 def _finding(finding: FindingChange) -> str:
     if finding.status != "stayed":
         return f"{finding.id}: {finding.message}."
+    if not finding.a_impact_ns and not finding.b_impact_ns:
+        return f"{finding.id}."
     impacts = _arrow(format_ns(finding.a_impact_ns or 0), format_ns(finding.b_impact_ns or 0))
     return f"{finding.id} ({impacts})."
 

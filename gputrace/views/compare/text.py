@@ -14,7 +14,7 @@ from gputrace.views.text import open_console, print_table
 
 _STYLES: Final = {"faster": "bold green", "slower": "bold red", "same": "green"}
 _NOTES: Final = {"appeared": "red", "gone": "green", "stayed": "yellow"}
-_BESIDE_NAMES: Final = 50
+_BESIDE_NAMES: Final = 56
 """Columns that the figures of a kernel take."""
 
 
