@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -28,7 +28,7 @@ PLAN: Final = Plan(
     data_wait_ns=800_000,
     sync_every_step=True,
 )
-CHANGES: Final[dict[str, dict[str, int]]] = {
+CHANGES: Final[dict[str, dict[str, Any]]] = {
     "compute": {"kernel_ns": 40_000},
     "communication": {"allreduce_ns": 900_000},
     "h2d": {"h2d_ns": 1_500_000},

@@ -47,7 +47,7 @@ def test_the_error_of_unlike_steps_is_their_deviation_by_the_root_of_their_numbe
 def test_bounds_hold_nearly_as_often_as_they_say(memory: float) -> None:
     rng, holds = np.random.default_rng(7), 0
     for _ in range(400):
-        bounds = difference(*(of(wandering(rng, 60, memory)) for _ in range(2)))
+        bounds = difference(of(wandering(rng, 60, memory)), of(wandering(rng, 60, memory)))
         assert bounds is not None
         holds += bounds.low <= 0 <= bounds.high
     assert holds >= 0.90 * 400

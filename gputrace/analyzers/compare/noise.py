@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import exp
 from typing import Any, Final
 
 import numpy as np
@@ -83,7 +84,8 @@ def _inflation(rest: Series) -> NDArray[np.float64]:
     memory = (rest[1:] * rest[:-1]).sum(axis=0) / squares
     beyond_chance = memory > count**-0.5
     memory = np.clip((count * memory + 1) / max(count - 3, 1), 0, _MOST_MEMORY) * beyond_chance
-    return np.maximum(np.maximum(total, (1 + memory) / (1 - memory)), 1)
+    inflation: NDArray[np.float64] = np.maximum(total, (1 + memory) / (1 - memory))
+    return np.maximum(inflation, 1)
 
 
 def difference(a: Mean, b: Mean, rows: int = 1) -> Bounds | None:
@@ -100,7 +102,7 @@ def ratio(a: Mean, b: Mean) -> Bounds | None:
     if a.error is None or b.error is None or min(a.value, b.value) <= 0:
         return None
     reach = _reach((a.error / a.value, a.freedom), (b.error / b.value, b.freedom), 1)
-    return Bounds(a.value / b.value * np.exp(-reach), a.value / b.value * np.exp(reach))
+    return Bounds(a.value / b.value * exp(-reach), a.value / b.value * exp(reach))
 
 
 def _reach(a: tuple[float, float], b: tuple[float, float], rows: int) -> float:
