@@ -10,9 +10,13 @@ from typing import Any, Final
 import pytest
 
 import gputrace
+from gputrace.analyzers.analysis import Options
+from gputrace.analyzers.compare import Run as Read
+from gputrace.analyzers.compare import compare, read_run
 from gputrace.analyzers.compare.results import ClassChange, KernelChange
 from gputrace.analyzers.results import CLASSES
 from gputrace.comparing import ComparisonReport
+from gputrace.traces.readers import open_traces
 from tests.handmade import MS, STEP, US, Run, train
 from tests.recordings import REFERENCE
 from tests.synthetic import Plan, simulate, write_nsys
@@ -247,3 +251,19 @@ def test_runs_without_steps_in_common_are_compared_by_shares(
     assert sum(row.a_share for row in report.pair.classes) == pytest.approx(1)
     assert "no steps" in report.message
     assert "points" in report.render()
+
+
+def test_the_wait_for_other_ranks_is_told_where_both_know_it(waiting: Path) -> None:
+    with open_traces([str(waiting)]) as trace:
+        run = read_run(trace, "A", Options())
+    assert "communication_wait" not in {row.name for row in pairs(run, run)}
+    rows = [replace(row, communication_wait_ns=row.steps * 40) for row in run.analysis.breakdown]
+    known = replace(run, analysis=replace(run.analysis, breakdown=tuple(rows)))
+    (wait,) = (row for row in pairs(known, known) if row.name == "communication_wait")
+    assert (wait.a_ns, wait.b_ns, wait.changed) == (40, 40, None)
+
+
+def pairs(a: Read, b: Read) -> tuple[ClassChange, ...]:
+    found = compare([a, b]).pair
+    assert found is not None
+    return found.classes

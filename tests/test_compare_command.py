@@ -75,7 +75,7 @@ def test_the_csv_has_a_row_for_each_class_and_their_total(report: ComparisonRepo
 
 def test_runs_may_be_labelled(paths: list[Path]) -> None:
     ran = command.gputrace("compare", *paths, "--label", "main", "--label", "branch")
-    assert ran.out.startswith("Branch is 1.40x slower")
+    assert ran.out.startswith("branch is 1.40x slower")
     assert "  main: " in ran.out
 
 

@@ -13,6 +13,7 @@ from gputrace.analyzers.compare.results import (
     Scaling,
     ScalingRow,
 )
+from gputrace.analyzers.results import CLASSES
 from gputrace.units import format_ns
 
 WORDS: Final = {
@@ -28,6 +29,7 @@ WORDS: Final = {
     "launch": "idle for launches",
     "other_idle": "unexplained idle time",
     "host_data": "time in the data loader",
+    "communication_wait": "waiting for other ranks",
 }
 """What a sentence calls the classes."""
 
@@ -93,7 +95,7 @@ def _classes(verdict: str, pair: Pair, unit: str) -> Iterator[str]:
     if unit == "span":
         yield from _shares(pair)
         return
-    rows = [row for row in pair.classes if row.changed and row.name != "host_data"]
+    rows = [row for row in pair.classes if row.changed and row.name in CLASSES]
     if verdict in ("faster", "slower") and pair.work_ratio == 1:
         rows = [row for row in rows if (row.difference_ns < 0) == (verdict == "faster")]
     rows.sort(key=lambda row: -abs(row.difference_ns))

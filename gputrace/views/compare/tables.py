@@ -23,7 +23,11 @@ from gputrace.units import format_ns, format_share
 from gputrace.views.compare.names import short_kernels
 from gputrace.views.tables import CLASS_NAMES, Table
 
-NAMES: Final = CLASS_NAMES | {"host_data": "(host in loader)"}
+NAMES: Final = CLASS_NAMES | {
+    "host_data": "(host in loader)",
+    "communication_wait": "(wait in comm.)",
+}
+"""The classes, and in brackets what is beside them or a part of one."""
 UNITS: Final = {"step": "a step", "iteration": "an iteration", "span": "the span"}
 _LOOPS: Final = {"training": "steps", "iterations": "iterations", "none": "steps"}
 _MOST_KERNELS: Final = 8
@@ -34,9 +38,10 @@ _OUTSTANDING: Final = 1.05
 
 
 def verdict(comparison: Comparison) -> str:
-    """The message, as a sentence."""
+    """The message, as a sentence; a label that it begins with stays as it is."""
     message = comparison.message
-    return message[0].upper() + message[1:] + "."
+    labelled = any(message.startswith(run.label) for run in comparison.runs)
+    return (message if labelled else message[0].upper() + message[1:]) + "."
 
 
 def tables(comparison: Comparison, width: int) -> Iterator[Table]:
