@@ -22,6 +22,9 @@ FEWEST: Final = 3
 """Steps from which bounds can be given."""
 
 _MOST_FREEDOM: Final = 1000
+_LEAST_FREEDOM: Final = 4
+"""However much steps resemble their neighbours, if there are as many: fewer make bounds wider, and
+no more often right."""
 _MOST_MEMORY: Final = 0.9
 """Of a step in the next; more cannot be told from a drift in so few steps."""
 
@@ -61,7 +64,7 @@ def means_of(table: Series) -> list[Mean]:
     alone = (rest**2).sum(axis=0) / (count - 1)
     inflation = _inflation(rest)
     errors = np.sqrt(alone * inflation / count)
-    freedom = np.maximum(count / inflation - 1, 1)
+    freedom = np.maximum(count / inflation - 1, min(_LEAST_FREEDOM, count - 1))
     return [
         Mean(*row) for row in zip(values.tolist(), errors.tolist(), freedom.tolist(), strict=True)
     ]

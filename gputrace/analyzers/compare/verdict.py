@@ -8,6 +8,7 @@ from typing import Final
 from gputrace.analyzers.compare.results import (
     Change,
     ClassChange,
+    Loss,
     Pair,
     RunSummary,
     Scaling,
@@ -95,13 +96,18 @@ def _classes(verdict: str, pair: Pair, unit: str) -> Iterator[str]:
     if unit == "span":
         yield from _shares(pair)
         return
-    rows = [row for row in pair.classes if row.changed and row.name in CLASSES]
+    rows = [row for row in pair.classes if row.name in WORDS]
     if verdict in ("faster", "slower") and pair.work_ratio == 1:
         rows = [row for row in rows if (row.difference_ns < 0) == (verdict == "faster")]
     rows.sort(key=lambda row: -abs(row.difference_ns))
-    for row in rows[:_MOST]:
+    sure = [row for row in rows if row.changed and row.name in CLASSES]
+    # Where classes trade places from step to step, their sum is surer than each; so is the loader.
+    sure = sure or [row for row in rows if row.changed]
+    for row in sure[:_MOST]:
         word = "less" if row.difference_ns < 0 else "more"
         yield f"{format_ns(abs(row.difference_ns))} {word} {WORDS[row.name]}"
+    if not sure and verdict in ("faster", "slower"):
+        yield "no class of time by more than its own noise"
 
 
 def _shares(pair: Pair) -> Iterator[str]:
@@ -134,11 +140,16 @@ def tell_scaling(scaling: Scaling, runs: Sequence[RunSummary], unit: str) -> str
         f"{gpus} are {_factor(last)} as fast as {base.gpus} ({last.efficiency:.0%} of ideal, "
         f"{scaling.kind} scaling): {_lengths(last, base, unit)}"
     )
-    eats = [loss for loss in last.losses if loss.changed and loss.ns > 0][:_MOST]
+    eats = sorted((loss for loss in last.losses if loss.changed), key=lambda loss: -abs(loss.ns))
     if eats:
-        what = ", ".join(f"{format_ns(loss.ns)} {WORDS[loss.name]}" for loss in eats)
-        told += f"; the loss of {format_ns(last.mean_ns - last.ideal_ns)} is {what}"
+        what = ", ".join(_share_of_loss(loss) for loss in eats[:_MOST])
+        lost = last.mean_ns - last.ideal_ns
+        told += f"; {format_ns(abs(lost))} {'more' if lost > 0 else 'less'} than ideal: {what}"
     return told
+
+
+def _share_of_loss(loss: Loss) -> str:
+    return f"{'+' if loss.ns > 0 else ''}{format_ns(loss.ns)} {WORDS[loss.name]}"
 
 
 def _factor(row: ScalingRow) -> str:

@@ -23,7 +23,7 @@ def short_kernels(names: Sequence[str], width: int) -> list[str]:
 def _parted(name: str, others: Sequence[str], width: int) -> str:
     """The function's name, and what follows the longest beginning that another name has too."""
     same = max(_common(name, other) for other in others)
-    start = same - len(re.split(r"\W", name[:same])[-1])
+    start = same - len(re.split(r"[\W_]", name[:same])[-1])
     head = short_kernel(name, width).split(" ")[0].rstrip("…")[: width // 2]
     told = f"{head}…{name[start:]}"
     return told if len(told) <= width else told[: width - 1] + "…"
