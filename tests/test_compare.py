@@ -222,6 +222,21 @@ def test_input_of_another_size_alone_is_taken_for_the_same_work(
     assert told.verdict == "slower"
 
 
+def test_runs_whose_kernels_are_all_in_graphs_are_compared(tmp_path: Path) -> None:
+    paths = []
+    for name, length in (("short", MS), ("long", 2 * MS)):
+        run = Run()
+        for _ in range(20):
+            run.input_copy()
+            run.graph(length)
+            run.synchronize()
+        paths.append(written(run, tmp_path / f"{name}.sqlite"))
+    report = gputrace.compare(*paths)
+    assert report.verdict == "slower"
+    assert classes(report)["compute"].difference_ns == pytest.approx(MS, rel=0.01)
+    assert kernels(report) == {}
+
+
 def test_a_real_optimisation_that_made_it_slower(recording: Callable[[str], Path]) -> None:
     """The kernels stay as they are; the GPUs wait longer for launches."""
     names = [f"nsys-ai-mfu_2gpu_{name}.sqlite" for name in ("before", "after")]
