@@ -9,17 +9,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["GputraceError", "__version__", "annotate", "open", "step"]
+__all__ = ["GputraceError", "__version__", "annotate", "compare", "open", "step"]
 
 if TYPE_CHECKING:
     from gputrace.api import open
+    from gputrace.comparing import compare
     from gputrace.errors import GputraceError
     from gputrace.marks import annotate, step
 
 
 def __getattr__(name: str) -> Any:
     """Imports the public names when they are first used, so that ``import gputrace`` is light."""
-    modules = {"open": "api", "annotate": "marks", "step": "marks", "GputraceError": "errors"}
+    modules = {
+        "open": "api",
+        "compare": "comparing",
+        "annotate": "marks",
+        "step": "marks",
+        "GputraceError": "errors",
+    }
     if name not in modules:
         raise AttributeError(f"module 'gputrace' has no attribute {name!r}")
     from importlib import import_module

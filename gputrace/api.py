@@ -82,7 +82,7 @@ class OpenTrace:
         """
         if gaps < 0:
             raise UsageError(f"{gaps} gaps cannot be listed; give a number from 0 on")
-        options = Options(_window(time), _steps(steps), gaps)
+        options = Options(_window(time), read_steps(steps), gaps)
         result = analyze(self._trace, options, progress)
         return Report(**{field.name: getattr(result, field.name) for field in fields(Analysis)})
 
@@ -154,7 +154,8 @@ def open(path: str | PathLike[str], *more: str | PathLike[str]) -> OpenTrace:
     return OpenTrace(path, *more)
 
 
-def _steps(steps: str | tuple[int, int] | None) -> tuple[int, int] | None:
+def read_steps(steps: str | tuple[int, int] | None) -> tuple[int, int] | None:
+    """First and end of ``"8:25"`` or of two numbers; raises UsageError for what names no steps."""
     if steps is None:
         return None
     if not isinstance(steps, str):

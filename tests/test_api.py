@@ -147,7 +147,9 @@ def test_an_unknown_format_names_those_there_are(report: Report) -> None:
 def test_the_package_has_no_other_names() -> None:
     with pytest.raises(AttributeError, match="no attribute 'analyse'"):
         _ = gputrace.analyse
-    assert set(gputrace.__all__) == {"GputraceError", "__version__", "annotate", "open", "step"}
+    assert set(gputrace.__all__) == {
+        *("GputraceError", "__version__", "annotate", "compare", "open", "step"),
+    }
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -10,6 +10,8 @@ from typing import Final
 import pytest
 
 from gputrace.analyzers import cards_results, findings, kernels, results
+from gputrace.analyzers.check import results as check
+from gputrace.analyzers.compare import results as compare
 from tests import command
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
@@ -33,6 +35,9 @@ ROWS: Final = (
     kernels.Family,
     kernels.Product,
     kernels.LaunchCost,
+    *(compare.Comparison, compare.RunSummary, compare.Pair, compare.ClassChange),
+    *(compare.KernelChange, compare.GpuPair, compare.FindingChange, compare.Worst),
+    *(compare.Scaling, compare.ScalingRow, compare.Loss, check.Check, check.Gate),
 )
 
 

@@ -39,6 +39,8 @@ def imported(program: str, *arguments: str) -> set[str]:
         "from gputrace.cli import run; run(['--version'])",
         "from gputrace.cli import run; run(['analyze', '--help'])",
         "from gputrace.cli import run; run(['demo', '--help'])",
+        "from gputrace.cli import run; run(['compare', '--help'])",
+        "from gputrace.cli import run; run(['check', '--help'])",
     ],
 )
 def test_nothing_heavy_is_imported_before_it_is_needed(program: str) -> None:

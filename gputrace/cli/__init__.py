@@ -15,7 +15,10 @@ import click
 from gputrace import __version__
 from gputrace.errors import ExitCode, GputraceError
 
-COMMANDS: Final = ("record", "analyze", "export", "recover", "doctor", "demo")
+COMMANDS: Final = (
+    *("record", "analyze", "compare", "check", "export"),
+    *("recover", "doctor", "demo"),
+)
 """Each is a module of this package with a click command called ``command``."""
 
 

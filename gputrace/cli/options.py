@@ -9,6 +9,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from gputrace.errors import UsageError
+
 FORMATS: Final = ("text", "json", "markdown", "csv")
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -57,6 +59,37 @@ def most_gaps(function: _F) -> _F:
         metavar="N",
         help="How many of the largest gaps to list.",
     )(function)
+
+
+def batch(function: _F) -> _F:
+    """``--batch`` and ``--global-batch``; arrive as ``batch``, ``global_batch``, as typed."""
+    function = click.option(
+        "--global-batch",
+        metavar="N[,N...]",
+        help="Samples of a step on all GPUs; one number for all runs, or one for each.",
+    )(function)
+    return click.option(
+        "--batch",
+        metavar="N[,N...]",
+        help="Samples that a GPU gets in a step; one number for all runs, or one for each.",
+    )(function)
+
+
+def read_batch(text: str | None) -> list[float] | None:
+    """The numbers of ``64`` or ``64,32``; raises UsageError for anything else."""
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{text!r} is no batch; write 64, or 64,32 for two runs") from None
+
+
+def width() -> int:
+    """Columns of a report: those of the terminal, 80 where there is none."""
+    import shutil
+
+    return min(shutil.get_terminal_size((80, 24)).columns, 120)
 
 
 def use_color() -> bool:

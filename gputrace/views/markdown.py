@@ -14,26 +14,27 @@ _MOST_KERNELS = 15
 
 def render(analysis: Analysis) -> str:
     """GitHub's Markdown; names from the trace are escaped."""
-    parts = [f"**{_escape(verdict(analysis))}**"]
+    parts = [f"**{escape(verdict(analysis))}**"]
     if analysis.findings:
-        parts.append(f"What to do: {_escape(analysis.findings[0].advice)}.")
-    parts.append(_table(main_table(analysis, _MOST_GPUS_ACROSS)))
+        parts.append(f"What to do: {escape(analysis.findings[0].advice)}.")
+    parts.append(render_table(main_table(analysis, _MOST_GPUS_ACROSS)))
     if analysis.gaps.largest:
-        parts.append(_table(gaps_table(analysis, _MOST_GAPS)))
+        parts.append(render_table(gaps_table(analysis, _MOST_GAPS)))
     if (cards := cards_table(analysis)) is not None:
-        parts.append(_table(cards))
-    others = [f"- `{f.id}`: {_escape(f.message)}." for f in analysis.findings[1:]]
-    others += [f"- {_escape(note)}" for note in notes(analysis)]
+        parts.append(render_table(cards))
+    others = [f"- `{f.id}`: {escape(f.message)}." for f in analysis.findings[1:]]
+    others += [f"- {escape(note)}" for note in notes(analysis)]
     if others:
         parts.append("\n".join(others))
     kernels = kernels_table(analysis, _MOST_KERNELS)
     if kernels is not None:
-        parts.append(_table(kernels))
+        parts.append(render_table(kernels))
     return "\n\n".join(parts) + "\n"
 
 
-def _table(table: Table) -> str:
-    lines = [f"#### {_escape(table.title)}", ""]
+def render_table(table: Table) -> str:
+    """A table under its title; the first column is text, the rest numbers."""
+    lines = [f"#### {escape(table.title)}", ""]
     lines.append(_row(table.header))
     lines.append("|" + "|".join([" :-- "] + [" --: "] * (len(table.header) - 1)) + "|")
     lines += [_row(row) for row in table.rows]
@@ -41,10 +42,11 @@ def _table(table: Table) -> str:
 
 
 def _row(cells: tuple[str, ...]) -> str:
-    return "| " + " | ".join(_escape(cell) for cell in cells) + " |"
+    return "| " + " | ".join(escape(cell) for cell in cells) + " |"
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
+    """Text that Markdown shows as it is."""
     for character in "\\`*_<>|[]":
         text = text.replace(character, "\\" + character)
     return " ".join(text.split())

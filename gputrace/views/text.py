@@ -25,7 +25,28 @@ _STYLES: Final = {"high": "bold red", "medium": "yellow", "low": "cyan", "info":
 def render(analysis: Analysis, width: int = 80, color: bool = False) -> str:
     """The report, at most ``width`` columns wide; with ``color``, escape sequences in it."""
     out = io.StringIO()
-    console = Console(
+    console = open_console(out, width, color)
+    _print_verdict(console, analysis)
+    print_table(console, main_table(analysis, _MOST_GPUS_ACROSS))
+    if analysis.gaps.largest:
+        print_table(console, gaps_table(analysis, _MOST_GAPS))
+    if (cards := cards_table(analysis)) is not None:
+        print_table(console, cards)
+    for finding in analysis.findings[1:]:
+        _print_finding(console, finding)
+    kernels = kernels_table(analysis, _MOST_KERNELS, _LONGEST_NAME)
+    if kernels is not None:
+        if analysis.findings[1:]:
+            console.print()
+        print_table(console, kernels)
+    for note in notes(analysis):
+        console.print(Text(f"note: {note}", style="dim"))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def open_console(out: io.StringIO, width: int, color: bool) -> Console:
+    """Draws into a text, in columns of its own and not the terminal's."""
+    return Console(
         file=out,
         width=width,
         force_terminal=color,
@@ -34,22 +55,6 @@ def render(analysis: Analysis, width: int = 80, color: bool = False) -> str:
         emoji=False,
         markup=False,
     )
-    _print_verdict(console, analysis)
-    _print_table(console, main_table(analysis, _MOST_GPUS_ACROSS))
-    if analysis.gaps.largest:
-        _print_table(console, gaps_table(analysis, _MOST_GAPS))
-    if (cards := cards_table(analysis)) is not None:
-        _print_table(console, cards)
-    for finding in analysis.findings[1:]:
-        _print_finding(console, finding)
-    kernels = kernels_table(analysis, _MOST_KERNELS, _LONGEST_NAME)
-    if kernels is not None:
-        if analysis.findings[1:]:
-            console.print()
-        _print_table(console, kernels)
-    for note in notes(analysis):
-        console.print(Text(f"note: {note}", style="dim"))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def _print_verdict(console: Console, analysis: Analysis) -> None:
@@ -61,7 +66,8 @@ def _print_verdict(console: Console, analysis: Analysis) -> None:
     console.print()
 
 
-def _print_table(console: Console, table: Table) -> None:
+def print_table(console: Console, table: Table) -> None:
+    """A table under its title; the column called evidence takes what width is left."""
     console.print(Text(table.title, style="bold"))
     drawn = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for index, name in enumerate(table.header):

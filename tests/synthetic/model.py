@@ -38,7 +38,8 @@ class Model:
     @classmethod
     def of(cls, plan: Plan, log: Log) -> Model:
         """The plan's model, its names in the log."""
-        rng = np.random.default_rng((plan.seed, 1))
+        seed = plan.seed if plan.model_seed is None else plan.model_seed
+        rng = np.random.default_rng((seed, 1))
         ids = {
             part: np.array([log.name(text) for text in texts])
             for part, texts in (

@@ -16,6 +16,7 @@ class Plan:
     """
 
     seed: int = 0
+    model_seed: int | None = None  # of the kernels' lengths; `seed` if None
     # Who trains: `ranks` processes with one GPU each (DDP), or one process that feeds
     # `gpus_per_process` GPUs from threads of its own (DataParallel).
     ranks: int = 1
