@@ -96,7 +96,12 @@ def analyze(
         gaps=find_gaps(trace, gpus, calls, found, chosen, options.gaps, lines),
         findings=find(facts),
         dropped_rows=dict(trace.quality.dropped),
-        warnings=(*trace.quality.warnings, *trace.quality.notes),
+        warnings=(
+            *map(str, trace.quality.left_out),
+            *trace.quality.warnings,
+            *trace.quality.notes,
+        ),
+        left_out=tuple(trace.quality.left_out),
     )
 
 

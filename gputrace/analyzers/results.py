@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gputrace.traces.trace import LeftOut
+
 Evidence = Mapping[str, float | int | str | None]
 
 SCHEMA_VERSION = 1
@@ -224,3 +226,5 @@ class Analysis:
     """Rows of the file that could not be used, by reason."""
     warnings: tuple[str, ...]
     """What the recorder complained of, and what limits the figures of merged traces."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Files of the run that could not be read, or not to their end (``--keep-going``)."""

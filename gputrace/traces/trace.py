@@ -79,6 +79,17 @@ class NoGpu(NamedTuple):
     """What to do to record some."""
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A file of a run that could not be read, or not to its end."""
+
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}"
+
+
 @dataclass(slots=True)
 class Quality:
     """What is wrong with a trace, gathered while it is read."""
@@ -87,6 +98,8 @@ class Quality:
     """The recorder's own complaints."""
     notes: list[str] = field(default_factory=list)
     """What limits the figures though the recording is whole."""
+    left_out: list[LeftOut] = field(default_factory=list)
+    """Files that one goes on without."""
     _dropped: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def drop(self, reason: str, rows: int, where: str = "") -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from gputrace.errors import InputError
-from gputrace.traces.kineto.text import Text
+from gputrace.traces.breaks import STOP, Breaks
+from gputrace.traces.packed import Content
 
 T = TypeVar("T")
 
@@ -62,19 +64,31 @@ class Document(Generic[T]):
         closed: whether the list had its end.
     """
 
-    def __init__(self, text: Text, decode: Callable[[bytes], T]) -> None:
+    def __init__(self, text: Content, decode: Callable[[bytes], T], breaks: Breaks = STOP) -> None:
         """``decode`` takes a JSON list of events, and raises BadJson."""
         self.around = b""
         self.closed = True
-        self._text, self._decode = text, decode
+        self._text, self._decode, self._breaks = text, decode, breaks
         self._rest = b""
         self._offset = 0
         """Bytes of the file before the rest."""
         self._ended = False
-        self._listed = 0
+        self._before = self._listed = 0
 
     def parts(self) -> Iterator[T]:
-        """The events, part by part; raises InputError, which names the byte, for broken JSON."""
+        """The events, part by part; raises InputError, which names the byte, for broken JSON.
+
+        Where breaks are allowed, the events before the break come instead, if there is a list.
+        """
+        try:
+            yield from self._parts()
+        except InputError as error:
+            if not self._before:
+                raise
+            self._breaks.meet(error)
+            yield from self._before_break()
+
+    def _parts(self) -> Iterator[T]:
         self._find_list()
         while block := self._text.read():
             self._rest += block
@@ -82,6 +96,12 @@ class Document(Generic[T]):
             if self._ended:
                 return
         yield from self._last()
+
+    @property
+    def beginning(self) -> bytes:
+        """What is before the list, and an end."""
+        text = self.around[: self._before]
+        return text + (b"]}" if text.lstrip().startswith(b"{") else b"]")
 
     def broken_around(self, error: BadJson) -> InputError:
         """The error in `around` with its place in the file."""
@@ -140,7 +160,18 @@ class Document(Generic[T]):
                 raise self._broken(BadJson(str(error), None)) from error
             yield part
         self.closed = False
-        self.around += b"]}" if self.around.startswith(b"{") else b"]"
+        self.around = self.beginning
+
+    def _before_break(self) -> Iterator[T]:
+        """The whole events of the rest, which is broken, or not whole."""
+        text = self._rest
+        try:
+            self._decode(b"[" + text)
+        except BadJson as error:
+            text = text if error.byte is None else text[: max(error.byte - 1, 0)]
+        with suppress(BadJson):
+            yield self._decode(b"[%b]" % text[: _count(text).end])
+        self.around = self.beginning
 
     def _take_tail(self) -> None:
         tail = self._rest
