@@ -12,11 +12,12 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from threading import Lock
 from typing import Final
 
 from gputrace.errors import GputraceError, InputError
@@ -34,6 +35,8 @@ _WORTH: Final = 150 << 20
 """Bytes of text that take a second to decode; to start a process takes a third of that."""
 _MOST: Final = 8
 """Processes, each of which needs about 100 MB."""
+_PATIENCE_S: Final = 1.0
+"""For a process that says no more to end."""
 
 Opened = Trace | GputraceError
 
@@ -41,19 +44,19 @@ Opened = Trace | GputraceError
 def open_each(
     files: Sequence[Path], keep_going: bool = False, workers: int | None = None
 ) -> Iterator[Opened]:
-    """Each file's trace, or why it cannot be read, in order.
+    """Each file's trace, or why it cannot be read, in order; ends at an error, or keeps going.
 
-    ``workers`` says how many processes decode; 1 is this one. The results do not depend on it.
+    ``workers`` says how many processes decode, this one among them; chosen by the files' sizes if
+    not given. The results do not depend on it.
     """
     decoded = [file for file in files if _is_decoded(file)] if len(files) > 1 else []
     count = min(len(decoded), workers or _workers(decoded))
-    if count <= 1:
-        yield from (open_here(file, keep_going) for file in files)
-        return
-    with _Team(count) as team:
-        found = team.open_each(decoded, keep_going)
-        for file in files:
-            yield next(found) if file in set(decoded) else open_here(file, keep_going)
+    found = iter(_decode(decoded, keep_going, count - 1) if count > 1 else ())
+    for file in files:
+        own = next(found) if count > 1 and file in decoded else open_here(file, keep_going)
+        yield own
+        if not keep_going and not isinstance(own, Trace):
+            return
 
 
 def open_here(file: Path, keep_going: bool) -> Opened:
@@ -89,54 +92,64 @@ def _text_size(file: Path) -> int:
     return file.stat().st_size * (_PACKED if packed else 1)
 
 
-class _Team:
-    """Worker processes, and a thread for each that talks to it; ends them when it is left."""
+def _decode(files: Sequence[Path], keep_going: bool, more: int) -> list[Opened]:
+    """What is found of each file, up to the first error that one does not go on from.
 
-    def __init__(self, count: int) -> None:
-        self._workers = [_Worker() for _ in range(count)]
-        self._free: SimpleQueue[_Worker] = SimpleQueue()
-        self._pool = ThreadPoolExecutor(count)
+    This process decodes, and so many more do.
+    """
+    todo = deque(enumerate(files))
+    found: dict[int, Opened] = {}
 
-    def __enter__(self) -> _Team:
-        for worker in self._workers:
-            worker.start()
-            self._free.put(worker)
-        return self
+    def take(open_one: Callable[[Path, bool], Opened]) -> None:
+        while (own := _next(todo)) is not None:
+            number, file = own
+            found[number] = open_one(file, keep_going)
+            if not keep_going and not isinstance(found[number], Trace):
+                todo.clear()
 
-    def open_each(self, files: Sequence[Path], keep_going: bool) -> Iterator[Opened]:
-        return self._pool.map(lambda file: self._open(file, keep_going), files)
-
-    def _open(self, file: Path, keep_going: bool) -> Opened:
-        worker = self._free.get()
+    others = [Worker() for _ in range(more)]
+    with ThreadPoolExecutor(more) as pool:
         try:
-            return worker.open(file, keep_going)
+            taken = [pool.submit(take, worker.open) for worker in others]
+            take(open_here)
+            for one in taken:
+                one.result()
         finally:
-            self._free.put(worker)
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        for worker in self._workers:
-            worker.kill()
-        self._pool.shutdown()
+            todo.clear()
+            for worker in others:
+                worker.kill()
+    return [found[number] for number in sorted(found)]
 
 
-class _Worker:
-    """A process that opens one file after another."""
+def _next(todo: deque[tuple[int, Path]]) -> tuple[int, Path] | None:
+    try:
+        return todo.popleft()
+    except IndexError:
+        return None
+
+
+class Worker:
+    """A process that opens one file after another; started when it is first asked to."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = False
+        self._lock = Lock()
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """The process, which is started where there is none."""
-        if self._process is None:
-            command = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        return self._process
+    def _started(self) -> subprocess.Popen[bytes]:
+        """The process, which is started where there is none; not after the end."""
+        with self._lock:
+            if self._ended:
+                raise RuntimeError("a worker that was ended is asked to read")
+            if self._process is None:
+                command = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)]
+                pipe = subprocess.PIPE
+                self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe)
+            return self._process
 
     def open(self, file: Path, keep_going: bool) -> Opened:
         """What `open_here` gives in that process; raises what it raises."""
-        process = self.start()
+        process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -150,15 +163,21 @@ class _Worker:
         raise found
 
     def _why_dead(self, process: subprocess.Popen[bytes]) -> str:
-        process.kill()
-        code = process.wait()
+        try:
+            code = process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
         self._close(process)
         self._process = None
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         return f"the process that read it died ({how}); there may be too little memory"
 
     def kill(self) -> None:
-        if (process := self._process) is not None:
+        """Ends it, whatever it is doing."""
+        with self._lock:
+            self._ended, process = True, self._process
+        if process is not None:
             process.kill()
             process.wait()
             self._close(process)
