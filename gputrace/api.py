@@ -21,6 +21,7 @@ from gputrace.analyzers.results import Analysis
 from gputrace.errors import InputError, UsageError
 from gputrace.traces.opening import go_on_without, open_traces
 from gputrace.traces.trace import LeftOut, Progress, Window
+from gputrace.traces.within import within
 from gputrace.units import parse_window
 
 if TYPE_CHECKING:
@@ -99,7 +100,12 @@ class OpenTrace:
         if gaps < 0:
             raise UsageError(f"{gaps} gaps cannot be listed; give a number from 0 on")
         options = Options(_window(time), _steps(steps), gaps)
-        result = self._going_on(lambda: analyze(self._trace, options, progress))
+
+        def run() -> Analysis:
+            with within(self._trace, self._absolute(options.window), progress) as trace:
+                return analyze(trace, options, progress)
+
+        result = self._going_on(run)
         return Report(**{field.name: getattr(result, field.name) for field in fields(Analysis)})
 
     def export(
@@ -133,20 +139,25 @@ class OpenTrace:
         path = check_target(Path(target), self._trace.paths, force)
 
         def write() -> None:
-            trace = RedactedTrace(self._trace) if redact and form != "trace" else self._trace
-            origin = self._trace.origin
-            absolute = window and Window(window.start + origin, window.end + origin)
-            job = Job(
-                trace,
-                path,
-                absolute,
-                redact,
-                lambda gaps: analyze(trace, Options(window, gaps=gaps), progress),
-                progress,
-            )
-            export(job, form)
+            absolute = self._absolute(window)
+            with within(self._trace, absolute if form != "trace" else None, progress) as part:
+                trace = RedactedTrace(part) if redact and form != "trace" else part
+                job = Job(
+                    trace,
+                    path,
+                    absolute,
+                    redact,
+                    lambda gaps: analyze(trace, Options(window, gaps=gaps), progress),
+                    progress,
+                )
+                export(job, form)
 
         self._going_on(write)
+
+    def _absolute(self, window: Window | None) -> Window | None:
+        """A window after the trace's origin as one of its clock."""
+        origin = self._trace.origin
+        return window and Window(window.start + origin, window.end + origin)
 
     def _going_on(self, work: Callable[[], _Result]) -> _Result:
         """Does the work; without a file that turns out to be broken meanwhile, if it may."""

@@ -45,6 +45,11 @@ class MergedTrace(Trace):
         """Those that were merged."""
         return [part.trace for part in self._parts]
 
+    @property
+    def shifts(self) -> list[int]:
+        """The nanoseconds that are added to the times of each."""
+        return [part.shift for part in self._parts]
+
     def _first_origin(self) -> int:
         return min(part.trace.origin + part.shift for part in self._parts)
 

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 
 from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind
+from gputrace.traces.sqlite import Database
 from gputrace.traces.tables import Tables
 
 Progress = Callable[[int, int], None]
@@ -165,6 +166,13 @@ class Trace(ABC):
     def tables(self) -> Tables | None:
         """The file as `cut` takes it; None where no part can be cut out of it."""
         return None
+
+    def on(self, database: Database) -> Self:
+        """The same trace, with the same clock, whose rows are those of a part cut out of `tables`.
+
+        Nothing must have been read from it yet that is not closed with it.
+        """
+        raise NotImplementedError
 
     @property
     @abstractmethod
