@@ -76,7 +76,7 @@ def keep_going(function: _F) -> _F:
 def tell_left_out(opened: OpenTrace) -> int:
     """Names on stderr what could not be read; gives the exit code that this asks for."""
     for told in opened.left_out:
-        click.echo(f"gputrace: left out: {' '.join(str(told).split())}", err=True)
+        click.echo(f"gputrace: not all read: {' '.join(str(told).split())}", err=True)
     return ExitCode.DONE_IN_PART if opened.left_out else ExitCode.DONE
 
 

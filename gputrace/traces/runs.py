@@ -128,8 +128,10 @@ def missing_ranks(traces: Iterable[Trace]) -> str:
     there = frozenset[int]().union(*(session.ranks for session in sessions))
     if not there or not (missing := sorted(set(range(size)) - there)):
         return ""
-    ranks = "rank" if len(missing) == 1 else "ranks"
-    return f"{ranks} {format_ranges(missing)} of {size} are missing: no file of theirs was given"
+    which = format_ranges(missing)
+    if len(missing) == 1:
+        return f"rank {which} of {size} is missing: no file of its own was given"
+    return f"ranks {which} of {size} are missing: no file of theirs was given"
 
 
 def several_jobs(traces: Iterable[Trace]) -> str:
