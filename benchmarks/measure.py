@@ -31,7 +31,7 @@ class Run:
     user_s: float
     system_s: float
     peak_bytes: int
-    """Of the largest process, where the command starts others."""
+    """Of all processes together, where the command starts others."""
     code: int
     """The exit status, or minus the signal that ended it."""
     output: str

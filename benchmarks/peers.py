@@ -63,4 +63,4 @@ def _say_versions(found: Sequence[Found]) -> None:
     for peer in found:
         if peer.jobs:
             print(f"\n  {peer.name} {peer.version}: {peer.note}", end="")
-    print("\n  Peak memory is that of the largest process; copies of the input are not timed.")
+    print("\n  Peak memory is that of all processes; copies of the input are not timed.")

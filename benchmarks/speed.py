@@ -6,7 +6,7 @@ import sys
 from typing import Final
 
 from benchmarks import commands, gate, peers
-from benchmarks.inputs import SIZES, USUAL, nsys_export, nvprof_folder
+from benchmarks.inputs import SIZES, USUAL, kineto_folder, nsys_export, nvprof_folder
 from benchmarks.measure import (
     MIB,
     Failed,
@@ -23,6 +23,9 @@ TARGET_S: Final = 1.5
 TARGET_BYTES: Final = 450 * MIB
 """With steps and causes, which need the host's rows too; the GPU's rows alone: 1.2 s, 400 MiB."""
 TARGET_HELP_S: Final = 0.15
+KINETO: Final = "PyTorch's profiler, a file for each of 8 ranks"
+TARGET_KINETO_S: Final = 6.0
+TARGET_KINETO_BYTES: Final = 800 * MIB
 READ: Final = "cat FILE, its bytes read once"
 START: Final = "python -c pass"
 
@@ -78,11 +81,12 @@ def _row(label: str, series: Series, floor: Series) -> tuple[str, ...]:
 
 
 def _formats(turns: int) -> None:
-    """The same recording as each format that is read without decoding text."""
+    """The same recording in each format that runs come in."""
     nsys, floor = "nsys, one file", commands.floor(nsys_export(USUAL))
     jobs = [
         commands.analyze(nsys_export(USUAL), nsys),
         commands.analyze(nvprof_folder(USUAL), "nvprof, a file for each of 8 ranks"),
+        commands.analyze(kineto_folder(USUAL), KINETO),
     ]
     series = alternate_all([*jobs, floor], turns)
     kernels, _ = commands.rows(series.pop(floor.label))
@@ -93,6 +97,10 @@ def _formats(turns: int) -> None:
         ("format", "wall s", "fastest to slowest", "CPU s", "peak MiB", "x nsys"),
         [_row(label, one, series[nsys]) for label, one in series.items()],
     )
+    time, memory = series[KINETO].wall_s, series[KINETO].peak_bytes
+    print(f"\n  Target for {KINETO}, {TARGET_KINETO_S} s: ", end="")
+    print(verdict(time < TARGET_KINETO_S), end="; ")
+    print(f"{mebibytes(TARGET_KINETO_BYTES)} MiB: {verdict(memory < TARGET_KINETO_BYTES)}")
 
 
 def _growth(options: Options) -> None:

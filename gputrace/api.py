@@ -8,24 +8,28 @@ report.to_pandas("gaps")         # a DataFrame
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from gputrace import views
 from gputrace.analyzers.analysis import Options, analyze
 from gputrace.analyzers.results import Analysis
-from gputrace.errors import UsageError
-from gputrace.traces.readers import open_traces
-from gputrace.traces.trace import Progress, Window
+from gputrace.errors import InputError, UsageError
+from gputrace.traces.opening import go_on_without, open_traces
+from gputrace.traces.trace import LeftOut, Progress, Window
+from gputrace.traces.within import within
 from gputrace.units import parse_window
 
 if TYPE_CHECKING:
     import pandas
 
 __all__ = ["OpenTrace", "Report", "open"]
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,22 @@ class Report(Analysis):
 class OpenTrace:
     """Trace files of a run, open for reading; close them, or use a ``with`` statement."""
 
-    def __init__(self, *paths: str | PathLike[str]) -> None:
-        self._trace = open_traces([str(path) for path in paths])
+    def __init__(
+        self,
+        *paths: str | PathLike[str],
+        keep_going: bool = False,
+        workers: int | None = None,
+    ) -> None:
+        self._keep_going = keep_going
+        self._trace = open_traces([str(path) for path in paths], keep_going, workers)
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The files that could not be read, or not to their end, where one goes on without them.
+
+        `analyze` and `export` may find more.
+        """
+        return tuple(self._trace.quality.left_out)
 
     def analyze(
         self,
@@ -83,7 +101,12 @@ class OpenTrace:
         if gaps < 0:
             raise UsageError(f"{gaps} gaps cannot be listed; give a number from 0 on")
         options = Options(_window(time), read_steps(steps), gaps)
-        result = analyze(self._trace, options, progress)
+
+        def run() -> Analysis:
+            with within(self._trace, self._absolute(options.window), progress) as trace:
+                return analyze(trace, options, progress)
+
+        result = self._going_on(run)
         return Report(**{field.name: getattr(result, field.name) for field in fields(Analysis)})
 
     def export(
@@ -115,18 +138,37 @@ class OpenTrace:
 
         window = _window(time)
         path = check_target(Path(target), self._trace.paths, force)
-        trace = RedactedTrace(self._trace) if redact and form != "trace" else self._trace
+
+        def write() -> None:
+            absolute = self._absolute(window)
+            with within(self._trace, absolute if form != "trace" else None, progress) as part:
+                trace = RedactedTrace(part) if redact and form != "trace" else part
+                job = Job(
+                    trace,
+                    path,
+                    absolute,
+                    redact,
+                    lambda gaps: analyze(trace, Options(window, gaps=gaps), progress),
+                    progress,
+                )
+                export(job, form)
+
+        self._going_on(write)
+
+    def _absolute(self, window: Window | None) -> Window | None:
+        """A window after the trace's origin as one of its clock."""
         origin = self._trace.origin
-        absolute = window and Window(window.start + origin, window.end + origin)
-        job = Job(
-            trace,
-            path,
-            absolute,
-            redact,
-            lambda gaps: analyze(trace, Options(window, gaps=gaps), progress),
-            progress,
-        )
-        export(job, form)
+        return window and Window(window.start + origin, window.end + origin)
+
+    def _going_on(self, work: Callable[[], _Result]) -> _Result:
+        """Does the work; without a file that turns out to be broken meanwhile, if it may."""
+        while True:
+            try:
+                return work()
+            except InputError as error:
+                if not self._keep_going:
+                    raise
+                self._trace = go_on_without(self._trace, error)
 
     def close(self) -> None:
         """Gives back the files."""
@@ -144,14 +186,24 @@ class OpenTrace:
         self.close()
 
 
-def open(path: str | PathLike[str], *more: str | PathLike[str]) -> OpenTrace:
+def open(
+    path: str | PathLike[str],
+    *more: str | PathLike[str],
+    keep_going: bool = False,
+    workers: int | None = None,
+) -> OpenTrace:
     """Opens a trace of any recorder, or the traces of one run as one: a file a machine or a rank.
 
-    A folder stands for the ``*.sqlite`` in it. Logs of nvidia-smi among them say what the GPUs did
-    meanwhile. Raises InputError where a file cannot be read, or
-    is not of the same run as the others.
+    Args:
+        path: a file, or a folder, which stands for the traces in it.
+        more: further ones of the same run; logs of nvidia-smi say what the GPUs did meanwhile.
+        keep_going: whether to go on without what cannot be read; `OpenTrace.left_out` says what.
+        workers: how many processes decode files of text; chosen by their sizes if not given.
+
+    Raises InputError where a file cannot be read, or is not of the same run as the others; with
+    ``keep_going`` only where nothing can be read.
     """
-    return OpenTrace(path, *more)
+    return OpenTrace(path, *more, keep_going=keep_going, workers=workers)
 
 
 def read_steps(steps: str | tuple[int, int] | None) -> tuple[int, int] | None:

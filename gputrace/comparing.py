@@ -18,7 +18,7 @@ from gputrace.analyzers.compare import Comparison, Run, read_run, with_batch
 from gputrace.analyzers.compare import compare as compare_runs
 from gputrace.api import read_steps
 from gputrace.errors import UsageError
-from gputrace.traces.readers import open_traces
+from gputrace.traces.opening import open_traces
 from gputrace.traces.trace import Progress
 from gputrace.views import compare as views
 

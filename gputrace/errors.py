@@ -48,6 +48,10 @@ class InputError(GputraceError):
         self.path = Path(path)
         self.problem = problem
 
+    def __reduce__(self) -> tuple[type[InputError], tuple[Path, str]]:
+        """For pickle: files may be read in processes of their own."""
+        return InputError, (self.path, self.problem)
+
 
 class MissingError(GputraceError):
     """Something that the command needs is not on this machine."""

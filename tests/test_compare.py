@@ -16,7 +16,7 @@ from gputrace.analyzers.compare import compare, read_run
 from gputrace.analyzers.compare.results import ClassChange, KernelChange
 from gputrace.analyzers.results import CLASSES
 from gputrace.comparing import ComparisonReport
-from gputrace.traces.readers import open_traces
+from gputrace.traces.opening import open_traces
 from tests.handmade import MS, STEP, US, Run, train
 from tests.recordings import REFERENCE
 from tests.synthetic import Plan, simulate, write_nsys

@@ -12,7 +12,7 @@ from gputrace.analyzers.analysis import Options, find_lanes
 from gputrace.analyzers.breakdown import list_steps, measured
 from gputrace.analyzers.kernel_ratios import KernelRatio, kernel_ratios
 from gputrace.analyzers.operations import read_operations
-from gputrace.traces.readers import open_traces
+from gputrace.traces.opening import open_traces
 from tests.exports import KERNEL, global_id
 from tests.handmade import MS, US, Run
 from tests.parts import Node, write_parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,40 @@ def test_what_a_rocm_trace_calls_its_calls_is_understood(tmp_path: Path) -> None
     events += [kernel(5_010, 100, correlation=1), kernel(7_220, 100, correlation=2_211)]
     report = analyze(write(tmp_path / "run.pt.trace.json", *events))
     assert report.gaps.by_cause["alloc"] == 2_000_000
+
+
+def test_a_run_on_rocm_gives_the_figures_of_one_on_cuda(
+    recording: Recording, tmp_path: Path
+) -> None:
+    """HIP's names, and RCCL's kernels, which are called as NCCL's are."""
+    reports = []
+    for library in ("cuda", "hip"):
+        (tmp_path / library).mkdir()
+        for path in write_kineto(recording, tmp_path / library):
+            text = path.read_text()
+            assert '"cudaLaunchKernel' in text
+            path.write_text(re.sub(r'"cuda(?=[A-Z])', f'"{library}', text))
+        reports.append(analyze(tmp_path / library))
+    cuda, hip = reports
+    assert hip.breakdown == cuda.breakdown
+    assert hip.gaps.by_cause == cuda.gaps.by_cause
+    assert [found.id for found in hip.findings] == [found.id for found in cuda.findings]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Memcpy HtoD (Host -> Device)", Kind.COPY_H2D),
+        ("CopyHostToDevice", Kind.COPY_H2D),
+        ("CopyDeviceToHost", Kind.COPY_D2H),
+        ("CopyDeviceToDevice", Kind.COPY_D2D),
+        ("Memcpy PtoP (Device -> Device)", Kind.COPY_PEER),
+    ],
+)
+def test_copies_of_rocm_have_their_direction(name: str, kind: Kind, tmp_path: Path) -> None:
+    copy = event("gpu_memcpy", name, 10, 5, args={"device": 0, "stream": 0, "bytes": 64})
+    with open_trace(write(tmp_path / "run.json", kernel(1, 1), copy)) as trace:
+        assert trace.kinds == {Kind.KERNEL, kind}
 
 
 def test_nothing_of_a_file_is_kept_but_its_columns(tmp_path: Path) -> None:

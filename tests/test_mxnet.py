@@ -120,4 +120,4 @@ def test_a_file_cut_short_is_refused(profile: Path, tmp_path: Path) -> None:
         with pytest.raises(InputError):
             open_trace(cut)
     cut.write_bytes(gzip.compress(content)[:-20])
-    command.assert_unreadable(cut, "truncated: the gzip data ends early")
+    command.assert_unreadable(cut, "cut off: its gzip data end after")

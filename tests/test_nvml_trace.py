@@ -13,7 +13,8 @@ import pytest
 import gputrace
 from gputrace.collectors.nvml.cards import SAMPLE
 from gputrace.traces.nvml.model import VALUES, Card, Nvml, Samples, together
-from gputrace.traces.readers import open_trace, open_traces
+from gputrace.traces.opening import open_traces
+from gputrace.traces.readers import open_trace
 from gputrace.traces.redacted import RedactedTrace
 from tests.parts import Node, write_parts, write_whole
 from tests.synthetic import NvmlCard, Plan, Recording, simulate, write_nsys, write_nvml

@@ -240,6 +240,39 @@ def test_analyze_says_what_a_trace_without_a_gpu_lacks(tmp_path: Path) -> None:
     assert "no GPU activity" in ran.err
 
 
+def test_files_that_are_all_empty_are_no_failure_of_the_recording(tmp_path: Path) -> None:
+    output = tmp_path / "t.sqlite"
+    empty = ': > "$GPUTRACE_DIR/1.host"'
+    words = ("--backend", "host", "--no-nvml", "-o", output, "--", "sh", "-c", empty)
+    ran = command.gputrace("record", *words)
+    assert ran.code == 0, ran.err
+    assert "1.host: empty" in ran.err
+    assert [path.name for path in tmp_path.iterdir()] == ["t.sqlite"]
+
+
+def test_what_the_host_s_backend_cannot_heed_is_said(tmp_path: Path) -> None:
+    words = ("record", "--backend", "host", "--no-nvml", "-o", tmp_path / "t.sqlite")
+    options = ("--steps", "2:4", "--delay", "1s", "--duration", "2s")
+    ran = command.gputrace(*words, *options, "--", "true")
+    assert ran.code == 0
+    assert "gputrace: --steps, --delay, --duration: not heeded: " in ran.err
+    assert "not heeded" not in command.gputrace(*words, "--force", "--", "true").err
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"PMIX_RANK": "3", "MPI_LOCALRANKID": "1"}, {"PMI_RANK": "3", "PMI_LOCAL_RANK": "1"}],
+)
+def test_ranks_are_those_of_whichever_mpi_it_is(given: dict[str, str], tmp_path: Path) -> None:
+    output = tmp_path / "t.sqlite"
+    words = ("--backend", "host", "--no-nvml", "-o", output, "--", sys.executable, "-c", MARKED)
+    ran = command.gputrace("record", *words, env=given)
+    assert ran.code == 0, ran.err
+    with closing(sqlite3.connect(output)) as trace:
+        found = trace.execute("SELECT rank, localRank FROM GPUTRACE_PROCESS").fetchall()
+    assert found == [(3, 1)]
+
+
 def test_a_recording_cut_short_can_be_recovered(tmp_path: Path) -> None:
     output, folder = tmp_path / "t.sqlite", tmp_path / "t.sqlite.spool"
     program = MARKED + "print('ready', flush=True)\ntime.sleep(30)"

@@ -285,12 +285,12 @@ class TestABrokenFile:
         for content in (gzip.compress(WHOLE * 9), xla.trace_viewer([gpu(KERNEL), HOST])):
             for length in range(len(content)):
                 read_or_refuse(content[:length], tmp_path)
-        with pytest.raises(InputError, match="truncated: the gzip data ends early"):
+        with pytest.raises(InputError, match="cut off: its gzip data end after"):
             opened(gzip.compress(WHOLE)[:-9], tmp_path)
 
     def test_a_gzip_that_unpacks_to_far_more_than_a_trace(self, tmp_path: Path) -> None:
         bomb = gzip.compress(WHOLE) + gzip.compress(bytes(1 << 26)) * 5
-        with pytest.raises(InputError, match="holds over 256 MiB"):
+        with pytest.raises(InputError, match="no trace packs like that"):
             opened(bomb, tmp_path)
 
     def test_the_trace_viewers_file_cut_short(self, tmp_path: Path) -> None:

@@ -114,9 +114,14 @@ def analyze(
         findings=find(facts),
         kernels=kernels,
         dropped_rows=dict(trace.quality.dropped),
-        warnings=(*trace.quality.warnings, *trace.quality.notes),
         cards=facts.cards,
         utilization=find_utilization(facts.nvml, gpus, window),
+        warnings=(
+            *map(str, trace.quality.left_out),
+            *trace.quality.warnings,
+            *trace.quality.notes,
+        ),
+        left_out=tuple(trace.quality.left_out),
     )
 
 

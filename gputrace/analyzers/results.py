@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gputrace.analyzers.cards_results import CardUse, Utilization
+from gputrace.traces.trace import LeftOut
+
 if TYPE_CHECKING:
     from gputrace.analyzers.kernels.results import Kernels
-
-from gputrace.analyzers.cards_results import CardUse, Utilization
 
 Evidence = Mapping[str, float | int | str | None]
 
@@ -252,3 +253,5 @@ class Analysis:
     """The cards in the measured steps, of those that NVML was asked about."""
     utilization: Utilization | None = None
     """The cards over the whole run; None where no GPU was seen."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Files of the run that could not be read, or not to their end (``--keep-going``)."""

@@ -26,23 +26,34 @@ if TYPE_CHECKING:
 @options.steps
 @options.window
 @options.most_gaps
+@options.keep_going
 def command(
-    traces: tuple[Path, ...], form: str, steps: str | None, time: str | None, gaps: int
-) -> None:
+    traces: tuple[Path, ...],
+    form: str,
+    steps: str | None,
+    time: str | None,
+    gaps: int,
+    keep_going: bool,
+) -> int:
     """Says where the time of TRACE went, and what to change.
 
-    TRACE is what `gputrace record` wrote, an nsys SQLite export, an nsys report (.nsys-rep,
-    .qdrep) where nsys is installed, or a trace of PyTorch's profiler (.pt.trace.json, packed or
-    not). Several are the parts of one run, a file for each machine or rank; a folder stands for the
-    *.sqlite and *.pt.trace.json in it. Logs of nvidia-smi beside them (--query-gpu as CSV, or dmon
-    -o DT) add the clocks and the use of the GPUs.
+    TRACE is what `gputrace record` wrote, an nsys export (SQLite, or a folder of Parquet or Arrow
+    tables), an nsys report where nsys is installed, a file of nvprof, or a profile of PyTorch,
+    TensorFlow, JAX or MXNet, packed or not. Several are the parts of one run, a file for each
+    machine or rank; a folder stands for the traces in it. Logs of nvidia-smi beside them
+    (--query-gpu as CSV, or dmon -o DT) add the clocks and the use of the GPUs.
     """
     import gputrace
 
     what = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
-    with gputrace.open(*traces) as opened, progress_bar(f"reading {what}") as progress:
+    with (
+        gputrace.open(*traces, keep_going=keep_going) as opened,
+        progress_bar(f"reading {what}") as progress,
+    ):
         report = opened.analyze(steps=steps, time=time, gaps=gaps, progress=progress)
+        code = options.tell_left_out(opened)
     show(report, form)
+    return code
 
 
 def show(report: Report, form: str) -> None:

@@ -33,6 +33,7 @@ _SUFFIXES: Final = {"perfetto": ".perfetto.json.gz", "parquet": ".parquet", "csv
 @click.option("--redact", is_flag=True, help="Replace names of hosts, users, paths and programs.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file or folder.")
 @click.option("--force", is_flag=True, help="Replace the output if it exists.")
+@options.keep_going
 def command(
     traces: tuple[Path, ...],
     form: str,
@@ -40,7 +41,8 @@ def command(
     redact: bool,
     output: Path | None,
     force: bool,
-) -> None:
+    keep_going: bool,
+) -> int:
     """Writes TRACE, or a part of it, in another form.
 
     TRACE is whatever `gputrace analyze` takes. The input is never changed.
@@ -49,12 +51,17 @@ def command(
 
     target = output or _default(traces[0], form)
     what = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
-    with gputrace.open(*traces) as opened, progress_bar(f"exporting {what}") as progress:
+    with (
+        gputrace.open(*traces, keep_going=keep_going) as opened,
+        progress_bar(f"exporting {what}") as progress,
+    ):
         opened.export(form, target, time=time, redact=redact, force=force, progress=progress)
+        code = options.tell_left_out(opened)
     click.echo(f"gputrace: wrote {target}", err=True)
+    return code
 
 
 def _default(trace: Path, form: str) -> Path:
     """In the current folder, after the trace."""
     stem = trace.resolve().name.partition(".")[0] or "trace"
-    return Path(stem + _SUFFIXES.get(form, f".part{trace.suffix}"))
+    return Path(stem + _SUFFIXES.get(form, f".part{trace.suffix or '.sqlite'}"))

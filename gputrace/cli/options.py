@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from gputrace.errors import UsageError
+from gputrace.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from gputrace.api import OpenTrace
 
 FORMATS: Final = ("text", "json", "markdown", "csv")
 
@@ -90,6 +93,22 @@ def width() -> int:
     import shutil
 
     return min(shutil.get_terminal_size((80, 24)).columns, 120)
+
+
+def keep_going(function: _F) -> _F:
+    """``--keep-going``; arrives as ``keep_going``."""
+    return click.option(
+        "--keep-going",
+        is_flag=True,
+        help="Go on without files, or ends of files, that cannot be read; exit code 5 then.",
+    )(function)
+
+
+def tell_left_out(opened: OpenTrace) -> int:
+    """Names on stderr what could not be read; gives the exit code that this asks for."""
+    for told in opened.left_out:
+        click.echo(f"gputrace: not all read: {' '.join(str(told).split())}", err=True)
+    return ExitCode.DONE_IN_PART if opened.left_out else ExitCode.DONE
 
 
 def use_color() -> bool:

@@ -20,4 +20,17 @@ def _launch(
     return Launch(tuple(command), environment)
 
 
+def unheeded(plan: Plan) -> str:
+    """A line that names the options that this backend cannot heed; nothing where there are none."""
+    given = {
+        "--steps": plan.steps is not None,
+        "--delay": plan.delay_ns > 0,
+        "--duration": plan.duration_ns > 0,
+        "--profiler-api": plan.profiler_api,
+    }
+    names = ", ".join(name for name, is_given in given.items() if is_given)
+    why = "without a GPU to record, the host's signals are recorded from start to end"
+    return f"{names}: not heeded: {why}; `gputrace analyze --steps` takes a part" if names else ""
+
+
 HOST: Final = Backend("host", _obstacle, _launch, merge, shares=True)

@@ -27,13 +27,13 @@ _LEAD_NS: Final = 1000
 def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     """Writes the trace of a recording's folder.
 
-    Raises InputError where nothing in the folder can be read, OSError where the file cannot be
-    written.
+    Raises InputError where nothing of what the folder holds can be read, OSError where the file
+    cannot be written.
     """
     problems: list[InputError] = []
     spools: list[Spool] = read_all(folder, "*.spool", read_spool, problems)
     hosts: list[HostEvents] = read_all(folder, "*.host", read_host, problems)
-    if problems and not spools and not hosts:
+    if hold_something(problems) and not spools and not hosts:
         raise problems[0]
     starts = [spool.started for spool in spools] + [host.started for host in hosts]
     start = min(starts, default=time.time_ns()) - _LEAD_NS

@@ -20,7 +20,7 @@ from gputrace.collectors.backends import BACKENDS
 from gputrace.collectors.cuda import has_driver
 from gputrace.collectors.cupti import CUPTI
 from gputrace.collectors.growth import Growth, Size
-from gputrace.collectors.host import HOST
+from gputrace.collectors.host import HOST, unheeded
 from gputrace.collectors.nvml.sampler import Sampler
 from gputrace.collectors.prepare import Prepared
 from gputrace.collectors.secrets import masked
@@ -42,6 +42,8 @@ def record(
     Raises CannotRun where the program does not start, MissingError where what records it does not.
     """
     _write_meta(prepared.folder, _describe(prepared))
+    if prepared.backend is HOST and (line := unheeded(prepared.plan)):
+        tell(line)
     sampler = Sampler() if prepared.plan.nvml and has_driver() and _samples(prepared) else None
     if sampler is not None:
         prepared.team.let_one("nvml", partial(sampler.start, prepared.folder))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 from gputrace.errors import InputError
-from gputrace.traces.packed import read_content
+from gputrace.traces.breaks import STOP, Breaks
+from gputrace.traces.packed import Content, read_content
 
 _MOST_BYTES: Final = 1 << 30
 _BEYOND: Final = 4e15
@@ -22,21 +24,48 @@ ChromeEvent = Mapping[str, Any]
 """One event as it stands in the file: any value may be missing, or of any type."""
 
 
-def read_events(path: Path) -> list[ChromeEvent]:
-    """The events of a file; raises InputError where it is cut short or broken."""
+def read_events(path: Path, breaks: Breaks = STOP) -> list[ChromeEvent]:
+    """The events of a file; raises InputError where it is cut short or broken.
+
+    Where breaks are allowed, the events before the break.
+    """
     try:
         document = json.loads(read_content(path, _MOST_BYTES))
+    except InputError as error:
+        breaks.meet(error)
+        document = _before_break(path)
     except RecursionError:
         raise InputError(path, "broken JSON (too deep); record it again") from None
     except MemoryError:
         raise InputError(path, "not enough memory to decode it") from None
     except ValueError as error:
         reason = str(error).partition("\n")[0]
-        raise InputError(path, f"broken JSON ({reason}); copy it or record it again") from None
+        breaks.meet(InputError(path, f"broken JSON ({reason}); copy it or record it again"))
+        document = _before_break(path)
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list):
         raise InputError(path, "JSON without a list of traceEvents; record it again")
     return [event for event in events if isinstance(event, dict)]
+
+
+def _before_break(path: Path) -> list[Any]:
+    """The events of a broken file that are whole."""
+    from gputrace.traces.kineto.document import Document
+
+    with Content(path) as content:
+        return list(chain.from_iterable(Document(content, _decoded, Breaks(True)).parts()))
+
+
+def _decoded(text: bytes) -> list[Any]:
+    from gputrace.traces.kineto.document import BadJson
+
+    try:
+        events: list[Any] = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadJson(error.msg, error.pos) from error
+    except (ValueError, RecursionError) as error:
+        raise BadJson(str(error), 0) from error
+    return events
 
 
 def arguments(event: ChromeEvent) -> Mapping[str, Any]:

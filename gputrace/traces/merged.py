@@ -41,6 +41,16 @@ class MergedTrace(Trace):
         for part in self._parts:
             self._take_over(part)
 
+    @property
+    def traces(self) -> list[Trace]:
+        """Those that were merged."""
+        return [part.trace for part in self._parts]
+
+    @property
+    def shifts(self) -> list[int]:
+        """The nanoseconds that are added to the times of each."""
+        return [part.shift for part in self._parts]
+
     def _first_origin(self) -> int:
         return min(part.trace.origin + part.shift for part in self._parts)
 
@@ -177,13 +187,14 @@ class _Part:
         """The merged number of each of its processes."""
         self.own_process: dict[int, int] = {}
         """The same the other way round."""
-        self._told = (0, 0)
+        self._told = (0, 0, 0)
 
     def tell(self, merged: Trace) -> None:
         """Adds what is wrong with this trace, once, and says which it is."""
         quality, where = self.trace.quality, self.trace.path.name
-        warnings, notes = self._told
-        self._told = len(quality.warnings), len(quality.notes)
+        warnings, notes, left_out = self._told
+        self._told = len(quality.warnings), len(quality.notes), len(quality.left_out)
+        merged.quality.left_out += quality.left_out[left_out:]
         merged.quality.warnings += [f"{where}: {text}" for text in quality.warnings[warnings:]]
         merged.quality.notes += [f"{where}: {text}" for text in quality.notes[notes:]]
         for reason, rows in quality.dropped.items():

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gputrace.errors import InputError
+from gputrace.traces.breaks import STOP, Breaks
 from gputrace.traces.chrome import ChromeEvent, Key, key, nanoseconds, read_events, read_labels
 from gputrace.traces.events import Events, Kind
 from gputrace.traces.memory import MemoryTrace, Names
@@ -56,8 +57,8 @@ class _Operator(NamedTuple):
 class MxnetTrace(MemoryTrace):
     """Operators of GPUs as kernels; its clock's 0 is the first of them."""
 
-    def __init__(self, path: Path) -> None:
-        events = read_events(path)
+    def __init__(self, path: Path, breaks: Breaks = STOP) -> None:
+        events = read_events(path, breaks)
         processes = read_labels(events).processes
         gpus = {
             pid: int(gpu[1]) for pid, name in processes.items() if (gpu := _GPU.fullmatch(name))

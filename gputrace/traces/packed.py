@@ -1,56 +1,114 @@
-"""Files that may be compressed with gzip, read whole or looked into."""
+"""Files that may be compressed with gzip: looked into, read a block at a time, or read whole."""
 
 from __future__ import annotations
 
 import gzip
-import os
 import zlib
+from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from gputrace.errors import InputError
+from gputrace.traces.breaks import STOP, Breaks
 from gputrace.traces.sqlite import open_input
 
-_GZIP: Final = b"\x1f\x8b"
-_PIECE: Final = 1 << 24
-_FREE: Final = 1 << 28
+GZIP: Final = b"\x1f\x8b"
+
+_TRAILER: Final = 8
+"""Bytes at the end of gzip's data that hold its sum, which may be wrong."""
+
+_BLOCK: Final = 4 << 20
+"""Bytes of content that are read at once."""
+
 _RATIO: Final = 250
-"""What a file may unpack to: `_FREE` bytes, or this many times its size. Traces reach 60 times."""
+_FREE: Final = 256 << 20
+"""A file may unpack to this many times its size, and to this many bytes whatever its size.
+
+Real traces are 15 to 60 times as long as packed; what gzip can do at most is 1030.
+"""
 
 
-def peek(head: bytes) -> bytes:
-    """The first bytes of a file's content, of the first bytes of the file."""
-    if not head.startswith(_GZIP):
-        return head
-    try:
-        return zlib.decompressobj(wbits=31).decompress(head, 4096)
-    except zlib.error:
-        return b""
+def peek(head: bytes, limit: int = 1 << 20) -> bytes:
+    """The beginning of a file's content, of the first bytes of the file."""
+    if not head.startswith(GZIP):
+        return head[:limit]
+    for known in (head, head[:-_TRAILER]):
+        with suppress(zlib.error):
+            return zlib.decompressobj(wbits=31).decompress(known, limit)
+    return b""
 
 
-def read_content(path: Path, most: int) -> bytearray:
+class Content:
+    """The content of one file; use it as a context manager.
+
+    Attributes:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = open_input(path)
+        self._packed = self._file.read(2) == GZIP
+        self._file.seek(0)
+        unpacked = gzip.GzipFile(fileobj=self._file) if self._packed else self._file
+        self._unpacked = cast(BufferedReader, unpacked)
+        self._length = 0
+        self._broken: InputError | None = None
+
+    def read(self) -> bytes:
+        """The next block, nothing at the end.
+
+        Raises InputError where it cannot be unpacked, after all blocks that can.
+        """
+        if self._broken is not None:
+            raise self._broken
+        block = bytearray()
+        try:
+            while len(block) < _BLOCK and (piece := self._unpacked.read1(_BLOCK)):
+                block += piece
+                self._length += len(piece)
+        except EOFError:
+            problem = f"cut off: its gzip data end after {self._length:,} bytes of content"
+            self._broken = InputError(self.path, f"{problem}; copy it again")
+        except (OSError, zlib.error) as error:
+            problem = f"broken gzip data after {self._length:,} bytes of content ({error})"
+            self._broken = InputError(self.path, f"{problem}; copy it again")
+        if self._packed:
+            self._check_ratio()
+        if self._broken is not None and not block:
+            raise self._broken
+        return bytes(block)
+
+    def _check_ratio(self) -> None:
+        packed = self._file.tell()
+        if self._length > max(_FREE, _RATIO * packed):
+            problem = f"{self._length >> 20:,} MiB came out of {packed:,} bytes"
+            raise InputError(self.path, f"{problem}: no trace packs like that; not read on")
+
+    def __enter__(self) -> Content:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._unpacked.close()
+        self._file.close()
+
+
+def read_content(path: Path, most: int, breaks: Breaks = STOP) -> bytearray:
     """The content of a file, unpacked if it is compressed.
 
     Raises InputError where it is cut short or broken, or has more than ``most`` bytes, or far more
     than a trace of its size.
     """
     content = bytearray()
-    with open_input(path) as file:
-        packed = file.read(2) == _GZIP
-        if packed:
-            most = min(most, max(_FREE, _RATIO * os.fstat(file.fileno()).st_size))
-        file.seek(0)
-        try:
-            source = gzip.GzipFile(fileobj=file) if packed else file
-            while piece := source.read(_PIECE):
-                content += piece
+    try:
+        with Content(path) as source:
+            while block := source.read():
+                content += block
                 if len(content) > most:
                     raise InputError(path, f"holds over {most >> 20:,} MiB: no trace does")
-        except EOFError:
-            raise InputError(path, "truncated: the gzip data ends early; copy it again") from None
-        except (gzip.BadGzipFile, zlib.error) as error:
-            raise InputError(path, f"broken gzip data ({error}); copy it again") from None
-        except (MemoryError, OSError) as error:
-            reason = "not enough memory" if isinstance(error, MemoryError) else error.strerror
-            raise InputError(path, f"cannot be read: {reason}") from None
+    except InputError as error:
+        breaks.meet(error)
+    except MemoryError:
+        raise InputError(path, "cannot be read: not enough memory") from None
     return content

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from gputrace.errors import InputError
+from gputrace.traces.breaks import STOP, Breaks
 from gputrace.traces.gputrace import OwnTrace, is_own
 from gputrace.traces.kineto.reader import is_kineto, open_kineto
-from gputrace.traces.merged import merge
 from gputrace.traces.mxnet import MxnetTrace, is_mxnet
+from gputrace.traces.nsys.folder import convert_folder, is_table_folder
 from gputrace.traces.nsys.reader import NsysTrace, is_nsys
 from gputrace.traces.nsys.report import export_report, is_report
 from gputrace.traces.nvprof.reader import NvprofTrace, is_nvprof
 from gputrace.traces.packed import peek
 from gputrace.traces.refused import explain
-from gputrace.traces.runs import check_paths
-from gputrace.traces.smi.join import is_smi, join_logs
 from gputrace.traces.sqlite import MAGIC, Database, open_input
-from gputrace.traces.trace import Trace
+from gputrace.traces.trace import LeftOut, Trace
 from gputrace.traces.xla.chrome import is_trace_viewer, read_trace_viewer
 from gputrace.traces.xla.reader import XlaTrace
 from gputrace.traces.xla.xspace import is_xspace, read_xspace
@@ -33,24 +31,30 @@ class Candidate:
     """A file that readers look at to tell whether it is theirs.
 
     Attributes:
-        path: the file, which exists and can be read.
-        head: its first 4096 bytes.
+        path: the file, or the folder of tables, which exists and can be read.
+        breaks: what to do where the content is broken.
+        head: its first 4096 bytes; none of a folder.
         content: the same, unpacked where the file is compressed with gzip.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with open_input(path) as file:
-            self.head: bytes = file.read(4096)
+    def __init__(self, path: Path, breaks: Breaks = STOP) -> None:
+        self.path, self.breaks = path, breaks
+        self.is_folder = is_table_folder(path)
+        self.head = b"" if self.is_folder else _head(path)
 
     @cached_property
     def content(self) -> bytes:
-        return peek(self.head)
+        return peek(self.head, 4096)
 
     @cached_property
     def database(self) -> Database | None:
         """The file as SQLite, opened once for all readers; None where it is something else."""
         return Database(self.path) if self.head.startswith(MAGIC) else None
+
+    def close(self) -> None:
+        """Gives the file back."""
+        if (database := self.__dict__.get("database")) is not None:
+            database.close()
 
     @contextmanager
     def closed_on_error(self) -> Iterator[None]:
@@ -58,9 +62,14 @@ class Candidate:
         try:
             yield
         except BaseException:
-            if (database := self.__dict__.get("database")) is not None:
-                database.close()
+            self.close()
             raise
+
+
+def _head(path: Path) -> bytes:
+    with open_input(path) as file:
+        head: bytes = file.read(4096)
+    return head
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,8 @@ class Reader:
     """Looks at the content, not at the name."""
     open: Callable[[Candidate], Trace]
     """Raises InputError where the file is broken, or holds nothing that can be analyzed."""
+    decodes: bool = False
+    """Whether opening reads the whole file, which several processes do sooner for several."""
 
 
 def _open_nsys(candidate: Candidate) -> Trace:
@@ -81,12 +92,21 @@ def _open_nsys(candidate: Candidate) -> Trace:
 
 
 def _open_report(candidate: Candidate) -> Trace:
-    exported = Candidate(export_report(candidate.path))
-    with exported.closed_on_error():
-        if exported.database is None:
-            problem = f"its export is broken; delete {exported.path} and try again"
+    return _open_made(candidate, export_report(candidate.path))
+
+
+def _open_tables(candidate: Candidate) -> Trace:
+    return _open_made(candidate, convert_folder(candidate.path))
+
+
+def _open_made(candidate: Candidate, database: Path) -> Trace:
+    """What was made of the input, and is kept in the cache."""
+    made = Candidate(database)
+    with made.closed_on_error():
+        if made.database is None:
+            problem = f"what was made of it is broken; delete {made.path} and try again"
             raise InputError(candidate.path, problem)
-        return NsysTrace(candidate.path, exported.database)
+        return NsysTrace(candidate.path, made.database)
 
 
 def _open_own(candidate: Candidate) -> Trace:
@@ -100,15 +120,15 @@ def _open_nvprof(candidate: Candidate) -> Trace:
 
 
 def _open_xspace(candidate: Candidate) -> Trace:
-    return XlaTrace(candidate.path, read_xspace(candidate.path))
+    return XlaTrace(candidate.path, read_xspace(candidate.path, candidate.breaks))
 
 
 def _open_trace_viewer(candidate: Candidate) -> Trace:
-    return XlaTrace(candidate.path, read_trace_viewer(candidate.path))
+    return XlaTrace(candidate.path, read_trace_viewer(candidate.path, candidate.breaks))
 
 
 def _open_mxnet(candidate: Candidate) -> Trace:
-    return MxnetTrace(candidate.path)
+    return MxnetTrace(candidate.path, candidate.breaks)
 
 
 READERS: Final = (
@@ -116,93 +136,65 @@ READERS: Final = (
     Reader("nsys SQLite exports", lambda c: bool(c.database and is_nsys(c.database)), _open_nsys),
     Reader("nvprof files", lambda c: bool(c.database and is_nvprof(c.database)), _open_nvprof),
     Reader("nsys reports", lambda c: is_report(c.path), _open_report),
+    Reader("folders of tables that nsys exports", lambda c: c.is_folder, _open_tables),
     Reader(
         "traces of PyTorch's profiler (.pt.trace.json, .json.gz)",
         lambda c: is_kineto(c.path, c.head),
-        lambda c: open_kineto(c.path),
+        lambda c: open_kineto(c.path, c.breaks),
+        decodes=True,
     ),
-    Reader("TensorFlow's and JAX's .xplane.pb", lambda c: is_xspace(c.content), _open_xspace),
-    Reader("their .trace.json.gz", lambda c: is_trace_viewer(c.content), _open_trace_viewer),
-    Reader("MXNet's profiles", lambda c: is_mxnet(c.content), _open_mxnet),
+    Reader(
+        "TensorFlow's and JAX's .xplane.pb",
+        lambda c: is_xspace(c.content),
+        _open_xspace,
+        decodes=True,
+    ),
+    Reader(
+        "their .trace.json.gz",
+        lambda c: is_trace_viewer(c.content),
+        _open_trace_viewer,
+        decodes=True,
+    ),
+    Reader("MXNet's profiles", lambda c: is_mxnet(c.content), _open_mxnet, decodes=True),
 )
 
-
-_IN_FOLDERS: Final = (
-    *("*.sqlite", "*.nvvp", "*.nvprof"),
-    *("*.pt.trace.json", "*.pt.trace.json.gz", "*.xplane.pb"),
-)
-"""What the traces are called that a folder stands for; those that are named may have any name."""
-_LOGS: Final = ("*.csv", "*.log", "*.txt")
-"""What logs of nvidia-smi may be called; which of these are some is told by their content."""
+EMPTY: Final = "the file is empty; the recording or the copy failed"
 
 
-def open_trace(path: Path | str) -> Trace:
-    """Opens a trace with the reader that recognises it; raises InputError where none does."""
-    candidate = Candidate(Path(path))
-    if not candidate.head:
-        raise InputError(path, "the file is empty; the recording or the copy failed")
-    with candidate.closed_on_error():
-        for reader in _readers():
-            if reader.recognises(candidate):
-                return reader.open(candidate)
-        raise InputError(path, _unknown(candidate))
+def reader_of(candidate: Candidate) -> Reader | None:
+    """The first reader that recognises a file."""
+    return next((reader for reader in _readers() if reader.recognises(candidate)), None)
 
 
-def open_traces(paths: Sequence[Path | str]) -> Trace:
-    """Opens the traces of one run as one; a folder stands for the traces in it.
+def open_trace(path: Path | str, keep_going: bool = False) -> Trace:
+    """Opens a trace with the reader that recognises it; raises InputError where none does.
 
-    Logs of nvidia-smi among them say what the GPUs did meanwhile. Raises InputError where one
-    cannot be read, or where they are not of one run.
+    With ``keep_going`` a broken file is read as far as it is whole, if that is any of a GPU's work,
+    and its ``quality.left_out`` says so.
     """
-    files = [file for path in paths for file in _files(Path(path))]
-    logs = [file for file in files if _is_log(file)] if len(files) > 1 else []
-    trace = _open_all([file for file in files if file not in logs], files[0])
-    if logs:
-        with ExitStack() as opened:
-            opened.callback(trace.close)
-            join_logs(trace, logs)
-            opened.pop_all()
-    return trace
+    candidate = Candidate(Path(path), Breaks(keep_going))
+    if not candidate.head and not candidate.is_folder:
+        raise InputError(path, EMPTY)
+    with candidate.closed_on_error():
+        reader = reader_of(candidate)
+        if reader is None:
+            raise InputError(path, _unknown(candidate))
+        return _opened(reader, candidate)
 
 
-def _open_all(files: Sequence[Path], first: Path) -> Trace:
-    if not files:
-        problem = "a log of nvidia-smi tells nothing alone; name the trace that it belongs to, too"
-        raise InputError(first, problem)
-    if len(files) == 1:
-        return open_trace(files[0])
-    check_paths(files)
-    with ExitStack() as opened:
-        traces = []
-        for file in files:
-            traces.append(open_trace(file))
-            opened.callback(traces[-1].close)
-        merged = merge(traces)
-        opened.pop_all()
-    return merged
-
-
-def _files(path: Path) -> list[Path]:
-    if not os.path.isdir(path):  # noqa: PTH112 - what cannot be looked at is its reader's to refuse
-        return [path]
-    files = _in_folder(path, _IN_FOLDERS)
-    if not files:
-        patterns = ", ".join(_IN_FOLDERS)
-        raise InputError(path, f"is a directory without traces in it ({patterns}); name the files")
-    return files + [file for file in _in_folder(path, _LOGS) if _is_log(file, surely=True)]
-
-
-def _in_folder(path: Path, patterns: Sequence[str]) -> list[Path]:
-    found = {file for pattern in patterns for file in path.glob(pattern)}
-    return sorted(file for file in found if not file.name.startswith("."))
-
-
-def _is_log(path: Path, surely: bool = False) -> bool:
-    """Whether a file is a log of nvidia-smi; what cannot be read is its reader's to refuse."""
+def _opened(reader: Reader, candidate: Candidate) -> Trace:
+    breaks = candidate.breaks
     try:
-        return is_smi(Candidate(path).head, surely)
-    except InputError:
-        return False
+        trace = reader.open(candidate)
+    except InputError as error:
+        raise breaks.errors[0] if breaks.errors else error from None
+    if breaks.errors:
+        if trace.no_gpu is not None:
+            trace.close()
+            raise breaks.errors[0]
+        problem = f"{breaks.errors[0].problem}; read as far as it is whole"
+        trace.quality.left_out.append(LeftOut(str(candidate.path), problem))
+    return trace
 
 
 def _readers() -> Iterator[Reader]:

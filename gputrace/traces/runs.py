@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+from itertools import combinations
 from pathlib import Path
 
 from gputrace.errors import InputError
@@ -26,40 +28,88 @@ def check_paths(paths: Sequence[Path]) -> None:
         seen[file] = path
 
 
+class NotOneRun(InputError):
+    """Files of several runs.
+
+    Attributes:
+        runs: the files of each, the most first.
+    """
+
+    def __init__(self, path: Path, problem: str, runs: Sequence[Sequence[Path]]) -> None:
+        self.runs = sorted(runs, key=len, reverse=True)
+        if len(self.runs[1]) > 1:
+            folders = {file.absolute().parent for run in runs for file in run}
+            path = Path(os.path.commonpath(folders))
+            each = "; ".join(", ".join(file.name for file in run) for run in self.runs)
+            problem = f"files of {len(runs)} runs ({each}); name those of one"
+        super().__init__(path, problem)
+
+
 def check_parts(traces: Sequence[Trace]) -> None:
-    """Raises InputError where traces cannot be parts of one run."""
-    _check_sizes(traces)
-    owner: dict[int, Trace] = {}
-    began: dict[int, Trace] = {}
-    for trace in traces:
-        session = trace.session
-        # To the nanosecond: no two recordings begin so.
-        if session.epoch_ns is not None and not session.ranks and session.epoch_ns in began:
-            other = began[session.epoch_ns].path
-            raise InputError(trace.path, f"a copy of {other}; name each file once")
-        for rank in sorted(session.ranks & owner.keys()):
-            problem = f"has rank {rank}, as {owner[rank].path} has; {_NOT_ONE_RUN}, each rank once"
-            raise InputError(trace.path, problem)
-        owner |= dict.fromkeys(session.ranks, trace)
-        began |= {session.epoch_ns: trace} if session.epoch_ns is not None else {}
+    """Raises NotOneRun where traces cannot be parts of one run."""
+    for number, trace in enumerate(traces):
+        for other in traces[:number]:
+            if problem := _conflict(trace, other):
+                runs = [[part.path for part in run] for run in _runs(traces)]
+                raise NotOneRun(trace.path, problem, runs)
+
+
+def _conflict(trace: Trace, other: Trace) -> str:
+    """Why two traces are not parts of one run; nothing where they may be."""
+    own, others = trace.session, other.session
+    if own.world_size and others.world_size and own.world_size != others.world_size:
+        problem = f"is of a run of {own.world_size} ranks, and {other.path} of one of"
+        return f"{problem} {others.world_size}; {_NOT_ONE_RUN}"
+    # To the nanosecond: no two recordings begin so.
+    if own.epoch_ns is not None and not own.ranks and own.epoch_ns == others.epoch_ns:
+        return f"a copy of {other.path}; name each file once"
+    if both := sorted(own.ranks & others.ranks):
+        return f"has rank {both[0]}, as {other.path} has; {_NOT_ONE_RUN}, each rank once"
+    return ""
+
+
+def _runs(traces: Sequence[Trace]) -> list[list[Trace]]:
+    """The traces run by run: those that began nearest to each other go together, if they may."""
+    run_of = {id(trace): [trace] for trace in traces}
+    for first, second in sorted(combinations(traces, 2), key=_apart):
+        one, other = run_of[id(first)], run_of[id(second)]
+        if one is not other and not any(_conflict(a, b) for a in one for b in other):
+            one += other
+            run_of |= {id(trace): one for trace in other}
+    distinct = {id(run): run for run in run_of.values()}
+    return [sorted(run, key=traces.index) for run in distinct.values()]
+
+
+def _apart(pair: tuple[Trace, Trace]) -> tuple[bool, int]:
+    one, other = (trace.session for trace in pair)
+    return one.job != other.job, abs((one.epoch_ns or 0) - (other.epoch_ns or 0))
 
 
 def check_overlap(paths: Sequence[Path], spans: Sequence[tuple[int, int] | None]) -> None:
-    """Raises InputError where some files had ended before others began; a span is of one clock.
+    """Raises NotOneRun where some files had ended before others began; a span is of one clock.
 
     A file without anything on a GPU has no span, and fits.
     """
     known = [(span, path) for span, path in zip(spans, paths, strict=True) if span is not None]
-    known.sort(key=lambda pair: pair[0])
-    for number in range(1, len(known)):
-        (start, _), path = known[number]
-        (_, end), last = max(known[:number], key=lambda pair: pair[0][1])
-        if start > end:
+    runs: list[list[Path]] = []
+    ends: list[tuple[int, Path]] = []
+    """Of each run, the last end and the file that has it."""
+    problem, late = "", Path()
+    for (start, end), path in sorted(known):
+        if ends and start <= ends[-1][0]:
+            runs[-1].append(path)
+            ends[-1] = max(ends[-1], (end, path))
+            continue
+        if ends and not problem:
+            late, (before, last) = path, ends[-1]
             problem = (
-                f"begins {(start - end) / 1e9:,.1f} s after the end of {last}: not one run, or a "
-                f"host's clock is wrong; analyze them apart"
+                f"begins {(start - before) / 1e9:,.1f} s after the end of {last}: not one run, "
+                "or a host's clock is wrong; analyze them apart"
             )
-            raise InputError(path, problem)
+        runs.append([path])
+        ends.append((end, path))
+    if problem:
+        raise NotOneRun(late, problem, runs)
 
 
 def machines(traces: Sequence[Trace]) -> list[int]:
@@ -78,23 +128,16 @@ def missing_ranks(traces: Iterable[Trace]) -> str:
     there = frozenset[int]().union(*(session.ranks for session in sessions))
     if not there or not (missing := sorted(set(range(size)) - there)):
         return ""
-    ranks = "rank" if len(missing) == 1 else "ranks"
-    return f"{ranks} {format_ranges(missing)} of {size} are missing: no file of theirs was given"
+    which = format_ranges(missing)
+    if len(missing) == 1:
+        return f"rank {which} of {size} is missing: no file of its own was given"
+    return f"ranks {which} of {size} are missing: no file of theirs was given"
 
 
 def several_jobs(traces: Iterable[Trace]) -> str:
     """A line that names the jobs of the traces where there are several: steps of one, it may be."""
     jobs = sorted({trace.session.job for trace in traces} - {""})
     return f"of several jobs ({', '.join(jobs)}): see that they are one run" if jobs[1:] else ""
-
-
-def _check_sizes(traces: Sequence[Trace]) -> None:
-    known = [(trace.session.world_size, trace.path) for trace in traces]
-    sizes = [(size, path) for size, path in known if size]
-    for size, path in sizes:
-        if size != sizes[0][0]:
-            problem = f"is of a run of {size} ranks, and {sizes[0][1]} of one of {sizes[0][0]}"
-            raise InputError(path, f"{problem}; {_NOT_ONE_RUN}")
 
 
 def _also(first: Path, second: Path) -> str:

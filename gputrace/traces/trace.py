@@ -14,6 +14,7 @@ import numpy as np
 
 from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind
 from gputrace.traces.nvml.model import Nvml, together
+from gputrace.traces.sqlite import Database
 from gputrace.traces.tables import Tables
 
 Progress = Callable[[int, int], None]
@@ -82,6 +83,17 @@ class NoGpu(NamedTuple):
     """What to do to record some."""
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A file of a run that could not be read, or not to its end."""
+
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}"
+
+
 @dataclass(slots=True)
 class Quality:
     """What is wrong with a trace, gathered while it is read."""
@@ -90,6 +102,8 @@ class Quality:
     """The recorder's own complaints."""
     notes: list[str] = field(default_factory=list)
     """What limits the figures though the recording is whole."""
+    left_out: list[LeftOut] = field(default_factory=list)
+    """Files that one goes on without."""
     _dropped: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def drop(self, reason: str, rows: int, where: str = "") -> None:
@@ -157,6 +171,13 @@ class Trace(ABC):
     def tables(self) -> Tables | None:
         """The file as `cut` takes it; None where no part can be cut out of it."""
         return None
+
+    def on(self, database: Database) -> Self:
+        """The same trace, with the same clock, whose rows are those of a part cut out of `tables`.
+
+        Nothing must have been read from it yet that is not closed with it.
+        """
+        raise NotImplementedError
 
     @property
     def nvml(self) -> Nvml:

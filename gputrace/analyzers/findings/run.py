@@ -67,18 +67,20 @@ def recorder_overhead(facts: Facts) -> Iterator[Finding]:
 def lost_records(facts: Facts) -> Iterator[Finding]:
     """Rows are missing or could not be used."""
     quality = facts.trace.quality
-    if not quality.dropped and not quality.warnings:
+    if not quality.dropped and not quality.warnings and not quality.left_out:
         return
-    rows = sum(quality.dropped.values())
-    told = [f"rows that cannot be used ({rows:,})"] if rows else []
+    rows, files = sum(quality.dropped.values()), len(quality.left_out)
+    told = [f"{files} file{'s' if files > 1 else ''} left out or cut short"] if files else []
+    told += [f"rows that cannot be used ({rows:,})"] if rows else []
     told += quality.warnings[:1]
     yield facts.finding(
         "lost-records",
         "low",
         0,
         "the recording is not whole: " + "; ".join(told),
-        "record again, for a shorter time or with fewer kinds of events, if the figures matter",
-        {"dropped_rows": rows, "warnings": len(quality.warnings)},
+        ("copy the files again; " if files else "")
+        + "record again, for a shorter time or with fewer kinds of events, if the figures matter",
+        {"dropped_rows": rows, "warnings": len(quality.warnings), "left_out": files},
     )
 
 

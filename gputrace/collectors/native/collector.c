@@ -152,7 +152,8 @@ static void tell_process(void) {
     static const char *const variables[] = {
         "RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS",
-        "SLURM_LOCALID", "HOROVOD_RANK", "HOROVOD_SIZE", "CUDA_VISIBLE_DEVICES"};
+        "SLURM_LOCALID", "PMIX_RANK", "PMI_LOCAL_RANK", "MPI_LOCALRANKID", "HOROVOD_RANK",
+        "HOROVOD_SIZE", "CUDA_VISIBLE_DEVICES"};
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++)
         if (getenv(variables[i])) spool_info(variables[i], getenv(variables[i]));
     spool_info("program", program_invocation_short_name);

@@ -11,7 +11,10 @@ from gputrace.collectors.files.spool import Spool
 from gputrace.collectors.rows.clock import global_pid
 from gputrace.traces.writer import TraceWriter
 
-_RANKS: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK", "SLURM_PROCID")
+_RANKS: Final = (
+    *("RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"),
+    *("PMI_RANK", "PMIX_RANK", "SLURM_PROCID"),
+)
 _SIZES: Final = (
     "WORLD_SIZE",
     "OMPI_COMM_WORLD_SIZE",
@@ -19,7 +22,10 @@ _SIZES: Final = (
     "PMI_SIZE",
     "SLURM_NTASKS",
 )
-_LOCAL: Final = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+_LOCAL: Final = (
+    *("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    *("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"),
+)
 
 
 @dataclass(slots=True)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Final, Generic, NamedTuple, TypeVar
+from contextlib import suppress
+from typing import Final, Generic, TypeVar
 
 from gputrace.errors import InputError
-from gputrace.traces.kineto.text import Text
+from gputrace.traces.breaks import STOP, Breaks
+from gputrace.traces.kineto.brackets import count, list_at
+from gputrace.traces.packed import Content
 
 T = TypeVar("T")
 
@@ -27,9 +30,6 @@ _LONGEST: Final = 64 << 20
 _WORD: Final = 16
 """Bytes at the end of a text in which a number or a word may be cut off, and look broken."""
 
-_TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],]|"', re.DOTALL)
-_LIST: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
-
 
 class BadJson(Exception):
     """Text that is not JSON.
@@ -43,17 +43,6 @@ class BadJson(Exception):
         self.byte = byte
 
 
-class _Cut(NamedTuple):
-    """What counting the brackets of a piece of the list tells."""
-
-    end: int
-    """Where its last whole event ends; 0 where there is none."""
-    next: int
-    """Where the next one begins."""
-    closed: bool
-    """The list ends there."""
-
-
 class Document(Generic[T]):
     """One file, read once by `parts`.
 
@@ -62,19 +51,31 @@ class Document(Generic[T]):
         closed: whether the list had its end.
     """
 
-    def __init__(self, text: Text, decode: Callable[[bytes], T]) -> None:
+    def __init__(self, text: Content, decode: Callable[[bytes], T], breaks: Breaks = STOP) -> None:
         """``decode`` takes a JSON list of events, and raises BadJson."""
         self.around = b""
         self.closed = True
-        self._text, self._decode = text, decode
+        self._text, self._decode, self._breaks = text, decode, breaks
         self._rest = b""
         self._offset = 0
         """Bytes of the file before the rest."""
         self._ended = False
-        self._listed = 0
+        self._before = self._listed = 0
 
     def parts(self) -> Iterator[T]:
-        """The events, part by part; raises InputError, which names the byte, for broken JSON."""
+        """The events, part by part; raises InputError, which names the byte, for broken JSON.
+
+        Where breaks are allowed, the events before the break come instead, if there is a list.
+        """
+        try:
+            yield from self._parts()
+        except InputError as error:
+            if not self._before:
+                raise
+            self._breaks.meet(error)
+            yield from self._before_break()
+
+    def _parts(self) -> Iterator[T]:
         self._find_list()
         while block := self._text.read():
             self._rest += block
@@ -83,6 +84,12 @@ class Document(Generic[T]):
                 return
         yield from self._last()
 
+    @property
+    def beginning(self) -> bytes:
+        """What is before the list, and an end."""
+        text = self.around[: self._before]
+        return text + (b"]}" if text.lstrip().startswith(b"{") else b"]")
+
     def broken_around(self, error: BadJson) -> InputError:
         """The error in `around` with its place in the file."""
         byte = error.byte or 0
@@ -90,17 +97,21 @@ class Document(Generic[T]):
         return self._broken(BadJson(str(error), None if error.byte is None else byte + 1))
 
     def _find_list(self) -> None:
-        text = b""
-        while (found := _list_at(text)) is None:
-            if not (block := self._text.read()):
+        text, looked_at, found = b"", 0, None
+        while found is None:
+            block = self._text.read()
+            text += block
+            self._check_length(text)
+            # A beginning without a list is gone through again only when it has doubled.
+            if not block or len(text) > 2 * looked_at:
+                looked_at, found = len(text), list_at(text)
+            if found is None and not block:
                 problem = (
                     f"no list of events in its {len(text):,} bytes of text: cut off, or no trace"
                 )
                 raise InputError(self._text.path, problem)
-            text += block
-            self._check_length(text)
-        self.around, self._rest, self._offset = text[:found], text[found:], found
-        self._before = found
+        self.around, self._rest = text[:found], text[found:]
+        self._offset = self._before = found
 
     def _whole(self) -> Iterator[T]:
         """The events that the rest holds whole."""
@@ -117,7 +128,7 @@ class Document(Generic[T]):
         yield from self._counted()
 
     def _counted(self) -> Iterator[T]:
-        cut = _count(self._rest)
+        cut = count(self._rest)
         if cut.end or cut.closed:
             yield self._exactly(self._rest[: cut.end])
             self._move(cut.next)
@@ -140,7 +151,18 @@ class Document(Generic[T]):
                 raise self._broken(BadJson(str(error), None)) from error
             yield part
         self.closed = False
-        self.around += b"]}" if self.around.startswith(b"{") else b"]"
+        self.around = self.beginning
+
+    def _before_break(self) -> Iterator[T]:
+        """The whole events of the rest, which is broken, or not whole."""
+        text = self._rest
+        try:
+            self._decode(b"[" + text)
+        except BadJson as error:
+            text = text if error.byte is None else text[: max(error.byte - 1, 0)]
+        with suppress(BadJson):
+            yield self._decode(b"[%b]" % text[: count(text).end])
+        self.around = self.beginning
 
     def _take_tail(self) -> None:
         tail = self._rest
@@ -184,40 +206,3 @@ class Document(Generic[T]):
             at = self._offset + max(error.byte - 1, 0)
             problem = f"broken JSON at byte {at:,} of its text ({error}); copy or record it again"
         return InputError(self._text.path, problem)
-
-
-def _list_at(text: bytes) -> int | None:
-    """Where the list's first event would be; None where the list does not begin in the text."""
-    if (start := text.lstrip()[:1]) == b"[":
-        return text.index(b"[") + 1
-    depth = 0
-    for token in _TOKEN.finditer(text) if start == b"{" else ():
-        what = token[0]
-        if what in b"{[":
-            depth += 1
-        elif what in b"}]":
-            depth -= 1
-        elif depth == 1 and what == b'"traceEvents"':
-            if found := _LIST.match(text, token.start()):
-                return found.end()
-        elif what == b'"':
-            return None
-    return None
-
-
-def _count(text: bytes) -> _Cut:
-    """Cuts a piece of the list by counting brackets outside strings."""
-    depth = end = next = 0
-    for token in _TOKEN.finditer(text):
-        what = token[0]
-        if what in b"{[":
-            depth += 1
-        elif what in b"}]":
-            depth -= 1
-            if depth < 0:
-                return _Cut(token.start(), token.start(), True)
-        elif what == b"," and depth == 0:
-            end, next = token.start(), token.end()
-        elif what == b'"':
-            break
-    return _Cut(end, next, False)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gputrace.errors import InputError
+from gputrace.traces.breaks import STOP, Breaks
 from gputrace.traces.events import GPU_KINDS, UNKNOWN, Events, Kind
-from gputrace.traces.kineto.text import Text, unpack_head
 from gputrace.traces.memory import MemoryTrace
+from gputrace.traces.packed import Content, peek
 from gputrace.traces.trace import Device, NoGpu, Process, Session, Trace
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _WALL_CLOCK: Final = range(10**18, 4 * 10**18)
 
 def is_kineto(path: Path, head: bytes) -> bool:
     """Whether a file, of which these are the first bytes, is a trace of PyTorch's profiler."""
-    text = unpack_head(head)
+    text = peek(head)
     if text.lstrip()[:1] not in (b"{", b"["):
         return False
     return bool(_OWN.search(text) or _OWN.search(_beginning(path)))
@@ -42,13 +43,13 @@ def is_kineto(path: Path, head: bytes) -> bool:
 
 def _beginning(path: Path) -> bytes:
     try:
-        with Text(path) as text:
+        with Content(path) as text:
             return text.read()[:_LOOKED_AT]
     except InputError:
         return b""
 
 
-def open_kineto(path: Path) -> Trace:
+def open_kineto(path: Path, breaks: Breaks = STOP) -> Trace:
     """Reads a file whole; raises InputError where it is broken or holds nothing to analyze."""
     from gputrace.traces.kineto.decode import Events as Decoder
     from gputrace.traces.kineto.decode import properties
@@ -57,20 +58,32 @@ def open_kineto(path: Path) -> Trace:
     from gputrace.traces.kineto.rows import Rows
 
     rows, pairs, decoder = Rows(), Pairs(), Decoder()
-    with Text(path) as text:
-        document = Document(text, decoder.decode)
+    with Content(path) as text:
+        document = Document(text, decoder.decode, breaks)
         for part in document.parts():
             rows.add(pairs.whole(part))
     try:
         found = properties(document.around)
     except BadJson as error:
-        raise document.broken_around(error) from error
+        breaks.meet(document.broken_around(error))
+        found = _beginning_of(document.beginning)
     trace = _trace(path, rows, found)
     trace.quality.drop("not an event of the profiler", decoder.odd)
     trace.quality.drop("an end without a beginning, or the other way round", pairs.odd)
     if not document.closed:
         trace.quality.warnings.append("the file ends without an end of its list: it was cut off")
     return trace
+
+
+def _beginning_of(text: bytes) -> Properties:
+    """The properties of a document as far as it is not broken."""
+    from gputrace.traces.kineto.decode import Properties, properties
+    from gputrace.traces.kineto.document import BadJson
+
+    try:
+        return properties(text)
+    except BadJson:
+        return Properties()
 
 
 def _trace(path: Path, rows: Rows, found: Properties) -> Trace:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +75,13 @@ class NsysTrace(Trace):
     @property
     def tables(self) -> Tables:
         return nsys_tables(self._database)
+
+    def on(self, database: Database) -> Self:
+        part = copy(self)
+        part._database = database
+        part.processes, part._process_keys = list(self.processes), dict(self._process_keys)
+        part.__dict__.pop("_inline_texts", None)  # They go by row.
+        return part
 
     @property
     def kinds(self) -> frozenset[Kind]:

@@ -49,7 +49,7 @@ def export_report(path: Path) -> Path:
             f"{path}: a report must be exported by nsys, and there is none here; install "
             f"Nsight Systems, or run `nsys export -t sqlite {path.name}` where it was recorded"
         )
-    _make_folder(target.parent)
+    make_folder(target.parent)
     unfinished = target.with_suffix(f".{os.getpid()}.tmp")
     try:
         run_export(nsys, path, unfinished)
@@ -74,7 +74,8 @@ def run_export(nsys: str, report: Path, target: Path) -> None:
     _check(target, report)
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Makes a folder of the cache; raises MissingError where it cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

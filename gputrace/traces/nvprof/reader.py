@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -78,6 +79,11 @@ class NvprofTrace(Trace):
     @property
     def tables(self) -> Tables:
         return nvprof_tables(self._database, self._epoch, self._late)
+
+    def on(self, database: Database) -> Self:
+        part = copy(self)
+        part._database, part.processes = database, list(self.processes)
+        return part
 
     @property
     def session(self) -> Session:

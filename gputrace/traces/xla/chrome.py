@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from gputrace.traces.breaks import STOP, Breaks
 from gputrace.traces.chrome import (
     ChromeEvent,
     Key,
@@ -38,9 +39,9 @@ def is_trace_viewer(content: bytes) -> bool:
     return content.lstrip().startswith(b"{") and _MARKS.search(content) is not None
 
 
-def read_trace_viewer(path: Path) -> Recording:
+def read_trace_viewer(path: Path, breaks: Breaks = STOP) -> Recording:
     """Raises InputError for a file that is cut short or broken."""
-    events = read_events(path)
+    events = read_events(path, breaks)
     labels = read_labels(events)
     found = Recording()
     rows: dict[tuple[Key, Key], list[ChromeEvent]] = {}

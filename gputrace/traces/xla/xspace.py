@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from gputrace.errors import InputError
+from gputrace.traces.breaks import STOP, Breaks
 from gputrace.traces.events import UNKNOWN
 from gputrace.traces.memory import Names
 from gputrace.traces.packed import read_content
@@ -38,14 +40,12 @@ def is_xspace(content: bytes) -> bool:
     return start is not None and _NAME.match(content, start.end() + 1) is not None
 
 
-def read_xspace(path: Path) -> Recording:
-    """Raises InputError for a file that is cut short or broken."""
-    wire = Wire(read_content(path, _MOST_BYTES))
-    try:
-        return _Reader(wire).read()
-    except WireError as error:
-        problem = f"broken XSpace protobuf ({error}); copy it or record it again"
-        raise InputError(path, problem) from None
+def read_xspace(path: Path, breaks: Breaks = STOP) -> Recording:
+    """Raises InputError for a file that is cut short or broken.
+
+    Where breaks are allowed, planes that are not whole are left out: their names come last.
+    """
+    return _Reader(path, Wire(read_content(path, _MOST_BYTES, breaks)), breaks).read()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +57,30 @@ class _Plane:
 
 
 class _Reader:
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, path: Path, wire: Wire, breaks: Breaks) -> None:
+        self._path, self._wire, self._breaks = path, wire, breaks
         self._found = Recording()
 
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Meets an error in the protobuf as one in the file."""
+        try:
+            yield
+        except WireError as error:
+            problem = f"broken XSpace protobuf ({error}); copy it or record it again"
+            self._breaks.meet(InputError(self._path, problem))
+
     def read(self) -> Recording:
-        top = list(self._wire.fields(0, self._wire.size))
+        top: list[Field] = []
+        with self._told():
+            top.extend(self._wire.fields(0, self._wire.size))
         found = self._found
         found.warnings = [self._text(of) for of in top if of[:2] in ((2, BYTES), (3, BYTES))]
         found.host = next((self._text(of) for of in top if of[:2] == (4, BYTES)), "")
         for plane in top:
             if plane[:2] == (1, BYTES):
-                self._read_plane(_by_key(self._fields(plane)))
+                with self._told():
+                    self._read_plane(_by_key(self._fields(plane)))
         return found
 
     def _fields(self, of: Field) -> Iterator[Field]:

@@ -1,0 +1,156 @@
+"""Folders of tables that nsys exports (``nsys export --type parquetdir`` or ``arrowdir``).
+
+Each table is a file, ``NAME.parquet`` or ``NAME.arrow``, with the columns of the SQLite export.
+They are put into an SQLite file in the user's cache folder, once, and read from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+from gputrace.errors import InputError, MissingError
+from gputrace.traces.nsys.report import cache_folder, make_folder
+from gputrace.traces.nsys.schema import TABLES
+
+_SUFFIXES: Final = (".parquet", ".arrow")
+_KNOWN: Final = {table.name for table in TABLES} | {"StringIds"}
+_NOT_OURS: Final = {"TARGET_INFO_SYSTEM_ENV", "ProcessStreams"}
+"""The environment of the recorded program, and what it printed."""
+_ROWS_AT_ONCE: Final = 1 << 16
+_ARROW_FILE: Final = b"ARROW1"
+
+
+def is_table_folder(path: Path) -> bool:
+    """Whether a path is a folder with tables of nsys's names in it."""
+    if not os.path.isdir(path):  # noqa: PTH112 - what cannot be looked at is its reader's to refuse
+        return False
+    try:
+        return any(table.stem in _KNOWN for table in _tables(path))
+    except OSError:
+        return False
+
+
+def _tables(folder: Path) -> list[Path]:
+    """One file for each table, in order of the names."""
+    files = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES)
+    return list({file.stem: file for file in reversed(files)}.values())[::-1]
+
+
+def convert_folder(folder: Path) -> Path:
+    """The tables of a folder as an SQLite file in the cache.
+
+    Raises InputError where one cannot be read, MissingError where the cache cannot be written.
+    """
+    target = cache_folder() / "nsys" / f"{_key(folder)}.sqlite"
+    if target.exists():
+        return target
+    make_folder(target.parent)
+    unfinished = target.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        _convert(folder, unfinished)
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target
+
+
+def _convert(folder: Path, target: Path) -> None:
+    import adbc_driver_manager as adbc
+    import adbc_driver_sqlite
+
+    with (
+        adbc.AdbcDatabase(driver=adbc_driver_sqlite._driver_path(), uri=str(target)) as database,
+        adbc.AdbcConnection(database) as connection,
+    ):
+        for pragma in ("journal_mode = OFF", "synchronous = OFF"):
+            with adbc.AdbcStatement(connection) as statement:
+                statement.set_sql_query(f"PRAGMA {pragma}")
+                statement.execute_query()
+        for table in _tables(folder):
+            if table.stem not in _NOT_OURS:
+                _copy(connection, table)
+
+
+def _copy(connection: Any, table: Path) -> None:
+    """Makes a table of a file, a batch of rows at a time."""
+    import adbc_driver_manager as adbc
+    import pyarrow
+
+    try:
+        with closing(_reader(table)) as reader, adbc.AdbcStatement(connection) as statement:
+            statement.set_options(**{"adbc.ingest.target_table": table.stem})
+            statement.bind_stream(reader)
+            statement.execute_update()
+    except adbc.Error as error:
+        if "full" not in str(error):
+            raise _broken(table, error) from None
+        raise MissingError(f"{cache_folder()}: the disk is full; make room for {table}") from None
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise _broken(table, error) from None
+
+
+def _reader(table: Path) -> Any:
+    """The columns of a file that SQLite can hold, as Arrow batches."""
+    import pyarrow
+
+    schema, batches = _parquet(table) if table.suffix == ".parquet" else _arrow(table)
+    kept = [field for field in schema if not pyarrow.types.is_nested(field.type)]
+    if not kept:
+        raise ValueError("no columns")
+    fields = [field.with_type(_storable(field.type)) for field in kept]
+    plain = pyarrow.schema(fields)
+
+    def rows() -> Iterator[Any]:
+        for batch in batches:
+            columns = [batch.column(field.name) for field in kept]
+            # Ids of 64 bits without a sign are stored with one, as in the SQLite export.
+            cast = [c.cast(f.type, safe=False) for c, f in zip(columns, fields, strict=True)]
+            yield pyarrow.RecordBatch.from_arrays(cast, schema=plain)
+
+    return pyarrow.RecordBatchReader.from_batches(plain, rows())
+
+
+def _storable(kind: Any) -> Any:
+    import pyarrow
+
+    if pyarrow.types.is_dictionary(kind):
+        return _storable(kind.value_type)
+    if pyarrow.types.is_unsigned_integer(kind) or pyarrow.types.is_temporal(kind):
+        return pyarrow.int64()
+    return kind
+
+
+def _parquet(table: Path) -> tuple[Any, Iterator[Any]]:
+    from pyarrow import parquet
+
+    file = parquet.ParquetFile(table)
+    return file.schema_arrow, file.iter_batches(_ROWS_AT_ONCE)
+
+
+def _arrow(table: Path) -> tuple[Any, Iterator[Any]]:
+    """A file of Arrow's, or a stream."""
+    import pyarrow
+
+    source = pyarrow.memory_map(str(table))
+    if source.read(len(_ARROW_FILE)) != _ARROW_FILE:
+        source.seek(0)
+        stream = pyarrow.ipc.open_stream(source)
+        return stream.schema, iter(stream)
+    file = pyarrow.ipc.open_file(source)
+    return file.schema, map(file.get_batch, range(file.num_record_batches))
+
+
+def _broken(table: Path, error: Exception) -> InputError:
+    reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
+    return InputError(table, f"broken ({reason}); copy or export it again")
+
+
+def _key(folder: Path) -> str:
+    states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in _tables(folder)]
+    text = f"{folder.resolve()}\0{states}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
