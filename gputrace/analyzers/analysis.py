@@ -83,7 +83,7 @@ def analyze(
     if options.steps is not None and not chosen:
         raise UsageError(_no_such_steps(trace, options, found))
     rows, lines = break_down(lanes, chosen), read_lines(trace)
-    facts = Facts(trace, operations, calls, gpus, found, steps, chosen, rows, lines)
+    facts = Facts(trace, operations, calls, gpus, found, steps, chosen, rows, lines, collectives)
     return Analysis(
         schema_version=SCHEMA_VERSION,
         source=trace.source,
