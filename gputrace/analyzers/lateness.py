@@ -2,7 +2,7 @@
 
 The step times of ranks that train together are equal, and so is their backward pass as a clock
 shows it: whoever is early waits. What tells who is late is the order of arrival, and what it costs
-is what the others wait with nothing else to do.
+is what the others lose by waiting.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.breakdown import Lane
+from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.collectives import JOINT, Collectives
 from gputrace.analyzers.gpus import Gpu
+from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results import Step
 from gputrace.traces.events import UNKNOWN
@@ -25,6 +27,8 @@ from gputrace.traces.events import UNKNOWN
 _ALL_MEET: Final = (*JOINT, "Broadcast", "Reduce")
 """Operations in which a rank that waits does so for one that is late; a stage of a pipeline waits
 for what comes before it by nature."""
+_NEXT_NS: Final = 20_000
+"""A collective that begins so soon after another was waiting for it."""
 _NONE: Final = np.empty(0, np.int64)
 
 
@@ -35,8 +39,8 @@ class Lateness:
     Attributes:
         lanes: the GPUs that meet in collectives.
         steps: numbers of the measured steps.
-        caused: mean nanoseconds that another GPU waits, with nothing running beside, in the
-            collectives to which this one came last; shape (GPUs, steps).
+        caused: mean nanoseconds that another GPU loses by waiting in the collectives to which this
+            one came last; shape (GPUs, steps).
         last: part of the collectives to which each GPU came last, 0 to 1.
         length_ns: mean length of a step.
     """
@@ -71,7 +75,7 @@ def find_lateness(
         measured: the steps that count, of all GPUs.
     """
     index = {own.gpu: place for place, own in enumerate(operations)}
-    row, step, waited = _rows_in_steps(lanes, index, collectives, measured)
+    row, step, lost = _rows_in_steps(lanes, index, collectives, measured)
     meeting = [lane for lane in lanes if (collectives.lane[row] == index[lane.gpu]).any()]
     if len(meeting) < 2:
         return None
@@ -81,7 +85,7 @@ def find_lateness(
     numbers = np.array(sorted({step.step for step in measured}), np.int64)
     caused = np.zeros((len(meeting), len(numbers)), np.int64)
     waits = last != collectives.lane[row]
-    np.add.at(caused, (place[last[waits]], np.searchsorted(numbers, step[waits])), waited[waits])
+    np.add.at(caused, (place[last[waits]], np.searchsorted(numbers, step[waits])), lost[waits])
     came_last = np.bincount(place[last[collectives.joint[row] & ~waits]], minlength=len(meeting))
     return Lateness(
         tuple(meeting),
@@ -100,7 +104,7 @@ def _rows_in_steps(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Rows of collectives that begin in a measured step of their GPU.
 
-    With the number of that step, and the nanoseconds of waiting with nothing running beside.
+    With the number of that step, and the nanoseconds of waiting that cost time.
     """
     useful = collectives.of(*_ALL_MEET) & collectives.known
     found = [(_NONE, _NONE, _NONE)]
@@ -112,11 +116,31 @@ def _rows_in_steps(
         start = collectives.start[rows]
         at = np.searchsorted([s.start_ns for s in steps], start, "right") - 1
         inside = (at >= 0) & (start < np.array([s.end_ns for s in steps])[at])
-        rows, at, start = rows[inside], at[inside], start[inside]
-        waited = lane.waiting.waits.within(start, start + collectives.wait[rows])
-        found.append((rows, np.array([s.step for s in steps])[at], waited))
-    row, step, waited = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return row, step, waited
+        order = np.argsort(start[inside], kind="stable")
+        rows, at, start = (column[inside][order] for column in (rows, at, start))
+        lost = _lost(lane, start, collectives.end[rows], collectives.wait[rows])
+        found.append((rows, np.array([s.step for s in steps])[at], lost))
+    row, step, lost = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return row, step, lost
+
+
+def _lost(lane: Lane, start: Times, end: Times, wait: Times) -> Times:
+    """Of the wait in each collective, in order of start, what costs its GPU time.
+
+    Collectives run one after the other as they become ready. A wait that hides under kernels delays
+    the ones that follow at once, and may bring their transfer to light: so of each chain of them
+    the wait counts as far as communication with nothing beside it does.
+    """
+    if not len(start):
+        return wait
+    first = np.concatenate([[True], start[1:] > np.maximum.accumulate(end)[:-1] + _NEXT_NS])
+    begin = np.flatnonzero(first)
+    chain = np.cumsum(first) - 1
+    waits, until = np.add.reduceat(wait, begin), np.maximum.reduceat(end, begin)
+    shown = lane.timeline.of_class(OperationClass.COMMUNICATION).within(start[begin], until)
+    part = np.minimum(waits, shown) / np.maximum(waits, 1)
+    lost: Times = (wait * part[chain]).astype(np.int64)
+    return lost
 
 
 def _last_lane(collectives: Collectives) -> NDArray[np.int64]:
