@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gputrace.analyzers.collective_results import CollectiveTotals
+
 Evidence = Mapping[str, float | int | str | None]
 
 SCHEMA_VERSION = 1
@@ -219,6 +221,8 @@ class Analysis:
     phases: tuple[Phase, ...]
     breakdown: tuple[Breakdown, ...]
     gaps: Gaps
+    collectives: tuple[CollectiveTotals, ...]
+    """Of the measured steps, by operation; those that take most time first."""
     findings: tuple[Finding, ...]
     """The most important first; the first is the verdict's reason."""
     dropped_rows: Mapping[str, int]
