@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.collectives import JOINT, Collectives, steps_of
+from gputrace.analyzers.host import HostCalls
 from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.pace import find_slack
 from gputrace.analyzers.results import Step
 from gputrace.traces.events import UNKNOWN
 
@@ -62,6 +64,7 @@ def find_lateness(
     lanes: Sequence[Lane],
     operations: Sequence[GpuOperations],
     collectives: Collectives,
+    calls: HostCalls | None,
     measured: Sequence[Step],
 ) -> Lateness | None:
     """None where no two GPUs meet in collectives of the measured steps.
@@ -70,6 +73,7 @@ def find_lateness(
         lanes: the GPUs with their timelines.
         operations: those among which the collectives were matched.
         collectives: of all GPUs.
+        calls: of all threads; None where none were recorded.
         measured: the steps that count, of all GPUs.
     """
     step = steps_of(collectives, operations, measured)
@@ -83,9 +87,12 @@ def find_lateness(
     place[[index[lane.gpu] for lane in meeting]] = np.arange(len(meeting))
     own, last = place[collectives.lane[row]], place[_last_lane(collectives)[row]]
     numbers = np.array(sorted({step.step for step in measured}), np.int64)
-    caused = np.zeros((len(meeting), len(numbers)), np.int64)
     lost = np.where(own != last, _losses(meeting, own, collectives, row), 0)
-    np.add.at(caused, (last, np.searchsorted(numbers, step[row])), lost)
+    table = np.zeros((len(meeting), len(meeting), len(numbers)), np.int64)
+    np.add.at(table, (own, last, np.searchsorted(numbers, step[row])), lost)
+    for lane, losses in zip(meeting, table, strict=True):
+        _bound(losses, _slack(lane, operations[index[lane.gpu]], calls, measured, numbers))
+    caused = table.sum(axis=0)
     came_last = np.bincount(last[collectives.joint[row] & (own == last)], minlength=len(meeting))
     return Lateness(
         tuple(meeting),
@@ -94,6 +101,36 @@ def find_lateness(
         came_last / max(int(came_last.sum()), 1),
         float(np.mean([step.end_ns - step.start_ns for step in measured])),
     )
+
+
+def _slack(
+    lane: Lane,
+    own: GpuOperations,
+    calls: HostCalls | None,
+    measured: Sequence[Step],
+    numbers: NDArray[np.int64],
+) -> NDArray[np.int64] | None:
+    """What the GPU's host could have gained in each of the steps; None where that is not known."""
+    steps = [s for s in measured if (s.gpu, s.rank) == (lane.gpu.gpu, lane.gpu.rank)]
+    found = None if calls is None else find_slack(own, calls, steps)
+    if found is None:
+        return None
+    slack = np.zeros(len(numbers), np.int64)
+    slack[np.searchsorted(numbers, [step.step for step in steps])] = found
+    return slack
+
+
+def _bound(losses: NDArray[np.int64], slack: NDArray[np.int64] | None) -> None:
+    """Takes from what a GPU loses, by who and step, what its host could not have gained.
+
+    In each step, and over all of them: a host that is ahead in one step may lose that in another.
+    """
+    if slack is None:
+        return
+    whole = losses.sum(axis=0)
+    losses[:] = losses * (np.clip(slack, 0, whole) / np.maximum(whole, 1))
+    total = int(losses.sum())
+    losses[:] = losses * (np.clip(slack.sum(), 0, total) / max(total, 1))
 
 
 def _losses(

@@ -76,28 +76,32 @@ def _measured_time(facts: Facts) -> Intervals:
 
 
 def communication_exposed(facts: Facts) -> Iterator[Finding]:
-    """Communication with no computation beside it, but for the wait for ranks found to be late."""
-    told = sum(late.cost_ns * late.others // (late.others + 1) for late in facts.late)
-    cost, waited = facts.mean("communication") - told, facts.mean("communication_wait") - told
+    """Communication with no computation beside it; without the wait, if ranks are found late."""
+    whole, wait = facts.mean("communication"), facts.mean("communication_wait")
+    known = all(row.communication_wait_ns is not None for row in facts.rows)
+    apart = known and bool(facts.late)
+    cost = whole - wait if apart else whole
     share = cost / max(facts.mean_ns, 1)
     severity = severity_of(share)
     if severity is None:
         return
-    known = all(row.communication_wait_ns is not None for row in facts.rows)
-    rest = f", {format_ns(max(waited, 0))} of that to waiting for other ranks" if known else ""
-    message = f"{format_ns(cost)} of {facts.per} ({share:.0%}) go to communication with no "
-    message += f"computation beside it{', besides the wait for late ranks' if told else ''}{rest}"
+    if apart:
+        told = f"; waiting for other ranks, {format_ns(wait)}, comes on top"
+    else:
+        told = f", {format_ns(wait)} of that waiting" if known else ", waiting"
+        told += " for other ranks" if known else " for other ranks included"
     yield facts.finding(
         "communication-exposed",
         severity,
         cost,
-        message if known else f"{message}, waiting for other ranks included",
+        f"{format_ns(cost)} of {facts.per} ({share:.0%}) go to communication with no computation "
+        f"beside it{told}",
         "overlap it with the backward pass (bucket size), send less (bf16 gradients, gradient "
         "accumulation)",
         {
             "share": round(share, 4),
-            "communication_ns": facts.mean("communication"),
-            "wait_ns": facts.mean("communication_wait") if known else None,
+            "communication_ns": whole,
+            "wait_ns": wait if known else None,
             "total_ns": facts.mean_ns,
         },
     )

@@ -73,7 +73,9 @@ class Facts:
     @cached_property
     def late(self) -> tuple[Late, ...]:
         """The GPUs for which others wait at collectives, the costliest first."""
-        lateness = find_lateness(self.lanes, self.operations, self.collectives, self.measured)
+        lateness = find_lateness(
+            self.lanes, self.operations, self.collectives, self.calls, self.measured
+        )
         return () if lateness is None else find_late(lateness, self.measured)
 
     @cached_property
