@@ -22,6 +22,14 @@ _OVERLAP_COPIES: Final = {
     "tensorflow": "prefetch to the GPU (tf.data.experimental.prefetch_to_device)",
     "jax": "put the next batch on the device (jax.device_put) while this one computes",
 }
+_SEND_LESS: Final = (
+    "overlap it with the backward pass (bucket size), send less (bf16 gradients, gradient "
+    "accumulation)"
+)
+_WAIT_LESS: Final = (
+    "make the ranks come at the same time (none is always the last): hosts that launch sooner, "
+    "batches of one size, loaders without hiccups; sending less gains little"
+)
 _COPY_LESS: Final = "copy less: smaller types, decoding on the GPU, weights that stay on the GPU"
 
 
@@ -96,8 +104,7 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
         cost,
         f"{format_ns(cost)} of {facts.per} ({share:.0%}) go to communication with no computation "
         f"beside it{told}",
-        "overlap it with the backward pass (bucket size), send less (bf16 gradients, gradient "
-        "accumulation)",
+        _WAIT_LESS if known and not apart and 2 * wait > whole else _SEND_LESS,
         {
             "share": round(share, 4),
             "communication_ns": whole,
