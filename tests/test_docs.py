@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 
 from gputrace.analyzers import findings, results
+from gputrace.analyzers.collective_results import CollectiveTotals
 from tests import command
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
@@ -23,6 +24,7 @@ ROWS: Final = (
     results.Gaps,
     results.Gap,
     results.Finding,
+    CollectiveTotals,
 )
 
 

@@ -68,15 +68,24 @@ class _Kernels:
     """Time of a step in kernels that the others do not run, or not as often."""
 
 
-def late_ranks(facts: Facts) -> Iterator[Finding]:
-    """GPUs for which others wait: those with more work, and those whose host comes late."""
+def straggler(facts: Facts) -> Iterator[Finding]:
+    """GPUs that others wait for as they work longer, and those with more work that hosts hide."""
     for late in facts.late:
         kernels = _kernels(facts, late)
-        make = _straggler if _works_longer(late, kernels) else _late_host
-        yield make(facts, late, kernels)
+        if _works_longer(late, kernels):
+            yield _straggler(facts, late, kernels)
+    yield from _hidden_work(facts)
 
 
-def more_work(facts: Facts) -> Iterator[Finding]:
+def late_host(facts: Facts) -> Iterator[Finding]:
+    """GPUs that others wait for as their hosts come late."""
+    for late in facts.late:
+        kernels = _kernels(facts, late)
+        if not _works_longer(late, kernels):
+            yield _late_host(facts, late, kernels)
+
+
+def _hidden_work(facts: Facts) -> Iterator[Finding]:
     """A rank that computes what the others do not, and costs little as long as hosts are slower."""
     if facts.lateness is None:
         return
@@ -189,7 +198,7 @@ def _finding(
         **(more or {}),
     }
     message = (
-        f"the other GPUs lose {format_ns(late.cost_ns)} of {facts.per} ({share:.0%}) to "
+        f"{_others(facts)} {format_ns(late.cost_ns)} of {facts.per} ({share:.0%}) to "
         f"{_who(facts, gpu)}{_when(late)}, the last at {late.last:.0%} of the collectives: {told}"
     )
     severity = severity_of(share) or "low"
@@ -200,6 +209,11 @@ def _who(facts: Facts, gpu: Gpu) -> str:
     """``rank 3``; the GPU where one rank has several."""
     alone = sum(lane.gpu.rank == gpu.rank for lane in facts.lanes) == 1
     return f"rank {gpu.rank}" if alone else f"gpu {gpu.gpu} of rank {gpu.rank}"
+
+
+def _others(facts: Facts) -> str:
+    several = facts.lateness is not None and len(facts.lateness.lanes) > 2
+    return "the other GPUs lose" if several else "the other GPU loses"
 
 
 def _when(late: Late) -> str:
