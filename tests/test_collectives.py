@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 import gputrace
 from gputrace.analyzers.classes import OperationClass
+from gputrace.analyzers.collective_results import CollectiveTotals
 from gputrace.analyzers.collectives import Collectives, match_collectives, operation_of
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.operations import GpuOperations, read_operations
+from gputrace.api import Report
 from gputrace.traces.events import UNKNOWN, Events, Kind
 from gputrace.traces.memory import MemoryTrace
 from gputrace.traces.readers import open_trace
@@ -231,3 +233,85 @@ def test_without_communication_nothing_waits(tmp_path: Path) -> None:
     write_nsys(simulate(Plan(steps=8)), tmp_path / "run.sqlite")
     with gputrace.open(tmp_path / "run.sqlite") as trace:
         assert [row.communication_wait_ns for row in trace.analyze().breakdown] == [0]
+
+
+def named(report: Report, operation: str) -> CollectiveTotals:
+    (found,) = [total for total in report.collectives if total.operation == operation]
+    return found
+
+
+def test_collectives_are_told_by_operation_with_wait_and_transfer(
+    training: Recording, tmp_path: Path
+) -> None:
+    write_nsys(training, tmp_path / "run.sqlite")
+    with gputrace.open(tmp_path / "run.sqlite") as trace:
+        report = trace.analyze()
+    found = named(report, "AllReduce")
+    steps = report.steps.steady_count
+    assert (found.count, found.steps) == (5 * steps, steps)
+    assert (found.gpus, found.ranks) == ((0, 1, 2, 3), (0, 1, 2, 3))
+    assert not found.one_process
+    assert (found.bytes, found.bus_bandwidth) == (None, None)
+    true = training.collectives[training.collectives["start"] >= report.step_list[3].start_ns]
+    transfer = int((true["end"] - true["arrived"]).sum())
+    assert found.transfer_total_ns == pytest.approx(transfer / (4 * steps), rel=0.05)
+    waits = sum(s.communication_wait_ns or 0 for s in report.step_list if s.phase == "steady")
+    assert (found.wait_total_ns or 0) * 4 * steps >= waits
+    assert found.exposed_ns <= found.total_ns
+    assert "AllReduce, gpus 0-3" in report.render("text")
+    assert "AllReduce, gpus 0-3" in report.render("markdown")
+
+
+def test_copies_between_the_gpus_of_one_process_show_their_speed(tmp_path: Path) -> None:
+    write_nsys(simulate(Plan(steps=6, gpus_per_process=3)), tmp_path / "run.sqlite")
+    with gputrace.open(tmp_path / "run.sqlite") as trace:
+        found = named(trace.analyze(), "PeerCopy")
+    assert found.one_process
+    assert (found.gpus, found.wait_ns) == ((0, 1, 2), 0)
+    assert found.bus_bandwidth == found.algorithm_bandwidth
+    assert 30e9 < (found.bus_bandwidth or 0) < 41e9  # 40 bytes a nanosecond after 2 us
+
+
+def kineto(rank: int, start: int, args: str) -> str:
+    """A rank's file with one all-reduce that ends at 1,000 us."""
+    event = (
+        f'{{"ph": "X", "cat": "kernel", "name": "{ALLREDUCE}", "pid": {rank}, "tid": 7, '
+        f'"ts": {start}, "dur": {1000 - start}, "args": {{"device": {rank}, "stream": 7, {args}}}}}'
+    )
+    run = f'{{"backend": "nccl", "rank": {rank}, "world_size": 4}}'
+    around = f'"schemaVersion": 1, "distributedInfo": {run}, "deviceProperties": []'
+    around += f', "host_name": "node0", "baseTimeNanoseconds": {10**18}'
+    return f'{{{around}, "traceEvents": [{event}]}}'
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests(tmp_path: Path) -> None:
+    """An all-reduce of 4 MB in 400 us: 10 GB/s, and 2 * 3 / 4 of that on the bus of 4 ranks."""
+    size = '"In msg nelems": 1000000, "Out msg nelems": 1000000, "dtype": "Float", "Group size": 4'
+    paths = []
+    for rank, start in enumerate((100, 200, 600, 300)):
+        paths.append(tmp_path / f"rank{rank}.pt.trace.json")
+        paths[-1].write_text(kineto(rank, start, size))
+    with gputrace.open(*paths) as trace:
+        found = named(trace.analyze(), "AllReduce")
+    assert found.bytes == 4_000_000
+    assert found.transfer_ns == 400_000
+    assert (found.algorithm_bandwidth, found.bus_bandwidth) == (10**10, 15 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("args", "size"),
+    [
+        ('"In msg nelems": 10, "Out msg nelems": 40, "dtype": "BFloat16"', 80),
+        ('"In msg nelems": 40, "Out msg nelems": 10, "dtype": "Float8_e4m3fn"', 40),
+        ('"In msg nelems": 40, "dtype": "Float99x"', None),
+        ('"In msg nelems": "many", "dtype": "Float"', None),
+        ('"In msg nelems": 4, "dtype": 7', None),
+    ],
+)
+def test_the_size_of_a_message_is_its_larger_side(
+    args: str, size: int | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "rank0.pt.trace.json"
+    path.write_text(kineto(0, 100, args))
+    with gputrace.open(path) as trace:
+        assert named(trace.analyze(), "AllReduce").bytes == size

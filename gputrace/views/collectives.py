@@ -22,7 +22,9 @@ def collectives_tables(analysis: Analysis) -> list[Table]:
     header = ("", "count", "size", "time", "exposed", "wait", "transfer", *(["bus"] * speeds))
     rows = tuple(_row(total, speeds) for total in shown)
     unit = "a GPU and step" if shown[0].steps else "a GPU"
-    return [Table(f"Communication ({unit}; exposed: with no computation beside it)", header, rows)]
+    where = " within one process" if all(total.one_process for total in shown) else ""
+    title = f"Communication{where} ({unit}; exposed: with no computation beside it)"
+    return [Table(title, header, rows)]
 
 
 def _row(total: CollectiveTotals, speeds: bool) -> tuple[str, ...]:
@@ -43,9 +45,9 @@ def _row(total: CollectiveTotals, speeds: bool) -> tuple[str, ...]:
 
 
 def _label(total: CollectiveTotals) -> str:
-    """``AllReduce, gpus 0-3``; one process that drives them all is told."""
-    gpus = format_ranges(sorted(set(total.gpus)))
-    return f"{total.operation}, gpus {gpus}{' (one process)' * total.one_process}"
+    """``AllReduce, gpus 0-3``."""
+    gpus = sorted(set(total.gpus))
+    return f"{total.operation}, gpu{'' if len(gpus) == 1 else 's'} {format_ranges(gpus)}"
 
 
 def _time(nanoseconds: int | None) -> str:
