@@ -45,10 +45,13 @@ def _odd(rng: np.random.Generator, plan: Plan) -> int:
 
 
 def _steps(rng: np.random.Generator, plan: Plan, pattern: str) -> tuple[int, ...]:
-    """Steps in the middle of the run: none for all, one, or a tenth to a quarter in a row."""
+    """Steps in the middle of the run: none for all, one, or a tenth to a quarter in a row.
+
+    Not so early that they could be taken for warm-up.
+    """
     if pattern == "constant":
         return ()
-    low = plan.warmup_steps + 3
+    low = plan.warmup_steps + 5
     count = 1
     if pattern == "burst":
         count = int(rng.integers(max(2, plan.steps // 10), max(3, plan.steps // 4) + 1))

@@ -147,7 +147,7 @@ def _late_host(facts: Facts, late: Late, kernels: _Kernels) -> Finding:
 
 def _works_longer(late: Late, kernels: _Kernels) -> bool:
     """Whether work is what makes a GPU late: its own, or that its host must launch more."""
-    return late.by_work or (late.cause == "launch" and 2 * kernels.extra_ns > late.cost_ns)
+    return late.by_work or 2 * kernels.extra_ns > late.cost_ns
 
 
 def _kernels(facts: Facts, late: Late) -> _Kernels:
