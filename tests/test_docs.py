@@ -11,6 +11,7 @@ import pytest
 
 from gputrace.analyzers import cards_results, findings, kernels, results
 from gputrace.analyzers.check import results as check
+from gputrace.analyzers.collective_results import CollectiveTotals
 from gputrace.analyzers.compare import results as compare
 from tests import command
 
@@ -38,6 +39,7 @@ ROWS: Final = (
     *(compare.Comparison, compare.RunSummary, compare.Pair, compare.ClassChange),
     *(compare.KernelChange, compare.GpuPair, compare.FindingChange, compare.Worst),
     *(compare.Scaling, compare.ScalingRow, compare.Loss, check.Check, check.Gate),
+    CollectiveTotals,
 )
 
 

@@ -15,6 +15,8 @@ from gputrace.traces.trace import LeftOut
 if TYPE_CHECKING:
     from gputrace.analyzers.kernels.results import Kernels
 
+from gputrace.analyzers.collective_results import CollectiveTotals
+
 Evidence = Mapping[str, float | int | str | None]
 
 SCHEMA_VERSION = 1
@@ -133,6 +135,7 @@ class Step:
     for others that validate or save."""
     compute_ns: int | None
     communication_ns: int | None
+    communication_wait_ns: int | None
     h2d_ns: int | None
     other_copy_ns: int | None
     memset_ns: int | None
@@ -241,6 +244,8 @@ class Analysis:
     phases: tuple[Phase, ...]
     breakdown: tuple[Breakdown, ...]
     gaps: Gaps
+    collectives: tuple[CollectiveTotals, ...]
+    """Of the measured steps, by operation; those that take most time first."""
     findings: tuple[Finding, ...]
     """The most important first; the first is the verdict's reason."""
     dropped_rows: Mapping[str, int]

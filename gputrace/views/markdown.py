@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gputrace.analyzers.results import Analysis
 from gputrace.views.cards import cards_table
+from gputrace.views.collectives import collectives_tables
 from gputrace.views.kernels import kernels_table
 from gputrace.views.tables import Table, gaps_table, main_table, notes, verdict
 
@@ -20,6 +21,7 @@ def render(analysis: Analysis) -> str:
     parts.append(render_table(main_table(analysis, _MOST_GPUS_ACROSS)))
     if analysis.gaps.largest:
         parts.append(render_table(gaps_table(analysis, _MOST_GAPS)))
+    parts += [render_table(table) for table in collectives_tables(analysis)]
     if (cards := cards_table(analysis)) is not None:
         parts.append(render_table(cards))
     others = [f"- `{f.id}`: {escape(f.message)}." for f in analysis.findings[1:]]

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from gputrace.analyzers.results import Analysis, Finding
 from gputrace.views.cards import cards_table
+from gputrace.views.collectives import collectives_tables
 from gputrace.views.kernels import kernels_table
 from gputrace.views.tables import Table, gaps_table, main_table, notes, verdict
 
@@ -30,6 +31,8 @@ def render(analysis: Analysis, width: int = 80, color: bool = False) -> str:
     print_table(console, main_table(analysis, _MOST_GPUS_ACROSS))
     if analysis.gaps.largest:
         print_table(console, gaps_table(analysis, _MOST_GAPS))
+    for table in collectives_tables(analysis):
+        print_table(console, table)
     if (cards := cards_table(analysis)) is not None:
         print_table(console, cards)
     for finding in analysis.findings[1:]:

@@ -32,8 +32,6 @@ class Trainer:
         self.gpu = self.gpus[0]
         self.units: list[Unit] = []
         self.warming = 0.0  # how much longer things take while warming up, as a fraction
-        slow = dict(plan.slow_ranks) | {plan.slow_rank: plan.slow_factor}
-        self.slow = slow.get(rank, 1.0)
 
     def _gpu(self, index: int) -> Gpu:
         card = self.rank * self.plan.gpus_per_process + index
@@ -59,6 +57,12 @@ class Trainer:
         self.units.append(unit)
         warm = unit.phase != "step" or unit.step >= self.plan.warmup_steps
         self.warming = 0.0 if warm else 2.0 * 0.5**unit.step
+
+    def is_odd(self, rank: int) -> bool:
+        """Whether this is the rank that something is planted on, in a step that has it."""
+        unit = self.units[-1]
+        odd = not self.plan.odd_steps or (unit.phase == "step" and unit.step in self.plan.odd_steps)
+        return self.rank == rank and odd
 
     def around(self, ns: Ints | Floats | float, jitter: float | None = None) -> Ints:
         """Durations that scatter about `ns` by the plan's jitter."""
@@ -127,7 +131,9 @@ class Trainer:
 
     def launch(self, work: Work, thread: Thread, gpu: Gpu, streams: int = 1) -> None:
         """Launch kernels on one GPU, by turns on several streams that fork and join there."""
-        ns = self.around(work.ns * (self.slow * (1 + self.warming)))
+        slow = self.plan.slow_factor if self.is_odd(self.plan.slow_rank) else 1.0
+        slow *= dict(self.plan.slow_ranks).get(self.rank, 1.0)
+        ns = self.around(work.ns * (slow * (1 + self.warming)))
         if self.plan.graph and self.units[-1].phase == "step" and not self.warming:
             self._launch_graph(work, ns, thread, gpu)
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gputrace.analyzers.findings import busy, cards, clocks, host, idle, kernels, phases, run
+from gputrace.analyzers.findings import busy, cards, clocks, host, idle, kernels, late, phases, run
 from gputrace.analyzers.findings.facts import Facts, Rule
 from gputrace.analyzers.results import Finding
 
@@ -26,6 +26,8 @@ RULES: Final[tuple[Rule, ...]] = (
     busy.h2d_exposed,
     busy.h2d_pageable,
     busy.communication_exposed,
+    late.straggler,
+    late.late_host,
     busy.compute_bound,
     clocks.clock_mismatch,
     clocks.throttling,
