@@ -94,6 +94,7 @@ def analyze(
         phases=list_phases(lanes, found),
         breakdown=facts.breakdown,
         gaps=find_gaps(trace, gpus, calls, found, chosen, options.gaps, lines),
+        balance=facts.balance,
         findings=find(facts),
         dropped_rows=dict(trace.quality.dropped),
         warnings=(*trace.quality.warnings, *trace.quality.notes),

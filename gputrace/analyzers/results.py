@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gputrace.analyzers.balance_results import Load
+
 Evidence = Mapping[str, float | int | str | None]
 
 SCHEMA_VERSION = 1
@@ -218,6 +220,8 @@ class Analysis:
     phases: tuple[Phase, ...]
     breakdown: tuple[Breakdown, ...]
     gaps: Gaps
+    balance: tuple[Load, ...]
+    """The GPUs that work side by side; nothing where there is one."""
     findings: tuple[Finding, ...]
     """The most important first; the first is the verdict's reason."""
     dropped_rows: Mapping[str, int]

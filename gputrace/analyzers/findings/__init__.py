@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gputrace.analyzers.findings import busy, host, idle, run
+from gputrace.analyzers.findings import busy, host, idle, run, skew
 from gputrace.analyzers.findings.facts import Facts, Rule
 from gputrace.analyzers.results import Finding
 
@@ -27,6 +27,7 @@ RULES: Final[tuple[Rule, ...]] = (
     busy.h2d_pageable,
     busy.communication_exposed,
     busy.compute_bound,
+    skew.gpu0_skew,
     run.slow_steps,
     run.warmup,
     run.graph_opaque,

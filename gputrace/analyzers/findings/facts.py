@@ -9,6 +9,8 @@ from typing import Final
 
 import numpy as np
 
+from gputrace.analyzers.balance import compare_loads, most_memory
+from gputrace.analyzers.balance_results import Load
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.classes import distinct_ids
 from gputrace.analyzers.host import HostCalls
@@ -93,6 +95,14 @@ class Facts:
         }
         rows = [row for row in self.breakdown if (row.gpu, row.rank) not in stray]
         return tuple([row for row in rows if row.steps] or rows)
+
+    @cached_property
+    def balance(self) -> tuple[Load, ...]:
+        """The GPUs that count side by side; nothing where there is one."""
+        pairs = zip(self.lanes, self.breakdown, strict=True) if self.operations else ()
+        lanes = [lane for lane, row in pairs if row in self.rows]
+        memory = most_memory(self.trace.nvml, lanes) if len(lanes) > 1 else {}
+        return compare_loads(self.trace, self.operations, lanes, self.measured, memory)
 
     @property
     def gpus(self) -> tuple[int, ...]:
