@@ -74,9 +74,7 @@ def test_a_trace_without_any_says_nothing(recording: Recording, tmp_path: Path) 
         assert trace.nvml.samples["smClock"].shape == (0,)
 
 
-def test_the_cards_of_several_machines_are_told_apart(
-    recording: Recording, tmp_path: Path
-) -> None:
+def test_the_cards_of_several_machines_are_told_apart(recording: Recording, tmp_path: Path) -> None:
     """Each machine counts from 0, and samples on the clock of its own session."""
     nodes = [Node("node0", (0,)), Node("node1", (1,), began_ns=SECOND)]
     paths = write_parts(recording, tmp_path / "parts", nodes, first_gpus=[0, 1])

@@ -13,14 +13,14 @@ from tests.synthetic.recording import Recording
 MIB = 1 << 20
 IDLE_REASON = 0x1
 Row = dict[str, float | int | str | None]
-Values = Mapping[str, float | int | None]
+Values = Mapping[str, float | int | str | None]
 
 
 @dataclass(frozen=True)
 class NvmlCard:
     """What a card says of itself: once, while its GPU works, and while it does not."""
 
-    described: Mapping[str, float | int | str | None] = field(default_factory=dict)
+    described: Values = field(default_factory=dict)
     busy: Values = field(default_factory=dict)
     idle: Values = field(default_factory=dict)
 
@@ -66,7 +66,7 @@ def write_nvml(
     first = min(start for start, _ in busy.values()) - around_ns
     last = max(end for _, end in busy.values()) + around_ns
     with closing(sqlite3.connect(path)) as database, database:
-        described = [_described(gpu) | given.get(gpu, NvmlCard()).described for gpu in busy]
+        described = [{**_described(gpu), **given.get(gpu, NvmlCard()).described} for gpu in busy]
         _fill(database, "GPUTRACE_NVML_DEVICE", described)
         samples = []
         for time in range(first, last, every_ns):
@@ -110,11 +110,11 @@ def _busy(recording: Recording) -> dict[int, tuple[int, int]]:
 
 def _described(gpu: int) -> Row:
     uuid = f"GPU-{gpu:08x}-1b03-36ec-9b21-6a0c3eb7c873"
-    return {"gpu": gpu, "uuid": uuid, "pciBusId": f"0000:00:{6 + gpu:02x}.0"} | DESCRIBED
+    return {"gpu": gpu, "uuid": uuid, "pciBusId": f"0000:00:{6 + gpu:02x}.0", **DESCRIBED}
 
 
 def _sample(card: NvmlCard, busy: bool) -> Row:
-    return dict(BUSY | card.busy) if busy else dict(IDLE | card.idle)
+    return {**BUSY, **card.busy} if busy else {**IDLE, **card.idle}
 
 
 def _fill(database: sqlite3.Connection, table: str, rows: Sequence[Mapping[str, object]]) -> None:
