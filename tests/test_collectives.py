@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gputrace
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.collectives import Collectives, match_collectives, operation_of
 from gputrace.analyzers.gpus import Gpu
@@ -17,7 +18,7 @@ from gputrace.traces.events import UNKNOWN, Events, Kind
 from gputrace.traces.memory import MemoryTrace
 from gputrace.traces.readers import open_trace
 from gputrace.traces.trace import Process, Session
-from tests.synthetic import Plan, Recording, simulate, write_nsys
+from tests.synthetic import Plan, Recording, simulate, write_kineto, write_nsys
 
 MS = 1_000_000
 ALLREDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<(unsigned long)4096>)"
@@ -194,3 +195,39 @@ def test_peer_copies_are_of_both_gpus_and_wait_for_nobody(tmp_path: Path) -> Non
 )
 def test_an_operation_is_known_by_its_kernel(kernel: str, operation: str) -> None:
     assert operation_of(kernel) == operation
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_wait_is_the_exposed_part_of_communication_before_the_last_rank_comes(
+    seed: int, tmp_path: Path
+) -> None:
+    late = Plan(seed=seed, ranks=3, allreduces=3, late_host_rank=seed % 3, late_host_ns=3 * MS)
+    recording = simulate(late)
+    write_nsys(recording, tmp_path / "run.sqlite")
+    with gputrace.open(tmp_path / "run.sqlite") as trace:
+        report = trace.analyze()
+    assert [s.phase for s in report.step_list].count("steady") == 3 * (20 - 3)
+    for row in report.breakdown:
+        truth = recording.truth.breakdown[row.gpu or 0]
+        assert row.communication_wait_ns == truth["communication_wait"]
+        steps = [s for s in report.step_list if s.rank == row.rank and s.phase == "steady"]
+        assert sum(s.communication_wait_ns or 0 for s in steps) == row.communication_wait_ns
+
+
+def test_what_one_rank_of_several_waits_for_is_not_known(tmp_path: Path) -> None:
+    recording = simulate(Plan(steps=8, ranks=2, allreduces=2))
+    paths = write_kineto(recording, tmp_path)
+    with gputrace.open(paths[0]) as trace:
+        alone = trace.analyze()
+    assert alone.breakdown[0].of("communication") > 0
+    assert alone.breakdown[0].communication_wait_ns is None
+    assert {s.communication_wait_ns for s in alone.step_list} == {None}
+    with gputrace.open(*paths) as trace:
+        both = trace.analyze()
+    assert None not in {row.communication_wait_ns for row in both.breakdown}
+
+
+def test_without_communication_nothing_waits(tmp_path: Path) -> None:
+    write_nsys(simulate(Plan(steps=8)), tmp_path / "run.sqlite")
+    with gputrace.open(tmp_path / "run.sqlite") as trace:
+        assert [row.communication_wait_ns for row in trace.analyze().breakdown] == [0]

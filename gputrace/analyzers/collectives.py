@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.classes import OperationClass, distinct_ids
 from gputrace.analyzers.intervals import Intervals, Times, union
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.pairing import Group, Part, group
+from gputrace.analyzers.pairing import ALONE, Joined, Part, group, join
 from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Kind, Mask
 from gputrace.traces.trace import Trace
 
@@ -31,7 +31,6 @@ _OPERATION: Final = re.compile(
 )
 _JOINT: Final = {"AllReduce", "AllGather", "ReduceScatter", "AllToAll"}
 """Operations that nobody leaves before all have come."""
-_ALONE: Final = 0
 _NEVER: Final = np.iinfo(np.int64).max
 _NONE: Final = np.empty(0, np.int64)
 
@@ -102,13 +101,13 @@ def match_collectives(trace: Trace, operations: Sequence[GpuOperations]) -> Coll
     kernels = [_kernels(lane, own) for lane, own in enumerate(operations)]
     names = np.concatenate([_NONE.astype(np.int32), *(rows.name for rows in kernels)])
     texts = trace.names(distinct_ids(names))
-    joined: list[_Joined] = []
+    joined: list[Joined] = []
     for text in sorted(set(texts.values())):
         operation = operation_of(text)
         ids = [id for id, own in texts.items() if own == text]
         parts = [part for rows in kernels if len(part := rows.named(ids))]
         found = group(parts, joint=operation in _JOINT)
-        joined += [_join(operations, own, found, operation) for own in found]
+        joined += [join(operations, own, found, operation) for own in found]
     joined += _peer_copies(operations)
     return _collect(trace, operations, joined)
 
@@ -140,45 +139,7 @@ class _Kernels:
         return Part(self.lane, row, self.own.start[row], self.own.end[row])
 
 
-@dataclass(frozen=True)
-class _Joined:
-    """The rows of one group; ``instance`` counts within it."""
-
-    operation: str
-    lane: NDArray[np.int16]
-    row: NDArray[np.int64]
-    instance: NDArray[np.int64]
-    lanes: NDArray[np.int64]
-    """How many GPUs take part in the collective of each; `_ALONE` where nobody has to come."""
-
-
-def _join(
-    operations: Sequence[GpuOperations], own: Group, groups: Sequence[Group], operation: str
-) -> _Joined:
-    """The rows of one of the groups that a kernel's name has."""
-    place = np.concatenate([place for _, place in own])
-    starts, ends = (np.concatenate([getattr(part, n) for part, _ in own]) for n in ("start", "end"))
-    missed = np.zeros(int(place.max()) + 1, np.int64)
-    for lane in _relatives(own, groups):
-        gone = (starts < operations[lane].start[0]) | (ends > operations[lane].reach[-1])
-        missed[place[gone]] += 1
-    return _Joined(
-        operation,
-        np.concatenate([np.full(len(part), part.lane, np.int16) for part, _ in own]),
-        np.concatenate([part.row for part, _ in own]),
-        place,
-        len(own) + missed[place],
-    )
-
-
-def _relatives(own: Group, groups: Sequence[Group]) -> set[int]:
-    """GPUs that share other collectives with those of a group: there, if they were recorded."""
-    mine = {part.lane for part, _ in own}
-    others = [{part.lane for part, _ in other} for other in groups]
-    return set[int]().union(*(lanes for lanes in others if lanes & mine)) - mine
-
-
-def _peer_copies(operations: Sequence[GpuOperations]) -> list[_Joined]:
+def _peer_copies(operations: Sequence[GpuOperations]) -> list[Joined]:
     """Copies between two GPUs: each is a row of both, with the same times."""
     found = [np.flatnonzero(own.events.kind == Kind.COPY_PEER) for own in operations]
     lane = np.repeat(np.arange(len(found)), [len(rows) for rows in found]).astype(np.int16)
@@ -194,12 +155,12 @@ def _peer_copies(operations: Sequence[GpuOperations]) -> list[_Joined]:
     new[0] = True
     rows = np.concatenate(found)
     return [
-        _Joined(PEER_COPY, lane[order], rows[order], np.cumsum(new) - 1, np.full(len(rows), _ALONE))
+        Joined(PEER_COPY, lane[order], rows[order], np.cumsum(new) - 1, np.full(len(rows), ALONE))
     ]
 
 
 def _collect(
-    trace: Trace, operations: Sequence[GpuOperations], joined: Sequence[_Joined]
+    trace: Trace, operations: Sequence[GpuOperations], joined: Sequence[Joined]
 ) -> Collectives:
     names = tuple(sorted({one.operation for one in joined}))
     first = np.cumsum([0, *(int(one.instance.max()) + 1 for one in joined)])
@@ -216,7 +177,7 @@ def _collect(
 
 
 def _columns(
-    operations: Sequence[GpuOperations], joined: Sequence[_Joined]
+    operations: Sequence[GpuOperations], joined: Sequence[Joined]
 ) -> dict[str, NDArray[Any]]:
     """What is known of each row: from the events of its GPU."""
     lane = np.concatenate([_NONE.astype(np.int16), *(one.lane for one in joined)])
@@ -263,4 +224,4 @@ def _arrivals(
         came = theirs[instance]
         arrival = np.maximum(arrival, np.where(came <= end, came, start))
     whole = (count == lanes) & (lanes > 1) & all_seen
-    return np.where(whole | (lanes == _ALONE), arrival, UNKNOWN)
+    return np.where(whole | (lanes == ALONE), arrival, UNKNOWN)

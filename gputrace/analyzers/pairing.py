@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.intervals import Times
+from gputrace.analyzers.operations import GpuOperations
 from gputrace.traces.events import UNKNOWN, Mask
 
 _SLACK_NS: Final = 20_000
@@ -25,6 +26,8 @@ _FIT: Final = 0.95
 """Part of the pairs that must overlap for an order to be believed."""
 _FEWEST: Final = 5
 """So many kernels at least have ends that tell: the first of a communicator end far apart."""
+ALONE: Final = 0
+"""How many GPUs take part where nobody has to come."""
 _SHARED: Final = 0.5
 """Part of the shorter sequence that must find partners where the order does not tell."""
 
@@ -124,3 +127,41 @@ def _nearest(among: Times, moments: Times) -> NDArray[np.int64]:
     after = np.minimum(after, len(ordered) - 1)
     nearer = moments - ordered[before] <= ordered[after] - moments
     return order[np.where(nearer, before, after)]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The rows of one group; ``instance`` counts within it."""
+
+    operation: str
+    lane: NDArray[np.int16]
+    row: NDArray[np.int64]
+    instance: NDArray[np.int64]
+    lanes: NDArray[np.int64]
+    """How many GPUs take part in the collective of each; `ALONE` where nobody has to come."""
+
+
+def join(
+    operations: Sequence[GpuOperations], own: Group, groups: Sequence[Group], operation: str
+) -> Joined:
+    """The rows of one of the groups that a kernel's name has."""
+    place = np.concatenate([place for _, place in own])
+    starts, ends = (np.concatenate([getattr(part, n) for part, _ in own]) for n in ("start", "end"))
+    missed = np.zeros(int(place.max()) + 1, np.int64)
+    for lane in _relatives(own, groups):
+        gone = (starts < operations[lane].start[0]) | (ends > operations[lane].reach[-1])
+        missed[place[gone]] += 1
+    return Joined(
+        operation,
+        np.concatenate([np.full(len(part), part.lane, np.int16) for part, _ in own]),
+        np.concatenate([part.row for part, _ in own]),
+        place,
+        len(own) + missed[place],
+    )
+
+
+def _relatives(own: Group, groups: Sequence[Group]) -> set[int]:
+    """GPUs that share other collectives with those of a group: there, if they were recorded."""
+    mine = {part.lane for part, _ in own}
+    others = [{part.lane for part, _ in other} for other in groups]
+    return set[int]().union(*(lanes for lanes in others if lanes & mine)) - mine
