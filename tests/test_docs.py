@@ -10,6 +10,8 @@ from typing import Final
 import pytest
 
 from gputrace.analyzers import findings, results
+from gputrace.analyzers.balance_results import Load
+from gputrace.analyzers.links_results import GpuLink
 from tests import command
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
@@ -23,13 +25,16 @@ ROWS: Final = (
     results.Gaps,
     results.Gap,
     results.Finding,
+    Load,
+    GpuLink,
 )
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.__name__))
 def test_every_name_of_the_json_is_documented(row: type) -> None:
     text = (DOCS / "json.md").read_text(encoding="utf-8")
-    missing = [f.name for f in fields(row) if f"`{f.name}`" not in text]
+    names = [field.name.rstrip("_") for field in fields(row)]
+    missing = [name for name in names if f"`{name}`" not in text]
     assert missing == []
 
 

@@ -83,7 +83,7 @@ def analyze(
     if options.steps is not None and not chosen:
         raise UsageError(_no_such_steps(trace, options, found))
     rows, lines = break_down(lanes, chosen), read_lines(trace)
-    facts = Facts(trace, operations, calls, gpus, found, steps, chosen, rows, lines)
+    facts = Facts(trace, operations, calls, gpus, found, steps, chosen, rows, lines, collectives)
     return Analysis(
         schema_version=SCHEMA_VERSION,
         source=trace.source,
@@ -98,6 +98,7 @@ def analyze(
         breakdown=facts.breakdown,
         gaps=find_gaps(trace, gpus, calls, found, chosen, options.gaps, lines),
         balance=facts.balance,
+        links=facts.links.rows if facts.links is not None else (),
         findings=find(facts),
         dropped_rows=dict(trace.quality.dropped),
         warnings=(*trace.quality.warnings, *trace.quality.notes),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gputrace.analyzers.balance_results import Load
+from gputrace.analyzers.links_results import GpuLink
 
 Evidence = Mapping[str, float | int | str | None]
 
@@ -223,6 +224,8 @@ class Analysis:
     gaps: Gaps
     balance: tuple[Load, ...]
     """The GPUs that work side by side; nothing where there is one."""
+    links: tuple[GpuLink, ...]
+    """Both directions of every two GPUs of a host of which anything is known."""
     findings: tuple[Finding, ...]
     """The most important first; the first is the verdict's reason."""
     dropped_rows: Mapping[str, int]

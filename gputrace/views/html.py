@@ -5,10 +5,12 @@ from __future__ import annotations
 from html import escape
 
 from gputrace.analyzers.results import Analysis
+from gputrace.views.links import links_tables
 from gputrace.views.tables import Table, gaps_table, main_table, notes, verdict
 
 _MOST_GPUS_ACROSS = 4
 _MOST_GAPS = 5
+_MOST_LINKS = 8
 
 
 def render(analysis: Analysis) -> str:
@@ -19,6 +21,7 @@ def render(analysis: Analysis) -> str:
     parts.append(_table(main_table(analysis, _MOST_GPUS_ACROSS)))
     if analysis.gaps.largest:
         parts.append(_table(gaps_table(analysis, _MOST_GAPS)))
+    parts += [_table(table) for table in links_tables(analysis, _MOST_LINKS)]
     parts += [f"<p>{escape(f'{f.id}: {f.message}')}.</p>" for f in analysis.findings[1:]]
     parts += [f"<p><small>{escape(note)}</small></p>" for note in notes(analysis)]
     return "<div>" + "".join(parts) + "</div>"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gputrace.analyzers.findings import busy, host, idle, run, skew
+from gputrace.analyzers.findings import busy, host, idle, links, run, skew, staging
 from gputrace.analyzers.findings.facts import Facts, Rule
 from gputrace.analyzers.results import Finding
 
@@ -28,6 +28,8 @@ RULES: Final[tuple[Rule, ...]] = (
     busy.communication_exposed,
     busy.compute_bound,
     skew.gpu0_skew,
+    links.topology,
+    staging.host_staged_comm,
     run.slow_steps,
     run.warmup,
     run.graph_opaque,

@@ -13,10 +13,13 @@ from gputrace.analyzers.balance import compare_loads, most_memory
 from gputrace.analyzers.balance_results import Load
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.classes import distinct_ids
+from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.host import HostCalls
 from gputrace.analyzers.intervals import Intervals, union
 from gputrace.analyzers.lines import Lines, Place, dominating
+from gputrace.analyzers.links import Links, measure_links
 from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.pageable import Pageable, find_pageable
 from gputrace.analyzers.results import Breakdown, Evidence, Finding, Step
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.traces.events import Kind
@@ -66,6 +69,8 @@ class Facts:
     breakdown: tuple[Breakdown, ...]
     lines: Lines | None
     """Where the host threads were, where that was sampled."""
+    collectives: Collectives | None = None
+    """Communication matched across ranks."""
 
     @cached_property
     def framework(self) -> str:
@@ -97,12 +102,27 @@ class Facts:
         return tuple([row for row in rows if row.steps] or rows)
 
     @cached_property
+    def working(self) -> list[Lane]:
+        """The GPUs that count."""
+        pairs = zip(self.lanes, self.breakdown, strict=True) if self.operations else ()
+        return [lane for lane, row in pairs if row in self.rows]
+
+    @cached_property
+    def pageable(self) -> Pageable:
+        """The input copies from pageable memory."""
+        return find_pageable(self.trace, self.working, self.measured)
+
+    @cached_property
     def balance(self) -> tuple[Load, ...]:
         """The GPUs that count side by side; nothing where there is one."""
-        pairs = zip(self.lanes, self.breakdown, strict=True) if self.operations else ()
-        lanes = [lane for lane, row in pairs if row in self.rows]
+        lanes = self.working
         memory = most_memory(self.trace.nvml, lanes) if len(lanes) > 1 else {}
         return compare_loads(self.trace, self.operations, lanes, self.measured, memory)
+
+    @cached_property
+    def links(self) -> Links | None:
+        """What joins the GPUs and went over it; None where there is one GPU."""
+        return measure_links(self.trace, self.operations, self.collectives)
 
     @property
     def gpus(self) -> tuple[int, ...]:

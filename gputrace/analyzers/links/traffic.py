@@ -1,0 +1,153 @@
+"""Copies between GPUs: straight from one to another, and by way of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.intervals import Intervals, Times, union
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.traces.events import Events, Kind, Mask
+from gputrace.traces.trace import Trace
+
+_STAGED: Final = 1 << 16
+"""Bytes from which two copies of one size are no chance."""
+_SOON_NS: Final = 2_000_000
+_SOON: Final = 4
+"""The second half of a staged copy starts so soon after the end of the first, or within so many
+times its length: a CPU may add up in between."""
+_NOBODY: Final = -1
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Copies from one GPU to another; arrays of one length, nanoseconds.
+
+    A copy by way of the host has two halves, one on each GPU; any other is on both all the time.
+    """
+
+    source: NDArray[np.int64]
+    """Index of the GPU among the `GpuOperations`."""
+    target: NDArray[np.int64]
+    bytes: NDArray[np.int64]
+    start: Times
+    first_end: Times
+    """When the source GPU is through with it."""
+    second_start: Times
+    """When the target GPU begins with it."""
+    end: Times
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def select(self, rows: Mask) -> Traffic:
+        return Traffic(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def of_pair(self, source: int, target: int) -> Traffic:
+        return self.select((self.source == source) & (self.target == target))
+
+    def on(self, gpu: int) -> Intervals:
+        """When one GPU is busy with them."""
+        out, into = self.source == gpu, self.target == gpu
+        starts = np.concatenate([self.start[out], self.second_start[into]])
+        return union(starts, np.concatenate([self.first_end[out], self.end[into]]))
+
+
+def read_peer_copies(trace: Trace, operations: Sequence[GpuOperations]) -> Traffic:
+    """The copies straight from one GPU to another, of which both ends are known."""
+    columns = ("start", "end", "bytes", "process", "source_device", "destination_device")
+    copies = trace.events([Kind.COPY_PEER], columns)
+    source = _places(operations, copies.process, copies.source_device)
+    target = _places(operations, copies.process, copies.destination_device)
+    start, end = copies.start, copies.end
+    found = Traffic(source, target, copies.bytes, start, end, start, end)
+    return found.select((source != _NOBODY) & (target != _NOBODY) & (source != target))
+
+
+def find_staged(trace: Trace, operations: Sequence[GpuOperations], talks: bool) -> Traffic:
+    """Copies to the host that were followed by one of the same size from it to another GPU.
+
+    Args:
+        talks: whether the GPUs communicate in another way too. Then only copies of one process
+            count, and none of a GPU that itself has just copied as much to the host: it may get
+            back its own, as offloaded optimizers do.
+    """
+    columns = ("start", "end", "kind", "bytes", "process", "device")
+    copies = trace.events([Kind.COPY_D2H, Kind.COPY_H2D], columns)
+    copies = copies.select(copies.bytes >= _STAGED)
+    copies = copies.select(np.argsort(copies.start, kind="stable"))
+    place = _places(operations, copies.process, copies.device)
+    down = copies.kind == Kind.COPY_D2H
+    hosts = [own.gpu.host for own in operations]
+    pairs = [
+        pair
+        for size in np.intersect1d(copies.bytes[down], copies.bytes[~down]).tolist()
+        for pair in _of_size(copies, place, np.flatnonzero(copies.bytes == size), talks)
+        if hosts[place[pair[0]]] == hosts[place[pair[1]]]
+    ]
+    first, second = np.array(pairs, np.int64).reshape(-1, 2).T
+    return Traffic(
+        place[first], place[second], copies.bytes[first],
+        copies.start[first], copies.end[first], copies.start[second], copies.end[second],
+    )  # fmt: skip
+
+
+def _of_size(
+    copies: Events, place: NDArray[np.int64], rows: NDArray[np.int64], talks: bool
+) -> list[tuple[int, int]]:
+    """First and second halves among copies of one size, in order of start.
+
+    The latest copy to the host from each GPU counts, once for each GPU that it may be for.
+    """
+    latest: dict[int, int] = {}
+    taken: set[tuple[int, int]] = set()
+    found = []
+    for row in rows.tolist():
+        gpu = int(place[row])
+        if gpu == _NOBODY:
+            continue
+        if copies.kind[row] == Kind.COPY_D2H:
+            latest[gpu] = row
+            continue
+        first = _first_half(copies, row, gpu, latest, taken, talks)
+        if first is not None:
+            taken.add((first, gpu))
+            found.append((first, row))
+    return found
+
+
+def _first_half(
+    copies: Events,
+    row: int,
+    gpu: int,
+    latest: dict[int, int],
+    taken: set[tuple[int, int]],
+    talks: bool,
+) -> int | None:
+    """The copy to the host that a copy from it continues."""
+    start = int(copies.start[row])
+    near = [first for first in latest.values() if _is_soon(copies, first, start)]
+    if talks:
+        near = [first for first in near if copies.process[first] == copies.process[row]]
+        if latest.get(gpu) in near:
+            return None
+    near = [first for first in near if first != latest.get(gpu) and (first, gpu) not in taken]
+    return max(near, key=lambda first: int(copies.end[first]), default=None)
+
+
+def _is_soon(copies: Events, first: int, start: int) -> bool:
+    begin, end = int(copies.start[first]), int(copies.end[first])
+    return end <= start <= end + max(_SOON_NS, _SOON * (end - begin))
+
+
+def _places(
+    operations: Sequence[GpuOperations], process: NDArray[np.int16], device: NDArray[np.int16]
+) -> NDArray[np.int64]:
+    """The index of the GPU that a process means by each ordinal."""
+    known = {pair: index for index, own in enumerate(operations) for pair in own.gpu.pairs}
+    pairs = zip(process.tolist(), device.tolist(), strict=True)
+    return np.array([known.get(pair, _NOBODY) for pair in pairs], np.int64)
