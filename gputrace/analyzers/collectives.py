@@ -29,7 +29,7 @@ _OPERATION: Final = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-_JOINT: Final = {"AllReduce", "AllGather", "ReduceScatter", "AllToAll"}
+JOINT: Final = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll")
 """Operations that nobody leaves before all have come."""
 _NEVER: Final = np.iinfo(np.int64).max
 _NONE: Final = np.empty(0, np.int64)
@@ -81,9 +81,12 @@ class Collectives:
     @property
     def joint(self) -> Mask:
         """Rows of operations that nobody leaves before all have come."""
-        return np.isin(
-            self.operation, [self.operations.index(n) for n in _JOINT if n in self.operations]
-        )
+        return self.of(*JOINT)
+
+    def of(self, *names: str) -> Mask:
+        """Rows of some operations."""
+        here = [self.operations.index(name) for name in names if name in self.operations]
+        return np.isin(self.operation, here)
 
     def waits(self, lane: int) -> Intervals:
         """When a GPU was in a collective to which the last rank had not come."""
@@ -106,7 +109,7 @@ def match_collectives(trace: Trace, operations: Sequence[GpuOperations]) -> Coll
         operation = operation_of(text)
         ids = [id for id, own in texts.items() if own == text]
         parts = [part for rows in kernels if len(part := rows.named(ids))]
-        found = group(parts, joint=operation in _JOINT)
+        found = group(parts, joint=operation in JOINT)
         joined += [join(operations, own, found, operation) for own in found]
     joined += _peer_copies(operations)
     return _collect(trace, operations, joined)

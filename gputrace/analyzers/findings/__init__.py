@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gputrace.analyzers.findings import busy, host, idle, links, run, skew, staging
+from gputrace.analyzers.findings import busy, host, idle, late, links, run, skew, staging
 from gputrace.analyzers.findings.facts import Facts, Rule
 from gputrace.analyzers.results import Finding
 
@@ -26,6 +26,7 @@ RULES: Final[tuple[Rule, ...]] = (
     busy.h2d_exposed,
     busy.h2d_pageable,
     busy.communication_exposed,
+    late.late_ranks,
     busy.compute_bound,
     skew.gpu0_skew,
     links.topology,

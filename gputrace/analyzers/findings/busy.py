@@ -79,14 +79,30 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
 
 
 def communication_exposed(facts: Facts) -> Iterator[Finding]:
-    """Communication with no computation beside it."""
-    yield from facts.costly(
+    """Communication with no computation beside it, but for the wait for ranks found to be late."""
+    told = sum(late.cost_ns * late.others // (late.others + 1) for late in facts.late)
+    cost, waited = facts.mean("communication") - told, facts.mean("communication_wait") - told
+    share = cost / max(facts.mean_ns, 1)
+    severity = severity_of(share)
+    if severity is None:
+        return
+    known = all(row.communication_wait_ns is not None for row in facts.rows)
+    rest = f", {format_ns(max(waited, 0))} of that to waiting for other ranks" if known else ""
+    message = f"{format_ns(cost)} of {facts.per} ({share:.0%}) go to communication with no "
+    message += f"computation beside it{', besides the wait for late ranks' if told else ''}{rest}"
+    yield facts.finding(
         "communication-exposed",
-        "communication",
-        "{cost} go to communication with no computation beside it, waiting for other ranks "
-        "included",
+        severity,
+        cost,
+        message if known else f"{message}, waiting for other ranks included",
         "overlap it with the backward pass (bucket size), send less (bf16 gradients, gradient "
-        "accumulation), or look for a rank that comes late",
+        "accumulation)",
+        {
+            "share": round(share, 4),
+            "communication_ns": facts.mean("communication"),
+            "wait_ns": facts.mean("communication_wait") if known else None,
+            "total_ns": facts.mean_ns,
+        },
     )
 
 

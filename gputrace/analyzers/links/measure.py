@@ -94,10 +94,10 @@ class Links:
 
 
 def measure_links(
-    trace: Trace, operations: Sequence[GpuOperations], collectives: Collectives | None
+    trace: Trace, operations: Sequence[GpuOperations], collectives: Collectives
 ) -> Links | None:
     """The links between the GPUs that did anything; None where there is one GPU."""
-    if len(operations) < 2 or collectives is None:
+    if len(operations) < 2:
         return None
     talks = any((own.classes == OperationClass.COMMUNICATION).any() for own in operations)
     return Links(
