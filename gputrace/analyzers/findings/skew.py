@@ -65,7 +65,7 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
         (load.rank,),
         cost,
         f"{where} has work that no other GPU has, {format_ns(extra)} of {facts.per}: "
-        f"{_parts(load, facts.balance)}; the others wait {format_ns(cost)} "
+        f"{_parts(facts, load)}; the others wait {format_ns(cost)} "
         f"({format_share(cost, facts.mean_ns)}) meanwhile",
         _advice(facts, load),
         _evidence(load, facts.balance, extra, share),
@@ -88,12 +88,15 @@ def _label(facts: Facts, load: Load) -> str:
     return f"{word} {load.gpu}" + (f" (rank {load.rank})" if several else "")
 
 
-def _parts(load: Load, loads: tuple[Load, ...]) -> str:
+def _parts(facts: Facts, load: Load) -> str:
     """``input copies (2.83 ms against 7.4 us), kernels (1.2 ms against 0 ns)``, most first."""
+    staged = facts.links is not None and len(facts.links.staged) > 0
+    names = _NAMES | ({"h2d": "copies from the host"} if staged else {})
+    loads = facts.balance
     least = _TOLD * sum(load.extra_ns.values())
     told = sorted(load.extra_ns.items(), key=lambda item: -item[1])
     return ", ".join(
-        f"{_NAMES[name]} ({format_ns(_each(load, name))} against "
+        f"{names[name]} ({format_ns(_each(load, name))} against "
         f"{format_ns(_others(load, loads, name))})"
         for name, ns in told
         if ns >= least

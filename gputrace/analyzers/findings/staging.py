@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.findings.facts import Facts, severity_of
-from gputrace.analyzers.findings.links import WORTH, exposed
+from gputrace.analyzers.findings.links import WORTH, exposed, topology
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.links import Links
 from gputrace.analyzers.links.counters import sent
@@ -55,21 +55,39 @@ class _Proof:
     told: str
     advice: str
     evidence: Evidence
+    copies: bool = False
+    """Whether it is of copies to and from the host, which are no communication by their class."""
+
+
+def told_by_links(facts: Facts) -> int:
+    """Nanoseconds of communication a step that the findings about links tell of."""
+    found = [proof for proof in _proofs(facts)[:1] if not proof.copies]
+    told = [finding.impact_ns for finding in topology(facts)] + [proof.cost for proof in found]
+    return max(told, default=0)
 
 
 def host_staged_comm(facts: Facts) -> Iterator[Finding]:
     """Data goes from GPU to GPU through the host's memory."""
-    links = facts.links
-    if links is None or not facts.mean_ns:
+    if facts.links is None:
         return
+    for best in _proofs(facts)[:1]:
+        yield _finding(facts, facts.links, best)
+
+
+def _proofs(facts: Facts) -> list[_Proof]:
+    """What is worth a word, the costliest first."""
+    if facts.links is None or not facts.mean_ns:
+        return []
     ways = (_staged_copies, _slow_peer_copies, _silent_nvlink, _no_access)
-    proofs = [proof for way in ways for proof in way(facts, links)]
-    best = max(proofs, key=lambda proof: proof.cost, default=None)
-    if best is None or best.cost < WORTH * facts.mean_ns:
-        return
+    proofs = [proof for way in ways for proof in way(facts, facts.links)]
+    worth = [proof for proof in proofs if proof.cost >= WORTH * facts.mean_ns]
+    return sorted(worth, key=lambda proof: -proof.cost)
+
+
+def _finding(facts: Facts, links: Links, best: _Proof) -> Finding:
     share = best.cost / facts.mean_ns
     evidence: Evidence = {"share": round(share, 4), "peer_access": _access(links, best.gpus)}
-    yield Finding(
+    return Finding(
         "host-staged-comm",
         severity_of(share) or "low",
         tuple(gpu.gpu for gpu in best.gpus),
@@ -100,6 +118,7 @@ def _staged_copies(facts: Facts, links: Links) -> Iterator[_Proof]:
             "bytes": int(staged.bytes.sum()),
             "bandwidth": round(speed * GB),
         },
+        copies=True,
     )
 
 

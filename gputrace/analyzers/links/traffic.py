@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -20,6 +21,8 @@ _SOON_NS: Final = 2_000_000
 _SOON: Final = 4
 """The second half of a staged copy starts so soon after the end of the first, or within so many
 times its length: a CPU may add up in between."""
+_RECENT: Final = 8
+"""Copies to the host of a GPU that are looked back at."""
 _NOBODY: Final = -1
 
 
@@ -101,9 +104,9 @@ def _of_size(
 ) -> list[tuple[int, int]]:
     """First and second halves among copies of one size, in order of start.
 
-    The latest copy to the host from each GPU counts, once for each GPU that it may be for.
+    A copy to the host counts once for each GPU that it may be for.
     """
-    latest: dict[int, int] = {}
+    recent: dict[int, deque[int]] = {}
     taken: set[tuple[int, int]] = set()
     found = []
     for row in rows.tolist():
@@ -111,32 +114,27 @@ def _of_size(
         if gpu == _NOBODY:
             continue
         if copies.kind[row] == Kind.COPY_D2H:
-            latest[gpu] = row
+            recent.setdefault(gpu, deque(maxlen=_RECENT)).append(row)
             continue
-        first = _first_half(copies, row, gpu, latest, taken, talks)
-        if first is not None:
+        near = _near(copies, row, recent)
+        if talks and gpu in near:
+            continue
+        of_others = [first for at, rows in near.items() if at != gpu for first in rows]
+        if talks:
+            of_others = [f for f in of_others if copies.process[f] == copies.process[row]]
+        free = [first for first in of_others if (first, gpu) not in taken]
+        if free:
+            first = max(free, key=lambda first: int(copies.end[first]))
             taken.add((first, gpu))
             found.append((first, row))
     return found
 
 
-def _first_half(
-    copies: Events,
-    row: int,
-    gpu: int,
-    latest: dict[int, int],
-    taken: set[tuple[int, int]],
-    talks: bool,
-) -> int | None:
-    """The copy to the host that a copy from it continues."""
+def _near(copies: Events, row: int, recent: Mapping[int, deque[int]]) -> dict[int, list[int]]:
+    """By GPU, the copies to the host that one from it may continue."""
     start = int(copies.start[row])
-    near = [first for first in latest.values() if _is_soon(copies, first, start)]
-    if talks:
-        near = [first for first in near if copies.process[first] == copies.process[row]]
-        if latest.get(gpu) in near:
-            return None
-    near = [first for first in near if first != latest.get(gpu) and (first, gpu) not in taken]
-    return max(near, key=lambda first: int(copies.end[first]), default=None)
+    near = {gpu: [f for f in rows if _is_soon(copies, f, start)] for gpu, rows in recent.items()}
+    return {gpu: rows for gpu, rows in near.items() if rows}
 
 
 def _is_soon(copies: Events, first: int, start: int) -> bool:
