@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gputrace.analyzers.findings.facts import HIGH, Facts, severity_of
+from gputrace.analyzers.findings.skew import told_by_skew
 from gputrace.analyzers.findings.staging import told_by_links
 from gputrace.analyzers.results import Finding
 from gputrace.units import format_ns
@@ -82,11 +83,12 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
 def communication_exposed(facts: Facts) -> Iterator[Finding]:
     """Communication with no computation beside it, but for what other findings tell of it.
 
-    These are the wait for ranks found to be late, and what links cost.
+    These are the wait for ranks found to be late, what one GPU has more than the others, and what
+    slow links cost.
     """
     told = sum(late.cost_ns * late.others // (late.others + 1) for late in facts.late)
     waited = facts.mean("communication_wait") - told
-    cost = facts.mean("communication") - told - told_by_links(facts)
+    cost = facts.mean("communication") - told - max(told_by_links(facts), told_by_skew(facts))
     share = cost / max(facts.mean_ns, 1)
     severity = severity_of(share)
     if severity is None:

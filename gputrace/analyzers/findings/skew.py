@@ -72,6 +72,15 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
     )
 
 
+def told_by_skew(facts: Facts) -> int:
+    """Nanoseconds of copies between GPUs a step that the finding tells of."""
+    found = next(gpu0_skew(facts), None)
+    if found is None:
+        return 0
+    peer = float(found.evidence.get("extra_peer_ns") or 0)
+    return round(found.impact_ns * peer / max(float(found.evidence["extra_ns"] or 0), 1))
+
+
 def _stands_out(facts: Facts, load: Load, extra: int) -> bool:
     """Whether the work is much beside all that the GPU does, though nobody waits for it yet."""
     own = load.kernel_ns + sum(
