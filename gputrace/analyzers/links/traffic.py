@@ -60,8 +60,13 @@ class Traffic:
         return union(starts, np.concatenate([self.first_end[out], self.end[into]]))
 
 
+_NO_TRAFFIC: Final = Traffic(*(np.empty(0, np.int64) for _ in fields(Traffic)))
+
+
 def read_peer_copies(trace: Trace, operations: Sequence[GpuOperations]) -> Traffic:
     """The copies straight from one GPU to another, of which both ends are known."""
+    if not any((own.events.kind == Kind.COPY_PEER).any() for own in operations):
+        return _NO_TRAFFIC
     columns = ("start", "end", "bytes", "process", "source_device", "destination_device")
     copies = trace.events([Kind.COPY_PEER], columns)
     source = _places(operations, copies.process, copies.source_device)
@@ -79,6 +84,9 @@ def find_staged(trace: Trace, operations: Sequence[GpuOperations], talks: bool) 
             count, and none of a GPU that itself has just copied as much to the host: it may get
             back its own, as offloaded optimizers do.
     """
+    kinds = [set(np.unique(own.events.kind).tolist()) for own in operations]
+    if not {Kind.COPY_D2H, Kind.COPY_H2D} <= set[int]().union(*kinds):
+        return _NO_TRAFFIC
     columns = ("start", "end", "kind", "bytes", "process", "device")
     copies = trace.events([Kind.COPY_D2H, Kind.COPY_H2D], columns)
     copies = copies.select(copies.bytes >= _STAGED)
