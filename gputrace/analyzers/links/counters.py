@@ -11,7 +11,6 @@ import numpy as np
 from gputrace.analyzers.gpus import Gpu
 from gputrace.traces.nvml.model import Nvml, Samples
 
-
 _WRAP: Final = 1 << 32
 """Where PCIe's counter begins anew."""
 
