@@ -25,6 +25,7 @@ from gputrace.analyzers.causes import (
     without_calls,
 )
 from gputrace.analyzers.clocks import fit_clocks, shifted
+from gputrace.analyzers.collective_totals import total_collectives
 from gputrace.analyzers.collectives import Collectives, match_collectives
 from gputrace.analyzers.findings import Facts, find
 from gputrace.analyzers.gaps import find_gaps
@@ -96,6 +97,7 @@ def analyze(
         step_list=steps,
         phases=list_phases(lanes, found),
         breakdown=facts.breakdown,
+        collectives=total_collectives(gpus, operations, collectives, chosen),
         gaps=find_gaps(trace, gpus, calls, found, chosen, options.gaps, lines),
         balance=facts.balance,
         links=facts.links.rows if facts.links is not None else (),

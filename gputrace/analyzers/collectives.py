@@ -15,6 +15,7 @@ from gputrace.analyzers.classes import OperationClass, distinct_ids
 from gputrace.analyzers.intervals import Intervals, Times, union
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.pairing import ALONE, Joined, Part, group, join
+from gputrace.analyzers.results import Step
 from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Kind, Mask
 from gputrace.traces.trace import Trace
 
@@ -113,6 +114,25 @@ def match_collectives(trace: Trace, operations: Sequence[GpuOperations]) -> Coll
         joined += [join(operations, own, found, operation) for own in found]
     joined += _peer_copies(operations)
     return _collect(trace, operations, joined)
+
+
+def steps_of(
+    collectives: Collectives, operations: Sequence[GpuOperations], steps: Sequence[Step]
+) -> NDArray[np.int64]:
+    """Of each row, the number of the step in which it begins on its GPU, of those given.
+
+    `UNKNOWN` for a row that begins in none of them.
+    """
+    found = np.full(len(collectives), UNKNOWN)
+    for index, own in enumerate(operations):
+        mine = [step for step in steps if (step.gpu, step.rank) == (own.gpu.gpu, own.gpu.rank)]
+        rows = np.flatnonzero(collectives.lane == index)
+        start = np.array([step.start_ns for step in mine] or [_NEVER])
+        end = np.array([step.end_ns for step in mine] or [_NEVER])
+        at = np.searchsorted(start, collectives.start[rows], "right") - 1
+        inside = (at >= 0) & (collectives.start[rows] < end[at])
+        found[rows[inside]] = np.array([step.step for step in mine], np.int64)[at[inside]]
+    return found
 
 
 def operation_of(name: str) -> str:

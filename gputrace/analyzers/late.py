@@ -43,7 +43,7 @@ class Late:
         lane: the GPU.
         pattern: ``constant``; ``one-step``, ``burst`` (steps in a row) or ``scattered``.
         steps: numbers of the steps in which it is late.
-        cost_ns: what another GPU waits for it, a step, spread over all measured steps.
+        cost_ns: what another GPU loses by waiting for it, a step, spread over all measured steps.
         others: how many GPUs wait for it.
         last: part of the collectives to which it came last, 0 to 1.
         more: nanoseconds of each class but communication that it has in such a step beyond the

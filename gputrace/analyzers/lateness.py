@@ -2,12 +2,12 @@
 
 The step times of ranks that train together are equal, and so is their backward pass as a clock
 shows it: whoever is early waits. What tells who is late is the order of arrival, and what it costs
-is what the others wait with nothing else to do.
+is what the others lose by waiting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.breakdown import Lane
-from gputrace.analyzers.collectives import JOINT, Collectives
-from gputrace.analyzers.gpus import Gpu
+from gputrace.analyzers.classes import OperationClass
+from gputrace.analyzers.collectives import JOINT, Collectives, steps_of
+from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results import Step
 from gputrace.traces.events import UNKNOWN
@@ -25,7 +26,8 @@ from gputrace.traces.events import UNKNOWN
 _ALL_MEET: Final = (*JOINT, "Broadcast", "Reduce")
 """Operations in which a rank that waits does so for one that is late; a stage of a pipeline waits
 for what comes before it by nature."""
-_NONE: Final = np.empty(0, np.int64)
+_NEXT_NS: Final = 20_000
+"""A collective that begins so soon after another was waiting for it."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ class Lateness:
     Attributes:
         lanes: the GPUs that meet in collectives.
         steps: numbers of the measured steps.
-        caused: mean nanoseconds that another GPU waits, with nothing running beside, in the
-            collectives to which this one came last; shape (GPUs, steps).
+        caused: mean nanoseconds that another GPU loses by waiting in the collectives to which this
+            one came last; shape (GPUs, steps).
         last: part of the collectives to which each GPU came last, 0 to 1.
         length_ns: mean length of a step.
     """
@@ -70,19 +72,21 @@ def find_lateness(
         collectives: of all GPUs.
         measured: the steps that count, of all GPUs.
     """
+    step = steps_of(collectives, operations, measured)
+    useful = collectives.of(*_ALL_MEET) & collectives.known & (step != UNKNOWN)
+    row = np.flatnonzero(useful)
     index = {own.gpu: place for place, own in enumerate(operations)}
-    row, step, waited = _rows_in_steps(lanes, index, collectives, measured)
     meeting = [lane for lane in lanes if (collectives.lane[row] == index[lane.gpu]).any()]
     if len(meeting) < 2:
         return None
     place = np.full(len(operations), UNKNOWN)
     place[[index[lane.gpu] for lane in meeting]] = np.arange(len(meeting))
-    last = _last_lane(collectives)[row]
+    own, last = place[collectives.lane[row]], place[_last_lane(collectives)[row]]
     numbers = np.array(sorted({step.step for step in measured}), np.int64)
     caused = np.zeros((len(meeting), len(numbers)), np.int64)
-    waits = last != collectives.lane[row]
-    np.add.at(caused, (place[last[waits]], np.searchsorted(numbers, step[waits])), waited[waits])
-    came_last = np.bincount(place[last[collectives.joint[row] & ~waits]], minlength=len(meeting))
+    lost = np.where(own != last, _losses(meeting, own, collectives, row), 0)
+    np.add.at(caused, (last, np.searchsorted(numbers, step[row])), lost)
+    came_last = np.bincount(last[collectives.joint[row] & (own == last)], minlength=len(meeting))
     return Lateness(
         tuple(meeting),
         numbers,
@@ -92,31 +96,34 @@ def find_lateness(
     )
 
 
-def _rows_in_steps(
-    lanes: Sequence[Lane],
-    index: Mapping[Gpu, int],
-    collectives: Collectives,
-    measured: Sequence[Step],
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of collectives that begin in a measured step of their GPU.
+def _losses(
+    lanes: Sequence[Lane], own: NDArray[np.int64], collectives: Collectives, row: NDArray[np.int64]
+) -> Times:
+    """What each of some rows of collectives costs the GPU that it is of, by the index of that."""
+    lost = np.zeros(len(row), np.int64)
+    for index, lane in enumerate(lanes):
+        mine = np.flatnonzero(own == index)
+        mine = mine[np.argsort(collectives.start[row[mine]], kind="stable")]
+        at = row[mine]
+        lost[mine] = _lost(lane, collectives.start[at], collectives.end[at], collectives.wait[at])
+    return lost
 
-    With the number of that step, and the nanoseconds of waiting with nothing running beside.
+
+def _lost(lane: Lane, start: Times, end: Times, wait: Times) -> Times:
+    """Of the wait in each collective, in order of start, what costs its GPU time.
+
+    Collectives run one after the other as they become ready. A wait that hides under kernels delays
+    the ones that follow at once, and may bring their transfer to light: so of each chain of them
+    the wait counts as far as communication with nothing beside it does.
     """
-    useful = collectives.of(*_ALL_MEET) & collectives.known
-    found = [(_NONE, _NONE, _NONE)]
-    for lane in lanes:
-        steps = [s for s in measured if (s.gpu, s.rank) == (lane.gpu.gpu, lane.gpu.rank)]
-        if not steps or lane.waiting is None:
-            continue
-        rows = np.flatnonzero(useful & (collectives.lane == index[lane.gpu]))
-        start = collectives.start[rows]
-        at = np.searchsorted([s.start_ns for s in steps], start, "right") - 1
-        inside = (at >= 0) & (start < np.array([s.end_ns for s in steps])[at])
-        rows, at, start = rows[inside], at[inside], start[inside]
-        waited = lane.waiting.waits.within(start, start + collectives.wait[rows])
-        found.append((rows, np.array([s.step for s in steps])[at], waited))
-    row, step, waited = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return row, step, waited
+    first = np.concatenate([[True], start[1:] > np.maximum.accumulate(end)[:-1] + _NEXT_NS])
+    begin = np.flatnonzero(first)
+    chain = np.cumsum(first) - 1
+    waits, until = np.add.reduceat(wait, begin), np.maximum.reduceat(end, begin)
+    shown = lane.timeline.of_class(OperationClass.COMMUNICATION).within(start[begin], until)
+    part = np.minimum(waits, shown) / np.maximum(waits, 1)
+    lost: Times = (wait * part[chain]).astype(np.int64)
+    return lost
 
 
 def _last_lane(collectives: Collectives) -> NDArray[np.int64]:

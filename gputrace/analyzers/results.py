@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gputrace.analyzers.balance_results import Load
+from gputrace.analyzers.collective_results import CollectiveTotals
 from gputrace.analyzers.links_results import GpuLink
 
 Evidence = Mapping[str, float | int | str | None]
@@ -222,6 +223,8 @@ class Analysis:
     phases: tuple[Phase, ...]
     breakdown: tuple[Breakdown, ...]
     gaps: Gaps
+    collectives: tuple[CollectiveTotals, ...]
+    """Of the measured steps, by operation; those that take most time first."""
     balance: tuple[Load, ...]
     """The GPUs that work side by side; nothing where there is one."""
     links: tuple[GpuLink, ...]

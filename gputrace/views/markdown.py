@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gputrace.analyzers.results import Analysis
+from gputrace.views.collectives import collectives_tables
 from gputrace.views.links import links_tables
 from gputrace.views.tables import Table, gaps_table, main_table, notes, verdict
 
@@ -19,6 +20,7 @@ def render(analysis: Analysis) -> str:
     parts.append(_table(main_table(analysis, _MOST_GPUS_ACROSS)))
     if analysis.gaps.largest:
         parts.append(_table(gaps_table(analysis, _MOST_GAPS)))
+    parts += [_table(table) for table in collectives_tables(analysis)]
     parts += [_table(table) for table in links_tables(analysis, _MOST_LINKS)]
     others = [f"- `{f.id}`: {_escape(f.message)}." for f in analysis.findings[1:]]
     others += [f"- {_escape(note)}" for note in notes(analysis)]

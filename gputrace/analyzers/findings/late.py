@@ -156,7 +156,7 @@ def _finding(
         **(more or {}),
     }
     message = (
-        f"the other GPUs wait {format_ns(late.cost_ns)} of {facts.per} ({share:.0%}) for "
+        f"the other GPUs lose {format_ns(late.cost_ns)} of {facts.per} ({share:.0%}) to "
         f"{_who(facts, late)}{_when(late)}, the last at {late.last:.0%} of the collectives: {told}"
     )
     severity = severity_of(share) or "low"
