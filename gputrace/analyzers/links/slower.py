@@ -19,8 +19,10 @@ _SLOWER: Final = 1.1
 """So many times as long must the middle transfer take, to be no scatter."""
 _MOSTLY: Final = 75
 """Percent of the transfers that must be on their side of the others' middle."""
-_FEWEST_PAIRS: Final = 20
+_FEWEST_PAIRS: Final = 10
 """Collectives of two groups that are compared one by one."""
+_EDGE: Final = 3
+"""Collectives that one group may have more, where the recording begins or ends between them."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +110,29 @@ def _series(collectives: Collectives, lanes: tuple[int, ...]) -> _Series:
 
 
 def _ratio(slow: _Series, fast: _Series) -> float | None:
-    """How many times as long each takes in the one group as in the other; None if not longer."""
-    count = len(slow.ns)
-    if count < _FEWEST_PAIRS or count != len(fast.ns):
+    """How many times as long each takes in the one group as in the other; None if not longer.
+
+    A recording may begin or end between the two: of the few ways to lay the one series beside the
+    other, that in which the ratios scatter least.
+    """
+    tried = [_ratios(slow, fast, offset) for offset in range(-_EDGE, _EDGE + 1)]
+    ways = [ratios for ratios in tried if len(ratios) >= _FEWEST_PAIRS]
+    if abs(len(slow.ns) - len(fast.ns)) > _EDGE or not ways:
         return None
-    if (slow.name != fast.name).any() or (slow.bytes != fast.bytes).any():
-        return None
-    ratios = slow.ns / np.maximum(fast.ns, 1)
+    ratios = min(ways, key=lambda ratios: float(np.std(np.log(ratios))))
     ratio = float(np.median(ratios))
     return ratio if ratio >= _SLOWER and np.percentile(ratios, 100 - _MOSTLY) > 1 else None
+
+
+def _ratios(slow: _Series, fast: _Series, offset: int) -> NDArray[np.float64]:
+    """The ratio of each to the one so many places later; none where these are not the same."""
+    own, other = max(0, -offset), max(0, offset)
+    count = max(0, min(len(slow.ns) - own, len(fast.ns) - other))
+    mine, theirs = slice(own, own + count), slice(other, other + count)
+    same = (slow.name[mine] == fast.name[theirs]) & (slow.bytes[mine] == fast.bytes[theirs])
+    if not same.all():
+        return np.empty(0)
+    return np.maximum(slow.ns[mine], 1) / np.maximum(fast.ns[theirs], 1)
 
 
 def _transfers(collectives: Collectives, lanes: tuple[int, ...], lane: int) -> Intervals:
