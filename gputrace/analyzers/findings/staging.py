@@ -181,7 +181,7 @@ def _silent_nvlink(facts: Facts, links: Links) -> Iterator[_Proof]:
             gpus,
             _transfer(facts),
             f"GPUs joined by {worst} communicate through the host's memory (while recorded they "
-            f"sent {counted.nvlink / GB:.2f} GB over NVLink, {counted.pcie / GB:.2f} GB over PCIe)",
+            f"sent {counted.nvlink / GB:.3g} GB over NVLink, {counted.pcie / GB:.3g} GB over PCIe)",
             _REACH,
             {"link": worst, "nvlink_bytes": counted.nvlink, "pcie_bytes": counted.pcie},
         )
