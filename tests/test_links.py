@@ -265,7 +265,7 @@ def test_reports_show_what_went_between_gpus(tmp_path: Path) -> None:
     for form in ("text", "markdown"):
         shown = report.render(form)
         assert "Copies between GPUs" in shown
-        line = next(line for line in shown.splitlines() if "gpu 0 to 1" in line)
+        line = next(line for line in shown.splitlines() if "gpu 0 to gpu 1" in line)
         assert [cell for cell in line.replace("|", " ").split() if cell not in "–"] == [
-            "gpu", "0", "to", "1", "PIX", "12", "720", "MB", "39.9", "63"
+            "gpu", "0", "to", "gpu", "1", "PIX", "12", "720", "MB", "39.9", "63"
         ]  # fmt: skip

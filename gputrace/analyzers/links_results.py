@@ -15,6 +15,9 @@ class GpuLink:
     from_: int
     """Index of the one GPU, as in all results; the JSON calls it ``from``."""
     to: int
+    from_rank: int
+    to_rank: int
+    """Ranks of the processes; they tell GPUs apart whose indices are equal."""
     host: str
     """The machine's name; nothing where it is not known."""
     link: str

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gputrace.analyzers.links_results import GpuLink
 from gputrace.analyzers.results import Analysis
-from gputrace.views.tables import Table
+from gputrace.views.tables import Table, gpu_label
 
 
 def links_tables(analysis: Analysis, most: int) -> Iterator[Table]:
@@ -19,14 +19,21 @@ def links_tables(analysis: Analysis, most: int) -> Iterator[Table]:
     shown = used[:most]
     more = f" (the {len(shown)} of {len(used)} directions with most)" if len(used) > most else ""
     header = ("", "link", "copies", "bytes", "GB/s", "link carries", "through the host")
-    yield Table(f"Copies between GPUs{more}", header, tuple(_cells(row, several) for row in shown))
+    rows = tuple((_ends(analysis, row, several), *_cells(row)) for row in shown)
+    yield Table(f"Copies between GPUs{more}", header, rows)
 
 
-def _cells(row: GpuLink, several: bool) -> tuple[str, ...]:
-    where = f" on {row.host}" if several else ""
+def _ends(analysis: Analysis, row: GpuLink, several: bool) -> str:
+    """``gpu 0 to gpu 1``, with the host where there are several."""
+    labels = {(own.gpu, own.rank): gpu_label(own, analysis) for own in analysis.breakdown}
+    ends = ((row.from_, row.from_rank), (row.to, row.to_rank))
+    told = " to ".join(labels.get(end, f"gpu {end[0]}") for end in ends)
+    return told + (f" on {row.host}" if several else "")
+
+
+def _cells(row: GpuLink) -> tuple[str, ...]:
     staged = f"{row.staged_copies:,} copies, {_size(row.staged_bytes)}"
     return (
-        f"gpu {row.from_} to {row.to}{where}",
         row.link or "unknown",
         f"{row.copies:,}",
         _size(row.bytes),

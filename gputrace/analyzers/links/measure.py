@@ -78,6 +78,8 @@ class Links:
         return GpuLink(
             from_=one.gpu,
             to=other.gpu,
+            from_rank=one.rank,
+            to_rank=other.rank,
             host=one.host_name,
             link=link.link if link is not None else "",
             peer_access=peer_access(self.topology, one, other),
