@@ -23,6 +23,8 @@ _SOON: Final = 4
 times its length: a CPU may add up in between."""
 _RECENT: Final = 8
 """Copies to the host of a GPU that are looked back at."""
+_MOST: Final = 50_000
+"""Copies that are looked at, the first ones: more tell nothing more."""
 _NOBODY: Final = -1
 
 
@@ -90,7 +92,7 @@ def find_staged(trace: Trace, operations: Sequence[GpuOperations], talks: bool) 
     columns = ("start", "end", "kind", "bytes", "process", "device")
     copies = trace.events([Kind.COPY_D2H, Kind.COPY_H2D], columns)
     copies = copies.select(copies.bytes >= _STAGED)
-    copies = copies.select(np.argsort(copies.start, kind="stable"))
+    copies = copies.select(np.argsort(copies.start, kind="stable")[:_MOST])
     place = _places(operations, copies.process, copies.device)
     down = copies.kind == Kind.COPY_D2H
     hosts = [own.gpu.host for own in operations]
