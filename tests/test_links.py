@@ -131,6 +131,16 @@ class TestSlowerLinks:
         plan = {**RANKS.__dict__, "seed": seed, "jitter": 0.15, "group_size": 2}
         assert "topology" not in ids(run(tmp_path, Plan(**plan), two_switches))
 
+    @pytest.mark.parametrize(("slower", "named"), [(1.0, False), (1.17, True), (2.0, True)])
+    def test_a_ring_that_crosses_host_bridges_loses_there(
+        self, tmp_path: Path, slower: float, named: bool
+    ) -> None:
+        crossings = ((1, 2), (3, 0))
+        plan = {"exchange": "ring", "slow_pairs": crossings, "slow_link": slower}
+        report = run(tmp_path, Plan(**(ONE_PROCESS.__dict__ | plan)), two_switches)
+        assert ("topology" in ids(report)) is named
+        assert "gpu0-skew" not in ids(report)
+
     def test_far_slower_links_are_the_verdict(self, tmp_path: Path) -> None:
         report = run(
             tmp_path, RANKS, lambda a, b: pcie("PIX" if {a, b} == {0, 1} else "SYS")(a, b),

@@ -33,6 +33,13 @@ def pairs_plan(rng: np.random.Generator, seed: int) -> Plan:
     )  # fmt: skip
 
 
+def ring_plan(rng: np.random.Generator, seed: int) -> Plan:
+    """One process with 4, 6 or 8 GPUs, each of which gives to the next for a tenth of a step."""
+    plan = replace(parallel_plan(rng, seed), gpus_per_process=2 * int(rng.integers(2, 5)))
+    share = float(rng.uniform(0.1, 0.3))
+    return replace(plan, exchange="ring", exchange_bytes=int(40 * share * gpu_step_ns(plan)))
+
+
 def as_it_is(rng: np.random.Generator, plan: Plan) -> Plan:
     """The plan alone is what is sick, or well."""
     return plan
@@ -52,6 +59,13 @@ def served_through_the_host(rng: np.random.Generator, plan: Plan) -> Plan:
 def one_pair_apart(rng: np.random.Generator, plan: Plan) -> Plan:
     """One pair of ranks is joined by a link that is slower: by 17 %, or up to three times."""
     return replace(plan, slow_pairs=(SLOW_PAIR,), slow_link=float(rng.uniform(1.17, 3)))
+
+
+def switches_apart(rng: np.random.Generator, plan: Plan) -> Plan:
+    """Every second link of a ring crosses a host bridge, and is slower for it."""
+    count = plan.gpus_per_process
+    crossings = tuple((gpu, (gpu + 1) % count) for gpu in range(1, count, 2))
+    return replace(plan, slow_pairs=crossings, slow_link=float(rng.uniform(1.17, 3)))
 
 
 def slower_all_reduces(rng: np.random.Generator, plan: Plan) -> Plan:
@@ -76,6 +90,12 @@ def write_two_sorts(recording: Recording, path: Path) -> None:
     write_nvml(recording, path, link=_two_sorts, every_ns=20_000_000)
 
 
+def write_switches(recording: Recording, path: Path) -> None:
+    """With a topology: two cards under each switch."""
+    write_nsys(recording, path)
+    write_nvml(recording, path, link=_switches, every_ns=20_000_000)
+
+
 def write_without_nvlink(recording: Recording, path: Path) -> None:
     """With counters of NVLink that stand still while PCIe's go on."""
     write_nsys(recording, path)
@@ -85,6 +105,10 @@ def write_without_nvlink(recording: Recording, path: Path) -> None:
 def _two_sorts(gpu: int, peer: int) -> Row:
     apart = {gpu, peer} == {*SLOW_PAIR} or gpu // 2 != peer // 2
     return pcie("PHB" if apart else "PIX")(gpu, peer)
+
+
+def _switches(gpu: int, peer: int) -> Row:
+    return pcie("PIX" if gpu // 2 == peer // 2 else "PHB")(gpu, peer)
 
 
 def _by_pcie(gpu: int, time: int, row: Row) -> Values:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 DataWait = Literal["os_wait", "python"]
-Exchange = Literal["dataparallel", "gpu-server", "cpu-server"]
+Exchange = Literal["dataparallel", "gpu-server", "cpu-server", "ring"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Plan:
     odd_steps: tuple[int, ...] = ()  # only in these is a rank slow, late or busy; else in all
     group_size: int = 0  # so many ranks at a time have all-reduces of their own; 0: all together
     # Between the GPUs of one process.
-    exchange: Exchange = "dataparallel"  # or a parameter server, on the first GPU or on the CPU
+    exchange: Exchange = "dataparallel"  # or a parameter server, or a ring
     exchange_bytes: int = 60_000_000  # to the server and back, a GPU
     peer_access: bool = True  # else what goes from GPU to GPU goes through the host
     # Between GPUs: these pairs (physical indices) need `slow_link` times as long.

@@ -32,7 +32,8 @@ def step(trainers: Sequence[Trainer], index: int) -> None:
         for first in range(0, len(group), size):
             team = group[first : first + size]
             slower = plan.slowdown([pending.trainer.gpu.gpu for pending in team])
-            collectives.complete(team, round(complete_ns * slower))
+            ns = complete_ns * slower
+            collectives.complete(team, int(trainers[first].around(ns)) if first else round(ns))
     for trainer, start in zip(trainers, entered, strict=True):
         collectives.join(trainer)
         trainer.launch(trainer.model.optimizer, trainer.main, trainer.gpu)
