@@ -44,7 +44,6 @@ class Late:
         pattern: ``constant``; ``one-step``, ``burst`` (steps in a row) or ``scattered``.
         steps: numbers of the steps in which it is late.
         cost_ns: what another GPU loses by waiting for it, a step, spread over all measured steps.
-        others: how many GPUs wait for it.
         last: part of the collectives to which it came last, 0 to 1.
         more: nanoseconds of each class but communication that it has in such a step beyond the
             middle one of the others; negative where it has less.
@@ -54,7 +53,6 @@ class Late:
     pattern: str
     steps: tuple[int, ...]
     cost_ns: int
-    others: int
     last: float
     more: Mapping[str, int]
 
@@ -87,7 +85,6 @@ def _found(lateness: Lateness, measured: Sequence[Step]) -> Iterator[Late]:
                 _pattern(bad),
                 tuple(lateness.steps[bad].tolist()),
                 int(lateness.caused[row, bad].sum()) // len(bad),
-                len(lateness.lanes) - 1,
                 float(lateness.last[row]),
                 _more(table[:, bad], row),
             )

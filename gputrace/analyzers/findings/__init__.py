@@ -27,6 +27,7 @@ RULES: Final[tuple[Rule, ...]] = (
     busy.h2d_pageable,
     busy.communication_exposed,
     late.late_ranks,
+    late.more_work,
     busy.compute_bound,
     skew.gpu0_skew,
     links.topology,

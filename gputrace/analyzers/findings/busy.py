@@ -25,6 +25,14 @@ _PINNED: Final = {
     "mxnet": "gluon's DataLoader(pin_memory=True)",
     "chainer": "cuda.pinned_memory",
 }
+_SEND_LESS: Final = (
+    "overlap it with the backward pass (bucket size), send less (bf16 gradients, gradient "
+    "accumulation)"
+)
+_WAIT_LESS: Final = (
+    "make the ranks come at the same time (none is always the last): hosts that launch sooner, "
+    "batches of one size, loaders without hiccups; sending less gains little"
+)
 _COPY_LESS: Final = "copy less: smaller types, decoding on the GPU, weights that stay on the GPU"
 
 
@@ -83,31 +91,33 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
 def communication_exposed(facts: Facts) -> Iterator[Finding]:
     """Communication with no computation beside it, but for what other findings tell of it.
 
-    These are the wait for ranks found to be late, what one GPU has more than the others, and what
-    slow links cost.
+    That is the wait, if ranks are found late, what one GPU has more than the others, and what slow
+    links cost.
     """
-    told = sum(late.cost_ns * late.others // (late.others + 1) for late in facts.late)
-    waited = facts.mean("communication_wait") - told
-    cost = facts.mean("communication") - told - max(told_by_links(facts), told_by_skew(facts))
+    whole, wait = facts.mean("communication"), facts.mean("communication_wait")
+    known = all(row.communication_wait_ns is not None for row in facts.rows)
+    apart = known and bool(facts.late)
+    cost = (whole - wait if apart else whole) - max(told_by_links(facts), told_by_skew(facts))
     share = cost / max(facts.mean_ns, 1)
     severity = severity_of(share)
     if severity is None:
         return
-    known = all(row.communication_wait_ns is not None for row in facts.rows)
-    rest = f", {format_ns(max(waited, 0))} of that to waiting for other ranks" if known else ""
-    message = f"{format_ns(cost)} of {facts.per} ({share:.0%}) go to communication with no "
-    message += f"computation beside it{', besides the wait for late ranks' if told else ''}{rest}"
+    if apart:
+        told = f"; waiting for other ranks, {format_ns(wait)}, comes on top"
+    else:
+        told = f", {format_ns(wait)} of that waiting" if known else ", waiting"
+        told += " for other ranks" if known else " for other ranks included"
     yield facts.finding(
         "communication-exposed",
         severity,
         cost,
-        message if known else f"{message}, waiting for other ranks included",
-        "overlap it with the backward pass (bucket size), send less (bf16 gradients, gradient "
-        "accumulation)",
+        f"{format_ns(cost)} of {facts.per} ({share:.0%}) go to communication with no computation "
+        f"beside it{told}",
+        _WAIT_LESS if known and not apart and 2 * wait > whole else _SEND_LESS,
         {
             "share": round(share, 4),
-            "communication_ns": facts.mean("communication"),
-            "wait_ns": facts.mean("communication_wait") if known else None,
+            "communication_ns": whole,
+            "wait_ns": wait if known else None,
             "total_ns": facts.mean_ns,
         },
     )

@@ -17,7 +17,7 @@ from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.host import HostCalls
 from gputrace.analyzers.intervals import Intervals, union
 from gputrace.analyzers.late import Late, find_late
-from gputrace.analyzers.lateness import find_lateness
+from gputrace.analyzers.lateness import Lateness, find_lateness
 from gputrace.analyzers.lines import Lines, Place, dominating
 from gputrace.analyzers.links import Links, measure_links
 from gputrace.analyzers.operations import GpuOperations
@@ -75,10 +75,16 @@ class Facts:
     """Matched among the operations."""
 
     @cached_property
+    def lateness(self) -> Lateness | None:
+        """What GPUs that meet in collectives lose by each other; None where none meet."""
+        return find_lateness(
+            self.trace, self.lanes, self.operations, self.collectives, self.calls, self.measured
+        )
+
+    @cached_property
     def late(self) -> tuple[Late, ...]:
         """The GPUs for which others wait at collectives, the costliest first."""
-        lateness = find_lateness(self.lanes, self.operations, self.collectives, self.measured)
-        return () if lateness is None else find_late(lateness, self.measured)
+        return () if self.lateness is None else find_late(self.lateness, self.measured)
 
     @cached_property
     def framework(self) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.findings.facts import Facts, severity_of
+from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.idle import how_to_feed_faster
-from gputrace.analyzers.kernel_ratios import kernel_ratios
+from gputrace.analyzers.gpus import Gpu
+from gputrace.analyzers.kernel_ratios import KernelRatio, kernel_ratios
 from gputrace.analyzers.late import Late
 from gputrace.analyzers.results import Evidence, Finding
 from gputrace.units import format_ns, format_ranges
@@ -29,6 +30,10 @@ _PART: Final = 0.25
 _SHOWN: Final = 6
 """So many steps at most are named."""
 
+_SHARE_WORK: Final = (
+    "share the work equally: the same batch size and shapes on every rank, nothing that one rank "
+    "alone computes"
+)
 _IDLE: Final = {
     "data_feeding": "waits {} longer for its next batch",
     "launch": "waits {} longer for its host to launch work",
@@ -71,6 +76,31 @@ def late_ranks(facts: Facts) -> Iterator[Finding]:
         yield make(facts, late, kernels)
 
 
+def more_work(facts: Facts) -> Iterator[Finding]:
+    """A rank that computes what the others do not, and costs little as long as hosts are slower."""
+    if facts.lateness is None:
+        return
+    told = {late.lane.gpu for late in facts.late}
+    ratios = kernel_ratios(facts.trace, facts.operations, facts.measured)
+    for lane, caused in zip(facts.lateness.lanes, facts.lateness.caused, strict=True):
+        extra = _beside(ratios, lane.gpu).extra_ns
+        if lane.gpu in told or extra < MEDIUM * facts.mean_ns:
+            continue
+        lost, share = int(caused.mean()), extra / max(facts.mean_ns, 1)
+        yield Finding(
+            "straggler",
+            "low",
+            (lane.gpu.gpu,),
+            (lane.gpu.rank,),
+            lost,
+            f"{_who(facts, lane.gpu)} runs {format_ns(extra)} of kernels in {facts.per} "
+            f"({share:.0%}) that the others do not; slower hosts hide it: they lose "
+            f"{format_ns(lost)} to it",
+            _SHARE_WORK,
+            {"extra_kernels_ns": extra, "share": round(share, 4), "pattern": "constant"},
+        )
+
+
 def _straggler(facts: Facts, late: Late, kernels: _Kernels) -> Finding:
     """Its kernels are slower, or it has more of them."""
     slower = kernels.ratio is not None and kernels.ratio >= _SLOWER
@@ -87,8 +117,7 @@ def _straggler(facts: Facts, late: Late, kernels: _Kernels) -> Finding:
     advice = (
         "compare its clocks, temperature, power and other programs on it with the others'"
         if slower and not extra
-        else "share the work equally: the same batch size and shapes on every rank, nothing that "
-        "one rank alone computes"
+        else _SHARE_WORK
     )
     return _finding(facts, "straggler", late, kernels, ", and ".join(told), advice)
 
@@ -114,8 +143,12 @@ def _works_longer(late: Late, kernels: _Kernels) -> bool:
 
 def _kernels(facts: Facts, late: Late) -> _Kernels:
     steps = [step for step in facts.measured if step.step in late.steps]
-    ratios = kernel_ratios(facts.trace, facts.operations, steps)
-    own = next((ratio for ratio in ratios if ratio.gpu == late.lane.gpu), None)
+    return _beside(kernel_ratios(facts.trace, facts.operations, steps), late.lane.gpu)
+
+
+def _beside(ratios: Sequence[KernelRatio], gpu: Gpu) -> _Kernels:
+    """A GPU beside the others."""
+    own = next((ratio for ratio in ratios if ratio.gpu == gpu), None)
     others = [ratio for ratio in ratios if ratio is not own]
     if own is None or not others:
         return _Kernels(None, 0)
@@ -157,15 +190,14 @@ def _finding(
     }
     message = (
         f"the other GPUs lose {format_ns(late.cost_ns)} of {facts.per} ({share:.0%}) to "
-        f"{_who(facts, late)}{_when(late)}, the last at {late.last:.0%} of the collectives: {told}"
+        f"{_who(facts, gpu)}{_when(late)}, the last at {late.last:.0%} of the collectives: {told}"
     )
     severity = severity_of(share) or "low"
     return Finding(id, severity, (gpu.gpu,), (gpu.rank,), late.cost_ns, message, advice, evidence)
 
 
-def _who(facts: Facts, late: Late) -> str:
+def _who(facts: Facts, gpu: Gpu) -> str:
     """``rank 3``; the GPU where one rank has several."""
-    gpu = late.lane.gpu
     alone = sum(lane.gpu.rank == gpu.rank for lane in facts.lanes) == 1
     return f"rank {gpu.rank}" if alone else f"gpu {gpu.gpu} of rank {gpu.rank}"
 
