@@ -11,7 +11,7 @@ from gputrace.analyzers.balance_results import Load
 from gputrace.analyzers.results import Finding
 from gputrace.api import Report
 from tests.handmade import MS, US, Run, analyze, ids
-from tests.recordings import unpack
+from tests.recordings import packed, unpack
 from tests.synthetic import Kind, Plan, Recording, simulate, write_nsys, write_nvml
 
 PARALLEL = Plan(steps=12, warmup_steps=0, kernels_per_step=60, gpus_per_process=4, seed=3)
@@ -165,3 +165,15 @@ class TestRealRecordings:
             report = trace.analyze()
         assert len(report.balance) == 4
         assert "gpu0-skew" not in ids(report)
+
+    def test_over_a_whole_run_the_first_gpu_copies_400_times_as_long(self, tmp_path: Path) -> None:
+        name = "h200x4-dataparallel.sqlite"
+        if not packed(name).exists():
+            pytest.skip(f"{name} is too large for the repository, and is not beside it")
+        with gputrace.open(unpack(name, tmp_path)) as trace:
+            report = trace.analyze()
+        assert report.findings[0].id == "autotune-repeated"
+        found = skew(report)
+        assert found.evidence["h2d_run_ns"] == pytest.approx(77 * MS, rel=0.01)
+        assert found.evidence["others_h2d_run_ns"] == pytest.approx(0.2 * MS, rel=0.2)
+        assert found.severity == "low"
