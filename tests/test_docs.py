@@ -10,9 +10,11 @@ from typing import Final
 import pytest
 
 from gputrace.analyzers import cards_results, findings, kernels, results
+from gputrace.analyzers.balance_results import Load
 from gputrace.analyzers.check import results as check
 from gputrace.analyzers.collective_results import CollectiveTotals
 from gputrace.analyzers.compare import results as compare
+from gputrace.analyzers.links_results import GpuLink
 from tests import command
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
@@ -40,13 +42,16 @@ ROWS: Final = (
     *(compare.KernelChange, compare.GpuPair, compare.FindingChange, compare.Worst),
     *(compare.Scaling, compare.ScalingRow, compare.Loss, check.Check, check.Gate),
     CollectiveTotals,
+    Load,
+    GpuLink,
 )
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.__name__))
 def test_every_name_of_the_json_is_documented(row: type) -> None:
     text = (DOCS / "json.md").read_text(encoding="utf-8")
-    missing = [f.name for f in fields(row) if f"`{f.name}`" not in text]
+    names = [field.name.rstrip("_") for field in fields(row)]
+    missing = [name for name in names if f"`{name}`" not in text]
     assert missing == []
 
 

@@ -153,7 +153,7 @@ class TestAPartOfTheTrace:
     def test_pageable_copies_count_only_inside_the_window(self, tmp_path: Path) -> None:
         run = Run()
         for step in range(20):
-            run.input_copy(pageable=step < 5)
+            run.input_copy(length=600 * US if step < 5 else 300 * US, pageable=step < 5)
             run.model()
             run.optimizer()
             run.synchronize()

@@ -117,6 +117,8 @@ def analyze(
         breakdown=facts.breakdown,
         collectives=total_collectives(gpus, operations, collectives, chosen),
         gaps=find_gaps(trace, gpus, calls, found, chosen, options.gaps, lines),
+        balance=facts.balance,
+        links=facts.links.rows if facts.links is not None else (),
         findings=find(facts),
         kernels=kernels,
         dropped_rows=dict(trace.quality.dropped),

@@ -15,7 +15,9 @@ from gputrace.traces.trace import LeftOut
 if TYPE_CHECKING:
     from gputrace.analyzers.kernels.results import Kernels
 
+from gputrace.analyzers.balance_results import Load
 from gputrace.analyzers.collective_results import CollectiveTotals
+from gputrace.analyzers.links_results import GpuLink
 
 Evidence = Mapping[str, float | int | str | None]
 
@@ -246,6 +248,10 @@ class Analysis:
     gaps: Gaps
     collectives: tuple[CollectiveTotals, ...]
     """Of the measured steps, by operation; those that take most time first."""
+    balance: tuple[Load, ...]
+    """The GPUs that work side by side; nothing where there is one."""
+    links: tuple[GpuLink, ...]
+    """Both directions of every two GPUs of a host of which anything is known."""
     findings: tuple[Finding, ...]
     """The most important first; the first is the verdict's reason."""
     dropped_rows: Mapping[str, int]

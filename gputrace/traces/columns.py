@@ -191,7 +191,7 @@ def _fitting(values: Any, kind: np.dtype[Any]) -> Any:
 
 
 def _plain_values(chunk: Any) -> Any:
-    """What numpy can copy out of an Arrow integer array; its own to_numpy imports pandas."""
+    """What numpy can copy out of an Arrow integer array; its own ways to it import pandas."""
     import pyarrow
 
     if pyarrow.types.is_null(chunk.type):
@@ -200,8 +200,14 @@ def _plain_values(chunk: Any) -> Any:
         return _words(chunk)
     if not pyarrow.types.is_int64(chunk.type):
         raise ValueError(f"{chunk.type} in an integer column")
-    full = chunk.fill_null(NULL) if chunk.null_count else chunk
-    return np.frombuffer(full.buffers()[1], np.int64, len(full), 8 * full.offset) if full else ()
+    if not len(chunk):
+        return ()
+    known, values = chunk.buffers()
+    full = np.frombuffer(values, np.int64, len(chunk), 8 * chunk.offset)
+    if not chunk.null_count:
+        return full
+    bits = np.unpackbits(np.frombuffer(known, np.uint8), bitorder="little")
+    return np.where(bits[chunk.offset : chunk.offset + len(chunk)], full, NULL)
 
 
 def _words(chunk: Any) -> NDArray[np.uint32]:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from html import escape
 
 from gputrace.analyzers.results import Analysis
-from gputrace.views.cards import cards_table
-from gputrace.views.kernels import kernels_table
-from gputrace.views.tables import Table, gaps_table, main_table, notes, verdict
+from gputrace.views.sections import Limits, tables_after, tables_before
+from gputrace.views.tables import Table, notes, verdict
 
-_MOST_GPUS_ACROSS = 4
-_MOST_GAPS = 5
-_MOST_KERNELS = 8
+_LIMITS = Limits(gpus_across=4, gaps=5, links=8, kernels=8)
 
 
 def render(analysis: Analysis) -> str:
@@ -19,15 +16,9 @@ def render(analysis: Analysis) -> str:
     parts = [f"<p><b>{escape(verdict(analysis))}</b></p>"]
     if analysis.findings:
         parts.append(f"<p>What to do: {escape(analysis.findings[0].advice)}.</p>")
-    parts.append(_table(main_table(analysis, _MOST_GPUS_ACROSS)))
-    if analysis.gaps.largest:
-        parts.append(_table(gaps_table(analysis, _MOST_GAPS)))
-    if (cards := cards_table(analysis)) is not None:
-        parts.append(_table(cards))
+    parts += [_table(table) for table in tables_before(analysis, _LIMITS)]
     parts += [f"<p>{escape(f'{f.id}: {f.message}')}.</p>" for f in analysis.findings[1:]]
-    kernels = kernels_table(analysis, _MOST_KERNELS)
-    if kernels is not None:
-        parts.append(_table(kernels))
+    parts += [_table(table) for table in tables_after(analysis, _LIMITS)]
     parts += [f"<p><small>{escape(note)}</small></p>" for note in notes(analysis)]
     return "<div>" + "".join(parts) + "</div>"
 

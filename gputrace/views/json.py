@@ -22,7 +22,8 @@ def one_line(value: object) -> str:
 def plain(value: object) -> object:
     """Dataclasses as dictionaries, all the way down."""
     if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        # A name that is a word of Python's ends in _ there.
+        return {f.name.rstrip("_"): plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

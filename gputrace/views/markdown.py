@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from gputrace.analyzers.results import Analysis
-from gputrace.views.cards import cards_table
-from gputrace.views.collectives import collectives_tables
-from gputrace.views.kernels import kernels_table
-from gputrace.views.tables import Table, gaps_table, main_table, notes, verdict
+from gputrace.views.sections import Limits, tables_after, tables_before
+from gputrace.views.tables import Table, notes, verdict
 
-_MOST_GPUS_ACROSS = 4
-_MOST_GAPS = 10
-_MOST_KERNELS = 15
+_LIMITS = Limits(gpus_across=4, gaps=10, links=8, kernels=15)
 
 
 def render(analysis: Analysis) -> str:
@@ -18,19 +14,12 @@ def render(analysis: Analysis) -> str:
     parts = [f"**{escape(verdict(analysis))}**"]
     if analysis.findings:
         parts.append(f"What to do: {escape(analysis.findings[0].advice)}.")
-    parts.append(render_table(main_table(analysis, _MOST_GPUS_ACROSS)))
-    if analysis.gaps.largest:
-        parts.append(render_table(gaps_table(analysis, _MOST_GAPS)))
-    parts += [render_table(table) for table in collectives_tables(analysis)]
-    if (cards := cards_table(analysis)) is not None:
-        parts.append(render_table(cards))
+    parts += [render_table(table) for table in tables_before(analysis, _LIMITS)]
     others = [f"- `{f.id}`: {escape(f.message)}." for f in analysis.findings[1:]]
     others += [f"- {escape(note)}" for note in notes(analysis)]
     if others:
         parts.append("\n".join(others))
-    kernels = kernels_table(analysis, _MOST_KERNELS)
-    if kernels is not None:
-        parts.append(render_table(kernels))
+    parts += [render_table(table) for table in tables_after(analysis, _LIMITS)]
     return "\n\n".join(parts) + "\n"
 
 

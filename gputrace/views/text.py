@@ -11,15 +11,10 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from gputrace.analyzers.results import Analysis, Finding
-from gputrace.views.cards import cards_table
-from gputrace.views.collectives import collectives_tables
-from gputrace.views.kernels import kernels_table
-from gputrace.views.tables import Table, gaps_table, main_table, notes, verdict
+from gputrace.views.sections import Limits, tables_after, tables_before
+from gputrace.views.tables import Table, notes, verdict
 
-_MOST_GPUS_ACROSS: Final = 3
-_MOST_GAPS: Final = 5
-_MOST_KERNELS: Final = 8
-_LONGEST_NAME: Final = 30
+_LIMITS: Final = Limits(gpus_across=3, gaps=5, links=4, kernels=8, kernel_name=30)
 _STYLES: Final = {"high": "bold red", "medium": "yellow", "low": "cyan", "info": "dim"}
 
 
@@ -28,20 +23,15 @@ def render(analysis: Analysis, width: int = 80, color: bool = False) -> str:
     out = io.StringIO()
     console = open_console(out, width, color)
     _print_verdict(console, analysis)
-    print_table(console, main_table(analysis, _MOST_GPUS_ACROSS))
-    if analysis.gaps.largest:
-        print_table(console, gaps_table(analysis, _MOST_GAPS))
-    for table in collectives_tables(analysis):
+    for table in tables_before(analysis, _LIMITS):
         print_table(console, table)
-    if (cards := cards_table(analysis)) is not None:
-        print_table(console, cards)
     for finding in analysis.findings[1:]:
         _print_finding(console, finding)
-    kernels = kernels_table(analysis, _MOST_KERNELS, _LONGEST_NAME)
-    if kernels is not None:
-        if analysis.findings[1:]:
-            console.print()
-        print_table(console, kernels)
+    after = tables_after(analysis, _LIMITS)
+    if after and analysis.findings[1:]:
+        console.print()
+    for table in after:
+        print_table(console, table)
     for note in notes(analysis):
         console.print(Text(f"note: {note}", style="dim"))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"

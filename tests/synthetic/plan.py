@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 DataWait = Literal["os_wait", "python"]
+Exchange = Literal["dataparallel", "gpu-server", "cpu-server", "ring"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,14 @@ class Plan:
     busy_rank: int = -1  # this rank launches `busy_share` more kernels in each forward pass
     busy_share: float = 0.0
     odd_steps: tuple[int, ...] = ()  # only in these is a rank slow, late or busy; else in all
+    group_size: int = 0  # so many ranks at a time have all-reduces of their own; 0: all together
+    # Between the GPUs of one process.
+    exchange: Exchange = "dataparallel"  # or a parameter server, or a ring
+    exchange_bytes: int = 60_000_000  # to the server and back, a GPU
+    peer_access: bool = True  # else what goes from GPU to GPU goes through the host
+    # Between GPUs: these pairs (physical indices) need `slow_link` times as long.
+    slow_pairs: tuple[tuple[int, int], ...] = ()
+    slow_link: float = 1.0
     # Beyond plain steps.
     micro_batches: int = 1  # gradient accumulation: forward and backward passes an optimizer step
     validation_after: tuple[int, ...] = ()  # step indices
@@ -85,6 +95,11 @@ class Plan:
             raise ValueError("kernels_per_step starts at 12; input_copies is 0, 1 or 2")
         if self.edges_cut and self.steps < 4:
             raise ValueError("edges_cut needs four steps")
+
+    def slowdown(self, gpus: Sequence[int]) -> float:
+        """How many times as long a transfer between these physical GPUs takes."""
+        inside = any({*pair} <= {*gpus} for pair in self.slow_pairs)
+        return self.slow_link if inside else 1.0
 
     @property
     def gpus(self) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.synthetic import link_plants as links
 from tests.synthetic.nsys import write_nsys
 from tests.synthetic.plan import Plan
 from tests.synthetic.recording import Recording
@@ -125,7 +126,23 @@ PLANTS = (
     _late_host("late host, burst", "burst"),
     _late_host("late host, one step", "one-step"),
     _late_host("late loader, constant", "constant", in_loader=True),
-)
+    Plant("DataParallel", ("gpu0-skew",), links.as_it_is, base=links.parallel_plan,
+          lengthens=False),
+    Plant("server on GPU 0", ("gpu0-skew",), links.served, base=links.parallel_plan),
+    Plant("copies through the host", ("host-staged-comm",), links.served_through_the_host,
+          base=links.parallel_plan),
+    Plant("NCCL through the host", ("host-staged-comm",), links.slower_all_reduces,
+          write=links.write_without_nvlink),
+    Plant("PHB pair, NCCL", ("topology",), links.one_pair_apart, base=links.pairs_plan,
+          write=links.write_two_sorts),
+    Plant("PHB in a ring", ("topology",), links.switches_apart, base=links.ring_plan,
+          write=links.write_switches),
+    Plant("PHB as fast as PIX in a ring", (), links.as_it_is, base=links.ring_plan,
+          write=links.write_switches, lengthens=False),
+    Plant("PHB pair as fast as PIX, NCCL", (), links.as_it_is, base=links.pairs_plan,
+          write=links.write_two_sorts, lengthens=False),
+    Plant("pageable copies", ("h2d-pageable",), links.pageable),
+)  # fmt: skip
 
 
 def planted(plant: Plant, seed: int) -> Recording:

@@ -9,6 +9,7 @@ from tests.synthetic import collectives, names
 from tests.synthetic.collectives import Pending
 from tests.synthetic.dataparallel import run_parallel
 from tests.synthetic.recording import Kind, Unit
+from tests.synthetic.server import run_server
 from tests.synthetic.trainer import COMMUNICATION, COMPUTE, Trainer
 
 BARRIER_NS = 15_000
@@ -29,7 +30,12 @@ def step(trainers: Sequence[Trainer], index: int) -> None:
     groups = [_batch(trainer, plan.allreduces, restart[-1]) for trainer in trainers]
     for group in zip(*groups, strict=True):
         complete_ns = max(1, int(trainers[0].around(float(plan.allreduce_ns))))
-        collectives.complete(group, complete_ns)
+        size = plan.group_size or len(group)
+        for first in range(0, len(group), size):
+            team = group[first : first + size]
+            slower = plan.slowdown([pending.trainer.gpu.gpu for pending in team])
+            ns = complete_ns * slower
+            collectives.complete(team, int(trainers[first].around(ns)) if first else round(ns))
     for trainer, start in zip(trainers, entered, strict=True):
         collectives.join(trainer)
         trainer.launch(trainer.model.optimizer, trainer.main, trainer.gpu)
@@ -49,7 +55,7 @@ def _batch(trainer: Trainer, buckets: int, more_ns: int = 0) -> list[Pending]:
         trainer.python(late)
     _warm_up(trainer)
     if plan.gpus_per_process > 1:
-        run_parallel(trainer)
+        (run_parallel if plan.exchange == "dataparallel" else run_server)(trainer)
         return []
     _forward(trainer, plan.allocs_per_step)
     if trainer.is_odd(plan.busy_rank):

@@ -8,7 +8,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from gputrace.analyzers.findings import busy, cards, clocks, host, idle, kernels, late, phases, run
+from gputrace.analyzers.findings import (
+    busy,
+    cards,
+    clocks,
+    host,
+    idle,
+    kernels,
+    late,
+    links,
+    phases,
+    run,
+    skew,
+    staging,
+)
 from gputrace.analyzers.findings.facts import Facts, Rule
 from gputrace.analyzers.results import Finding
 
@@ -35,6 +48,9 @@ RULES: Final[tuple[Rule, ...]] = (
     cards.memory_imbalance,
     kernels.layout_transposes,
     kernels.no_tensor_cores,
+    skew.gpu0_skew,
+    links.topology,
+    staging.host_staged_comm,
     run.slow_steps,
     phases.validation_downtime,
     phases.checkpoint_stall,

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-import numpy as np
-
 from gputrace.analyzers.findings.facts import HIGH, Facts, severity_of
-from gputrace.analyzers.intervals import Intervals, union
+from gputrace.analyzers.findings.skew import told_by_skew
+from gputrace.analyzers.findings.staging import told_by_links
 from gputrace.analyzers.results import Finding
-from gputrace.traces.events import Kind, Memory
 from gputrace.units import format_ns
 
 _PAGEABLE_SHARE: Final = 0.01
@@ -21,6 +19,11 @@ _OVERLAP_COPIES: Final = {
     ".to(device, non_blocking=True) on a side stream",
     "tensorflow": "prefetch to the GPU (tf.data.experimental.prefetch_to_device)",
     "jax": "put the next batch on the device (jax.device_put) while this one computes",
+}
+_PINNED: Final = {
+    "pytorch": "pin_memory=True in the DataLoader, .to(device, non_blocking=True)",
+    "mxnet": "gluon's DataLoader(pin_memory=True)",
+    "chainer": "cuda.pinned_memory",
 }
 _SEND_LESS: Final = (
     "overlap it with the backward pass (bucket size), send less (bf16 gradients, gradient "
@@ -34,7 +37,12 @@ _COPY_LESS: Final = "copy less: smaller types, decoding on the GPU, weights that
 
 
 def h2d_exposed(facts: Facts) -> Iterator[Finding]:
-    """Copies to the GPU with nothing running beside them."""
+    """Copies to the GPU with nothing running beside them.
+
+    Where most of their cost is that they are from pageable memory, that is what is told.
+    """
+    if 2 * facts.pageable.saving_ns > sum(row.of("h2d") for row in facts.rows):
+        return
     if facts.trains:
         how = _OVERLAP_COPIES.get(
             facts.framework, "copy the next batch from pinned memory while this one computes"
@@ -51,44 +59,45 @@ def h2d_exposed(facts: Facts) -> Iterator[Finding]:
 
 def h2d_pageable(facts: Facts) -> Iterator[Finding]:
     """Input copies from pageable memory, which block the host and run slowly."""
-    columns = ("start", "end", "bytes", "source_memory")
-    copies = facts.trace.events([Kind.COPY_H2D], columns)
-    copies = copies.select(copies.source_memory == Memory.PAGEABLE)
-    windows = _measured_time(facts)
-    copies = copies.select(windows.contains(copies.start) & windows.contains(copies.end - 1))
+    found = facts.pageable
     total = sum(row.total_ns for row in facts.rows)
-    spent = int((copies.end - copies.start).sum())
-    if not len(copies) or spent < _PAGEABLE_SHARE * total:
+    saving = found.saving_ns
+    if not saving or saving < _PAGEABLE_SHARE * total:
         return
     count = sum(max(row.steps, 1) for row in facts.rows)
-    rate = int(copies.bytes.sum()) / max(spent, 1)
+    share = saving / total
+    rate = found.bytes / max(found.copy_ns, 1)
+    pinned = found.pinned_rate
+    told = f" instead of {pinned / 1e9:.1f} GB/s from pinned memory" if pinned else ""
     yield facts.finding(
         "h2d-pageable",
-        severity_of(spent / total) or "low",
-        spent // count,
-        f"{format_ns(spent // count)} of {facts.per} ({spent / total:.0%}) go to copies from "
-        f"pageable memory, at {rate:.1f} GB/s",
-        "copy from pinned memory (pin_memory=True, cudaHostAlloc): it is faster and the host "
-        "need not wait",
-        {"copies": len(copies), "bytes": int(np.sum(copies.bytes)), "share": spent / total},
+        severity_of(share) or "low",
+        saving // count,
+        f"copies from pageable memory run at {rate:.1f} GB/s{told}: that costs "
+        f"{format_ns(saving // count)} of {facts.per} ({share:.0%})",
+        f"copy from pinned memory ({_PINNED.get(facts.framework, 'cudaHostAlloc')}): it is faster, "
+        "the host need not wait, and copies can run beside kernels",
+        {
+            "copies": found.copies,
+            "bytes": found.bytes,
+            "copy_ns": found.copy_ns // count,
+            "exposed_ns": found.exposed_ns // count,
+            "pinned_bandwidth": None if pinned is None else round(pinned),
+            "share": round(share, 4),
+        },
     )
 
 
-def _measured_time(facts: Facts) -> Intervals:
-    """The measured steps, or the part of the trace that was asked for."""
-    if facts.measured:
-        steps = facts.measured
-        return union([s.start_ns for s in steps], [s.end_ns for s in steps])
-    spans = [lane.timeline.window for lane in facts.lanes]
-    return union([w.start for w in spans], [w.end for w in spans])
-
-
 def communication_exposed(facts: Facts) -> Iterator[Finding]:
-    """Communication with no computation beside it; without the wait, if ranks are found late."""
+    """Communication with no computation beside it, but for what other findings tell of it.
+
+    That is the wait, if ranks are found late, what one GPU has more than the others, and what slow
+    links cost.
+    """
     whole, wait = facts.mean("communication"), facts.mean("communication_wait")
     known = all(row.communication_wait_ns is not None for row in facts.rows)
     apart = known and bool(facts.late)
-    cost = whole - wait if apart else whole
+    cost = (whole - wait if apart else whole) - max(told_by_links(facts), told_by_skew(facts))
     share = cost / max(facts.mean_ns, 1)
     severity = severity_of(share)
     if severity is None:

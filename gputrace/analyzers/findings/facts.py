@@ -9,6 +9,8 @@ from typing import Final
 
 import numpy as np
 
+from gputrace.analyzers.balance import compare_loads, most_memory
+from gputrace.analyzers.balance_results import Load
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.cards import find_cards
 from gputrace.analyzers.cards_results import CardUse
@@ -21,7 +23,9 @@ from gputrace.analyzers.kernels import Kernels
 from gputrace.analyzers.late import Late, find_late
 from gputrace.analyzers.lateness import Lateness, find_lateness
 from gputrace.analyzers.lines import Lines, Place, dominating
+from gputrace.analyzers.links import Links, measure_links
 from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.pageable import Pageable, find_pageable
 from gputrace.analyzers.results import Breakdown, Evidence, Finding, Phase, Step
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.traces.events import Kind
@@ -134,6 +138,29 @@ class Facts:
         }
         rows = [row for row in self.breakdown if (row.gpu, row.rank) not in stray]
         return tuple([row for row in rows if row.steps] or rows)
+
+    @cached_property
+    def working(self) -> list[Lane]:
+        """The GPUs that count."""
+        pairs = zip(self.lanes, self.breakdown, strict=True) if self.operations else ()
+        return [lane for lane, row in pairs if row in self.rows]
+
+    @cached_property
+    def pageable(self) -> Pageable:
+        """The input copies from pageable memory."""
+        return find_pageable(self.trace, self.working, self.measured)
+
+    @cached_property
+    def balance(self) -> tuple[Load, ...]:
+        """The GPUs that count side by side; nothing where there is one."""
+        lanes = self.working
+        memory = most_memory(self.trace.nvml, lanes) if len(lanes) > 1 else {}
+        return compare_loads(self.trace, self.operations, lanes, self.measured, memory)
+
+    @cached_property
+    def links(self) -> Links | None:
+        """What joins the GPUs and went over it; None where there is one GPU."""
+        return measure_links(self.trace, self.operations, self.collectives)
 
     @property
     def gpus(self) -> tuple[int, ...]:

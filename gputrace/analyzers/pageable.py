@@ -1,0 +1,88 @@
+"""Copies from pageable memory: what they take, and what they would from pinned memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gputrace.analyzers.breakdown import Lane
+from gputrace.analyzers.classes import OperationClass
+from gputrace.analyzers.gpus import Gpu
+from gputrace.analyzers.intervals import Intervals, union
+from gputrace.analyzers.links.hardware import pcie_rate
+from gputrace.analyzers.results import Step
+from gputrace.traces.events import Events, Kind, Mask, Memory
+from gputrace.traces.trace import Trace
+
+_LARGE: Final = 1 << 20
+_FEWEST: Final = 3
+"""Bytes and number of pinned copies that tell how fast such copies are on this machine."""
+
+
+@dataclass(frozen=True)
+class Pageable:
+    """Input copies from pageable memory in the measured steps of all GPUs, or in their spans."""
+
+    copies: int
+    bytes: int
+    copy_ns: int
+    """Their durations together."""
+    exposed_ns: int
+    """The part of these with nothing of a higher class beside it on its GPU."""
+    pinned_rate: float | None
+    """Bytes per second of copies from pinned memory; None where nothing tells."""
+
+    @property
+    def saving_ns(self) -> int:
+        """The exposed time less what as many bytes take from pinned memory."""
+        if not self.pinned_rate or not self.copy_ns:
+            return self.exposed_ns
+        pinned = self.bytes * 1e9 / self.pinned_rate
+        return round(self.exposed_ns * max(0.0, 1 - pinned / self.copy_ns))
+
+
+def find_pageable(trace: Trace, lanes: Sequence[Lane], measured: Sequence[Step]) -> Pageable:
+    """Adds the copies of these GPUs up."""
+    columns = ("start", "end", "bytes", "source_memory", "process", "device")
+    every = trace.events([Kind.COPY_H2D], columns)
+    copies = every.select(every.source_memory == Memory.PAGEABLE)
+    count = size = spent = exposed = 0
+    for lane in lanes if len(copies) else ():
+        windows = _measured_time(lane, measured)
+        inside = windows.contains(copies.start) & windows.contains(copies.end - 1)
+        own = copies.select(inside & _on(copies, lane.gpu))
+        count, size = count + len(own), size + int(own.bytes.sum())
+        spent += int((own.end - own.start).sum())
+        h2d = lane.timeline.of_class(OperationClass.H2D)
+        exposed += union(own.start, own.end).intersection(h2d).total
+    return Pageable(count, size, spent, exposed, _pinned_rate(trace, every, lanes))
+
+
+def _on(copies: Events, gpu: Gpu) -> Mask:
+    found = np.zeros(len(copies), bool)
+    for process, device in gpu.pairs:
+        found |= (copies.process == process) & (copies.device == device)
+    return found
+
+
+def _measured_time(lane: Lane, measured: Sequence[Step]) -> Intervals:
+    """The measured steps of a GPU, or its part of the trace where there are none at all."""
+    own = [s for s in measured if (s.gpu, s.rank) == (lane.gpu.gpu, lane.gpu.rank)]
+    if own:
+        return union([s.start_ns for s in own], [s.end_ns for s in own])
+    return union([lane.window.start], [lane.window.end])
+
+
+def _pinned_rate(trace: Trace, copies: Events, lanes: Sequence[Lane]) -> float | None:
+    """The middle of the trace's own large copies from pinned memory, else what the slots carry."""
+    large = (copies.bytes >= _LARGE) & (copies.end > copies.start)
+    pinned = copies.select(large & (copies.source_memory == Memory.PINNED))
+    if len(pinned) >= _FEWEST:
+        return float(np.median(pinned.bytes * 1e9 / (pinned.end - pinned.start)))
+    nvml = trace.nvml
+    cards = [nvml.card(lane.gpu.host, lane.gpu.gpu) for lane in lanes if lane.gpu.gpu_known]
+    rates = [rate for card in cards if card is not None and (rate := pcie_rate(card))]
+    return float(min(rates)) if rates else None
