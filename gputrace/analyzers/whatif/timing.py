@@ -1,0 +1,101 @@
+"""From recorded times to the lags of a graph: what each call and operation started after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from gputrace.analyzers.intervals import EMPTY, Intervals, Times
+from gputrace.analyzers.whatif.graph import LONG_AGO, NONE, Index
+from gputrace.analyzers.whatif.items import Items
+
+USUAL_LATENCY_NS: Final = 6_000
+USUAL_SPACING_NS: Final = 1_500
+"""Where a window has too few operations to tell: from a launch, and from one kernel to the next."""
+_ENOUGH: Final = 20
+SLACK_NS: Final = 15_000
+"""An operation that starts so much later than usual is late by chance; by more, for a cause."""
+
+
+class HostTimes(NamedTuple):
+    """Of each call, see `Graph`."""
+
+    gap: Times
+    data: Times
+    hand: Index
+    hand_lag: Times
+
+
+def host_times(
+    items: Items,
+    previous: Index,
+    hand: Index,
+    data: Mapping[int, Intervals],
+) -> HostTimes:
+    """The thread's own time before each call, and how much of it was spent waiting for data."""
+    since = np.where(previous >= 0, items.returned[previous], 0)
+    gap = np.where(items.thread >= 0, items.begin - since, 0)
+    hand_lag = np.where(hand >= 0, items.begin - items.returned[hand], 0)
+    since = np.where(hand >= 0, items.returned[hand], since)
+    waited = np.zeros(len(items), np.int64)
+    for thread in np.unique(items.thread[items.thread >= 0]).tolist():
+        rows = np.flatnonzero((items.thread == thread) & ((previous >= 0) | (hand >= 0)))
+        own = data.get(thread, EMPTY)
+        waited[rows] = own.within(since[rows] + items.base, items.begin[rows] + items.base)
+    return HostTimes(np.where(hand >= 0, 0, gap), waited, hand, hand_lag)
+
+
+class StartTimes(NamedTuple):
+    """Of each operation, see `Graph`; what remains unexplained is more than `SLACK_NS`."""
+
+    latency: Times
+    spacing: Times
+    residual: Times
+    bound: Times
+    """The earliest start by call and stream."""
+
+
+def start_times(items: Items, before: Index) -> StartTimes:
+    """What each operation's start is after: its call, or the operation before it on the stream."""
+    runs = items.stream >= 0
+    called = np.where(items.thread >= 0, items.begin, 0)
+    free = np.where(before >= 0, items.end[before], LONG_AGO)
+    lag, pause = items.start - called, items.start - free
+    has_call = runs & (items.thread >= 0)
+    usual = _usual(lag[has_call & (called > free)], USUAL_LATENCY_NS)
+    close = _usual(pause[has_call & (called + 2 * usual < free) & (pause >= 0)], USUAL_SPACING_NS)
+    latency = np.where(has_call, np.minimum(lag, usual), 0)
+    alone = runs & (items.thread < 0) & (before < 0)
+    latency = np.where(alone, items.start, latency)
+    spacing = np.where(before >= 0, np.minimum(pause, close), 0)
+    by_call, by_stream = called + latency, free + spacing
+    late = np.where(runs, items.start - np.maximum(by_call, by_stream), 0)
+    little = late <= SLACK_NS
+    latency += np.where(little & (by_call >= by_stream), late, 0)
+    spacing += np.where(little & (by_call < by_stream), late, 0)
+    bound = np.maximum(called + latency, free + spacing)
+    return StartTimes(latency, spacing, np.where(little, 0, late), bound)
+
+
+def _usual(samples: Times, otherwise: int) -> int:
+    return int(np.median(samples)) if len(samples) >= _ENOUGH else otherwise
+
+
+def find_slots(items: Items, gpu: Index, shallow: int) -> Index:
+    """The operation whose start makes room for each launch: so many are queued at most.
+
+    As many as were ever seen, where that is at least ``shallow``; a host that never ran so far
+    ahead has not shown how far it may, and is taken to be free.
+    """
+    slots = np.full(len(items), NONE, np.int64)
+    for one in np.unique(gpu[gpu >= 0]).tolist():
+        rows = np.flatnonzero((gpu == one) & (items.thread >= 0) & (items.stream >= 0))
+        started = np.sort(items.start[rows])
+        waiting = np.arange(1, len(rows) + 1) - np.searchsorted(
+            started, items.returned[rows], "right"
+        )
+        depth = max(int(waiting.max(initial=0)), shallow)
+        slots[rows[depth:]] = rows[: max(len(rows) - depth, 0)]
+    return slots
