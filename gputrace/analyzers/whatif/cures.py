@@ -1,0 +1,227 @@
+"""The cures: each changes the durations and edges of a graph as if one cause were gone.
+
+To add one, write a function of a graph and of how far it works, and put it in `CURES`. It returns
+None where there is nothing to cure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import numpy as np
+
+from gputrace.analyzers.classes import OperationClass
+from gputrace.analyzers.host import Call
+from gputrace.analyzers.whatif.edits import (
+    Mask,
+    issues,
+    last_collectives,
+    moved_aside,
+    returning,
+    runs,
+    without_waits,
+)
+from gputrace.analyzers.whatif.graph import NONE, Graph
+from gputrace.analyzers.whatif.ranks import like_the_median_host, like_the_median_kernels
+from gputrace.traces.events import Kind
+
+
+class Effect(Enum):
+    """How far a cure works: what is predicted, and the bounds of its range."""
+
+    LIKELY = "likely"
+    MOST = "most"
+    LEAST = "least"
+
+
+Change = Callable[[Graph, Effect], Graph | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Cure:
+    """One entry of the list."""
+
+    id: str
+    findings: tuple[str, ...]
+    """Ids of the findings that it cures; it belongs to the first of them that the analysis has."""
+    change: Change
+    assumption: str
+
+
+_SHORT_CALL_NS: Final = 10_000
+"""A copy call that need not wait."""
+_GRAPH_LAUNCH_NS: Final = 10_000
+_CAPTURABLE_NS: Final = 100_000
+"""A longer stretch between two launches is work of the host's own, which may have to stay."""
+
+
+def prefetch(graph: Graph, effect: Effect) -> Graph | None:
+    """The next batch is on the GPU when it is asked for; at the least, it is ready on the host."""
+    copies = _input_copies(graph)
+    if not graph.data.any():
+        return None
+    cured = graph.changed(
+        gap=graph.gap - np.where(graph.hand < 0, graph.data, 0),
+        hand_lag=graph.hand_lag - np.where(graph.hand >= 0, graph.data, 0),
+    )
+    return cured if effect is Effect.LEAST else _copied_before(cured, copies)
+
+
+def pinned(graph: Graph, effect: Effect) -> Graph | None:
+    """Input copies go from pinned memory and beside the computation, as far as the host is ahead.
+
+    At the most they are all made before they are needed; at the least they stay on their stream.
+    """
+    copies = _input_copies(graph)
+    if not copies.any():
+        return None
+    if effect is Effect.MOST:
+        return _copied_before(graph, copies)
+    quick = returning(graph, copies, _SHORT_CALL_NS)
+    quick = quick.changed(ns=_at_pinned_rate(quick, copies))
+    return quick if effect is Effect.LEAST else moved_aside(quick, copies)
+
+
+def _input_copies(graph: Graph) -> Mask:
+    return runs(graph) & (graph.kind == Kind.COPY_H2D)
+
+
+def _copied_before(graph: Graph, copies: Mask) -> Graph:
+    quick = returning(graph, copies, _SHORT_CALL_NS)
+    return quick.changed(
+        ns=np.where(copies, 0, quick.ns), residual=np.where(copies, 0, quick.residual)
+    )
+
+
+def _at_pinned_rate(graph: Graph, copies: Mask) -> np.ndarray:
+    """Pageable copies at the rate of the trace's large pinned ones, where it has some."""
+    large = copies & ~graph.pageable & (graph.size > 1 << 20)
+    if not large.any():
+        return graph.ns
+    rate = float(graph.size[large].sum()) / max(int(graph.ns[large].sum()), 1)
+    faster = np.minimum(graph.ns, graph.size / rate).astype(np.int64)
+    return np.where(copies & graph.pageable, faster, graph.ns)
+
+
+def straggler(graph: Graph, effect: Effect) -> Graph | None:
+    """Every rank's kernels run as fast as the median rank's."""
+    return like_the_median_kernels(graph)
+
+
+def late_host(graph: Graph, effect: Effect) -> Graph | None:
+    """Every rank's host takes no longer than the median rank's between the same calls."""
+    return like_the_median_host(graph)
+
+
+def overlap(graph: Graph, effect: Effect) -> Graph | None:
+    """Computation waits for no communication; at the least, for each step's last one still."""
+    talks = runs(graph) & (graph.operation == OperationClass.COMMUNICATION)
+    if not talks.any():
+        return None
+    freed = talks & ~last_collectives(graph, talks) if effect is Effect.LEAST else talks
+    after = {
+        i: tuple(edge for edge in edges if talks[i] or not freed[edge[0]])
+        for i, edges in graph.after.items()
+    }
+    return moved_aside(graph.changed(after=after), talks, joined=False)
+
+
+def graphs(graph: Graph, effect: Effect) -> Graph | None:
+    """Kernels that are launched one after another are one launch, without host time between.
+
+    At the least, long stretches of the host's own work and the hand-over between threads stay.
+    """
+    launched = issues(graph) & np.isin(graph.kind, (Kind.KERNEL, Kind.COPY_D2D, Kind.MEMSET))
+    follows = _follows(graph, launched)
+    if not follows.any():
+        return None
+    host = np.where(graph.hand >= 0, graph.hand_lag, graph.gap)
+    if effect is Effect.LEAST:
+        follows &= (graph.hand < 0) & (host < _CAPTURABLE_NS)
+    first = launched & ~follows
+    return graph.changed(
+        gap=np.where(follows, np.where(graph.hand < 0, graph.data, 0), graph.gap),
+        hand_lag=np.where(follows, graph.data, graph.hand_lag),
+        own=np.where(follows, 0, np.where(first, _GRAPH_LAUNCH_NS, graph.own)),
+        residual=np.where(follows, 0, graph.residual),
+        slot=np.where(launched, NONE, graph.slot),
+    )
+
+
+def _follows(graph: Graph, launched: Mask) -> Mask:
+    """Launches whose call before, on the thread or handed over from another, is a launch too."""
+    follows = np.zeros(len(graph), bool)
+    latest: dict[int, int] = {}
+    thread, hand = graph.thread.tolist(), graph.hand.tolist()
+    for i in range(len(graph)):
+        if thread[i] >= 0:
+            before = hand[i] if hand[i] >= 0 else latest.get(thread[i], NONE)
+            follows[i] = launched[i] and before >= 0 and launched[before]
+            latest[thread[i]] = i
+    return follows
+
+
+def sync(graph: Graph, effect: Effect) -> Graph | None:
+    """The host waits for no GPU: it asks for no result in the middle of training."""
+    calls = (graph.thread >= 0) & (graph.sort == Call.SYNC)
+    back = issues(graph) & (graph.kind == Kind.COPY_D2H)
+    if not (calls | back).any():
+        return None
+    return without_waits(graph, calls | back)
+
+
+def alloc(graph: Graph, effect: Effect) -> Graph | None:
+    """Memory is kept: no allocation and no release."""
+    calls = (graph.thread >= 0) & (graph.sort == Call.ALLOC)
+    if not calls.any():
+        return None
+    freed = without_waits(graph, calls)
+    return freed.changed(own=np.where(calls, 0, freed.own))
+
+
+CURES: Final = (
+    Cure(
+        "prefetch",
+        ("data-feeding",),
+        prefetch,
+        "every batch is ready when it is asked for, and at best on the GPU already: enough "
+        "workers, whose processor time costs the training none",
+    ),
+    Cure(
+        "pinned",
+        ("h2d-pageable", "h2d-exposed"),
+        pinned,
+        "input is copied from pinned memory on a stream of its own, as early as the host asks",
+    ),
+    Cure("straggler", ("straggler",), straggler, "every rank's kernels take what the median's do"),
+    Cure(
+        "late-host",
+        ("late-host",),
+        late_host,
+        "every rank's host is as quick as the median's between the same calls",
+    ),
+    Cure(
+        "overlap",
+        ("communication-exposed",),
+        overlap,
+        "nothing waits for communication but communication, and it slows nothing down; at the "
+        "least, each step's last exchange stays exposed",
+    ),
+    Cure(
+        "graphs",
+        ("launch-bound",),
+        graphs,
+        "consecutive launches become one, without host time between them; kernels take what "
+        "they do",
+    ),
+    Cure(
+        "sync",
+        ("sync-bound",),
+        sync,
+        "the host never waits for a GPU, and runs ahead as far as launches can be queued",
+    ),
+    Cure("alloc", ("alloc-stall",), alloc, "no memory is allocated or given back in a step"),
+)

@@ -1,0 +1,105 @@
+"""The step time without one cause, for every cure that would be worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.whatif.cures import CURES, Cure, Effect
+from gputrace.analyzers.whatif.graph import Graph, replay, step_ends
+from gputrace.analyzers.whatif_results import WhatIf
+
+WORTH: Final = 0.01
+"""Part of a step that a cure must save to be listed."""
+MOST_ERROR: Final = 0.10
+"""Part of the step time that may stay unexplained before nothing is predicted."""
+_SURE: Final = 2.0
+"""Standard errors of the mean on either side of a prediction."""
+
+
+class Measure(NamedTuple):
+    """Steps of a replay: their mean length, and how far the mean may be off by chance."""
+
+    mean: float
+    error: float
+
+
+def predict(graph: Graph, mean_ns: int, findings: Collection[str]) -> Iterator[WhatIf]:
+    """What each cure gives; nothing where the replay explains too little of the recorded steps.
+
+    Args:
+        graph: of some steps.
+        mean_ns: the mean step of the whole run, to which gains are scaled.
+        findings: ids of the findings of the analysis.
+    """
+    recorded = measure(graph, graph.end)
+    error = replay_error(graph)
+    if error > MOST_ERROR:
+        return
+    for cure in CURES:
+        ranged = _range(graph, cure, recorded, error)
+        if ranged is None or ranged[1] > recorded.mean * (1 - WORTH):
+            continue
+        low, step, high = (round(mean_ns * value / recorded.mean) for value in ranged)
+        finding = next((id for id in cure.findings if id in findings), None)
+        yield WhatIf(
+            id=cure.id,
+            finding=finding,
+            now_ns=mean_ns,
+            step_ns=step,
+            low_ns=low,
+            high_ns=high,
+            gain_ns=mean_ns - step,
+            assumption=cure.assumption,
+            replay_error=round(error, 4),
+            steps=graph.steps,
+        )
+
+
+def replay_error(graph: Graph) -> float:
+    """The part of the recorded time that the replay lacks when only what is explained counts."""
+    recorded = measure(graph, graph.end).mean
+    explained = measure(graph, replay(_explained(graph))).mean
+    return abs(recorded - explained) / recorded if recorded else 1.0
+
+
+def _explained(graph: Graph) -> Graph:
+    return graph.changed(residual=np.zeros_like(graph.residual))
+
+
+def measure(graph: Graph, ended: NDArray[np.int64]) -> Measure:
+    """The mean step over all GPUs that have steps; the first ones only set the scene."""
+    ends = step_ends(graph, ended)
+    ends = ends[(ends > 0).all(axis=1)]
+    if not len(ends):
+        return Measure(0.0, 0.0)
+    scene = max(1, ends.shape[1] // 4)
+    lengths = np.diff(ends[:, scene - 1 :], axis=1).mean(axis=0)
+    spread = float(lengths.std(ddof=1)) if len(lengths) > 1 else 0.0
+    return Measure(float(lengths.mean()), spread / float(np.sqrt(len(lengths))))
+
+
+def _range(
+    graph: Graph, cure: Cure, recorded: Measure, error: float
+) -> tuple[float, float, float] | None:
+    """The least, the likely and the greatest step time with a cure; None where it changes nothing.
+
+    The bounds are those of the cure's effect, of the steps' own scatter, and of what the replay
+    cannot explain, which may or may not be cured too.
+    """
+    likely = cure.change(graph, Effect.LIKELY)
+    if likely is None:
+        return None
+    middle = measure(likely, replay(likely))
+    gain = recorded.mean - middle.mean
+    bounds = [middle.mean, middle.mean - error * gain, middle.mean + error * gain]
+    for effect in (Effect.MOST, Effect.LEAST):
+        changed = cure.change(graph, effect)
+        if changed is not None:
+            bounds.append(measure(changed, replay(changed)).mean)
+    scatter = _SURE * middle.error
+    highest = max(middle.mean, min(max(bounds) + scatter, recorded.mean))
+    return max(min(bounds) - scatter, 0.0), middle.mean, highest

@@ -1,0 +1,83 @@
+"""One rank made like the others: its kernels, or its host."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from gputrace.analyzers.classes import OperationClass
+from gputrace.analyzers.whatif.edits import runs
+from gputrace.analyzers.whatif.graph import Graph, Index
+from gputrace.analyzers.whatif.items import before_on
+
+_SLOWER: Final = 1.02
+"""A rank whose kernels take this many times the median rank's is slower than that."""
+_LATER: Final = 1.02
+
+
+def like_the_median_kernels(graph: Graph) -> Graph | None:
+    """The kernels of slower ranks shortened to the median rank's; None where none is slower.
+
+    Those of one name are shortened alike, so a rank that runs others, or more of them, keeps what
+    the others have not.
+    """
+    ranks = np.unique(graph.rank[graph.rank >= 0])
+    computes = runs(graph) & (graph.operation == OperationClass.COMPUTE)
+    place = np.searchsorted(ranks, graph.rank)
+    totals = np.bincount(place[computes], graph.ns[computes], len(ranks))
+    slow = totals > _SLOWER * np.median(totals)
+    if len(ranks) < 2 or not slow.any():
+        return None
+    names, name = np.unique(graph.name, return_inverse=True)
+    spent = np.zeros((len(ranks), len(names)))
+    counts = np.zeros_like(spent)
+    np.add.at(spent, (place[computes], name[computes]), graph.ns[computes])
+    np.add.at(counts, (place[computes], name[computes]), 1)
+    each = np.divide(spent, counts, out=np.full_like(spent, np.nan), where=counts > 0)
+    usual = np.nanmedian(each, axis=0, keepdims=True) if len(names) else each
+    factor = np.clip(np.nan_to_num(usual / each, nan=1.0), 0.0, 1.0)
+    eased = computes & slow[place]
+    shorter = (graph.ns * factor[place, name]).astype(np.int64)
+    return graph.changed(ns=np.where(eased, shorter, graph.ns))
+
+
+def like_the_median_host(graph: Graph) -> Graph | None:
+    """The host time of later ranks cut to the median rank's, call by call.
+
+    None where none is later, or where the ranks do not make the same calls.
+    """
+    ranks = np.unique(graph.rank[graph.rank >= 0])
+    calls = [np.flatnonzero((graph.rank == rank) & (graph.thread >= 0)) for rank in ranks]
+    if len(ranks) < 2:
+        return None
+    host = np.where(graph.hand >= 0, graph.hand_lag, graph.gap) + graph.own
+    table = _by_call(graph, calls)
+    if table is None:
+        return None
+    times = host[table]
+    totals = times[:, 1:].sum(axis=1)
+    late = totals > _LATER * np.median(totals)
+    if not late.any():
+        return None
+    return _cut(graph, table, np.median(times, axis=0), late)
+
+
+def _by_call(graph: Graph, calls: list[Index]) -> Index | None:
+    """Each rank's calls in a row, the same ones in a column; None where they differ."""
+    if len({len(rows) for rows in calls}) != 1 or not len(calls[0]):
+        return None
+    table = np.stack(calls)
+    same = (graph.sort[table] == graph.sort[table[0]]) & (graph.kind[table] == graph.kind[table[0]])
+    return table if bool(same.mean() > 0.98) else None
+
+
+def _cut(graph: Graph, table: Index, usual: np.ndarray, late: np.ndarray) -> Graph:
+    gap, lag = graph.gap.copy(), graph.hand_lag.copy()
+    rows = table[late][:, 1:]
+    allowed = np.maximum(usual[None, 1:] - graph.own[rows], 0).astype(np.int64)
+    first = before_on(graph.thread)[rows] < 0
+    handed = graph.hand[rows] >= 0
+    gap[rows] = np.where(handed | first, gap[rows], np.minimum(gap[rows], allowed))
+    lag[rows] = np.where(handed, np.minimum(lag[rows], allowed), lag[rows])
+    return graph.changed(gap=gap, hand_lag=lag)
