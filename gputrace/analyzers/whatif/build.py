@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 import numpy as np
 
@@ -19,9 +18,6 @@ from gputrace.analyzers.whatif.timing import find_slots, host_times, start_times
 from gputrace.analyzers.whatif.waits import find_waits
 from gputrace.traces.events import Memory
 from gputrace.traces.trace import Trace
-
-_QUEUE: Final = 1_000
-"""Launches that a GPU takes, at least, before the next one must wait."""
 
 
 def build_graph(
@@ -58,9 +54,7 @@ def build_graph(
     rank = _ranks(rows, calls, items, gpu)
     group = match_collectives(items, operation, rank, step, name)
     order, group = order_items(items.process, before, group, after, waiting.waits)
-    slot = find_slots(items, gpu, _QUEUE)
-    blocked = (slot >= 0) & (items.start[slot] > items.begin) & (items.start[slot] <= items.returned)
-    usual = int(np.median(waiting.own[some & (items.thread >= 0)])) if some.any() else 0
+    queueing = find_slots(items, gpu, waiting.own)
     return Graph(
         order=order,
         thread=items.thread,
@@ -69,9 +63,9 @@ def build_graph(
         data=host.data,
         hand=host.hand,
         hand_lag=host.hand_lag,
-        own=np.where(blocked, np.minimum(waiting.own, usual), waiting.own),
+        own=queueing.own,
         waits=waiting.waits,
-        slot=slot,
+        slot=queueing.slot,
         stream=items.stream,
         latency=starts.latency,
         spacing=starts.spacing,

@@ -17,6 +17,10 @@ USUAL_SPACING_NS: Final = 1_500
 _ENOUGH: Final = 20
 SLACK_NS: Final = 15_000
 """An operation that starts so much later than usual is late by chance; by more, for a cause."""
+QUEUE: Final = 1_000
+"""Launches that a GPU takes, at least, before the next one must wait; 1,030 were seen on an H200."""
+_NEARLY: Final = 0.8
+_BLOCKED_NS: Final = 50_000
 
 
 class HostTimes(NamedTuple):
@@ -83,19 +87,53 @@ def _usual(samples: Times, otherwise: int) -> int:
     return int(np.median(samples)) if len(samples) >= _ENOUGH else otherwise
 
 
-def find_slots(items: Items, gpu: Index, shallow: int) -> Index:
+class Queueing(NamedTuple):
+    """See `Graph`."""
+
+    slot: Index
+    own: Times
+
+
+def find_slots(items: Items, gpu: Index, own: Times) -> Queueing:
     """The operation whose start makes room for each launch: so many are queued at most.
 
-    As many as were ever seen, where that is at least ``shallow``; a host that never ran so far
-    ahead has not shown how far it may, and is taken to be free.
+    As many as were ever seen, or `QUEUE` where a host never ran so far ahead. A launch that found
+    the queue full took long for that alone, and what freed it is what started just before it
+    returned: places come free several at a time.
     """
     slots = np.full(len(items), NONE, np.int64)
-    for one in np.unique(gpu[gpu >= 0]).tolist():
-        rows = np.flatnonzero((gpu == one) & (items.thread >= 0) & (items.stream >= 0))
-        started = np.sort(items.start[rows])
-        waiting = np.arange(1, len(rows) + 1) - np.searchsorted(
-            started, items.returned[rows], "right"
-        )
-        depth = max(int(waiting.max(initial=0)), shallow)
+    own = own.copy()
+    lanes = [_Lane.of(items, gpu, one) for one in np.unique(gpu[gpu >= 0]).tolist()]
+    depth = max([QUEUE, *(int(lane.waiting.max(initial=0)) for lane in lanes)])
+    launches = (items.thread >= 0) & (items.stream >= 0)
+    usual = int(np.median(own[launches])) if launches.any() else 0
+    for lane in lanes:
+        rows = lane.rows
         slots[rows[depth:]] = rows[: max(len(rows) - depth, 0)]
-    return slots
+        unseen = items.begin[rows] < lane.started[:1]
+        full = (lane.waiting >= _NEARLY * depth) | unseen
+        blocked = full & (own[rows] > max(_BLOCKED_NS, 10 * usual))
+        freed = np.searchsorted(lane.started, items.returned[rows], "right") - 1
+        blocked &= (freed >= 0) & (lane.started[freed] > items.begin[rows])
+        slots[rows[blocked]] = lane.by_start[freed[blocked]]
+        own[rows[blocked]] = usual
+    return Queueing(slots, own)
+
+
+class _Lane(NamedTuple):
+    """The launches of one GPU."""
+
+    rows: Index
+    by_start: Index
+    """In order of start on the GPU."""
+    started: Times
+    waiting: Times
+    """How many were queued when each was issued."""
+
+    @classmethod
+    def of(cls, items: Items, gpu: Index, one: int) -> _Lane:
+        rows = np.flatnonzero((gpu == one) & (items.thread >= 0) & (items.stream >= 0))
+        by_start = rows[np.argsort(items.start[rows], kind="stable")]
+        started = items.start[by_start]
+        gone = np.searchsorted(started, items.begin[rows], "right")
+        return cls(rows, by_start, started, np.arange(1, len(rows) + 1) - gone)
