@@ -166,6 +166,8 @@ def test_each_card_is_described_once(record: Record) -> None:
         "memoryTotal": 1000,
         "smClockMax": 1980,
         "memoryClockMax": 3201,
+        "smClockApplication": 1830,
+        "memoryClockApplication": 3201,
         "pcieGenMax": 5,
         "pcieWidthMax": 16,
         "powerLimit": 700_000,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from gputrace.analyzers.causes import (
     without_calls,
 )
 from gputrace.analyzers.clocks import fit_clocks, shifted
+from gputrace.analyzers.collectives import Collectives, match_collectives
 from gputrace.analyzers.findings import Facts, find
 from gputrace.analyzers.gaps import find_gaps
 from gputrace.analyzers.host import HostCalls, read_calls
@@ -35,6 +36,7 @@ from gputrace.analyzers.operations import GpuOperations, read_operations
 from gputrace.analyzers.partition import Timeline, build_timeline
 from gputrace.analyzers.results import SCHEMA_VERSION, Analysis, GpuTotals
 from gputrace.analyzers.steps import FoundSteps, StepWindows, find_input_copies, find_steps
+from gputrace.analyzers.waiting import find_waiting
 from gputrace.errors import InputError, UsageError
 from gputrace.traces.trace import Progress, Trace, Window
 
@@ -68,9 +70,10 @@ def analyze(
     gpus: Sequence[Lane] = ()
     lanes: Sequence[AnyLane]
     calls = None
+    collectives = match_collectives(trace, operations)
     if operations:
         gpus, calls, found = find_lanes(trace, operations, window, options, progress)
-        lanes = gpus
+        lanes = gpus = _with_waiting(gpus, operations, collectives)
     else:
         lanes, found = find_host_lanes(trace, window, options.steps)
     if not lanes:
@@ -135,6 +138,16 @@ def find_lanes(
         causes = find_causes(own, gaps, calls, evidence, mine)
         lanes.append(Lane(timeline, causes, _host_data(mine, evidence, own.gpu.process)))
     return lanes, calls, found
+
+
+def _with_waiting(
+    lanes: Sequence[Lane], operations: Sequence[GpuOperations], collectives: Collectives
+) -> list[Lane]:
+    place = {own.gpu: index for index, own in enumerate(operations)}
+    return [
+        replace(lane, waiting=find_waiting(lane.timeline, collectives, place[lane.gpu]))
+        for lane in lanes
+    ]
 
 
 def _waits(

@@ -15,6 +15,8 @@ from gputrace.analyzers.intervals import Intervals, Times
 from gputrace.analyzers.partition import Timeline
 from gputrace.analyzers.results import CLASSES, IDLE_CAUSES, Breakdown, Phase, Step, Steps
 from gputrace.analyzers.steps import FoundSteps
+from gputrace.analyzers.waiting import Waiting
+from gputrace.traces.events import UNKNOWN
 from gputrace.traces.trace import Window
 
 
@@ -45,6 +47,9 @@ class AnyLane(Protocol):
 
     def idle(self, start: int, end: int) -> int | None: ...
 
+    def waited(self, starts: Times, ends: Times) -> NDArray[np.int64]:
+        """Of each window, the communication spent waiting for other ranks; `UNKNOWN` if unknown."""
+
 
 @dataclass(frozen=True)
 class Lane:
@@ -54,6 +59,8 @@ class Lane:
     causes: Causes
     host_data: Intervals | None
     """When its feeding threads were in the data loader; None where that is not known."""
+    waiting: Waiting | None = None
+    """When its communication waits for other ranks; None where collectives were not matched."""
 
     @property
     def gpu(self) -> Gpu:
@@ -83,6 +90,12 @@ class Lane:
         """Nanoseconds of a stretch in which the GPU runs nothing."""
         return end - start - int(self.timeline.busy.within([start], [end])[0])
 
+    def waited(self, starts: Times, ends: Times) -> NDArray[np.int64]:
+        """Of each window, the communication spent waiting for other ranks; `UNKNOWN` if unknown."""
+        if self.waiting is None:
+            return np.full(len(starts), UNKNOWN)
+        return self.waiting.within(starts, ends)
+
 
 def list_steps(
     lanes: Sequence[AnyLane], found: FoundSteps, window: Window | None
@@ -96,8 +109,9 @@ def _steps_of(lane: AnyLane, found: FoundSteps, window: Window | None) -> Iterat
     if windows is None:
         return
     table = lane.split(windows.start, windows.end).tolist()
-    waits = _host_data(lane, windows.start, windows.end)
-    for number, (row, waited) in enumerate(zip(table, waits, strict=True)):
+    in_loader = _host_data(lane, windows.start, windows.end)
+    waited = lane.waited(windows.start, windows.end).tolist()
+    for number, row in enumerate(table):
         start, end = int(windows.start[number]), int(windows.end[number])
         if window is None or (start >= window.start and end <= window.end):
             yield Step(
@@ -107,9 +121,14 @@ def _steps_of(lane: AnyLane, found: FoundSteps, window: Window | None) -> Iterat
                 start_ns=start,
                 end_ns=end,
                 phase="warmup" if number < found.warmup else "steady",
-                host_data_ns=waited,
+                communication_wait_ns=_known(waited[number]),
+                host_data_ns=in_loader[number],
                 **_named(row),
             )
+
+
+def _known(nanoseconds: int) -> int | None:
+    return None if nanoseconds == UNKNOWN else nanoseconds
 
 
 def _named(row: Sequence[int]) -> dict[str, int | None]:
@@ -153,7 +172,8 @@ def _break_down(lane: AnyLane, steps: Sequence[Step]) -> Breakdown:
     starts = np.array([step.start_ns for step in own] or [span.start])
     ends = np.array([step.end_ns for step in own] or [span.end])
     totals = lane.split(starts, ends).sum(axis=0).tolist()
-    waited = None if lane.host_data is None else int(lane.host_data.within(starts, ends).sum())
+    in_loader = None if lane.host_data is None else int(lane.host_data.within(starts, ends).sum())
+    waited = lane.waited(starts, ends)
     return Breakdown(
         gpu=gpu.gpu,
         gpu_known=gpu.gpu_known,
@@ -161,8 +181,8 @@ def _break_down(lane: AnyLane, steps: Sequence[Step]) -> Breakdown:
         rank=gpu.rank,
         steps=len(own),
         total_ns=int((ends - starts).sum()),
-        communication_wait_ns=None,
-        host_data_ns=waited,
+        communication_wait_ns=None if (waited == UNKNOWN).any() else int(waited.sum()),
+        host_data_ns=in_loader,
         **_named(totals),
     )
 

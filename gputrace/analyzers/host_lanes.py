@@ -49,6 +49,10 @@ class HostLane:
     def idle(self, _start: int, _end: int) -> None:
         """Whether a GPU ran nothing is not known."""
 
+    def waited(self, starts: Times, _ends: Times) -> NDArray[np.int64]:
+        """Nor is whether it waited for other ranks."""
+        return np.full(len(starts), UNKNOWN)
+
 
 @dataclass(frozen=True)
 class _Marked:

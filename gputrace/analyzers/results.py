@@ -125,6 +125,7 @@ class Step:
     """``warmup``, ``steady``, ``validation`` or ``checkpoint``."""
     compute_ns: int | None
     communication_ns: int | None
+    communication_wait_ns: int | None
     h2d_ns: int | None
     other_copy_ns: int | None
     memset_ns: int | None

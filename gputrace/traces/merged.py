@@ -14,6 +14,7 @@ import numpy as np
 from gputrace.traces.clocks import MERGED_BY_WALL_CLOCK, wall_clock_shifts
 from gputrace.traces.events import GPU_KINDS, Column, Events, Kind, concatenate
 from gputrace.traces.numbering import Numbering
+from gputrace.traces.nvml.model import Nvml, together
 from gputrace.traces.runs import check_overlap, check_parts, machines, missing_ranks, several_jobs
 from gputrace.traces.trace import Device, Process, Progress, Session, Trace, Window
 
@@ -141,6 +142,21 @@ class MergedTrace(Trace):
             part.processes.append(len(self.processes))
             self.processes.append(own)
         part.tell(self)
+
+    def read_nvml(self) -> Nvml:
+        return together([self._nvml_of(part) for part in self._parts])
+
+    def _nvml_of(self, part: _Part) -> Nvml:
+        found = part.trace.nvml
+        if not found:
+            return found
+        named = part.trace.session.hosts
+        name = next(iter(named)) if len(named) == 1 else ""
+        numbers = {}
+        for host in sorted({host for host, _ in found.places}):
+            key = _host_key(part, Process(0, host, host_name=name))
+            numbers[host] = self._hosts.setdefault(key, len(self._hosts))
+        return found.moved(part.shift, numbers)
 
     def close(self) -> None:
         for part in self._parts:

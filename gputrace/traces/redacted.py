@@ -13,6 +13,7 @@ import numpy as np
 
 from gputrace.traces.events import Column, Events, Kind
 from gputrace.traces.exported import REDACTED
+from gputrace.traces.nvml.model import Nvml
 from gputrace.traces.redaction import Redaction, redaction_of
 from gputrace.traces.trace import Device, NoGpu, Progress, Session, Trace, Window
 
@@ -71,6 +72,13 @@ class RedactedTrace(Trace):
     def device(self, process: int, device: int) -> Device:
         found = self._trace.device(process, device)
         return replace(found, uuid=self._redaction.text(found.uuid))
+
+    def read_nvml(self) -> Nvml:
+        found, redacted = self._trace.nvml, self._redaction.text
+        cards = (
+            replace(card, uuid=redacted(card.uuid), pci=redacted(card.pci)) for card in found.cards
+        )
+        return replace(found, cards=tuple(cards))
 
     def read(
         self,

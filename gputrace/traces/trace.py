@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 
 from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind
+from gputrace.traces.nvml.model import Nvml, together
 from gputrace.traces.tables import Tables
 
 Progress = Callable[[int, int], None]
@@ -113,6 +114,7 @@ class Trace(ABC):
         origin: the moment that a person calls 0, on the clock of the event columns.
         processes: the processes met so far; the column ``process`` counts into it.
         quality: what reading found wrong so far.
+        logged: what logs of nvidia-smi told that were joined to it.
         no_gpu: why nothing of a GPU is in it, where the host's side may still tell something.
     """
 
@@ -124,6 +126,7 @@ class Trace(ABC):
         self.processes: list[Process] = []
         self.quality = Quality()
         self.no_gpu: NoGpu | None = None
+        self.logged = Nvml()
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -152,6 +155,18 @@ class Trace(ABC):
     def tables(self) -> Tables | None:
         """The file as `cut` takes it; None where no part can be cut out of it."""
         return None
+
+    @property
+    def nvml(self) -> Nvml:
+        """What NVML said of the cards meanwhile; an empty one where nobody asked it.
+
+        Reads it each time: the clocks of hosts may be shifted in between.
+        """
+        return together([self.read_nvml(), self.logged])
+
+    def read_nvml(self) -> Nvml:
+        """What is recorded of NVML in the trace itself; nothing, unless a reader knows of it."""
+        return Nvml()
 
     @property
     @abstractmethod

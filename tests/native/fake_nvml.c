@@ -156,6 +156,7 @@ static unsigned long long now_us(void) {
     }
 
 ONE(DeviceGetMaxClockInfo, unsigned, kind == 1 ? 1980 : 3201, ARGUMENTS(int kind))
+ONE(DeviceGetApplicationsClock, unsigned, kind == 1 ? 1830 : 3201, ARGUMENTS(int kind))
 ONE(DeviceGetClockInfo, unsigned, kind == 1 ? 1755 : 2619, ARGUMENTS(int kind))
 ONE(DeviceGetMaxPcieLinkGeneration, unsigned, 5, )
 ONE(DeviceGetMaxPcieLinkWidth, unsigned, 16, )

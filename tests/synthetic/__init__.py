@@ -7,6 +7,7 @@ recording.truth.breakdown[0]["data_feeding"]
 
 from tests.synthetic.kineto import write_kineto
 from tests.synthetic.nsys import write_nsys
+from tests.synthetic.nvml import NvmlCard, write_nvml
 from tests.synthetic.nvprof import write_nvprof
 from tests.synthetic.plan import Plan
 from tests.synthetic.recording import Kind, Partition, Recording, Truth, Window
@@ -15,6 +16,7 @@ from tests.synthetic.variants import random_plan
 
 __all__ = [
     "Kind",
+    "NvmlCard",
     "Partition",
     "Plan",
     "Recording",
@@ -24,5 +26,6 @@ __all__ = [
     "simulate",
     "write_kineto",
     "write_nsys",
+    "write_nvml",
     "write_nvprof",
 ]

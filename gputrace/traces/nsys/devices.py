@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gputrace.traces.events import UNKNOWN
+from gputrace.traces.nvml.model import plain_uuid
+from gputrace.traces.nvml.tables import read_cards
 from gputrace.traces.sqlite import Database
 
 _VISIBLE: Final = re.compile(r"\bCUDA_VISIBLE_DEVICES\b\s*[=:]\s*['\"]?(\d+(?:,\d+)*)\b")
@@ -26,13 +28,14 @@ class DeviceMap:
     """Answers for one export.
 
     NVML counts cards in the order of their PCI addresses, nsys in an order of its own (an A100
-    node: id 3 at 03:00.0, id 0 at c1:00.0); so where all addresses are known, they decide.
+    node: id 3 at 03:00.0, id 0 at c1:00.0); so where all addresses are known, they decide. Where
+    NVML itself was asked, it does: processes may have seen some of the cards only.
     """
 
     def __init__(self, database: Database) -> None:
         cards = _cards(database)
         self._cards = {card.id: card for card in cards}
-        self._indices = _nvml_indices(cards)
+        self._indices = _nvml_indices(cards) | _by_nvml(database, cards)
         self._ids = _ids_by_process(database)
         self._visible = _visible_devices(database)
 
@@ -68,6 +71,13 @@ def _nvml_indices(cards: list[Card]) -> dict[int, int]:
         return {id: id for id in ids}
     ordered = sorted(cards, key=lambda card: card.bus.lower())
     return {card.id: index for index, card in enumerate(ordered)}
+
+
+def _by_nvml(database: Database, cards: list[Card]) -> dict[int, int]:
+    """By nsys id, for the cards that NVML knows by their uuid."""
+    known = {plain_uuid(card.uuid): card.gpu for card in read_cards(database)}
+    uuids = {card.id: plain_uuid(card.uuid) for card in cards}
+    return {id: known[uuid] for id, uuid in uuids.items() if uuid and uuid in known}
 
 
 def _ids_by_process(database: Database) -> dict[tuple[int, int], int]:

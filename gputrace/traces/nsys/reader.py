@@ -30,6 +30,8 @@ from gputrace.traces.nsys.queries import GRAPHS, INLINE_TEXT, build_query
 from gputrace.traces.nsys.schema import KIND_OF, MEMORY_OF, TABLES, Table
 from gputrace.traces.nsys.session import NOBODY, Member, read_members, read_session
 from gputrace.traces.nsys.tables import nsys_tables
+from gputrace.traces.nvml.model import Nvml
+from gputrace.traces.nvml.tables import read_nvml
 from gputrace.traces.sqlite import Database, quoted
 from gputrace.traces.tables import Tables
 from gputrace.traces.texts import Texts, read_texts
@@ -208,6 +210,9 @@ class NsysTrace(Trace):
     @property
     def session(self) -> Session:
         return read_session(self._database)
+
+    def read_nvml(self) -> Nvml:
+        return read_nvml(self._database, self.session.epoch_ns)
 
     @cached_property
     def _members(self) -> dict[int, Member]:

@@ -1,0 +1,227 @@
+"""Collectives matched across GPUs: which kernels of which ranks are one all-reduce."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.classes import OperationClass, distinct_ids
+from gputrace.analyzers.intervals import Intervals, Times, union
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.pairing import ALONE, Joined, Part, group, join
+from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Kind, Mask
+from gputrace.traces.trace import Trace
+
+PEER_COPY: Final = "PeerCopy"
+"""The operation of a copy between two GPUs."""
+
+_OPERATION: Final = re.compile(
+    r"""
+    (?P<AllReduce> all_?reduce | cross_device_reduce) | (?P<AllGather> all_?gather)
+    | (?P<ReduceScatter> reduce_?scatter) | (?P<AllToAll> all_?to_?all)
+    | (?P<Broadcast> broadcast) | (?P<SendRecv> send_?recv) | (?P<Reduce> reduce)
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_JOINT: Final = {"AllReduce", "AllGather", "ReduceScatter", "AllToAll"}
+"""Operations that nobody leaves before all have come."""
+_NEVER: Final = np.iinfo(np.int64).max
+_NONE: Final = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """A row for each collective and GPU that took part, by instance and lane; arrays of one length.
+
+    Attributes:
+        instance: number of the collective, from 0 in order of start.
+        lane: index of the GPU among the `GpuOperations` that were matched.
+        row: index of the kernel or peer copy in that lane's events.
+        start, end: nanoseconds.
+        arrival: when the last rank had come, of those that came before this one left (all, in an
+            all-reduce; a broadcast's root may leave before others come); `UNKNOWN` where it cannot
+            be known: a rank that took part was not seen, or no partner was found.
+        operation: index into ``operations``.
+        name: the kernel's name id; of a peer copy, what the recorder gave.
+        bytes: of the message; `UNKNOWN` where that was not recorded.
+        operations: ``AllReduce``, ``Broadcast``, ``PeerCopy`` and so on; a kernel's own name where
+            it is none of NCCL's.
+    """
+
+    instance: NDArray[np.int64]
+    lane: NDArray[np.int16]
+    row: NDArray[np.int64]
+    start: Times
+    end: Times
+    arrival: Times
+    operation: NDArray[np.int16]
+    name: NDArray[np.int32]
+    bytes: NDArray[np.int64]
+    operations: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.instance)
+
+    @property
+    def known(self) -> Mask:
+        """Rows whose last arrival is known."""
+        return np.not_equal(self.arrival, UNKNOWN)
+
+    @cached_property
+    def wait(self) -> Times:
+        """Nanoseconds that each spent waiting for the last; 0 where that is not known."""
+        return np.where(self.known, np.clip(self.arrival, self.start, self.end) - self.start, 0)
+
+    @property
+    def joint(self) -> Mask:
+        """Rows of operations that nobody leaves before all have come."""
+        return np.isin(
+            self.operation, [self.operations.index(n) for n in _JOINT if n in self.operations]
+        )
+
+    def waits(self, lane: int) -> Intervals:
+        """When a GPU was in a collective to which the last rank had not come."""
+        mine = self.known & (self.lane == lane)
+        return union(self.start[mine], self.start[mine] + self.wait[mine])
+
+    def unmatched(self, lane: int) -> Intervals:
+        """When a GPU was in a collective of which the last arrival is not known."""
+        mine = ~self.known & (self.lane == lane)
+        return union(self.start[mine], self.end[mine])
+
+
+def match_collectives(trace: Trace, operations: Sequence[GpuOperations]) -> Collectives:
+    """Matches the communication of all GPUs; an operation without partners stands alone."""
+    kernels = [_kernels(lane, own) for lane, own in enumerate(operations)]
+    names = np.concatenate([_NONE.astype(np.int32), *(rows.name for rows in kernels)])
+    texts = trace.names(distinct_ids(names))
+    joined: list[Joined] = []
+    for text in sorted(set(texts.values())):
+        operation = operation_of(text)
+        ids = [id for id, own in texts.items() if own == text]
+        parts = [part for rows in kernels if len(part := rows.named(ids))]
+        found = group(parts, joint=operation in _JOINT)
+        joined += [join(operations, own, found, operation) for own in found]
+    joined += _peer_copies(operations)
+    return _collect(trace, operations, joined)
+
+
+def operation_of(name: str) -> str:
+    """``AllReduce`` and so on by a kernel's name; the name itself where it tells nothing."""
+    own = name.partition("(")[0].partition("<")[0] or name
+    found = _OPERATION.search(own)
+    return found.lastgroup if found and found.lastgroup else own
+
+
+def _kernels(lane: int, own: GpuOperations) -> _Kernels:
+    communicates = own.classes == OperationClass.COMMUNICATION
+    rows = np.flatnonzero(communicates & (own.events.kind == Kind.KERNEL))
+    return _Kernels(lane, own, rows, own.events.name[rows])
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    """The kernels of one GPU that communicate."""
+
+    lane: int
+    own: GpuOperations
+    row: NDArray[np.int64]
+    name: NDArray[np.int32]
+
+    def named(self, ids: Sequence[int]) -> Part:
+        row = self.row[np.isin(self.name, ids)]
+        return Part(self.lane, row, self.own.start[row], self.own.end[row])
+
+
+def _peer_copies(operations: Sequence[GpuOperations]) -> list[Joined]:
+    """Copies between two GPUs: each is a row of both, with the same times."""
+    found = [np.flatnonzero(own.events.kind == Kind.COPY_PEER) for own in operations]
+    lane = np.repeat(np.arange(len(found)), [len(rows) for rows in found]).astype(np.int16)
+    if not len(lane):
+        return []
+    parts = [own.events.select(rows) for own, rows in zip(operations, found, strict=True)]
+    keys = [
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("correlation", "process", "end", "start")
+    ]
+    order = np.lexsort(keys)
+    new = np.any([np.diff(key[order], prepend=-1) != 0 for key in keys], axis=0)
+    new[0] = True
+    rows = np.concatenate(found)
+    return [
+        Joined(PEER_COPY, lane[order], rows[order], np.cumsum(new) - 1, np.full(len(rows), ALONE))
+    ]
+
+
+def _collect(
+    trace: Trace, operations: Sequence[GpuOperations], joined: Sequence[Joined]
+) -> Collectives:
+    names = tuple(sorted({one.operation for one in joined}))
+    first = np.cumsum([0, *(int(one.instance.max()) + 1 for one in joined)])
+    numbered = [one.instance + start for one, start in zip(joined, first[:-1], strict=True)]
+    columns = _columns(operations, joined)
+    columns["instance"] = np.concatenate([_NONE, *numbered])
+    of = [np.full(len(one.row), names.index(one.operation)) for one in joined]
+    columns["operation"] = np.concatenate([_NONE, *of]).astype(np.int16)
+    columns["instance"] = _by_start(columns["instance"], columns["start"])
+    order = np.lexsort((columns["lane"], columns["instance"]))
+    columns = {name: column[order] for name, column in columns.items()}
+    arrival = _arrivals(columns, columns.pop("lanes"), _all_seen(trace, operations))
+    return Collectives(**columns, arrival=arrival, operations=names)
+
+
+def _columns(
+    operations: Sequence[GpuOperations], joined: Sequence[Joined]
+) -> dict[str, NDArray[Any]]:
+    """What is known of each row: from the events of its GPU."""
+    lane = np.concatenate([_NONE.astype(np.int16), *(one.lane for one in joined)])
+    row = np.concatenate([_NONE, *(one.row for one in joined)])
+    lanes = np.concatenate([_NONE, *(one.lanes for one in joined)])
+    columns: dict[str, NDArray[Any]] = {"lane": lane, "row": row, "lanes": lanes}
+    for name in ("start", "end", "name", "bytes"):
+        columns[name] = np.full(len(row), UNKNOWN, COLUMN_TYPES[name])
+        for index, own in enumerate(operations):
+            mine = lane == index
+            columns[name][mine] = getattr(own.events, name)[row[mine]]
+    return columns
+
+
+def _by_start(instance: NDArray[np.int64], start: Times) -> NDArray[np.int64]:
+    """Instances numbered anew, in order of their first start."""
+    if not len(instance):
+        return instance
+    begins = np.full(int(instance.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(begins, instance, start)
+    places = np.empty(len(begins), np.int64)
+    places[np.argsort(begins, kind="stable")] = np.arange(len(begins))
+    return places[instance]
+
+
+def _all_seen(trace: Trace, operations: Sequence[GpuOperations]) -> bool:
+    """Whether every rank of the run was recorded, as far as the trace says how many there are."""
+    seen = len({own.gpu.rank for own in operations})
+    return (trace.session.world_size or 0) <= seen
+
+
+def _arrivals(
+    columns: Mapping[str, NDArray[Any]], lanes: NDArray[np.int64], all_seen: bool
+) -> Times:
+    """Of each row, the last start in its instance before its own end."""
+    instance, start, end = columns["instance"], columns["start"], columns["end"]
+    if not len(instance):
+        return _NONE
+    count = np.bincount(instance)[instance]
+    arrival = start.copy()
+    for lane in np.unique(columns["lane"]).tolist():
+        theirs = np.full(int(instance[-1]) + 1, _NEVER)
+        theirs[instance[columns["lane"] == lane]] = start[columns["lane"] == lane]
+        came = theirs[instance]
+        arrival = np.maximum(arrival, np.where(came <= end, came, start))
+    whole = (count == lanes) & (lanes > 1) & all_seen
+    return np.where(whole | (lanes == ALONE), arrival, UNKNOWN)

@@ -1,0 +1,190 @@
+"""How fast each GPU runs the kernels that others run too.
+
+GPUs that train together launch the same kernels in the same order, so the nth launch of a kernel in
+a step on one GPU is compared with the nth launch of it in that step on the others. Launches that
+only one GPU has are no part of a ratio: more work is told apart from slower work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.classes import OperationClass, distinct_ids
+from gputrace.analyzers.gpus import Gpu
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.results import Step
+from gputrace.traces.events import Kind, Mask
+from gputrace.traces.trace import Trace
+
+_MOST_KERNELS: Final = 200_000
+"""Of one GPU; as many steps are compared as have so many."""
+_LEAST_SHARE: Final = 0.5
+"""Part of a GPU's time in kernels that must be in kernels that others run too."""
+_QUARTILES: Final = (0.25, 0.5, 0.75)
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRatio:
+    """One GPU against the fastest; kernels that communicate do not count, they wait for others."""
+
+    gpu: Gpu
+    ratio: float
+    """How many times as long it takes for the same kernels as the fastest GPU; 1.0 is that one.
+
+    The median over launches, weighted by their time.
+    """
+    low: float
+    high: float
+    """Quartiles of the same: a lower clock slows all kernels alike, larger batches only some."""
+    launches: int
+    """Of a step, that were compared."""
+    compared_ns: int
+    """Time of these in a step."""
+    own_ns: int
+    """Time of a step in kernels that no other GPU runs, or not as often."""
+
+    @property
+    def excess_ns(self) -> int:
+        """Time of a step that the GPU would save at the speed of the fastest."""
+        return round(self.compared_ns * (1 - 1 / self.ratio))
+
+
+@dataclass(frozen=True)
+class _Launches:
+    """What one GPU runs in a typical step: a launch of a name, and its median time."""
+
+    keys: NDArray[np.int64]
+    lengths: Floats
+
+
+def kernel_ratios(
+    trace: Trace, operations: Sequence[GpuOperations], steps: Sequence[Step]
+) -> tuple[KernelRatio, ...]:
+    """For each GPU whose kernels mostly run on others too; nothing where fewer than two do.
+
+    Args:
+        trace: tells the kernels' names.
+        operations: of every GPU.
+        steps: the steps to compare, in which each GPU's own count; the whole of the trace if none.
+    """
+    if len(operations) < 2:
+        return ()
+    names = _same_names(trace, operations)
+    launches = [_typical(own, steps, names) for own in operations]
+    keys = np.unique(np.concatenate([own.keys for own in launches]))
+    table = np.full((len(launches), len(keys)), np.nan)
+    for row, own in zip(table, launches, strict=True):
+        row[np.searchsorted(keys, own.keys)] = own.lengths
+    shared = table[:, np.isfinite(table).sum(axis=0) > 1]
+    usual = np.nanmedian(shared, axis=0) if shared.size else np.empty(0)
+    whole = np.nansum(table, axis=1)
+    compared = np.nansum(shared, axis=1)
+    enough = compared > _LEAST_SHARE * np.maximum(whole, 1)
+    if enough.sum() < 2:
+        return ()
+    quartiles = np.stack([_quartiles(row, usual) for row in shared[enough]])
+    fastest = quartiles[:, 1].min()
+    return tuple(
+        KernelRatio(
+            gpu=operations[index].gpu,
+            ratio=float(middle / fastest),
+            low=float(low / fastest),
+            high=float(high / fastest),
+            launches=int(np.isfinite(shared[index]).sum()),
+            compared_ns=round(float(compared[index])),
+            own_ns=round(float(whole[index] - compared[index])),
+        )
+        for index, (low, middle, high) in zip(
+            np.flatnonzero(enough).tolist(), quartiles.tolist(), strict=True
+        )
+    )
+
+
+def _same_names(trace: Trace, operations: Sequence[GpuOperations]) -> dict[int, int]:
+    """One number for each text; files of one run have ids of their own for it."""
+    ids = np.unique(
+        np.concatenate([distinct_ids(own.events.name[_kernels(own)]) for own in operations])
+    )
+    numbers: dict[str, int] = {}
+    return {id: numbers.setdefault(text, len(numbers)) for id, text in trace.names(ids).items()}
+
+
+def _kernels(own: GpuOperations) -> Mask:
+    """The rows of kernels that compute."""
+    compute = own.classes == OperationClass.COMPUTE
+    found: Mask = compute & (own.events.kind == Kind.KERNEL)
+    return found
+
+
+def _typical(own: GpuOperations, steps: Sequence[Step], names: dict[int, int]) -> _Launches:
+    """The median length of each launch over the steps that have it, if that is most of them."""
+    rows = np.flatnonzero(_kernels(own))
+    mine = [step for step in steps if (step.gpu, step.rank) == (own.gpu.gpu, own.gpu.rank)]
+    rows, step, count = _in_steps(own, rows, mine)
+    texts = _renumbered(own.events.name[rows], names)
+    order = np.lexsort((own.start[rows], texts, step))
+    rows, step, texts = rows[order], step[order], texts[order]
+    keys = texts << 32 | _places(step, texts)
+    return _medians(keys, (own.end[rows] - own.start[rows]).astype(np.float64), count)
+
+
+def _in_steps(
+    own: GpuOperations, rows: NDArray[np.intp], steps: Sequence[Step]
+) -> tuple[NDArray[np.intp], NDArray[np.intp], int]:
+    """Rows that start within some of the steps, spread over all; the step of each; how many."""
+    if not steps:
+        return rows, np.zeros(len(rows), np.intp), 1
+    start = np.array([step.start_ns for step in steps])
+    end = np.array([step.end_ns for step in steps])
+    step = np.maximum(np.searchsorted(start, own.start[rows], "right") - 1, 0)
+    inside = (own.start[rows] >= start[step]) & (own.start[rows] < end[step])
+    rows, step = rows[inside], step[inside]
+    apart = -(-len(rows) // _MOST_KERNELS)
+    if apart > 1:
+        chosen = step % apart == 0
+        rows, step = rows[chosen], step[chosen]
+    return rows, step, len(np.unique(step))
+
+
+def _renumbered(ids: NDArray[np.int32], names: dict[int, int]) -> NDArray[np.int64]:
+    known = np.array(sorted(names), np.int64)
+    numbers = np.array([names[id] for id in known.tolist()], np.int64)
+    found: NDArray[np.int64] = numbers[np.searchsorted(known, ids)] if len(ids) else numbers[:0]
+    return found
+
+
+def _places(step: NDArray[np.intp], texts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many rows of the same step and text come before each, where equal ones are together."""
+    count = len(step)
+    first = np.ones(count, bool)
+    first[1:] = (step[1:] != step[:-1]) | (texts[1:] != texts[:-1])
+    begins = np.maximum.accumulate(np.where(first, np.arange(count), 0))
+    return np.arange(count) - begins
+
+
+def _medians(keys: NDArray[np.int64], lengths: Floats, steps: int) -> _Launches:
+    order = np.lexsort((lengths, keys))
+    keys, lengths = keys[order], lengths[order]
+    distinct, first, count = np.unique(keys, return_index=True, return_counts=True)
+    often = 2 * count > steps
+    low, high = first + (count - 1) // 2, first + count // 2
+    middle = (lengths[low] + lengths[high]) / 2 if len(lengths) else lengths
+    return _Launches(distinct[often], np.maximum(middle[often], 1.0))
+
+
+def _quartiles(lengths: Floats, usual: Floats) -> Floats:
+    """The quartiles of length by usual length, each launch as weighty as it usually is long."""
+    known = np.isfinite(lengths)
+    ratios, weights = lengths[known] / usual[known], usual[known]
+    order = np.argsort(ratios)
+    passed = np.cumsum(weights[order])
+    at = np.searchsorted(passed, np.array(_QUARTILES) * passed[-1])
+    found: Floats = ratios[order][np.minimum(at, len(order) - 1)]
+    return found

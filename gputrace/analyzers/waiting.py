@@ -1,0 +1,38 @@
+"""How long each GPU waits for other ranks in its communication."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.classes import OperationClass
+from gputrace.analyzers.collectives import Collectives
+from gputrace.analyzers.intervals import Intervals, Times
+from gputrace.analyzers.partition import Timeline
+from gputrace.traces.events import UNKNOWN
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The class ``communication`` of one GPU, as far as it is waiting."""
+
+    waits: Intervals
+    """When it ran a collective to which the last rank had not come."""
+    unknown: Intervals
+    """When it ran one of which the last arrival is not known."""
+
+    def within(self, starts: Times, ends: Times) -> NDArray[np.int64]:
+        """Nanoseconds of windows spent waiting; `UNKNOWN` where any of it is not known."""
+        unknown = self.unknown.within(starts, ends) > 0
+        return np.where(unknown, UNKNOWN, self.waits.within(starts, ends))
+
+
+def find_waiting(timeline: Timeline, collectives: Collectives, lane: int) -> Waiting:
+    """The waiting of the GPU that is a lane of the collectives."""
+    communication = timeline.of_class(OperationClass.COMMUNICATION)
+    return Waiting(
+        communication.intersection(collectives.waits(lane)),
+        communication.intersection(collectives.unmatched(lane)),
+    )

@@ -1,0 +1,125 @@
+"""NVML samples and a topology for the cards of a recording, added to the file that has it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.synthetic.recording import Recording
+
+MIB = 1 << 20
+IDLE_REASON = 0x1
+Row = dict[str, float | int | str | None]
+Values = Mapping[str, float | int | str | None]
+
+
+@dataclass(frozen=True)
+class NvmlCard:
+    """What a card says of itself: once, while its GPU works, and while it does not."""
+
+    described: Values = field(default_factory=dict)
+    busy: Values = field(default_factory=dict)
+    idle: Values = field(default_factory=dict)
+
+
+DESCRIBED: Row = {
+    "name": "NVIDIA H200", "memoryTotal": 143_771 * MIB, "smClockMax": 1980,
+    "memoryClockMax": 3201, "pcieGenMax": 5, "pcieWidthMax": 16, "powerLimit": 700_000,
+}  # fmt: skip
+BUSY: Row = {
+    "memoryUsed": 40_000 * MIB, "smClock": 1980, "memoryClock": 3201, "power": 500_000,
+    "temperature": 60, "clocksEventReasons": 0, "pcieGen": 5, "pcieWidth": 16, "utilization": 95.0,
+    "powerCapTime": 0, "swThermalTime": 0, "hwThermalTime": 0, "powerBrakeTime": 0,
+}  # fmt: skip
+IDLE: Row = BUSY | {
+    "smClock": 345, "power": 80_000, "clocksEventReasons": IDLE_REASON, "pcieGen": 1,
+    "utilization": 0.0,
+}  # fmt: skip
+
+
+def write_nvml(
+    recording: Recording,
+    path: str | Path,
+    cards: Mapping[int, NvmlCard] | None = None,
+    *,
+    every_ns: int = 2_000_000,
+    around_ns: int = 50_000_000,
+    link: Callable[[int, int], Row] | None = None,
+    value: Callable[[int, int, Row], Values] | None = None,
+) -> None:
+    """Adds the tables.
+
+    Args:
+        recording: what runs on the GPUs, and when.
+        path: the nsys export that it was written to.
+        cards: how each physical GPU differs from an H200 that nothing is wrong with.
+        every_ns: from one sample to the next.
+        around_ns: how long is sampled before the first operation and after the last.
+        link: the columns of GPUTRACE_TOPOLOGY for two cards; 18 NVLinks if not given.
+        value: what differs in a sample, by GPU, time and the sample's values.
+    """
+    busy = _busy(recording)
+    given = cards or {}
+    first = min(start for start, _ in busy.values()) - around_ns
+    last = max(end for _, end in busy.values()) + around_ns
+    with closing(sqlite3.connect(path)) as database, database:
+        described = [{**_described(gpu), **given.get(gpu, NvmlCard()).described} for gpu in busy]
+        _fill(database, "GPUTRACE_NVML_DEVICE", described)
+        samples = []
+        for time in range(first, last, every_ns):
+            for gpu, (start, end) in busy.items():
+                row = _sample(given.get(gpu, NvmlCard()), start <= time < end)
+                row |= value(gpu, time, row) if value is not None else {}
+                samples.append({"gpu": gpu, "timeNs": time} | row)
+        _fill(database, "GPUTRACE_NVML_SAMPLE", samples)
+        _fill(database, "GPUTRACE_TOPOLOGY", [(link or nvlinks)(a, b) for a in busy for b in busy])
+
+
+def nvlinks(gpu: int, peer: int) -> Row:
+    """Two cards of a machine with NVSwitch."""
+    row: Row = {"gpu": gpu, "peer": peer, "link": "NV18", "ancestor": "PHB", "nvlinks": 18}
+    if gpu == peer:
+        row |= {"link": "X", "ancestor": "X", "nvlinks": None}
+    status = None if gpu == peer else "OK"
+    return row | {"p2pRead": status, "p2pWrite": status, "p2pNvlink": status}
+
+
+def pcie(ancestor: str, p2p: str = "OK") -> Callable[[int, int], Row]:
+    """Cards without NVLink, all related in one way."""
+
+    def related(gpu: int, peer: int) -> Row:
+        shown = "X" if gpu == peer else ancestor
+        status = None if gpu == peer else p2p
+        row: Row = {"gpu": gpu, "peer": peer, "link": shown, "ancestor": shown, "nvlinks": 0}
+        return row | {"p2pRead": status, "p2pWrite": status, "p2pNvlink": "NS"}
+
+    return related
+
+
+def _busy(recording: Recording) -> dict[int, tuple[int, int]]:
+    """From first to last operation, by GPU."""
+    ops = recording.ops
+    return {
+        gpu: (int(ops["start"][ops["gpu"] == gpu].min()), int(ops["end"][ops["gpu"] == gpu].max()))
+        for gpu in sorted({gpu for process in recording.processes for _, gpu in process.devices})
+    }
+
+
+def _described(gpu: int) -> Row:
+    uuid = f"GPU-{gpu:08x}-1b03-36ec-9b21-6a0c3eb7c873"
+    return {"gpu": gpu, "uuid": uuid, "pciBusId": f"0000:00:{6 + gpu:02x}.0", **DESCRIBED}
+
+
+def _sample(card: NvmlCard, busy: bool) -> Row:
+    return {**BUSY, **card.busy} if busy else {**IDLE, **card.idle}
+
+
+def _fill(database: sqlite3.Connection, table: str, rows: Sequence[Mapping[str, object]]) -> None:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    database.execute(f"CREATE TABLE {table} ({', '.join(names)})")
+    slots = ", ".join("?" * len(names))
+    values = [[row.get(name) for name in names] for row in rows]
+    database.executemany(f"INSERT INTO {table} VALUES ({slots})", values)

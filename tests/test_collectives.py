@@ -1,0 +1,233 @@
+"""Collectives are matched across ranks: which kernels are one, and when the last rank came."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gputrace
+from gputrace.analyzers.classes import OperationClass
+from gputrace.analyzers.collectives import Collectives, match_collectives, operation_of
+from gputrace.analyzers.gpus import Gpu
+from gputrace.analyzers.operations import GpuOperations, read_operations
+from gputrace.traces.events import UNKNOWN, Events, Kind
+from gputrace.traces.memory import MemoryTrace
+from gputrace.traces.readers import open_trace
+from gputrace.traces.trace import Process, Session
+from tests.synthetic import Plan, Recording, simulate, write_kineto, write_nsys
+
+MS = 1_000_000
+ALLREDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<(unsigned long)4096>)"
+BROADCAST = "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<(unsigned long)4096>)"
+
+Times = list[tuple[int, int]]
+"""Starts and ends."""
+
+
+def matched(*ranks: Times, name: str = ALLREDUCE, world: int | None = None) -> Collectives:
+    """The collectives of ranks that ran one kernel at these times."""
+    lanes = [lane(rank, times) for rank, times in enumerate(ranks)]
+    session = Session(world_size=world)
+    parts, processes = [own.events for own in lanes], [Process(1, rank=0) for _ in lanes]
+    trace = MemoryTrace(Path("made"), "kineto", parts, [name], processes, session=session)
+    return match_collectives(trace, lanes)
+
+
+def lane(rank: int, times: Times) -> GpuOperations:
+    start, end = np.array(times, np.int64).reshape(-1, 2).T
+    columns = {"start": start, "end": end, "kind": np.full(len(start), Kind.KERNEL)}
+    columns |= {"name": np.zeros(len(start)), "bytes": np.full(len(start), UNKNOWN)}
+    gpu = Gpu(rank, True, rank, 0, rank, True, "", 0, "", ((0, rank),))
+    classes = np.full(len(start), OperationClass.COMMUNICATION, np.int8)
+    return GpuOperations(gpu, Events(columns), classes)
+
+
+def rows(found: Collectives, rank: int) -> list[int]:
+    """The instance of each kernel of a rank, in order of its kernels."""
+    mine = found.lane == rank
+    numbers: list[int] = found.instance[mine][np.argsort(found.row[mine])].tolist()
+    return numbers
+
+
+def test_waiting_ends_when_the_last_rank_comes() -> None:
+    found = matched([(10, 100), (200, 300)], [(60, 101), (150, 299)])
+    assert found.operations == ("AllReduce",)
+    assert found.instance.tolist() == [0, 0, 1, 1]
+    assert found.arrival.tolist() == [60, 60, 200, 200]
+    assert found.wait.tolist() == [50, 0, 0, 50]
+    assert found.joint.all()
+
+
+def regular(count: int, first: int = 0) -> Times:
+    """All-reduces of 5 ms, 20 ms apart."""
+    return [(i * 20 * MS, i * 20 * MS + 5 * MS) for i in range(first, first + count)]
+
+
+def test_a_rank_that_lacks_the_first_ones_is_matched_by_time() -> None:
+    found = matched(regular(10), regular(7, first=3))
+    assert rows(found, 0) == list(range(10))
+    assert rows(found, 1) == list(range(3, 10))
+    known = found.known[found.lane == 0].tolist()
+    assert known == [False] * 3 + [True] * 7
+
+
+def test_ranks_that_lack_the_first_and_the_last_are_not_taken_for_each_other() -> None:
+    """Equally many rows, but one rank's window began later."""
+    found = matched(regular(10), regular(10, first=1))
+    assert rows(found, 0) == list(range(10))
+    assert rows(found, 1) == list(range(1, 11))
+    assert np.count_nonzero(found.known) == 18
+
+
+def test_a_row_that_was_lost_in_the_middle_shifts_no_other() -> None:
+    whole = regular(20)
+    found = matched(whole, whole[:8] + whole[9:])
+    assert rows(found, 1) == [i for i in range(20) if i != 8]
+
+
+def test_communicators_of_their_own_are_kept_apart_by_their_ends() -> None:
+    early = regular(12)
+    late = [(start + 2 * MS, end + 2 * MS) for start, end in early]
+    found = matched(early, early, late, late)
+    groups = [set(found.lane[found.instance == i].tolist()) for i in range(24)]
+    assert groups.count({0, 1}) == groups.count({2, 3}) == 12
+    assert found.known.all()
+    assert not found.wait.any()
+
+
+def test_the_root_of_a_broadcast_may_leave_before_others_come() -> None:
+    root, early, late = [(10, 14)], [(2, 20)], [(30, 35)]
+    found = matched(root, early, late, name=BROADCAST)
+    assert found.instance.tolist() == [0, 0, 0]
+    assert found.wait.tolist() == [0, 8, 0]
+
+
+def test_a_rank_that_was_not_recorded_may_be_the_last() -> None:
+    assert not matched(regular(5), regular(5), world=3).known.any()
+    assert matched(regular(5), regular(5), world=2).known.all()
+    assert not matched(regular(5)).known.any()
+
+
+def test_what_overlaps_nothing_stands_alone() -> None:
+    found = matched(regular(5), [(s + 10 * MS, e + 10 * MS) for s, e in regular(5)])
+    assert len(set(found.instance.tolist())) == 10
+    assert not found.known.any()
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    ranks=st.integers(2, 9),
+    count=st.integers(6, 60),
+    missing=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=9, max_size=9),
+)
+def test_any_cut_of_any_arrivals_is_matched(
+    seed: int, ranks: int, count: int, missing: list[tuple[int, int]]
+) -> None:
+    """Each rank comes in its own time, all leave within 5 us, and windows are cut anywhere."""
+    random = np.random.default_rng(seed)
+    begin = np.cumsum(random.integers(300_000, 3 * MS, count))
+    starts = begin + random.integers(0, 200_000, (ranks, count))
+    ends = starts.max(axis=0) + random.integers(20_000, 80_000, count)
+    leave = ends + random.integers(0, 5_000, (ranks, count))
+    cuts = [slice(first, count - last) for first, last in missing[:ranks]]
+    times = [list(zip(starts[r][c], leave[r][c], strict=True)) for r, c in enumerate(cuts)]
+    found = matched(*times)
+    true = np.concatenate([np.arange(count)[cut] for cut in cuts])
+    lanes = np.concatenate([np.full(len(range(count)[c]), r) for r, c in enumerate(cuts)])
+    order = np.lexsort((lanes, true))
+    _, same = np.unique(true[order], return_inverse=True)
+    assert found.instance.tolist() == same.tolist()
+    assert found.lane.tolist() == lanes[order].tolist()
+    whole = np.bincount(same)[same] == ranks
+    assert found.known.tolist() == whole.tolist()
+    assert (found.arrival == starts.max(axis=0)[true[order]])[whole].all()
+
+
+@pytest.fixture(scope="module")
+def training() -> Recording:
+    plan = Plan(
+        steps=12, ranks=4, allreduces=5, slow_rank=2, slow_factor=1.2, validation_after=(6,)
+    )
+    return simulate(plan)
+
+
+def test_every_wait_of_a_training_run_is_exact(training: Recording, tmp_path: Path) -> None:
+    write_nsys(training, tmp_path / "run.sqlite")
+    with open_trace(tmp_path / "run.sqlite") as trace:
+        operations = read_operations(trace)
+        found = match_collectives(trace, operations)
+    assert found.known.all()
+    for index, own in enumerate(operations):
+        true = training.collectives[training.collectives["rank"] == own.gpu.rank]
+        mine = found.lane == index
+        assert np.sort(found.arrival[mine]).tolist() == np.sort(true["arrived"]).tolist()
+        assert found.waits(index).total == int((true["arrived"] - true["start"]).sum())
+
+
+def test_peer_copies_are_of_both_gpus_and_wait_for_nobody(tmp_path: Path) -> None:
+    write_nsys(simulate(Plan(steps=6, gpus_per_process=3)), tmp_path / "run.sqlite")
+    with open_trace(tmp_path / "run.sqlite") as trace:
+        found = match_collectives(trace, read_operations(trace))
+    assert found.operations == ("PeerCopy",)
+    assert set(np.bincount(found.instance).tolist()) == {2}
+    assert found.known.all()
+    assert not found.wait.any()
+    assert (found.bytes > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "operation"),
+    [
+        (ALLREDUCE, "AllReduce"),
+        (BROADCAST, "Broadcast"),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "AllReduce"),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgs)", "ReduceScatter"),
+        ("ncclDevKernel_Reduce_Sum_f32_RING_LL(ncclDevKernelArgs)", "Reduce"),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgs)", "SendRecv"),
+        ("void vllm::cross_device_reduce_1stage<__half, 2>(RankData*)", "AllReduce"),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgs)", "ncclDevKernel_Generic_4"),
+    ],
+)
+def test_an_operation_is_known_by_its_kernel(kernel: str, operation: str) -> None:
+    assert operation_of(kernel) == operation
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_wait_is_the_exposed_part_of_communication_before_the_last_rank_comes(
+    seed: int, tmp_path: Path
+) -> None:
+    late = Plan(seed=seed, ranks=3, allreduces=3, late_host_rank=seed % 3, late_host_ns=3 * MS)
+    recording = simulate(late)
+    write_nsys(recording, tmp_path / "run.sqlite")
+    with gputrace.open(tmp_path / "run.sqlite") as trace:
+        report = trace.analyze()
+    assert [s.phase for s in report.step_list].count("steady") == 3 * (20 - 3)
+    for row in report.breakdown:
+        truth = recording.truth.breakdown[row.gpu or 0]
+        assert row.communication_wait_ns == truth["communication_wait"]
+        steps = [s for s in report.step_list if s.rank == row.rank and s.phase == "steady"]
+        assert sum(s.communication_wait_ns or 0 for s in steps) == row.communication_wait_ns
+
+
+def test_what_one_rank_of_several_waits_for_is_not_known(tmp_path: Path) -> None:
+    recording = simulate(Plan(steps=8, ranks=2, allreduces=2))
+    paths = write_kineto(recording, tmp_path)
+    with gputrace.open(paths[0]) as trace:
+        alone = trace.analyze()
+    assert alone.breakdown[0].of("communication") > 0
+    assert alone.breakdown[0].communication_wait_ns is None
+    assert {s.communication_wait_ns for s in alone.step_list} == {None}
+    with gputrace.open(*paths) as trace:
+        both = trace.analyze()
+    assert None not in {row.communication_wait_ns for row in both.breakdown}
+
+
+def test_without_communication_nothing_waits(tmp_path: Path) -> None:
+    write_nsys(simulate(Plan(steps=8)), tmp_path / "run.sqlite")
+    with gputrace.open(tmp_path / "run.sqlite") as trace:
+        assert [row.communication_wait_ns for row in trace.analyze().breakdown] == [0]
