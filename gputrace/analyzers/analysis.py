@@ -19,6 +19,7 @@ from gputrace.analyzers.breakdown import (
 )
 from gputrace.analyzers.causes import (
     HostEvidence,
+    all_waits,
     find_causes,
     read_evidence,
     waits_for_data,
@@ -37,6 +38,7 @@ from gputrace.analyzers.partition import Timeline, build_timeline
 from gputrace.analyzers.results import SCHEMA_VERSION, Analysis, GpuTotals
 from gputrace.analyzers.steps import FoundSteps, StepWindows, find_input_copies, find_steps
 from gputrace.analyzers.waiting import find_waiting
+from gputrace.analyzers.whatif import what_if
 from gputrace.errors import InputError, UsageError
 from gputrace.traces.trace import Progress, Trace, Window
 
@@ -84,6 +86,7 @@ def analyze(
         raise UsageError(_no_such_steps(trace, options, found))
     rows, lines = break_down(lanes, chosen), read_lines(trace)
     facts = Facts(trace, operations, calls, gpus, found, steps, chosen, rows, lines)
+    findings = find(facts)
     return Analysis(
         schema_version=SCHEMA_VERSION,
         source=trace.source,
@@ -97,7 +100,8 @@ def analyze(
         phases=list_phases(lanes, found),
         breakdown=facts.breakdown,
         gaps=find_gaps(trace, gpus, calls, found, chosen, options.gaps, lines),
-        findings=find(facts),
+        findings=findings,
+        what_if=what_if(facts, collectives, {finding.id for finding in findings}),
         dropped_rows=dict(trace.quality.dropped),
         warnings=(*trace.quality.warnings, *trace.quality.notes),
     )
@@ -136,7 +140,9 @@ def find_lanes(
             continue
         mine = waits[own.gpu.process]
         causes = find_causes(own, gaps, calls, evidence, mine)
-        lanes.append(Lane(timeline, causes, _host_data(mine, evidence, own.gpu.process)))
+        host_data = _host_data(mine, evidence, own.gpu.process)
+        data = all_waits(own.gpu.process, calls, evidence, mine)
+        lanes.append(Lane(timeline, causes, host_data, data=data))
     return lanes, calls, found
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gputrace.analyzers.whatif_results import WhatIf
+
 Evidence = Mapping[str, float | int | str | None]
 
 SCHEMA_VERSION = 1
@@ -221,6 +223,8 @@ class Analysis:
     gaps: Gaps
     findings: tuple[Finding, ...]
     """The most important first; the first is the verdict's reason."""
+    what_if: tuple[WhatIf, ...]
+    """What a step would take without one cause, the greatest gain first."""
     dropped_rows: Mapping[str, int]
     """Rows of the file that could not be used, by reason."""
     warnings: tuple[str, ...]

@@ -6,42 +6,37 @@ can be removed, `predict` compares.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 
-from gputrace.analyzers.host import HostCalls
-from gputrace.analyzers.intervals import Intervals
-from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.results import Step
-from gputrace.analyzers.steps import FoundSteps
+from gputrace.analyzers.collectives import Collectives
+from gputrace.analyzers.findings import Facts
 from gputrace.analyzers.whatif.build import build_graph
 from gputrace.analyzers.whatif.predict import predict
 from gputrace.analyzers.whatif.rows import choose_steps, read_rows
 from gputrace.analyzers.whatif_results import WhatIf
-from gputrace.traces.trace import Trace
 
 __all__ = ["what_if"]
 
 
 def what_if(
-    trace: Trace,
-    operations: Sequence[GpuOperations],
-    calls: HostCalls | None,
-    found: FoundSteps,
-    measured: Sequence[Step],
-    data: Mapping[tuple[int, int], Intervals],
-    findings: Collection[str],
+    facts: Facts, collectives: Collectives, findings: Collection[str]
 ) -> tuple[WhatIf, ...]:
     """The cures that are worth it, the greatest gain first.
 
     None without host calls, which tell what the GPUs wait for, or with too few steps.
+
+    Args:
+        facts: what has been found out about the trace.
+        collectives: matched across its GPUs.
+        findings: ids of the findings of the analysis.
     """
-    steps = choose_steps(found, measured, operations) if calls is not None else None
+    found, operations, calls = facts.found, facts.operations, facts.calls
+    steps = None if calls is None else choose_steps(found, facts.measured, operations)
     if calls is None or steps is None:
         return ()
-    rows = read_rows(trace, operations, calls, found, steps)
-    if not len(rows.events):
-        return ()
-    graph = build_graph(trace, rows, calls, data)
-    lengths = {(s.rank, s.step): s.end_ns - s.start_ns for s in measured}
+    rows = read_rows(facts.trace, operations, calls, found, steps, collectives)
+    data = {thread: waits for lane in facts.lanes for thread, waits in lane.data.items()}
+    graph = build_graph(facts.trace, rows, calls, data)
+    lengths = {(s.rank, s.step): s.end_ns - s.start_ns for s in facts.measured}
     mean = round(sum(lengths.values()) / len(lengths))
     return tuple(sorted(predict(graph, mean, findings), key=lambda cure: -cure.gain_ns))

@@ -13,7 +13,7 @@ from gputrace.analyzers.whatif.graph import NONE, Graph, Index
 from gputrace.analyzers.whatif.items import Items, before_on, find_hands, make_items
 from gputrace.analyzers.whatif.order import order_items
 from gputrace.analyzers.whatif.rows import Rows
-from gputrace.analyzers.whatif.streams import find_causes, join_streams, match_collectives
+from gputrace.analyzers.whatif.streams import find_causes, join_streams, keep_together
 from gputrace.analyzers.whatif.timing import find_slots, host_times, start_times
 from gputrace.analyzers.whatif.waits import find_waits
 from gputrace.traces.events import Memory
@@ -52,7 +52,7 @@ def build_graph(
     holds = (pageable | _holds(names, called)).astype(np.int64)
     waiting = find_waits(items, sort, kind, holds, names, called)
     rank = _ranks(rows, calls, items, gpu)
-    group = match_collectives(items, operation, rank, step, name)
+    group = keep_together(items, np.where(some, rows.collective[op], NONE))
     order, group = order_items(items.process, before, group, after, waiting.waits)
     queueing = find_slots(items, gpu, waiting.own)
     return Graph(

@@ -24,7 +24,8 @@ from gputrace.analyzers.whatif.edits import (
     runs,
     without_waits,
 )
-from gputrace.analyzers.whatif.graph import NONE, Graph
+from gputrace.analyzers.whatif.graph import NONE, Graph, replay
+from gputrace.analyzers.whatif.measure import measure
 from gputrace.analyzers.whatif.ranks import like_the_median_host, like_the_median_kernels
 from gputrace.traces.events import Kind
 
@@ -53,27 +54,48 @@ class Cure:
 
 _SHORT_CALL_NS: Final = 10_000
 """A copy call that need not wait."""
+_PINNED_RATE: Final = 10.0
+"""Bytes a nanosecond: PCIe 3.0 with 16 lanes copies 11 to 12 from pinned memory."""
 _GRAPH_LAUNCH_NS: Final = 10_000
-_CAPTURABLE_NS: Final = 100_000
-"""A longer stretch between two launches is work of the host's own, which may have to stay."""
 
 
 def prefetch(graph: Graph, effect: Effect) -> Graph | None:
-    """The next batch is on the GPU when it is asked for; at the least, it is ready on the host."""
-    copies = _input_copies(graph)
+    """The next batch is ready when it is asked for; at the most, it is on the GPU by then.
+
+    At the least, one thread makes it beside the training, in the time that the training waited.
+    """
     if not graph.data.any():
         return None
-    cured = graph.changed(
-        gap=graph.gap - np.where(graph.hand < 0, graph.data, 0),
-        hand_lag=graph.hand_lag - np.where(graph.hand >= 0, graph.data, 0),
+    cured = _without_data(graph, 1.0)
+    if effect is Effect.MOST:
+        return _copied_before(cured, _input_copies(graph))
+    if effect is Effect.LEAST:
+        waited = _longest_wait(graph)
+        step = measure(cured, replay(cured)).mean
+        return _without_data(graph, min(1.0, step / max(waited, 1.0)))
+    return cured
+
+
+def _without_data(graph: Graph, part: float) -> Graph:
+    """The waits for data shortened by a part of them."""
+    saved = (graph.data * part).astype(np.int64)
+    return graph.changed(
+        gap=graph.gap - np.where(graph.hand < 0, saved, 0),
+        hand_lag=graph.hand_lag - np.where(graph.hand >= 0, saved, 0),
     )
-    return cured if effect is Effect.LEAST else _copied_before(cured, copies)
+
+
+def _longest_wait(graph: Graph) -> float:
+    """Nanoseconds a step that the thread waits for data which waits longest."""
+    calls = graph.thread >= 0
+    return float(np.bincount(graph.thread[calls], graph.data[calls]).max()) / graph.steps
 
 
 def pinned(graph: Graph, effect: Effect) -> Graph | None:
     """Input copies go from pinned memory and beside the computation, as far as the host is ahead.
 
-    At the most they are all made before they are needed; at the least they stay on their stream.
+    At the most they are all made before they are needed; at the least they stay on their stream, as
+    fast as any machine copies from pinned memory.
     """
     copies = _input_copies(graph)
     if not copies.any():
@@ -97,11 +119,11 @@ def _copied_before(graph: Graph, copies: Mask) -> Graph:
 
 
 def _at_pinned_rate(graph: Graph, copies: Mask) -> np.ndarray:
-    """Pageable copies at the rate of the trace's large pinned ones, where it has some."""
+    """Pageable copies at the rate of the trace's large pinned ones; without any, at a modest one."""
     large = copies & ~graph.pageable & (graph.size > 1 << 20)
-    if not large.any():
-        return graph.ns
-    rate = float(graph.size[large].sum()) / max(int(graph.ns[large].sum()), 1)
+    rate = _PINNED_RATE
+    if large.any():
+        rate = float(graph.size[large].sum()) / max(int(graph.ns[large].sum()), 1)
     faster = np.minimum(graph.ns, graph.size / rate).astype(np.int64)
     return np.where(copies & graph.pageable, faster, graph.ns)
 
@@ -132,22 +154,33 @@ def overlap(graph: Graph, effect: Effect) -> Graph | None:
 def graphs(graph: Graph, effect: Effect) -> Graph | None:
     """Kernels that are launched one after another are one launch, without host time between.
 
-    At the least, long stretches of the host's own work and the hand-over between threads stay.
+    At the most, they also follow each other without a pause; at the least, half of the host's time
+    stays, as where the optimizer or the loss is launched as before.
     """
     launched = issues(graph) & np.isin(graph.kind, (Kind.KERNEL, Kind.COPY_D2D, Kind.MEMSET))
     follows = _follows(graph, launched)
     if not follows.any():
         return None
-    host = np.where(graph.hand >= 0, graph.hand_lag, graph.gap)
     if effect is Effect.LEAST:
-        follows &= (graph.hand < 0) & (host < _CAPTURABLE_NS)
+        return _half_launched(graph, follows)
     first = launched & ~follows
+    if effect is Effect.MOST:
+        graph = graph.changed(spacing=np.where(follows, np.minimum(graph.spacing, 0), graph.spacing))
     return graph.changed(
         gap=np.where(follows, np.where(graph.hand < 0, graph.data, 0), graph.gap),
         hand_lag=np.where(follows, graph.data, graph.hand_lag),
         own=np.where(follows, 0, np.where(first, _GRAPH_LAUNCH_NS, graph.own)),
         residual=np.where(follows, 0, graph.residual),
         slot=np.where(launched, NONE, graph.slot),
+    )
+
+
+def _half_launched(graph: Graph, follows: Mask) -> Graph:
+    host = (graph.gap - graph.data) // 2, (graph.hand_lag - graph.data) // 2
+    return graph.changed(
+        gap=np.where(follows & (graph.hand < 0), graph.gap - host[0], graph.gap),
+        hand_lag=np.where(follows & (graph.hand >= 0), graph.hand_lag - host[1], graph.hand_lag),
+        own=np.where(follows, graph.own // 2, graph.own),
     )
 
 
@@ -187,8 +220,8 @@ CURES: Final = (
         "prefetch",
         ("data-feeding",),
         prefetch,
-        "every batch is ready when it is asked for, and at best on the GPU already: enough "
-        "workers, whose processor time costs the training none",
+        "every batch is ready when it is asked for, and at best on the GPU already; at the least, "
+        "one batch at a time is made beside the training",
     ),
     Cure(
         "pinned",

@@ -154,15 +154,3 @@ def replay(graph: Graph) -> Times:
             if on < 0:
                 ended[i] = done
     return np.array(ended, np.int64)
-
-
-def step_ends(graph: Graph, ended: Times) -> Times:
-    """When the last operation of each step of each GPU ends: shape (gpus, steps).
-
-    A step in which a GPU did nothing ends when the one before it does.
-    """
-    gpus = int(graph.gpu.max(initial=-1)) + 1
-    ends = np.full((gpus, graph.steps), LONG_AGO, np.int64)
-    rows = np.flatnonzero((graph.stream >= 0) & (graph.step >= 0))
-    np.maximum.at(ends, (graph.gpu[rows], graph.step[rows]), ended[rows])
-    return np.maximum.accumulate(ends, axis=1)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gputrace.analyzers.whatif.cures import CURES, Cure, Effect
-from gputrace.analyzers.whatif.graph import Graph, replay, step_ends
+from gputrace.analyzers.whatif.graph import Graph, replay
+from gputrace.analyzers.whatif.measure import Measure, measure
 from gputrace.analyzers.whatif_results import WhatIf
 
 WORTH: Final = 0.01
@@ -18,13 +18,6 @@ MOST_ERROR: Final = 0.10
 """Part of the step time that may stay unexplained before nothing is predicted."""
 _SURE: Final = 2.0
 """Standard errors of the mean on either side of a prediction."""
-
-
-class Measure(NamedTuple):
-    """Steps of a replay: their mean length, and how far the mean may be off by chance."""
-
-    mean: float
-    error: float
 
 
 def predict(graph: Graph, mean_ns: int, findings: Collection[str]) -> Iterator[WhatIf]:
@@ -41,7 +34,7 @@ def predict(graph: Graph, mean_ns: int, findings: Collection[str]) -> Iterator[W
         return
     for cure in CURES:
         ranged = _range(graph, cure, recorded, error)
-        if ranged is None or ranged[1] > recorded.mean * (1 - WORTH):
+        if ranged is None:
             continue
         low, step, high = (round(mean_ns * value / recorded.mean) for value in ranged)
         finding = next((id for id in cure.findings if id in findings), None)
@@ -70,22 +63,10 @@ def _explained(graph: Graph) -> Graph:
     return graph.changed(residual=np.zeros_like(graph.residual))
 
 
-def measure(graph: Graph, ended: NDArray[np.int64]) -> Measure:
-    """The mean step over all GPUs that have steps; the first ones only set the scene."""
-    ends = step_ends(graph, ended)
-    ends = ends[(ends > 0).all(axis=1)]
-    if not len(ends):
-        return Measure(0.0, 0.0)
-    scene = max(1, ends.shape[1] // 4)
-    lengths = np.diff(ends[:, scene - 1 :], axis=1).mean(axis=0)
-    spread = float(lengths.std(ddof=1)) if len(lengths) > 1 else 0.0
-    return Measure(float(lengths.mean()), spread / float(np.sqrt(len(lengths))))
-
-
 def _range(
     graph: Graph, cure: Cure, recorded: Measure, error: float
 ) -> tuple[float, float, float] | None:
-    """The least, the likely and the greatest step time with a cure; None where it changes nothing.
+    """The least, the likely and the greatest step time with a cure; None where it gains little.
 
     The bounds are those of the cure's effect, of the steps' own scatter, and of what the replay
     cannot explain, which may or may not be cured too.
@@ -95,6 +76,8 @@ def _range(
         return None
     middle = measure(likely, replay(likely))
     gain = recorded.mean - middle.mean
+    if gain < WORTH * recorded.mean:
+        return None
     bounds = [middle.mean, middle.mean - error * gain, middle.mean + error * gain]
     for effect in (Effect.MOST, Effect.LEAST):
         changed = cure.change(graph, effect)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.classes import classify
+from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.host import NOBODY, Call, HostCalls
 from gputrace.analyzers.intervals import Times
@@ -42,6 +43,8 @@ class Rows:
     """Counted from the first step that is replayed."""
     call: NDArray[np.int64]
     """The call that issued each, an index into the calls of the trace, or `NOBODY`."""
+    collective: NDArray[np.int64]
+    """The number of the matched collective that each is a part of, or -1."""
     steps: range
 
 
@@ -108,6 +111,7 @@ def read_rows(
     calls: HostCalls,
     found: FoundSteps,
     steps: range,
+    collectives: Collectives,
 ) -> Rows:
     """The operations of the chosen steps, with the streams that they ran on."""
     spans = {rank: _span(windows, steps) for rank, windows in found.by_rank.items()}
@@ -128,11 +132,40 @@ def read_rows(
     # A call that ends the trace's clock's order, after its operation began, did not issue it.
     wrong = (issued != NOBODY) & (calls.start[issued] > events.start)
     issued[wrong | (calls.sort[issued] == Call.SYNC)] = NOBODY
-    return Rows(events, classify(trace, events), gpus, gpu[rows], step[rows], issued, steps)
+    return Rows(
+        events=events,
+        classes=classify(trace, events),
+        gpus=gpus,
+        gpu=gpu[rows],
+        step=step[rows],
+        call=issued,
+        collective=_collectives(operations, collectives, events, gpu[rows]),
+        steps=steps,
+    )
 
 
 def _span(windows: StepWindows, steps: range) -> Window:
     return Window(int(windows.start[steps.start]), int(windows.end[steps.stop - 1]))
+
+
+def _collectives(
+    operations: Sequence[GpuOperations],
+    collectives: Collectives,
+    events: Events,
+    gpu: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """The collective of each row, which is told by its GPU, start and correlation."""
+    found = np.full(len(events), -1, np.int64)
+    for lane, own in enumerate(operations):
+        mine = np.flatnonzero(collectives.lane == lane)
+        row = collectives.row[mine]
+        starts = own.start[row].tolist()
+        keys = zip(starts, own.events.correlation[row].tolist(), strict=True)
+        number = dict(zip(keys, collectives.instance[mine].tolist(), strict=True))
+        rows = np.flatnonzero((gpu == lane) & np.isin(events.start, list(starts)))
+        pairs = zip(events.start[rows].tolist(), events.correlation[rows].tolist(), strict=True)
+        found[rows] = [number.get(pair, -1) for pair in pairs]
+    return found
 
 
 def _gpu_of(events: Events, gpus: Sequence[Gpu]) -> NDArray[np.int64]:

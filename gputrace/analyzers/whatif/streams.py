@@ -60,7 +60,7 @@ def join_streams(
     for one in np.unique(gpu[gpu >= 0]).tolist():
         rows = np.flatnonzero((gpu == one) & (items.stream >= 0))
         main = _main_stream(items, operation, rows)
-        for i, j in _joins(items, operation, kind, step, rows.tolist(), main):
+        for i, j in _joins(items, operation, kind, step, rows, main):
             lag = int(items.start[i] - items.end[j])
             if lag >= 0 and all(j != known for known, _ in after.get(i, ())):
                 after[i] = (*after.get(i, ()), (j, min(lag, 2_000)))
@@ -73,53 +73,37 @@ def _main_stream(items: Items, operation: Index, rows: Index) -> int:
 
 
 def _joins(
-    items: Items, operation: Index, kind: Index, step: Index, rows: list[int], main: int
+    items: Items, operation: Index, kind: Index, step: Index, rows: Index, main: int
 ) -> Iterator[tuple[int, int]]:
-    last_collective = {
-        int(step[i]): i for i in rows if operation[i] == OperationClass.COMMUNICATION
-    }
-    pending: list[int] = []
-    given = NONE
-    for i in rows:
-        if items.stream[i] == main:
-            ready = [j for j in pending if items.end[j] <= items.start[i]]
-            yield from ((i, j) for j in ready)
-            pending = [j for j in pending if j not in ready]
-            given = i
-        elif operation[i] == OperationClass.COMMUNICATION:
-            if given != NONE:
-                yield i, given
-            if last_collective.get(int(step[i])) == i:
-                pending.append(i)
-        elif kind[i] == Kind.COPY_H2D:
-            pending.append(i)
+    """Pairs of an operation and one that it comes after, if the recorded times agree."""
+    talks = operation[rows] == OperationClass.COMMUNICATION
+    on_main = items.stream[rows] == main
+    aside = np.flatnonzero(~on_main & (talks | (kind[rows] == Kind.COPY_H2D)))
+    mains = rows[on_main]
+    place = np.searchsorted(np.flatnonzero(on_main), aside)
+    last = {int(step[i]): i for i in rows[talks & ~on_main].tolist()}
+    for at, row in zip(place.tolist(), rows[aside].tolist(), strict=True):
+        collective = operation[row] == OperationClass.COMMUNICATION
+        if collective and at:
+            yield row, int(mains[at - 1])
+        if not collective or last[int(step[row])] == row:
+            later = np.flatnonzero(items.start[mains[at:]] >= items.end[row])
+            if len(later):
+                yield int(mains[at + later[0]]), row
 
 
-def match_collectives(
-    items: Items, operation: Index, rank: Index, step: Index, name: Index
-) -> Index:
+def keep_together(items: Items, instance: Index) -> Index:
     """The collective that each operation is a part of, or `NONE`.
 
-    Those of a step are matched by their order on each rank, where all ranks have as many of equal
-    names. A part that ends before the last rank comes waits for nobody, and is none.
+    A part that ends before the last one comes waits for nobody, and is none.
+
+    Args:
+        items: of the graph.
+        instance: the number of the matched collective of each item, or `NONE`.
     """
-    group = np.full(len(items), NONE, np.int64)
-    ranks = np.unique(rank[rank >= 0]).tolist()
-    if len(ranks) < 2:
-        return group
-    count = 0
-    parts = np.flatnonzero((operation == OperationClass.COMMUNICATION) & (items.stream >= 0))
-    for number in np.unique(step[parts]).tolist():
-        own = [parts[(step[parts] == number) & (rank[parts] == r)] for r in ranks]
-        lists = [rows[np.argsort(items.start[rows], kind="stable")] for rows in own]
-        if len({len(rows) for rows in lists}) != 1 or not len(lists[0]):
-            continue
-        table = np.stack(lists)
-        if (name[table] != name[table[0]]).any():
-            continue
-        for column in table.T:
-            together = column[items.end[column] >= items.start[column].max()]
-            if len(together) > 1:
-                group[together] = count
-                count += 1
-    return group
+    numbers, group = np.unique(instance, return_inverse=True)
+    arrived = np.full(len(numbers), np.iinfo(np.int64).min)
+    np.maximum.at(arrived, group, items.start)
+    together = (instance >= 0) & (items.end >= arrived[group])
+    counts = np.bincount(group[together], minlength=len(numbers))
+    return np.where(together & (counts[group] > 1), group, NONE)
