@@ -32,6 +32,7 @@ BENCHMARKS: Final = (
     Benchmark("overhead", "benchmarks.overhead", "what recording costs training (needs GPUs)"),
     Benchmark("agreement", "benchmarks.agreement", "whether nsys sees the same (needs GPUs)"),
     Benchmark("accuracy", "benchmarks.accuracy", "steps and causes found in generated runs"),
+    Benchmark("whatif", "benchmarks.whatif", "predicted against simulated step times"),
 )
 
 

@@ -29,7 +29,8 @@ def step(trainers: Sequence[Trainer], index: int) -> None:
         complete_ns = max(1, int(trainers[0].around(float(plan.allreduce_ns))))
         collectives.complete(group, complete_ns)
     for trainer, start in zip(trainers, entered, strict=True):
-        collectives.join(trainer)
+        if plan.joined:
+            collectives.join(trainer)
         trainer.launch(trainer.model.optimizer, trainer.main, trainer.gpu)
         if plan.sync_every_step:
             trainer.read_loss()

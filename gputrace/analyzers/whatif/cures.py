@@ -15,6 +15,7 @@ import numpy as np
 
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.host import Call
+from gputrace.analyzers.whatif.dataparallel import one_process_each, trained_together
 from gputrace.analyzers.whatif.edits import (
     Mask,
     issues,
@@ -141,7 +142,8 @@ def late_host(graph: Graph, effect: Effect) -> Graph | None:
 def overlap(graph: Graph, effect: Effect) -> Graph | None:
     """Computation waits for no communication; at the least, for each step's last one still."""
     talks = runs(graph) & (graph.operation == OperationClass.COMMUNICATION)
-    if not talks.any():
+    talks &= graph.kind == Kind.KERNEL
+    if not talks.any() or trained_together(graph) is not None:
         return None
     freed = talks & ~last_collectives(graph, talks) if effect is Effect.LEAST else talks
     after = {
@@ -215,7 +217,28 @@ def alloc(graph: Graph, effect: Effect) -> Graph | None:
     return freed.changed(own=np.where(calls, 0, freed.own))
 
 
+def ddp(graph: Graph, effect: Effect) -> Graph | None:
+    """One process a GPU in place of one for all; no scatter, no gather, no replicas.
+
+    At the most, no pause of the host of over a millisecond stays, as making replicas is one; at the
+    least, a part of the threads' waiting for each other was work, and communication stays.
+    """
+    if effect is Effect.MOST:
+        return one_process_each(graph, 0.0, talks=False, longest=1_000_000)
+    if effect is Effect.LEAST:
+        gpus = trained_together(graph)
+        return None if gpus is None else one_process_each(graph, 1 / len(gpus), talks=True)
+    return one_process_each(graph, 0.0, talks=False)
+
+
 CURES: Final = (
+    Cure(
+        "ddp",
+        ("gpu0-skew", "launch-bound"),
+        ddp,
+        "one process trains on each GPU (DistributedDataParallel), with its own copy of the "
+        "input; its threads wait for no others, and gradients are exchanged meanwhile",
+    ),
     Cure(
         "prefetch",
         ("data-feeding",),

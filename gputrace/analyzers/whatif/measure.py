@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.whatif.graph import LONG_AGO, Graph
 
 
-class Measure(NamedTuple):
-    """Steps of a replay: their mean length, and how far the mean may be off by chance."""
+_SCATTER_OF_MAD: Final = 1.4826
+"""A standard deviation by the median absolute deviation, of a normal distribution."""
 
-    mean: float
-    error: float
+
+class Measure(NamedTuple):
+    """Steps of a replay."""
+
+    lengths: NDArray[np.float64]
+    """Of each step, the mean over all GPUs that have steps; the first ones only set the scene."""
+
+    @property
+    def mean(self) -> float:
+        """Nanoseconds."""
+        return float(self.lengths.mean()) if len(self.lengths) else 0.0
+
+    @property
+    def error(self) -> float:
+        """How far the mean may be off by chance: its standard error, one odd step apart."""
+        return standard_error(self.lengths)
+
+
+def standard_error(values: NDArray[np.float64]) -> float:
+    """Of the mean of some values, by how far they scatter about their median."""
+    if not len(values):
+        return 0.0
+    spread = np.median(np.abs(values - np.median(values)))
+    return float(_SCATTER_OF_MAD * spread / np.sqrt(len(values)))
 
 
 def measure(graph: Graph, ended: Times) -> Measure:
-    """The mean step over all GPUs that have steps; the first ones only set the scene."""
+    """The steps of a replay."""
     ends = step_ends(graph, ended)
     ends = ends[(ends > LONG_AGO).all(axis=1)]
     if not len(ends):
-        return Measure(0.0, 0.0)
+        return Measure(np.empty(0))
     scene = max(1, ends.shape[1] // 4)
-    lengths = np.diff(ends[:, scene - 1 :], axis=1).mean(axis=0)
-    spread = float(lengths.std(ddof=1)) if len(lengths) > 1 else 0.0
-    return Measure(float(lengths.mean()), spread / float(np.sqrt(len(lengths))))
+    return Measure(np.diff(ends[:, scene - 1 :], axis=1).mean(axis=0))
 
 
 def step_ends(graph: Graph, ended: Times) -> Times:

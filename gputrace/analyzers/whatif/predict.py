@@ -8,8 +8,9 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.whatif.cures import CURES, Cure, Effect
+from gputrace.analyzers.whatif.edits import issues, runs
 from gputrace.analyzers.whatif.graph import Graph, replay
-from gputrace.analyzers.whatif.measure import Measure, measure
+from gputrace.analyzers.whatif.measure import Measure, measure, standard_error
 from gputrace.analyzers.whatif_results import WhatIf
 
 WORTH: Final = 0.01
@@ -55,12 +56,21 @@ def predict(graph: Graph, mean_ns: int, findings: Collection[str]) -> Iterator[W
 def replay_error(graph: Graph) -> float:
     """The part of the recorded time that the replay lacks when only what is explained counts."""
     recorded = measure(graph, graph.end).mean
-    explained = measure(graph, replay(_explained(graph))).mean
+    explained = measure(graph, replay(explained_only(graph))).mean
     return abs(recorded - explained) / recorded if recorded else 1.0
 
 
-def _explained(graph: Graph) -> Graph:
-    return graph.changed(residual=np.zeros_like(graph.residual))
+def explained_only(graph: Graph) -> Graph:
+    """The graph with the usual lag after every cause, and no lateness without one."""
+    launched = issues(graph)
+    follows = runs(graph) & (graph.spacing > 0)
+    usual = [int(np.median(lags)) if len(lags) else 0 for lags in (
+        graph.latency[launched], graph.spacing[follows])]
+    return graph.changed(
+        latency=np.where(launched, usual[0], graph.latency),
+        spacing=np.where(follows, usual[1], graph.spacing),
+        residual=np.zeros_like(graph.residual),
+    )
 
 
 def _range(
@@ -68,6 +78,7 @@ def _range(
 ) -> tuple[float, float, float] | None:
     """The least, the likely and the greatest step time with a cure; None where it gains little.
 
+    A gain that differs so much from step to step that it may be chance is none.
     The bounds are those of the cure's effect, of the steps' own scatter, and of what the replay
     cannot explain, which may or may not be cured too.
     """
@@ -76,7 +87,8 @@ def _range(
         return None
     middle = measure(likely, replay(likely))
     gain = recorded.mean - middle.mean
-    if gain < WORTH * recorded.mean:
+    chance = _SURE * standard_error(recorded.lengths - middle.lengths)
+    if gain < max(WORTH * recorded.mean, chance):
         return None
     bounds = [middle.mean, middle.mean - error * gain, middle.mean + error * gain]
     for effect in (Effect.MOST, Effect.LEAST):

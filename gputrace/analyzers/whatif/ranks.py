@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.whatif.edits import runs
@@ -19,27 +20,30 @@ _LATER: Final = 1.02
 def like_the_median_kernels(graph: Graph) -> Graph | None:
     """The kernels of slower ranks shortened to the median rank's; None where none is slower.
 
-    Those of one name are shortened alike, so a rank that runs others, or more of them, keeps what
-    the others have not.
+    Those of one name are shortened alike, to what the median rank spends on them: to nothing, where
+    the median rank has none.
     """
     ranks = np.unique(graph.rank[graph.rank >= 0])
     computes = runs(graph) & (graph.operation == OperationClass.COMPUTE)
     place = np.searchsorted(ranks, graph.rank)
     totals = np.bincount(place[computes], graph.ns[computes], len(ranks))
-    slow = totals > _SLOWER * np.median(totals)
+    slow = totals > _SLOWER * _median(totals)
     if len(ranks) < 2 or not slow.any():
         return None
     names, name = np.unique(graph.name, return_inverse=True)
     spent = np.zeros((len(ranks), len(names)))
-    counts = np.zeros_like(spent)
     np.add.at(spent, (place[computes], name[computes]), graph.ns[computes])
-    np.add.at(counts, (place[computes], name[computes]), 1)
-    each = np.divide(spent, counts, out=np.full_like(spent, np.nan), where=counts > 0)
-    usual = np.nanmedian(each, axis=0, keepdims=True) if len(names) else each
-    factor = np.clip(np.nan_to_num(usual / each, nan=1.0), 0.0, 1.0)
+    usual = np.broadcast_to(_median(spent), spent.shape)
+    factor = np.minimum(np.divide(usual, spent, out=np.ones_like(spent), where=spent > 0), 1.0)
     eased = computes & slow[place]
     shorter = (graph.ns * factor[place, name]).astype(np.int64)
     return graph.changed(ns=np.where(eased, shorter, graph.ns))
+
+
+def _median(values: NDArray[Any]) -> NDArray[Any]:
+    """Over the ranks: of two in the middle, the lower, so that of two ranks it is the better one."""
+    ordered: NDArray[Any] = np.sort(values, axis=0)
+    return ordered[(len(values) - 1) // 2]
 
 
 def like_the_median_host(graph: Graph) -> Graph | None:
@@ -57,10 +61,10 @@ def like_the_median_host(graph: Graph) -> Graph | None:
         return None
     times = host[table]
     totals = times[:, 1:].sum(axis=1)
-    late = totals > _LATER * np.median(totals)
+    late = totals > _LATER * _median(totals)
     if not late.any():
         return None
-    return _cut(graph, table, np.median(times, axis=0), late)
+    return _cut(graph, table, _median(times), late)
 
 
 def _by_call(graph: Graph, calls: list[Index]) -> Index | None:

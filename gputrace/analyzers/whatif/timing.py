@@ -68,8 +68,9 @@ def start_times(items: Items, before: Index) -> StartTimes:
     free = np.where(before >= 0, items.end[before], LONG_AGO)
     lag, pause = items.start - called, items.start - free
     has_call = runs & (items.thread >= 0)
-    usual = _usual(lag[has_call & (called > free)], USUAL_LATENCY_NS)
-    close = _usual(pause[has_call & (called + 2 * usual < free) & (pause >= 0)], USUAL_SPACING_NS)
+    usual = _usual(lag[has_call & (called > free) & (lag < SLACK_NS)], USUAL_LATENCY_NS)
+    queued = has_call & (called + 2 * usual < free) & (pause >= 0) & (pause < SLACK_NS)
+    close = _usual(pause[queued], USUAL_SPACING_NS)
     latency = np.where(has_call, np.minimum(lag, usual), 0)
     alone = runs & (items.thread < 0) & (before < 0)
     latency = np.where(alone, items.start, latency)
