@@ -119,7 +119,7 @@ def step_ns(recording: Recording) -> float:
 def table(scores: list[Score]) -> str:
     """The figures by cure, as Markdown."""
     lines = [
-        "| cure | runs | mean gain | median error | 90 % within | largest | within 5 % | in range |",
+        "| cure | runs | gain | median error | 90 % within | largest | within 5 % | in range |",
         "| :-- | --: | --: | --: | --: | --: | --: | --: |",
     ]
     for cure in (*CURED, "all"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from gputrace.analyzers.results import Analysis
-from gputrace.views.tables import Table, gaps_table, main_table, notes, verdict
+from gputrace.views.tables import Table, gaps_table, main_table, notes, savings, verdict
 
 _MOST_GPUS_ACROSS = 4
 _MOST_GAPS = 5
@@ -15,11 +15,15 @@ def render(analysis: Analysis) -> str:
     """A ``div`` without scripts or styles of its own; everything from the trace is escaped."""
     parts = [f"<p><b>{escape(verdict(analysis))}</b></p>"]
     if analysis.findings:
-        parts.append(f"<p>What to do: {escape(analysis.findings[0].advice)}.</p>")
+        first = analysis.findings[0]
+        parts.append(f"<p>What to do: {escape(first.advice)}.{savings(analysis, first)}</p>")
     parts.append(_table(main_table(analysis, _MOST_GPUS_ACROSS)))
     if analysis.gaps.largest:
         parts.append(_table(gaps_table(analysis, _MOST_GAPS)))
-    parts += [f"<p>{escape(f'{f.id}: {f.message}')}.</p>" for f in analysis.findings[1:]]
+    parts += [
+        f"<p>{escape(f'{f.id}: {f.message}')}.{savings(analysis, f)}</p>"
+        for f in analysis.findings[1:]
+    ]
     parts += [f"<p><small>{escape(note)}</small></p>" for note in notes(analysis)]
     return "<div>" + "".join(parts) + "</div>"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputrace.analyzers.results import Analysis
-from gputrace.views.tables import Table, gaps_table, main_table, notes, verdict
+from gputrace.views.tables import Table, gaps_table, main_table, notes, savings, verdict
 
 _MOST_GPUS_ACROSS = 4
 _MOST_GAPS = 10
@@ -13,11 +13,14 @@ def render(analysis: Analysis) -> str:
     """GitHub's Markdown; names from the trace are escaped."""
     parts = [f"**{_escape(verdict(analysis))}**"]
     if analysis.findings:
-        parts.append(f"What to do: {_escape(analysis.findings[0].advice)}.")
+        first = analysis.findings[0]
+        parts.append(f"What to do: {_escape(first.advice)}.{savings(analysis, first)}")
     parts.append(_table(main_table(analysis, _MOST_GPUS_ACROSS)))
     if analysis.gaps.largest:
         parts.append(_table(gaps_table(analysis, _MOST_GAPS)))
-    others = [f"- `{f.id}`: {_escape(f.message)}." for f in analysis.findings[1:]]
+    others = [
+        f"- `{f.id}`: {_escape(f.message)}.{savings(analysis, f)}" for f in analysis.findings[1:]
+    ]
     others += [f"- {_escape(note)}" for note in notes(analysis)]
     if others:
         parts.append("\n".join(others))

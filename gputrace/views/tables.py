@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gputrace.analyzers.results import Analysis, Breakdown, Gap, Steps
+from gputrace.analyzers.results import Analysis, Breakdown, Finding, Gap, Steps
 from gputrace.units import format_ns, format_ranges, format_share
 
 CLASS_NAMES: Final = {
@@ -58,6 +58,18 @@ def verdict(analysis: Analysis) -> str:
         return "Nothing stands out: no class of time is worth a change."
     message = analysis.findings[0].message
     return message[0].upper() + message[1:] + "."
+
+
+def savings(analysis: Analysis, finding: Finding) -> str:
+    """A sentence, after a space, on what curing a finding would save; nothing if that is unknown."""
+    cure = next((cure for cure in analysis.what_if if cure.finding == finding.id), None)
+    if cure is None:
+        return ""
+    least, most = format_ns(cure.now_ns - cure.high_ns), format_ns(cure.now_ns - cure.low_ns)
+    return (
+        f" Curing it would save about {format_ns(cure.gain_ns)} of {format_ns(cure.now_ns)} a step "
+        f"({least} to {most})."
+    )
 
 
 def main_table(analysis: Analysis, most_across: int) -> Table:

@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from gputrace.analyzers.results import Analysis, Finding
-from gputrace.views.tables import Table, gaps_table, main_table, notes, verdict
+from gputrace.views.tables import Table, gaps_table, main_table, notes, savings, verdict
 
 _MOST_GPUS_ACROSS: Final = 3
 _MOST_GAPS: Final = 5
@@ -35,7 +35,7 @@ def render(analysis: Analysis, width: int = 80, color: bool = False) -> str:
     if analysis.gaps.largest:
         _print_table(console, gaps_table(analysis, _MOST_GAPS))
     for finding in analysis.findings[1:]:
-        _print_finding(console, finding)
+        _print_finding(console, finding, savings(analysis, finding))
     for note in notes(analysis):
         console.print(Text(f"note: {note}", style="dim"))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
@@ -45,7 +45,8 @@ def _print_verdict(console: Console, analysis: Analysis) -> None:
     style = _STYLES[analysis.findings[0].severity] if analysis.findings else "green"
     console.print(Text(verdict(analysis), style=style))
     if analysis.findings:
-        advice = Text("What to do: " + analysis.findings[0].advice + ".")
+        first = analysis.findings[0]
+        advice = Text(f"What to do: {first.advice}.{savings(analysis, first)}")
         console.print(Padding(advice, (0, 0, 0, 2)))
     console.print()
 
@@ -62,6 +63,7 @@ def _print_table(console: Console, table: Table) -> None:
     console.print(Padding(drawn, (0, 0, 1, 2)))
 
 
-def _print_finding(console: Console, finding: Finding) -> None:
-    line = Text.assemble((f"{finding.id}: ", _STYLES[finding.severity]), finding.message, ".")
+def _print_finding(console: Console, finding: Finding, saved: str) -> None:
+    name = (f"{finding.id}: ", _STYLES[finding.severity])
+    line = Text.assemble(name, finding.message, ".", saved)
     console.print(line)

@@ -16,7 +16,7 @@ from gputrace.analyzers.whatif.rows import Rows
 from gputrace.analyzers.whatif.streams import find_causes, join_streams, keep_together
 from gputrace.analyzers.whatif.timing import find_slots, host_times, start_times
 from gputrace.analyzers.whatif.waits import find_waits
-from gputrace.traces.events import Memory
+from gputrace.traces.events import Column, Mask, Memory
 from gputrace.traces.trace import Trace
 
 
@@ -49,7 +49,7 @@ def build_graph(
     join_streams(items, operation, kind, gpu, step, after)
     called = calls.name[items.call]
     names = trace.names(distinct_ids(called[items.call >= 0].astype(np.int32)))
-    holds = (pageable | _holds(names, called)).astype(np.int64)
+    holds = pageable | _holds(names, called)
     waiting = find_waits(items, sort, kind, holds, names, called)
     rank = _ranks(rows, calls, items, gpu)
     group = keep_together(items, np.where(some, rows.collective[op], NONE))
@@ -100,10 +100,11 @@ def _by_thread(
     return found
 
 
-def _holds(names: Mapping[int, str], called: Index) -> Index:
+def _holds(names: Mapping[int, str], called: Column) -> Mask:
     """Whether a copy call is one that returns when the copy is done."""
     plain = [id for id, name in names.items() if "emcpy" in name and "Async" not in name]
-    return np.isin(called, plain)
+    found: Mask = np.isin(called, plain)
+    return found
 
 
 def _ranks(rows: Rows, calls: HostCalls, items: Items, gpu: Index) -> Index:

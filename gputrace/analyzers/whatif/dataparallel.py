@@ -8,7 +8,7 @@ import numpy as np
 
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.host import Call
-from gputrace.analyzers.whatif.edits import Mask, runs
+from gputrace.analyzers.whatif.edits import Effect, Mask, runs
 from gputrace.analyzers.whatif.graph import NONE, Graph, Index
 from gputrace.traces.events import Kind
 
@@ -35,7 +35,7 @@ def _feeder(graph: Graph, kernels: Mask, gpu: int) -> int:
     return int(np.argmax(np.bincount(graph.thread[kernels & (graph.gpu == gpu)])))
 
 
-def one_process_each(
+def _one_process_each(
     graph: Graph, waited: float, talks: bool, longest: int | None = None
 ) -> Graph | None:
     """The first GPU alone with what its threads do for it, one after another.
@@ -80,3 +80,17 @@ def one_process_each(
         group=np.full(len(graph), NONE),
         waits={i: edges for i, edges in graph.waits.items() if stays[i]},
     )
+
+
+def ddp(graph: Graph, effect: Effect) -> Graph | None:
+    """One process a GPU in place of one for all; no scatter, no gather, no replicas.
+
+    At the most, no pause of the host of over a millisecond stays, as making replicas is one; at the
+    least, a part of the threads' waiting for each other was work, and communication stays.
+    """
+    if effect is Effect.MOST:
+        return _one_process_each(graph, 0.0, talks=False, longest=1_000_000)
+    if effect is Effect.LEAST:
+        gpus = trained_together(graph)
+        return None if gpus is None else _one_process_each(graph, 1 / len(gpus), talks=True)
+    return _one_process_each(graph, 0.0, talks=False)

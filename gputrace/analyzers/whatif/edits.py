@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from enum import Enum
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.whatif.graph import Graph
 from gputrace.analyzers.whatif.items import before_on
 from gputrace.analyzers.whatif.waits import SHORT_NS
+from gputrace.traces.events import Kind
 
 Mask = NDArray[np.bool_]
+
+SHORT_CALL_NS: Final = 10_000
+"""A copy call that need not wait."""
+
+
+class Effect(Enum):
+    """How far a cure works: what is predicted, and the bounds of its range."""
+
+    LIKELY = "likely"
+    MOST = "most"
+    LEAST = "least"
 
 
 def runs(graph: Graph) -> Mask:
@@ -34,7 +49,9 @@ def without_waits(graph: Graph, calls: Mask) -> Graph:
     waits = {i: edges for i, edges in graph.waits.items() if not calls[i]}
     lost = np.zeros(len(graph), bool)
     lost[[i for i in graph.waits if calls[i]]] = True
-    return graph.changed(waits=waits, own=np.where(lost, np.minimum(graph.own, SHORT_NS), graph.own))
+    return graph.changed(
+        waits=waits, own=np.where(lost, np.minimum(graph.own, SHORT_NS), graph.own)
+    )
 
 
 def moved_aside(graph: Graph, operations: Mask, joined: bool = True) -> Graph:
@@ -51,10 +68,20 @@ def moved_aside(graph: Graph, operations: Mask, joined: bool = True) -> Graph:
 def last_collectives(graph: Graph, talks: Mask) -> Mask:
     """Of each GPU and step, the collective that was issued last."""
     last = np.zeros(len(graph), bool)
-    place = {
-        (int(graph.gpu[i]), int(graph.step[i])): i for i in np.flatnonzero(talks).tolist()
-    }
+    place = {(int(graph.gpu[i]), int(graph.step[i])): i for i in np.flatnonzero(talks).tolist()}
     last[list(place.values())] = True
     return last
 
 
+def input_copies(graph: Graph) -> Mask:
+    """Copies from the host to a GPU."""
+    found: Mask = runs(graph) & (graph.kind == Kind.COPY_H2D)
+    return found
+
+
+def copied_before(graph: Graph, copies: Mask) -> Graph:
+    """Some copies take no time: they were made before they were needed."""
+    quick = returning(graph, copies, SHORT_CALL_NS)
+    return quick.changed(
+        ns=np.where(copies, 0, quick.ns), residual=np.where(copies, 0, quick.residual)
+    )

@@ -96,10 +96,10 @@ class Graph:
         return replace(self, **columns)
 
 
-def replay(graph: Graph) -> Times:
+def replay(graph: Graph) -> Times:  # noqa: C901 (see below)
     """When the operation of each item ends; of items without one, when the call does.
 
-    One tight loop over plain lists: about half a microsecond an item.
+    One tight loop over plain lists, half a microsecond an item: calls in it would double that.
     """
     g = graph
     thread, gap, own, stream = g.thread.tolist(), g.gap.tolist(), g.own.tolist(), g.stream.tolist()

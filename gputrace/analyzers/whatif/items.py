@@ -155,7 +155,7 @@ def find_hands(items: Items, previous: Index) -> Index:
     for i in np.flatnonzero(waits).tolist():
         since = int(silent_from[i])
         for j in range(i - 1, max(i - _FARTHEST_HAND, -1), -1):
-            if process[j] != process[i] or thread[j] >= 0 and begin[j] < since:
+            if process[j] != process[i] or (thread[j] >= 0 and begin[j] < since):
                 break
             if thread[j] >= 0 and thread[j] != thread[i] and returned[j] <= begin[i]:
                 hands[i] = j

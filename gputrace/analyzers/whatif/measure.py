@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.whatif.graph import LONG_AGO, Graph
 
-
 _SCATTER_OF_MAD: Final = 1.4826
 """A standard deviation by the median absolute deviation, of a normal distribution."""
 
@@ -25,11 +24,6 @@ class Measure(NamedTuple):
     def mean(self) -> float:
         """Nanoseconds."""
         return float(self.lengths.mean()) if len(self.lengths) else 0.0
-
-    @property
-    def error(self) -> float:
-        """How far the mean may be off by chance: its standard error, one odd step apart."""
-        return standard_error(self.lengths)
 
 
 def standard_error(values: NDArray[np.float64]) -> float:

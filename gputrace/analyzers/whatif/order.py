@@ -22,7 +22,10 @@ def order_items(
     edges = np.flatnonzero(np.diff(process)) + 1
     bounds = np.concatenate([[0], edges, [len(process)]]).tolist()
     cursors, ends = bounds[:-1], bounds[1:]
-    stops = [[*matters[(matters >= a) & (matters < b)].tolist(), b] for a, b in zip(cursors, ends)]
+    stops = [
+        [*matters[(matters >= a) & (matters < b)].tolist(), b]
+        for a, b in zip(cursors, ends, strict=True)
+    ]
     places = [0] * len(ends)
     order: list[range] = []
     done = 0

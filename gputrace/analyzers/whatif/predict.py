@@ -18,7 +18,9 @@ WORTH: Final = 0.01
 MOST_ERROR: Final = 0.10
 """Part of the step time that may stay unexplained before nothing is predicted."""
 _SURE: Final = 2.0
-"""Standard errors of the mean on either side of a prediction."""
+"""Standard errors of the mean that a gain must have."""
+_COMMON: Final = (0.1, 0.9)
+"""Quantiles of the steps that a range reaches to."""
 
 
 def predict(graph: Graph, mean_ns: int, findings: Collection[str]) -> Iterator[WhatIf]:
@@ -64,8 +66,10 @@ def explained_only(graph: Graph) -> Graph:
     """The graph with the usual lag after every cause, and no lateness without one."""
     launched = issues(graph)
     follows = runs(graph) & (graph.spacing > 0)
-    usual = [int(np.median(lags)) if len(lags) else 0 for lags in (
-        graph.latency[launched], graph.spacing[follows])]
+    usual = [
+        int(np.median(lags)) if len(lags) else 0
+        for lags in (graph.latency[launched], graph.spacing[follows])
+    ]
     return graph.changed(
         latency=np.where(launched, usual[0], graph.latency),
         spacing=np.where(follows, usual[1], graph.spacing),
@@ -79,8 +83,8 @@ def _range(
     """The least, the likely and the greatest step time with a cure; None where it gains little.
 
     A gain that differs so much from step to step that it may be chance is none.
-    The bounds are those of the cure's effect, of the steps' own scatter, and of what the replay
-    cannot explain, which may or may not be cured too.
+    The bounds are those of the cure's effect, of how the cured steps scatter, and of what
+    the replay cannot explain, which may or may not be cured too.
     """
     likely = cure.change(graph, Effect.LIKELY)
     if likely is None:
@@ -95,6 +99,6 @@ def _range(
         changed = cure.change(graph, effect)
         if changed is not None:
             bounds.append(measure(changed, replay(changed)).mean)
-    scatter = _SURE * middle.error
-    highest = max(middle.mean, min(max(bounds) + scatter, recorded.mean))
-    return max(min(bounds) - scatter, 0.0), middle.mean, highest
+    shortest, longest = np.quantile(middle.lengths, _COMMON) - middle.mean
+    highest = max(middle.mean, min(max(bounds) + max(longest, 0.0), recorded.mean))
+    return max(min(bounds) + min(shortest, 0.0), 0.0), middle.mean, highest

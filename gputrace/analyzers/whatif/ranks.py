@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.classes import OperationClass
-from gputrace.analyzers.whatif.edits import runs
+from gputrace.analyzers.whatif.edits import Effect, runs
 from gputrace.analyzers.whatif.graph import Graph, Index
 from gputrace.analyzers.whatif.items import before_on
 
@@ -17,7 +17,7 @@ _SLOWER: Final = 1.02
 _LATER: Final = 1.02
 
 
-def like_the_median_kernels(graph: Graph) -> Graph | None:
+def straggler(graph: Graph, _effect: Effect) -> Graph | None:
     """The kernels of slower ranks shortened to the median rank's; None where none is slower.
 
     Those of one name are shortened alike, to what the median rank spends on them: to nothing, where
@@ -41,12 +41,13 @@ def like_the_median_kernels(graph: Graph) -> Graph | None:
 
 
 def _median(values: NDArray[Any]) -> NDArray[Any]:
-    """Over the ranks: of two in the middle, the lower, so that of two ranks it is the better one."""
+    """Over the ranks; of two in the middle the lower, so of two ranks the better one."""
     ordered: NDArray[Any] = np.sort(values, axis=0)
-    return ordered[(len(values) - 1) // 2]
+    middle: NDArray[Any] = ordered[(len(values) - 1) // 2]
+    return middle
 
 
-def like_the_median_host(graph: Graph) -> Graph | None:
+def late_host(graph: Graph, _effect: Effect) -> Graph | None:
     """The host time of later ranks cut to the median rank's, call by call.
 
     None where none is later, or where the ranks do not make the same calls.
@@ -64,7 +65,7 @@ def like_the_median_host(graph: Graph) -> Graph | None:
     late = totals > _LATER * _median(totals)
     if not late.any():
         return None
-    return _cut(graph, table, _median(times), late)
+    return _cut(graph, host, table, late)
 
 
 def _by_call(graph: Graph, calls: list[Index]) -> Index | None:
@@ -76,12 +77,18 @@ def _by_call(graph: Graph, calls: list[Index]) -> Index | None:
     return table if bool(same.mean() > 0.98) else None
 
 
-def _cut(graph: Graph, table: Index, usual: np.ndarray, late: np.ndarray) -> Graph:
-    gap, lag = graph.gap.copy(), graph.hand_lag.copy()
+def _cut(graph: Graph, host: Index, table: Index, late: NDArray[np.bool_]) -> Graph:
+    """The late ranks' time beyond the usual, call by call, cut until their totals are usual."""
+    times = host[table][:, 1:]
+    totals = times.sum(axis=1)
     rows = table[late][:, 1:]
-    allowed = np.maximum(usual[None, 1:] - graph.own[rows], 0).astype(np.int64)
+    excess = np.maximum(times[late] - _median(times), 0)
+    wanted = totals[late] - _median(totals)
+    part = np.minimum(wanted / np.maximum(excess.sum(axis=1), 1), 1.0)[:, None]
     first = before_on(graph.thread)[rows] < 0
+    saved = np.where(first & (graph.hand[rows] < 0), 0, excess * part).astype(np.int64)
+    gap, lag = graph.gap.copy(), graph.hand_lag.copy()
     handed = graph.hand[rows] >= 0
-    gap[rows] = np.where(handed | first, gap[rows], np.minimum(gap[rows], allowed))
-    lag[rows] = np.where(handed, np.minimum(lag[rows], allowed), lag[rows])
+    gap[rows] = np.where(handed, gap[rows], np.maximum(gap[rows] - saved, 0))
+    lag[rows] = np.where(handed, np.maximum(lag[rows] - saved, 0), lag[rows])
     return graph.changed(gap=gap, hand_lag=lag)

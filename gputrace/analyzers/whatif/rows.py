@@ -96,9 +96,7 @@ def _operations_a_step(
 
 
 def _most_usual(found: FoundSteps, steps: range, count: int) -> range:
-    lengths = np.mean(
-        [w.lengths[steps.start : steps.stop] for w in found.by_rank.values()], axis=0
-    )
+    lengths = np.mean([w.lengths[steps.start : steps.stop] for w in found.by_rank.values()], axis=0)
     sums = np.concatenate([[0.0], np.cumsum(lengths)])
     means = (sums[count:] - sums[:-count]) / count
     first = steps.start + int(np.argmin(np.abs(means - lengths.mean())))

@@ -11,7 +11,7 @@ from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.whatif.graph import NONE, Index
 from gputrace.analyzers.whatif.items import Items
-from gputrace.traces.events import Kind
+from gputrace.traces.events import Column, Kind
 
 _JUST_ENDED_NS: Final = 12_000
 """An operation that starts this soon after one elsewhere ended had waited for it."""
@@ -49,7 +49,7 @@ def _may_cause(items: Items, i: int, j: int) -> bool:
 
 
 def join_streams(
-    items: Items, operation: Index, kind: Index, gpu: Index, step: Index, after: After
+    items: Items, operation: Column, kind: Column, gpu: Index, step: Index, after: After
 ) -> None:
     """Adds what data flow demands though the recorded times need not show it.
 
@@ -66,14 +66,14 @@ def join_streams(
                 after[i] = (*after.get(i, ()), (j, min(lag, 2_000)))
 
 
-def _main_stream(items: Items, operation: Index, rows: Index) -> int:
+def _main_stream(items: Items, operation: Column, rows: Index) -> int:
     compute = rows[operation[rows] == OperationClass.COMPUTE]
     busy = np.bincount(items.stream[compute], (items.end - items.start)[compute], 1)
     return int(np.argmax(busy))
 
 
 def _joins(
-    items: Items, operation: Index, kind: Index, step: Index, rows: Index, main: int
+    items: Items, operation: Column, kind: Column, step: Index, rows: Index, main: int
 ) -> Iterator[tuple[int, int]]:
     """Pairs of an operation and one that it comes after, if the recorded times agree."""
     talks = operation[rows] == OperationClass.COMMUNICATION

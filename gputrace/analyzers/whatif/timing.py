@@ -18,7 +18,7 @@ _ENOUGH: Final = 20
 SLACK_NS: Final = 15_000
 """An operation that starts so much later than usual is late by chance; by more, for a cause."""
 QUEUE: Final = 1_000
-"""Launches that a GPU takes, at least, before the next one must wait; 1,030 were seen on an H200."""
+"""Launches that a GPU takes, at least, before the next must wait; 1,030 were seen on an H200."""
 _NEARLY: Final = 0.8
 _BLOCKED_NS: Final = 50_000
 

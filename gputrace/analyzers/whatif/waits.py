@@ -9,9 +9,8 @@ import numpy as np
 
 from gputrace.analyzers.host import Call
 from gputrace.analyzers.intervals import Times
-from gputrace.analyzers.whatif.graph import NONE, Index
 from gputrace.analyzers.whatif.items import Items
-from gputrace.traces.events import Kind
+from gputrace.traces.events import Column, Kind, Mask
 
 _WAKE_NS: Final = 60_000
 """A call that returns this soon after an operation ended had waited for it."""
@@ -34,12 +33,12 @@ class Waiting(NamedTuple):
 
 
 def find_waits(
-    items: Items, sort: Index, kind: Index, blocks: Index, names: Mapping[int, str], name: Index
+    items: Items, sort: Column, kind: Column, blocks: Mask, names: Mapping[int, str], name: Column
 ) -> Waiting:
     """Which operations each synchronising, freeing or blocking copy call waited for.
 
     The recorded times tell: of the operations issued before the call, those that ended before it
-    returned, and within it. ``blocks`` is 1 for copies from or to pageable memory.
+    returned, and within it. ``blocks`` tells copies from or to pageable memory.
     """
     own = np.where(items.thread >= 0, items.returned - items.begin, 0)
     waits: Waits = {}
@@ -47,7 +46,7 @@ def find_waits(
     last: dict[int, int] = {}
     latest: dict[int, int] = {}  # the stream that each thread issued to last
     copies = np.isin(kind, (Kind.COPY_H2D, Kind.COPY_D2H)) & (items.thread >= 0)
-    held = copies & (blocks > 0) & (own > _STAGED_NS) & (items.returned > items.start)
+    held = copies & blocks & (own > _STAGED_NS) & (items.returned > items.start)
     matters = np.isin(sort, (Call.SYNC, Call.ALLOC)) & (items.thread >= 0)
     finder = _Finder(items)
     for i in range(len(stream)):
@@ -91,7 +90,7 @@ class _Finder:
         return [(done[stream], False)] if stream in done else []
 
     def _binds(self, i: int, j: int) -> bool:
-        return self.end[j] > self.begin[i] and self.returned[i] - self.end[j] < _WAKE_NS
+        return bool(self.begin[i] < self.end[j] > self.returned[i] - _WAKE_NS)
 
     def edges(self, i: int, found: Found, ns: int) -> tuple[tuple[tuple[int, int], ...], int]:
         """The edges of a call, and what it takes by itself."""
