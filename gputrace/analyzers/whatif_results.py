@@ -16,6 +16,8 @@ class WhatIf:
     """The cure's name, such as ``prefetch``."""
     finding: str | None
     """The id of the finding that it cures; None where the analysis has no such finding."""
+    what: str
+    """The cure in a few words."""
     now_ns: int
     """The mean step as it was recorded."""
     step_ns: int

@@ -65,9 +65,12 @@ def savings(analysis: Analysis, finding: Finding) -> str:
     cure = next((cure for cure in analysis.what_if if cure.finding == finding.id), None)
     if cure is None:
         return ""
-    least, most = format_ns(cure.now_ns - cure.high_ns), format_ns(cure.now_ns - cure.low_ns)
+    now = format_ns(cure.now_ns)
+    least, most = (format_ns(cure.now_ns - bound) for bound in (cure.high_ns, cure.low_ns))
+    if least.split()[-1] == most.split()[-1]:
+        least = least.split()[0]
     return (
-        f" Curing it would save about {format_ns(cure.gain_ns)} of {format_ns(cure.now_ns)} a step "
+        f" {cure.what} would save about {format_ns(cure.gain_ns)} of {now} a step "
         f"({least} to {most})."
     )
 

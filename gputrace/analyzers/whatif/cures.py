@@ -30,6 +30,8 @@ class Cure:
     findings: tuple[str, ...]
     """Ids of the findings that it cures; it belongs to the first of them that the analysis has."""
     change: Change
+    what: str
+    """The cure in a few words, as the beginning of a sentence on what it would save."""
     assumption: str
 
 
@@ -38,6 +40,7 @@ CURES: Final = (
         "ddp",
         ("gpu0-skew", "launch-bound"),
         ddp,
+        "DistributedDataParallel",
         "one process trains on each GPU (DistributedDataParallel), with its own copy of the "
         "input; its threads wait for no others, and gradients are exchanged meanwhile",
     ),
@@ -45,26 +48,36 @@ CURES: Final = (
         "prefetch",
         ("data-feeding",),
         prefetch,
+        "A loader that keeps up",
         "every batch is ready when it is asked for, and at best on the GPU already; at the least, "
         "one batch at a time is made beside the training",
     ),
     Cure(
         "pinned",
-        ("h2d-pageable", "h2d-exposed"),
+        ("h2d-exposed", "h2d-pageable"),
         pinned,
+        "Copying from pinned memory beside the computation",
         "input is copied from pinned memory on a stream of its own, as early as the host asks",
     ),
-    Cure("straggler", ("straggler",), straggler, "every rank's kernels take what the median's do"),
+    Cure(
+        "straggler",
+        ("straggler",),
+        straggler,
+        "A rank as fast as the others",
+        "every rank's kernels take what the median's do",
+    ),
     Cure(
         "late-host",
         ("late-host",),
         late_host,
+        "A host as quick as on the other ranks",
         "every rank's host is as quick as the median's between the same calls",
     ),
     Cure(
         "overlap",
         ("communication-exposed",),
         overlap,
+        "Overlapping all communication",
         "nothing waits for communication but communication, and it slows nothing down; at the "
         "least, each step's last exchange stays exposed",
     ),
@@ -72,6 +85,7 @@ CURES: Final = (
         "graphs",
         ("launch-bound",),
         graphs,
+        "CUDA graphs of whole steps",
         "consecutive launches become one, without host time between them; kernels take what "
         "they do",
     ),
@@ -79,7 +93,14 @@ CURES: Final = (
         "sync",
         ("sync-bound",),
         sync,
+        "A host that waits for no GPU",
         "the host never waits for a GPU, and runs ahead as far as launches can be queued",
     ),
-    Cure("alloc", ("alloc-stall",), alloc, "no memory is allocated or given back in a step"),
+    Cure(
+        "alloc",
+        ("alloc-stall",),
+        alloc,
+        "Keeping memory allocated",
+        "no memory is allocated or given back in a step",
+    ),
 )

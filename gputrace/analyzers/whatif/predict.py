@@ -44,6 +44,7 @@ def predict(graph: Graph, mean_ns: int, findings: Collection[str]) -> Iterator[W
         yield WhatIf(
             id=cure.id,
             finding=finding,
+            what=cure.what,
             now_ns=mean_ns,
             step_ns=step,
             low_ns=low,
