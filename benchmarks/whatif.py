@@ -7,8 +7,10 @@ are drawn by chance differ from run to run, and a CUDA graph of the generator ha
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -21,7 +23,7 @@ from gputrace.analyzers.whatif_results import WhatIf
 from gputrace.traces.readers import open_trace
 from tests.synthetic import Plan, Recording, random_plan, simulate, write_nsys
 
-RUNS: Final = 200
+RUNS: Final = 100
 CLOSE: Final = 0.05
 """Part of the true step by which a prediction may be off."""
 LEAST_CLOSE: Final = 0.95
@@ -67,10 +69,15 @@ class Score:
 
 def run(options: Options) -> int:
     """Prints the table; gives 1 where too few predictions are close."""
-    scores = [score for seed in range(RUNS) for score in compare(fair(random_plan(seed)))]
+    with ProcessPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+        scores = [score for part in pool.map(_scores, range(RUNS)) for score in part]
     print(table(scores))
     close = sum(abs(score.error) <= CLOSE for score in scores)
     return int(close < LEAST_CLOSE * len(scores)) if options.check else 0
+
+
+def _scores(seed: int) -> list[Score]:
+    return list(compare(fair(random_plan(seed))))
 
 
 def fair(plan: Plan) -> Plan:

@@ -61,7 +61,7 @@ def verdict(analysis: Analysis) -> str:
 
 
 def savings(analysis: Analysis, finding: Finding) -> str:
-    """A sentence, after a space, on what curing a finding would save; nothing if that is unknown."""
+    """After a space, a sentence on what curing a finding would save; nothing if unknown."""
     cure = next((cure for cure in analysis.what_if if cure.finding == finding.id), None)
     if cure is None:
         return ""

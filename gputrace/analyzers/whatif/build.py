@@ -54,12 +54,12 @@ def build_graph(
     rank = _ranks(rows, calls, items, gpu)
     group = keep_together(items, np.where(some, rows.collective[op], NONE))
     order, group = order_items(items.process, before, group, after, waiting.waits)
-    queueing = find_slots(items, gpu, waiting.own)
+    queueing = find_slots(items, gpu, waiting.own, host)
     return Graph(
         order=order,
         thread=items.thread,
         sort=sort,
-        gap=host.gap,
+        gap=queueing.gap,
         data=host.data,
         hand=host.hand,
         hand_lag=host.hand_lag,

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.whatif.graph import LONG_AGO, Graph
-
-_SCATTER_OF_MAD: Final = 1.4826
-"""A standard deviation by the median absolute deviation, of a normal distribution."""
+from gputrace.analyzers.whatif.rows import SCENE
 
 
 class Measure(NamedTuple):
     """Steps of a replay."""
 
     lengths: NDArray[np.float64]
-    """Of each step, the mean over all GPUs that have steps; the first ones only set the scene."""
+    """Of each step, the mean over all GPUs that have steps, without the first `SCENE` ones."""
 
     @property
     def mean(self) -> float:
@@ -27,11 +25,8 @@ class Measure(NamedTuple):
 
 
 def standard_error(values: NDArray[np.float64]) -> float:
-    """Of the mean of some values, by how far they scatter about their median."""
-    if not len(values):
-        return 0.0
-    spread = np.median(np.abs(values - np.median(values)))
-    return float(_SCATTER_OF_MAD * spread / np.sqrt(len(values)))
+    """Of the mean of some values."""
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def measure(graph: Graph, ended: Times) -> Measure:
@@ -40,8 +35,7 @@ def measure(graph: Graph, ended: Times) -> Measure:
     ends = ends[(ends > LONG_AGO).all(axis=1)]
     if not len(ends):
         return Measure(np.empty(0))
-    scene = max(1, ends.shape[1] // 4)
-    return Measure(np.diff(ends[:, scene - 1 :], axis=1).mean(axis=0))
+    return Measure(np.diff(ends[:, SCENE - 1 :], axis=1).mean(axis=0))
 
 
 def step_ends(graph: Graph, ended: Times) -> Times:

@@ -18,9 +18,7 @@ WORTH: Final = 0.01
 MOST_ERROR: Final = 0.10
 """Part of the step time that may stay unexplained before nothing is predicted."""
 _SURE: Final = 2.0
-"""Standard errors of the mean that a gain must have."""
-_COMMON: Final = (0.1, 0.9)
-"""Quantiles of the steps that a range reaches to."""
+"""Standard errors of a mean: a gain must be more, and a step may be so much off."""
 
 
 def predict(graph: Graph, mean_ns: int, findings: Collection[str]) -> Iterator[WhatIf]:
@@ -84,8 +82,8 @@ def _range(
     """The least, the likely and the greatest step time with a cure; None where it gains little.
 
     A gain that differs so much from step to step that it may be chance is none.
-    The bounds are those of the cure's effect, of how the cured steps scatter, and of what
-    the replay cannot explain, which may or may not be cured too.
+    The bounds are those of the cure's effect, of how the steps scatter, and of what the replay
+    cannot explain, which may or may not be cured too.
     """
     likely = cure.change(graph, Effect.LIKELY)
     if likely is None:
@@ -100,6 +98,7 @@ def _range(
         changed = cure.change(graph, effect)
         if changed is not None:
             bounds.append(measure(changed, replay(changed)).mean)
-    shortest, longest = np.quantile(middle.lengths, _COMMON) - middle.mean
-    highest = max(middle.mean, min(max(bounds) + max(longest, 0.0), recorded.mean))
-    return max(min(bounds) + min(shortest, 0.0), 0.0), middle.mean, highest
+    # The step is known as the recorded one less the gain, or by itself: by what scatters less.
+    scatter = min(chance, _SURE * standard_error(middle.lengths))
+    highest = max(middle.mean, min(max(bounds) + scatter, recorded.mean))
+    return max(min(bounds) - scatter, 0.0), middle.mean, highest

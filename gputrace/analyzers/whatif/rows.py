@@ -22,7 +22,9 @@ from gputrace.traces.trace import Trace, Window
 
 MOST_ITEMS: Final = 40_000
 """GPU operations that are replayed at most; a replay of so many takes some 30 ms."""
-FEWEST_STEPS: Final = 4
+SCENE: Final = 2
+"""Steps at the beginning that only set the scene: how far the host is ahead, what is queued."""
+FEWEST_STEPS: Final = 5
 
 _COLUMNS: Final = (
     "start", "end", "kind", "name", "process", "device", "stream", "correlation", "bytes",
@@ -51,7 +53,7 @@ class Rows:
 def choose_steps(
     found: FoundSteps, measured: Sequence[Step], operations: Sequence[GpuOperations]
 ) -> range | None:
-    """Consecutive measured steps of all ranks, whose mean is nearest to that of all measured ones.
+    """Consecutive measured steps of all ranks, with a mean like that of all measured ones.
 
     None where there are too few, or where so few would be too many operations.
     """
@@ -98,7 +100,7 @@ def _operations_a_step(
 def _most_usual(found: FoundSteps, steps: range, count: int) -> range:
     lengths = np.mean([w.lengths[steps.start : steps.stop] for w in found.by_rank.values()], axis=0)
     sums = np.concatenate([[0.0], np.cumsum(lengths)])
-    means = (sums[count:] - sums[:-count]) / count
+    means = (sums[count:] - sums[SCENE : len(sums) - count + SCENE]) / (count - SCENE)
     first = steps.start + int(np.argmin(np.abs(means - lengths.mean())))
     return range(first, first + count)
 

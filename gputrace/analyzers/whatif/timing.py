@@ -10,6 +10,7 @@ import numpy as np
 from gputrace.analyzers.intervals import EMPTY, Intervals, Times
 from gputrace.analyzers.whatif.graph import LONG_AGO, NONE, Index
 from gputrace.analyzers.whatif.items import Items
+from gputrace.traces.events import Mask
 
 USUAL_LATENCY_NS: Final = 6_000
 USUAL_SPACING_NS: Final = 1_500
@@ -93,32 +94,36 @@ class Queueing(NamedTuple):
 
     slot: Index
     own: Times
+    gap: Times
 
 
-def find_slots(items: Items, gpu: Index, own: Times) -> Queueing:
+def find_slots(items: Items, gpu: Index, own: Times, host: HostTimes) -> Queueing:
     """The operation whose start makes room for each launch: so many are queued at most.
 
     As many as were ever seen, or `QUEUE` where a host never ran so far ahead. A launch that found
     the queue full took long for that alone, and what freed it is what started just before it
-    returned: places come free several at a time.
+    returned: places come free several at a time. So did a thread that was silent with a full queue:
+    calls that need a place, too, need not have been recorded (of events).
     """
     slots = np.full(len(items), NONE, np.int64)
-    own = own.copy()
+    own, gap = own.copy(), host.gap.copy()
     lanes = [_Lane.of(items, gpu, one) for one in np.unique(gpu[gpu >= 0]).tolist()]
-    depth = max([QUEUE, *(int(lane.waiting.max(initial=0)) for lane in lanes)])
+    depth = max([QUEUE, *(int(lane.waiting(items.begin).max(initial=0)) for lane in lanes)])
     launches = (items.thread >= 0) & (items.stream >= 0)
     usual = int(np.median(own[launches])) if launches.any() else 0
+    long = max(_BLOCKED_NS, 10 * usual)
+    silent = np.where(host.hand < 0, host.gap - host.data, 0)
     for lane in lanes:
         rows = lane.rows
         slots[rows[depth:]] = rows[: max(len(rows) - depth, 0)]
-        unseen = items.begin[rows] < lane.started[:1]
-        full = (lane.waiting >= _NEARLY * depth) | unseen
-        blocked = full & (own[rows] > max(_BLOCKED_NS, 10 * usual))
-        freed = np.searchsorted(lane.started, items.returned[rows], "right") - 1
-        blocked &= (freed >= 0) & (lane.started[freed] > items.begin[rows])
-        slots[rows[blocked]] = lane.by_start[freed[blocked]]
-        own[rows[blocked]] = usual
-    return Queueing(slots, own)
+        for spent, since, until in (
+            (silent, items.begin - host.gap, items.begin),
+            (own, items.begin, items.returned),
+        ):
+            blocked, freed = lane.blocked(spent > long, since, until, _NEARLY * depth)
+            slots[blocked] = freed
+            (gap if spent is silent else own)[blocked] = usual
+    return Queueing(slots, own, gap)
 
 
 class _Lane(NamedTuple):
@@ -128,13 +133,25 @@ class _Lane(NamedTuple):
     by_start: Index
     """In order of start on the GPU."""
     started: Times
-    waiting: Times
-    """How many were queued when each was issued."""
 
     @classmethod
     def of(cls, items: Items, gpu: Index, one: int) -> _Lane:
         rows = np.flatnonzero((gpu == one) & (items.thread >= 0) & (items.stream >= 0))
         by_start = rows[np.argsort(items.start[rows], kind="stable")]
-        started = items.start[by_start]
-        gone = np.searchsorted(started, items.begin[rows], "right")
-        return cls(rows, by_start, started, np.arange(1, len(rows) + 1) - gone)
+        return cls(rows, by_start, items.start[by_start])
+
+    def waiting(self, since: Times) -> Times:
+        """How many were queued at the moment given for each launch."""
+        gone = np.searchsorted(self.started, since[self.rows], "right")
+        return np.arange(1, len(self.rows) + 1) - gone
+
+    def blocked(self, long: Mask, since: Times, until: Times, full: float) -> tuple[Index, Index]:
+        """The launches that waited for a place from one moment until another, and what freed it.
+
+        Of those issued before the first start that is seen, how much was queued is not known.
+        """
+        unseen = since[self.rows] < self.started[:1]
+        found = long[self.rows] & (unseen | (self.waiting(since) >= full))
+        freed = np.searchsorted(self.started, until[self.rows], "right") - 1
+        found &= (freed >= 0) & (self.started[freed] > since[self.rows])
+        return self.rows[found], self.by_start[freed[found]]
