@@ -32,6 +32,7 @@ BENCHMARKS: Final = (
     Benchmark("overhead", "benchmarks.overhead", "what recording costs training (needs GPUs)"),
     Benchmark("agreement", "benchmarks.agreement", "whether nsys sees the same (needs GPUs)"),
     Benchmark("accuracy", "benchmarks.accuracy", "steps and causes found in generated runs"),
+    Benchmark("diagnosis", "benchmarks.diagnosis", "planted causes found in generated runs"),
     Benchmark("whatif", "benchmarks.whatif", "predicted against simulated step times"),
 )
 
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if unknown := set(names) - {benchmark.name for benchmark in BENCHMARKS}:
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; try help")
-    options = Options(parsed.check, parsed.large, parsed.peers, parsed.runs)
+    options = Options(parsed.check, parsed.large, parsed.peers, parsed.runs, parsed.seeds)
     chosen = [benchmark for benchmark in BENCHMARKS if not names or benchmark.name in names]
     return max(benchmark.run(options) for benchmark in chosen)
 
@@ -67,6 +68,9 @@ def _parser() -> argparse.ArgumentParser:
         "--no-peers", dest="peers", action="store_false", help="leave other programs out"
     )
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="runs a command (5)")
+    parser.add_argument(
+        "--seeds", type=int, default=200, metavar="N", help="generated runs of diagnosis (200)"
+    )
     return parser
 
 

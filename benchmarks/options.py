@@ -17,3 +17,5 @@ class Options:
     """Run other programs, where they are installed."""
     runs: int = 5
     """How often each command runs; tables show the median."""
+    seeds: int = 200
+    """Generated runs that are diagnosed."""

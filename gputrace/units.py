@@ -63,6 +63,14 @@ def format_ns(nanoseconds: int | float) -> str:
     return f"{value:,.{digits}f} {unit}"
 
 
+def format_bytes(count: int | float) -> str:
+    """``1.39 GB``, ``4.61 MB``, ``340 B``."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
 def format_share(part: float, whole: float) -> str:
     """``40.1%``; a dash where there is nothing, ``<0.1%`` where there is hardly anything."""
     if not part or not whole:

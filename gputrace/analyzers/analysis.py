@@ -26,6 +26,7 @@ from gputrace.analyzers.causes import (
     without_calls,
 )
 from gputrace.analyzers.clocks import fit_clocks, shifted
+from gputrace.analyzers.collective_totals import total_collectives
 from gputrace.analyzers.collectives import Collectives, match_collectives
 from gputrace.analyzers.findings import Facts, find
 from gputrace.analyzers.gaps import find_gaps
@@ -85,7 +86,7 @@ def analyze(
     if options.steps is not None and not chosen:
         raise UsageError(_no_such_steps(trace, options, found))
     rows, lines = break_down(lanes, chosen), read_lines(trace)
-    facts = Facts(trace, operations, calls, gpus, found, steps, chosen, rows, lines)
+    facts = Facts(trace, operations, calls, gpus, found, steps, chosen, rows, lines, collectives)
     findings = find(facts)
     return Analysis(
         schema_version=SCHEMA_VERSION,
@@ -99,9 +100,10 @@ def analyze(
         step_list=steps,
         phases=list_phases(lanes, found),
         breakdown=facts.breakdown,
+        collectives=total_collectives(gpus, operations, collectives, chosen),
         gaps=find_gaps(trace, gpus, calls, found, chosen, options.gaps, lines),
         findings=findings,
-        what_if=what_if(facts, collectives, {finding.id for finding in findings}),
+        what_if=what_if(facts, {finding.id for finding in findings}),
         dropped_rows=dict(trace.quality.dropped),
         warnings=(*trace.quality.warnings, *trace.quality.notes),
     )

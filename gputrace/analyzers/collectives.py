@@ -15,6 +15,7 @@ from gputrace.analyzers.classes import OperationClass, distinct_ids
 from gputrace.analyzers.intervals import Intervals, Times, union
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.pairing import ALONE, Joined, Part, group, join
+from gputrace.analyzers.results import Step
 from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Kind, Mask
 from gputrace.traces.trace import Trace
 
@@ -29,7 +30,7 @@ _OPERATION: Final = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-_JOINT: Final = {"AllReduce", "AllGather", "ReduceScatter", "AllToAll"}
+JOINT: Final = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll")
 """Operations that nobody leaves before all have come."""
 _NEVER: Final = np.iinfo(np.int64).max
 _NONE: Final = np.empty(0, np.int64)
@@ -81,9 +82,12 @@ class Collectives:
     @property
     def joint(self) -> Mask:
         """Rows of operations that nobody leaves before all have come."""
-        return np.isin(
-            self.operation, [self.operations.index(n) for n in _JOINT if n in self.operations]
-        )
+        return self.of(*JOINT)
+
+    def of(self, *names: str) -> Mask:
+        """Rows of some operations."""
+        here = [self.operations.index(name) for name in names if name in self.operations]
+        return np.isin(self.operation, here)
 
     def waits(self, lane: int) -> Intervals:
         """When a GPU was in a collective to which the last rank had not come."""
@@ -106,10 +110,29 @@ def match_collectives(trace: Trace, operations: Sequence[GpuOperations]) -> Coll
         operation = operation_of(text)
         ids = [id for id, own in texts.items() if own == text]
         parts = [part for rows in kernels if len(part := rows.named(ids))]
-        found = group(parts, joint=operation in _JOINT)
+        found = group(parts, joint=operation in JOINT)
         joined += [join(operations, own, found, operation) for own in found]
     joined += _peer_copies(operations)
     return _collect(trace, operations, joined)
+
+
+def steps_of(
+    collectives: Collectives, operations: Sequence[GpuOperations], steps: Sequence[Step]
+) -> NDArray[np.int64]:
+    """Of each row, the number of the step in which it begins on its GPU, of those given.
+
+    `UNKNOWN` for a row that begins in none of them.
+    """
+    found = np.full(len(collectives), UNKNOWN)
+    for index, own in enumerate(operations):
+        mine = [step for step in steps if (step.gpu, step.rank) == (own.gpu.gpu, own.gpu.rank)]
+        rows = np.flatnonzero(collectives.lane == index)
+        start = np.array([step.start_ns for step in mine] or [_NEVER])
+        end = np.array([step.end_ns for step in mine] or [_NEVER])
+        at = np.searchsorted(start, collectives.start[rows], "right") - 1
+        inside = (at >= 0) & (collectives.start[rows] < end[at])
+        found[rows[inside]] = np.array([step.step for step in mine], np.int64)[at[inside]]
+    return found
 
 
 def operation_of(name: str) -> str:

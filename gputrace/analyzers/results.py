@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gputrace.analyzers.collective_results import CollectiveTotals
 from gputrace.analyzers.whatif_results import WhatIf
 
 Evidence = Mapping[str, float | int | str | None]
@@ -221,6 +222,8 @@ class Analysis:
     phases: tuple[Phase, ...]
     breakdown: tuple[Breakdown, ...]
     gaps: Gaps
+    collectives: tuple[CollectiveTotals, ...]
+    """Of the measured steps, by operation; those that take most time first."""
     findings: tuple[Finding, ...]
     """The most important first; the first is the verdict's reason."""
     what_if: tuple[WhatIf, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gputrace.analyzers.results import Analysis
+from gputrace.views.collectives import collectives_tables
 from gputrace.views.tables import Table, gaps_table, main_table, notes, savings, verdict
 
 _MOST_GPUS_ACROSS = 4
@@ -18,6 +19,7 @@ def render(analysis: Analysis) -> str:
     parts.append(_table(main_table(analysis, _MOST_GPUS_ACROSS)))
     if analysis.gaps.largest:
         parts.append(_table(gaps_table(analysis, _MOST_GAPS)))
+    parts += [_table(table) for table in collectives_tables(analysis)]
     others = [
         f"- `{f.id}`: {_escape(f.message)}.{savings(analysis, f)}" for f in analysis.findings[1:]
     ]

@@ -11,6 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from gputrace.analyzers.results import Analysis, Finding
+from gputrace.views.collectives import collectives_tables
 from gputrace.views.tables import Table, gaps_table, main_table, notes, savings, verdict
 
 _MOST_GPUS_ACROSS: Final = 3
@@ -34,6 +35,8 @@ def render(analysis: Analysis, width: int = 80, color: bool = False) -> str:
     _print_table(console, main_table(analysis, _MOST_GPUS_ACROSS))
     if analysis.gaps.largest:
         _print_table(console, gaps_table(analysis, _MOST_GAPS))
+    for table in collectives_tables(analysis):
+        _print_table(console, table)
     for finding in analysis.findings[1:]:
         _print_finding(console, finding, savings(analysis, finding))
     for note in notes(analysis):

@@ -10,18 +10,22 @@ from tests.synthetic.nsys import write_nsys
 from tests.synthetic.nvml import NvmlCard, write_nvml
 from tests.synthetic.nvprof import write_nvprof
 from tests.synthetic.plan import Plan
+from tests.synthetic.plants import PLANTS, Plant, planted
 from tests.synthetic.recording import Kind, Partition, Recording, Truth, Window
 from tests.synthetic.simulate import simulate
 from tests.synthetic.variants import random_plan
 
 __all__ = [
+    "PLANTS",
     "Kind",
     "NvmlCard",
     "Partition",
     "Plan",
+    "Plant",
     "Recording",
     "Truth",
     "Window",
+    "planted",
     "random_plan",
     "simulate",
     "write_kineto",

@@ -59,6 +59,10 @@ class Plan:
     slow_factor: float = 1.0
     late_host_rank: int = -1  # this rank's host needs `late_host_ns` more before each forward pass
     late_host_ns: int = 0
+    late_in_loader: bool = False  # the late host spends it waiting for its data
+    busy_rank: int = -1  # this rank launches `busy_share` more kernels in each forward pass
+    busy_share: float = 0.0
+    odd_steps: tuple[int, ...] = ()  # only in these is a rank slow, late or busy; else in all
     # Beyond plain steps.
     micro_batches: int = 1  # gradient accumulation: forward and backward passes an optimizer step
     validation_after: tuple[int, ...] = ()  # step indices

@@ -40,15 +40,19 @@ def step(trainers: Sequence[Trainer], index: int) -> None:
 def _batch(trainer: Trainer, buckets: int) -> list[Pending]:
     """Fetch one batch and take it through the model, forward and backward."""
     plan = trainer.plan
-    trainer.wait_for_data(10 if trainer.rng.random() < plan.hiccup_rate else 1)
+    late = plan.late_host_ns if trainer.is_odd(plan.late_host_rank) else 0
+    times = 10 if trainer.rng.random() < plan.hiccup_rate else 1
+    trainer.wait_for_data(times, late if plan.late_in_loader else 0)
     trainer.copy_in()
-    if trainer.rank == plan.late_host_rank:
-        trainer.python(plan.late_host_ns)
+    if late and not plan.late_in_loader:
+        trainer.python(late)
     _warm_up(trainer)
     if plan.gpus_per_process > 1:
         run_parallel(trainer)
         return []
     _forward(trainer, plan.allocs_per_step)
+    if trainer.is_odd(plan.busy_rank):
+        trainer.launch(trainer.model.forward.share(plan.busy_share), trainer.main, trainer.gpu)
     trainer.memset()
     return _backward(trainer, buckets)
 

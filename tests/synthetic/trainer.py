@@ -32,7 +32,6 @@ class Trainer:
         self.gpu = self.gpus[0]
         self.units: list[Unit] = []
         self.warming = 0.0  # how much longer things take while warming up, as a fraction
-        self.slow = plan.slow_factor if rank == plan.slow_rank else 1.0
 
     def _gpu(self, index: int) -> Gpu:
         card = self.rank * self.plan.gpus_per_process + index
@@ -59,6 +58,12 @@ class Trainer:
         warm = unit.phase != "step" or unit.step >= self.plan.warmup_steps
         self.warming = 0.0 if warm else 2.0 * 0.5**unit.step
 
+    def is_odd(self, rank: int) -> bool:
+        """Whether this is the rank that something is planted on, in a step that has it."""
+        unit = self.units[-1]
+        odd = not self.plan.odd_steps or (unit.phase == "step" and unit.step in self.plan.odd_steps)
+        return self.rank == rank and odd
+
     def around(self, ns: Ints | Floats | float, jitter: float | None = None) -> Ints:
         """Durations that scatter about `ns` by the plan's jitter."""
         spread = self.plan.jitter if jitter is None else jitter
@@ -69,10 +74,11 @@ class Trainer:
         """Let the main thread run Python for about that long."""
         self.main.now += int(self.around(float(ns)))
 
-    def wait_for_data(self, times: int = 1) -> None:
-        """Wait for, or make, the next batch; `times` as long as planned."""
+    def wait_for_data(self, times: int = 1, more_ns: int = 0) -> None:
+        """Wait for, or make, the next batch; `times` as long as planned, and some more."""
         self.python(self.plan.loop_ns)
-        start, ns = self.main.now, int(self.around(float(self.plan.data_wait_ns * times)))
+        wanted = float(self.plan.data_wait_ns * times + more_ns)
+        start, ns = self.main.now, int(self.around(wanted))
         if self.plan.data_wait == "python":
             self.main.now += ns
         elif ns:
@@ -126,7 +132,8 @@ class Trainer:
 
     def launch(self, work: Work, thread: Thread, gpu: Gpu, streams: int = 1) -> None:
         """Launch kernels on one GPU, by turns on several streams that fork and join there."""
-        ns = self.around(work.ns * (self.slow * (1 + self.warming)))
+        slow = self.plan.slow_factor if self.is_odd(self.plan.slow_rank) else 1.0
+        ns = self.around(work.ns * (slow * (1 + self.warming)))
         if self.plan.graph and self.units[-1].phase == "step" and not self.warming:
             self._launch_graph(work, ns, thread, gpu)
             return

@@ -118,3 +118,17 @@ def _phases(rng: np.random.Generator, plan: Plan) -> Plan:
         checkpoint_ns=2 * gpu_step_ns(plan),
         edges_cut=_chance(rng, 0.15),
     )
+
+
+def ddp_plan(rng: np.random.Generator, seed: int) -> Plan:
+    """A balanced run of 2 to 16 ranks that all-reduce; no loader has hiccups."""
+    plan = replace(_model(rng, Plan(seed=seed)), steps=int(rng.integers(14, 36)), graph=False)
+    plan = replace(plan, kernels_per_step=int(rng.integers(30, 121)))
+    plan = _phases(rng, replace(_host(rng, _input(rng, plan)), hiccup_rate=0.0))
+    return replace(
+        plan,
+        ranks=int(rng.integers(2, 17)),
+        isolated=_chance(rng, 0.3),
+        allreduces=int(rng.integers(1, 6)),
+        allreduce_ns=int(gpu_step_ns(plan) * rng.uniform(0.01, 0.08)),
+    )

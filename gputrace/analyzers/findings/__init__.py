@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gputrace.analyzers.findings import busy, host, idle, run
+from gputrace.analyzers.findings import busy, host, idle, late, run
 from gputrace.analyzers.findings.facts import Facts, Rule
 from gputrace.analyzers.results import Finding
 
@@ -26,6 +26,8 @@ RULES: Final[tuple[Rule, ...]] = (
     busy.h2d_exposed,
     busy.h2d_pageable,
     busy.communication_exposed,
+    late.late_ranks,
+    late.more_work,
     busy.compute_bound,
     run.slow_steps,
     run.warmup,

@@ -22,6 +22,14 @@ _OVERLAP_COPIES: Final = {
     "tensorflow": "prefetch to the GPU (tf.data.experimental.prefetch_to_device)",
     "jax": "put the next batch on the device (jax.device_put) while this one computes",
 }
+_SEND_LESS: Final = (
+    "overlap it with the backward pass (bucket size), send less (bf16 gradients, gradient "
+    "accumulation)"
+)
+_WAIT_LESS: Final = (
+    "make the ranks come at the same time (none is always the last): hosts that launch sooner, "
+    "batches of one size, loaders without hiccups; sending less gains little"
+)
 _COPY_LESS: Final = "copy less: smaller types, decoding on the GPU, weights that stay on the GPU"
 
 
@@ -76,14 +84,33 @@ def _measured_time(facts: Facts) -> Intervals:
 
 
 def communication_exposed(facts: Facts) -> Iterator[Finding]:
-    """Communication with no computation beside it."""
-    yield from facts.costly(
+    """Communication with no computation beside it; without the wait, if ranks are found late."""
+    whole, wait = facts.mean("communication"), facts.mean("communication_wait")
+    known = all(row.communication_wait_ns is not None for row in facts.rows)
+    apart = known and bool(facts.late)
+    cost = whole - wait if apart else whole
+    share = cost / max(facts.mean_ns, 1)
+    severity = severity_of(share)
+    if severity is None:
+        return
+    if apart:
+        told = f"; waiting for other ranks, {format_ns(wait)}, comes on top"
+    else:
+        told = f", {format_ns(wait)} of that waiting" if known else ", waiting"
+        told += " for other ranks" if known else " for other ranks included"
+    yield facts.finding(
         "communication-exposed",
-        "communication",
-        "{cost} go to communication with no computation beside it, waiting for other ranks "
-        "included",
-        "overlap it with the backward pass (bucket size), send less (bf16 gradients, gradient "
-        "accumulation), or look for a rank that comes late",
+        severity,
+        cost,
+        f"{format_ns(cost)} of {facts.per} ({share:.0%}) go to communication with no computation "
+        f"beside it{told}",
+        _WAIT_LESS if known and not apart and 2 * wait > whole else _SEND_LESS,
+        {
+            "share": round(share, 4),
+            "communication_ns": whole,
+            "wait_ns": wait if known else None,
+            "total_ns": facts.mean_ns,
+        },
     )
 
 

@@ -11,8 +11,11 @@ import numpy as np
 
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.classes import distinct_ids
+from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.host import HostCalls
 from gputrace.analyzers.intervals import Intervals, union
+from gputrace.analyzers.late import Late, find_late
+from gputrace.analyzers.lateness import Lateness, find_lateness
 from gputrace.analyzers.lines import Lines, Place, dominating
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results import Breakdown, Evidence, Finding, Step
@@ -64,6 +67,20 @@ class Facts:
     breakdown: tuple[Breakdown, ...]
     lines: Lines | None
     """Where the host threads were, where that was sampled."""
+    collectives: Collectives
+    """Matched among the operations."""
+
+    @cached_property
+    def lateness(self) -> Lateness | None:
+        """What GPUs that meet in collectives lose by each other; None where none meet."""
+        return find_lateness(
+            self.trace, self.lanes, self.operations, self.collectives, self.calls, self.measured
+        )
+
+    @cached_property
+    def late(self) -> tuple[Late, ...]:
+        """The GPUs for which others wait at collectives, the costliest first."""
+        return () if self.lateness is None else find_late(self.lateness, self.measured)
 
     @cached_property
     def framework(self) -> str:
@@ -185,16 +202,30 @@ class Facts:
             for lane, row in zip(self.lanes, self.breakdown, strict=True)
             if row in self.rows
         ]
-        place = dominating(self.lines, self.calls, stretches)
-        if place is None or place.samples < _FEWEST_SAMPLES or place.share < _DOMINATES:
-            return None
-        return place
+        return _telling(dominating(self.lines, self.calls, stretches))
 
-    def _measured_part(self, lane: Lane, idle: Intervals) -> Intervals:
+    def place_of(self, lane: Lane, cause: str, steps: Sequence[int]) -> Place | None:
+        """The same of one GPU in some of the measured steps."""
+        if self.calls is None or self.lines is None or cause not in _OF_THE_HOST:
+            return None
+        idle = self._measured_part(lane, lane.causes.of[cause], steps)
+        return _telling(dominating(self.lines, self.calls, [(lane, idle)]))
+
+    def _measured_part(
+        self, lane: Lane, idle: Intervals, steps: Sequence[int] | None = None
+    ) -> Intervals:
         own = [s for s in self.measured if (s.gpu, s.rank) == (lane.gpu.gpu, lane.gpu.rank)]
+        own = own if steps is None else [step for step in own if step.step in steps]
         if not own:
             return idle.clip(*lane.timeline.window)
         return idle.intersection(union([s.start_ns for s in own], [s.end_ns for s in own]))
+
+
+def _telling(place: Place | None) -> Place | None:
+    """The place, if enough samples are at it."""
+    if place is None or place.samples < _FEWEST_SAMPLES or place.share < _DOMINATES:
+        return None
+    return place
 
 
 Rule = Callable[[Facts], Iterator[Finding]]

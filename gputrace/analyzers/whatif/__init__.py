@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.findings import Facts
 from gputrace.analyzers.whatif.build import build_graph
 from gputrace.analyzers.whatif.predict import predict
@@ -18,23 +17,20 @@ from gputrace.analyzers.whatif_results import WhatIf
 __all__ = ["what_if"]
 
 
-def what_if(
-    facts: Facts, collectives: Collectives, findings: Collection[str]
-) -> tuple[WhatIf, ...]:
+def what_if(facts: Facts, findings: Collection[str]) -> tuple[WhatIf, ...]:
     """The cures that are worth it, the greatest gain first.
 
     None without host calls, which tell what the GPUs wait for, or with too few steps.
 
     Args:
         facts: what has been found out about the trace.
-        collectives: matched across its GPUs.
         findings: ids of the findings of the analysis.
     """
     found, operations, calls = facts.found, facts.operations, facts.calls
     steps = None if calls is None else choose_steps(found, facts.measured, operations)
     if calls is None or steps is None:
         return ()
-    rows = read_rows(facts.trace, operations, calls, found, steps, collectives)
+    rows = read_rows(facts.trace, operations, calls, found, steps, facts.collectives)
     data = {thread: waits for lane in facts.lanes for thread, waits in lane.data.items()}
     graph = build_graph(facts.trace, rows, calls, data)
     lengths = {(s.rank, s.step): s.end_ns - s.start_ns for s in facts.measured}

@@ -28,6 +28,9 @@ class Args(Struct, gc=False):
     bytes: Value = UNKNOWN
     source: Value = field(default=UNKNOWN, name="fromDevice")
     destination: Value = field(default=UNKNOWN, name="toDevice")
+    taken: Value = field(default=UNKNOWN, name="In msg nelems")
+    given: Value = field(default=UNKNOWN, name="Out msg nelems")
+    element: Value = field(default="", name="dtype")
 
 
 NO_ARGS: Final = Args()

@@ -14,6 +14,7 @@ from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Events, Kind, Memory
 from gputrace.traces.kineto.copies import copy_of
 from gputrace.traces.kineto.decimals import nanoseconds
 from gputrace.traces.kineto.decode import NO_ARGS, Event, Value, integer
+from gputrace.traces.kineto.messages import message_bytes
 from gputrace.traces.memory import Names
 
 T = TypeVar("T")
@@ -115,7 +116,7 @@ class Rows:
         columns["device"] = _either([a.device for a in args], [e.pid for e in events])
         columns["stream"] = _either([a.stream for a in args], [e.tid for e in events])
         columns["correlation"] = _integers([a.correlation for a in args])
-        columns["bytes"] = _integers([a.bytes for a in args])
+        columns["bytes"] = _either([a.bytes for a in args], [message_bytes(a) for a in args])
         if (columns["kind"] == Kind.COPY_OTHER).any():
             columns["source_device"] = _integers([a.source for a in args])
             columns["destination_device"] = _integers([a.destination for a in args])

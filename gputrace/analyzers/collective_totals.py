@@ -1,0 +1,138 @@
+"""Collectives by operation: how many, how large, how long they wait and transfer, how fast.
+
+Algorithm and bus bandwidth are those of nccl-tests (doc/PERFORMANCE.md there): the size of the
+message by its time, and that times what the operation makes each link carry among n ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.breakdown import Lane
+from gputrace.analyzers.classes import OperationClass
+from gputrace.analyzers.collective_results import CollectiveTotals
+from gputrace.analyzers.collectives import PEER_COPY, Collectives, steps_of
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.results import Step
+from gputrace.traces.events import UNKNOWN, Mask
+
+_CARRIED: Final = {"AllReduce": 2, "AllGather": 1, "ReduceScatter": 1, "AllToAll": 1}
+"""Among n ranks each link carries so many times (n - 1) / n of the message; in other operations,
+all of it."""
+
+
+def total_collectives(
+    lanes: Sequence[Lane],
+    operations: Sequence[GpuOperations],
+    collectives: Collectives,
+    measured: Sequence[Step],
+) -> tuple[CollectiveTotals, ...]:
+    """The operations, those that take most time first.
+
+    Args:
+        lanes: the GPUs with their timelines.
+        operations: those among which the collectives were matched.
+        collectives: of all GPUs.
+        measured: the steps that count; the lanes' windows if none.
+    """
+    if measured:
+        chosen = steps_of(collectives, operations, measured) != UNKNOWN
+    else:
+        chosen = _in_windows(lanes, operations, collectives)
+    place = {own.gpu: index for index, own in enumerate(operations)}
+    of_lane = {place[lane.gpu]: lane for lane in lanes}
+    steps = len({step.step for step in measured})
+    found = [
+        _total(of_lane, collectives, rows, steps)
+        for rows in _kinds(collectives, chosen)
+        if len(rows)
+    ]
+    return tuple(sorted(found, key=lambda total: -total.total_ns * len(total.gpus)))
+
+
+def _in_windows(
+    lanes: Sequence[Lane], operations: Sequence[GpuOperations], collectives: Collectives
+) -> Mask:
+    inside = np.zeros(len(collectives), bool)
+    windows = {lane.gpu: lane.window for lane in lanes}
+    for index, own in enumerate(operations):
+        if own.gpu in windows:
+            mine = collectives.lane == index
+            start, end = windows[own.gpu]
+            inside |= mine & (collectives.start >= start) & (collectives.start < end)
+    return inside
+
+
+def _kinds(collectives: Collectives, chosen: Mask) -> Iterator[NDArray[np.int64]]:
+    """Rows of one operation among the same GPUs; copies of all pairs together."""
+    if not len(collectives):
+        return
+    keys = np.random.default_rng(0).integers(1 << 62, size=int(collectives.lane.max()) + 1)
+    members = np.zeros(int(collectives.instance[-1]) + 1, np.int64)
+    np.add.at(members, collectives.instance, keys[collectives.lane])
+    group = np.where(collectives.of(PEER_COPY), 0, members[collectives.instance])
+    for operation in range(len(collectives.operations)):
+        mine = chosen & (collectives.operation == operation)
+        for key in np.unique(group[mine]).tolist():
+            yield np.flatnonzero(mine & (group == key))
+
+
+def _total(
+    of_lane: dict[int, Lane], collectives: Collectives, rows: NDArray[np.int64], steps: int
+) -> CollectiveTotals:
+    present = np.unique(collectives.lane[rows]).tolist()
+    lanes = [of_lane[index] for index in present]
+    length = collectives.end[rows] - collectives.start[rows]
+    wait = collectives.wait[rows]
+    known = bool(collectives.known[rows].all())
+    name = collectives.operations[int(collectives.operation[rows[0]])]
+    size, speed = _speed(collectives, rows) if known else (_size(collectives, rows), None)
+    carried = _CARRIED[name] * (len(lanes) - 1) / len(lanes) if name in _CARRIED else 1.0
+    shared = max(steps, 1) * len(lanes)
+    return CollectiveTotals(
+        operation=name,
+        gpus=tuple(lane.gpu.gpu for lane in lanes),
+        ranks=tuple(sorted({lane.gpu.rank for lane in lanes})),
+        one_process=len({lane.gpu.process for lane in lanes}) == 1 and len(lanes) > 1,
+        count=len(np.unique(collectives.instance[rows])),
+        steps=steps,
+        bytes=size,
+        wait_ns=int(np.median(wait)) if known else None,
+        transfer_ns=int(np.median(length - wait)) if known else None,
+        total_ns=int(length.sum()) // shared,
+        wait_total_ns=int(wait.sum()) // shared if known else None,
+        transfer_total_ns=int((length - wait).sum()) // shared if known else None,
+        exposed_ns=_exposed(collectives, rows, of_lane) // shared,
+        algorithm_bandwidth=None if speed is None else round(speed),
+        bus_bandwidth=None if speed is None else round(speed * carried),
+    )
+
+
+def _exposed(collectives: Collectives, rows: NDArray[np.int64], of_lane: dict[int, Lane]) -> int:
+    """Nanoseconds of some rows with no kernel beside them that computes."""
+    exposed = 0
+    for index, lane in of_lane.items():
+        mine = rows[collectives.lane[rows] == index]
+        start, end = collectives.start[mine], collectives.end[mine]
+        compute = lane.timeline.of_class(OperationClass.COMPUTE)
+        exposed += int((end - start - compute.within(start, end)).sum())
+    return exposed
+
+
+def _size(collectives: Collectives, rows: NDArray[np.int64]) -> int | None:
+    sizes = collectives.bytes[rows]
+    return int(np.median(sizes[sizes > 0])) if (sizes > 0).any() else None
+
+
+def _speed(collectives: Collectives, rows: NDArray[np.int64]) -> tuple[int | None, float | None]:
+    """Size of the middle message, and the median bytes a second of those whose size is known."""
+    mine = rows[collectives.bytes[rows] > 0]
+    if not len(mine):
+        return None, None
+    transfer = collectives.end[mine] - collectives.start[mine] - collectives.wait[mine]
+    speed = collectives.bytes[mine] * 1e9 / np.maximum(transfer, 1)
+    return int(np.median(collectives.bytes[mine])), float(np.median(speed))
