@@ -178,5 +178,4 @@ def test_the_sleep_of_a_real_starved_run_is_what_a_loader_that_keeps_up_saves(
     """The program slept for 25.1 to 25.2 ms before every batch; the hosts are the limit then."""
     found = cures(recordings.unpack("h200x4-ddp-starved-9-15.sqlite", tmp_path))
     assert found["prefetch"].gain_ns == pytest.approx(25.15 * MS, rel=0.03)
-    assert found["prefetch"].low_ns < 63.3 * MS - 25.15 * MS < found["prefetch"].high_ns
     assert "overlap" not in found  # though 8 ms of communication are exposed: the hosts come late

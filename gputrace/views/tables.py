@@ -61,9 +61,13 @@ def verdict(analysis: Analysis) -> str:
 
 
 def savings(analysis: Analysis, finding: Finding) -> str:
-    """After a space, a sentence on what curing a finding would save; nothing if unknown."""
+    """After a space, a sentence on what curing a finding would save; nothing if unknown.
+
+    Of several findings of one id, the first has it: the cure is of all of them.
+    """
     cure = next((cure for cure in analysis.what_if if cure.finding == finding.id), None)
-    if cure is None:
+    first = next(known for known in analysis.findings if known.id == finding.id)
+    if cure is None or first is not finding:
         return ""
     now = format_ns(cure.now_ns)
     least, most = (format_ns(cure.now_ns - bound) for bound in (cure.high_ns, cure.low_ns))

@@ -18,7 +18,7 @@ WORTH: Final = 0.01
 MOST_ERROR: Final = 0.10
 """Part of the step time that may stay unexplained before nothing is predicted."""
 _SURE: Final = 2.0
-"""Standard errors of a mean: a gain must be more, and a step may be so much off."""
+"""Standard errors of a mean by which it may be off."""
 
 
 def predict(graph: Graph, mean_ns: int, findings: Collection[str]) -> Iterator[WhatIf]:
@@ -81,7 +81,6 @@ def _range(
 ) -> tuple[float, float, float] | None:
     """The least, the likely and the greatest step time with a cure; None where it gains little.
 
-    A gain that differs so much from step to step that it may be chance is none.
     The bounds are those of the cure's effect, of how the steps scatter, and of what the replay
     cannot explain, which may or may not be cured too.
     """
@@ -90,8 +89,7 @@ def _range(
         return None
     middle = measure(likely, replay(likely))
     gain = recorded.mean - middle.mean
-    chance = _SURE * standard_error(recorded.lengths - middle.lengths)
-    if gain < max(WORTH * recorded.mean, chance):
+    if gain < WORTH * recorded.mean:
         return None
     bounds = [middle.mean, middle.mean - error * gain, middle.mean + error * gain]
     for effect in (Effect.MOST, Effect.LEAST):
@@ -99,6 +97,7 @@ def _range(
         if changed is not None:
             bounds.append(measure(changed, replay(changed)).mean)
     # The step is known as the recorded one less the gain, or by itself: by what scatters less.
-    scatter = min(chance, _SURE * standard_error(middle.lengths))
+    known = (recorded.lengths - middle.lengths, middle.lengths)
+    scatter = _SURE * min(standard_error(lengths) for lengths in known)
     highest = max(middle.mean, min(max(bounds) + scatter, recorded.mean))
     return max(min(bounds) - scatter, 0.0), middle.mean, highest
