@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.whatif import CURED, compare, fair, step_ns
@@ -91,12 +91,13 @@ def test_a_cure_takes_the_step_that_the_cured_run_takes(cure: str, tmp_path: Pat
 
 
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(1_000, 1_400))
-def test_on_random_runs_nearly_all_predictions_are_close(seed: int) -> None:
-    """Single ones are off by more, which `python -m benchmarks whatif` lists."""
+@given(seed=st.integers(1_000, 1_040))
+def test_on_random_runs_predictions_are_close(seed: int) -> None:
+    """Graphs less so: their kernels follow each other without a pause in generated runs."""
     plan = replace(fair(random_plan(seed)), steps=14, validation_after=(), checkpoint_after=())
-    scores = list(compare(plan))
-    assert np.median([abs(score.error) for score in scores]) < CLOSE
+    assume(not plan.graph)  # of which steps may not be found
+    for score in compare(plan):
+        assert abs(score.error) < (0.15 if score.cure == "graphs" else 0.10), score
 
 
 def test_what_hides_behind_another_cause_is_not_saved(tmp_path: Path) -> None:
