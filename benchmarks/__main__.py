@@ -34,6 +34,7 @@ BENCHMARKS: Final = (
     Benchmark("accuracy", "benchmarks.accuracy", "steps and causes found in generated runs"),
     Benchmark("compared", "benchmarks.compared", "what differs between generated runs"),
     Benchmark("diagnosis", "benchmarks.diagnosis", "planted causes found in generated runs"),
+    Benchmark("whatif", "benchmarks.whatif", "predicted against simulated step times"),
 )
 
 

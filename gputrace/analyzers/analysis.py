@@ -18,6 +18,7 @@ from gputrace.analyzers.breakdown import (
 )
 from gputrace.analyzers.causes import (
     HostEvidence,
+    all_waits,
     find_causes,
     read_evidence,
     waits_for_data,
@@ -40,6 +41,7 @@ from gputrace.analyzers.results import SCHEMA_VERSION, Analysis, GpuTotals
 from gputrace.analyzers.steps import FoundSteps, StepWindows, find_input_copies, find_steps
 from gputrace.analyzers.utilization import find_utilization
 from gputrace.analyzers.waiting import find_waiting
+from gputrace.analyzers.whatif import what_if
 from gputrace.errors import InputError, UsageError
 from gputrace.traces.trace import Progress, Trace, Window
 
@@ -103,6 +105,7 @@ def analyze(
         kernels=kernels,
         phases=phases,
     )
+    findings = find(facts)
     return Analysis(
         schema_version=SCHEMA_VERSION,
         source=trace.source,
@@ -119,7 +122,8 @@ def analyze(
         gaps=find_gaps(trace, gpus, calls, found, chosen, options.gaps, lines),
         balance=facts.balance,
         links=facts.links.rows if facts.links is not None else (),
-        findings=find(facts),
+        findings=findings,
+        what_if=what_if(facts, {finding.id for finding in findings}),
         kernels=kernels,
         dropped_rows=dict(trace.quality.dropped),
         cards=facts.cards,
@@ -166,7 +170,9 @@ def find_lanes(
             continue
         mine = waits[own.gpu.process]
         causes = find_causes(own, gaps, calls, evidence, mine)
-        lanes.append(Lane(timeline, causes, _host_data(mine, evidence, own.gpu.process)))
+        host_data = _host_data(mine, evidence, own.gpu.process)
+        data = all_waits(own.gpu.process, calls, evidence, mine)
+        lanes.append(Lane(timeline, causes, host_data, data=data))
     return lanes, calls, found
 
 

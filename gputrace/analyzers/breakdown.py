@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -61,6 +61,8 @@ class Lane:
     """When its feeding threads were in the data loader; None where that is not known."""
     waiting: Waiting | None = None
     """When its communication waits for other ranks; None where collectives were not matched."""
+    data: Mapping[tuple[int, int], Intervals] = field(default_factory=dict)
+    """When threads of its process, by (process, thread), waited for data: recorded, or proven."""
 
     @property
     def gpu(self) -> Gpu:

@@ -166,6 +166,18 @@ def waits_for_data(calls: HostCalls, input_copies: Sequence[Events]) -> dict[int
     return waits
 
 
+def all_waits(
+    process: int, calls: HostCalls, evidence: HostEvidence, waits: Mapping[int, Intervals]
+) -> dict[tuple[int, int], Intervals]:
+    """When threads of a process waited for data: as recorded, and as `waits_for_data` shows."""
+    shown = {calls.threads[thread]: intervals for thread, intervals in waits.items()}
+    recorded = {pair: found for pair, found in evidence.data.items() if pair[0] == process}
+    return {
+        pair: _either(recorded.get(pair, EMPTY), shown.get(pair, EMPTY))
+        for pair in {*recorded, *shown}
+    }
+
+
 def _first_proven(proofs: Mapping[str, list[Intervals]]) -> dict[str, Intervals]:
     """Each cause without what earlier ones have."""
     given = EMPTY

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 from gputrace.analyzers.balance_results import Load
 from gputrace.analyzers.collective_results import CollectiveTotals
 from gputrace.analyzers.links_results import GpuLink
+from gputrace.analyzers.whatif_results import WhatIf
 
 Evidence = Mapping[str, float | int | str | None]
 
@@ -254,6 +255,8 @@ class Analysis:
     """Both directions of every two GPUs of a host of which anything is known."""
     findings: tuple[Finding, ...]
     """The most important first; the first is the verdict's reason."""
+    what_if: tuple[WhatIf, ...]
+    """What a step would take without one cause, the greatest gain first."""
     dropped_rows: Mapping[str, int]
     """Rows of the file that could not be used, by reason."""
     kernels: Kernels | None

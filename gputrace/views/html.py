@@ -6,7 +6,7 @@ from html import escape
 
 from gputrace.analyzers.results import Analysis
 from gputrace.views.sections import Limits, tables_after, tables_before
-from gputrace.views.tables import Table, notes, verdict
+from gputrace.views.tables import Table, notes, savings, verdict
 
 _LIMITS = Limits(gpus_across=4, gaps=5, links=8, kernels=8)
 
@@ -15,9 +15,12 @@ def render(analysis: Analysis) -> str:
     """A ``div`` without scripts or styles of its own; everything from the trace is escaped."""
     parts = [f"<p><b>{escape(verdict(analysis))}</b></p>"]
     if analysis.findings:
-        parts.append(f"<p>What to do: {escape(analysis.findings[0].advice)}.</p>")
+        first = analysis.findings[0]
+        told = f"What to do: {first.advice}.{savings(analysis, first)}"
+        parts.append(f"<p>{escape(told)}</p>")
     parts += [_table(table) for table in tables_before(analysis, _LIMITS)]
-    parts += [f"<p>{escape(f'{f.id}: {f.message}')}.</p>" for f in analysis.findings[1:]]
+    others = [f"{f.id}: {f.message}.{savings(analysis, f)}" for f in analysis.findings[1:]]
+    parts += [f"<p>{escape(other)}</p>" for other in others]
     parts += [_table(table) for table in tables_after(analysis, _LIMITS)]
     parts += [f"<p><small>{escape(note)}</small></p>" for note in notes(analysis)]
     return "<div>" + "".join(parts) + "</div>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gputrace.analyzers.results import Analysis
 from gputrace.views.sections import Limits, tables_after, tables_before
-from gputrace.views.tables import Table, notes, verdict
+from gputrace.views.tables import Table, notes, savings, verdict
 
 _LIMITS = Limits(gpus_across=4, gaps=10, links=8, kernels=15)
 
@@ -13,9 +13,13 @@ def render(analysis: Analysis) -> str:
     """GitHub's Markdown; names from the trace are escaped."""
     parts = [f"**{escape(verdict(analysis))}**"]
     if analysis.findings:
-        parts.append(f"What to do: {escape(analysis.findings[0].advice)}.")
+        first = analysis.findings[0]
+        parts.append(f"What to do: {escape(first.advice)}.{escape(savings(analysis, first))}")
     parts += [render_table(table) for table in tables_before(analysis, _LIMITS)]
-    others = [f"- `{f.id}`: {escape(f.message)}." for f in analysis.findings[1:]]
+    others = [
+        f"- `{f.id}`: {escape(f.message)}.{escape(savings(analysis, f))}"
+        for f in analysis.findings[1:]
+    ]
     others += [f"- {escape(note)}" for note in notes(analysis)]
     if others:
         parts.append("\n".join(others))

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from gputrace.analyzers.results import Analysis, Finding
 from gputrace.views.sections import Limits, tables_after, tables_before
-from gputrace.views.tables import Table, notes, verdict
+from gputrace.views.tables import Table, notes, savings, verdict
 
 _LIMITS: Final = Limits(gpus_across=3, gaps=5, links=4, kernels=8, kernel_name=30)
 _STYLES: Final = {"high": "bold red", "medium": "yellow", "low": "cyan", "info": "dim"}
@@ -26,7 +26,7 @@ def render(analysis: Analysis, width: int = 80, color: bool = False) -> str:
     for table in tables_before(analysis, _LIMITS):
         print_table(console, table)
     for finding in analysis.findings[1:]:
-        _print_finding(console, finding)
+        _print_finding(console, finding, savings(analysis, finding))
     after = tables_after(analysis, _LIMITS)
     if after and analysis.findings[1:]:
         console.print()
@@ -54,7 +54,8 @@ def _print_verdict(console: Console, analysis: Analysis) -> None:
     style = _STYLES[analysis.findings[0].severity] if analysis.findings else "green"
     console.print(Text(verdict(analysis), style=style))
     if analysis.findings:
-        advice = Text("What to do: " + analysis.findings[0].advice + ".")
+        first = analysis.findings[0]
+        advice = Text(f"What to do: {first.advice}.{savings(analysis, first)}")
         console.print(Padding(advice, (0, 0, 0, 2)))
     console.print()
 
@@ -72,6 +73,7 @@ def print_table(console: Console, table: Table) -> None:
     console.print(Padding(drawn, (0, 0, 1, 2)))
 
 
-def _print_finding(console: Console, finding: Finding) -> None:
-    line = Text.assemble((f"{finding.id}: ", _STYLES[finding.severity]), finding.message, ".")
+def _print_finding(console: Console, finding: Finding, saved: str) -> None:
+    name = (f"{finding.id}: ", _STYLES[finding.severity])
+    line = Text.assemble(name, finding.message, ".", saved)
     console.print(line)

@@ -57,6 +57,7 @@ class Plan:
     # Between the ranks.
     allreduces: int = 0  # gradient buckets a step, overlapping the backward pass
     allreduce_ns: int = 300_000  # transfer of one bucket once all ranks have arrived
+    joined: bool = True  # the optimizer waits for the all-reduces
     slow_rank: int = -1  # this rank's kernels take `slow_factor` times as long
     slow_factor: float = 1.0
     slow_ranks: tuple[tuple[int, float], ...] = ()  # more of them, each with its factor

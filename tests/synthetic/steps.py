@@ -37,7 +37,8 @@ def step(trainers: Sequence[Trainer], index: int) -> None:
             ns = complete_ns * slower
             collectives.complete(team, int(trainers[first].around(ns)) if first else round(ns))
     for trainer, start in zip(trainers, entered, strict=True):
-        collectives.join(trainer)
+        if plan.joined:
+            collectives.join(trainer)
         trainer.launch(trainer.model.optimizer, trainer.main, trainer.gpu)
         if plan.sync_every_step:
             trainer.read_loss()

@@ -1,0 +1,189 @@
+"""Which steps are replayed, and the rows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.classes import classify
+from gputrace.analyzers.collectives import Collectives
+from gputrace.analyzers.gpus import Gpu
+from gputrace.analyzers.host import NOBODY, Call, HostCalls
+from gputrace.analyzers.intervals import Times
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.results import Step
+from gputrace.analyzers.steps import FoundSteps, StepWindows
+from gputrace.traces.events import GPU_KINDS, Events
+from gputrace.traces.trace import Trace, Window
+
+MOST_ITEMS: Final = 40_000
+"""GPU operations that are replayed at most; a replay of so many takes some 30 ms."""
+SCENE: Final = 2
+"""Steps at the beginning that only set the scene: how far the host is ahead, what is queued."""
+FEWEST_STEPS: Final = 5
+
+_COLUMNS: Final = (
+    "start", "end", "kind", "name", "process", "device", "stream", "correlation", "bytes",
+    "source_memory", "destination_memory",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the GPUs did in some consecutive steps, in order of start, and who issued it."""
+
+    events: Events
+    classes: NDArray[np.int8]
+    gpus: tuple[Gpu, ...]
+    gpu: NDArray[np.int64]
+    """Index into ``gpus``."""
+    step: NDArray[np.int64]
+    """Counted from the first step that is replayed."""
+    call: NDArray[np.int64]
+    """The call that issued each, an index into the calls of the trace, or `NOBODY`."""
+    collective: NDArray[np.int64]
+    """The number of the matched collective that each is a part of, or -1."""
+    steps: range
+
+
+def choose_steps(
+    found: FoundSteps, measured: Sequence[Step], operations: Sequence[GpuOperations]
+) -> range | None:
+    """Consecutive measured steps of all ranks, with a mean like that of all measured ones.
+
+    None where there are too few, or where so few would be too many operations.
+    """
+    numbers = sorted({step.step for step in measured})
+    if not found.by_rank or len(numbers) < FEWEST_STEPS:
+        return None
+    breaks = {i.after for windows in found.by_rank.values() for i in windows.interludes}
+    known = min(len(windows) for windows in found.by_rank.values())
+    runs = _runs([number for number in numbers if number < known], breaks)
+    longest = max(runs, key=len, default=range(0))
+    each = _operations_a_step(found, longest, operations)
+    count = min(len(longest), int(MOST_ITEMS // max(each, 1)))
+    if count < FEWEST_STEPS:
+        return None
+    return _most_usual(found, longest, count)
+
+
+def _runs(numbers: Sequence[int], breaks: set[int]) -> list[range]:
+    """Stretches of consecutive numbers, ended by what comes between two steps."""
+    runs: list[range] = []
+    for number in numbers:
+        if runs and runs[-1].stop == number and number - 1 not in breaks:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return runs
+
+
+def _operations_a_step(
+    found: FoundSteps, steps: range, operations: Sequence[GpuOperations]
+) -> float:
+    if not steps:
+        return 0.0
+    total = 0
+    for own in operations:
+        windows = found.by_rank.get(own.gpu.rank)
+        if windows is not None:
+            edges = (windows.start[steps.start], windows.end[steps.stop - 1])
+            first, last = np.searchsorted(own.start, edges)
+            total += int(last - first)
+    return total / len(steps)
+
+
+def _most_usual(found: FoundSteps, steps: range, count: int) -> range:
+    lengths = np.mean([w.lengths[steps.start : steps.stop] for w in found.by_rank.values()], axis=0)
+    sums = np.concatenate([[0.0], np.cumsum(lengths)])
+    means = (sums[count:] - sums[SCENE : len(sums) - count + SCENE]) / (count - SCENE)
+    first = steps.start + int(np.argmin(np.abs(means - lengths.mean())))
+    return range(first, first + count)
+
+
+def read_rows(
+    trace: Trace,
+    operations: Sequence[GpuOperations],
+    calls: HostCalls,
+    found: FoundSteps,
+    steps: range,
+    collectives: Collectives,
+) -> Rows:
+    """The operations of the chosen steps, with the streams that they ran on."""
+    spans = {rank: _span(windows, steps) for rank, windows in found.by_rank.items()}
+    window = Window(min(s.start for s in spans.values()), max(s.end for s in spans.values()))
+    events = trace.events(GPU_KINDS, _COLUMNS, window)
+    gpus = tuple(own.gpu for own in operations)
+    gpu = _gpu_of(events, gpus)
+    step = np.full(len(events), -1, np.int64)
+    for index, own in enumerate(gpus):
+        windows = found.by_rank.get(own.rank)
+        if windows is not None:
+            mine = gpu == index
+            step[mine] = _step_of(windows, steps, events.start[mine])
+    rows = np.flatnonzero(step >= 0)
+    rows = rows[np.argsort(events.start[rows], kind="stable")]
+    events = events.select(rows)
+    issued = calls.issued_by(events).astype(np.int64)
+    # A call that ends the trace's clock's order, after its operation began, did not issue it.
+    wrong = (issued != NOBODY) & (calls.start[issued] > events.start)
+    issued[wrong | (calls.sort[issued] == Call.SYNC)] = NOBODY
+    return Rows(
+        events=events,
+        classes=classify(trace, events),
+        gpus=gpus,
+        gpu=gpu[rows],
+        step=step[rows],
+        call=issued,
+        collective=_collectives(operations, collectives, events, gpu[rows]),
+        steps=steps,
+    )
+
+
+def _span(windows: StepWindows, steps: range) -> Window:
+    return Window(int(windows.start[steps.start]), int(windows.end[steps.stop - 1]))
+
+
+def _collectives(
+    operations: Sequence[GpuOperations],
+    collectives: Collectives,
+    events: Events,
+    gpu: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """The collective of each row, which is told by its GPU, start and correlation."""
+    found = np.full(len(events), -1, np.int64)
+    for lane, own in enumerate(operations):
+        mine = np.flatnonzero(collectives.lane == lane)
+        row = collectives.row[mine]
+        starts = own.start[row].tolist()
+        keys = zip(starts, own.events.correlation[row].tolist(), strict=True)
+        number = dict(zip(keys, collectives.instance[mine].tolist(), strict=True))
+        rows = np.flatnonzero((gpu == lane) & np.isin(events.start, list(starts)))
+        pairs = zip(events.start[rows].tolist(), events.correlation[rows].tolist(), strict=True)
+        found[rows] = [number.get(pair, -1) for pair in pairs]
+    return found
+
+
+def _gpu_of(events: Events, gpus: Sequence[Gpu]) -> NDArray[np.int64]:
+    places: Mapping[tuple[int, int], int] = {
+        pair: index for index, gpu in enumerate(gpus) for pair in gpu.pairs
+    }
+    keys = events.process.astype(np.int64) << 16 | events.device.astype(np.int64) & 0xFFFF
+    distinct, where = np.unique(keys, return_inverse=True)
+    found = [
+        places.get((key >> 16, int(np.int16(np.uint16(key & 0xFFFF)))), -1)
+        for key in distinct.tolist()
+    ]
+    return np.array(found or [-1], np.int64)[where]
+
+
+def _step_of(windows: StepWindows, steps: range, moments: Times) -> NDArray[np.int64]:
+    """The replayed step that each moment lies in, from 0; -1 outside."""
+    starts = windows.start[steps.start : steps.stop]
+    place = np.searchsorted(starts, moments, "right") - 1
+    inside = (place >= 0) & (moments < windows.end[steps.stop - 1])
+    return np.where(inside, place, -1)

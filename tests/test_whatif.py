@@ -1,0 +1,182 @@
+"""What a step would take without one cause, compared with the run in which it is gone."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.whatif import CURED, compare, fair, step_ns
+from gputrace.analyzers.analysis import Options, analyze, find_lanes
+from gputrace.analyzers.breakdown import list_steps, measured
+from gputrace.analyzers.collectives import match_collectives
+from gputrace.analyzers.host import read_calls
+from gputrace.analyzers.operations import read_operations
+from gputrace.analyzers.whatif.build import build_graph
+from gputrace.analyzers.whatif.graph import Graph, replay
+from gputrace.analyzers.whatif.predict import MOST_ERROR, predict, replay_error
+from gputrace.analyzers.whatif.rows import MOST_ITEMS, choose_steps, read_rows
+from gputrace.analyzers.whatif_results import WhatIf
+from gputrace.traces.readers import open_trace
+from tests import recordings
+from tests.command import gputrace
+from tests.synthetic import Plan, random_plan, simulate, write_nsys
+
+MS = 1_000_000
+US = 1_000
+CLOSE = 0.05
+BALANCED = Plan(
+    steps=16, warmup_steps=1, kernels_per_step=80, kernel_ns=60_000, h2d_ns=20_000, seed=5
+)
+"""A step of some 5 ms in which the GPU computes and nothing else matters."""
+
+
+def written(plan: Plan, folder: Path, **options: object) -> Path:
+    path = folder / "run.sqlite"
+    path.unlink(missing_ok=True)
+    write_nsys(simulate(plan), path, **options)  # type: ignore[arg-type]
+    return path
+
+
+def cures(path: Path) -> dict[str, WhatIf]:
+    with open_trace(path) as trace:
+        return {cure.id: cure for cure in analyze(trace).what_if}
+
+
+def graph_of(path: Path) -> Graph:
+    """The graph of a trace, without its waits for data."""
+    with open_trace(path) as trace:
+        operations = read_operations(trace)
+        lanes, calls, found = find_lanes(trace, operations, None, Options())
+        chosen = measured(list_steps(lanes, found, None), found)
+        steps = choose_steps(found, chosen, operations)
+        assert calls is not None
+        assert steps is not None
+        together = match_collectives(trace, operations)
+        return build_graph(
+            trace, read_rows(trace, operations, calls, found, steps, together), calls, {}
+        )
+
+
+PLANTED = {
+    "prefetch": replace(BALANCED, data_wait_ns=3 * MS, sync_every_step=True),
+    "pinned": replace(BALANCED, pageable=True, h2d_ns=2 * MS, input_bytes=80_000_000),
+    "straggler": replace(BALANCED, ranks=4, allreduces=3, slow_rank=2, slow_factor=1.3),
+    "late-host": replace(
+        BALANCED, ranks=3, allreduces=2, late_host_rank=1, late_host_ns=2 * MS, sync_every_step=True
+    ),
+    "overlap": replace(BALANCED, ranks=2, allreduces=2, allreduce_ns=800 * US),
+    "graphs": replace(BALANCED, kernel_ns=40_000, launch_ns=50_000, python_ns=30_000),
+    "sync": replace(BALANCED, kernel_ns=15_000, launch_ns=6_000, sync_every_step=True),
+    "alloc": replace(BALANCED, allocs_per_step=6, alloc_ns=300 * US, sync_every_step=True),
+}  # fmt: skip
+"""For each cure, a run with its cause."""
+
+
+@pytest.mark.parametrize("cure", CURED)
+def test_a_cure_takes_the_step_that_the_cured_run_takes(cure: str, tmp_path: Path) -> None:
+    plan = PLANTED[cure]
+    true = step_ns(simulate(CURED[cure](plan)))
+    predicted = cures(written(plan, tmp_path))[cure]
+    assert predicted.step_ns == pytest.approx(true, rel=CLOSE)
+    assert predicted.low_ns <= predicted.step_ns <= predicted.high_ns <= predicted.now_ns
+    assert predicted.gain_ns == predicted.now_ns - predicted.step_ns > 0.01 * predicted.now_ns
+    assert predicted.now_ns == pytest.approx(step_ns(simulate(plan)), rel=0.02)
+
+
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(1_000, 1_040))
+def test_on_random_runs_predictions_are_close(seed: int) -> None:
+    """Graphs less so: their kernels follow each other without a pause in generated runs."""
+    plan = replace(fair(random_plan(seed)), steps=14, validation_after=(), checkpoint_after=())
+    assume(not plan.graph)  # of which steps may not be found
+    for score in compare(plan):
+        assert abs(score.error) < (0.15 if score.cure == "graphs" else 0.10), score
+
+
+def test_what_hides_behind_another_cause_is_not_saved(tmp_path: Path) -> None:
+    """The GPU is idle for launches while one waits, but the host is then late all the same."""
+    plan = replace(PLANTED["graphs"], ranks=2, allreduces=2, allreduce_ns=400 * US)
+    path = written(plan, tmp_path)
+    with open_trace(path) as trace:
+        analysis = analyze(trace)
+    exposed = analysis.breakdown[0].of("communication") / analysis.breakdown[0].steps
+    overlap = next((cure for cure in analysis.what_if if cure.id == "overlap"), None)
+    assert exposed > 0.1 * MS
+    saved = 0 if overlap is None else overlap.gain_ns
+    true = step_ns(simulate(plan)) - step_ns(simulate(replace(plan, joined=False)))
+    assert saved == pytest.approx(true, abs=0.02 * step_ns(simulate(plan)))
+
+
+def test_a_run_that_computes_all_the_time_has_nothing_to_gain(tmp_path: Path) -> None:
+    assert cures(written(BALANCED, tmp_path)) == {}
+
+
+def test_the_replay_of_an_unchanged_graph_gives_the_recorded_times(tmp_path: Path) -> None:
+    for plan in PLANTED.values():
+        graph = graph_of(written(plan, tmp_path))
+        runs = graph.stream >= 0
+        assert np.abs(replay(graph) - graph.end)[runs].max() < 20 * US
+        assert replay_error(graph) < 0.02
+
+
+def test_what_is_replayed_is_bounded(tmp_path: Path) -> None:
+    graph = graph_of(written(replace(BALANCED, steps=200, kernels_per_step=400), tmp_path))
+    assert MOST_ITEMS / 2 < np.count_nonzero(graph.stream >= 0) <= MOST_ITEMS
+
+
+def test_nothing_is_predicted_where_the_dependencies_explain_too_little(tmp_path: Path) -> None:
+    graph = graph_of(written(PLANTED["graphs"], tmp_path))
+    assert list(predict(graph, 5 * MS, ()))
+    odd = np.flatnonzero(graph.stream >= 0)[::10]
+    late = graph.residual.copy()
+    late[odd] += 1 * MS
+    unexplained = graph.changed(residual=late)
+    unexplained = unexplained.changed(end=replay(unexplained))
+    assert replay_error(unexplained) > MOST_ERROR
+    assert not list(predict(unexplained, 5 * MS, ()))
+
+
+def test_without_host_calls_nothing_is_predicted(tmp_path: Path) -> None:
+    path = written(PLANTED["prefetch"], tmp_path)
+    assert cures(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME")
+    with open_trace(path) as trace:
+        assert read_calls(trace) is None
+    assert cures(path) == {}
+
+
+def test_a_cure_belongs_to_its_finding_and_the_report_says_what_it_saves(tmp_path: Path) -> None:
+    path = written(PLANTED["prefetch"], tmp_path)
+    ran = gputrace("analyze", path, "--json")
+    told = json.loads(ran.out)
+    cure = next(cure for cure in told["what_if"] if cure["id"] == "prefetch")
+    assert cure["finding"] == "data-feeding"
+    assert cure["finding"] in [finding["id"] for finding in told["findings"]]
+    report = " ".join(gputrace("analyze", path).out.split())
+    assert "cache decoded data. A loader that keeps up would save about 2.9" in report
+    markdown = gputrace("analyze", path, "--format", "markdown").out
+    assert "A loader that keeps up would save about 2.9" in markdown
+
+
+def test_dataparallel_as_ddp_is_about_as_fast_as_one_of_its_gpus_alone(tmp_path: Path) -> None:
+    plan = replace(BALANCED, gpus_per_process=4, kernel_ns=30_000)
+    alone = replace(plan, gpus_per_process=1, h2d_ns=plan.h2d_ns // 4)
+    predicted = cures(written(plan, tmp_path))["ddp"]
+    assert predicted.step_ns == pytest.approx(step_ns(simulate(alone)), rel=0.1)
+
+
+def test_the_sleep_of_a_real_starved_run_is_what_a_loader_that_keeps_up_saves(
+    tmp_path: Path,
+) -> None:
+    """The program slept for 25.1 to 25.2 ms before every batch; the hosts are the limit then."""
+    found = cures(recordings.unpack("h200x4-ddp-starved-9-15.sqlite", tmp_path))
+    assert found["prefetch"].gain_ns == pytest.approx(25.15 * MS, rel=0.03)
+    assert "overlap" not in found  # though 8 ms of communication are exposed: the hosts come late
