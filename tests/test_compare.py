@@ -268,14 +268,16 @@ def test_runs_without_steps_in_common_are_compared_by_shares(
     assert "points" in report.render()
 
 
-def test_the_wait_for_other_ranks_is_told_where_both_know_it(waiting: Path) -> None:
-    with open_traces([str(waiting)]) as trace:
-        run = read_run(trace, "A", Options())
-    assert "communication_wait" not in {row.name for row in pairs(run, run)}
-    rows = [replace(row, communication_wait_ns=row.steps * 40) for row in run.analysis.breakdown]
-    known = replace(run, analysis=replace(run.analysis, breakdown=tuple(rows)))
-    (wait,) = (row for row in pairs(known, known) if row.name == "communication_wait")
-    assert (wait.a_ns, wait.b_ns, wait.changed) == (40, 40, None)
+def test_the_wait_for_other_ranks_is_a_row_of_its_own(tmp_path: Path) -> None:
+    paths = [
+        generated(tmp_path / "even.sqlite", PLAN),
+        generated(tmp_path / "late.sqlite", replace(PLAN, slow_rank=1, slow_factor=1.3)),
+    ]
+    with open_traces([str(paths[0])]) as even, open_traces([str(paths[1])]) as late:
+        runs = [read_run(trace, "", Options()) for trace in (even, late)]
+    rows = {row.name: row for row in pairs(*runs)}
+    assert rows["communication_wait"].changed
+    assert rows["communication_wait"].b_ns <= rows["communication"].b_ns
 
 
 def pairs(a: Read, b: Read) -> tuple[ClassChange, ...]:

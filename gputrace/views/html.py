@@ -5,8 +5,9 @@ from __future__ import annotations
 from html import escape
 
 from gputrace.analyzers.results import Analysis
+from gputrace.views.savings import savings
 from gputrace.views.sections import Limits, tables_after, tables_before
-from gputrace.views.tables import Table, notes, savings, verdict
+from gputrace.views.tables import Table, notes, verdict
 
 _LIMITS = Limits(gpus_across=4, gaps=5, links=8, kernels=8)
 

@@ -32,11 +32,11 @@ Section = Callable[[Analysis, Limits], Iterable[Table | None]]
 _BEFORE_FINDINGS: Final[tuple[Section, ...]] = (
     lambda analysis, limits: [main_table(analysis, limits.gpus_across)],
     lambda analysis, limits: [gaps_table(analysis, limits.gaps)] if analysis.gaps.largest else [],
+)
+_AFTER_FINDINGS: Final[tuple[Section, ...]] = (
     lambda analysis, limits: collectives_tables(analysis),
     lambda analysis, limits: links_tables(analysis, limits.links),
     lambda analysis, limits: [cards_table(analysis)],
-)
-_AFTER_FINDINGS: Final[tuple[Section, ...]] = (
     lambda analysis, limits: [kernels_table(analysis, limits.kernels, limits.kernel_name)],
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gputrace.analyzers.results import Analysis, Breakdown, Finding, Gap, Steps
+from gputrace.analyzers.results import Analysis, Breakdown, Gap, Steps
 from gputrace.units import format_ns, format_ranges, format_share
 
 CLASS_NAMES: Final = {
@@ -58,25 +58,6 @@ def verdict(analysis: Analysis) -> str:
         return "Nothing stands out: no class of time is worth a change."
     message = analysis.findings[0].message
     return message[0].upper() + message[1:] + "."
-
-
-def savings(analysis: Analysis, finding: Finding) -> str:
-    """After a space, a sentence on what curing a finding would save; nothing if unknown.
-
-    Of several findings of one id, the first has it: the cure is of all of them.
-    """
-    cure = next((cure for cure in analysis.what_if if cure.finding == finding.id), None)
-    first = next(known for known in analysis.findings if known.id == finding.id)
-    if cure is None or first is not finding:
-        return ""
-    now = format_ns(cure.now_ns)
-    least, most = (format_ns(cure.now_ns - bound) for bound in (cure.high_ns, cure.low_ns))
-    if least.split()[-1] == most.split()[-1]:
-        least = least.split()[0]
-    return (
-        f" {cure.what} would save about {format_ns(cure.gain_ns)} of {now} a step "
-        f"({least} to {most})."
-    )
 
 
 def main_table(analysis: Analysis, most_across: int) -> Table:

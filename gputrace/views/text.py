@@ -11,8 +11,9 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from gputrace.analyzers.results import Analysis, Finding
+from gputrace.views.savings import savings
 from gputrace.views.sections import Limits, tables_after, tables_before
-from gputrace.views.tables import Table, notes, savings, verdict
+from gputrace.views.tables import Table, notes, verdict
 
 _LIMITS: Final = Limits(gpus_across=3, gaps=5, links=4, kernels=8, kernel_name=30)
 _STYLES: Final = {"high": "bold red", "medium": "yellow", "low": "cyan", "info": "dim"}

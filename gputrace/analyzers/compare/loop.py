@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from gputrace.analyzers.compare.noise import Mean, means_of
 from gputrace.analyzers.results import CLASSES, Analysis, Step
 
-NAMES: Final = (*CLASSES, "host_data")
-"""The classes, and the host's time in the data loader, which is beside them."""
+NAMES: Final = (*CLASSES, "communication_wait", "host_data")
+"""The classes; the wait, a part of communication; the host's time in the loader, beside them."""
 
 _STRAY: Final = 0.01
 """Part of what the busiest GPU of its rank does below which a GPU does not count."""
@@ -26,7 +26,7 @@ Key = tuple[int | None, int]
 class Loop:
     """The steps, or iterations, that are measured.
 
-    The classes of `classes` sum to `length`, each a mean over steps and GPUs.
+    The classes among `classes` sum to `length`, each a mean over steps and GPUs.
     """
 
     numbers: NDArray[np.int64]

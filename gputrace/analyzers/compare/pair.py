@@ -40,7 +40,7 @@ def compare_pair(a: Run, b: Run, unit: str, work: tuple[float, str]) -> Pair:
         speed_up_high=speed.high * work[0] if speed is not None else None,
         work_ratio=work[0],
         work_source=work[1],
-        classes=(*_classes(a, b, unit), *_waits(a, b, unit)),
+        classes=tuple(_classes(a, b, unit)),
         kernels=tuple(_kernels(a, b, unit)),
         gpus=tuple(_gpus(a, b)),
         findings=tuple(_findings(a, b)),
@@ -92,31 +92,6 @@ def _classes(a: Run, b: Run, unit: str) -> Iterator[ClassChange]:
             a_worst=worst[0],
             b_worst=worst[1],
         )
-
-
-def _waits(a: Run, b: Run, unit: str) -> Iterator[ClassChange]:
-    """The part of communication that waits for other ranks, where both know it; no bounds."""
-    means = [_wait(run) for run in (a, b)]
-    if unit != "step" or means[0] is None or means[1] is None:
-        return
-    both = change(Mean(means[0], None, 0), Mean(means[1], None, 0), MATTERS)
-    yield ClassChange(
-        **_fields(both),  # type: ignore[arg-type]
-        name="communication_wait",
-        a_share=means[0] / _whole(a, unit),
-        b_share=means[1] / _whole(b, unit),
-        a_worst=None,
-        b_worst=None,
-    )
-
-
-def _wait(run: Run) -> float | None:
-    """Nanoseconds a step that a GPU waits for other ranks; None where that is not known."""
-    rows = [row for row in run.analysis.breakdown if row.steps and (row.gpu, row.rank) in run.keys]
-    waits = [row.communication_wait_ns for row in rows]
-    if not rows or None in waits:
-        return None
-    return sum(wait or 0 for wait in waits) / sum(row.steps for row in rows)
 
 
 def classes_of(run: Run, unit: str) -> dict[str, Mean]:

@@ -11,6 +11,7 @@ from gputrace.analyzers.compare.pair import MATTERS, classes_of, lengths
 from gputrace.analyzers.compare.results import Loss, Scaling, ScalingRow
 from gputrace.analyzers.compare.run import Run
 from gputrace.analyzers.compare.work import kernel_ns
+from gputrace.analyzers.results import CLASSES
 
 _NEAR: Final = 0.25
 """How far from one kind of scaling, on the way to the other, the work of a GPU may be."""
@@ -92,7 +93,8 @@ def _losses(base: Run, run: Run, ideal: float) -> Iterator[Loss]:
     """Each class less what it would be in the ideal step, in which all shrink alike."""
     first, own = classes_of(base, "step"), classes_of(run, "step")
     part = ideal / max(lengths(base, run)[0].value, 1)
-    names = [n for n in own if n in first and n != "host_data" and (first[n].value or own[n].value)]
+    known = [name for name in CLASSES if name in own and name in first]
+    names = [name for name in known if first[name].value or own[name].value]
     losses = [_loss(n, _times(first[n], part), own[n], len(names), ideal) for n in names]
     yield from sorted(losses, key=lambda loss: -loss.ns)
 

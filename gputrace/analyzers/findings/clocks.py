@@ -92,6 +92,17 @@ def _clock(card: CardUse, which: str) -> float | None:
     return card.memory_clock_mhz if which == "memory" else card.sm_clock_mhz
 
 
+def lower_clock(facts: Facts, gpu: int, rank: int) -> str | None:
+    """``its SM clock is 1,590 MHz and theirs 1,980 MHz``; None where no clock of it is lower."""
+    for which, name in (("sm", "SM"), ("memory", "memory")):
+        clocks = _clocks(facts, which)
+        own = [clock for card, clock in clocks.items() if (card.gpu, card.rank) == (gpu, rank)]
+        others = [clock for card, clock in clocks.items() if (card.gpu, card.rank) != (gpu, rank)]
+        if own and others and own[0] < (1 - _CLOCK_APART) * float(np.median(others)):
+            return f"its {name} clock is {own[0]:,.0f} MHz and theirs {np.median(others):,.0f} MHz"
+    return None
+
+
 def _slowness(
     facts: Facts, low: Sequence[CardUse], rest: Sequence[CardUse]
 ) -> tuple[int, float | None]:

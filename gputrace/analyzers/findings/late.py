@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from gputrace.analyzers.findings.clocks import lower_clock
 from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.idle import how_to_feed_faster
 from gputrace.analyzers.gpus import Gpu
@@ -19,7 +20,9 @@ from gputrace.units import format_ns, format_ranges
 Reason = Callable[[Facts, Late], str | None]
 """Says why the kernels of a late GPU are slow, as the rest of a sentence; None if it cannot."""
 
-REASONS: Final[tuple[Reason, ...]] = ()
+REASONS: Final[tuple[Reason, ...]] = (
+    lambda facts, late: lower_clock(facts, late.lane.gpu.gpu, late.lane.gpu.rank),
+)
 """The first that knows is told with a straggler."""
 
 _SLOWER: Final = 1.03

@@ -8,6 +8,7 @@ from typing import Final
 
 from gputrace.analyzers.balance_results import Load
 from gputrace.analyzers.findings.facts import Facts, severity_of
+from gputrace.analyzers.findings.late import straggler
 from gputrace.analyzers.results import Evidence, Finding
 from gputrace.units import format_ns, format_share
 
@@ -57,6 +58,8 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
     share = cost / facts.mean_ns
     if share < _WAITED and not _stands_out(facts, load, extra):
         return
+    if _is_straggler(facts, load):
+        return
     where = _label(facts, load)
     yield Finding(
         "gpu0-skew",
@@ -79,6 +82,13 @@ def told_by_skew(facts: Facts) -> int:
         return 0
     peer = float(found.evidence.get("extra_peer_ns") or 0)
     return round(found.impact_ns * peer / max(float(found.evidence["extra_ns"] or 0), 1))
+
+
+def _is_straggler(facts: Facts, load: Load) -> bool:
+    """Whether all that the GPU has more of is kernels, and it is told of as the rank that has."""
+    if any(ns for name, ns in load.extra_ns.items() if name != "kernels"):
+        return False
+    return any(load.rank in found.ranks for found in straggler(facts))
 
 
 def _stands_out(facts: Facts, load: Load, extra: int) -> bool:
