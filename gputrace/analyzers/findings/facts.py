@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -116,10 +116,22 @@ class Facts:
         """The cards while they were busy, of those that were sampled."""
         return find_cards(self.nvml, self.lanes, self.measured)
 
-    @cached_property
+    @property
     def ratios(self) -> tuple[KernelRatio, ...]:
-        """How fast the GPUs run what several of them run."""
-        return kernel_ratios(self.trace, self.operations, self.measured)
+        """How fast the GPUs run what several of them run, in the measured steps."""
+        return self.ratios_in({step.step for step in self.measured})
+
+    def ratios_in(self, numbers: Collection[int]) -> tuple[KernelRatio, ...]:
+        """The same in some of the measured steps; each choice is compared once."""
+        chosen = [step for step in self.measured if step.step in set(numbers)]
+        key = frozenset(step.step for step in chosen)
+        if key not in self._ratios:
+            self._ratios[key] = kernel_ratios(self.trace, self.operations, chosen)
+        return self._ratios[key]
+
+    @cached_property
+    def _ratios(self) -> dict[frozenset[int], tuple[KernelRatio, ...]]:
+        return {}
 
     @cached_property
     def rows(self) -> tuple[Breakdown, ...]:

@@ -12,7 +12,7 @@ from gputrace.analyzers.findings.clocks import lower_clock
 from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.idle import how_to_feed_faster
 from gputrace.analyzers.gpus import Gpu
-from gputrace.analyzers.kernel_ratios import KernelRatio, kernel_ratios
+from gputrace.analyzers.kernel_ratios import KernelRatio
 from gputrace.analyzers.late import Late
 from gputrace.analyzers.results import Evidence, Finding
 from gputrace.units import format_ns, format_ranges
@@ -93,9 +93,8 @@ def _hidden_work(facts: Facts) -> Iterator[Finding]:
     if facts.lateness is None:
         return
     told = {late.lane.gpu for late in facts.late}
-    ratios = kernel_ratios(facts.trace, facts.operations, facts.measured)
     for lane, caused in zip(facts.lateness.lanes, facts.lateness.caused, strict=True):
-        extra = _beside(ratios, lane.gpu).extra_ns
+        extra = _beside(facts.ratios, lane.gpu).extra_ns
         if lane.gpu in told or extra < MEDIUM * facts.mean_ns:
             continue
         lost, share = int(caused.mean()), extra / max(facts.mean_ns, 1)
@@ -154,8 +153,7 @@ def _works_longer(late: Late, kernels: _Kernels) -> bool:
 
 
 def _kernels(facts: Facts, late: Late) -> _Kernels:
-    steps = [step for step in facts.measured if step.step in late.steps]
-    return _beside(kernel_ratios(facts.trace, facts.operations, steps), late.lane.gpu)
+    return _beside(facts.ratios_in(late.steps), late.lane.gpu)
 
 
 def _beside(ratios: Sequence[KernelRatio], gpu: Gpu) -> _Kernels:
