@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.options import Options
 from gputrace.analyzers.analysis import analyze
-from gputrace.analyzers.whatif_results import WhatIf
+from gputrace.analyzers.results.whatif import WhatIf
 from gputrace.traces.readers import open_trace
 from tests.synthetic import Plan, Recording, random_plan, simulate, write_nsys
 

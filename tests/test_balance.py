@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import gputrace
-from gputrace.analyzers.balance_results import Load
 from gputrace.analyzers.results import Finding
+from gputrace.analyzers.results.balance import Load
 from gputrace.api import Report
 from tests.handmade import MS, US, Run, analyze, ids
 from tests.recordings import packed, unpack

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import gputrace
 from gputrace.analyzers.classes import OperationClass
-from gputrace.analyzers.collective_results import CollectiveTotals
-from gputrace.analyzers.collectives import Collectives, match_collectives, operation_of
+from gputrace.analyzers.collectives.matching import Collectives, match_collectives, operation_of
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.operations import GpuOperations, read_operations
+from gputrace.analyzers.results.collectives import CollectiveTotals
 from gputrace.api import Report
 from gputrace.traces.events import UNKNOWN, Events, Kind
 from gputrace.traces.memory import MemoryTrace

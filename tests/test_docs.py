@@ -9,12 +9,13 @@ from typing import Final
 
 import pytest
 
-from gputrace.analyzers import cards_results, findings, kernels, results
-from gputrace.analyzers.balance_results import Load
+from gputrace.analyzers import findings, results
 from gputrace.analyzers.check import results as check
-from gputrace.analyzers.collective_results import CollectiveTotals
 from gputrace.analyzers.compare import results as compare
-from gputrace.analyzers.links_results import GpuLink
+from gputrace.analyzers.results import cards, kernels
+from gputrace.analyzers.results.balance import Load
+from gputrace.analyzers.results.collectives import CollectiveTotals
+from gputrace.analyzers.results.links import GpuLink
 from tests import command
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
@@ -28,10 +29,10 @@ ROWS: Final = (
     results.Gaps,
     results.Gap,
     results.Finding,
-    cards_results.CardUse,
-    cards_results.Utilization,
-    cards_results.GpuCurves,
-    cards_results.Curve,
+    cards.CardUse,
+    cards.Utilization,
+    cards.GpuCurves,
+    cards.Curve,
     kernels.Kernels,
     kernels.KernelUse,
     kernels.KernelOnGpu,

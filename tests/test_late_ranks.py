@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import gputrace
 from benchmarks.diagnosis import NONE, diagnose, good, table
-from gputrace.analyzers.late import late_steps
+from gputrace.analyzers.late.ranks import late_steps
 from gputrace.analyzers.results import Finding
 from gputrace.api import Report
 from tests.recordings import DATA, packed, unpack

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import gputrace
-from gputrace.analyzers.collectives import match_collectives
+from gputrace.analyzers.collectives.matching import match_collectives
 from gputrace.analyzers.links import Links, measure_links
 from gputrace.analyzers.links.hardware import able, badness
 from gputrace.analyzers.operations import read_operations

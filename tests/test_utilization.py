@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gputrace
-from gputrace.analyzers.cards_results import Curve, GpuCurves
+from gputrace.analyzers.results.cards import Curve, GpuCurves
 from gputrace.analyzers.utilization import MOST_POINTS, find_utilization
 from gputrace.traces.nvml.model import Nvml, Samples
 from gputrace.traces.trace import Window

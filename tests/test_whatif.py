@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from benchmarks.whatif import CURED, compare, fair, step_ns
 from gputrace.analyzers.analysis import Options, analyze, find_lanes
 from gputrace.analyzers.breakdown import list_steps, measured
-from gputrace.analyzers.collectives import match_collectives
+from gputrace.analyzers.collectives.matching import match_collectives
 from gputrace.analyzers.host import read_calls
 from gputrace.analyzers.operations import read_operations
+from gputrace.analyzers.results.whatif import WhatIf
 from gputrace.analyzers.whatif.build import build_graph
 from gputrace.analyzers.whatif.graph import Graph, replay
 from gputrace.analyzers.whatif.predict import MOST_ERROR, predict, replay_error
 from gputrace.analyzers.whatif.rows import MOST_ITEMS, choose_steps, read_rows
-from gputrace.analyzers.whatif_results import WhatIf
 from gputrace.traces.readers import open_trace
 from tests import recordings
 from tests.command import gputrace

@@ -25,8 +25,9 @@ from gputrace.analyzers.causes import (
     without_calls,
 )
 from gputrace.analyzers.clocks import fit_clocks, shifted
-from gputrace.analyzers.collective_totals import total_collectives
-from gputrace.analyzers.collectives import Collectives, match_collectives
+from gputrace.analyzers.collectives.matching import Collectives, match_collectives
+from gputrace.analyzers.collectives.totals import total_collectives
+from gputrace.analyzers.collectives.waiting import find_waiting
 from gputrace.analyzers.findings import Facts, find
 from gputrace.analyzers.gaps import find_gaps
 from gputrace.analyzers.host import HostCalls, read_calls
@@ -40,7 +41,6 @@ from gputrace.analyzers.phases import find_warmup_causes, list_phases
 from gputrace.analyzers.results import SCHEMA_VERSION, Analysis, GpuTotals
 from gputrace.analyzers.steps import FoundSteps, StepWindows, find_input_copies, find_steps
 from gputrace.analyzers.utilization import find_utilization
-from gputrace.analyzers.waiting import find_waiting
 from gputrace.analyzers.whatif import what_if
 from gputrace.errors import InputError, UsageError
 from gputrace.traces.trace import Progress, Trace, Window

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.causes import Causes
+from gputrace.analyzers.collectives.waiting import Waiting
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.intervals import Intervals, Times
 from gputrace.analyzers.partition import Timeline
 from gputrace.analyzers.results import CLASSES, IDLE_CAUSES, Breakdown, Step, Steps
 from gputrace.analyzers.steps import FoundSteps, held_up
-from gputrace.analyzers.waiting import Waiting
 from gputrace.traces.events import UNKNOWN
 from gputrace.traces.trace import Window
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.breakdown import Lane
-from gputrace.analyzers.cards_results import CardUse
 from gputrace.analyzers.intervals import Intervals, union
 from gputrace.analyzers.results import Step
+from gputrace.analyzers.results.cards import CardUse
 from gputrace.traces.nvml.model import Card, Nvml, Samples
 
 REASONS: Final[Mapping[str, tuple[int, str]]] = {

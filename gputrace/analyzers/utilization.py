@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.breakdown import Lane
-from gputrace.analyzers.cards_results import Curve, GpuCurves, Utilization
+from gputrace.analyzers.results.cards import Curve, GpuCurves, Utilization
 from gputrace.traces.nvml.model import Nvml, Samples
 from gputrace.traces.trace import Window
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from gputrace.analyzers.collective_results import CollectiveTotals
 from gputrace.analyzers.results import Analysis
+from gputrace.analyzers.results.collectives import CollectiveTotals
 from gputrace.units import format_bytes, format_ns, format_ranges, format_share
 from gputrace.views.tables import Table
 

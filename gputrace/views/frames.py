@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
-from gputrace.analyzers.cards_results import CardUse
 from gputrace.analyzers.kernels import KernelOnGpu, KernelUse
 from gputrace.analyzers.results import (
     Analysis,
@@ -17,6 +16,7 @@ from gputrace.analyzers.results import (
     Phase,
     Step,
 )
+from gputrace.analyzers.results.cards import CardUse
 from gputrace.errors import MissingError, UsageError
 
 if TYPE_CHECKING:

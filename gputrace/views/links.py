@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gputrace.analyzers.links_results import GpuLink
 from gputrace.analyzers.results import Analysis
+from gputrace.analyzers.results.links import GpuLink
 from gputrace.views.tables import Table, gpu_label
 
 

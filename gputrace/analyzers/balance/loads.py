@@ -8,11 +8,11 @@ import numpy as np
 
 from gputrace.analyzers.balance.extra import alone, by_name, more_than_others
 from gputrace.analyzers.balance.work import COPIES, Work, number_kernels, sort_of, work_of
-from gputrace.analyzers.balance_results import Load
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results import Step
+from gputrace.analyzers.results.balance import Load
 from gputrace.traces.events import Kind, Mask
 from gputrace.traces.nvml.model import Nvml
 from gputrace.traces.trace import Trace

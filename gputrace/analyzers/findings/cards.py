@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.cards_results import CardUse
 from gputrace.analyzers.findings.facts import Facts, severity_of
 from gputrace.analyzers.results import Evidence, Finding
+from gputrace.analyzers.results.cards import CardUse
 from gputrace.units import format_ns, format_ranges
 
 FEWEST: Final = 3

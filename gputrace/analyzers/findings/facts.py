@@ -10,23 +10,23 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.balance import compare_loads, most_memory
-from gputrace.analyzers.balance_results import Load
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.cards import find_cards
-from gputrace.analyzers.cards_results import CardUse
 from gputrace.analyzers.classes import distinct_ids
-from gputrace.analyzers.collectives import Collectives
+from gputrace.analyzers.collectives.matching import Collectives
 from gputrace.analyzers.host import HostCalls
 from gputrace.analyzers.intervals import Intervals, union
 from gputrace.analyzers.kernel_ratios import KernelRatio, kernel_ratios
 from gputrace.analyzers.kernels import Kernels
-from gputrace.analyzers.late import Late, find_late
-from gputrace.analyzers.lateness import Lateness, find_lateness
+from gputrace.analyzers.late.lateness import Lateness, find_lateness
+from gputrace.analyzers.late.ranks import Late, find_late
 from gputrace.analyzers.lines import Lines, Place, dominating
 from gputrace.analyzers.links import Links, measure_links
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.pageable import Pageable, find_pageable
 from gputrace.analyzers.results import Breakdown, Evidence, Finding, Phase, Step
+from gputrace.analyzers.results.balance import Load
+from gputrace.analyzers.results.cards import CardUse
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.traces.events import Kind
 from gputrace.traces.nvml.model import Nvml

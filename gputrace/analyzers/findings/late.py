@@ -13,7 +13,7 @@ from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.idle import how_to_feed_faster
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.kernel_ratios import KernelRatio
-from gputrace.analyzers.late import Late
+from gputrace.analyzers.late.ranks import Late
 from gputrace.analyzers.results import Evidence, Finding
 from gputrace.units import format_ns, format_ranges
 

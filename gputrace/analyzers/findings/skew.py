@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Final
 
-from gputrace.analyzers.balance_results import Load
 from gputrace.analyzers.findings.facts import Facts, severity_of
 from gputrace.analyzers.findings.late import straggler
 from gputrace.analyzers.results import Evidence, Finding
+from gputrace.analyzers.results.balance import Load
 from gputrace.units import format_ns, format_share
 
 _WAITED: Final = 0.01

@@ -1,6 +1,7 @@
 """Which kernels take the time of the measured steps, and what they are."""
 
-from gputrace.analyzers.kernels.results import (
+from gputrace.analyzers.kernels.table import count_kernels
+from gputrace.analyzers.results.kernels import (
     Family,
     KernelOnGpu,
     Kernels,
@@ -8,7 +9,6 @@ from gputrace.analyzers.kernels.results import (
     LaunchCost,
     Product,
 )
-from gputrace.analyzers.kernels.table import count_kernels
 
 __all__ = [
     "Family",

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.host import NOBODY, HostCalls
 from gputrace.analyzers.intervals import Times
-from gputrace.analyzers.kernels.results import LaunchCost
 from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.results.kernels import LaunchCost
 
 TINY_NS: Final = 5_000
 """A launching call takes a host about so long: shorter kernels cannot keep a GPU fed."""

@@ -17,16 +17,16 @@ from gputrace.analyzers.intervals import Times, union
 from gputrace.analyzers.kernels.families import converts_layout, family_of
 from gputrace.analyzers.kernels.launches import launch_cost
 from gputrace.analyzers.kernels.naming import short_name
-from gputrace.analyzers.kernels.results import (
+from gputrace.analyzers.kernels.tensorcores import generation, on_tensor_cores, precision_of
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.results import Step
+from gputrace.analyzers.results.kernels import (
     Family,
     KernelOnGpu,
     Kernels,
     KernelUse,
     Product,
 )
-from gputrace.analyzers.kernels.tensorcores import generation, on_tensor_cores, precision_of
-from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.results import Step
 from gputrace.traces.events import Kind
 from gputrace.traces.trace import Trace
 

@@ -11,12 +11,12 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.classes import OperationClass
-from gputrace.analyzers.collectives import PEER_COPY, Collectives
+from gputrace.analyzers.collectives.matching import PEER_COPY, Collectives
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.links.topology import Topology
 from gputrace.analyzers.links.traffic import Traffic, find_staged, read_peer_copies
-from gputrace.analyzers.links_results import GpuLink
 from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.results.links import GpuLink
 from gputrace.traces.trace import Trace
 
 LARGE: Final = 1 << 20

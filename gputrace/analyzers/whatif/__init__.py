@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gputrace.analyzers.findings import Facts
+from gputrace.analyzers.results.whatif import WhatIf
 from gputrace.analyzers.whatif.build import build_graph
 from gputrace.analyzers.whatif.predict import predict
 from gputrace.analyzers.whatif.rows import choose_steps, read_rows
-from gputrace.analyzers.whatif_results import WhatIf
 
 __all__ = ["what_if"]
 

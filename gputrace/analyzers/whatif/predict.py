@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
+from gputrace.analyzers.results.whatif import WhatIf
 from gputrace.analyzers.whatif.cures import CURES, Cure, Effect
 from gputrace.analyzers.whatif.edits import issues, runs
 from gputrace.analyzers.whatif.graph import Graph, replay
 from gputrace.analyzers.whatif.measure import Measure, measure, standard_error
-from gputrace.analyzers.whatif_results import WhatIf
 
 WORTH: Final = 0.01
 """Part of a step that a cure must save to be listed."""

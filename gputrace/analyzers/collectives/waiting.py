@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.classes import OperationClass
-from gputrace.analyzers.collectives import Collectives
+from gputrace.analyzers.collectives.matching import Collectives
 from gputrace.analyzers.intervals import Intervals, Times
 from gputrace.analyzers.partition import Timeline
 from gputrace.traces.events import UNKNOWN

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.classes import OperationClass, distinct_ids
+from gputrace.analyzers.collectives.pairing import ALONE, Joined, Part, group, join
 from gputrace.analyzers.intervals import Intervals, Times, union
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.pairing import ALONE, Joined, Part, group, join
 from gputrace.analyzers.results import Step
 from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Kind, Mask
 from gputrace.traces.trace import Trace

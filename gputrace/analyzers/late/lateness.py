@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.classes import OperationClass
-from gputrace.analyzers.collectives import JOINT, Collectives, steps_of
+from gputrace.analyzers.collectives.matching import JOINT, Collectives, steps_of
 from gputrace.analyzers.host import HostCalls
 from gputrace.analyzers.intervals import Times
+from gputrace.analyzers.late.pace import find_slack
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.pace import find_slack
 from gputrace.analyzers.results import Step
 from gputrace.traces.events import UNKNOWN
 from gputrace.traces.trace import Trace

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.classes import OperationClass
-from gputrace.analyzers.collective_results import CollectiveTotals
-from gputrace.analyzers.collectives import PEER_COPY, Collectives, steps_of
+from gputrace.analyzers.collectives.matching import PEER_COPY, Collectives, steps_of
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results import Step
+from gputrace.analyzers.results.collectives import CollectiveTotals
 from gputrace.traces.events import UNKNOWN, Mask
 
 _CARRIED: Final = {"AllReduce": 2, "AllGather": 1, "ReduceScatter": 1, "AllToAll": 1}

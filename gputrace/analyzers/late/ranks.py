@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.breakdown import Lane
-from gputrace.analyzers.lateness import Lateness
+from gputrace.analyzers.late.lateness import Lateness
 from gputrace.analyzers.results import CLASSES, Step
 from gputrace.traces.events import Mask
 
