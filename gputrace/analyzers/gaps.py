@@ -40,7 +40,7 @@ def find_gaps(
     inside = np.flatnonzero(_inside(lanes, measured, starts, ends, owner))
     largest, largest_in_steps = (
         tuple(
-            _gap(trace, lanes[owner[row]], calls, found, int(starts[row]), int(ends[row]), lines)
+            gap_of(trace, lanes[owner[row]], calls, found, int(starts[row]), int(ends[row]), lines)
             for row in _longest(rows, starts, ends, most)
         )
         for rows in (np.arange(len(starts)), inside)
@@ -78,7 +78,7 @@ def _inside(
     return inside
 
 
-def _gap(
+def gap_of(
     trace: Trace,
     lane: Lane,
     calls: HostCalls | None,
@@ -87,6 +87,7 @@ def _gap(
     end: int,
     lines: Lines | None,
 ) -> Gap:
+    """One gap of a GPU with its cause and evidence; ``start`` and ``end`` are its whole length."""
     shares = lane.causes.within([start], [end])[0]
     feeder = lane.causes.feeder_of(end)
     told = "" if calls is None else _evidence(trace, calls, feeder, start, end)

@@ -1,0 +1,164 @@
+"""The browser as a whole: what is told of the selection, and the lanes that are read on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from gputrace.analyzers.gap_detail import GapDetail, launch_of, operation_at
+from gputrace.analyzers.scene import SceneLane
+from gputrace.views.browse.asking import Asking
+from gputrace.views.browse.board import Picked, ShownLane
+from gputrace.views.browse.describing import gap_text, operation_text
+from gputrace.views.browse.palette import Palette
+
+
+class BrowseApp(Asking):
+    """The browser."""
+
+    detail_text = Text()
+    """What is told of the selection."""
+    _followed: tuple[Picked, int] | None = None
+    _opened = False
+
+    def _begin(self) -> None:
+        """Shows the worst gap with a step on either side of it, the first time."""
+        if self._opened:
+            return
+        self._opened = True
+        if not len(self.board.rows):
+            self.board.gap_filter = type(self.board.gap_filter)()
+            self.board.rows = self.board.arrange()
+        self.board.view = self.board.view.whole()
+        if not len(self.board.rows):
+            return
+        self.select(0)
+        start, end = self.board.gap_span(int(self.board.rows[0]))
+        step = self.board.step_span(start) or (start, end)
+        length = max(step[1] - step[0], end - start)
+        self.board.view = self.board.view.show(start - length // 2, start + 3 * length // 2)
+
+    def show_detail(self) -> None:
+        board = self.board
+        if board.picked is not None:
+            self._show_operation(board.picked)
+        elif board.selected is not None:
+            self._show_gap(board.selected)
+        else:
+            self._tell_detail(Text())
+
+    def _tell_detail(self, text: Text) -> None:
+        self.detail_text = text
+        self.tell("#detail", text)
+
+    def _show_gap(self, row: int) -> None:
+        """Asks the trace; meanwhile, and for gaps that were left again, nothing changes."""
+        board = self.board
+        shown = board.gpus[int(board.table.lane[row])]
+        source = self.sources[shown.trace]
+        start, end = (moment + shown.zero for moment in board.gap_span(row))
+
+        def read() -> None:
+            if board.selected == row and board.picked is None:
+                detail = source.detail(shown.number, start, end)
+                self.later(lambda: self._gap_read(row, shown, detail))
+
+        source.ask(read)
+
+    def _gap_read(self, row: int, shown: ShownLane, detail: GapDetail | None) -> None:
+        if self.board.selected != row or self.board.picked is not None or detail is None:
+            return
+        labels = [gpu.label for gpu in self.board.gpus if gpu.trace == shown.trace]
+        self._tell_detail(gap_text(detail, shown.label, labels, shown.zero))
+
+    def _show_operation(self, picked: Picked) -> None:
+        source, own = self.sources[picked.lane.trace], picked.lane.lane.operations
+        assert own is not None
+
+        def read() -> None:
+            facts = source.facts
+            if facts is not None and self.board.picked == picked:
+                operation = operation_at(facts.trace, own, picked.row)
+                launch = launch_of(facts, own, picked.row)
+                what = picked.lane.lane.layers.classes[int(own.classes[picked.row])]
+                label, zero = picked.lane.label, picked.lane.zero
+                text = operation_text(operation, launch, label, what, zero)
+                self.later(lambda: self._tell_detail(text))
+
+        source.ask(read)
+
+    def action_follow(self) -> None:
+        """From an operation to the call that issued it, and back."""
+        board, picked = self.board, self.board.picked
+        if picked is None:
+            self.notify("pick an operation first (e, or click on one)", markup=False)
+            return
+        if self._followed is not None and self._followed[0] == picked:
+            self._followed = None
+            self.pick(picked)
+            return
+        source, own = self.sources[picked.lane.trace], picked.lane.lane.operations
+        launch = launch_of(source.facts, own, picked.row) if source.facts and own else None
+        if launch is None or own is None:
+            self.notify("the trace does not tell which call issued it", markup=False)
+            return
+        at = launch.start_ns - picked.lane.zero
+        self._followed = picked, at
+        board.cursor = at
+        end = int(own.end[picked.row]) - picked.lane.zero
+        board.view = board.view.fit(min(at, end), max(at, end))
+        self.show()
+
+    def action_streams(self) -> None:
+        self._toggle_parts(threads=False)
+
+    def action_threads(self) -> None:
+        self._toggle_parts(threads=True)
+
+    def _toggle_parts(self, *, threads: bool) -> None:
+        for source in self.sources:
+            own = self.board.extra[source.number]
+            kept = [lane for lane in own if (lane.operations is None) != threads]
+            if len(kept) < len(own):
+                self._take_parts(source.number, kept)
+                continue
+            self.notify("reading …", timeout=1, markup=False)
+
+            def read(source: Any = source, kept: list[SceneLane] = kept) -> None:
+                parts = source.parts(threads)
+                self.later(lambda: self._take_parts(source.number, kept + parts))
+
+            source.ask(read)
+
+    def _take_parts(self, trace: int, lanes: list[SceneLane]) -> None:
+        board, shown = self.board, self.board.lane_at_cursor
+        board.extra[trace] = lanes
+        board.filter_lanes()
+        place = board.place_of(shown) if shown else None
+        board.cursor_lane = place if place is not None else board.cursor_lane
+        self.timeline.reveal_cursor()
+        self.show()
+
+    def action_letters(self) -> None:
+        """Letters for colours, and colours again."""
+        colors = 16 if self.console.color_system == "standard" else 1 << 24
+        self.use_palette(Palette(0 if self.palette.colors else colors))
+        self.show()
+
+    def action_copy(self) -> None:
+        self.copy_to_clipboard(self.detail_text.plain)
+        self.notify("copied", timeout=2, markup=False)
+
+
+def browse(paths: Sequence[Path], beside: Sequence[Path] = ()) -> None:
+    """Shows one run, or two side by side, until the person leaves.
+
+    Raises InputError where a trace cannot be read.
+    """
+    app = BrowseApp([paths, beside] if beside else [paths])
+    app.run()
+    if app.error is not None:
+        raise app.error

@@ -1,0 +1,211 @@
+"""The screen, and how what the sources read comes onto it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Final
+
+from rich.style import Style
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import BindingType
+from textual.containers import Container, VerticalScroll
+from textual.widgets import Footer, Static
+
+from gputrace.analyzers.results import CLASSES
+from gputrace.analyzers.scene import Scene
+from gputrace.errors import GputraceError
+from gputrace.views.browse.board import Board
+from gputrace.views.browse.drawing import legend
+from gputrace.views.browse.gap_list import GapList
+from gputrace.views.browse.keys import KEYS
+from gputrace.views.browse.palette import LOOKS, SEVERITIES, Palette
+from gputrace.views.browse.ruler import Ruler
+from gputrace.views.browse.source import Source
+from gputrace.views.browse.timeline import Timeline
+from gputrace.views.browse.words import clean, duration, moment
+from gputrace.views.tables import verdict
+
+_AT_ONCE: Final = 200_000
+"""So many gaps are sorted while a key waits; more, in the source's thread."""
+
+_CSS: Final = """
+Screen { layout: vertical; layers: base; }
+#verdict { height: 1; padding: 0 1; background: $panel; }
+Timeline { height: 3fr; min-height: 3; }
+#legend { height: 1; padding: 0 1; }
+#status { height: 1; padding: 0 1; color: $text-muted; background: $panel; }
+#below { height: 2fr; min-height: 8; layout: horizontal; }
+GapList { width: 62; }
+#detail-box { width: 1fr; padding: 0 1; border-left: solid $panel; }
+#detail { height: auto; }
+.narrow #below { layout: vertical; }
+.narrow GapList { width: 100%; height: 4; }
+.narrow #detail-box { height: 1fr; border-left: none; }
+"""
+
+
+class Base(App[None]):
+    """Shows a board; those that inherit change it."""
+
+    TITLE = "gputrace browse"
+    ENABLE_COMMAND_PALETTE = True
+    CSS: ClassVar[str] = _CSS
+    BINDINGS: ClassVar[list[BindingType]] = [key.binding for key in KEYS]
+
+    def __init__(self, traces: Sequence[Sequence[Path]]) -> None:
+        """Each of ``traces`` is the files of one run; two are laid side by side."""
+        super().__init__()
+        self.board = Board([None] * len(traces))
+        self.palette = Palette()
+        self.sources = [Source(number, paths, self) for number, paths in enumerate(traces)]
+        self.error: GputraceError | None = None
+        """Why a trace cannot be shown."""
+        self._started = False
+
+    def compose(self) -> ComposeResult:
+        timeline = Timeline(self.board, self.palette)
+        yield Static(id="verdict", markup=False)
+        yield Ruler(self.board, self.palette, timeline)
+        yield timeline
+        yield Static(id="legend", markup=False)
+        yield Static(id="status", markup=False)
+        with Container(id="below"):
+            yield GapList(self.board, self.palette)
+            with VerticalScroll(id="detail-box", can_focus=False):
+                yield Static(id="detail", markup=False)
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self.timeline = self.query_one(Timeline)
+        self.ruler = self.query_one(Ruler)
+        self.gap_list = self.query_one(GapList)
+        colors = 16 if self.console.color_system == "standard" else 1 << 24
+        self.use_palette(Palette(0 if self.no_color else colors))
+        self.gap_list.focus()
+        self.tell("#verdict", "reading …")
+        for source in self.sources:
+            source.start()
+
+    def on_unmount(self) -> None:
+        for source in self.sources:
+            source.stop()
+
+    def on_resize(self) -> None:
+        self.set_class(self.size.width < 110, "narrow")
+
+    def use_palette(self, palette: Palette) -> None:
+        for widget in (self.timeline, self.ruler, self.gap_list):
+            widget.palette = palette
+        self.palette = palette
+
+    # Called from the sources' threads.
+
+    def progress(self, trace: int, done: int, total: int) -> None:
+        share = f" {done / total:.0%}" if total else ""
+        name = clean(self.sources[trace].paths[0].name, 60)
+        self.later(lambda: self.tell("#verdict", f"reading {name}{share}"))
+
+    def scene(self, trace: int, scene: Scene) -> None:
+        self.later(lambda: self._take(trace, scene))
+
+    def failed(self, trace: int, error: Exception) -> None:
+        self.later(lambda: self._fail(trace, error))
+
+    def later(self, job: object) -> None:
+        """Does something on the screen's thread; nothing once the screen is gone."""
+        if self.is_running:
+            self.call_later(job)  # type: ignore[arg-type]
+
+    def _fail(self, trace: int, error: Exception) -> None:
+        if self.board.scenes[trace] is not None and isinstance(error, (GputraceError, OSError)):
+            self.notify(clean(str(error)), severity="error", markup=False)
+            return
+        if not isinstance(error, GputraceError):
+            raise error
+        self.error = error
+        self.exit()
+
+    def _take(self, trace: int, scene: Scene) -> None:
+        self.board.scenes[trace] = scene
+        self.board.rebuild()
+        if scene.analysis is None:
+            self.tell("#verdict", "the GPUs' work is here; looking for causes and steps …")
+            self.show()
+        else:
+            self.rearrange(self._begin)
+
+    def _begin(self) -> None:
+        """The first time all is known, shows the worst gap with a step on either side."""
+
+    def rearrange(self, then: object = None) -> None:
+        """Filters and sorts the gaps anew; where they are many, beside the screen."""
+        if len(self.board.table) <= _AT_ONCE:
+            self._arranged(self.board.arrange(), then)
+            return
+        self.tell("#status", "sorting …")
+        self.sources[0].ask(lambda: self._arrange_beside(then))
+
+    def _arrange_beside(self, then: object) -> None:
+        rows = self.board.arrange()
+        self.later(lambda: self._arranged(rows, then))
+
+    def _arranged(self, rows: object, then: object) -> None:
+        self.board.rows = rows  # type: ignore[assignment]
+        self.gap_list.place = 0
+        if callable(then):
+            then()
+        self.show()
+
+    def tell(self, where: str, text: str | Text) -> None:
+        self.query_one(where, Static).update(text if isinstance(text, Text) else Text(text))
+
+    def show(self) -> None:
+        """Draws all anew."""
+        self._show_verdict()
+        self._show_legend()
+        self._show_status()
+        self.ruler.refresh()
+        self.timeline.show_board()
+        self.gap_list.show_board()
+
+    def _show_verdict(self) -> None:
+        text = Text(no_wrap=True, overflow="ellipsis")
+        for trace, scene in enumerate(self.board.scenes):
+            if scene is None or scene.analysis is None:
+                continue
+            if len(self.board.scenes) > 1:
+                text.append(f"{'AB'[trace]} ", "bold")
+            found = scene.analysis.findings
+            style = SEVERITIES[found[0].severity] if found else "green"
+            text.append(f"{clean(verdict(scene.analysis))}  ", style)
+        if text:
+            self.tell("#verdict", text)
+
+    def _show_legend(self) -> None:
+        there = {name for shown in self.board.lanes for name in self._present(shown.lane.layers)}
+        names = [name for name in LOOKS if name in there]
+        line = Text(no_wrap=True, overflow="ellipsis")
+        for segment in legend(names, self.palette):
+            line.append(segment.text, segment.style or Style())
+        self.tell("#legend", line)
+
+    def _present(self, layers: object) -> list[str]:
+        from gputrace.analyzers.cells import Layers
+
+        assert isinstance(layers, Layers)
+        return [n for n, s in zip(layers.classes, layers.sets, strict=True) if len(s)]
+
+    def _show_status(self) -> None:
+        board, view = self.board, self.board.view
+        parts = [f"window {duration(view.length)}", f"cursor {moment(board.cursor)}"]
+        if len(board.marks) == 2:
+            parts.insert(0, f"a to b {duration(abs(board.marks[1] - board.marks[0]))}")
+        place = self.gap_list.place + 1 if len(board.rows) else 0
+        which = "of steady steps" if board.gap_filter.steady else ""
+        parts.append(f"gap {place:,} of {len(board.rows):,} {which}".rstrip())
+        self.tell("#status", Text(" · ".join(parts), no_wrap=True, overflow="ellipsis"))
+
+
+assert set(CLASSES) <= LOOKS.keys()

@@ -1,0 +1,228 @@
+"""What is shown, whatever draws it: lanes of one or two traces on one axis, and a selection.
+
+The axis counts nanoseconds from each trace's own 0, so that two traces lie side by side. Moments
+here are on the axis; a lane turns them into its trace's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.gap_table import GapFilter, GapTable, join, order
+from gputrace.analyzers.results import Analysis
+from gputrace.analyzers.scene import Scene, SceneLane
+from gputrace.analyzers.steps import StepWindows
+from gputrace.views.browse.viewport import Viewport
+from gputrace.views.browse.words import clean
+
+_NAMES: Final = "AB"
+_NO_ROWS: Final = np.empty(0, np.intp)
+
+
+@dataclass(frozen=True, eq=False)
+class ShownLane:
+    """A lane on the axis."""
+
+    trace: int
+    """Which trace it is of."""
+    number: int
+    """Its place among the GPUs of its trace; -1 of a part of one."""
+    lane: SceneLane
+    label: str
+    zero: int
+    """The moment of its trace that the axis calls 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """An operation that a person picked."""
+
+    lane: ShownLane
+    row: int
+
+
+@dataclass
+class Board:
+    """All that a person may change, and what follows from it."""
+
+    scenes: list[Scene | None]
+    """By trace; None while nothing of it is there."""
+    shifts: list[int] = field(default_factory=list)
+    """What is added to each trace's 0, to lay two side by side."""
+    extra: list[list[SceneLane]] = field(default_factory=list)
+    """Of each trace, lanes of streams and threads that are to be shown."""
+    ranks: frozenset[int] | None = None
+    """The ranks that are shown; None for all."""
+    gap_filter: GapFilter = field(default_factory=lambda: GapFilter(steady=True))
+    sort: str = "length"
+    descending: bool = True
+    view: Viewport = field(default_factory=lambda: Viewport(0, 1, 0, 1))
+    cursor: int = 0
+    cursor_lane: int = 0
+    """Place among the lanes that are shown."""
+    marks: tuple[int, ...] = ()
+    selected: int | None = None
+    """A row of the table of gaps."""
+    picked: Picked | None = None
+    table: GapTable = field(default_factory=lambda: join([]))
+    """Of all GPUs of all traces; its lanes are those of `gpus`."""
+    rows: NDArray[np.intp] = field(default_factory=lambda: _NO_ROWS)
+    """Those of the table that are listed, in their order."""
+    gpus: list[ShownLane] = field(default_factory=list)
+    lanes: list[ShownLane] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.shifts = self.shifts or [0] * len(self.scenes)
+        self.extra = self.extra or [[] for _ in self.scenes]
+
+    def zero(self, trace: int) -> int:
+        """The moment of a trace that the axis calls 0."""
+        scene = self.scenes[trace]
+        return (scene.origin if scene else 0) + self.shifts[trace]
+
+    def rebuild(self) -> None:
+        """Makes lanes and gaps of the scenes, after one of them or a shift has changed."""
+        self.gpus = [
+            self._shown(trace, number, lane)
+            for trace, scene in enumerate(self.scenes)
+            if scene is not None
+            for number, lane in enumerate(scene.lanes)
+        ]
+        self.table = join([self._gaps_of(trace) for trace in range(len(self.scenes))])
+        spans = [
+            (scene.span.start - self.zero(trace), scene.span.end - self.zero(trace))
+            for trace, scene in enumerate(self.scenes)
+            if scene is not None
+        ]
+        if spans:
+            low, high = min(span[0] for span in spans), max(span[1] for span in spans)
+            fresh = self.view.high - self.view.low <= 1
+            view = Viewport(low, max(high, low + 1), low, max(high, low + 1))
+            self.view = view if fresh else self.view.within(low, max(high, low + 1))
+        self.filter_lanes()
+
+    def filter_lanes(self) -> None:
+        """The lanes to show, each GPU's parts below it."""
+        parts = [
+            self._shown(trace, -1, lane) for trace, own in enumerate(self.extra) for lane in own
+        ]
+        self.lanes = []
+        for shown in self.gpus:
+            lane = shown.lane
+            if self.ranks is not None and lane.rank not in self.ranks:
+                continue
+            self.lanes.append(shown)
+            last = not any(
+                later.trace == shown.trace and later.lane.rank == lane.rank
+                for later in self.gpus[self.gpus.index(shown) + 1 :]
+            )
+            self.lanes += [part for part in parts if _belongs(part, shown, last)]
+        self.cursor_lane = min(self.cursor_lane, max(len(self.lanes) - 1, 0))
+
+    def arrange(self) -> NDArray[np.intp]:
+        """The rows to list, by the filter and in the order that are set; may take a while."""
+        chosen = self.gap_filter
+        if self.ranks is not None:
+            ranks = [n for n, gpu in enumerate(self.gpus) if gpu.lane.rank in self.ranks]
+            lanes = ranks if chosen.lanes is None else sorted(set(ranks) & set(chosen.lanes))
+            chosen = replace(chosen, lanes=lanes)
+        return order(self.table, chosen.rows(self.table), self.sort, descending=self.descending)
+
+    def analysis(self, trace: int = 0) -> Analysis | None:
+        scene = self.scenes[trace]
+        return scene.analysis if scene else None
+
+    def steps_at(self, shown: ShownLane | None) -> tuple[StepWindows, int] | None:
+        """The steps of a lane's rank, and the moment of them that the axis calls 0."""
+        trace = shown.trace if shown else 0
+        scene = self.scenes[trace]
+        steps = scene.steps_of(shown.lane.rank if shown else 0) if scene else None
+        return None if steps is None or not len(steps) else (steps, self.zero(trace))
+
+    def step_span(self, moment: int) -> tuple[int, int] | None:
+        """The step around a moment, or the first after it; of the lane with the cursor."""
+        found = self.steps_at(self.lane_at_cursor)
+        if found is None:
+            return None
+        steps, zero = found
+        number = int(np.searchsorted(steps.end, moment + zero, "right"))
+        number = min(number, len(steps) - 1)
+        return int(steps.start[number]) - zero, int(steps.end[number]) - zero
+
+    @property
+    def lane_at_cursor(self) -> ShownLane | None:
+        return self.lanes[self.cursor_lane] if self.lanes else None
+
+    def gap_span(self, row: int) -> tuple[int, int]:
+        return int(self.table.start[row]), int(self.table.end[row])
+
+    def chosen_span(self, shown: ShownLane) -> tuple[int, int] | None:
+        """From when to when what is selected on a lane lasts."""
+        if self.picked is not None:
+            own, row = shown.lane.operations, self.picked.row
+            if own is None or self.picked.lane is not shown:
+                return None
+            return int(own.start[row]) - shown.zero, int(own.end[row]) - shown.zero
+        if self.selected is None or self.gpus[int(self.table.lane[self.selected])] is not shown:
+            return None
+        return self.gap_span(self.selected)
+
+    def place_of(self, shown: ShownLane) -> int | None:
+        """Which of the lanes that are shown it is."""
+        return next((place for place, each in enumerate(self.lanes) if each is shown), None)
+
+    def _shown(self, trace: int, number: int, lane: SceneLane) -> ShownLane:
+        return ShownLane(trace, number, lane, self._label(trace, lane), self.zero(trace))
+
+    def _label(self, trace: int, lane: SceneLane) -> str:
+        prefix = f"{_NAMES[trace]} " if len(self.scenes) > 1 else ""
+        if lane.part:
+            return f"{prefix} {clean(lane.part, 24)}"
+        if lane.gpu is None:
+            return f"{prefix}rank {lane.rank}"
+        word = "gpu" if lane.gpu_known else "dev"
+        rank = "" if lane.gpu == lane.rank and not lane.host else f" r{lane.rank}"
+        return f"{prefix}{word} {lane.gpu}{rank}"
+
+    def _gaps_of(self, trace: int) -> GapTable:
+        scene = self.scenes[trace]
+        if scene is None:
+            return join([])
+        first = next((n for n, gpu in enumerate(self.gpus) if gpu.trace == trace), 0)
+        table, zero = scene.gaps, self.zero(trace)
+        lane = table.lane + np.int16(first)
+        return replace(table, lane=lane, start=table.start - zero, end=table.end - zero)
+
+
+def _belongs(part: ShownLane, gpu: ShownLane, last: bool) -> bool:
+    """Whether a part is shown below a GPU; threads below the last GPU of their rank."""
+    if part.trace != gpu.trace or part.lane.rank != gpu.lane.rank:
+        return False
+    if part.lane.operations is None:
+        return last
+    return part.lane.gpu == gpu.lane.gpu
+
+
+def parse_ranks(text: str, known: Collection[int]) -> frozenset[int] | None:
+    """Ranks of ``0,2-3``; None, which is all, of nothing. Raises ValueError for others."""
+    ranks: set[int] = set()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"{part!r} is no rank; write 0,2-3, or nothing for all")
+        low, high = int(first), int(last or first)
+        ranks |= {rank for rank in known if low <= rank <= high}
+        if not ranks:
+            raise ValueError(f"no rank {part}; there are {_listed(sorted(known))}")
+    return frozenset(ranks) or None
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    from gputrace.units import format_ranges
+
+    return format_ranges(ranks)
