@@ -42,7 +42,7 @@ def stream_lanes(trace: Trace) -> list[SceneLane]:
 
 
 def thread_lanes(facts: Facts) -> list[SceneLane]:
-    """A lane for each host thread that called CUDA or waited for data, in order of process."""
+    """A lane for each host thread that called CUDA or waited for data, the busiest of a rank first."""
     trace, evidence = facts.trace, read_evidence(facts.trace)
     system = _system_waits(trace)
     ranks = {process: own.gpu.rank for own in facts.operations for process, _ in own.gpu.pairs}
@@ -61,11 +61,12 @@ def thread_lanes(facts: Facts) -> list[SceneLane]:
         lanes.append(
             SceneLane(gpu.gpu, gpu.gpu_known, gpu.rank, gpu.host_name, span, layers, None, name)
         )
-    return sorted(lanes, key=lambda lane: (lane.rank, -_busy(lane)))
+    return sorted(lanes, key=lambda lane: (lane.rank, -_calling(lane)))
 
 
-def _busy(lane: SceneLane) -> int:
-    return sum(each.total for each in lane.layers.sets)
+def _calling(lane: SceneLane) -> int:
+    """Nanoseconds of everything but waits in the system, in which idle threads are for ever."""
+    return sum(each.total for each in lane.layers.sets[:-1])
 
 
 def _stream(trace: Trace, gpu: Gpu, name: str, own: GpuOperations) -> SceneLane:

@@ -72,7 +72,8 @@ class BrowseApp(Asking):
         if self.board.selected != row or self.board.picked is not None or detail is None:
             return
         labels = [gpu.label for gpu in self.board.gpus if gpu.trace == shown.trace]
-        self._tell_detail(gap_text(detail, shown.label, labels, shown.zero))
+        where = self.board.steps_around(row)
+        self._tell_detail(gap_text(detail, shown.label, labels, shown.zero, where))
 
     def _show_operation(self, picked: Picked) -> None:
         source, own = self.sources[picked.lane.trace], picked.lane.lane.operations

@@ -13,12 +13,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.gap_table import GapFilter, GapTable, join, order
+from gputrace.analyzers.gap_table import NO_STEP, GapFilter, GapTable, join, order
 from gputrace.analyzers.results import Analysis
 from gputrace.analyzers.scene import Scene, SceneLane
 from gputrace.analyzers.steps import StepWindows
 from gputrace.views.browse.viewport import Viewport
-from gputrace.views.browse.words import clean
+from gputrace.views.browse.words import clean, duration
 
 _NAMES: Final = "AB"
 _NO_ROWS: Final = np.empty(0, np.intp)
@@ -161,6 +161,21 @@ class Board:
     def gap_span(self, row: int) -> tuple[int, int]:
         return int(self.table.start[row]), int(self.table.end[row])
 
+    def steps_around(self, row: int) -> str:
+        """Which batches a gap lies between, or which one it is in; nothing if unknown."""
+        found = self.steps_at(self.gpus[int(self.table.lane[row])])
+        number = int(self.table.step[row])
+        if found is None or number == NO_STEP or number >= len(found[0]):
+            return ""
+        lengths = found[0].lengths
+        if not self.table.between[row]:
+            return f"within step {number} ({duration(int(lengths[number]))})"
+        first = int(np.searchsorted(found[0].start, int(self.table.start[row]) + found[1]))
+        after = f"step {first} ({duration(int(lengths[first]))})"
+        if not first:
+            return f"before {after}"
+        return f"between step {first - 1} ({duration(int(lengths[first - 1]))}) and {after}"
+
     def chosen_span(self, shown: ShownLane) -> tuple[int, int] | None:
         """From when to when what is selected on a lane lasts."""
         if self.picked is not None:
@@ -186,8 +201,14 @@ class Board:
         if lane.gpu is None:
             return f"{prefix}rank {lane.rank}"
         word = "gpu" if lane.gpu_known else "dev"
-        rank = "" if lane.gpu == lane.rank and not lane.host else f" r{lane.rank}"
-        return f"{prefix}{word} {lane.gpu}{rank}"
+        return f"{prefix}{word} {lane.gpu}" + (f" r{lane.rank}" if self._tells_ranks(trace) else "")
+
+    def _tells_ranks(self, trace: int) -> bool:
+        """Whether ranks are other numbers than those of the GPUs."""
+        scene = self.scenes[trace]
+        lanes = scene.lanes if scene else ()
+        several = len({lane.rank for lane in lanes}) > 1
+        return several and any(lane.gpu != lane.rank for lane in lanes)
 
     def _gaps_of(self, trace: int) -> GapTable:
         scene = self.scenes[trace]

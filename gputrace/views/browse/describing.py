@@ -33,7 +33,7 @@ _HOST: Final = {
 }
 
 
-def gap_text(detail: GapDetail, label: str, labels: Sequence[str], zero: int) -> Text:
+def gap_text(detail: GapDetail, label: str, labels: Sequence[str], zero: int, where: str) -> Text:
     """All about a gap.
 
     Args:
@@ -41,11 +41,11 @@ def gap_text(detail: GapDetail, label: str, labels: Sequence[str], zero: int) ->
         label: of its lane.
         labels: of the lanes that ``detail.others`` counts.
         zero: the moment that is called 0.
+        where: which batches it lies between.
     """
     gap, text = detail.gap, Text()
-    step = "" if gap.step is None else f", step {gap.step}"
     text.append(f"{label}: nothing for {duration(gap.length_ns)}", "bold")
-    text.append(f"{step}, from {moment(gap.start_ns - zero)}\n")
+    text.append(f", from {moment(gap.start_ns - zero)}{where and ', '}{where}\n")
     text.append(f"{_shares(detail.by_cause, gap.length_ns)}\n")
     if gap.evidence:
         text.append(f"{clean(gap.evidence)}\n")

@@ -15,7 +15,7 @@ from gputrace.analyzers.cells import EIGHTHS, Bars, edges_of, stack
 from gputrace.analyzers.gap_table import GapTable
 from gputrace.analyzers.results import IDLE_CAUSES
 from gputrace.views.browse.board import ShownLane
-from gputrace.views.browse.palette import LEVELS, Palette
+from gputrace.views.browse.palette import LEVELS, LOOKS, Palette
 from gputrace.views.browse.viewport import Viewport
 from gputrace.views.browse.words import duration, label
 
@@ -104,9 +104,10 @@ def gap_words(
     long = table.end[begin:stop] - table.start[begin:stop] >= _needed(view, width)
     for row in (np.flatnonzero(long) + begin).tolist():
         start, end = int(table.start[row]), int(table.end[row])
-        cause = IDLE_CAUSES[int(table.cause[row])]
-        told = cause.replace("other_idle", "unexplained").replace("_", " ")
-        yield from _fitted(start, end, f"{told} {duration(end - start)}", cause, view, width)
+        cause, length = IDLE_CAUSES[int(table.cause[row])], duration(end - start)
+        told = f"{cause.replace('other_idle', 'unexplained').replace('_', ' ')} {length}"
+        brief = f"{LOOKS[cause].short} {length}"
+        yield from _fitted(start, end, (told, brief), cause, view, width)
 
 
 def operation_words(
@@ -127,7 +128,7 @@ def operation_words(
         name = label(names.get(int(own.events.name[row]), ""))
         start, end = int(own.start[row]) - shown.zero, int(own.end[row]) - shown.zero
         ground = shown.lane.layers.classes[int(own.classes[row])]
-        yield from _fitted(start, end, name, ground, view, width)
+        yield from _fitted(start, end, (name,), ground, view, width)
 
 
 def _needed(view: Viewport, width: int) -> int:
@@ -135,12 +136,13 @@ def _needed(view: Viewport, width: int) -> int:
 
 
 def _fitted(
-    start: int, end: int, text: str, ground: str, view: Viewport, width: int
+    start: int, end: int, texts: Sequence[str], ground: str, view: Viewport, width: int
 ) -> Iterator[Words]:
-    """The text between the cells of two moments, as much of it as there is room for."""
+    """The first of some texts that fits between two moments, else the last, cut."""
     first = max(view.cell_of(start, width) + 1, 0)
     last = min(view.cell_of(end, width), width)
     room = last - first
+    text = next((text for text in texts if len(text) <= room), texts[-1])
     if room < _SHORTEST_WORD - 2 or not text:
         return
     fitted = text if len(text) <= room else text[: room - 1] + "…"

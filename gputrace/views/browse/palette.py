@@ -1,7 +1,7 @@
 """What each class of time looks like: a colour, and a letter where there are no colours.
 
-The colours start from those of Okabe and Ito, which people with any colour vision tell apart, and
-differ in lightness too. Terminals of 16 colours get others, that are exactly theirs.
+The colours were searched for so that people with any colour vision tell any two apart. Terminals of
+16 colours get others, that are exactly theirs.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ class Look:
 
 
 LOOKS: Final = {
-    "compute": Look("compute", "#009e73", "#00aa00", "█"),
-    "communication": Look("comm", "#3d6fd9", "#5555ff", "▒"),
-    "h2d": Look("h2d", "#56d4f5", "#55ffff", "H"),
-    "other_copy": Look("copies", "#9aa5b8", "#00aaaa", "c"),
-    "memset": Look("memset", "#6e5a46", "#555555", "m"),
+    "compute": Look("compute", "#3a8c7a", "#00aa00", "█"),
+    "communication": Look("comm", "#8c78ff", "#0000aa", "▒"),
+    "h2d": Look("h2d", "#4cdcff", "#00aaaa", "H"),
+    "other_copy": Look("copies", "#98975f", "#5555ff", "c"),
+    "memset": Look("memset", "#64262b", "#aa5500", "m"),
     "recorder": Look("recorder", "#ffffff", "#ffffff", "R"),
-    "data_feeding": Look("data", "#f0e442", "#ffff55", "D"),
-    "sync": Look("sync", "#cc79a7", "#ff55ff", "s"),
-    "alloc": Look("alloc", "#e69f00", "#aa5500", "a"),
-    "launch": Look("launch", "#c0392b", "#aa0000", "l"),
-    "other_idle": Look("idle?", "#4a4a55", "#0000aa", "·"),
-    "host_sync": Look("sync call", "#cc79a7", "#ff55ff", "s"),
-    "host_alloc": Look("alloc call", "#e69f00", "#aa5500", "a"),
-    "host_launch": Look("launch call", "#009e73", "#00aa00", "l"),
-    "host_call": Look("CUDA call", "#9aa5b8", "#00aaaa", "c"),
-    "host_data": Look("data", "#f0e442", "#ffff55", "D"),
-    "host_system": Look("system call", "#6e5a46", "#555555", "w"),
-    "host_rest": Look("the rest", "#4a4a55", "#0000aa", "·"),
+    "data_feeding": Look("data", "#fbc735", "#ffff55", "D"),
+    "sync": Look("sync", "#b15cb1", "#ff55ff", "s"),
+    "alloc": Look("alloc", "#c87316", "#ff5555", "a"),
+    "launch": Look("launch", "#990900", "#aa0000", "l"),
+    "other_idle": Look("idle?", "#092b5e", "#555555", "·"),
+    "host_sync": Look("sync call", "#b15cb1", "#ff55ff", "s"),
+    "host_alloc": Look("alloc call", "#c87316", "#ff5555", "a"),
+    "host_launch": Look("launch call", "#3a8c7a", "#00aa00", "l"),
+    "host_call": Look("CUDA call", "#98975f", "#5555ff", "c"),
+    "host_data": Look("data", "#fbc735", "#ffff55", "D"),
+    "host_system": Look("system call", "#092b5e", "#555555", "w"),
+    "host_rest": Look("the rest", "#092b5e", "#555555", "·"),
 }
 """By class, in the order of the legend."""
 

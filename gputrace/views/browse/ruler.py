@@ -39,12 +39,12 @@ class Ruler(Widget, can_focus=False):
         titles = ("run", "time", "steps")
         row = (self._overview, self._moments, self._steps)[y]()
         line = Row([*f"  {titles[y]:<{lead - 2}}"[:lead]], [Style(dim=True)] * lead).segments()
-        strip = Strip([*line, *row.segments()])
-        return strip.adjust_cell_length(self.size.width, self.rich_style)
+        strip = Strip([*line, *row.segments()]).adjust_cell_length(self.size.width)
+        return strip.apply_style(self.rich_style)
 
     def _blank(self) -> Row:
         cells = self._timeline.cells
-        return Row([" "] * cells, [self.rich_style] * cells)
+        return Row([" "] * cells, [Style()] * cells)
 
     def _overview(self) -> Row:
         """All GPUs together over the whole run; where the window is, it is underlined."""
@@ -61,8 +61,8 @@ class Ruler(Widget, can_focus=False):
             row.restyle(0, first, _OUTSIDE)
             row.restyle(last, cells, _OUTSIDE)
             row.restyle(first, last, _SHOWN)
-            row.write(first - 1, "▐", self.rich_style)
-            row.write(last, "▌", self.rich_style)
+            row.write(first - 1, "▐", Style())
+            row.write(last, "▌", Style())
         return row
 
     def _draw_whole(self, cells: int) -> Row:
@@ -92,7 +92,8 @@ class Ruler(Widget, can_focus=False):
             first, last = view.cell_of(start, cells), view.cell_of(end, cells)
             row.restyle(first, max(last, first + 1), Style(reverse=True, dim=False))
         cursor = view.cell_of(board.cursor, cells)
-        row.write(cursor, "▼", Style(bold=True))
+        if 0 <= cursor < cells and row.letters[cursor] in " │":
+            row.write(cursor, "▼", Style(bold=True))
         self._write_marks(row, view, cells)
         return row
 
@@ -136,7 +137,7 @@ class Ruler(Widget, can_focus=False):
 
     def _step_text(self, number: int, start: int, end: int, scene: Scene | None, cells: int) -> str:
         view = self.board.view
-        room = view.cell_of(end, cells) - view.cell_of(start, cells)
+        room = min(view.cell_of(end, cells), cells) - max(view.cell_of(start, cells), 0)
         word = "warm-up " if scene and number < scene.found.warmup else "step "
         texts = (f"├ {word}{number}, {duration(end - start)} ", f"├ {number} ", f"├{number}")
         return next((text for text in texts if len(text) <= room), texts[-1])

@@ -61,9 +61,14 @@ class Timeline(ScrollView, can_focus=False):
         return min(widest, _WIDEST_LABEL) + 2
 
     @property
+    def room(self) -> int:
+        """Columns beside the scroll bar."""
+        return self.scrollable_content_region.width
+
+    @property
     def cells(self) -> int:
         """How many cells a lane has."""
-        return max(self.size.width - self.gutter_width - _SHARE, 10)
+        return max(self.room - self.gutter_width - _SHARE, 10)
 
     @property
     def lane_height(self) -> int:
@@ -80,7 +85,7 @@ class Timeline(ScrollView, can_focus=False):
         """Draws anew what has changed."""
         height = len(self.board.lanes) * self.lane_height
         self.styles.max_height = max(len(self.board.lanes), 1) * TALLEST
-        self.virtual_size = Size(self.size.width, height)
+        self.virtual_size = Size(self.room, height)
         self.refresh()
 
     def reveal_cursor(self) -> None:
@@ -97,21 +102,20 @@ class Timeline(ScrollView, can_focus=False):
     def render_line(self, y: int) -> Strip:
         """One line of a lane: its label, its cells, how busy it is."""
         place, line = divmod(y + self.scroll_offset.y, self.lane_height)
-        width = self.size.width
+        width = self.room
         if place >= len(self.board.lanes):
             return Strip.blank(width, self.rich_style)
         shown = self.board.lanes[place]
         rows, share = self._drawn(shown, place)
         own = place == self.board.cursor_lane
-        style = self.rich_style + Style(bold=own)
+        style = Style(bold=own)
         name = shown.label[: self.gutter_width - 2] if line == 0 else ""
         pointer = "▸" if own and line == 0 else " "
         gutter = Segment(f"{pointer}{name:<{self.gutter_width - 2}} ", style)
         told = f"{share:>{_SHARE}}" if line == 0 else " " * _SHARE
         cells = rows[line].segments() if line < len(rows) else [Segment(" " * self.cells)]
-        return Strip([gutter, *cells, Segment(told, self.rich_style)]).adjust_cell_length(
-            width, self.rich_style
-        )
+        strip = Strip([gutter, *cells, Segment(told)]).adjust_cell_length(width)
+        return strip.apply_style(self.rich_style)
 
     def _drawn(self, shown: ShownLane, place: int) -> tuple[list[Row], str]:
         """The rows of a lane, drawn once for all its lines."""
