@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -45,9 +46,23 @@ class GapTable:
         """Nanoseconds of each."""
         return self.end - self.start
 
+    @cached_property
+    def _firsts(self) -> list[int]:
+        lanes = int(self.lane[-1]) + 1 if len(self) else 0
+        firsts: list[int] = np.searchsorted(
+            self.lane, np.arange(lanes + 1, dtype=np.int16)
+        ).tolist()
+        return firsts
+
+    def of_lane(self, lane: int) -> tuple[int, int]:
+        """The first row of a lane, and the first after it."""
+        if lane + 1 >= len(self._firsts):
+            return 0, 0
+        return self._firsts[lane], self._firsts[lane + 1]
+
     def find(self, lane: int, moment: int) -> int | None:
         """The gap of a lane in which a moment lies."""
-        first, last = np.searchsorted(self.lane, [lane, lane + 1]).tolist()
+        first, last = self.of_lane(lane)
         row = first + int(np.searchsorted(self.start[first:last], moment, "right")) - 1
         return row if row >= first and moment < self.end[row] else None
 

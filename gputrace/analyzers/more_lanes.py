@@ -42,7 +42,7 @@ def stream_lanes(trace: Trace) -> list[SceneLane]:
 
 
 def thread_lanes(facts: Facts) -> list[SceneLane]:
-    """A lane for each host thread that called CUDA or waited for data, the busiest of a rank first."""
+    """A lane for each host thread that called CUDA or waited for data, the busiest first."""
     trace, evidence = facts.trace, read_evidence(facts.trace)
     system = _system_waits(trace)
     ranks = {process: own.gpu.rank for own in facts.operations for process, _ in own.gpu.pairs}

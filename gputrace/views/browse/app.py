@@ -149,6 +149,11 @@ class BrowseApp(Asking):
         self.use_palette(Palette(0 if self.palette.colors else colors))
         self.show()
 
+    def action_enlarge(self) -> None:
+        """Hides the list and the detail, or shows them again."""
+        below = self.query_one("#below")
+        below.display = not below.display
+
     def action_copy(self) -> None:
         self.copy_to_clipboard(self.detail_text.plain)
         self.notify("copied", timeout=2, markup=False)

@@ -79,11 +79,9 @@ def bar_rows(bars: Bars, names: Sequence[str], palette: Palette) -> list[Row]:
     lists = bars.lower.tolist(), bars.upper.tolist(), bars.level.tolist()
     rows = [list(zip(*row, strict=True)) for row in zip(*lists, strict=True)]
     if palette.colors:
+        styles = palette.bars(tuple(names))
         return [
-            Row(
-                [LEVELS[level] for _, _, level in row],
-                [palette.bar(names[low], names[up]) for low, up, _ in row],
-            )
+            Row([LEVELS[level] for _, _, level in row], [styles[low][up] for low, up, _ in row])
             for row in rows
         ]
     letters, plain = [palette.look(name).letter for name in names], Style()
@@ -94,11 +92,9 @@ def bar_rows(bars: Bars, names: Sequence[str], palette: Palette) -> list[Row]:
     ]
 
 
-def gap_words(
-    shown: ShownLane, number: int, table: GapTable, view: Viewport, width: int
-) -> Iterator[Words]:
+def gap_words(number: int, table: GapTable, view: Viewport, width: int) -> Iterator[Words]:
     """The gaps of a lane that are wide enough to be named: their cause and length."""
-    first, last = np.searchsorted(table.lane, [number, number + 1]).tolist()
+    first, last = table.of_lane(number)
     begin = first + int(np.searchsorted(table.end[first:last], view.start, "right"))
     stop = first + int(np.searchsorted(table.start[first:last], view.end))
     long = table.end[begin:stop] - table.start[begin:stop] >= _needed(view, width)

@@ -76,6 +76,7 @@ GROUPS: Final[dict[str, tuple[Key, ...]]] = {
         Key("S", "streams", "a lane for each stream"),
         Key("H", "threads", "a lane for each host thread"),
         Key("l", "letters", "letters in place of colours"),
+        Key("z", "enlarge", "lanes on the whole screen, or the gaps below them again"),
     ),
     "Other": (
         Key("y", "copy", "copy the detail"),

@@ -71,11 +71,9 @@ class Palette:
         look = self.look(name)
         return look.basic if self.colors == 16 else look.color
 
-    def bar(self, lower: str, upper: str) -> Style:
-        """For a character of which the lower part is one class and the rest another."""
-        if not self.colors:
-            return Style()
-        return _style(self.color(lower), self.color(upper))
+    def bars(self, names: tuple[str, ...]) -> list[list[Style]]:
+        """For a character of which the lower part is one of some classes, the rest another."""
+        return _bars(tuple(self.color(name) for name in names))
 
     def text(self, on: str) -> Style:
         """For words on the ground of a class."""
@@ -90,6 +88,11 @@ class Palette:
         if not self.colors:
             return look.letter, Style(bold=True)
         return "█", Style(color=self.color(name))
+
+
+@cache
+def _bars(colors: tuple[str, ...]) -> list[list[Style]]:
+    return [[_style(lower, upper) for upper in colors] for lower in colors]
 
 
 @cache

@@ -53,17 +53,10 @@ class Timeline(ScrollView, can_focus=False):
         self.board, self.palette = board, palette
         self._rows: dict[int, tuple[object, list[Row]]] = {}
         self._dragged: tuple[int, bool] | None = None
-
-    @property
-    def gutter_width(self) -> int:
+        self.gutter_width = 2
         """Columns for the labels of lanes."""
-        widest = max((len(shown.label) for shown in self.board.lanes), default=5)
-        return min(widest, _WIDEST_LABEL) + 2
-
-    @property
-    def room(self) -> int:
+        self.room = 80
         """Columns beside the scroll bar."""
-        return self.scrollable_content_region.width
 
     @property
     def cells(self) -> int:
@@ -84,8 +77,11 @@ class Timeline(ScrollView, can_focus=False):
     def show_board(self) -> None:
         """Draws anew what has changed."""
         height = len(self.board.lanes) * self.lane_height
+        widest = max((len(shown.label) for shown in self.board.lanes), default=5)
+        self.gutter_width = min(widest, _WIDEST_LABEL) + 2
         self.styles.max_height = max(len(self.board.lanes), 1) * TALLEST
-        self.virtual_size = Size(self.room, height)
+        self.virtual_size = Size(self.size.width - self.scrollbar_size_vertical, height)
+        self.room = self.scrollable_content_region.width
         self.refresh()
 
     def reveal_cursor(self) -> None:
@@ -120,8 +116,9 @@ class Timeline(ScrollView, can_focus=False):
     def _drawn(self, shown: ShownLane, place: int) -> tuple[list[Row], str]:
         """The rows of a lane, drawn once for all its lines."""
         board = self.board
-        own = (place == board.cursor_lane, board.selected, board.picked, board.cursor)
-        key = (shown, board.view, self.cells, self.lane_height, self.palette, board.marks, own)
+        cursor = board.cursor if place == board.cursor_lane else None
+        shape = (self.cells, self.bar_height, self.palette)
+        key = (shown, board.view, shape, cursor, board.chosen_span(shown))
         known = self._rows.get(place)
         if known is None or known[0] != key:
             rows = self._draw(shown, place)
@@ -143,7 +140,7 @@ class Timeline(ScrollView, can_focus=False):
         words = list(operation_words(shown, self._names(shown), view, cells))
         if shown.number >= 0:
             number = board.gpus.index(shown)
-            words += gap_words(shown, number, board.table, view, cells)
+            words += gap_words(number, board.table, view, cells)
         for each in words:
             middle.write(each.first, each.text, self.palette.text(each.ground))
         self._overlay(shown, place, rows)
