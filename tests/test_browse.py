@@ -154,6 +154,7 @@ def test_steps_zoom_pan_and_fit_move_the_window(two_ranks: Path) -> None:
         await press(pilot, "0")
         whole = board.view
         assert (whole.start, whole.end) == (whole.low, whole.high)
+        await answer(pilot, "t", "#2")
         await press(pilot, "f")
         span = board.step_span(board.cursor)
         assert span is not None
@@ -207,7 +208,7 @@ def test_a_kernel_is_found_by_name_and_followed_to_its_launch(starved: Path) -> 
         assert picked is not None
         await until(pilot, lambda: "ncclDevKernel_AllReduce" in app.detail_text.plain)
         assert "of communication" in app.detail_text.plain
-        assert "issued by cuda" in app.detail_text.plain
+        assert "issued by cuLaunchKernelEx" in app.detail_text.plain
         own = picked.lane.lane.operations
         assert own is not None
         started = int(own.start[picked.row]) - picked.lane.zero
@@ -347,7 +348,7 @@ def test_names_of_strangers_are_neither_markup_nor_escape_sequences(tmp_path: Pa
         for place, name in enumerate(HOSTILE):
             start = step * 1_000_000 + place * 100_000
             export.kernel(start, start + 60_000, name=name)
-    path = export.write(tmp_path / "[red]trace[/red].sqlite")
+    path = export.write(tmp_path / "[red]trace[red].sqlite")
 
     async def drive(app: BrowseApp, pilot: Pilot[None]) -> None:
         for _ in range(8):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,8 +57,7 @@ def test_a_cell_holds_the_nanoseconds_that_are_in_it(
     lanes = layers(some)
     edges = edges_of(start, start + 100, cells)
     counted = [
-        int(lanes.sets[0].contains(np.arange(low, high)).sum())
-        for low, high in zip(edges[:-1], edges[1:], strict=True)
+        int(lanes.sets[0].contains(np.arange(low, high)).sum()) for low, high in pairwise(edges)
     ]
     assert lanes.split(edges)[:, 0].tolist() == counted
 

@@ -154,6 +154,10 @@ class BrowseApp(Asking):
         below = self.query_one("#below")
         below.display = not below.display
 
+    def action_scroll_detail(self, by: int) -> None:
+        box = self.query_one("#detail-box")
+        box.scroll_relative(y=by * max(box.size.height - 1, 1), animate=False)
+
     def action_copy(self) -> None:
         self.copy_to_clipboard(self.detail_text.plain)
         self.notify("copied", timeout=2, markup=False)

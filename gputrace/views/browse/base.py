@@ -43,6 +43,9 @@ GapList { width: 62; }
 .narrow #below { layout: vertical; }
 .narrow GapList { width: 100%; height: 4; }
 .narrow #detail-box { height: 1fr; border-left: none; }
+.short #legend, .short #status, .short Footer { display: none; }
+.short #below { min-height: 2; }
+.short Timeline { min-height: 1; }
 """
 
 
@@ -83,7 +86,6 @@ class Base(App[None]):
         self.gap_list = self.query_one(GapList)
         colors = 16 if self.console.color_system == "standard" else 1 << 24
         self.use_palette(Palette(0 if self.no_color else colors))
-        self.gap_list.focus()
         self.tell("#verdict", "reading …")
         for source in self.sources:
             source.start()
@@ -94,6 +96,7 @@ class Base(App[None]):
 
     def on_resize(self) -> None:
         self.set_class(self.size.width < 110, "narrow")
+        self.set_class(self.size.height < 20, "short")
 
     def use_palette(self, palette: Palette) -> None:
         for widget in (self.timeline, self.ruler, self.gap_list):

@@ -29,7 +29,7 @@ _COLUMNS: Final = (
 _TITLES: Final = {"lane": "gpu", "start": "from"}
 
 
-class GapList(ScrollView, can_focus=True):
+class GapList(ScrollView, can_focus=False):
     """The gaps of a board that its filter lets pass, in its order."""
 
     DEFAULT_CSS: ClassVar[str] = "GapList { scrollbar-size-horizontal: 0; }"

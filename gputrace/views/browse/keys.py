@@ -79,6 +79,8 @@ GROUPS: Final[dict[str, tuple[Key, ...]]] = {
         Key("z", "enlarge", "lanes on the whole screen, or the gaps below them again"),
     ),
     "Other": (
+        Key("J", "scroll_detail(1)", "the detail further down"),
+        Key("K", "scroll_detail(-1)", "the detail further up"),
         Key("y", "copy", "copy the detail"),
         Key("x", "export", "write the view (.svg), or its window as a trace"),
         Key("question_mark,f1", "help", "this help", "help", "?"),

@@ -197,6 +197,7 @@ class Moving(Base):
             place = int(np.abs(starts - board.cursor).argmin())
             spans.append(int(starts[place]))
         board.shifts[1] += spans[1] - spans[0]
+        board.cursor = spans[0]
         board.selected = board.picked = None
         board.rebuild()
         self.rearrange()
