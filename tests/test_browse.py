@@ -64,7 +64,7 @@ def test_the_gap_that_the_sleep_makes_is_seen_and_named_at_first_glance(starved:
         assert "data-feeding: the GPUs wait" in text
         assert "what to do: give the DataLoader more workers" in text
         assert re.search(r"between step \d+ \(.*\) and step \d+", text)
-        assert re.search(r"after : .*38,535,168 bytes", text)
+        assert re.search(r"after: .*38,535,168 bytes", text)
         assert len(re.findall(r"gpu \d: data feeding \d", text)) == 3
 
     browse([starved], drive, size=(160, 45))

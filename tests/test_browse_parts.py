@@ -214,7 +214,7 @@ def test_the_gap_under_a_moment_is_found() -> None:
 
 
 def test_ranks_are_typed_as_ranges() -> None:
-    assert parse_ranks("0,2-3", range(4)) == {0, 2, 3}
+    assert parse_ranks("0,2-3", range(4)) == frozenset({0, 2, 3})
     assert parse_ranks("", range(4)) is None
     for wrong in ("x", "9", "1-"):
         with pytest.raises(ValueError, match=r"rank"):

@@ -16,6 +16,7 @@ from gputrace.analyzers.scene import next_named
 from gputrace.units import parse_duration
 from gputrace.views.browse.board import Picked, parse_ranks
 from gputrace.views.browse.moving import Moving
+from gputrace.views.browse.picture import picture
 from gputrace.views.browse.screens import Help, Prompt
 
 _CONDITION: Final = re.compile(r"(gpu|cause|step|len)\s*([=>])\s*(\S+)")
@@ -173,7 +174,7 @@ class Asking(Moving):
         source.ask(cut)
 
     def _write_svg(self, path: Path) -> None:
-        path.write_text(self.export_screenshot(title="gputrace browse"), encoding="utf-8")
+        path.write_text(picture(self), encoding="utf-8")
         self.notify(f"wrote {path}", markup=False)
 
 

@@ -13,7 +13,7 @@ from gputrace.analyzers.results import Finding
 from gputrace.traces.events import Kind
 from gputrace.units import format_share
 from gputrace.views.browse.palette import SEVERITIES
-from gputrace.views.browse.words import clean, duration, moment
+from gputrace.views.browse.words import clean, duration, label, moment
 
 _MOST_HOST: Final = 8
 _MOST_OTHERS: Final = 8
@@ -33,18 +33,18 @@ _HOST: Final = {
 }
 
 
-def gap_text(detail: GapDetail, label: str, labels: Sequence[str], zero: int, where: str) -> Text:
+def gap_text(detail: GapDetail, name: str, labels: Sequence[str], zero: int, where: str) -> Text:
     """All about a gap.
 
     Args:
         detail: the gap.
-        label: of its lane.
+        name: of its lane.
         labels: of the lanes that ``detail.others`` counts.
         zero: the moment that is called 0.
         where: which batches it lies between.
     """
     gap, text = detail.gap, Text()
-    text.append(f"{label}: nothing for {duration(gap.length_ns)}", "bold")
+    text.append(f"{name}: nothing for {duration(gap.length_ns)}", "bold")
     text.append(f", from {moment(gap.start_ns - zero)}{where and ', '}{where}\n")
     text.append(f"{_shares(detail.by_cause, gap.length_ns)}\n")
     if gap.evidence:
@@ -55,25 +55,25 @@ def gap_text(detail: GapDetail, label: str, labels: Sequence[str], zero: int, wh
         text.append(line)
     text.append("on the GPU\n", "bold")
     text.append(_operation("before", detail.before))
-    text.append(_operation("after ", detail.after))
+    text.append(_operation("after", detail.after))
     if detail.launch is not None:
         text.append(launch_line(detail.launch, detail.gap.end_ns))
     if detail.others:
         text.append("meanwhile\n", "bold")
     for other in detail.others[:_MOST_OTHERS]:
-        text.append(f"  {labels[other.lane]}: {_shares(other.shares, gap.length_ns)}\n")
+        text.append(f"- {labels[other.lane]}: {_shares(other.shares, gap.length_ns)}\n")
     if len(detail.others) > _MOST_OTHERS:
-        text.append(f"  and {len(detail.others) - _MOST_OTHERS} more\n")
+        text.append(f"- and {len(detail.others) - _MOST_OTHERS} more\n")
     return text
 
 
 def operation_text(
-    operation: Operation, launch: Launch | None, label: str, what: str, zero: int
+    operation: Operation, launch: Launch | None, name: str, what: str, zero: int
 ) -> Text:
     """All about an operation that was picked."""
     text = Text()
     length = operation.end_ns - operation.start_ns
-    text.append(f"{label}: {duration(length)} of {what}", "bold")
+    text.append(f"{name}: {duration(length)} of {what}", "bold")
     text.append(f", from {moment(operation.start_ns - zero)}\n")
     text.append(f"{clean(operation.name, 1_000)}\n")
     if operation.bytes >= 0:
@@ -92,7 +92,7 @@ def launch_line(launch: Launch, started: int) -> str:
     """Which call issued what started at a moment."""
     before = started - launch.start_ns
     when = f"{duration(before)} before" if before >= 0 else f"{duration(-before)} after"
-    return f"  issued by {call_name(launch.name)} {when} it starts (thread {launch.thread})\n"
+    return f"- issued by {call_name(launch.name)} {when} it starts (thread {launch.thread})\n"
 
 
 def call_name(name: str) -> str:
@@ -114,17 +114,17 @@ def _host_lines(host: Sequence[HostTime], length: int) -> Iterator[str]:
     for each in host[:_MOST_HOST]:
         count = f" ×{each.count}" if each.count > 1 else ""
         share = format_share(each.ns, length)
-        yield f"  {_HOST[each.kind]} {call_name(each.name)}{count} {duration(each.ns)} ({share})\n"
+        yield f"- {_HOST[each.kind]} {call_name(each.name)}{count} {duration(each.ns)} ({share})\n"
     if len(host) > _MOST_HOST:
-        yield f"  and {len(host) - _MOST_HOST} more\n"
+        yield f"- and {len(host) - _MOST_HOST} more\n"
 
 
 def _operation(when: str, operation: Operation | None) -> str:
     if operation is None:
-        return f"  {when}: nothing\n"
+        return f"- {when}: nothing\n"
     size = f", {operation.bytes:,} bytes" if operation.bytes >= 0 else ""
     length = duration(operation.end_ns - operation.start_ns)
-    return f"  {when}: {clean(operation.name, 120)} ({length}{size})\n"
+    return f"- {when}: {label(operation.name)} ({length}{size})\n"
 
 
 def _shares(shares: Mapping[str, int], length: int) -> str:
