@@ -213,7 +213,7 @@ def test_a_kernel_is_found_by_name_and_followed_to_its_launch(starved: Path) -> 
         assert own is not None
         started = int(own.start[picked.row]) - picked.lane.zero
         await press(pilot, "c")
-        assert app.board.cursor < started
+        await until(pilot, lambda: app.board.cursor < started)
         assert app.board.view.start <= app.board.cursor
         await press(pilot, "c")
         assert app.board.cursor == started

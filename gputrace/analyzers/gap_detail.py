@@ -8,13 +8,14 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.breakdown import Lane
-from gputrace.analyzers.findings import Facts
-from gputrace.analyzers.gaps import gap_of
-from gputrace.analyzers.host import NOBODY
+from gputrace.analyzers.gap_table import NO_STEP
+from gputrace.analyzers.gaps import evidence_of, line_of
 from gputrace.analyzers.intervals import union
+from gputrace.analyzers.launches import Issued, Launch, find_issuer
+from gputrace.analyzers.lines import read_lines
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.results import CLASSES, IDLE_CAUSES, Finding, Gap
+from gputrace.analyzers.results import IDLE_CAUSES, Finding, Gap
+from gputrace.analyzers.scene import Scene, SceneLane
 from gputrace.traces.events import Kind
 from gputrace.traces.trace import Trace, Window
 
@@ -49,17 +50,6 @@ class Operation:
     end_ns: int
     bytes: int
     """Negative where it moves none, or it is not known."""
-    correlation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """The call of the host that issued an operation."""
-
-    name: str
-    start_ns: int
-    end_ns: int
-    thread: int
     correlation: int
 
 
@@ -102,46 +92,50 @@ class GapDetail:
     finding: Finding | None
 
 
-def describe_gap(
-    facts: Facts, findings: Sequence[Finding], number: int, start: int, end: int
-) -> GapDetail:
-    """Reads the rows around a gap.
-
-    Args:
-        facts: of the whole trace, no window.
-        findings: of its analysis.
-        number: which of the lanes has the gap.
-        start, end: its moments, as in the gap table.
-    """
-    lane, own = facts.lanes[number], facts.operations[number]
-    gap = gap_of(facts.trace, lane, facts.calls, facts.found, start, end, facts.lines)
-    shares = lane.causes.within([start], [end])[0].tolist()
+def describe_gap(trace: Trace, scene: Scene, row: int) -> GapDetail:
+    """Reads the rows around a gap: a row of the scene's table."""
+    table = scene.gaps
+    start, end = int(table.start[row]), int(table.end[row])
+    number = int(table.lane[row])
+    lane = scene.lanes[number]
+    own = lane.operations
+    assert own is not None
+    shares = _shares(lane, start, end)
     after = int(np.searchsorted(own.start, end))
-    feeder = lane.causes.feeder_of(end)
-    known = facts.calls is not None and feeder != NOBODY
-    pair = facts.calls.threads[feeder] if facts.calls is not None and known else None
+    after_row = after if after < len(own) else None
+    issued = None if after_row is None else find_issuer(trace, scene, own, after_row, start)
+    step = int(table.step[row])
+    gap = Gap(
+        own.gpu.gpu,
+        own.gpu.rank,
+        None if step == NO_STEP else step,
+        start,
+        end,
+        IDLE_CAUSES[int(table.cause[row])],
+        _evidence(trace, issued, start, end),
+    )
     return GapDetail(
         gap=gap,
-        by_cause=_named(dict(zip(IDLE_CAUSES, shares, strict=True))),
-        before=_last_before(facts.trace, own, start),
-        after=operation_at(facts.trace, own, after) if after < len(own) else None,
-        launch=launch_of(facts, own, after) if after < len(own) else None,
-        thread=None if pair is None else pair[1] & 0xFFFFFFFF,
-        host=() if pair is None else _host(facts.trace, pair, start, end),
+        by_cause={cause: ns for cause, ns in shares.items() if cause in IDLE_CAUSES},
+        before=_last_before(scene, own, start),
+        after=None if after_row is None else operation_at(scene, own, after_row),
+        launch=issued.launch if issued else None,
+        thread=issued.launch.thread if issued else None,
+        host=_host(trace, issued.pair, start, end) if issued else (),
         others=tuple(
-            _elsewhere(other, place, start, end)
-            for place, other in enumerate(facts.lanes)
+            Elsewhere(place, _shares(other, start, end))
+            for place, other in enumerate(scene.lanes)
             if place != number
         ),
-        finding=finding_of(gap, findings),
+        finding=finding_of(gap, scene.analysis.findings if scene.analysis else ()),
     )
 
 
-def operation_at(trace: Trace, own: GpuOperations, row: int) -> Operation:
+def operation_at(scene: Scene, own: GpuOperations, row: int) -> Operation:
     """One row of a GPU's operations, with its name."""
     events, kind = own.events, Kind(int(own.events.kind[row]))
     id = int(events.name[row])
-    name = trace.names([id])[id] if id != -1 else kind.name.lower().replace("_", " ")
+    name = scene.names.get(id, "") if id != -1 else kind.name.lower().replace("_", " ")
     return Operation(
         name,
         kind,
@@ -149,24 +143,6 @@ def operation_at(trace: Trace, own: GpuOperations, row: int) -> Operation:
         int(own.end[row]),
         int(events.bytes[row]),
         int(events.correlation[row]),
-    )
-
-
-def launch_of(facts: Facts, own: GpuOperations, row: int) -> Launch | None:
-    """The call that issued an operation; None where the trace does not tell."""
-    calls = facts.calls
-    issued_by = (
-        NOBODY if calls is None else int(calls.issued_by(own.events.select(np.array([row])))[0])
-    )
-    if calls is None or issued_by == NOBODY:
-        return None
-    id = int(calls.name[issued_by])
-    return Launch(
-        facts.trace.names([id])[id],
-        int(calls.start[issued_by]),
-        int(calls.end[issued_by]),
-        calls.threads[int(calls.thread[issued_by])][1] & 0xFFFFFFFF,
-        int(own.events.correlation[row]),
     )
 
 
@@ -179,10 +155,20 @@ def finding_of(gap: Gap, findings: Sequence[Finding]) -> Finding | None:
     return None
 
 
-def _last_before(trace: Trace, own: GpuOperations, moment: int) -> Operation | None:
+def _evidence(trace: Trace, issued: Issued | None, start: int, end: int) -> str:
+    """As the list of the largest gaps has it."""
+    if issued is None:
+        known = Kind.API in trace.kinds
+        return "no row tells which thread issued the operation that ends it" if known else ""
+    told = evidence_of(trace, issued.calls, int(issued.calls.thread[issued.call]), start, end)
+    lines = read_lines(trace)
+    return told if lines is None else told + line_of(lines, issued.pair, start, end)
+
+
+def _last_before(scene: Scene, own: GpuOperations, moment: int) -> Operation | None:
     """The operation that ended last before a gap begins."""
     row = int(np.searchsorted(own.reach, moment))
-    return operation_at(trace, own, row) if row < len(own) and own.end[row] == moment else None
+    return operation_at(scene, own, row) if row < len(own) and own.end[row] == moment else None
 
 
 def _host(trace: Trace, pair: tuple[int, int], start: int, end: int) -> tuple[HostTime, ...]:
@@ -202,11 +188,9 @@ def _host(trace: Trace, pair: tuple[int, int], start: int, end: int) -> tuple[Ho
     return tuple(sorted(found, key=lambda one: (_HOST_KINDS.index(one.kind), -one.ns)))
 
 
-def _elsewhere(lane: Lane, place: int, start: int, end: int) -> Elsewhere:
-    shares = lane.split(np.array([start]), np.array([end]))[0].tolist()
-    return Elsewhere(place, _named(dict(zip(CLASSES, shares, strict=True))))
-
-
-def _named(shares: Mapping[str, int]) -> dict[str, int]:
-    """What there is some of, the longest first."""
+def _shares(lane: SceneLane, start: int, end: int) -> dict[str, int]:
+    """What a lane did in a stretch of time, the longest first."""
+    shares = dict(
+        zip(lane.layers.classes, lane.layers.split([start, end])[0].tolist(), strict=True)
+    )
     return {name: shares[name] for name in sorted(shares, key=lambda n: -shares[n]) if shares[name]}

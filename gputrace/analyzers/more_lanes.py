@@ -10,13 +10,12 @@ import numpy as np
 from gputrace.analyzers.causes import HostEvidence, read_evidence
 from gputrace.analyzers.cells import Layers, busy_layers
 from gputrace.analyzers.classes import classify
-from gputrace.analyzers.findings import Facts
 from gputrace.analyzers.gpus import Gpu
-from gputrace.analyzers.host import Call, HostCalls
+from gputrace.analyzers.host import Call, HostCalls, read_calls
 from gputrace.analyzers.intervals import EMPTY, Intervals, union
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.partition import build_timeline
-from gputrace.analyzers.scene import SceneLane
+from gputrace.analyzers.scene import Scene, SceneLane, index_in
 from gputrace.analyzers.tracks import read_gpu_tracks
 from gputrace.traces.events import Kind
 from gputrace.traces.trace import Trace, Window
@@ -41,15 +40,16 @@ def stream_lanes(trace: Trace) -> list[SceneLane]:
     ]
 
 
-def thread_lanes(facts: Facts) -> list[SceneLane]:
+def thread_lanes(trace: Trace, scene: Scene) -> list[SceneLane]:
     """A lane for each host thread that called CUDA or waited for data, the busiest first."""
-    trace, evidence = facts.trace, read_evidence(facts.trace)
-    system = _system_waits(trace)
-    ranks = {process: own.gpu.rank for own in facts.operations for process, _ in own.gpu.pairs}
-    gpus = {own.gpu.rank: own.gpu for own in facts.operations}
+    calls, evidence, system = read_calls(trace), read_evidence(trace), _system_waits(trace)
+    own = [lane.operations.gpu for lane in scene.lanes if lane.operations is not None]
+    gpus = {
+        index_in(trace, scene.processes[process]): gpu for gpu in own for process, _ in gpu.pairs
+    }
     lanes = []
-    for pair, sets in _threads(facts.calls, evidence, system):
-        gpu = gpus.get(ranks.get(pair[0], -1))
+    for pair, sets in _threads(calls, evidence, system):
+        gpu = gpus.get(pair[0])
         ends = [each for each in sets if len(each)]
         if gpu is None or not ends:
             continue

@@ -23,7 +23,7 @@ from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.partition import build_timeline
 from gputrace.analyzers.results import Analysis
 from gputrace.analyzers.steps import FoundSteps, StepWindows
-from gputrace.traces.trace import Trace, Window
+from gputrace.traces.trace import Process, Trace, Window
 
 _NO_STEPS: Final = FoundSteps({}, 0)
 
@@ -61,6 +61,8 @@ class Scene:
     """None while it is not done."""
     names: Mapping[int, str] = field(default_factory=dict)
     """Of all operations."""
+    processes: tuple[Process, ...] = ()
+    """What the column ``process`` of the lanes' operations counts into."""
 
     def steps_of(self, rank: int) -> StepWindows | None:
         """The steps of a rank, or of another where it has none."""
@@ -79,6 +81,7 @@ def first_scene(trace: Trace, operations: Sequence[GpuOperations]) -> Scene:
         _NO_STEPS,
         join([]),
         names=_names(trace, operations),
+        processes=tuple(trace.processes),
     )
 
 
@@ -108,7 +111,16 @@ def full_scene(facts: Facts, analysis: Analysis) -> Scene:
         tabulate(facts.lanes, facts.found),
         analysis,
         _names(trace, facts.operations),
+        tuple(trace.processes),
     )
+
+
+def index_in(trace: Trace, process: Process) -> int:
+    """Which of a trace's processes it is; -1 where the trace has not met it.
+
+    A trace that is opened anew may meet its processes in another order.
+    """
+    return trace.processes.index(process) if process in trace.processes else -1
 
 
 def operations_between(lane: SceneLane, start: int, end: int) -> NDArray[np.intp]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.text import Text
 
-from gputrace.analyzers.gap_detail import GapDetail, launch_of, operation_at
+from gputrace.analyzers.gap_detail import GapDetail, operation_at
+from gputrace.analyzers.launches import Launch
 from gputrace.analyzers.scene import SceneLane
 from gputrace.views.browse.asking import Asking
 from gputrace.views.browse.board import Picked, ShownLane
@@ -58,18 +59,18 @@ class BrowseApp(Asking):
         """Asks the trace; meanwhile, and for gaps that were left again, nothing changes."""
         board = self.board
         shown = board.gpus[int(board.table.lane[row])]
-        source = self.sources[shown.trace]
-        start, end = (moment + shown.zero for moment in board.gap_span(row))
+        source, scene = self.sources[shown.trace], board.scenes[shown.trace]
+        own = row - board.first_gap(shown.trace)
 
         def read() -> None:
-            if board.selected == row and board.picked is None:
-                detail = source.detail(shown.number, start, end)
+            if scene is not None and board.selected == row and board.picked is None:
+                detail = source.detail(scene, own)
                 self.later(lambda: self._gap_read(row, shown, detail))
 
         source.ask(read)
 
-    def _gap_read(self, row: int, shown: ShownLane, detail: GapDetail | None) -> None:
-        if self.board.selected != row or self.board.picked is not None or detail is None:
+    def _gap_read(self, row: int, shown: ShownLane, detail: GapDetail) -> None:
+        if self.board.selected != row or self.board.picked is not None:
             return
         labels = [gpu.label for gpu in self.board.gpus if gpu.trace == shown.trace]
         where = self.board.steps_around(row)
@@ -77,13 +78,13 @@ class BrowseApp(Asking):
 
     def _show_operation(self, picked: Picked) -> None:
         source, own = self.sources[picked.lane.trace], picked.lane.lane.operations
+        scene = self.board.scenes[picked.lane.trace]
         assert own is not None
 
         def read() -> None:
-            facts = source.facts
-            if facts is not None and self.board.picked == picked:
-                operation = operation_at(facts.trace, own, picked.row)
-                launch = launch_of(facts, own, picked.row)
+            if scene is not None and self.board.picked == picked:
+                operation = operation_at(scene, own, picked.row)
+                launch = source.issuer(scene, own, picked.row)
                 what = picked.lane.lane.layers.classes[int(own.classes[picked.row])]
                 label, zero = picked.lane.label, picked.lane.zero
                 text = operation_text(operation, launch, label, what, zero)
@@ -102,15 +103,25 @@ class BrowseApp(Asking):
             self.pick(picked)
             return
         source, own = self.sources[picked.lane.trace], picked.lane.lane.operations
-        launch = launch_of(source.facts, own, picked.row) if source.facts and own else None
+        scene = board.scenes[picked.lane.trace]
+        assert own is not None
+
+        def read() -> None:
+            launch = source.issuer(scene, own, picked.row) if scene else None
+            self.later(lambda: self._go_to(picked, launch))
+
+        source.ask(read)
+
+    def _go_to(self, picked: Picked, launch: Launch | None) -> None:
+        """Shows a launch, and its operation with it."""
+        own = picked.lane.lane.operations
         if launch is None or own is None:
             self.notify("the trace does not tell which call issued it", markup=False)
             return
-        at = launch.start_ns - picked.lane.zero
+        at, end = (ns - picked.lane.zero for ns in (launch.start_ns, int(own.end[picked.row])))
         self._followed = picked, at
-        board.cursor = at
-        end = int(own.end[picked.row]) - picked.lane.zero
-        board.view = board.view.fit(min(at, end), max(at, end))
+        self.board.cursor = at
+        self.board.view = self.board.view.fit(min(at, end), max(at, end))
         self.show()
 
     def action_streams(self) -> None:
@@ -128,8 +139,10 @@ class BrowseApp(Asking):
                 continue
             self.notify("reading …", timeout=1, markup=False)
 
-            def read(source: Any = source, kept: list[SceneLane] = kept) -> None:
-                parts = source.parts(threads)
+            scene = self.board.scenes[source.number]
+
+            def read(source: Any = source, kept: Any = kept, scene: Any = scene) -> None:
+                parts = source.parts(scene, threads) if scene else []
                 self.later(lambda: self._take_parts(source.number, kept + parts))
 
             source.ask(read)

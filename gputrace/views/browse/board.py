@@ -187,6 +187,10 @@ class Board:
             return None
         return self.gap_span(self.selected)
 
+    def first_gap(self, trace: int) -> int:
+        """Where the gaps of a trace begin in the table."""
+        return sum(len(scene.gaps) for scene in self.scenes[:trace] if scene is not None)
+
     def place_of(self, shown: ShownLane) -> int | None:
         """Which of the lanes that are shown it is."""
         return next((place for place, each in enumerate(self.lanes) if each is shown), None)

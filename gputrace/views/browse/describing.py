@@ -8,7 +8,8 @@ from typing import Final
 
 from rich.text import Text
 
-from gputrace.analyzers.gap_detail import GapDetail, HostTime, Launch, Operation
+from gputrace.analyzers.gap_detail import GapDetail, HostTime, Operation
+from gputrace.analyzers.launches import Launch
 from gputrace.analyzers.results import Finding
 from gputrace.traces.events import Kind
 from gputrace.units import format_share

@@ -11,9 +11,9 @@ from typing import Protocol
 from gputrace.analyzers.analysis import analyze
 from gputrace.analyzers.findings import Facts
 from gputrace.analyzers.gap_detail import GapDetail, describe_gap
+from gputrace.analyzers.launches import Launch, find_issuer
 from gputrace.analyzers.more_lanes import stream_lanes, thread_lanes
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.results import Analysis
 from gputrace.analyzers.scene import Scene, SceneLane, first_scene, full_scene
 from gputrace.traces.trace import Trace, Window
 
@@ -40,7 +40,6 @@ class Source:
         self._stopped = threading.Event()
         self._trace: Trace | None = None
         self._facts: Facts | None = None
-        self._analysis: Analysis | None = None
         # No job may keep the program from ending.
         self._thread = threading.Thread(target=self._work, name="trace", daemon=True)
 
@@ -58,33 +57,36 @@ class Source:
         """Does a job after those that wait already."""
         self._jobs.put(job)
 
-    def detail(self, number: int, start: int, end: int) -> GapDetail | None:
-        """All about a gap of the trace's lane; for jobs only. None before the analysis is done."""
-        if self._facts is None or self._analysis is None:
-            return None
-        return describe_gap(self._facts, self._analysis.findings, number, start, end)
+    def detail(self, scene: Scene, row: int) -> GapDetail:
+        """All about a gap of the scene's table; for jobs only."""
+        return describe_gap(self.trace, scene, row)
 
-    def parts(self, threads: bool) -> list[SceneLane]:
+    def issuer(self, scene: Scene, own: GpuOperations, row: int) -> Launch | None:
+        """The call that issued an operation; for jobs only."""
+        issued = find_issuer(self.trace, scene, own, row, int(own.start[row]))
+        return issued.launch if issued else None
+
+    def parts(self, scene: Scene, threads: bool) -> list[SceneLane]:
         """Lanes of the host's threads, or of the streams; for jobs only."""
-        if self._trace is None or self._facts is None:
-            return []
-        return thread_lanes(self._facts) if threads else stream_lanes(self._trace)
-
-    @property
-    def facts(self) -> Facts | None:
-        """What the analysis was made of; for jobs only, but for arrays, which never change."""
-        return self._facts
+        return thread_lanes(self.trace, scene) if threads else stream_lanes(self.trace)
 
     def export(self, target: Path, start: int, end: int) -> None:
         """Cuts a window of the trace's clock out; for jobs only."""
         from gputrace.views.exports import Job, export
         from gputrace.views.exports.targets import check_target
 
-        if self._trace is not None and self._analysis is not None:
-            analysis = self._analysis
-            path = check_target(target, self._trace.paths, False)
-            job = Job(self._trace, path, Window(start, end), False, lambda _: analysis)
-            export(job, "trace")
+        path = check_target(target, self.trace.paths, False)
+        job = Job(self.trace, path, Window(start, end), False, lambda _: analyze(self.trace))
+        export(job, "trace")
+
+    @property
+    def trace(self) -> Trace:
+        """The trace, which is opened when it is first needed; for jobs only."""
+        if self._trace is None:
+            from gputrace.traces.readers import open_traces
+
+            self._trace = open_traces(self.paths)
+        return self._trace
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None and not self._stopped.is_set():
@@ -98,18 +100,17 @@ class Source:
             self._trace.close()
 
     def _load(self) -> None:
-        from gputrace.traces.readers import open_traces
-
-        self._trace = open_traces(self.paths)
-        self._analysis = analyze(self._trace, None, self._progress, self)
+        analysis = analyze(self.trace, None, self._progress, self)
         assert self._facts is not None
-        self._listener.scene(self.number, full_scene(self._facts, self._analysis))
+        scene = full_scene(self._facts, analysis)
+        # What it was made of takes as much memory as the scene, and is not needed any more.
+        self._facts = None
+        self._listener.scene(self.number, scene)
 
     def operations_read(self, operations: Sequence[GpuOperations]) -> None:
         """Shows what the GPUs did while the host's rows are still read."""
-        assert self._trace is not None
         if operations:
-            self._listener.scene(self.number, first_scene(self._trace, operations))
+            self._listener.scene(self.number, first_scene(self.trace, operations))
 
     def facts_found(self, facts: Facts) -> None:
         self._facts = facts
