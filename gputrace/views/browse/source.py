@@ -11,10 +11,12 @@ from typing import Protocol
 from gputrace.analyzers.analysis import analyze
 from gputrace.analyzers.findings import Facts
 from gputrace.analyzers.gap_detail import GapDetail, describe_gap
+from gputrace.analyzers.kept import freeze, thaw
 from gputrace.analyzers.launches import Launch, find_issuer
 from gputrace.analyzers.more_lanes import stream_lanes, thread_lanes
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.scene import Scene, SceneLane, first_scene, full_scene
+from gputrace.traces.cache import keep, key_of, load
 from gputrace.traces.trace import Trace, Window
 
 
@@ -100,12 +102,19 @@ class Source:
             self._trace.close()
 
     def _load(self) -> None:
+        key = key_of(self.paths[0], "scene") if len(self.paths) == 1 else None
+        kept = load(key)
+        if kept is not None and (known := thaw(kept)) is not None:
+            self._listener.scene(self.number, known)
+            return
         analysis = analyze(self.trace, None, self._progress, self)
         assert self._facts is not None
         scene = full_scene(self._facts, analysis)
         # What it was made of takes as much memory as the scene, and is not needed any more.
         self._facts = None
         self._listener.scene(self.number, scene)
+        if key == key_of(self.paths[0], "scene"):
+            keep(key, freeze(scene))
 
     def operations_read(self, operations: Sequence[GpuOperations]) -> None:
         """Shows what the GPUs did while the host's rows are still read."""
