@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +14,7 @@ from benchmarks.inputs import nsys_export
 from benchmarks.measure import Failed, machine, pin
 from benchmarks.options import Options
 from benchmarks.tables import show, verdict
-from benchmarks.terminal import Terminal
+from benchmarks.terminal import Answer, Terminal
 
 SIZE: Final = "3 M"
 TARGET_OPEN_S: Final = 1.5
@@ -40,9 +42,11 @@ def run(options: Options) -> int:
     print(f"browse: {machine()}")
     try:
         path = nsys_export(SIZE)
-        _openings(path, options.runs)
-        for lanes in TARGETS_FRAME_S:
-            _frames(path, lanes, options.runs)
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["GPUTRACE_CACHE"] = folder
+            _openings(path, options.runs)
+            for lanes in TARGETS_FRAME_S:
+                _frames(path, lanes, options.runs)
     except Failed as failure:
         print(f"browse: {failure}", file=sys.stderr)
         return 1
@@ -72,26 +76,32 @@ def _frames(path: Path, lanes: int, turns: int) -> None:
     """The trace beside itself: 16 GPUs; with a lane for each stream, 48."""
     rows = 50 if lanes <= 16 else 60
     command = (*commands.gputrace(), "browse", str(path), "--beside", str(path))
-    times: dict[str, list[float]] = {name: [] for name in _KEYS}
+    times: dict[str, list[Answer]] = {name: [] for name in _KEYS}
     with Terminal(command, 200, rows) as terminal:
         terminal.until(_DONE)
         terminal.settle()
         if lanes > 16:
             terminal.press("z")
             terminal.press("S")
-            for _ in range(20):
-                terminal.settle()
+            terminal.until("B  stream")
         for _ in range(turns):
             for name, key in _KEYS.items():
                 times[name].append(terminal.press(key))
     show(
         f"Answering a key at 200x{rows} with {lanes} lanes in view, milliseconds",
-        ("key", "median", "slowest"),
-        [
-            (name, f"{statistics.median(own) * 1e3:.0f}", f"{max(own) * 1e3:.0f}")
-            for name, own in times.items()
-        ],
+        ("key", "median", "slowest", "CPU, median"),
+        [(name, *_figures(own)) for name, own in times.items()],
     )
     target = TARGETS_FRAME_S[lanes]
-    slowest = max(statistics.median(own) for own in times.values())
+    slowest = max(statistics.median(one.wall_s for one in own) for own in times.values())
     print(f"\n  Target {target * 1e3:.0f} ms, every key: {verdict(slowest < target)}")
+
+
+def _figures(answers: list[Answer]) -> tuple[str, ...]:
+    walls = [one.wall_s for one in answers]
+    figures = (
+        statistics.median(walls),
+        max(walls),
+        statistics.median(one.cpu_s for one in answers),
+    )
+    return tuple(f"{figure * 1e3:.0f}" for figure in figures)

@@ -12,14 +12,24 @@ import subprocess
 import termios
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from benchmarks.measure import ROOT, Failed
 
 QUIET_S: Final = 0.25
 """A screen that has been still for so long is done."""
+_BURST_S: Final = 0.02
+"""What is drawn later than this after the last is another frame."""
 _LIMIT_S: Final = 60.0
+
+
+class Answer(NamedTuple):
+    """How long a key took: by the clock, and of the processor."""
+
+    wall_s: float
+    cpu_s: float
 
 
 class Terminal:
@@ -53,14 +63,21 @@ class Terminal:
                 break
         raise Failed(f"{text!r} was never drawn")
 
-    def press(self, key: str) -> float:
-        """Seconds from a key to the last that is drawn for it."""
+    def press(self, key: str) -> Answer:
+        """Presses a key, and waits for the frame that answers it."""
         self.settle()
-        began = last = time.perf_counter()
+        cpu, began = self._cpu_s(), time.perf_counter()
         os.write(self._master, key.encode())
-        while self._read(QUIET_S):
-            last = time.perf_counter()
-        return last - began
+        last, patience = began, QUIET_S
+        while self._read(patience):
+            last, patience = time.perf_counter(), _BURST_S
+        return Answer(last - began, self._cpu_s() - cpu)
+
+    def _cpu_s(self) -> float:
+        """Seconds that the program's main thread, which draws, has run."""
+        pid = self._process.pid
+        text = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text(encoding="ascii")
+        return int(text.split()[0]) / 1e9
 
     def settle(self) -> None:
         """Waits until nothing is drawn any more."""
