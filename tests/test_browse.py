@@ -19,6 +19,8 @@ from textual.pilot import Pilot
 from gputrace.errors import InputError
 from gputrace.views.browse.app import BrowseApp
 from gputrace.views.browse.keys import KEYS
+from gputrace.views.browse.palette import Palette
+from gputrace.views.browse.picture import picture
 from gputrace.views.browse.screens import Help, Prompt
 from tests import command
 from tests.browsing import answer, browse, press, screen, until
@@ -319,6 +321,16 @@ def test_the_detail_is_copied_and_the_view_is_written(starved: Path, tmp_path: P
     browse([starved], drive)
     assert target.read_text(encoding="utf-8").startswith("<svg")
     assert command.gputrace("analyze", part).code == 0
+
+
+def test_the_screen_looks_as_it_did(two_ranks: Path, golden: Callable[[str, str], None]) -> None:
+    async def drive(app: BrowseApp, pilot: Pilot[None]) -> None:
+        app.use_palette(Palette())
+        await press(pilot, "B")
+        await until(pilot, lambda: "between step" in app.detail_text.plain)
+        golden("browse.svg", picture(app))
+
+    browse([two_ranks], drive, size=(80, 24))
 
 
 def test_help_lists_every_key(two_ranks: Path) -> None:

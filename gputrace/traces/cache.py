@@ -1,8 +1,8 @@
 """What was made of a trace, kept for the next time: Arrow IPC files in the user's cache folder.
 
-An entry is some text and some columns. It is found by the trace's path, size and time of change, by
-the version of gputrace and its code, so it is never that of another file; whatever is wrong with one,
-it counts as not there. Columns are mapped, not read: opening takes milliseconds.
+An entry is some text and some columns. It is found by the trace's path, size and time of change,
+and by the version of gputrace and its code, so it is never that of another file. One with which
+anything is wrong counts as not there. Columns are mapped, not read: opening takes milliseconds.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.text import Text
 
@@ -15,6 +15,9 @@ from gputrace.views.browse.asking import Asking
 from gputrace.views.browse.board import Picked, ShownLane
 from gputrace.views.browse.describing import gap_text, operation_text
 from gputrace.views.browse.palette import Palette
+
+_REST_S: Final = 0.05
+"""How long a gap has been selected before the trace is asked about it."""
 
 
 class BrowseApp(Asking):
@@ -67,7 +70,8 @@ class BrowseApp(Asking):
                 detail = source.detail(scene, own)
                 self.later(lambda: self._gap_read(row, shown, detail))
 
-        source.ask(read)
+        # Reading would slow the frame that shows the selection, and those of a key held down.
+        self.set_timer(_REST_S, lambda: source.ask(read))
 
     def _gap_read(self, row: int, shown: ShownLane, detail: GapDetail) -> None:
         if self.board.selected != row or self.board.picked is not None:
@@ -164,8 +168,9 @@ class BrowseApp(Asking):
 
     def action_enlarge(self) -> None:
         """Hides the list and the detail, or shows them again."""
-        below = self.query_one("#below")
-        below.display = not below.display
+        self.enlarged = not self.enlarged
+        self.query_one("#below").display = not self.enlarged
+        self.on_resize()
 
     def action_scroll_detail(self, by: int) -> None:
         box = self.query_one("#detail-box")

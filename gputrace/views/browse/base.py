@@ -30,13 +30,18 @@ from gputrace.views.tables import verdict
 _AT_ONCE: Final = 200_000
 """So many gaps are sorted while a key waits; more, in the source's thread."""
 
+_SHORT: Final = 20
+"""Screens of fewer rows go without legend, status and footer."""
+_AROUND_LANES: Final = 7
+"""Rows of the verdict, the ruler, and these three."""
+_LEFT_OUT: Final = 3
 _CSS: Final = """
-Screen { layout: vertical; layers: base; }
+Screen { layout: vertical; overflow: hidden; }
 #verdict { height: 1; padding: 0 1; background: $panel; }
-Timeline { height: 3fr; min-height: 3; }
+Timeline { height: 1; }
 #legend { height: 1; padding: 0 1; }
 #status { height: 1; padding: 0 1; color: $text-muted; background: $panel; }
-#below { height: 2fr; min-height: 8; layout: horizontal; }
+#below { height: 1fr; layout: horizontal; }
 GapList { width: 62; }
 #detail-box { width: 1fr; padding: 0 1; border-left: solid $panel; }
 #detail { height: auto; }
@@ -44,8 +49,6 @@ GapList { width: 62; }
 .narrow GapList { width: 100%; height: 4; }
 .narrow #detail-box { height: 1fr; border-left: none; }
 .short #legend, .short #status, .short Footer { display: none; }
-.short #below { min-height: 2; }
-.short Timeline { min-height: 1; }
 """
 
 
@@ -65,25 +68,25 @@ class Base(App[None]):
         self.sources = [Source(number, paths, self) for number, paths in enumerate(traces)]
         self.error: GputraceError | None = None
         """Why a trace cannot be shown."""
-        self._started = False
+        self.enlarged = False
+        """Whether the lanes have the whole screen."""
+        self.timeline = Timeline(self.board, self.palette)
+        self.ruler = Ruler(self.board, self.palette, self.timeline)
+        self.gap_list = GapList(self.board, self.palette)
 
     def compose(self) -> ComposeResult:
-        timeline = Timeline(self.board, self.palette)
         yield Static(id="verdict", markup=False)
-        yield Ruler(self.board, self.palette, timeline)
-        yield timeline
+        yield self.ruler
+        yield self.timeline
         yield Static(id="legend", markup=False)
         yield Static(id="status", markup=False)
         with Container(id="below"):
-            yield GapList(self.board, self.palette)
+            yield self.gap_list
             with VerticalScroll(id="detail-box", can_focus=False):
                 yield Static(id="detail", markup=False)
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        self.timeline = self.query_one(Timeline)
-        self.ruler = self.query_one(Ruler)
-        self.gap_list = self.query_one(GapList)
         colors = 16 if self.console.color_system == "standard" else 1 << 24
         self.use_palette(Palette(0 if self.no_color else colors))
         self.tell("#verdict", "reading …")
@@ -96,7 +99,15 @@ class Base(App[None]):
 
     def on_resize(self) -> None:
         self.set_class(self.size.width < 110, "narrow")
-        self.set_class(self.size.height < 20, "short")
+        self.set_class(self.size.height < _SHORT, "short")
+        self.timeline.most_rows = self._rows_for_lanes()
+        self.timeline.show_board()
+
+    def _rows_for_lanes(self) -> int:
+        """How many rows the lanes may have; the others are for the gaps."""
+        around = _AROUND_LANES - (_LEFT_OUT if self.size.height < _SHORT else 0)
+        room = self.size.height - around
+        return max(room if self.enlarged else room * 3 // 5, 1)
 
     def use_palette(self, palette: Palette) -> None:
         for widget in (self.timeline, self.ruler, self.gap_list):

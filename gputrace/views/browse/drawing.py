@@ -103,7 +103,7 @@ def gap_words(number: int, table: GapTable, view: Viewport, width: int) -> Itera
         cause, length = IDLE_CAUSES[int(table.cause[row])], duration(end - start)
         told = f"{cause.replace('other_idle', 'unexplained').replace('_', ' ')} {length}"
         brief = f"{LOOKS[cause].short} {length}"
-        yield from _fitted(start, end, (told, brief), cause, view, width)
+        yield from _fitted(start, end, (told, brief, LOOKS[cause].short), cause, view, width)
 
 
 def operation_words(

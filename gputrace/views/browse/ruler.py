@@ -131,7 +131,7 @@ class Ruler(Widget, can_focus=False):
             text = self._step_text(number, start, end, scene, cells)
             if cell >= free:
                 row.write(cell, text, style)
-                free = cell + len(text) + 1
+                free = cell + len(text) + (len(text) > 1)
         self._write_interludes(row, scene, view, cells, zero)
         return row
 
@@ -140,7 +140,7 @@ class Ruler(Widget, can_focus=False):
         room = min(view.cell_of(end, cells), cells) - max(view.cell_of(start, cells), 0)
         word = "warm-up " if scene and number < scene.found.warmup else "step "
         texts = (f"├ {word}{number}, {duration(end - start)} ", f"├ {number} ", f"├{number}")
-        return next((text for text in texts if len(text) <= room), texts[-1])
+        return next((text for text in texts if len(text) <= room), "│")
 
     def _no_steps(self) -> str:
         analysis = self.board.analysis()

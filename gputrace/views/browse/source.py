@@ -53,7 +53,8 @@ class Source:
         """Ends the thread soon: after the rows that it is reading."""
         self._stopped.set()
         self._jobs.put(None)
-        self._thread.join(timeout=2)
+        if self._thread.is_alive():
+            self._thread.join(timeout=2)
 
     def ask(self, job: Callable[[], None]) -> None:
         """Does a job after those that wait already."""

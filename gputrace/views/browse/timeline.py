@@ -55,6 +55,10 @@ class Timeline(ScrollView, can_focus=False):
         self._dragged: tuple[int, bool] | None = None
         self.gutter_width = 2
         """Columns for the labels of lanes."""
+        self.most_rows = TALLEST
+        """How many rows all lanes together may have; what is beyond is scrolled to."""
+        self.lane_height = 1
+        """Rows of a lane: as many as there is room for."""
         self.room = 80
         """Columns beside the scroll bar."""
 
@@ -62,12 +66,6 @@ class Timeline(ScrollView, can_focus=False):
     def cells(self) -> int:
         """How many cells a lane has."""
         return max(self.room - self.gutter_width - _SHARE, 10)
-
-    @property
-    def lane_height(self) -> int:
-        """Rows of a lane: as many as there is room for."""
-        lanes = max(len(self.board.lanes), 1)
-        return max(1, min(TALLEST, self.size.height // lanes))
 
     @property
     def bar_height(self) -> int:
@@ -79,7 +77,9 @@ class Timeline(ScrollView, can_focus=False):
         height = len(self.board.lanes) * self.lane_height
         widest = max((len(shown.label) for shown in self.board.lanes), default=5)
         self.gutter_width = min(widest, _WIDEST_LABEL) + 2
-        self.styles.max_height = max(len(self.board.lanes), 1) * TALLEST
+        lanes = max(len(self.board.lanes), 1)
+        self.lane_height = max(1, min(TALLEST, self.most_rows // lanes))
+        self.styles.height = min(lanes * self.lane_height, self.most_rows)
         self.virtual_size = Size(self.size.width - self.scrollbar_size_vertical, height)
         self.room = self.scrollable_content_region.width
         self.refresh()
