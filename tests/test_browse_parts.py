@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.gap_table import SORTS, GapFilter, GapTable, join, order
 from gputrace.analyzers.results import CLASSES, IDLE_CAUSES
-from gputrace.views.browse.asking import parse_filter
-from gputrace.views.browse.board import parse_ranks
 from gputrace.views.browse.keys import KEYS
 from gputrace.views.browse.palette import LOOKS
 from gputrace.views.browse.ruler import round_step
+from gputrace.views.browse.typed import parse_filter, parse_ranks
 from gputrace.views.browse.viewport import Viewport
 from gputrace.views.browse.words import clean, label, moment
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from rich.text import Text
 
 from gputrace.analyzers.gap_detail import GapDetail, operation_at
+from gputrace.analyzers.gap_table import GapFilter
 from gputrace.analyzers.launches import Launch
 from gputrace.analyzers.scene import SceneLane
 from gputrace.views.browse.asking import Asking
@@ -31,11 +32,12 @@ class BrowseApp(Asking):
     def _begin(self) -> None:
         """Shows the worst gap with a step on either side of it, the first time."""
         if self._opened:
+            self.select(0)
             return
         self._opened = True
         if not len(self.board.rows):
-            self.board.gap_filter = type(self.board.gap_filter)()
-            self.board.rows = self.board.arrange()
+            self.board.gap_filter = GapFilter()
+            self.board.rows = self.board.arrange(self.board.table)
         self.board.view = self.board.view.whole()
         if not len(self.board.rows):
             return

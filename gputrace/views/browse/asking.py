@@ -6,25 +6,17 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from gputrace.analyzers.gap_table import GapFilter
-from gputrace.analyzers.results import IDLE_CAUSES
 from gputrace.analyzers.scene import next_named
 from gputrace.units import parse_duration
-from gputrace.views.browse.board import Picked, parse_ranks
+from gputrace.views.browse.board import Picked
 from gputrace.views.browse.moving import Moving
 from gputrace.views.browse.picture import picture
 from gputrace.views.browse.screens import Help, Prompt
-
-_CONDITION: Final = re.compile(r"(gpu|cause|step|len)\s*([=>])\s*(\S+)")
-_CAUSES: Final = {cause.replace("_", "")[:4]: cause for cause in IDLE_CAUSES} | {
-    "unexplained": "other_idle",
-    "unex": "other_idle",
-    "idle": "other_idle",
-}
+from gputrace.views.browse.typed import parse_filter, parse_ranks
 
 
 class Asking(Moving):
@@ -176,36 +168,3 @@ class Asking(Moving):
     def _write_svg(self, path: Path) -> None:
         path.write_text(picture(self), encoding="utf-8")
         self.notify(f"wrote {path}", markup=False)
-
-
-def parse_filter(text: str, labels: list[str]) -> GapFilter:
-    """A filter of what a person typed; raises ValueError that says what is not understood."""
-    found = GapFilter()
-    rest = _CONDITION.sub("", text).strip()
-    if rest:
-        raise ValueError(f"{rest!r} is not understood; write gpu=0 cause=data step=8:24 len>1ms")
-    for name, _, value in _CONDITION.findall(text):
-        if name == "gpu":
-            wanted = set(value.split(","))
-            lanes = [n for n, each in enumerate(labels) if wanted & {each, *each.split()}]
-            if not lanes:
-                raise ValueError(f"no lane is called {value}; there are {', '.join(labels)}")
-            found = replace(found, lanes=lanes)
-        elif name == "cause":
-            found = replace(found, causes=[_cause(each) for each in value.split(",")])
-        elif name == "step":
-            first, _, last = value.partition(":")
-            low = int(first or 0)
-            found = replace(found, steps=(low, int(last or 1 << 30) if ":" in value else low + 1))
-        else:
-            found = replace(found, shortest_ns=parse_duration(value))
-    return found
-
-
-def _cause(text: str) -> str:
-    """A cause by its name, or the beginning of it."""
-    key = text.replace("_", "").replace("-", "").lower()
-    cause = _CAUSES.get(key) or _CAUSES.get(key[:4])
-    if cause is None:
-        raise ValueError(f"{text!r} is no cause; there are {', '.join(IDLE_CAUSES)}")
-    return cause

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.style import Style
 from rich.text import Text
 from textual.app import App, ComposeResult
@@ -13,9 +15,9 @@ from textual.binding import BindingType
 from textual.containers import Container, VerticalScroll
 from textual.widgets import Footer, Static
 
-from gputrace.analyzers.results import CLASSES
+from gputrace.analyzers.cells import Layers
+from gputrace.analyzers.gap_table import GapTable
 from gputrace.analyzers.scene import Scene
-from gputrace.errors import GputraceError
 from gputrace.views.browse.board import Board
 from gputrace.views.browse.drawing import legend
 from gputrace.views.browse.gap_list import GapList
@@ -66,7 +68,7 @@ class Base(App[None]):
         self.board = Board([None] * len(traces))
         self.palette = Palette()
         self.sources = [Source(number, paths, self) for number, paths in enumerate(traces)]
-        self.error: GputraceError | None = None
+        self.error: Exception | None = None
         """Why a trace cannot be shown."""
         self.enlarged = False
         """Whether the lanes have the whole screen."""
@@ -127,22 +129,23 @@ class Base(App[None]):
     def failed(self, trace: int, error: Exception) -> None:
         self.later(lambda: self._fail(trace, error))
 
-    def later(self, job: object) -> None:
+    def later(self, job: Callable[[], None]) -> None:
         """Does something on the screen's thread; nothing once the screen is gone."""
         if self.is_running:
-            self.call_later(job)  # type: ignore[arg-type]
+            self.call_later(job)
 
     def _fail(self, trace: int, error: Exception) -> None:
-        if self.board.scenes[trace] is not None and isinstance(error, (GputraceError, OSError)):
-            self.notify(clean(str(error)), severity="error", markup=False)
+        """A trace that cannot be shown ends all; of what is asked of one later, it is told."""
+        if self.board.scenes[trace] is not None:
+            told = str(error) or type(error).__name__
+            self.notify(clean(told), severity="error", markup=False)
             return
-        if not isinstance(error, GputraceError):
-            raise error
         self.error = error
         self.exit()
 
     def _take(self, trace: int, scene: Scene) -> None:
         self.board.scenes[trace] = scene
+        self.board.forget()
         self.board.rebuild()
         if scene.analysis is None:
             self.tell("#verdict", "the GPUs' work is here; looking for causes and steps …")
@@ -153,27 +156,35 @@ class Base(App[None]):
     def _begin(self) -> None:
         """The first time all is known, shows the worst gap with a step on either side."""
 
-    def rearrange(self, then: object = None) -> None:
+    def rearrange(self, then: Callable[[], None] | None = None) -> None:
         """Filters and sorts the gaps anew; where they are many, beside the screen."""
-        if len(self.board.table) <= _AT_ONCE:
-            self._arranged(self.board.arrange(), then)
+        table = self.board.table
+
+        def arrange() -> None:
+            rows = self.board.arrange(table)
+            self.later(lambda: self._arranged(table, rows, then))
+
+        if len(table) <= _AT_ONCE:
+            self._arranged(table, self.board.arrange(table), then)
+        else:
+            self.tell("#status", "sorting …")
+            self.sources[0].ask(arrange)
+
+    def _arranged(
+        self, table: GapTable, rows: NDArray[np.intp], then: Callable[[], None] | None
+    ) -> None:
+        if table is not self.board.table:
             return
-        self.tell("#status", "sorting …")
-        self.sources[0].ask(lambda: self._arrange_beside(then))
-
-    def _arrange_beside(self, then: object) -> None:
-        rows = self.board.arrange()
-        self.later(lambda: self._arranged(rows, then))
-
-    def _arranged(self, rows: object, then: object) -> None:
-        self.board.rows = rows  # type: ignore[assignment]
+        self.board.rows = rows
         self.gap_list.place = 0
-        if callable(then):
+        if then is not None:
             then()
         self.show()
 
     def tell(self, where: str, text: str | Text) -> None:
-        self.query_one(where, Static).update(text if isinstance(text, Text) else Text(text))
+        """Writes a line; lays the screen out anew only where that may have become longer."""
+        shown = text if isinstance(text, Text) else Text(text)
+        self.query_one(where, Static).update(shown, layout=where == "#detail")
 
     def show(self) -> None:
         """Draws all anew."""
@@ -205,10 +216,8 @@ class Base(App[None]):
             line.append(segment.text, segment.style or Style())
         self.tell("#legend", line)
 
-    def _present(self, layers: object) -> list[str]:
-        from gputrace.analyzers.cells import Layers
-
-        assert isinstance(layers, Layers)
+    def _present(self, layers: Layers) -> list[str]:
+        """The classes of which there is any time."""
         return [n for n, s in zip(layers.classes, layers.sets, strict=True) if len(s)]
 
     def _show_status(self) -> None:
@@ -220,6 +229,3 @@ class Base(App[None]):
         which = "of steady steps" if board.gap_filter.steady else ""
         parts.append(f"gap {place:,} of {len(board.rows):,} {which}".rstrip())
         self.tell("#status", Text(" · ".join(parts), no_wrap=True, overflow="ellipsis"))
-
-
-assert set(CLASSES) <= LOOKS.keys()

@@ -6,7 +6,6 @@ here are on the axis; a lane turns them into its trace's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -124,14 +123,19 @@ class Board:
             self.lanes += [part for part in parts if _belongs(part, shown, last)]
         self.cursor_lane = min(self.cursor_lane, max(len(self.lanes) - 1, 0))
 
-    def arrange(self) -> NDArray[np.intp]:
+    def forget(self) -> None:
+        """Selects nothing and lists nothing, as another table of gaps is to come."""
+        self.selected = self.picked = None
+        self.rows = _NO_ROWS
+
+    def arrange(self, table: GapTable) -> NDArray[np.intp]:
         """The rows to list, by the filter and in the order that are set; may take a while."""
         chosen = self.gap_filter
         if self.ranks is not None:
             ranks = [n for n, gpu in enumerate(self.gpus) if gpu.lane.rank in self.ranks]
             lanes = ranks if chosen.lanes is None else sorted(set(ranks) & set(chosen.lanes))
             chosen = replace(chosen, lanes=lanes)
-        return order(self.table, chosen.rows(self.table), self.sort, descending=self.descending)
+        return order(table, chosen.rows(table), self.sort, descending=self.descending)
 
     def analysis(self, trace: int = 0) -> Analysis | None:
         scene = self.scenes[trace]
@@ -231,23 +235,3 @@ def _belongs(part: ShownLane, gpu: ShownLane, last: bool) -> bool:
     if part.lane.operations is None:
         return last
     return part.lane.gpu == gpu.lane.gpu
-
-
-def parse_ranks(text: str, known: Collection[int]) -> frozenset[int] | None:
-    """Ranks of ``0,2-3``; None, which is all, of nothing. Raises ValueError for others."""
-    ranks: set[int] = set()
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"{part!r} is no rank; write 0,2-3, or nothing for all")
-        low, high = int(first), int(last or first)
-        ranks |= {rank for rank in known if low <= rank <= high}
-        if not ranks:
-            raise ValueError(f"no rank {part}; there are {_listed(sorted(known))}")
-    return frozenset(ranks) or None
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    from gputrace.units import format_ranges
-
-    return format_ranges(ranks)

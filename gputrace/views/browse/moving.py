@@ -198,6 +198,6 @@ class Moving(Base):
             spans.append(int(starts[place]))
         board.shifts[1] += spans[1] - spans[0]
         board.cursor = spans[0]
-        board.selected = board.picked = None
+        board.forget()
         board.rebuild()
         self.rearrange()
