@@ -1,39 +1,40 @@
 """A scene as text and columns, and back: what the cache keeps of a trace.
 
-Only the classes named here are ever made of an entry, and only by their own constructors.
+Only dataclasses and named tuples of the analyzers are ever made of an entry.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from importlib import import_module
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers import results
-from gputrace.analyzers.cells import Layers
-from gputrace.analyzers.gap_table import GapTable
-from gputrace.analyzers.gpus import Gpu
-from gputrace.analyzers.intervals import Intervals
-from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.scene import Scene, SceneLane
-from gputrace.analyzers.steps import FoundSteps, StepWindows
-from gputrace.analyzers.steps.windows import Interlude
+from gputrace.analyzers.scene import Scene
 from gputrace.traces.cache import Kept
 from gputrace.traces.events import Events
-from gputrace.traces.trace import Process, Window
 
-_SCENE: Final = (
-    *(Scene, SceneLane, Layers, Intervals, GpuOperations, Gpu, GapTable, FoundSteps, StepWindows),
-    *(Interlude, Process, Window),
-)
-_KNOWN: Final[dict[str, Any]] = {one.__name__: one for one in _SCENE} | {
-    name: one for name, one in vars(results).items() if isinstance(one, type) and is_dataclass(one)
-}
-"""By name; `Events` are told apart, as they take a mapping of columns."""
+_PACKAGES: Final = ("gputrace.analyzers.", "gputrace.traces.trace")
+"""Where the classes are that a scene is made of."""
+
+
+def _class(name: str) -> Any:
+    """The dataclass or named tuple of that name; raises LookupError for anything else."""
+    module, _, own = name.partition(":")
+    if not module.startswith(_PACKAGES):
+        raise LookupError(name)
+    found = getattr(import_module(module), own, None)
+    if not isinstance(found, type) or not _is_record(found):
+        raise LookupError(name)
+    return found
+
+
+def _is_record(kind: type) -> bool:
+    return is_dataclass(kind) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
 
 
 def freeze(scene: Scene) -> Kept:
@@ -46,7 +47,7 @@ def thaw(entry: Kept) -> Scene | None:
     """The scene of an entry; None where it makes no sense."""
     try:
         scene = _unpack(msgspec.json.decode(entry.text), entry.columns)
-    except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError):
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError, ImportError):
         return None
     return scene if isinstance(scene, Scene) else None
 
@@ -62,14 +63,17 @@ class _Packer:
         """Plain values as they are; others as ``[letter, content]``."""
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
+        if isinstance(value, np.generic):
+            return value.item()
         if isinstance(value, np.ndarray):
             return ["c", self._place(value)]
         if isinstance(value, Events):
             return ["e", {name: self.pack(getattr(value, name)) for name in value.columns}]
-        if type(value).__name__ in _KNOWN:
-            return ["o", type(value).__name__, [self.pack(part) for part in _parts(value)]]
+        if _is_record(kind := type(value)):
+            name = f"{kind.__module__}:{kind.__name__}"
+            return ["o", name, [self.pack(part) for part in _parts(value)]]
         if isinstance(value, Mapping):
-            return ["m", [[key, self.pack(part)] for key, part in value.items()]]
+            return ["m", [[self.pack(key), self.pack(part)] for key, part in value.items()]]
         if isinstance(value, (tuple, list)):
             return ["t", [self.pack(part) for part in value]]
         raise TypeError(f"a {type(value).__name__} cannot be kept")
@@ -97,7 +101,7 @@ def _unpack(packed: Any, columns: Any) -> Any:
     if letter == "e":
         return Events({name: _unpack(column, columns) for name, column in content.items()})
     if letter == "o":
-        return _KNOWN[content](*(_unpack(part, columns) for part in packed[2]))
+        return _class(content)(*(_unpack(part, columns) for part in packed[2]))
     if letter == "m":
-        return {key: _unpack(part, columns) for key, part in content}
+        return {_unpack(key, columns): _unpack(part, columns) for key, part in content}
     return tuple(_unpack(part, columns) for part in content)

@@ -86,7 +86,7 @@ class Source:
     def trace(self) -> Trace:
         """The trace, which is opened when it is first needed; for jobs only."""
         if self._trace is None:
-            from gputrace.traces.readers import open_traces
+            from gputrace.traces.opening import open_traces
 
             self._trace = open_traces(self.paths)
         return self._trace
