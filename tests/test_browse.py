@@ -26,7 +26,7 @@ from tests import command
 from tests.browsing import answer, browse, press, screen, until
 from tests.command import assert_refused
 from tests.exports import Export
-from tests.synthetic import Plan, simulate, write_nsys
+from tests.synthetic import Plan, simulate, write_nsys, write_nvml
 
 STARVED: Final = "h200x4-ddp-starved-9-15.sqlite"
 MISSING, UNREADABLE, USAGE = 4, 3, 2
@@ -257,6 +257,26 @@ def test_streams_and_host_threads_get_lanes_of_their_own(two_ranks: Path) -> Non
         await until(pilot, lambda: len(app.board.lanes) == 2)
 
     browse([two_ranks], drive)
+
+
+def test_what_nvml_sampled_is_drawn_below_each_gpu(tmp_path: Path) -> None:
+    recording = simulate(Plan(ranks=2, steps=8, data_wait_ns=3_000_000))
+    path = tmp_path / "sampled.sqlite"
+    write_nsys(recording, path)
+    write_nvml(recording, path)
+
+    async def drive(app: BrowseApp, pilot: Pilot[None]) -> None:
+        assert app.board.curve == "utilization"
+        labels = [shown.label.strip() for shown in app.board.lanes]
+        assert labels == ["gpu 0", "use", "gpu 1", "use"]
+        for unit in ("MHz", "W", "GiB", "°C"):
+            await press(pilot, "v")
+            lanes = [line for line in screen(app) if line.rstrip().endswith(unit)]
+            assert len(lanes) == 2
+        await press(pilot, "v")
+        assert [shown.label for shown in app.board.lanes] == ["gpu 0", "gpu 1"]
+
+    browse([path], drive)
 
 
 def test_two_traces_lie_side_by_side_and_are_aligned(two_ranks: Path, starved: Path) -> None:

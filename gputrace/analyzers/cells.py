@@ -8,6 +8,7 @@ cells of any width sum to the window that they divide.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,7 +19,7 @@ from gputrace.analyzers.intervals import Intervals, Times
 from gputrace.analyzers.partition import Timeline
 from gputrace.analyzers.results import CLASSES, IDLE_CAUSES
 
-EIGHTHS = 8
+EIGHTHS: Final = 8
 """Into so many parts a character's height is divided."""
 
 
@@ -44,6 +45,10 @@ class Layers:
             if bool(each.contains([moment])[0]):
                 return name
         return None
+
+
+NOTHING: Final = Layers((), ())
+"""Of a lane without classes."""
 
 
 @dataclass(frozen=True)

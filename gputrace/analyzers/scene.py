@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.cells import Layers, busy_layers, gpu_layers
 from gputrace.analyzers.classes import distinct_ids
+from gputrace.analyzers.curves import Curve, find_curves
 from gputrace.analyzers.findings import Facts
 from gputrace.analyzers.gap_table import GapTable, join, tabulate
 from gputrace.analyzers.host_lanes import HostLane, find_host_lanes
@@ -44,6 +45,8 @@ class SceneLane:
     """Of a lane that shows all of a GPU."""
     part: str = ""
     """``stream 7`` or ``thread 977``, of a lane that shows a part."""
+    curves: tuple[Curve, ...] = ()
+    """What was sampled of the GPU's card."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,11 @@ def full_scene(facts: Facts, analysis: Analysis) -> Scene:
             lane.window,
             gpu_layers(lane),
             own,
+            curves=own_curves,
         )
-        for lane, own in zip(facts.lanes, facts.operations, strict=True)
+        for lane, own, own_curves in zip(
+            facts.lanes, facts.operations, find_curves(trace.nvml, facts.lanes), strict=True
+        )
     )
     return Scene(
         trace.title,

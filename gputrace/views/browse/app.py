@@ -17,6 +17,8 @@ from gputrace.views.browse.board import Picked, ShownLane
 from gputrace.views.browse.describing import gap_text, operation_text
 from gputrace.views.browse.palette import Palette
 
+_ROWS_WITH_CURVE: Final = 4
+"""Rows for each GPU from which there is a curve below it from the start, if there are samples."""
 _REST_S: Final = 0.05
 """How long a gap has been selected before the trace is asked about it."""
 
@@ -39,6 +41,10 @@ class BrowseApp(Asking):
             self.board.gap_filter = GapFilter()
             self.board.rows = self.board.arrange(self.board.table)
         self.board.view = self.board.view.whole()
+        room = self.timeline.most_rows >= _ROWS_WITH_CURVE * len(self.board.gpus)
+        if room and (known := self.board.known_curves()):
+            self.board.curve = known[0]
+            self.board.filter_lanes()
         if not len(self.board.rows):
             return
         self.select(0)
@@ -130,6 +136,16 @@ class BrowseApp(Asking):
         self.board.view = self.board.view.fit(min(at, end), max(at, end))
         self.show()
 
+    def action_curves(self) -> None:
+        """The next curve below the GPUs; after the last, none."""
+        known = ["", *self.board.known_curves()]
+        if len(known) == 1:
+            self.notify("the trace has no samples of NVML", markup=False)
+            return
+        place = known.index(self.board.curve) if self.board.curve in known else 0
+        self.board.curve = known[(place + 1) % len(known)]
+        self._filter_again()
+
     def action_streams(self) -> None:
         self._toggle_parts(threads=False)
 
@@ -154,8 +170,12 @@ class BrowseApp(Asking):
             source.ask(read)
 
     def _take_parts(self, trace: int, lanes: list[SceneLane]) -> None:
+        self.board.extra[trace] = lanes
+        self._filter_again()
+
+    def _filter_again(self) -> None:
+        """The lanes that are to be shown; the cursor stays on its lane."""
         board, shown = self.board, self.board.lane_at_cursor
-        board.extra[trace] = lanes
         board.filter_lanes()
         place = board.place_of(shown) if shown else None
         board.cursor_lane = place if place is not None else board.cursor_lane

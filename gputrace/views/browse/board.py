@@ -12,6 +12,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.analyzers.cells import NOTHING
+from gputrace.analyzers.curves import CURVES
 from gputrace.analyzers.gap_table import NO_STEP, GapFilter, GapTable, join, order
 from gputrace.analyzers.results import Analysis
 from gputrace.analyzers.scene import Scene, SceneLane
@@ -20,6 +22,14 @@ from gputrace.views.browse.viewport import Viewport
 from gputrace.views.browse.words import clean, duration
 
 _NAMES: Final = "AB"
+CURVE_NAMES: Final = {
+    "utilization": "use",
+    "smClock": "SM clock",
+    "power": "power",
+    "memoryUsed": "memory",
+    "temperature": "heat",
+}
+"""What the lanes of curves are called."""
 _NO_ROWS: Final = np.empty(0, np.intp)
 
 
@@ -55,6 +65,8 @@ class Board:
     """What is added to each trace's 0, to lay two side by side."""
     extra: list[list[SceneLane]] = field(default_factory=list)
     """Of each trace, lanes of streams and threads that are to be shown."""
+    curve: str = ""
+    """Which of `CURVES` is drawn below each GPU; nothing for none."""
     ranks: frozenset[int] | None = None
     """The ranks that are shown; None for all."""
     gap_filter: GapFilter = field(default_factory=lambda: GapFilter(steady=True))
@@ -116,6 +128,7 @@ class Board:
             if self.ranks is not None and lane.rank not in self.ranks:
                 continue
             self.lanes.append(shown)
+            self.lanes += self._curve_of(shown)
             last = not any(
                 later.trace == shown.trace and later.lane.rank == lane.rank
                 for later in self.gpus[self.gpus.index(shown) + 1 :]
@@ -127,6 +140,19 @@ class Board:
         """Selects nothing and lists nothing, as another table of gaps is to come."""
         self.selected = self.picked = None
         self.rows = _NO_ROWS
+
+    def _curve_of(self, shown: ShownLane) -> list[ShownLane]:
+        """The lane of the curve that is drawn below a GPU."""
+        own = tuple(curve for curve in shown.lane.curves if curve.name == self.curve)
+        if not own:
+            return []
+        lane = replace(shown.lane, layers=NOTHING, operations=None, part=self.curve, curves=own)
+        return [self._shown(shown.trace, -1, lane)]
+
+    def known_curves(self) -> list[str]:
+        """Those of which any GPU has samples."""
+        there = {curve.name for shown in self.gpus for curve in shown.lane.curves}
+        return [name for name in CURVES if name in there]
 
     def arrange(self, table: GapTable) -> NDArray[np.intp]:
         """The rows to list, by the filter and in the order that are set; may take a while."""
@@ -205,7 +231,7 @@ class Board:
     def _label(self, trace: int, lane: SceneLane) -> str:
         prefix = f"{_NAMES[trace]} " if len(self.scenes) > 1 else ""
         if lane.part:
-            return f"{prefix} {clean(lane.part, 24)}"
+            return f"{prefix} {clean(CURVE_NAMES.get(lane.part, lane.part), 24)}"
         if lane.gpu is None:
             return f"{prefix}rank {lane.rank}"
         word = "gpu" if lane.gpu_known else "dev"

@@ -12,6 +12,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from gputrace.analyzers.cells import EIGHTHS, Bars, edges_of, stack
+from gputrace.analyzers.curves import CURVES, Curve
 from gputrace.analyzers.gap_table import GapTable
 from gputrace.analyzers.results import IDLE_CAUSES
 from gputrace.views.browse.board import ShownLane
@@ -19,6 +20,15 @@ from gputrace.views.browse.palette import LEVELS, LOOKS, Palette
 from gputrace.views.browse.viewport import Viewport
 from gputrace.views.browse.words import duration, label
 
+_CURVE: Final = Style(color="#9aa5b8")
+_UNITS: Final = {
+    "utilization": (1, "%"),
+    "smClock": (1, "MHz"),
+    "power": (1_000, "W"),
+    "memoryUsed": (1 << 30, "GiB"),
+    "temperature": (1, "°C"),
+}
+"""By curve, what a unit of it is made of, and its sign."""
 _SHORTEST_WORD: Final = 6
 """Cells that something must be wide to be named."""
 _MOST_ROWS: Final = 200_000
@@ -69,9 +79,29 @@ def draw_bars(
 ) -> list[Row]:
     """A lane as rows, the top one first."""
     lane = shown.lane
+    if lane.part in CURVES:
+        return draw_curve(lane.curves[0], shown.zero, view, width, height)
     edges = edges_of(view.start + shown.zero, view.end + shown.zero, width)
     bars = stack(lane.layers.split(edges), np.maximum(np.diff(edges), 1), height)
     return bar_rows(bars, (*lane.layers.classes, ""), palette)
+
+
+def draw_curve(curve: Curve, zero: int, view: Viewport, width: int, height: int) -> list[Row]:
+    """A curve as rows, filled up to its mean in each cell."""
+    means = curve.means(edges_of(view.start + zero, view.end + zero, width))
+    filled = np.nan_to_num(np.clip(means / curve.top, 0, 1)) * height * EIGHTHS
+    rows = []
+    for row in range(height - 1, -1, -1):
+        levels = np.clip(np.rint(filled - row * EIGHTHS), 0, EIGHTHS).astype(int).tolist()
+        rows.append(Row([LEVELS[level] for level in levels], [_CURVE] * width))
+    return rows
+
+
+def curve_value(curve: Curve, zero: int, view: Viewport) -> str:
+    """The mean in the window, in few letters."""
+    mean = float(curve.means(edges_of(view.start + zero, view.end + zero, 1))[0])
+    scale, unit = _UNITS[curve.name]
+    return "" if np.isnan(mean) else f"{mean / scale:.0f}{unit}"
 
 
 def bar_rows(bars: Bars, names: Sequence[str], palette: Palette) -> list[Row]:

@@ -75,6 +75,7 @@ GROUPS: Final[dict[str, tuple[Key, ...]]] = {
         Key("A", "align", "align two traces at the step under the cursor"),
         Key("S", "streams", "a lane for each stream"),
         Key("H", "threads", "a lane for each host thread"),
+        Key("v", "curves", "what NVML sampled: use, clock, power, memory, heat, or nothing"),
         Key("l", "letters", "letters in place of colours"),
         Key("z", "enlarge", "lanes on the whole screen, or the gaps below them again"),
     ),

@@ -13,9 +13,10 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from gputrace.analyzers.cells import edges_of
+from gputrace.analyzers.curves import CURVES
 from gputrace.units import format_share
 from gputrace.views.browse.board import Board, ShownLane
-from gputrace.views.browse.drawing import Row, draw_bars, gap_words, operation_words
+from gputrace.views.browse.drawing import Row, curve_value, draw_bars, gap_words, operation_words
 from gputrace.views.browse.palette import Palette
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 TALLEST: Final = 4
 """Rows of a lane, where there is room; of three and more, the last is left free."""
-_SHARE: Final = 6
+_SHARE: Final = 8
 """Columns on the right for how busy a lane is."""
 _WIDEST_LABEL: Final = 22
 _ZOOM: Final = 1.25
@@ -108,7 +109,7 @@ class Timeline(ScrollView, can_focus=False):
         name = shown.label[: self.gutter_width - 2] if line == 0 else ""
         pointer = "▸" if own and line == 0 else " "
         gutter = Segment(f"{pointer}{name:<{self.gutter_width - 2}} ", style)
-        told = f"{share:>{_SHARE}}" if line == 0 else " " * _SHARE
+        told = f"{share:>{_SHARE - 1}} " if line == 0 else " " * _SHARE
         cells = rows[line].segments() if line < len(rows) else [Segment(" " * self.cells)]
         strip = Strip([gutter, *cells, Segment(told)]).adjust_cell_length(width)
         return strip.apply_style(self.rich_style)
@@ -128,6 +129,8 @@ class Timeline(ScrollView, can_focus=False):
     def _busy(self, shown: ShownLane) -> str:
         """The share of the window in which anything runs, of a GPU."""
         view, layers = self.board.view, shown.lane.layers
+        if shown.lane.part in CURVES:
+            return curve_value(shown.lane.curves[0], shown.zero, view)
         if shown.lane.operations is None:
             return ""
         shares = layers.split(edges_of(view.start + shown.zero, view.end + shown.zero, 1))[0]
