@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pty
 import re
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,16 +18,21 @@ from typing import Final
 import pytest
 from textual.pilot import Pilot
 
+from gputrace.analyzers.findings import Facts
+from gputrace.analyzers.results import Analysis
+from gputrace.analyzers.scene import Scene, full_scene
 from gputrace.errors import InputError
+from gputrace.views.browse import source
 from gputrace.views.browse.app import BrowseApp
 from gputrace.views.browse.keys import KEYS
 from gputrace.views.browse.palette import Palette
 from gputrace.views.browse.picture import picture
 from gputrace.views.browse.screens import Help, Prompt
 from tests import command
-from tests.browsing import answer, browse, press, screen, until
+from tests.browsing import answer, browse, loaded, press, screen, until
 from tests.command import assert_refused
 from tests.exports import Export
+from tests.parts import Node, write_parts
 from tests.synthetic import Plan, simulate, write_nsys, write_nvml
 
 STARVED: Final = "h200x4-ddp-starved-9-15.sqlite"
@@ -103,6 +110,47 @@ def test_every_key_is_answered(name: str, recording: Callable[[str], Path]) -> N
         assert app.is_running
 
     browse([recording(name)], drive, size=(120, 40))
+
+
+def test_lanes_are_there_while_causes_are_still_looked_for(
+    starved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUTRACE_CACHE", "off")
+    go_on = threading.Event()
+
+    def slow(facts: Facts, analysis: Analysis) -> Scene:
+        go_on.wait(20)
+        return full_scene(facts, analysis)
+
+    monkeypatch.setattr(source, "full_scene", slow)
+
+    async def run() -> None:
+        app = BrowseApp([[starved]])
+        async with app.run_test(size=(120, 40)) as pilot:
+            await until(pilot, lambda: app.board.lanes)
+            lines = screen(app)
+            assert "looking for causes" in lines[0]
+            assert any("gpu 3" in line and "%" in line for line in lines)
+            for key in ("plus", "right", "n", "]", "e", "g", "f", "S", "o", "c", "A", "y"):
+                await press(pilot, key)
+            go_on.set()
+            await until(pilot, lambda: loaded(app))
+            assert "for the next batch" in screen(app)[0]
+
+    asyncio.run(run())
+
+
+def test_the_files_of_one_run_are_one_timeline(tmp_path: Path) -> None:
+    nodes = [Node("node0", (0,)), Node("node1", (1,))]
+    plan = Plan(ranks=2, steps=8, data_wait_ns=3_000_000, allreduces=2)
+    paths = write_parts(simulate(plan), tmp_path / "run", nodes)
+
+    async def drive(app: BrowseApp, pilot: Pilot[None]) -> None:
+        assert len(app.board.gpus) == 2
+        await press(pilot, "n", "g", "H")
+        await until(pilot, lambda: len(app.board.lanes) > 2)
+
+    browse(paths, drive)
 
 
 def test_gaps_follow_one_another_by_length_and_their_detail_with_them(starved: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +14,7 @@ from gputrace.analyzers.intervals import union
 from gputrace.analyzers.launches import Issued, Launch, find_issuer
 from gputrace.analyzers.lines import read_lines
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.results import IDLE_CAUSES, Finding, Gap
+from gputrace.analyzers.results import IDLE_CAUSES, Analysis, Finding, Gap
 from gputrace.analyzers.scene import Scene, SceneLane
 from gputrace.traces.events import Kind
 from gputrace.traces.trace import Trace, Window
@@ -32,12 +32,19 @@ _HOST_KINDS: Final = (
 _FINDINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "recorder": ("recorder-overhead",),
     "data_feeding": ("data-feeding",),
-    "sync": ("autotune-repeated", "sync-bound"),
-    "alloc": ("autotune-repeated", "alloc-stall"),
-    "launch": ("autotune-repeated", "launch-bound"),
+    "sync": ("autotune-repeated", "sync-bound", "late-host"),
+    "alloc": ("autotune-repeated", "alloc-stall", "late-host"),
+    "launch": ("autotune-repeated", "launch-bound", "late-host"),
     "other_idle": ("idle-unexplained",),
 }
 """The findings that a gap of a cause may belong to, the closest first."""
+
+_PHASES: Final[Mapping[str, tuple[str, ...]]] = {
+    "warmup": ("warmup",),
+    "validation": ("validation-downtime",),
+    "checkpoint": ("checkpoint-stall",),
+}
+"""The same of gaps in a phase, which come before those of the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +134,7 @@ def describe_gap(trace: Trace, scene: Scene, row: int) -> GapDetail:
             for place, other in enumerate(scene.lanes)
             if place != number
         ),
-        finding=finding_of(gap, scene.analysis.findings if scene.analysis else ()),
+        finding=finding_of(gap, scene.analysis) if scene.analysis else None,
     )
 
 
@@ -146,13 +153,26 @@ def operation_at(scene: Scene, own: GpuOperations, row: int) -> Operation:
     )
 
 
-def finding_of(gap: Gap, findings: Sequence[Finding]) -> Finding | None:
-    """The finding that a gap is a part of, by its cause and its GPU."""
-    for id in _FINDINGS[gap.cause]:
-        for finding in findings:
-            if finding.id == id and (not finding.gpus or gap.gpu in finding.gpus):
+def finding_of(gap: Gap, analysis: Analysis) -> Finding | None:
+    """The finding that a gap is a part of, by its phase, its cause, its GPU and its rank."""
+    middle = (gap.start_ns + gap.end_ns) // 2
+    phases = [
+        phase.phase
+        for phase in analysis.phases
+        if phase.rank == gap.rank and phase.start_ns <= middle < phase.end_ns
+    ]
+    ids = [id for phase in phases for id in _PHASES.get(phase, ())]
+    for id in (*ids, *_FINDINGS[gap.cause]):
+        for finding in analysis.findings:
+            if finding.id == id and _concerns(finding, gap):
                 return finding
     return None
+
+
+def _concerns(finding: Finding, gap: Gap) -> bool:
+    """Findings of no GPU and no rank in particular concern all."""
+    gpus, ranks = finding.gpus, finding.ranks
+    return (not gpus or gap.gpu in gpus) and (not ranks or gap.rank in ranks)
 
 
 def _evidence(trace: Trace, issued: Issued | None, start: int, end: int) -> str:

@@ -32,6 +32,7 @@ from gputrace.views.tables import verdict
 _AT_ONCE: Final = 200_000
 """So many gaps are sorted while a key waits; more, in the source's thread."""
 
+_LOOKING: Final = "the GPUs' work is here; looking for causes and steps"
 _SHORT: Final = 20
 """Screens of fewer rows go without legend, status and footer."""
 _AROUND_LANES: Final = 7
@@ -121,7 +122,9 @@ class Base(App[None]):
     def progress(self, trace: int, done: int, total: int) -> None:
         share = f" {done / total:.0%}" if total else ""
         name = clean(self.sources[trace].paths[0].name, 60)
-        self.later(lambda: self.tell("#verdict", f"reading {name}{share}"))
+        here = self.board.scenes[trace] is not None
+        what = f"{_LOOKING} in what the host did" if here else f"reading {name}"
+        self.later(lambda: self.tell("#verdict", f"{what}{share}"))
 
     def scene(self, trace: int, scene: Scene) -> None:
         self.later(lambda: self._take(trace, scene))
@@ -148,7 +151,7 @@ class Base(App[None]):
         self.board.forget()
         self.board.rebuild()
         if scene.analysis is None:
-            self.tell("#verdict", "the GPUs' work is here; looking for causes and steps …")
+            self.tell("#verdict", f"{_LOOKING} …")
             self.show()
         else:
             self.rearrange(self._begin)
