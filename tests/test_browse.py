@@ -413,6 +413,20 @@ def test_help_lists_every_key(two_ranks: Path) -> None:
     browse([two_ranks], drive, size=(120, 70))
 
 
+def test_the_command_palette_finds_what_keys_do(two_ranks: Path) -> None:
+    async def drive(app: BrowseApp, pilot: Pilot[None]) -> None:
+        whole = app.board.view.whole()
+        assert app.board.view != whole
+        await press(pilot, "ctrl+p")
+        await press(pilot, *"fit", "space", *"the", "space")
+        await press(pilot, *"whole")
+        await pilot.pause(0.5)
+        await press(pilot, "enter")
+        await until(pilot, lambda: app.board.view == whole)
+
+    browse([two_ranks], drive)
+
+
 def test_letters_stand_for_colours(starved: Path) -> None:
     async def drive(app: BrowseApp, pilot: Pilot[None]) -> None:
         await press(pilot, "l", "0")

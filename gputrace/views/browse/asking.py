@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gputrace.analyzers.scene import next_named
 from gputrace.units import parse_duration
@@ -22,6 +24,11 @@ from gputrace.views.browse.typed import parse_filter, parse_ranks
 class Asking(Moving):
     """Asks."""
 
+    pattern = ""
+    """What was searched for last."""
+    found_names: Mapping[int, NDArray[np.int64]] = MappingProxyType({})
+    """By trace, the names that have it."""
+
     def ask(self, question: str, value: str, then: Callable[[str], Any]) -> None:
         """Asks for a line until ``then`` takes it; errors of it are shown beside the line."""
         self.push_screen(Prompt(question, value, then))
@@ -32,16 +39,13 @@ class Asking(Moving):
     def action_search(self) -> None:
         self.ask("operations whose name has (a regular expression):", self.pattern, self._search)
 
-    pattern = ""
-    found_names: dict[int, Any]
-
     def _search(self, text: str) -> None:
         try:
             pattern = re.compile(text, re.IGNORECASE)
         except re.error as error:
             raise ValueError(f"no regular expression: {error}") from None
         found = {
-            trace: np.array([id for id, name in scene.names.items() if pattern.search(name)])
+            trace: _found(scene.names, pattern)
             for trace, scene in enumerate(self.board.scenes)
             if scene is not None
         }
@@ -168,3 +172,8 @@ class Asking(Moving):
     def _write_svg(self, path: Path) -> None:
         path.write_text(picture(self), encoding="utf-8")
         self.notify(f"wrote {path}", markup=False)
+
+
+def _found(names: Mapping[int, str], pattern: re.Pattern[str]) -> NDArray[np.int64]:
+    """The ids of the names in which a pattern is found."""
+    return np.array([id for id, name in names.items() if pattern.search(name)], np.int64)

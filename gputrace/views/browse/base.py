@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.style import Style
 from rich.text import Text
-from textual.app import App, ComposeResult
+from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import BindingType
 from textual.containers import Container, VerticalScroll
+from textual.screen import Screen
 from textual.widgets import Footer, Static
 
 from gputrace.analyzers.cells import Layers
@@ -88,6 +90,13 @@ class Base(App[None]):
             with VerticalScroll(id="detail-box", can_focus=False):
                 yield Static(id="detail", markup=False)
         yield Footer(show_command_palette=False)
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """Every key by what it does, for the command palette."""
+        for key in KEYS:
+            title = f"{key.does[0].upper()}{key.does[1:]}"
+            yield SystemCommand(title, key.written, partial(self.run_action, key.action))
+        yield from super().get_system_commands(screen)
 
     def on_mount(self) -> None:
         colors = 16 if self.console.color_system == "standard" else 1 << 24

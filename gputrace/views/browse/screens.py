@@ -14,6 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from gputrace.views.browse.keys import GROUPS
+from gputrace.views.browse.words import clean
 
 Check = Callable[[str], None]
 """Takes what was typed; raises ValueError, or a UsageError, that says what is wrong with it."""
@@ -44,7 +45,7 @@ class Prompt(ModalScreen[str | None]):
             self._check(event.value)
         except Exception as error:
             question = self.query_one("#question", Static)
-            question.update(Text(str(error)))
+            question.update(Text(clean(str(error))))
             question.add_class("wrong")
         else:
             self.dismiss(event.value)
