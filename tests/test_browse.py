@@ -91,9 +91,7 @@ def test_it_fits_any_screen(starved: Path, size: tuple[int, int]) -> None:
     browse([starved], drive, size=size)
 
 
-@pytest.mark.parametrize(
-    "name", [STARVED, "h200x4-dataparallel-7-9.sqlite", "h200x2-ddp-validation-12-19.sqlite"]
-)
+@pytest.mark.parametrize("name", [STARVED, "h200x4-dataparallel-7-9.sqlite"])
 def test_every_key_is_answered(name: str, recording: Callable[[str], Path]) -> None:
     leaves = {"quit", "export"}
 

@@ -13,8 +13,8 @@ from gputrace.analyzers.gap_table import GapFilter
 from gputrace.analyzers.launches import Launch
 from gputrace.analyzers.scene import SceneLane
 from gputrace.views.browse.asking import Asking
-from gputrace.views.browse.board import Picked, ShownLane
 from gputrace.views.browse.describing import gap_text, operation_text
+from gputrace.views.browse.lanes import Picked, ShownLane
 from gputrace.views.browse.palette import Palette
 
 _ROWS_WITH_CURVE: Final = 4

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.scene import next_named
 from gputrace.units import parse_duration
-from gputrace.views.browse.board import Picked
+from gputrace.views.browse.lanes import Picked
 from gputrace.views.browse.moving import Moving
 from gputrace.views.browse.picture import picture
 from gputrace.views.browse.screens import Help, Prompt

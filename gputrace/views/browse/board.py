@@ -18,41 +18,13 @@ from gputrace.analyzers.gap_table import NO_STEP, GapFilter, GapTable, join, ord
 from gputrace.analyzers.results import Analysis
 from gputrace.analyzers.scene import Scene, SceneLane
 from gputrace.analyzers.steps import StepWindows
+from gputrace.views.browse.lanes import Picked, ShownLane, belongs, label_of
 from gputrace.views.browse.viewport import Viewport
-from gputrace.views.browse.words import clean, duration
+from gputrace.views.browse.words import duration
 
 _NAMES: Final = "AB"
-CURVE_NAMES: Final = {
-    "utilization": "use",
-    "smClock": "SM clock",
-    "power": "power",
-    "memoryUsed": "memory",
-    "temperature": "heat",
-}
-"""What the lanes of curves are called."""
+"""Of two traces."""
 _NO_ROWS: Final = np.empty(0, np.intp)
-
-
-@dataclass(frozen=True, eq=False)
-class ShownLane:
-    """A lane on the axis."""
-
-    trace: int
-    """Which trace it is of."""
-    number: int
-    """Its place among the GPUs of its trace; -1 of a part of one."""
-    lane: SceneLane
-    label: str
-    zero: int
-    """The moment of its trace that the axis calls 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class Picked:
-    """An operation that a person picked."""
-
-    lane: ShownLane
-    row: int
 
 
 @dataclass
@@ -133,7 +105,7 @@ class Board:
                 later.trace == shown.trace and later.lane.rank == lane.rank
                 for later in self.gpus[self.gpus.index(shown) + 1 :]
             )
-            self.lanes += [part for part in parts if _belongs(part, shown, last)]
+            self.lanes += [part for part in parts if belongs(part, shown, last)]
         self.cursor_lane = min(self.cursor_lane, max(len(self.lanes) - 1, 0))
 
     def forget(self) -> None:
@@ -226,23 +198,10 @@ class Board:
         return next((place for place, each in enumerate(self.lanes) if each is shown), None)
 
     def _shown(self, trace: int, number: int, lane: SceneLane) -> ShownLane:
-        return ShownLane(trace, number, lane, self._label(trace, lane), self.zero(trace))
-
-    def _label(self, trace: int, lane: SceneLane) -> str:
-        prefix = f"{_NAMES[trace]} " if len(self.scenes) > 1 else ""
-        if lane.part:
-            return f"{prefix} {clean(CURVE_NAMES.get(lane.part, lane.part), 24)}"
-        if lane.gpu is None:
-            return f"{prefix}rank {lane.rank}"
-        word = "gpu" if lane.gpu_known else "dev"
-        return f"{prefix}{word} {lane.gpu}" + (f" r{lane.rank}" if self._tells_ranks(trace) else "")
-
-    def _tells_ranks(self, trace: int) -> bool:
-        """Whether ranks are other numbers than those of the GPUs."""
         scene = self.scenes[trace]
-        lanes = scene.lanes if scene else ()
-        several = len({lane.rank for lane in lanes}) > 1
-        return several and any(lane.gpu != lane.rank for lane in lanes)
+        own = label_of(lane, scene.lanes if scene else ())
+        label = f"{_NAMES[trace]} {own}" if len(self.scenes) > 1 else own
+        return ShownLane(trace, number, lane, label, self.zero(trace))
 
     def _gaps_of(self, trace: int) -> GapTable:
         scene = self.scenes[trace]
@@ -252,12 +211,3 @@ class Board:
         table, zero = scene.gaps, self.zero(trace)
         lane = table.lane + np.int16(first)
         return replace(table, lane=lane, start=table.start - zero, end=table.end - zero)
-
-
-def _belongs(part: ShownLane, gpu: ShownLane, last: bool) -> bool:
-    """Whether a part is shown below a GPU; threads below the last GPU of their rank."""
-    if part.trace != gpu.trace or part.lane.rank != gpu.lane.rank:
-        return False
-    if part.lane.operations is None:
-        return last
-    return part.lane.gpu == gpu.lane.gpu

@@ -15,7 +15,7 @@ from gputrace.analyzers.cells import EIGHTHS, Bars, edges_of, stack
 from gputrace.analyzers.curves import CURVES, Curve
 from gputrace.analyzers.gap_table import GapTable
 from gputrace.analyzers.results import IDLE_CAUSES
-from gputrace.views.browse.board import ShownLane
+from gputrace.views.browse.lanes import ShownLane
 from gputrace.views.browse.palette import LEVELS, LOOKS, Palette
 from gputrace.views.browse.viewport import Viewport
 from gputrace.views.browse.words import duration, label

@@ -9,8 +9,8 @@ import numpy as np
 from gputrace.analyzers.gap_table import SORTS
 from gputrace.analyzers.scene import most_visible
 from gputrace.views.browse.base import Base
-from gputrace.views.browse.board import Picked
 from gputrace.views.browse.gap_list import GapList
+from gputrace.views.browse.lanes import Picked
 from gputrace.views.browse.timeline import Timeline
 
 _AROUND = 1.0

@@ -15,8 +15,9 @@ from textual.strip import Strip
 from gputrace.analyzers.cells import edges_of
 from gputrace.analyzers.curves import CURVES
 from gputrace.units import format_share
-from gputrace.views.browse.board import Board, ShownLane
+from gputrace.views.browse.board import Board
 from gputrace.views.browse.drawing import Row, curve_value, draw_bars, gap_words, operation_words
+from gputrace.views.browse.lanes import ShownLane
 from gputrace.views.browse.palette import Palette
 
 if TYPE_CHECKING:
