@@ -332,8 +332,11 @@ def test_two_traces_lie_side_by_side_and_are_aligned(two_ranks: Path, starved: P
         assert set(board.table.lane.tolist()) == set(range(6))
         await answer(pilot, "t", "#4")
         await press(pilot, "A")
-        steps = [board.steps_at(shown) for shown in (board.gpus[0], board.gpus[2])]
-        starts = [set((found[0].start - found[1]).tolist()) for found in steps if found]
+        starts: tuple[set[int], set[int]] = (set(), set())
+        for shown in board.gpus:
+            found = board.steps_at(shown)
+            assert found is not None
+            starts[shown.trace].add(int(found[0].start[4]) - found[1])
         assert board.cursor in starts[0] & starts[1]
 
     browse([two_ranks], drive, beside=[starved])

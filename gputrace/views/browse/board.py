@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.cells import NOTHING
 from gputrace.analyzers.curves import CURVES
 from gputrace.analyzers.gap_table import NO_STEP, GapFilter, GapTable, join, order
+from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.results import Analysis
 from gputrace.analyzers.scene import Scene, SceneLane
 from gputrace.analyzers.steps import StepWindows
@@ -145,6 +146,30 @@ class Board:
         scene = self.scenes[trace]
         steps = scene.steps_of(shown.lane.rank if shown else 0) if scene else None
         return None if steps is None or not len(steps) else (steps, self.zero(trace))
+
+    def same_step(self, moment: int) -> tuple[int | None, int | None]:
+        """Where the step begins in each of two traces that is nearest a moment, by its number.
+
+        Of the rank at the cursor, and nearest in the trace that the cursor is in.
+        """
+        at = self.lane_at_cursor
+        trace, rank = (at.trace, at.lane.rank) if at is not None else (0, 0)
+        starts = [self._step_starts(each, rank) for each in (0, 1)]
+        own = starts[trace]
+        if own is None:
+            return None, None
+        number = int(np.abs(own - moment).argmin())
+        first, second = (
+            None if each is None else int(each[min(number, len(each) - 1)]) for each in starts
+        )
+        return first, second
+
+    def _step_starts(self, trace: int, rank: int) -> Times | None:
+        """Where the steps of a rank begin, or of another where the trace has no such rank."""
+        own = [gpu for gpu in self.gpus if gpu.trace == trace]
+        same = [gpu for gpu in own if gpu.lane.rank == rank]
+        found = self.steps_at((same or own)[0]) if own else None
+        return None if found is None else found[0].start - found[1]
 
     def step_span(self, moment: int) -> tuple[int, int] | None:
         """The step around a moment, or the first after it; of the lane with the cursor."""

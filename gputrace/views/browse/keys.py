@@ -72,7 +72,7 @@ GROUPS: Final[dict[str, tuple[Key, ...]]] = {
         Key("less_than_sign", "match(-1)", "previous match", "", "<"),
         Key("R", "ranks", "show some ranks only: 0,2-3"),
         Key("b", "beside", "this rank and the next alone, side by side; or all"),
-        Key("A", "align", "align two traces at the step under the cursor"),
+        Key("A", "align", "align two traces at the step under the cursor, by its number"),
         Key("S", "streams", "a lane for each stream"),
         Key("H", "threads", "a lane for each host thread"),
         Key("v", "curves", "what NVML sampled: use, clock, power, memory, heat, or nothing"),

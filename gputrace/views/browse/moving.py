@@ -180,24 +180,18 @@ class Moving(Base):
         self.show()
 
     def action_align(self) -> None:
-        """Lays the second trace so that its step begins with that of the first."""
+        """Lays the second trace so that its step begins with that of the first of its number."""
         board = self.board
         if len(board.scenes) < 2 or None in board.scenes:
             self.notify("there is one trace; give another with --beside", markup=False)
             return
-        spans = []
-        for trace in (0, 1):
-            shown = next(gpu for gpu in board.gpus if gpu.trace == trace)
-            found = board.steps_at(shown)
-            if found is None:
-                self.notify("no steps were found in one of them", markup=False)
-                return
-            steps, zero = found
-            starts = steps.start - zero
-            place = int(np.abs(starts - board.cursor).argmin())
-            spans.append(int(starts[place]))
-        board.shifts[1] += spans[1] - spans[0]
-        board.cursor = spans[0]
+        first, second = board.same_step(board.cursor)
+        if first is None or second is None:
+            self.notify("no steps were found in one of them", markup=False)
+            return
+        board.shifts[1] += second - first
+        board.cursor = first
         board.forget()
         board.rebuild()
+        self.show_detail()
         self.rearrange()
