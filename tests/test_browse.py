@@ -479,8 +479,13 @@ def test_without_a_terminal_it_says_so(starved: Path) -> None:
     assert_refused(command.gputrace("browse", starved), USAGE, "terminal", "gputrace analyze")
 
 
-def on_a_terminal(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
-    """Exit code and output of the command on a terminal; presses q once something is drawn."""
+def on_a_terminal(
+    *arguments: str, env: dict[str, str] | None = None, end_it: bool = False
+) -> tuple[int, str]:
+    """Exit code and output of the command on a terminal.
+
+    Once something is drawn, presses q, or ends it with a signal.
+    """
     master, slave = pty.openpty()
     ran = subprocess.Popen(
         [sys.executable, *arguments],
@@ -497,7 +502,9 @@ def on_a_terminal(*arguments: str, env: dict[str, str] | None = None) -> tuple[i
                 seen += os.read(master, 1 << 16)
             except OSError:
                 break
-        if b"gap 1 of" in seen:
+        if b"gap 1 of" in seen and end_it:
+            ran.terminate()
+        elif b"gap 1 of" in seen:
             os.write(master, b"q")
     code = ran.wait(10)
     os.close(master)
@@ -511,6 +518,12 @@ def test_the_command_draws_and_leaves_the_terminal_as_it_was(
     code, drawn = on_a_terminal("-m", "gputrace", "browse", str(starved), env=env)
     assert code == 0
     assert "data feeding" in drawn
+    assert drawn.count("\x1b[?1049h") == drawn.count("\x1b[?1049l") == 1
+
+
+def test_a_signal_gives_the_terminal_back_too(starved: Path) -> None:
+    code, drawn = on_a_terminal("-m", "gputrace", "browse", str(starved), end_it=True)
+    assert code == 128 + 15
     assert drawn.count("\x1b[?1049h") == drawn.count("\x1b[?1049l") == 1
 
 

@@ -26,7 +26,7 @@ from gputrace.errors import MissingError, UsageError
     type=click.Path(path_type=Path, readable=False),
     help="A trace of another run, on the same time axis; several are the parts of that run.",
 )
-def command(traces: tuple[Path, ...], beside: tuple[Path, ...]) -> None:
+def command(traces: tuple[Path, ...], beside: tuple[Path, ...]) -> int:
     """Shows TRACE: what each GPU did when, and the gaps between the batches.
 
     TRACE is whatever `gputrace analyze` takes; several are the parts of one run. The worst gap is
@@ -43,7 +43,7 @@ def command(traces: tuple[Path, ...], beside: tuple[Path, ...]) -> None:
         if not (error.name or "").startswith("textual"):
             raise
         raise MissingError("browse needs textual; install it with `pip install textual`") from None
-    browse(traces, beside)
+    return browse(traces, beside)
 
 
 def _at_terminal() -> bool:

@@ -203,8 +203,8 @@ class BrowseApp(Asking):
         self.notify("copied", timeout=2, markup=False)
 
 
-def browse(paths: Sequence[Path], beside: Sequence[Path] = ()) -> None:
-    """Shows one run, or two side by side, until the person leaves.
+def browse(paths: Sequence[Path], beside: Sequence[Path] = ()) -> int:
+    """Shows one run, or two side by side, until the person leaves; gives the exit code.
 
     Raises InputError where a trace cannot be read.
     """
@@ -212,3 +212,4 @@ def browse(paths: Sequence[Path], beside: Sequence[Path] = ()) -> None:
     app.run()
     if app.error is not None:
         raise app.error
+    return app.return_code or 0

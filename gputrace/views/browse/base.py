@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -101,6 +103,10 @@ class Base(App[None]):
     def on_mount(self) -> None:
         colors = 16 if self.console.color_system == "standard" else 1 << 24
         self.use_palette(Palette(0 if self.no_color else colors))
+        # Whoever ends the program gets the terminal back as it was.
+        asyncio.get_running_loop().add_signal_handler(
+            signal.SIGTERM, partial(self.exit, return_code=128 + signal.SIGTERM)
+        )
         self.tell("#verdict", "reading …")
         for source in self.sources:
             source.start()
