@@ -504,9 +504,15 @@ def on_a_terminal(
                 break
         if b"gap 1 of" in seen and end_it:
             ran.terminate()
+            end_it, seen = False, seen.replace(b"gap 1 of", b"")
         elif b"gap 1 of" in seen:
             os.write(master, b"q")
     code = ran.wait(10)
+    while select.select([master], [], [], 0.1)[0]:
+        try:
+            seen += os.read(master, 1 << 16)
+        except OSError:
+            break
     os.close(master)
     return code, seen.decode(errors="replace")
 
