@@ -31,6 +31,7 @@ BENCHMARKS: Final = (
     Benchmark("speed", "benchmarks.speed", "time and memory, beside the floor and the peers"),
     Benchmark("overhead", "benchmarks.overhead", "what recording costs training (needs GPUs)"),
     Benchmark("agreement", "benchmarks.agreement", "whether nsys sees the same (needs GPUs)"),
+    Benchmark("browse", "benchmarks.browse", "the browser: opening, and answering a key"),
     Benchmark("accuracy", "benchmarks.accuracy", "steps and causes found in generated runs"),
     Benchmark("compared", "benchmarks.compared", "what differs between generated runs"),
     Benchmark("diagnosis", "benchmarks.diagnosis", "planted causes found in generated runs"),

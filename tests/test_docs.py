@@ -66,3 +66,19 @@ def test_every_finding_is_documented_and_no_other() -> None:
 def test_the_readme_shows_what_the_demo_prints() -> None:
     shown = (DOCS.parent / "README.md").read_text(encoding="utf-8")
     assert command.gputrace("demo", "--no-record").out.strip() in shown
+
+
+def test_every_key_of_the_browser_is_documented() -> None:
+    from gputrace.views.browse.keys import KEYS
+
+    text = (DOCS / "browse.md").read_text(encoding="utf-8")
+    rows = [f"| `{key.written.replace(' ', '` `')}` | {key.does} |" for key in KEYS]
+    assert [row for row in rows if row not in text] == []
+
+
+def test_pictures_of_the_documentation_fetch_nothing() -> None:
+    pictures = list((DOCS / "pictures").glob("*.svg"))
+    assert pictures
+    for picture in pictures:
+        addresses = set(re.findall(r"https?://[^\s\"')]+", picture.read_text(encoding="utf-8")))
+        assert addresses <= {"http://www.w3.org/2000/svg"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -58,8 +59,18 @@ class Options:
     """How many of the largest gaps to list."""
 
 
+class Watcher(Protocol):
+    """Sees what the analysis is made of as soon as it is there, for views that draw it."""
+
+    def operations_read(self, operations: Sequence[GpuOperations]) -> None: ...
+    def facts_found(self, facts: Facts) -> None: ...
+
+
 def analyze(
-    trace: Trace, options: Options | None = None, progress: Progress | None = None
+    trace: Trace,
+    options: Options | None = None,
+    progress: Progress | None = None,
+    watcher: Watcher | None = None,
 ) -> Analysis:
     """Reads what it needs and says where the time went.
 
@@ -70,6 +81,8 @@ def analyze(
     options = options or Options()
     operations = _on_one_clock(trace, read_operations(trace, progress))
     window = _absolute(trace, options.window)
+    if watcher is not None:
+        watcher.operations_read(operations)
     if not operations and trace.no_gpu is None:
         raise InputError(trace.title, "no GPU operation in it has usable times; record it again")
     gpus: Sequence[Lane] = ()
@@ -105,6 +118,8 @@ def analyze(
         kernels=kernels,
         phases=phases,
     )
+    if watcher is not None:
+        watcher.facts_found(facts)
     findings = find(facts)
     return Analysis(
         schema_version=SCHEMA_VERSION,

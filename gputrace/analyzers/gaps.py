@@ -89,11 +89,11 @@ def _gap(
 ) -> Gap:
     shares = lane.causes.within([start], [end])[0]
     feeder = lane.causes.feeder_of(end)
-    told = "" if calls is None else _evidence(trace, calls, feeder, start, end)
+    told = "" if calls is None else evidence_of(trace, calls, feeder, start, end)
     if Kind.DATA_WAIT in trace.kinds:
         told = _waiting(lane, start, end) + told
     if calls is not None and lines is not None and feeder != NOBODY:
-        told += _line(lines, calls.threads[feeder], start, end)
+        told += line_of(lines, calls.threads[feeder], start, end)
     cause = IDLE_CAUSES[int(np.argmax(shares))]
     return Gap(
         lane.gpu.gpu, lane.gpu.rank, _step_at(lane, found, start, end), start, end, cause, told
@@ -120,7 +120,7 @@ def _step_at(lane: Lane, found: FoundSteps, start: int, end: int) -> int | None:
     return number if number >= 0 and middle < windows.end[number] else None
 
 
-def _evidence(trace: Trace, calls: HostCalls, feeder: int, start: int, end: int) -> str:
+def evidence_of(trace: Trace, calls: HostCalls, feeder: int, start: int, end: int) -> str:
     """What the feeding thread's own rows say about the time of the gap."""
     if feeder == NOBODY:
         return "no row tells which thread issued the operation that ends it"
@@ -142,7 +142,7 @@ def _evidence(trace: Trace, calls: HostCalls, feeder: int, start: int, end: int)
     return f"{', '.join(parts)} (thread {calls.threads[feeder][1] & 0xFFFFFFFF})"
 
 
-def _line(lines: Lines, feeder: tuple[int, int], start: int, end: int) -> str:
+def line_of(lines: Lines, feeder: tuple[int, int], start: int, end: int) -> str:
     """Where in the user's program most samples of the gap are, of the thread if it has some."""
     thread = lines.teller(feeder)
     if thread is None:

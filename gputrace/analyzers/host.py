@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.classes import distinct_ids
 from gputrace.analyzers.intervals import Intervals, Times, union
 from gputrace.traces.events import Events, Kind
-from gputrace.traces.trace import Progress, Trace
+from gputrace.traces.trace import Progress, Trace, Window
 
 
 class Call(IntEnum):
@@ -102,12 +102,14 @@ class HostCalls:
         return np.flatnonzero(self.end[first:until] > start) + first
 
 
-def read_calls(trace: Trace, progress: Progress | None = None) -> HostCalls | None:
-    """All CUDA calls of the trace; None where it recorded none."""
+def read_calls(
+    trace: Trace, progress: Progress | None = None, window: Window | None = None
+) -> HostCalls | None:
+    """All CUDA calls of the trace, or those that touch a window; None where there are none."""
     if Kind.API not in trace.kinds:
         return None
     columns = ("start", "end", "name", "process", "thread", "correlation")
-    events = trace.events([Kind.API], columns, progress=progress)
+    events = trace.events([Kind.API], columns, window, progress)
     if not len(events):
         return None
     keys = events.process.astype(np.int64) << 32 | events.thread.astype(np.int64) & 0xFFFFFFFF

@@ -1,0 +1,107 @@
+"""The browser: how soon a trace is on the screen, and how soon a key is answered."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from benchmarks import commands
+from benchmarks.inputs import nsys_export
+from benchmarks.measure import Failed, machine, pin
+from benchmarks.options import Options
+from benchmarks.tables import show, verdict
+from benchmarks.terminal import Answer, Terminal
+
+SIZE: Final = "3 M"
+TARGET_OPEN_S: Final = 1.5
+TARGETS_FRAME_S: Final = {16: 0.050, 48: 0.100}
+"""By lanes in view."""
+_DONE: Final = "gap 1 of"
+"""Of the status line, once the gaps are listed."""
+_KEYS: Final = {
+    "zoom in": "+",
+    "pan": "d",
+    "zoom out": "-",
+    "fit run": "0",
+    "next step": "]",
+    "next gap": "n",
+    "cursor": ".",
+    "fit step": "f",
+}
+
+
+def run(options: Options) -> int:
+    """Prints the tables; 1 where the browser does not start."""
+    if options.check:
+        return 0
+    pin()
+    print(f"browse: {machine()}")
+    try:
+        path = nsys_export(SIZE)
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["GPUTRACE_CACHE"] = folder
+            _openings(path, options.runs)
+            for lanes in TARGETS_FRAME_S:
+                _frames(path, lanes, options.runs)
+    except Failed as failure:
+        print(f"browse: {failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _openings(path: Path, turns: int) -> None:
+    times = []
+    for _ in range(turns + 1):
+        with Terminal((*commands.gputrace(), "browse", str(path)), 200, 50) as terminal:
+            times.append(terminal.until(_DONE))
+    first, *again = times
+    middle = statistics.median(again)
+    show(
+        f"Opening {SIZE} kernels on 8 GPUs at 200x50, until the gaps are listed",
+        ("", "seconds"),
+        [
+            ("the first time", f"{first:.2f}"),
+            (f"again, median of {turns}", f"{middle:.2f}"),
+            ("again, slowest", f"{max(again):.2f}"),
+        ],
+    )
+    print(f"\n  Target {TARGET_OPEN_S} s: {verdict(middle < TARGET_OPEN_S)}")
+
+
+def _frames(path: Path, lanes: int, turns: int) -> None:
+    """The trace beside itself: 16 GPUs; with a lane for each stream, 48."""
+    rows = 50 if lanes <= 16 else 60
+    command = (*commands.gputrace(), "browse", str(path), "--beside", str(path))
+    times: dict[str, list[Answer]] = {name: [] for name in _KEYS}
+    with Terminal(command, 200, rows) as terminal:
+        terminal.until(_DONE)
+        terminal.settle()
+        if lanes > 16:
+            terminal.press("z")
+            terminal.press("S")
+            terminal.until("B  stream")
+        for _ in range(turns):
+            for name, key in _KEYS.items():
+                times[name].append(terminal.press(key))
+    show(
+        f"Answering a key at 200x{rows} with {lanes} lanes in view, milliseconds",
+        ("key", "median", "slowest", "CPU, median"),
+        [(name, *_figures(own)) for name, own in times.items()],
+    )
+    target = TARGETS_FRAME_S[lanes]
+    slowest = max(statistics.median(one.wall_s for one in own) for own in times.values())
+    print(f"\n  Target {target * 1e3:.0f} ms, every key: {verdict(slowest < target)}")
+
+
+def _figures(answers: list[Answer]) -> tuple[str, ...]:
+    walls = [one.wall_s for one in answers]
+    figures = (
+        statistics.median(walls),
+        max(walls),
+        statistics.median(one.cpu_s for one in answers),
+    )
+    return tuple(f"{figure * 1e3:.0f}" for figure in figures)

@@ -1,0 +1,107 @@
+"""A scene as text and columns, and back: what the cache keeps of a trace.
+
+Only dataclasses and named tuples of the analyzers are ever made of an entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.scene import Scene
+from gputrace.traces.cache import Kept
+from gputrace.traces.events import Events
+
+_PACKAGES: Final = ("gputrace.analyzers.", "gputrace.traces.trace")
+"""Where the classes are that a scene is made of."""
+
+
+def _class(name: str) -> Any:
+    """The dataclass or named tuple of that name; raises LookupError for anything else."""
+    module, _, own = name.partition(":")
+    if not module.startswith(_PACKAGES):
+        raise LookupError(name)
+    found = getattr(import_module(module), own, None)
+    if not isinstance(found, type) or not _is_record(found):
+        raise LookupError(name)
+    return found
+
+
+def _is_record(kind: type) -> bool:
+    return is_dataclass(kind) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
+
+
+def freeze(scene: Scene) -> Kept:
+    """The scene as an entry of the cache."""
+    packer = _Packer()
+    return Kept(msgspec.json.encode(packer.pack(scene)), packer.columns)
+
+
+def thaw(entry: Kept) -> Scene | None:
+    """The scene of an entry; None where it makes no sense."""
+    try:
+        scene = _unpack(msgspec.json.decode(entry.text), entry.columns)
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError, ImportError):
+        return None
+    return scene if isinstance(scene, Scene) else None
+
+
+class _Packer:
+    """Turns values into plain ones, in which columns are numbers of `columns`."""
+
+    def __init__(self) -> None:
+        self.columns: list[NDArray[Any]] = []
+        self._places: dict[int, int] = {}
+
+    def pack(self, value: Any) -> Any:
+        """Plain values as they are; others as ``[letter, content]``."""
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, np.ndarray):
+            return ["c", self._place(value)]
+        if isinstance(value, Events):
+            return ["e", {name: self.pack(getattr(value, name)) for name in value.columns}]
+        if _is_record(kind := type(value)):
+            name = f"{kind.__module__}:{kind.__name__}"
+            return ["o", name, [self.pack(part) for part in _parts(value)]]
+        if isinstance(value, Mapping):
+            return ["m", [[self.pack(key), self.pack(part)] for key, part in value.items()]]
+        if isinstance(value, (tuple, list)):
+            return ["t", [self.pack(part) for part in value]]
+        raise TypeError(f"a {type(value).__name__} cannot be kept")
+
+    def _place(self, column: NDArray[Any]) -> int:
+        """Equal columns that are one object are kept once; they stay alive in the list."""
+        place = self._places.setdefault(id(column), len(self.columns))
+        if place == len(self.columns):
+            self.columns.append(column)
+        return place
+
+
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, tuple):
+        return list(value)
+    return [getattr(value, field.name) for field in fields(value)]
+
+
+def _unpack(packed: Any, columns: Any) -> Any:
+    if not isinstance(packed, list):
+        return packed
+    letter, content = packed[0], packed[1]
+    if letter == "c":
+        return columns[content]
+    if letter == "e":
+        return Events({name: _unpack(column, columns) for name, column in content.items()})
+    if letter == "o":
+        return _class(content)(*(_unpack(part, columns) for part in packed[2]))
+    if letter == "m":
+        return {_unpack(key, columns): _unpack(part, columns) for key, part in content}
+    return tuple(_unpack(part, columns) for part in content)
