@@ -32,6 +32,7 @@ BENCHMARKS: Final = (
     Benchmark("overhead", "benchmarks.overhead", "what recording costs training (needs GPUs)"),
     Benchmark("agreement", "benchmarks.agreement", "whether nsys sees the same (needs GPUs)"),
     Benchmark("browse", "benchmarks.browse", "the browser: opening, and answering a key"),
+    Benchmark("page", "benchmarks.page", "the page: time, memory and size"),
     Benchmark("accuracy", "benchmarks.accuracy", "steps and causes found in generated runs"),
     Benchmark("compared", "benchmarks.compared", "what differs between generated runs"),
     Benchmark("diagnosis", "benchmarks.diagnosis", "planted causes found in generated runs"),

@@ -4,12 +4,14 @@ report = gputrace.open("trace.sqlite").analyze()  # or several: open("a.sqlite",
 print(report)                    # what `gputrace analyze` prints
 report.findings[0].advice        # plain dataclasses, times in integer nanoseconds
 report.to_pandas("gaps")         # a DataFrame
+gputrace.open("trace.sqlite").report("report.html")   # the page of `gputrace report`
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from html import escape
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from gputrace import views
 from gputrace.analyzers.analysis import Options, analyze
 from gputrace.analyzers.results import Analysis
-from gputrace.errors import InputError, UsageError
+from gputrace.errors import GputraceError, InputError, UsageError
 from gputrace.traces.opening import go_on_without, open_traces
 from gputrace.traces.trace import LeftOut, Progress, Window
 from gputrace.traces.within import within
@@ -26,6 +28,8 @@ from gputrace.units import parse_window
 
 if TYPE_CHECKING:
     import pandas
+
+    from gputrace.views.page.material import Material
 
 __all__ = ["OpenTrace", "Report", "open"]
 
@@ -98,9 +102,7 @@ class OpenTrace:
 
         Raises InputError where the file is broken, UsageError for a window with nothing in it.
         """
-        if gaps < 0:
-            raise UsageError(f"{gaps} gaps cannot be listed; give a number from 0 on")
-        options = Options(_window(time), read_steps(steps), gaps)
+        options = _options(steps, time, gaps)
 
         def run() -> Analysis:
             with within(self._trace, self._absolute(options.window), progress) as trace:
@@ -108,6 +110,56 @@ class OpenTrace:
 
         result = self._going_on(run)
         return Report(**{field.name: getattr(result, field.name) for field in fields(Analysis)})
+
+    def report(
+        self,
+        target: str | PathLike[str],
+        *,
+        steps: str | tuple[int, int] | None = None,
+        time: str | tuple[int, int] | None = None,
+        gaps: int = 50,
+        force: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        """Writes the report as one HTML file that opens offline, with charts and the timeline.
+
+        Args:
+            target: the file to write.
+            steps, time, gaps: as of `analyze`.
+            force: whether to replace a target that exists.
+            progress: called with rows read so far and in all.
+
+        Raises what `analyze` raises, UsageError for a target that exists, MissingError without
+        bokeh, OSError where the target cannot be written.
+        """
+        from gputrace.views.exports.targets import check_target, unfinished_file
+        from gputrace.views.page import load
+
+        path = check_target(Path(target), self._trace.paths, force)
+        text = load("document").render(
+            self.material(steps=steps, time=time, gaps=gaps, progress=progress)
+        )
+        with unfinished_file(path) as unfinished:
+            unfinished.write_text(text, encoding="utf-8")
+
+    def material(
+        self,
+        *,
+        steps: str | tuple[int, int] | None = None,
+        time: str | tuple[int, int] | None = None,
+        gaps: int = 50,
+        progress: Progress | None = None,
+    ) -> Material:
+        """What a page shows: the analysis, and the timeline as runs; arguments as of `analyze`."""
+        from gputrace.views.page.material import gather
+
+        options = _options(steps, time, gaps)
+
+        def run() -> Material:
+            with within(self._trace, self._absolute(options.window), progress) as trace:
+                return gather(trace, options, progress)
+
+        return self._going_on(run)
 
     def export(
         self,
@@ -170,6 +222,16 @@ class OpenTrace:
                     raise
                 self._trace = go_on_without(self._trace, error)
 
+    def __repr__(self) -> str:
+        return f"<gputrace.OpenTrace {self._trace.title}>"
+
+    def _repr_html_(self) -> str:
+        """The report, in notebooks; or why there is none."""
+        try:
+            return self.analyze()._repr_html_()
+        except GputraceError as error:
+            return f"<p>{escape(str(error))}</p>"
+
     def close(self) -> None:
         """Gives back the files."""
         self._trace.close()
@@ -204,6 +266,14 @@ def open(
     ``keep_going`` only where nothing can be read.
     """
     return OpenTrace(path, *more, keep_going=keep_going, workers=workers)
+
+
+def _options(
+    steps: str | tuple[int, int] | None, time: str | tuple[int, int] | None, gaps: int
+) -> Options:
+    if gaps < 0:
+        raise UsageError(f"{gaps} gaps cannot be listed; give a number from 0 on")
+    return Options(_window(time), read_steps(steps), gaps)
 
 
 def read_steps(steps: str | tuple[int, int] | None) -> tuple[int, int] | None:

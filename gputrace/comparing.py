@@ -37,6 +37,20 @@ class ComparisonReport(Comparison):
         """The comparison as ``text``, ``json``, ``markdown`` or ``csv``."""
         return views.render(self, form)
 
+    def save(self, target: str | PathLike[str], *, force: bool = False) -> None:
+        """Writes the comparison as one HTML file that opens offline.
+
+        Raises UsageError for a target that exists, unless ``force``; MissingError without bokeh.
+        """
+        from gputrace.views.exports.targets import check_target, unfinished_file
+        from gputrace.views.page import load
+
+        inputs = [Path(path) for run in self.runs for path in run.paths]
+        path = check_target(Path(target), inputs, force)
+        text = load("comparison").render(self)
+        with unfinished_file(path) as unfinished:
+            unfinished.write_text(text, encoding="utf-8")
+
     def __str__(self) -> str:
         return self.render()
 

@@ -203,6 +203,14 @@ def hostile(report: Report) -> Report:
     return replace(said, kernels=kernels)
 
 
+def test_an_open_trace_shows_its_report_in_a_notebook(h100: Path, tmp_path: Path) -> None:
+    with gputrace.open(h100) as trace:
+        assert trace._repr_html_() == trace.analyze()._repr_html_()
+        assert repr(trace) == f"<gputrace.OpenTrace {h100}>"
+    with gputrace.open(Export().kernel(0, 0).write(tmp_path / "<i>.sqlite")) as trace:
+        assert "&lt;i&gt;.sqlite: no GPU operation" in trace._repr_html_()
+
+
 def test_html_is_well_formed_and_escapes_what_it_shows(report: Report) -> None:
     for shown in (report, hostile(report)):
         html = shown._repr_html_()

@@ -82,3 +82,16 @@ def test_pictures_of_the_documentation_fetch_nothing() -> None:
     for picture in pictures:
         addresses = set(re.findall(r"https?://[^\s\"')]+", picture.read_text(encoding="utf-8")))
         assert addresses <= {"http://www.w3.org/2000/svg"}
+
+
+def test_pictures_are_small() -> None:
+    for picture in (DOCS / "pictures").glob("*.png"):
+        assert picture.stat().st_size <= 200_000, picture
+
+
+def test_every_option_of_the_page_is_documented() -> None:
+    from gputrace.cli.report import command as report
+
+    text = (DOCS / "report.md").read_text(encoding="utf-8")
+    options = {name for one in report.params for name in one.opts if name.startswith("--")}
+    assert {name for name in options if name not in text} <= {"--keep-going", "--output"}

@@ -16,7 +16,7 @@ from gputrace import __version__
 from gputrace.errors import ExitCode, GputraceError
 
 COMMANDS: Final = (
-    *("record", "analyze", "browse", "compare", "check", "export"),
+    *("record", "analyze", "browse", "report", "compare", "check", "export"),
     *("recover", "doctor", "demo"),
 )
 """Each is a module of this package with a click command called ``command``."""

@@ -1,0 +1,89 @@
+"""``gputrace report``: the report as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gputrace.cli import options
+from gputrace.cli.progress import progress_bar
+from gputrace.errors import ExitCode, UsageError
+
+
+@click.command("report")
+@click.argument(
+    "traces",
+    metavar="TRACE...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, readable=False),
+)
+@options.steps
+@options.window
+@options.most_gaps
+@options.keep_going
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file.")
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@click.option("--compare", is_flag=True, help="Each TRACE is a run of its own: compare them.")
+@click.option("--serve", is_flag=True, help="Serve the page here, to zoom into large traces.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of --serve; any if 0.")
+def command(
+    traces: tuple[Path, ...],
+    steps: str | None,
+    time: str | None,
+    gaps: int,
+    keep_going: bool,
+    output: Path | None,
+    force: bool,
+    compare: bool,
+    serve: bool,
+    port: int,
+) -> int:
+    """Makes a page of TRACE: findings, charts, a timeline to zoom into, the gaps.
+
+    The page is one HTML file that opens offline in any browser. TRACE is whatever `gputrace
+    analyze` takes; several are the parts of one run. With --serve no file is written: the page is
+    at an address of this machine until Ctrl-C, and shows every window in full detail, however large
+    the trace is. With --compare each TRACE is a run of its own, as for `gputrace compare`.
+    """
+    if serve and (output is not None or compare):
+        raise UsageError("--serve shows one run and writes no file: leave -o and --compare out")
+    target = output or _default(traces[0], ".compare.html" if compare else ".html")
+    if compare:
+        return _compare(traces, steps, target, force)
+    import gputrace
+    from gputrace.views.page import load
+
+    show = load("server").serve if serve else None
+    what = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
+    with gputrace.open(*traces, keep_going=keep_going) as opened:
+        with progress_bar(f"reading {what}") as progress:
+            if show is not None:
+                material = opened.material(steps=steps, time=time, gaps=gaps, progress=progress)
+            else:
+                opened.report(
+                    target, steps=steps, time=time, gaps=gaps, force=force, progress=progress
+                )
+        code = options.tell_left_out(opened)
+    if show is not None:
+        show(material, port, lambda at: click.echo(f"gputrace: the page is at {at}", err=True))
+    else:
+        click.echo(f"gputrace: wrote {target}", err=True)
+    return code
+
+
+def _compare(traces: tuple[Path, ...], steps: str | None, target: Path, force: bool) -> int:
+    import gputrace
+
+    report = gputrace.compare(
+        *traces, steps=steps, progress=lambda name: progress_bar(f"reading {name}")
+    )
+    report.save(target, force=force)
+    click.echo(f"gputrace: wrote {target}", err=True)
+    return ExitCode.DONE
+
+
+def _default(trace: Path, suffix: str) -> Path:
+    """In the current folder, after the trace."""
+    return Path((trace.resolve().name.partition(".")[0] or "trace") + suffix)

@@ -1,0 +1,104 @@
+"""What a page shows: an analysis, and its timeline reduced to what a file can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from gputrace.analyzers.analysis import Options, analyze
+from gputrace.analyzers.findings import Facts
+from gputrace.analyzers.kept import freeze, thaw
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.results import Analysis
+from gputrace.analyzers.runs import Runs, Tiled, reduce, tile
+from gputrace.analyzers.scene import Scene, full_scene
+from gputrace.analyzers.worst_gaps import WorstGap, worst_gaps
+from gputrace.traces.cache import keep, key_of, load
+from gputrace.traces.trace import Progress, Trace, Window
+
+MOST_RUNS: Final = 400_000
+"""Of a file's timeline: some 2.7 MB of text if nothing about them can be packed."""
+
+
+@dataclass(frozen=True)
+class Material:
+    """All that a page is made of."""
+
+    analysis: Analysis
+    scene: Scene
+    gaps: tuple[WorstGap, ...]
+    lanes: tuple[Tiled, ...]
+    """All runs of each lane of the scene, over the scene's span."""
+    runs: tuple[Runs, ...]
+    """Those, reduced to what a file can hold."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing had to be reduced."""
+        return all(own.whole for own in self.runs)
+
+    def runs_around(self, start: int, end: int, most: int = MOST_RUNS) -> tuple[Runs, ...]:
+        """The lanes with a window in full detail; with exact shares where that is too much.
+
+        Around the window they are coarse.
+        """
+        span = self.scene.span
+        window = Window(max(start, span.start), min(end, span.end))
+        return reduce(self.lanes, span, most, [window], between=window)
+
+
+@dataclass
+class _Watched:
+    """Keeps the facts of an analysis."""
+
+    facts: list[Facts] = field(default_factory=list)
+
+    def operations_read(self, operations: Sequence[GpuOperations]) -> None:
+        pass
+
+    def facts_found(self, facts: Facts) -> None:
+        self.facts.append(facts)
+
+
+def gather(
+    trace: Trace, options: Options, progress: Progress | None = None, most: int = MOST_RUNS
+) -> Material:
+    """Analyzes a trace and reduces its timeline; raises what `analyze` raises.
+
+    What the terminal's browser keeps of a trace serves here too, and the other way round.
+    """
+    scene = _known(trace, options) or _read(trace, options, progress)
+    analysis = scene.analysis
+    assert analysis is not None
+    gaps = worst_gaps(scene, analysis)
+    lanes = tuple(tile(lane.layers, scene.span) for lane in scene.lanes)
+    matter = [*(gap.itself for gap in gaps), *(gap.around for gap in gaps)]
+    return Material(analysis, scene, gaps, lanes, reduce(lanes, scene.span, most, matter))
+
+
+def _key(trace: Trace, options: Options) -> str | None:
+    """The name of the scene in the cache, which has those of whole files with nothing asked for."""
+    usual = options == Options() and len(trace.paths) == 1 and not trace.quality.left_out
+    return key_of(trace.path, "scene") if usual else None
+
+
+def _known(trace: Trace, options: Options) -> Scene | None:
+    entry = load(_key(trace, options))
+    return None if entry is None else thaw(entry)
+
+
+def _read(trace: Trace, options: Options, progress: Progress | None) -> Scene:
+    before, watched = _key(trace, options), _Watched()
+    analysis = analyze(trace, options, progress, watched)
+    scene = full_scene(watched.facts[0], analysis)
+    if before is not None and before == _key(trace, options):
+        keep(before, freeze(scene))
+    return scene
+
+
+def file_name(analysis: Analysis) -> str:
+    """What a page calls the trace."""
+    more = len(analysis.paths) - 1
+    return Path(analysis.path).name + (f" and {more} more" if more else "")

@@ -1,0 +1,189 @@
+"use strict";
+// Brings the page to life: the timeline, its keys and buttons, the list of gaps, the theme.
+(() => {
+  const facts = JSON.parse(document.getElementById("facts").textContent);
+  const looks = facts.classes;
+  const idle = new Set(looks.map((look, at) => [look, at]).filter(([look]) => look.label.startsWith("idle")).map(([, at]) => at));
+  const rows = [...document.querySelectorAll("tr[data-start]")];
+  const where = document.getElementById("where");
+  const letterPx = 6.6;
+  let board = null, chosen = -1;
+
+  function ready(then) {
+    const found = window.Bokeh && Bokeh.documents[0];
+    if (found && found.roots().length) then(found); else setTimeout(() => ready(then), 20);
+  }
+
+  function open(found) {
+    theme(found);
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    dark.addEventListener("change", () => theme(found));
+    addEventListener("beforeprint", () => theme(found, false));
+    addEventListener("afterprint", () => theme(found));
+    const timeline = found.get_model_by_name("timeline");
+    if (timeline) setUp(found, timeline);
+    document.body.dataset.ready = "yes";
+  }
+
+  function setUp(found, timeline) {
+    const source = name => found.get_model_by_name(name);
+    board = {
+      range: timeline.x_range, count: facts.lanes.length,
+      steps: timeline.tags.find(tag => tag.name === "step-list"),
+      sources: facts.lanes.map((_, at) => timeline.tags.find(tag => tag.name === `lane-${at}`)),
+      detail: name => source(`timeline-${name}`), overview: source("overview-bars"), lanes: [],
+    };
+    board.sources.forEach((one, at) => one.properties.data.change.connect(() => { load(at); later(); }));
+    board.sources.forEach((_, at) => load(at));
+    board.overview.data = everything(facts.start, facts.end, 700);
+    legend();
+    for (const end of ["start", "end"]) board.range.properties[end].change.connect(later);
+    rows.forEach((row, at) => row.addEventListener("click", () => choose(at, true)));
+    for (const button of document.querySelectorAll("button[data-do]"))
+      button.addEventListener("click", () => act(button.dataset.do));
+    document.getElementById("lanes").addEventListener("keydown", key);
+    addEventListener("resize", later);
+    draw();
+  }
+
+  function load(at) {
+    board.lanes[at] = Lanes.lane(board.sources[at], facts.start);
+  }
+
+  // One drawing a frame, whatever moved meanwhile.
+  function later() {
+    if (board.waiting) return;
+    board.waiting = true;
+    requestAnimationFrame(() => { board.waiting = false; draw(); });
+  }
+
+  const empty = () => ({ left: [], right: [], bottom: [], top: [], color: [], what: [], share: [] });
+  const bottomOf = lane => board.count - lane - 1 + 0.02;
+
+  function everything(from, to, columns) {
+    const out = empty();
+    board.lanes.forEach((own, at) => Lanes.bars(own, from, to, columns, looks, bottomOf(at), out));
+    return idleLast(out);
+  }
+
+  // The order of drawing: idle time on top, so that no edge of a neighbour covers a narrow gap.
+  function idleLast(bars) {
+    const isIdle = new Set([...idle].map(at => looks[at].color));
+    const order = [...bars.left.keys()].sort((a, b) => isIdle.has(bars.color[a]) - isIdle.has(bars.color[b]));
+    return Object.fromEntries(Object.entries(bars).map(([name, values]) => [name, order.map(at => values[at])]));
+  }
+
+  function draw() {
+    const from = Math.max(board.range.start * 1e9, facts.start), to = Math.min(board.range.end * 1e9, facts.end);
+    if (!(to > from)) return;
+    const px = Math.max((document.getElementById("timeline").clientWidth || 1200) - 140, 200);
+    const columns = Math.round(px / (board.count > 8 ? 2 : 1.25));
+    board.detail("bars").data = everything(from, to, columns);
+    const words = { x: [], y: [], text: [], color: [] };
+    nameGaps(from, to, px, words);
+    drawSteps(from, to, px, words);
+    board.detail("words").data = words;
+    where.textContent = `${(from / 1e9).toFixed(6)} s to ${(to / 1e9).toFixed(6)} s (${Lanes.told(to - from)})`;
+    const coarse = Math.max(...board.lanes.map(own => Lanes.coarsest(own, from, to)));
+    document.getElementById("reduced").textContent = coarse > (to - from) / px
+      ? ` Here the page keeps the shares of ${Lanes.told(coarse)} at a time, not their order; the listed gaps are kept in full.` : "";
+  }
+
+  // Every gap that is wide enough says how long it is and why.
+  function nameGaps(from, to, px, words) {
+    const scale = (to - from) / px;
+    board.lanes.forEach((own, at) => {
+      for (const [start, end, which, longer] of Lanes.gaps(own, from, to, 44 * scale, idle)) {
+        const left = Math.max(start, from), right = Math.min(end, to), room = (right - left) / scale;
+        if (room <= 0) continue;
+        const length = (longer ? "≥ " : "") + Lanes.told(end - start), cause = looks[which].label.slice(6);
+        const text = [`${length} ${cause}`, length].find(one => one.length * letterPx <= room);
+        if (text) put(words, (left + right) / 2, bottomOf(at) + Lanes.HEIGHT / 2, text, onto(looks[which].color));
+      }
+    });
+  }
+
+  function drawSteps(from, to, px, words) {
+    const { left, right, number, phase } = board.steps.data, out = empty(), scale = (to - from) / px;
+    for (let at = 0; at < left.length; at++) {
+      if (right[at] * 1e9 < from || left[at] * 1e9 > to) continue;
+      out.left.push(left[at]); out.right.push(right[at]);
+      out.bottom.push(board.count + 0.04); out.top.push(board.count + 0.46);
+      out.color.push(facts.phases[phase[at]] || (number[at] % 2 ? "#4a4a55" : "#6a6a78"));
+      const low = Math.max(left[at] * 1e9, from), high = Math.min(right[at] * 1e9, to);
+      const told = phase[at] === "steady" ? "" : ` (${phase[at]})`;
+      const text = (number[at] < 0 ? [phase[at]] : [`step ${number[at]}${told}`, `${number[at]}`])
+        .find(one => one.length * letterPx <= (high - low) / scale);
+      if (text) put(words, (low + high) / 2, board.count + 0.25, text, "#ffffff");
+    }
+    const { left: l, right: r, bottom, top, color } = out;
+    board.detail("steps").data = { left: l, right: r, bottom, top, color };
+  }
+
+  function put(words, at, height, text, color) {
+    words.x.push(at / 1e9); words.y.push(height); words.text.push(text); words.color.push(color);
+  }
+
+  function onto(color) {
+    const [red, green, blue] = [1, 3, 5].map(at => parseInt(color.slice(at, at + 2), 16));
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 140 ? "#ffffff" : "#000000";
+  }
+
+  function legend() {
+    const seen = new Set();
+    for (const own of board.lanes) for (const kind of own.kind) seen.add(kind & Lanes.CLASS);
+    for (const item of document.querySelectorAll("li[data-class]")) item.hidden = !seen.has(Number(item.dataset.class));
+  }
+
+  function show(from, to) {
+    const width = Math.min(Math.max(to - from, 200), facts.end - facts.start);
+    from = Math.min(Math.max(from, facts.start), facts.end - width);
+    board.range.setv({ start: from / 1e9, end: (from + width) / 1e9 });
+  }
+
+  function choose(at, scroll) {
+    if (!rows.length) return;
+    chosen = Math.min(Math.max(at, 0), rows.length - 1);
+    rows.forEach((row, place) => place === chosen ? row.setAttribute("aria-current", "true") : row.removeAttribute("aria-current"));
+    const row = rows[chosen], [lane, start, end] = ["lane", "start", "end"].map(name => Number(row.dataset[name]));
+    show(start - Math.max((end - start) * 0.6, 1000), end + Math.max((end - start) * 0.6, 1000));
+    board.detail("chosen").data = {
+      left: [start / 1e9], right: [end / 1e9], bottom: [bottomOf(lane)], top: [bottomOf(lane) + Lanes.HEIGHT], color: ["#ffffff"],
+    };
+    if (scroll) document.getElementById("lanes").scrollIntoView({ block: "start" });
+  }
+
+  function act(what) {
+    const from = board.range.start * 1e9, to = board.range.end * 1e9, width = to - from, middle = (from + to) / 2;
+    const does = {
+      run: () => show(facts.start, facts.end),
+      in: () => show(middle - width / 4, middle + width / 4),
+      out: () => show(middle - width, middle + width),
+      left: () => show(from - width / 4, to - width / 4),
+      right: () => show(from + width / 4, to + width / 4),
+      previous: () => choose(chosen - 1), next: () => choose(chosen + 1),
+    };
+    does[what]();
+  }
+
+  function key(event) {
+    if (event.ctrlKey || event.altKey || event.metaKey) return;
+    const what = { "+": "in", "=": "in", "-": "out", ArrowLeft: "left", ArrowRight: "right", 0: "run", n: "next", p: "previous" }[event.key];
+    if (what) { event.preventDefault(); act(what); }
+  }
+
+  // Words and lines of the charts are drawn, so that no style sheet reaches them.
+  function theme(found, dark = matchMedia("(prefers-color-scheme: dark)").matches) {
+    const ink = dark ? "#d8d8e0" : "#2a2a32", line = dark ? "#8a8a96" : "#6a6a76";
+    const colors = {
+      major_label_text_color: ink, axis_label_text_color: ink, label_text_color: ink,
+      axis_line_color: line, major_tick_line_color: line, minor_tick_line_color: null, grid_line_color: line,
+    };
+    for (const plot of found.roots())
+      for (const model of [...plot.left, ...plot.right, ...plot.below, ...plot.above, ...plot.center])
+        for (const [name, color] of Object.entries(colors))
+          if (name in model.attributes) model.setv({ [name]: color });
+  }
+
+  ready(open);
+})();

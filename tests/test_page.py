@@ -1,0 +1,272 @@
+"""The page of `gputrace report`, as a file: what is in it, and what cannot get out of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import pytest
+
+import gputrace
+from gputrace.errors import UsageError
+from gputrace.views.page import material
+from gputrace.views.page.document import hashes
+from tests import command
+from tests.command import assert_refused
+from tests.exports import H2D, Export
+from tests.synthetic import Plan, simulate, write_nsys
+
+MISSING, UNREADABLE, USAGE = 4, 3, 2
+MOST_BYTES: Final = 5_000_000
+STARVED: Final = "h200x4-ddp-starved-9-15.sqlite"
+HOSTILE: Final = (
+    "<script>document.title='owned'</script>",
+    '"><img src=x onerror="document.title=\'owned\'">',
+    "</script><script>document.title='owned'</script>",
+    "{{ 7 * 191 }}{% raw %}",
+    "[bold]kernel[/bold]",
+    "$$\\frac{owned}{$$}$$",
+    "\x1b[2J\u202ekernel\u2066",
+    "long_" * 2_000,
+)
+
+
+class Page(HTMLParser):
+    """What a browser would find in a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._inside = ""
+        self.facts: Any = None
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = dict(attrs).get("id") or tag if tag in ("script", "style") else ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "facts":
+            self.facts = json.loads(data)
+        if not self._inside:
+            self.text += data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+@pytest.fixture(scope="module")
+def made(
+    recording: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], str]:
+    """The page of a recording, made once."""
+    folder = tmp_path_factory.mktemp("pages")
+
+    def make(name: str) -> str:
+        target = folder / f"{name}.html"
+        if not target.exists():
+            with gputrace.open(recording(name)) as trace:
+                trace.report(target)
+        return target.read_text(encoding="utf-8")
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace all of whose names are attacks; its own name is one too."""
+    export = Export()
+    for step in range(8):
+        for place, name in enumerate(HOSTILE):
+            start = step * 10_000_000 + place * 500_000
+            export.kernel(start, start + 60_000, name=name)
+        export.copy(step * 10_000_000 + 9_000_000, step * 10_000_000 + 9_100_000, H2D)
+    export.add("TARGET_INFO_GPU", id=0, name=HOSTILE[1], cuDevice=0)
+    return export.write(tmp_path_factory.mktemp("hostile") / "<img src=x onerror=alert(1)>.sqlite")
+
+
+def test_the_verdict_and_the_gap_of_the_sleep_come_first(made: Callable[[str], str]) -> None:
+    page = Page(made(STARVED))
+    verdict = page.text.index("for the next batch")
+    gap = re.search(r"25\.\d ms", page.text[page.text.index("The largest gaps") :])
+    assert verdict < page.text.index("Also found") < page.text.index("What each GPU did when")
+    assert gap is not None
+    assert "data feeding 25." in page.text
+
+
+def test_every_gap_of_the_list_is_in_the_analysis(
+    made: Callable[[str], str], recording: Callable[[str], Path]
+) -> None:
+    page = Page(made(STARVED))
+    report = gputrace.open(recording(STARVED)).analyze()
+    rows = [row for row in page.of("tr") if "data-start" in row]
+    told = {(row["data-start"], row["data-end"]) for row in rows}
+    largest = {*report.gaps.largest, *report.gaps.largest_in_steps}
+    origin = report.origin_ns
+    assert told == {(str(gap.start_ns - origin), str(gap.end_ns - origin)) for gap in largest}
+    assert len(rows) == len(largest)
+    assert page.facts["lanes"] == [f"gpu {gpu}" for gpu in range(4)]
+
+
+@pytest.mark.parametrize(
+    "name", [STARVED, "h200x2-ddp-validation-12-19.sqlite", "pipit-saxpy-mpi.sqlite"]
+)
+def test_the_page_is_small_and_loads_nothing(name: str, made: Callable[[str], str]) -> None:
+    text = made(name)
+    assert len(text.encode()) < MOST_BYTES
+    page = Page(text)
+    for tag, attributes in page.tags:
+        assert not attributes.get("src"), tag
+        assert (attributes.get("href") or "data:,") == "data:,"
+        assert not [attribute for attribute in attributes if attribute.startswith("on")]
+    styles = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    assert styles
+    assert not [style for style in styles if "url(" in style or "@import" in style]
+
+
+def test_the_policy_lets_only_the_scripts_of_the_page_run(made: Callable[[str], str]) -> None:
+    text = made(STARVED)
+    (meta,) = [tag for tag in Page(text).of("meta") if "http-equiv" in tag]
+    policy = {part.split()[0]: part.split()[1:] for part in str(meta["content"]).split(";")}
+    assert policy["default-src"] == ["'none'"]
+    assert "connect-src" not in policy
+    scripts = re.findall(r"<script(?: type=\"text/javascript\")?>.*?</script>", text, re.DOTALL)
+    assert sorted(policy["script-src"]) == sorted(hashes("".join(scripts)).split())
+    assert not [source for source in policy["script-src"] if not source.startswith("'sha256-")]
+
+
+def test_names_of_strangers_are_text(hostile: Path, tmp_path: Path) -> None:
+    target = tmp_path / "page.html"
+    with gputrace.open(hostile) as trace:
+        trace.report(target)
+    text = target.read_text(encoding="utf-8")
+    page = Page(text)
+    assert not page.of("img")
+    assert "<script>document.title" in page.text
+    assert "{{ 7 * 191 }}" in page.text
+    assert "1337" not in page.text
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "long_" * 50 not in text
+    assert "<img src=x onerror=alert(1)>.sqlite" in unescape(page.text)
+
+
+def test_charts_have_words_and_tables_beside_them(made: Callable[[str], str]) -> None:
+    page = Page(made(STARVED))
+    figures = page.of("figure")
+    assert len(figures) >= 3
+    assert all(len(str(figure["aria-label"])) > 20 for figure in figures)
+    assert len(page.of("figcaption")) == len(figures)
+    assert all("scope" in head for head in page.of("th"))
+    assert page.of("html")[0]["lang"] == "en"
+
+
+class TestCommand:
+    def test_writes_the_file_and_says_so(self, h100: Path, tmp_path: Path) -> None:
+        target = tmp_path / "out.html"
+        ran = command.gputrace("report", h100, "-o", target)
+        assert (ran.code, ran.out) == (0, "")
+        assert ran.err == f"gputrace: wrote {target}\n"
+        assert target.stat().st_mode & 0o777 == 0o600
+
+    def test_replaces_a_file_only_when_told_to(self, h100: Path, tmp_path: Path) -> None:
+        target = tmp_path / "out.html"
+        target.write_text("mine")
+        assert_refused(command.gputrace("report", h100, "-o", target), USAGE, "exists", "--force")
+        assert target.read_text() == "mine"
+        assert command.gputrace("report", h100, "-o", target, "--force").code == 0
+        assert target.read_text() != "mine"
+
+    def test_never_replaces_the_trace(self, h100: Path) -> None:
+        ran = command.gputrace("report", h100, "-o", h100, "--force")
+        assert_refused(ran, USAGE, "is the trace itself")
+
+    def test_a_file_that_is_no_trace_is_refused(self, tmp_path: Path) -> None:
+        broken = tmp_path / "broken.sqlite"
+        broken.write_bytes(b"nothing")
+        ran = command.gputrace("report", broken, "-o", tmp_path / "out.html")
+        assert_refused(ran, UNREADABLE, str(broken))
+        assert not (tmp_path / "out.html").exists()
+
+    def test_writing_and_serving_exclude_each_other(self, h100: Path, tmp_path: Path) -> None:
+        ran = command.gputrace("report", h100, "--serve", "-o", tmp_path / "out.html")
+        assert_refused(ran, USAGE, "--serve")
+
+    def test_without_bokeh_it_says_what_to_install(self, h100: Path, tmp_path: Path) -> None:
+        (tmp_path / "bokeh.py").write_text("raise ModuleNotFoundError('none', name='bokeh')")
+        ran = command.gputrace(
+            "report", h100, "-o", tmp_path / "out.html", env={"PYTHONPATH": str(tmp_path)}
+        )
+        assert_refused(ran, MISSING, "bokeh", "pip install")
+
+
+def test_a_trace_that_was_opened_before_is_not_analyzed_again(
+    recording: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise AssertionError("it is analyzed again")
+
+    with gputrace.open(recording(STARVED)) as trace:
+        first = trace.material()
+        monkeypatch.setattr(material, "analyze", refuse)
+        again = trace.material()
+        assert again.analysis == first.analysis
+        assert again.gaps == first.gaps
+        for own, other in zip(again.runs, first.runs, strict=True):
+            assert own.length.tobytes() == other.length.tobytes()
+            assert own.kind.tobytes() == other.kind.tobytes()
+        with pytest.raises(AssertionError, match="again"):
+            trace.material(steps="2:4")
+
+
+class TestComparison:
+    def test_shows_speed_up_and_efficiency_of_runs(self, tmp_path: Path) -> None:
+        traces = []
+        for ranks in (1, 2):
+            traces.append(tmp_path / f"on{ranks}.sqlite")
+            plan = Plan(ranks=ranks, steps=12, data_wait_ns=1_000_000)
+            write_nsys(simulate(plan), traces[-1])
+        target = tmp_path / "out.html"
+        ran = command.gputrace("report", "--compare", *traces, "-o", target)
+        assert (ran.code, ran.err) == (0, f"gputrace: wrote {target}\n")
+        page = Page(target.read_text(encoding="utf-8"))
+        assert len(target.read_bytes()) < MOST_BYTES
+        shown = gputrace.compare(*traces)
+        assert shown.scaling is not None
+        efficiency = shown.scaling.rows[1].efficiency
+        assert efficiency is not None
+        assert f"efficiency {efficiency:.0%}" in page.text
+        with pytest.raises(UsageError, match="is the trace itself"):
+            shown.save(traces[0], force=True)
+
+    def test_two_runs_alike_are_compared_by_class(self, h100: Path, tmp_path: Path) -> None:
+        target = tmp_path / "out.html"
+        gputrace.compare(h100, h100).save(target)
+        page = Page(target.read_text(encoding="utf-8"))
+        assert "Where the time goes in each run" in page.text
+        assert not [tag for tag in page.of("script") if tag.get("src")]
+
+    def test_is_of_files_not_served(self, h100: Path) -> None:
+        ran = command.gputrace("report", "--compare", "--serve", h100, h100)
+        assert_refused(ran, USAGE, "--compare")
+
+
+def test_a_window_and_steps_may_be_asked_for(
+    recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    target = tmp_path / "part.html"
+    with gputrace.open(recording(STARVED)) as trace:
+        trace.report(target, steps="2:4", gaps=3)
+        with pytest.raises(UsageError, match="exists"):
+            trace.report(target)
+    rows = [row for row in Page(target.read_text(encoding="utf-8")).of("tr") if "data-start" in row]
+    assert 3 <= len(rows) <= 6

@@ -1,0 +1,269 @@
+"""The page in a browser: it draws, zooms and jumps to gaps without an error or a request."""
+
+from __future__ import annotations
+
+import lzma
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import gputrace
+from gputrace.analyzers.analysis import Options
+from gputrace.traces.opening import open_traces
+from gputrace.views.page.document import render
+from gputrace.views.page.material import gather
+from tests import command
+from tests.chromium import Browser, chromium, needs_chromium
+from tests.command import ROOT, assert_refused, environment
+from tests.recordings import DATA, SMALL
+from tests.test_page import HOSTILE, STARVED, USAGE, hostile
+
+__all__ = ["hostile"]
+
+pytestmark = needs_chromium
+
+RANGE: Final = "Bokeh.documents[0].get_model_by_name('timeline').x_range"
+SHOWN: Final = f"[{RANGE}.start * 1e9, {RANGE}.end * 1e9]"
+BARS: Final = "Bokeh.documents[0].get_model_by_name('timeline-bars').data"
+WORDS: Final = "Bokeh.documents[0].get_model_by_name('timeline-words').data.text"
+FRAME: Final = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+OTHERS: Final = (
+    "profiling-lm-da6bcc3f.nvprof",
+    "tracelens-falconsai.json.gz",
+    "tensorflow-8gpu.xplane.pb",
+    "hta-large-integer.pt.trace.json.gz",
+    "own/h200x2-resnet18-slow-loader.sqlite",
+)
+"""Of other recorders, in tests/data."""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("browser")) as started:
+        yield started
+
+
+def unpacked(name: str, folder: Path) -> Path:
+    """One of `OTHERS`."""
+    packed = DATA / f"{name}.xz"
+    if not packed.exists():
+        return DATA / name
+    target = folder / packed.stem
+    target.write_bytes(lzma.decompress(packed.read_bytes()))
+    return target
+
+
+def write(trace: Path, target: Path) -> str:
+    with gputrace.open(trace) as opened:
+        opened.report(target)
+    return target.as_uri()
+
+
+def assert_nothing_wrong(browser: Browser) -> None:
+    assert browser.complaints == []
+    outside = [url for url in browser.requests if not url.startswith(("file:", "data:"))]
+    assert outside == []
+
+
+def shown(browser: Browser) -> tuple[float, float]:
+    start, end = browser.run(f"{FRAME}.then(() => {SHOWN})")
+    return start, end
+
+
+@pytest.mark.parametrize("name", [*SMALL, *OTHERS])
+def test_real_traces_are_drawn_zoomed_and_searched(
+    name: str, browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    trace = recording(name) if name in SMALL else unpacked(name, tmp_path)
+    browser.open(write(trace, tmp_path / "page.html"))
+    before = shown(browser)
+    assert browser.run(f"{BARS}.left.length")
+    browser.run("document.querySelector('[data-do=in]').click()")
+    after = shown(browser)
+    assert before[0] < after[0] < after[1] < before[1]
+    rows = browser.run("document.querySelectorAll('tr[data-start]').length")
+    if rows:
+        browser.run("document.querySelectorAll('tr[data-start]')[0].click()")
+        start, end = shown(browser)
+        gap = browser.run(
+            "(row => [Number(row.dataset.start), Number(row.dataset.end)])"
+            "(document.querySelector('tr[aria-current]'))"
+        )
+        assert start <= gap[0] + 1 and gap[1] - 1 <= end  # noqa: PT018
+        assert end - start < 4 * (gap[1] - gap[0]) + 10_000
+    assert_nothing_wrong(browser)
+
+
+def test_the_gap_of_the_sleep_is_named_at_first_glance(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+    words = browser.run(WORDS)
+    assert sum(bool(re.fullmatch(r"25\.\d ms data feeding", word)) for word in words) >= 8
+    top = browser.run("document.querySelector('#timeline').getBoundingClientRect().top")
+    assert top < 800
+
+
+def test_every_key_does_what_the_page_says(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+    browser.run("document.getElementById('lanes').focus()")
+    first = shown(browser)
+    width = first[1] - first[0]
+    browser.key("+")
+    zoomed = shown(browser)
+    assert zoomed[1] - zoomed[0] == pytest.approx(width / 2)
+    browser.key("ArrowRight")
+    assert shown(browser)[0] == pytest.approx(zoomed[0] + width / 8)
+    browser.key("ArrowLeft")
+    browser.key("-")
+    assert shown(browser) == pytest.approx(first)
+    browser.key("0")
+    whole = shown(browser)
+    assert whole[1] - whole[0] > width
+    browser.key("n")
+    browser.key("n")
+    second = browser.run(
+        "[...document.querySelectorAll('tr[data-start]')].findIndex(r => r.ariaCurrent)"
+    )
+    browser.key("p")
+    assert browser.run("document.querySelector('tr[data-start]').ariaCurrent") == "true"
+    assert second == 1
+    assert_nothing_wrong(browser)
+
+
+def drawn_compute(browser: Browser, window: tuple[int, int]) -> float:
+    """Shows a window; gives the area of compute in the first of four lanes, in nanoseconds."""
+    browser.run(f"void {RANGE}.setv({{start: {window[0]} / 1e9, end: {window[1]} / 1e9}})")
+    shown(browser)
+    area = browser.run(f"""(bars => bars.left.reduce((sum, left, at) => sum +
+        (bars.bottom[at] >= 3 && bars.what[at].startsWith("compute")
+        ? (Math.min(bars.right[at] * 1e9, {window[1]}) - Math.max(left * 1e9, {window[0]}))
+        * (bars.top[at] - bars.bottom[at]) / Lanes.HEIGHT : 0), 0))({BARS})""")
+    return float(area)
+
+
+@pytest.mark.parametrize("most", [400_000, 6_000])
+def test_what_is_drawn_is_exact_at_every_zoom(
+    most: int, browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The area of a class is its time, in a page that holds all runs and in one that cannot."""
+    target = tmp_path / "page.html"
+    with open_traces([str(recording(STARVED))]) as trace:
+        material = gather(trace, Options(), most=most)
+    assert material.whole == (most > 6_000)
+    target.write_text(render(material), encoding="utf-8")
+    browser.open(target.as_uri())
+    scene, lane = material.scene, material.scene.lanes[0]
+    start, end = lane.window.start - scene.origin, lane.window.end - scene.origin
+    widths = (end - start, (end - start) // 7, 30_000_000 if material.whole else 150_000_000)
+    for width in widths:
+        edges = [scene.origin + start, scene.origin + start + width]
+        expected = int(lane.layers.split(edges)[0, 0])
+        close = 1e-3 if material.whole else 0.03
+        assert drawn_compute(browser, (start, start + width)) == pytest.approx(expected, rel=close)
+    assert_nothing_wrong(browser)
+
+
+def test_a_page_that_cannot_hold_all_says_so_where_it_matters(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    target = tmp_path / "page.html"
+    with open_traces([str(recording(STARVED))]) as trace:
+        target.write_text(render(gather(trace, Options(), most=20_000)), encoding="utf-8")
+    browser.open(target.as_uri())
+    browser.run("document.querySelector('tr[data-start]').click()")
+    shown(browser)
+    words = browser.run(WORDS)
+    named = browser.run("document.querySelector('tr[data-start] button').textContent")
+    assert f"{named} data feeding" in words
+    told = "document.getElementById('reduced').textContent"
+    browser.run("document.querySelector('[data-do=run]').click()")
+    shown(browser)
+    assert "shares" not in browser.run(told)
+    browser.run(f"void {RANGE}.setv({{start: {RANGE}.start, end: {RANGE}.start + 0.02}})")
+    shown(browser)
+    assert "not their order" in browser.run(told)
+    assert_nothing_wrong(browser)
+
+
+def test_attacks_stay_text(browser: Browser, hostile: Path, tmp_path: Path) -> None:
+    browser.open(write(hostile, tmp_path / "page.html"))
+    text = browser.run("document.body.innerText")
+    assert "owned" not in browser.run("document.title")
+    assert browser.run("document.querySelectorAll('img').length") == 0
+    assert HOSTILE[0] in text
+    for row in range(3):
+        browser.run(f"document.querySelectorAll('tr[data-start]')[{row}].click()")
+    assert_nothing_wrong(browser)
+
+
+def test_a_script_that_gets_in_does_not_run(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The policy is the second wall: as if escaping had failed."""
+    target = tmp_path / "page.html"
+    write(recording(STARVED), target)
+    attack = '<script>document.title="owned"</script><img src="http://127.0.0.1:9/x" onerror="1">'
+    text = target.read_text(encoding="utf-8").replace("<header>", f"<header>{attack}")
+    target.write_text(text, encoding="utf-8")
+    browser.open(target.as_uri())
+    assert browser.run("document.title") != "owned"
+    assert any("Content Security Policy" in told for told in browser.complaints)
+
+
+def test_a_comparison_is_drawn(browser: Browser, h100: Path, tmp_path: Path) -> None:
+    target = tmp_path / "compare.html"
+    gputrace.compare(h100, h100).save(target)
+    browser.open(target.as_uri())
+    assert browser.run("Bokeh.documents[0].roots().length") == 1
+    assert_nothing_wrong(browser)
+
+
+class TestServe:
+    @pytest.fixture
+    def served(
+        self, recording: Callable[[str], Path]
+    ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+        program = [sys.executable, "-m", "gputrace", "report", "--serve", str(recording(STARVED))]
+        with subprocess.Popen(
+            program, stderr=subprocess.PIPE, text=True, env=environment(), cwd=ROOT
+        ) as process:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            yield line.rpartition(" ")[2].strip(), process
+            process.kill()
+
+    def test_the_page_is_served_to_who_knows_the_token(
+        self,
+        served: tuple[str, subprocess.Popen[str]],
+        browser: Browser,
+        recording: Callable[[str], Path],
+    ) -> None:
+        address, process = served
+        assert address.startswith("http://127.0.0.1:")
+        browser.open(address)
+        browser.run("document.querySelector('tr[data-start]').click()")
+        assert shown(browser)
+        assert browser.complaints == []
+        assert all(url.startswith((address, "data:")) for url in browser.requests)
+        root = address[: address.rindex("/", 0, -1)]
+        for path in ("/", "/static/js/bokeh.min.js", "/ws", "/" + "x" * 32 + "/"):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(root + path, timeout=10)
+        port = address.split(":")[2].partition("/")[0]
+        taken = command.gputrace("report", recording(STARVED), "--serve", "--port", port)
+        assert_refused(taken, USAGE, f"port {port}", "--port")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+        assert process.stderr is not None
+        assert process.stderr.read().lstrip() == "gputrace: interrupted\n"
