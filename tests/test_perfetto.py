@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gputrace
-from gputrace.analyzers.tracks import nesting_lanes
+from gputrace.analyzers.scene.tracks import nesting_lanes
 from tests import command
 from tests.exports import Export
 from tests.handmade import MS, Run, train
