@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from html import unescape
@@ -323,6 +324,15 @@ def test_the_matrix_of_links_has_the_bandwidth_measured_over_each(tmp_path: Path
     assert f"gpu 0–PIX {fast / 1e9:.3g} GB/sPHBPHB" in text
     assert f"gpu 1PIX–PHB {slow / 1e9:.3g} GB/sPHB" in text
     assert f"gpu 3PHB {slow / 1e9:.3g} GB/sPHBPIX–" in text
+
+
+def test_what_is_no_regular_file_is_never_replaced(h100: Path, tmp_path: Path) -> None:
+    """A device, say: /dev/null of all users, where root asks for it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    ran = command.gputrace("report", h100, "-o", pipe, "--force")
+    assert_refused(ran, USAGE, "is no regular file, and is not replaced")
+    assert pipe.is_fifo()
 
 
 def test_a_window_and_steps_may_be_asked_for(
