@@ -72,7 +72,7 @@ class Rows:
         self.pids: dict[Value, int] = {}
         self.has_gpu = False
         self._kept = kept
-        self._calls: Counter[Value] = Counter()
+        self._calls: Counter[int] = Counter()
         self._first = _NEVER
         self._from_zero = False
         self._threads: dict[Value, int] = {}
@@ -89,21 +89,23 @@ class Rows:
                 event.cat not in _OPERATORS or str(event.name).startswith(_ANNOTATIONS)
             ):
                 on_host.append(event)
-        self._note_processes(on_host)
         self.has_gpu |= bool(on_gpu)
         self._take(on_gpu, on_host, self._kept)
-
-    def _note_processes(self, on_host: Iterable[Event]) -> None:
-        calls = [event.pid for event in on_host if _HOST[event.cat or ""] == Kind.API]
-        self._calls.update(calls)
-        for pid in dict.fromkeys(event.pid for event in on_host):
-            self._process(pid)
 
     def _take(self, on_gpu: list[Event], on_host: list[Event], kept: Kept | None) -> None:
         if on_gpu and (own := self._times(on_gpu, kept))[0]:
             self._on_gpu.append(self._gpu_rows(*own))
-        if on_host and (own := self._times(on_host, kept))[0]:
-            self._on_host.append(self._host_rows(*own))
+        if on_host:
+            self._note_processes(on_host)
+            if (own := self._times(on_host, kept))[0]:
+                self._on_host.append(self._host_rows(*own))
+
+    def _note_processes(self, on_host: Iterable[Event]) -> None:
+        """Numbers the processes, and counts their calls, of all rows: not of those kept alone."""
+        for (cat, pid), count in Counter([(event.cat, event.pid) for event in on_host]).items():
+            process = self._process(pid)
+            if _HOST[cat or ""] == Kind.API:
+                self._calls[process] += count
 
     @property
     def first(self) -> int:
@@ -114,32 +116,32 @@ class Rows:
 
     def parts(self, shift: int) -> list[Events]:
         """All rows, with so many nanoseconds added to their times."""
+        main = self._main_process()
         if self._kept is not None:
             nearest = self._kept.nearest()
             self._take(
                 [e for e in nearest if e.cat in _GPU], [e for e in nearest if e.cat in _HOST], None
             )
-        main = self._main_process()
         for columns in self._on_gpu:
             columns["process"] = np.full(len(columns["start"]), main)
         return [_shifted(columns, shift) for columns in self._on_gpu + self._on_host]
 
     def _main_process(self) -> int:
         """The one that makes most CUDA calls; a GPU's rows do not say whose they are."""
-        most = max(self._calls.values(), default=0)
-        return min(
-            (self.pids[pid] for pid, calls in self._calls.items() if calls == most), default=0
-        )
+        return min(self._calls, key=lambda process: (-self._calls[process], process), default=0)
 
     def _gpu_rows(self, events: Sequence[Event], times: Columns) -> Columns:
         args = [event.args or NO_ARGS for event in events]
         columns = times
         columns["kind"] = _mapped([event.cat for event in events], lambda cat: _GPU[cat or ""])
         columns["name"] = self._names(events)
-        columns["device"] = _either([a.device for a in args], [e.pid for e in events])
-        columns["stream"] = _either([a.stream for a in args], [e.tid for e in events])
+        columns["device"] = _either([a.device for a in args], lambda: [e.pid for e in events])
+        columns["stream"] = _either([a.stream for a in args], lambda: [e.tid for e in events])
         columns["correlation"] = _integers([a.correlation for a in args])
-        columns["bytes"] = _either([a.bytes for a in args], [message_bytes(a) for a in args])
+        columns["bytes"] = _either(
+            [a.bytes for a in args],
+            lambda: [message_bytes(a) if a.element else UNKNOWN for a in args],
+        )
         if (columns["kind"] == Kind.COPY_OTHER).any():
             columns["source_device"] = _integers([a.source for a in args])
             columns["destination_device"] = _integers([a.destination for a in args])
@@ -209,16 +211,16 @@ def _mapped(values: Sequence[T], function: Callable[[T], int]) -> Ints:
     return np.fromiter(map(known.__getitem__, values), np.int64, len(values))
 
 
-def _either(values: list[Value], others: list[Value]) -> Ints:
+def _either(values: list[Value], others: Callable[[], Sequence[Value]]) -> Ints:
     found = _integers(values)
     lacking = found == UNKNOWN
-    return np.where(lacking, _integers(others), found) if lacking.any() else found
+    return np.where(lacking, _integers(others()), found) if lacking.any() else found
 
 
-def _integers(values: list[Value]) -> Ints:
+def _integers(values: Sequence[Value]) -> Ints:
     if set(map(type, values)) == {int}:
         with suppress(OverflowError):
-            return np.fromiter(cast(list[int], values), np.int64, len(values))
+            return np.fromiter(cast(Sequence[int], values), np.int64, len(values))
     return np.array([integer(value) for value in values], np.int64)
 
 
