@@ -15,9 +15,8 @@ from typing import Final
 import numpy as np
 
 from benchmarks.options import Options
-from gputrace.analyzers.analysis import Options as Asked
-from gputrace.analyzers.analysis import find_lanes
 from gputrace.analyzers.breakdown import Lane
+from gputrace.analyzers.gpu_lanes import find_lanes
 from gputrace.analyzers.operations import read_operations
 from gputrace.analyzers.results import IDLE_CAUSES
 from gputrace.analyzers.steps import FoundSteps
@@ -64,7 +63,7 @@ def score(seed: int) -> Score:
         write_nsys(recording, path, nvtx=_ranges(plan))
         with open_trace(path) as trace:
             operations = read_operations(trace)
-            lanes, _, found = find_lanes(trace, operations, None, Asked())
+            lanes, _, found = find_lanes(trace, operations, None)
     return Score(seed, ", ".join(_wrong_steps(recording, found)), _cause_errors(recording, lanes))
 
 

@@ -18,13 +18,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from gputrace import views
-from gputrace.analyzers.analysis import Options, analyze
+from gputrace.analyzers.analysis import analyze
+from gputrace.analyzers.options import Options, read_window
 from gputrace.analyzers.results import Analysis
-from gputrace.errors import GputraceError, InputError, UsageError
+from gputrace.errors import GputraceError, InputError
 from gputrace.traces.opening import go_on_without, open_traces
 from gputrace.traces.trace import LeftOut, Progress, Window
 from gputrace.traces.within import within
-from gputrace.units import parse_window
 
 if TYPE_CHECKING:
     import pandas
@@ -103,7 +103,7 @@ class OpenTrace:
 
         Raises InputError where the file is broken, UsageError for a window with nothing in it.
         """
-        options = _options(steps, time, gaps)
+        options = read_options(steps, time, gaps)
 
         def run() -> Analysis:
             with within(self._trace, self._absolute(options.window), progress) as trace:
@@ -154,7 +154,7 @@ class OpenTrace:
         """What a page shows: the analysis, and the timeline as runs; arguments as of `analyze`."""
         from gputrace.views.page.material import gather
 
-        options = _options(steps, time, gaps)
+        options = read_options(steps, time, gaps)
 
         def run() -> Material:
             with within(self._trace, self._absolute(options.window), progress) as trace:
@@ -189,7 +189,7 @@ class OpenTrace:
         from gputrace.views.exports import Job, export
         from gputrace.views.exports.targets import check_target
 
-        window = _window(time)
+        window = read_window(time)
         path = check_target(Path(target), self._trace.paths, force)
 
         def write() -> None:
@@ -270,36 +270,3 @@ def open(
     ``keep_going`` only where nothing can be read.
     """
     return OpenTrace(path, *more, keep_going=keep_going, workers=workers, windows=windows)
-
-
-def _options(
-    steps: str | tuple[int, int] | None, time: str | tuple[int, int] | None, gaps: int
-) -> Options:
-    if gaps < 0:
-        raise UsageError(f"{gaps} gaps cannot be listed; give a number from 0 on")
-    return Options(_window(time), read_steps(steps), gaps)
-
-
-def read_steps(steps: str | tuple[int, int] | None) -> tuple[int, int] | None:
-    """First and end of ``"8:25"`` or of two numbers; raises UsageError for what names no steps."""
-    if steps is None:
-        return None
-    if not isinstance(steps, str):
-        low, high = steps
-        if not 0 <= low < high:
-            raise UsageError(f"{steps!r} does not name steps; give (first, end), as (8, 25)")
-        return low, high
-    first, colon, end = (part.strip() for part in steps.partition(":"))
-    digits = all(part.isdecimal() or not part for part in (first, end))
-    if not colon or not digits or int(first or 0) >= int(end or 1 << 62):
-        raise UsageError(f"{steps!r} does not name steps; write FIRST:END, as 8:25")
-    return int(first or 0), int(end or 1 << 62)
-
-
-def _window(time: str | tuple[int, int] | None) -> Window | None:
-    if time is None:
-        return None
-    try:
-        return Window(*(parse_window(time) if isinstance(time, str) else time))
-    except ValueError as error:
-        raise UsageError(str(error)) from None

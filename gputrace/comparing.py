@@ -13,10 +13,9 @@ from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
 
-from gputrace.analyzers.analysis import Options
 from gputrace.analyzers.compare import Comparison, Run, read_run, with_batch
 from gputrace.analyzers.compare import compare as compare_runs
-from gputrace.api import read_steps
+from gputrace.analyzers.options import Options, read_steps
 from gputrace.errors import UsageError
 from gputrace.traces.opening import open_traces
 from gputrace.traces.trace import Progress

@@ -20,14 +20,14 @@ from textual.pilot import Pilot
 
 from gputrace.analyzers.findings import Facts
 from gputrace.analyzers.results import Analysis
-from gputrace.analyzers.scene import Scene, full_scene
+from gputrace.analyzers.scene.scene import Scene, full_scene
 from gputrace.errors import InputError
 from gputrace.views.browse import source
 from gputrace.views.browse.app import BrowseApp
 from gputrace.views.browse.keys import KEYS
-from gputrace.views.browse.palette import Palette
 from gputrace.views.browse.picture import picture
 from gputrace.views.browse.screens import Help, Prompt
+from gputrace.views.palette import Palette
 from tests import command
 from tests.browsing import answer, browse, loaded, press, screen, until
 from tests.command import assert_refused

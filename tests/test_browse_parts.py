@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gputrace.analyzers.gap_table import SORTS, GapFilter, GapTable, join, order
 from gputrace.analyzers.results import CLASSES, IDLE_CAUSES
+from gputrace.analyzers.scene.gap_table import SORTS, GapFilter, GapTable, join, order
 from gputrace.views.browse.keys import KEYS
-from gputrace.views.browse.palette import LOOKS
 from gputrace.views.browse.ruler import round_step
 from gputrace.views.browse.typed import parse_filter, parse_ranks
 from gputrace.views.browse.viewport import Viewport
-from gputrace.views.browse.words import clean, label, moment
+from gputrace.views.palette import LOOKS
+from gputrace.views.words import clean, label, moment
 
 MOVES: Final = st.lists(
     st.one_of(

@@ -12,10 +12,10 @@ import pytest
 
 from gputrace.analyzers.analysis import analyze
 from gputrace.analyzers.findings import Facts
-from gputrace.analyzers.gap_detail import describe_gap
-from gputrace.analyzers.kept import freeze, thaw
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.scene import Scene, full_scene
+from gputrace.analyzers.scene.gap_detail import describe_gap
+from gputrace.analyzers.scene.kept import freeze, thaw
+from gputrace.analyzers.scene.scene import Scene, full_scene
 from gputrace.traces import cache
 from gputrace.traces.cache import Kept, keep, key_of, load
 from gputrace.traces.readers import open_trace

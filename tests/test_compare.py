@@ -10,10 +10,10 @@ from typing import Any, Final
 import pytest
 
 import gputrace
-from gputrace.analyzers.analysis import Options
 from gputrace.analyzers.compare import Run as Read
 from gputrace.analyzers.compare import compare, read_run
 from gputrace.analyzers.compare.results import ClassChange, KernelChange
+from gputrace.analyzers.options import Options
 from gputrace.analyzers.results import CLASSES
 from gputrace.comparing import ComparisonReport
 from gputrace.traces.opening import open_traces

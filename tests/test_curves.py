@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.analyzers.cells import edges_of
-from gputrace.analyzers.curves import Curve
+from gputrace.analyzers.scene.cells import edges_of
+from gputrace.analyzers.scene.curves import Curve
 
 
 def curve(*values: float, every: int = 10) -> Curve:

@@ -10,10 +10,10 @@ import pytest
 
 from gputrace.analyzers.analysis import analyze
 from gputrace.analyzers.findings import Facts
-from gputrace.analyzers.gap_detail import GapDetail, describe_gap
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results import Gap
-from gputrace.analyzers.scene import Scene, full_scene
+from gputrace.analyzers.scene.gap_detail import GapDetail, describe_gap
+from gputrace.analyzers.scene.scene import Scene, full_scene
 from gputrace.traces.events import Kind
 from gputrace.traces.readers import open_trace
 from gputrace.traces.trace import Trace

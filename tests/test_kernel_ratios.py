@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gputrace.analyzers.analysis import Options, find_lanes
 from gputrace.analyzers.breakdown import list_steps, measured
+from gputrace.analyzers.gpu_lanes import find_lanes
 from gputrace.analyzers.kernel_ratios import KernelRatio, kernel_ratios
 from gputrace.analyzers.operations import read_operations
 from gputrace.traces.opening import open_traces
@@ -23,7 +23,7 @@ def ratios(*paths: Path, stepless: bool = False) -> list[KernelRatio]:
     """Over the steady steps, or over everything."""
     with open_traces(paths) as trace:
         operations = read_operations(trace)
-        lanes, _, found = find_lanes(trace, operations, None, Options())
+        lanes, _, found = find_lanes(trace, operations, None)
         steps = () if stepless else measured(list_steps(lanes, found, None), found)
         assert stepless or steps
         return list(kernel_ratios(trace, operations, steps))

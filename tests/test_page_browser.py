@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 
 import gputrace
-from gputrace.analyzers.analysis import Options
+from gputrace.analyzers.options import Options
 from gputrace.traces.opening import open_traces
 from gputrace.views.page.document import render
 from gputrace.views.page.material import gather

@@ -10,9 +10,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.analyzers.analysis import Options, analyze
+from gputrace.analyzers.analysis import analyze
 from gputrace.analyzers.classes import OperationClass, is_communication
 from gputrace.analyzers.operations import read_operations
+from gputrace.analyzers.options import Options
 from gputrace.analyzers.partition import Timeline, build_timeline
 from gputrace.traces.events import Kind
 from gputrace.traces.trace import Window

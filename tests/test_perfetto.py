@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gputrace
-from gputrace.analyzers.tracks import nesting_lanes
+from gputrace.analyzers.scene.tracks import nesting_lanes
 from gputrace.views.exports.perfetto import MOST_GAPS, microseconds
 from tests import command
 from tests.exports import Export

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gputrace.analyzers.cells import Layers
 from gputrace.analyzers.intervals import union
-from gputrace.analyzers.runs import BEGINS_CELL, IN_CELL, RUN_CLASSES, Runs, reduce, tile
+from gputrace.analyzers.scene.cells import Layers
+from gputrace.analyzers.scene.runs import BEGINS_CELL, IN_CELL, RUN_CLASSES, Runs, reduce, tile
 from gputrace.traces.trace import Window
 
 CLASSES = ("compute", "h2d", "launch")

@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.whatif import CURED, compare, fair, step_ns
-from gputrace.analyzers.analysis import Options, analyze, find_lanes
+from gputrace.analyzers.analysis import analyze
 from gputrace.analyzers.breakdown import list_steps, measured
 from gputrace.analyzers.collectives.matching import match_collectives
+from gputrace.analyzers.gpu_lanes import find_lanes
 from gputrace.analyzers.host import read_calls
 from gputrace.analyzers.operations import read_operations
 from gputrace.analyzers.results.whatif import WhatIf
@@ -53,7 +54,7 @@ def graph_of(path: Path) -> Graph:
     """The graph of a trace, without its waits for data."""
     with open_trace(path) as trace:
         operations = read_operations(trace)
-        lanes, calls, found = find_lanes(trace, operations, None, Options())
+        lanes, calls, found = find_lanes(trace, operations, None)
         chosen = measured(list_steps(lanes, found, None), found)
         steps = choose_steps(found, chosen, operations)
         assert calls is not None

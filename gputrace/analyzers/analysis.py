@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
-
-import numpy as np
 
 from gputrace.analyzers.breakdown import (
     AnyLane,
@@ -17,46 +15,26 @@ from gputrace.analyzers.breakdown import (
     steady,
     summarize,
 )
-from gputrace.analyzers.causes import (
-    HostEvidence,
-    all_waits,
-    find_causes,
-    read_evidence,
-    waits_for_data,
-    without_calls,
-)
 from gputrace.analyzers.clocks import fit_clocks, shifted
 from gputrace.analyzers.collectives.matching import Collectives, match_collectives
 from gputrace.analyzers.collectives.totals import total_collectives
 from gputrace.analyzers.collectives.waiting import find_waiting
 from gputrace.analyzers.findings import Facts, find
 from gputrace.analyzers.gaps import find_gaps
-from gputrace.analyzers.host import HostCalls, read_calls
+from gputrace.analyzers.gpu_lanes import find_lanes
 from gputrace.analyzers.host_lanes import find_host_lanes
-from gputrace.analyzers.intervals import EMPTY, Intervals
 from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lines import read_lines
 from gputrace.analyzers.operations import GpuOperations, read_operations
-from gputrace.analyzers.partition import Timeline, build_timeline
+from gputrace.analyzers.options import Options
+from gputrace.analyzers.partition import Timeline
 from gputrace.analyzers.phases import find_warmup_causes, list_phases
 from gputrace.analyzers.results import SCHEMA_VERSION, Analysis, GpuTotals
-from gputrace.analyzers.steps import FoundSteps, StepWindows, find_input_copies, find_steps
+from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.utilization import find_utilization
 from gputrace.analyzers.whatif import what_if
 from gputrace.errors import InputError, UsageError
 from gputrace.traces.trace import Progress, Trace, Window
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What a person may ask of an analysis."""
-
-    window: Window | None = None
-    """Nanoseconds from the trace's origin; None for all of it."""
-    steps: tuple[int, int] | None = None
-    """The steps to measure, counted from 0, the end not included; None for the steady ones."""
-    gaps: int = 50
-    """How many of the largest gaps to list."""
 
 
 class Watcher(Protocol):
@@ -90,7 +68,7 @@ def analyze(
     calls = None
     collectives = match_collectives(trace, operations)
     if operations:
-        gpus, calls, found = find_lanes(trace, operations, window, options, progress)
+        gpus, calls, found = find_lanes(trace, operations, window, options.steps, progress)
         lanes = gpus = _with_waiting(gpus, operations, collectives)
     else:
         lanes, found = find_host_lanes(trace, window, options.steps)
@@ -161,36 +139,6 @@ def _on_one_clock(trace: Trace, operations: list[GpuOperations]) -> list[GpuOper
     return [shifted(own, fit.shifts[own.gpu.host]) for own in operations]
 
 
-def find_lanes(
-    trace: Trace,
-    operations: Sequence[GpuOperations],
-    window: Window | None,
-    options: Options,
-    progress: Progress | None = None,
-) -> tuple[list[Lane], HostCalls | None, FoundSteps]:
-    """Timelines and causes of all GPUs with anything in the window, and everyone's steps."""
-    calls = read_calls(trace, progress)
-    found = find_steps(trace, operations, calls, options.steps)
-    evidence = read_evidence(trace) if calls is not None else HostEvidence({}, {})
-    waits = _waits(trace, operations, calls) if calls is not None else {}
-    lanes = []
-    for own in operations:
-        timeline = build_timeline(own, window)
-        if window is not None and timeline.window.start >= timeline.window.end:
-            continue
-        gaps = build_timeline(own).gaps if window is not None else timeline.gaps
-        gaps = _with_edges(gaps, own, found.by_rank.get(own.gpu.rank))
-        if calls is None:
-            lanes.append(Lane(timeline, without_calls(gaps), None))
-            continue
-        mine = waits[own.gpu.process]
-        causes = find_causes(own, gaps, calls, evidence, mine)
-        host_data = _host_data(mine, evidence, own.gpu.process)
-        data = all_waits(own.gpu.process, calls, evidence, mine)
-        lanes.append(Lane(timeline, causes, host_data, data=data))
-    return lanes, calls, found
-
-
 def _with_waiting(
     lanes: Sequence[Lane], operations: Sequence[GpuOperations], collectives: Collectives
 ) -> list[Lane]:
@@ -199,45 +147,6 @@ def _with_waiting(
         replace(lane, waiting=find_waiting(lane.timeline, collectives, place[lane.gpu]))
         for lane in lanes
     ]
-
-
-def _waits(
-    trace: Trace, operations: Sequence[GpuOperations], calls: HostCalls
-) -> dict[int, dict[int, Intervals]]:
-    """For each process, when its threads were on their way to an input copy."""
-    copies: dict[int, list[GpuOperations]] = {}
-    for own in operations:
-        copies.setdefault(own.gpu.process, []).append(own)
-    return {
-        process: waits_for_data(
-            calls, [own.events.select(find_input_copies(trace, own)) for own in gpus]
-        )
-        for process, gpus in copies.items()
-    }
-
-
-def _with_edges(gaps: Intervals, operations: GpuOperations, steps: StepWindows | None) -> Intervals:
-    """The gaps, and where a profiler's steps reach beyond the GPU's operations, those stretches."""
-    if steps is None or steps.source != "profiler":
-        return gaps
-    first, last = int(operations.start[0]), int(operations.reach[-1])
-    before, after = min(int(steps.start[0]), first), max(int(steps.end[-1]), last)
-    starts = np.concatenate([[before], gaps.start, [last]])
-    ends = np.concatenate([[first], gaps.end, [after]])
-    real = starts < ends
-    return Intervals(starts[real], ends[real])
-
-
-def _host_data(
-    waits: dict[int, Intervals], evidence: HostEvidence, process: int
-) -> Intervals | None:
-    """The feeding thread's time in the data loader; of several threads, the busiest one's.
-
-    What was recorded of it counts, and what the calls show only where nothing was.
-    """
-    recorded = [intervals for pair, intervals in evidence.data.items() if pair[0] == process]
-    known = recorded or list(waits.values())
-    return max(known, key=lambda intervals: intervals.total, default=EMPTY) if known else None
 
 
 def _absolute(trace: Trace, window: Window | None) -> Window | None:

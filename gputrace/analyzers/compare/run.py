@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.analysis import Options, analyze
+from gputrace.analyzers.analysis import analyze
 from gputrace.analyzers.compare.kernels import KernelUse, use_kernels
 from gputrace.analyzers.compare.loop import (
     Key,
@@ -18,6 +18,7 @@ from gputrace.analyzers.compare.loop import (
     working_gpus,
 )
 from gputrace.analyzers.operations import GpuOperations, read_operations
+from gputrace.analyzers.options import Options
 from gputrace.analyzers.results import IDLE_CAUSES, Analysis, Step
 from gputrace.analyzers.steps import find_input_copies
 from gputrace.traces.trace import Progress, Trace

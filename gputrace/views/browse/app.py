@@ -8,14 +8,14 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from gputrace.analyzers.gap_detail import GapDetail, operation_at
-from gputrace.analyzers.gap_table import GapFilter
-from gputrace.analyzers.launches import Launch
-from gputrace.analyzers.scene import SceneLane
+from gputrace.analyzers.scene.gap_detail import GapDetail, operation_at
+from gputrace.analyzers.scene.gap_table import GapFilter
+from gputrace.analyzers.scene.launches import Launch
+from gputrace.analyzers.scene.scene import SceneLane
 from gputrace.views.browse.asking import Asking
 from gputrace.views.browse.describing import gap_text, operation_text
 from gputrace.views.browse.lanes import Picked, ShownLane
-from gputrace.views.browse.palette import Palette
+from gputrace.views.palette import Palette
 
 _ROWS_WITH_CURVE: Final = 4
 """Rows for each GPU from which there is a curve below it from the start, if there are samples."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.scene import next_named
+from gputrace.analyzers.scene.scene import next_named
 from gputrace.units import parse_duration
 from gputrace.views.browse.lanes import Picked
 from gputrace.views.browse.moving import Moving

@@ -19,19 +19,19 @@ from textual.containers import Container, VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer, Static
 
-from gputrace.analyzers.cells import Layers
-from gputrace.analyzers.gap_table import GapTable
-from gputrace.analyzers.scene import Scene
+from gputrace.analyzers.scene.cells import Layers
+from gputrace.analyzers.scene.gap_table import GapTable
+from gputrace.analyzers.scene.scene import Scene
 from gputrace.views.browse.board import Board
 from gputrace.views.browse.drawing import legend
 from gputrace.views.browse.gap_list import GapList
 from gputrace.views.browse.keys import KEYS
-from gputrace.views.browse.palette import LOOKS, SEVERITIES, Palette
 from gputrace.views.browse.ruler import Ruler
 from gputrace.views.browse.source import Source
 from gputrace.views.browse.timeline import Timeline
-from gputrace.views.browse.words import clean, duration, moment
+from gputrace.views.palette import LOOKS, SEVERITIES, Palette
 from gputrace.views.tables import verdict
+from gputrace.views.words import clean, duration, moment
 
 _AT_ONCE: Final = 200_000
 """So many gaps are sorted while a key waits; more, in the source's thread."""

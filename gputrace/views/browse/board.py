@@ -12,16 +12,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.cells import NOTHING
-from gputrace.analyzers.curves import CURVES
-from gputrace.analyzers.gap_table import NO_STEP, GapFilter, GapTable, join, order
 from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.results import Analysis
-from gputrace.analyzers.scene import Scene, SceneLane
+from gputrace.analyzers.scene.cells import NOTHING
+from gputrace.analyzers.scene.curves import CURVES
+from gputrace.analyzers.scene.gap_table import NO_STEP, GapFilter, GapTable, join, order
+from gputrace.analyzers.scene.scene import Scene, SceneLane
 from gputrace.analyzers.steps import StepWindows
 from gputrace.views.browse.lanes import Picked, ShownLane, belongs, label_of
 from gputrace.views.browse.viewport import Viewport
-from gputrace.views.browse.words import duration
+from gputrace.views.words import duration
 
 _NAMES: Final = "AB"
 """Of two traces."""

@@ -8,13 +8,13 @@ from typing import Final
 
 from rich.text import Text
 
-from gputrace.analyzers.gap_detail import GapDetail, HostTime, Operation
-from gputrace.analyzers.launches import Launch
 from gputrace.analyzers.results import Finding
+from gputrace.analyzers.scene.gap_detail import GapDetail, HostTime, Operation
+from gputrace.analyzers.scene.launches import Launch
 from gputrace.traces.events import Kind
 from gputrace.units import format_share
-from gputrace.views.browse.palette import SEVERITIES
-from gputrace.views.browse.words import clean, duration, label, moment
+from gputrace.views.palette import SEVERITIES
+from gputrace.views.words import clean, duration, label, moment
 
 _MOST_HOST: Final = 8
 _MOST_OTHERS: Final = 8

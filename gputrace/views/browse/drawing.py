@@ -11,14 +11,14 @@ import numpy as np
 from rich.segment import Segment
 from rich.style import Style
 
-from gputrace.analyzers.cells import EIGHTHS, Bars, edges_of, stack
-from gputrace.analyzers.curves import CURVES, Curve
-from gputrace.analyzers.gap_table import GapTable
 from gputrace.analyzers.results import IDLE_CAUSES
+from gputrace.analyzers.scene.cells import EIGHTHS, Bars, edges_of, stack
+from gputrace.analyzers.scene.curves import CURVES, Curve
+from gputrace.analyzers.scene.gap_table import GapTable
 from gputrace.views.browse.lanes import ShownLane
-from gputrace.views.browse.palette import LEVELS, LOOKS, Palette
 from gputrace.views.browse.viewport import Viewport
-from gputrace.views.browse.words import duration, label
+from gputrace.views.palette import LEVELS, LOOKS, Palette
+from gputrace.views.words import duration, label
 
 _CURVE: Final = Style(color="#9aa5b8")
 _UNITS: Final = {

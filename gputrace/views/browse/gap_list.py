@@ -12,11 +12,11 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from gputrace.analyzers.gap_table import NO_STEP
 from gputrace.analyzers.results import IDLE_CAUSES
+from gputrace.analyzers.scene.gap_table import NO_STEP
 from gputrace.views.browse.board import Board
-from gputrace.views.browse.palette import Palette
-from gputrace.views.browse.words import duration, moment
+from gputrace.views.palette import Palette
+from gputrace.views.words import duration, moment
 
 _COLUMNS: Final = (
     ("lane", 9),

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gputrace.analyzers.scene import SceneLane
-from gputrace.views.browse.words import clean
+from gputrace.analyzers.scene.scene import SceneLane
+from gputrace.views.words import clean
 
 CURVE_NAMES: Final = {
     "utilization": "use",

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from gputrace.analyzers.gap_table import SORTS
-from gputrace.analyzers.scene import most_visible
+from gputrace.analyzers.scene.gap_table import SORTS
+from gputrace.analyzers.scene.scene import most_visible
 from gputrace.views.browse.base import Base
 from gputrace.views.browse.gap_list import GapList
 from gputrace.views.browse.lanes import Picked

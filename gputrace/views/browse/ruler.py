@@ -9,14 +9,14 @@ from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
-from gputrace.analyzers.cells import Layers, edges_of, stack
-from gputrace.analyzers.scene import Scene
+from gputrace.analyzers.scene.cells import Layers, edges_of, stack
+from gputrace.analyzers.scene.scene import Scene
 from gputrace.views.browse.board import Board
 from gputrace.views.browse.drawing import Row, bar_rows
-from gputrace.views.browse.palette import Palette
 from gputrace.views.browse.timeline import Timeline
 from gputrace.views.browse.viewport import Viewport
-from gputrace.views.browse.words import duration, moment
+from gputrace.views.palette import Palette
+from gputrace.views.words import duration, moment
 
 _ROOM: Final = 14
 """Cells between two moments that are written."""

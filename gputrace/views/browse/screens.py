@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from gputrace.views.browse.keys import GROUPS
-from gputrace.views.browse.words import clean
+from gputrace.views.words import clean
 
 Check = Callable[[str], None]
 """Takes what was typed; raises ValueError, or a UsageError, that says what is wrong with it."""

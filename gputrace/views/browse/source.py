@@ -10,12 +10,12 @@ from typing import Protocol
 
 from gputrace.analyzers.analysis import analyze
 from gputrace.analyzers.findings import Facts
-from gputrace.analyzers.gap_detail import GapDetail, describe_gap
-from gputrace.analyzers.kept import freeze, thaw
-from gputrace.analyzers.launches import Launch, find_issuer
-from gputrace.analyzers.more_lanes import stream_lanes, thread_lanes
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.scene import Scene, SceneLane, first_scene, full_scene
+from gputrace.analyzers.scene.gap_detail import GapDetail, describe_gap
+from gputrace.analyzers.scene.kept import freeze, thaw
+from gputrace.analyzers.scene.launches import Launch, find_issuer
+from gputrace.analyzers.scene.more_lanes import stream_lanes, thread_lanes
+from gputrace.analyzers.scene.scene import Scene, SceneLane, first_scene, full_scene
 from gputrace.traces.cache import keep, key_of, load
 from gputrace.traces.trace import Trace, Window
 

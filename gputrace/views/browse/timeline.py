@@ -12,13 +12,13 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from gputrace.analyzers.cells import edges_of
-from gputrace.analyzers.curves import CURVES
+from gputrace.analyzers.scene.cells import edges_of
+from gputrace.analyzers.scene.curves import CURVES
 from gputrace.units import format_share
 from gputrace.views.browse.board import Board
 from gputrace.views.browse.drawing import Row, curve_value, draw_bars, gap_words, operation_words
 from gputrace.views.browse.lanes import ShownLane
-from gputrace.views.browse.palette import Palette
+from gputrace.views.palette import Palette
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

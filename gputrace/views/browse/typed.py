@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
-from gputrace.analyzers.gap_table import GapFilter
 from gputrace.analyzers.results import IDLE_CAUSES
+from gputrace.analyzers.scene.gap_table import GapFilter
 from gputrace.units import format_ranges, parse_duration
 
 _CONDITION: Final = re.compile(r"(gpu|cause|step|len)\s*([=>])\s*(\S+)")

@@ -14,12 +14,21 @@ from gputrace.analyzers.compare.results import (
     GpuPair,
     KernelChange,
     Pair,
-    RunSummary,
-    Worst,
 )
 from gputrace.analyzers.compare.verdict import NARROW
-from gputrace.analyzers.results import Breakdown
-from gputrace.units import format_ns, format_share
+from gputrace.units import format_ns
+from gputrace.views.compare.cells import (
+    arrow,
+    each,
+    format_bounds,
+    mean,
+    percent,
+    points,
+    rate,
+    signed,
+    time_or_dash,
+    worst,
+)
 from gputrace.views.compare.names import short_kernels
 from gputrace.views.tables import CLASS_NAMES, Table
 
@@ -64,8 +73,8 @@ def runs_table(comparison: Comparison) -> Table:
             run.label,
             str(run.gpus),
             f"{run.steps} {_LOOPS[run.steps_kind]}",
-            *(_time(ns) for ns in (run.mean_ns, run.p50_ns, run.p95_ns)),
-            *([_rate(run)] if batch else []),
+            *(time_or_dash(ns) for ns in (run.mean_ns, run.p50_ns, run.p95_ns)),
+            *([rate(run)] if batch else []),
         )
         for run in comparison.runs
     )
@@ -78,7 +87,7 @@ def classes_table(comparison: Comparison, pair: Pair) -> Table:
     a, b = (run.label for run in comparison.runs)
     if comparison.unit == "span":
         shares = tuple(
-            (NAMES[row.name], _percent(row.a_share), _percent(row.b_share), _points(row))
+            (NAMES[row.name], percent(row.a_share), percent(row.b_share), points(row))
             for row in pair.classes
         )
         title = f"Shares of the whole span (mean over the GPUs); {comparison.unit_reason}"
@@ -97,7 +106,7 @@ def gpus_tables(comparison: Comparison, pair: Pair) -> Iterator[Table]:
         yield _few_gpus(comparison, both)
         return
     rows = tuple(
-        (NAMES[row.name], *_worst(row.a_worst), *_worst(row.b_worst))
+        (NAMES[row.name], *worst(row.a_worst), *worst(row.b_worst))
         for row in pair.classes
         if _outstanding(row)
     )
@@ -111,8 +120,8 @@ def _few_gpus(comparison: Comparison, gpus: Sequence[GpuPair]) -> Table:
     a, b = (run.label for run in comparison.runs)
     rows = [row for gpu in gpus for row in (gpu.a, gpu.b) if row is not None]
     names = [name for name in CLASS_NAMES if any(row.of(name) for row in rows)]
-    body = [(CLASS_NAMES[name], *(_mean(row, name) for row in rows)) for name in names]
-    body.append(("total", *(_mean(row, "total") for row in rows)))
+    body = [(CLASS_NAMES[name], *(mean(row, name) for row in rows)) for name in names]
+    body.append(("total", *(mean(row, "total") for row in rows)))
     header = chain.from_iterable((f"{_gpu(gpu)} {a}", f"{_gpu(gpu)} {b}") for gpu in gpus)
     unit = "a step" if any(row.steps for row in rows) else "the whole span"
     return Table(f"GPU by GPU ({unit})", ("", *header), tuple(body))
@@ -141,11 +150,11 @@ def kernels_table(comparison: Comparison, pair: Pair, width: int) -> Iterator[Ta
     rows = tuple(
         (
             name,
-            _time(row.a_ns) if row.a_count else "–",
-            _time(row.b_ns) if row.b_count else "–",
-            _signed(row.difference_ns),
-            _arrow(f"{row.a_count:.3g}", f"{row.b_count:.3g}"),
-            _each(row),
+            time_or_dash(row.a_ns) if row.a_count else "–",
+            time_or_dash(row.b_ns) if row.b_count else "–",
+            signed(row.difference_ns),
+            arrow(f"{row.a_count:.3g}", f"{row.b_count:.3g}"),
+            each(row),
         )
         for name, row in zip(short_kernels([k.name for k in shown], width), shown, strict=True)
     )
@@ -165,7 +174,7 @@ def _kernels_by_share(comparison: Comparison, pair: Pair, width: int) -> Iterato
     far = [row for row in pair.kernels if apart(row) >= _LEAST_SHARE]
     shown = sorted(far, key=apart, reverse=True)[:_MOST_KERNELS]
     rows = tuple(
-        (name, *(_percent(share) for share in shares(row)))
+        (name, *(percent(share) for share in shares(row)))
         for name, row in zip(short_kernels([k.name for k in shown], width), shown, strict=True)
     )
     if rows:
@@ -191,15 +200,15 @@ def _finding(finding: FindingChange) -> str:
         return f"{finding.id}: {finding.message}."
     if not finding.a_impact_ns and not finding.b_impact_ns:
         return f"{finding.id}."
-    impacts = _arrow(format_ns(finding.a_impact_ns or 0), format_ns(finding.b_impact_ns or 0))
+    impacts = arrow(format_ns(finding.a_impact_ns or 0), format_ns(finding.b_impact_ns or 0))
     return f"{finding.id} ({impacts})."
 
 
 def _cells(row: Change, step: int) -> tuple[str, ...]:
     return (
-        _time(row.a_ns),
-        _time(row.b_ns),
-        _signed(row.difference_ns),
+        time_or_dash(row.a_ns),
+        time_or_dash(row.b_ns),
+        signed(row.difference_ns),
         format_bounds(row.low_ns, row.high_ns),
         _told(row, step),
     )
@@ -214,65 +223,7 @@ def _told(row: Change, step: int) -> str:
     return "same" if max(-row.low_ns, row.high_ns) <= NARROW * step else "noise"
 
 
-def format_bounds(low: int | None, high: int | None) -> str:
-    """``-0.31 to +1.20 ms``, in the unit that suits the larger."""
-    if low is None or high is None:
-        return "unknown"
-    size = max(abs(low), abs(high))
-    unit, scale = next(
-        ((u, s) for u, s in (("s", 10**9), ("ms", 10**6), ("us", 10**3)) if size >= s), ("ns", 1)
-    )
-    digits = 0 if size / scale >= 100 or scale == 1 else 1 if size / scale >= 10 else 2
-    return f"{low / scale:+.{digits}f} to {high / scale:+.{digits}f} {unit}"
-
-
-def _signed(ns: int) -> str:
-    return ("+" if ns > 0 else "") + format_ns(ns) if ns else "0"
-
-
-def _time(ns: int | None) -> str:
-    return "–" if not ns else format_ns(ns)
-
-
-def _rate(run: RunSummary) -> str:
-    rate = run.throughput
-    return "–" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
-
-
-def _mean(row: Breakdown, name: str) -> str:
-    amount = row.total_ns if name == "total" else row.of(name)
-    return _time(round(amount / max(row.steps, 1)))
-
-
-def _percent(share: float) -> str:
-    return format_share(share, 1)
-
-
-def _points(row: ClassChange) -> str:
-    return f"{100 * (row.b_share - row.a_share):+.1f} points"
-
-
-def _worst(worst: Worst | None) -> tuple[str, str]:
-    if worst is None:
-        return "–", ""
-    return _time(worst.ns), f"rank {worst.rank}" if worst.gpu is None else f"gpu {worst.gpu}"
-
-
 def _outstanding(row: ClassChange) -> bool:
     pairs = ((row.a_worst, row.a_ns), (row.b_worst, row.b_ns))
     matters = max(row.a_share, row.b_share) >= 0.01
     return matters and any(w is not None and w.ns > _OUTSTANDING * mean for w, mean in pairs)
-
-
-def _arrow(a: str, b: str) -> str:
-    if a == b:
-        return a
-    if a.rpartition(" ")[2] == b.rpartition(" ")[2] and " " in a:
-        a = a.rpartition(" ")[0]
-    return f"{a} → {b}"
-
-
-def _each(row: KernelChange) -> str:
-    if row.a_median_ns is None or row.b_median_ns is None:
-        return row.status
-    return _arrow(format_ns(row.a_median_ns), format_ns(row.b_median_ns))

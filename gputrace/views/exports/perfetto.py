@@ -17,7 +17,7 @@ from typing import Any, Final, TextIO
 
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.results import CLASSES, Analysis
-from gputrace.analyzers.tracks import Track, read_gpu_tracks, read_host_tracks
+from gputrace.analyzers.scene.tracks import Track, read_gpu_tracks, read_host_tracks
 from gputrace.traces.events import Events, Kind
 from gputrace.traces.trace import Trace
 from gputrace.views.exports import Job

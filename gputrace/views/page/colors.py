@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from gputrace.analyzers.runs import RUN_CLASSES
-from gputrace.views.browse.palette import LOOKS, NOTHING
+from gputrace.analyzers.scene.runs import RUN_CLASSES
+from gputrace.views.palette import LOOKS, NOTHING
 from gputrace.views.tables import CLASS_NAMES
 
 GROUND: Final = "#16161c"

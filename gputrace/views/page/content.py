@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gputrace.analyzers.results import Analysis, Finding
-from gputrace.analyzers.worst_gaps import WorstGap
+from gputrace.analyzers.scene.worst_gaps import WorstGap
 from gputrace.traces.names import short
 from gputrace.units import format_ns, format_share
 from gputrace.views.cards import cards_table

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gputrace.analyzers.analysis import Options, analyze
+from gputrace.analyzers.analysis import analyze
 from gputrace.analyzers.findings import Facts
-from gputrace.analyzers.kept import freeze, thaw
 from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.options import Options
 from gputrace.analyzers.results import Analysis
-from gputrace.analyzers.runs import Runs, Tiled, reduce, tile
-from gputrace.analyzers.scene import Scene, full_scene
-from gputrace.analyzers.worst_gaps import WorstGap, worst_gaps
+from gputrace.analyzers.scene.kept import freeze, thaw
+from gputrace.analyzers.scene.runs import Runs, Tiled, reduce, tile
+from gputrace.analyzers.scene.scene import Scene, full_scene
+from gputrace.analyzers.scene.worst_gaps import WorstGap, worst_gaps
 from gputrace.traces.cache import keep, key_of, load
 from gputrace.traces.trace import Progress, Trace, Window
 

@@ -15,8 +15,8 @@ from bokeh.models import (
 from bokeh.plotting import figure
 
 from gputrace.analyzers.results import Analysis
-from gputrace.analyzers.runs import Runs
-from gputrace.analyzers.scene import Scene, SceneLane
+from gputrace.analyzers.scene.runs import Runs
+from gputrace.analyzers.scene.scene import Scene, SceneLane
 from gputrace.views.page.charts import new_figure
 from gputrace.views.page.colors import GROUND, PHASES, class_list
 from gputrace.views.page.material import Material

@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.cells import Layers, edges_of
 from gputrace.analyzers.intervals import EMPTY, Intervals, Times, union
 from gputrace.analyzers.results import CLASSES
+from gputrace.analyzers.scene.cells import Layers, edges_of
 from gputrace.traces.trace import Window
 
 RUN_CLASSES: Final = (*CLASSES, "host_data", "host_rest", "unknown")

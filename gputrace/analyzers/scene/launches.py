@@ -10,7 +10,7 @@ import numpy as np
 
 from gputrace.analyzers.host import NOBODY, HostCalls, read_calls
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.scene import Scene, index_in
+from gputrace.analyzers.scene.scene import Scene, index_in
 from gputrace.traces.events import Events, Kind
 from gputrace.traces.trace import Trace, Window
 

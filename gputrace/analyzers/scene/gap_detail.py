@@ -8,14 +8,14 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.gap_table import NO_STEP
 from gputrace.analyzers.gaps import evidence_of, line_of
 from gputrace.analyzers.intervals import union
-from gputrace.analyzers.launches import Issued, Launch, find_issuer
 from gputrace.analyzers.lines import read_lines
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results import IDLE_CAUSES, Analysis, Finding, Gap
-from gputrace.analyzers.scene import Scene, SceneLane
+from gputrace.analyzers.scene.gap_table import NO_STEP
+from gputrace.analyzers.scene.launches import Issued, Launch, find_issuer
+from gputrace.analyzers.scene.scene import Scene, SceneLane
 from gputrace.traces.events import Kind
 from gputrace.traces.trace import Trace, Window
 

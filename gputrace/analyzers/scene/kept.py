@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.scene import Scene
+from gputrace.analyzers.scene.scene import Scene
 from gputrace.traces.cache import Kept
 from gputrace.traces.events import Events
 

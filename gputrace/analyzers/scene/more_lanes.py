@@ -8,15 +8,15 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.causes import HostEvidence, read_evidence
-from gputrace.analyzers.cells import Layers, busy_layers
 from gputrace.analyzers.classes import classify
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.host import Call, HostCalls, read_calls
 from gputrace.analyzers.intervals import EMPTY, Intervals, union
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.partition import build_timeline
-from gputrace.analyzers.scene import Scene, SceneLane, index_in
-from gputrace.analyzers.tracks import read_gpu_tracks
+from gputrace.analyzers.scene.cells import Layers, busy_layers
+from gputrace.analyzers.scene.scene import Scene, SceneLane, index_in
+from gputrace.analyzers.scene.tracks import read_gpu_tracks
 from gputrace.traces.events import Kind
 from gputrace.traces.trace import Trace, Window
 

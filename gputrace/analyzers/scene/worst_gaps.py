@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gputrace.analyzers.gap_detail import finding_of, operation_at
 from gputrace.analyzers.results import Analysis, Gap
-from gputrace.analyzers.scene import Scene, SceneLane
+from gputrace.analyzers.scene.gap_detail import finding_of, operation_at
+from gputrace.analyzers.scene.scene import Scene, SceneLane
 from gputrace.traces.trace import Window
 
 

@@ -13,16 +13,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.cells import Layers, busy_layers, gpu_layers
 from gputrace.analyzers.classes import distinct_ids
-from gputrace.analyzers.curves import Curve, find_curves
 from gputrace.analyzers.findings import Facts
-from gputrace.analyzers.gap_table import GapTable, join, tabulate
 from gputrace.analyzers.host_lanes import HostLane, find_host_lanes
 from gputrace.analyzers.intervals import EMPTY
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.partition import build_timeline
 from gputrace.analyzers.results import Analysis
+from gputrace.analyzers.scene.cells import Layers, busy_layers, gpu_layers
+from gputrace.analyzers.scene.curves import Curve, find_curves
+from gputrace.analyzers.scene.gap_table import GapTable, join, tabulate
 from gputrace.analyzers.steps import FoundSteps, StepWindows
 from gputrace.traces.trace import Process, Trace, Window
 
