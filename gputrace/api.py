@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from gputrace import views
 from gputrace.analyzers.analysis import analyze
-from gputrace.analyzers.options import Options, read_window
+from gputrace.analyzers.options import Options, read_options, read_window
 from gputrace.analyzers.results import Analysis
 from gputrace.errors import GputraceError, InputError
 from gputrace.traces.opening import go_on_without, open_traces
