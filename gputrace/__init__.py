@@ -34,3 +34,10 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(f"gputrace.{modules[name]}"), name)
     globals()[name] = value
     return value
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """What ``%load_ext gputrace`` calls in a notebook: gives it ``%%gputrace``."""
+    from importlib import import_module
+
+    import_module("gputrace.notebook").load(ipython)

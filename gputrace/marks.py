@@ -96,8 +96,14 @@ def _hooks_from_here(module: str) -> Any:
 
 
 _NOTHING: Final = Annotation()
-_steps: Final = _hooks("steps")
-_recorder: Final = _hooks("recorder")
+_steps: Any = _hooks("steps")
+_recorder: Any = _hooks("recorder")
+
+
+def look_again() -> None:
+    """Finds the hooks that have come since: a notebook takes them in while it runs."""
+    global _steps, _recorder
+    _steps, _recorder = _hooks("steps"), _hooks("recorder")
 
 
 def step() -> None:

@@ -31,6 +31,8 @@ def _launch(
 ) -> Launch:
     variables = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "GPUTRACE_LIBRARY")
     changed = dict(environment) | dict.fromkeys(variables, str(collector_library()))
+    # A notebook that records its own cells may have set it.
+    changed.pop("GPUTRACE_CAPTURE", None)
     if plan.delay_ns:
         changed["GPUTRACE_DELAY_NS"] = str(plan.delay_ns)
     if plan.duration_ns:

@@ -30,6 +30,9 @@ class OwnTrace(NsysTrace):
     def _without_gpu(self) -> NoGpu:
         database = self._database
         meta = dict(database.query("SELECT name, value FROM GPUTRACE_META"))
+        if "no_gpu" in meta and meta.get("driver") == "yes":
+            why, _, remedy = meta["no_gpu"].partition("; ")
+            return NoGpu(why, remedy or "see `gputrace doctor`")
         if meta.get("backend") == "host":
             lacking = meta.get("driver") == "no"
             why = "there was no NVIDIA driver" if lacking else "--backend host was asked for"

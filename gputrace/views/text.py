@@ -44,6 +44,8 @@ def open_console(out: io.StringIO, width: int, color: bool) -> Console:
         file=out,
         width=width,
         force_terminal=color,
+        # rich would show it in a notebook, and leave the text empty.
+        force_jupyter=False,
         color_system="standard" if color else None,
         highlight=False,
         emoji=False,

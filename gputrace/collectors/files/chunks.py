@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from gputrace.errors import InputError
 
-_HEADER: Final = struct.Struct("<8sIIQQ")
+HEADER: Final = struct.Struct("<8sIIQQ")
+"""Magic, version, pid, and the start on CLOCK_REALTIME and CLOCK_MONOTONIC."""
 _CHUNK: Final = struct.Struct("<4sI")
 _STOP: Final = struct.Struct("<QQI4x")
 _ERRORS: Final = 4096
@@ -64,7 +65,7 @@ class ChunkFile:
 
         Only the last one may be cut short: a killed process was writing it.
         """
-        view, at = memoryview(self.raw), _HEADER.size
+        view, at = memoryview(self.raw), HEADER.size
         while at < len(self.raw):
             if at + _CHUNK.size > len(self.raw):
                 yield b"", view[:0], False
@@ -83,12 +84,21 @@ def read_chunk_file(path: Path, known: Format) -> ChunkFile:
         raise InputError(path, f"cannot be read ({error.strerror})") from None
     if not raw:
         raise InputError(path, "empty: its process was ended at once, or the disk was full")
-    if len(raw) < _HEADER.size or not raw.startswith(known.magic):
+    if len(raw) < HEADER.size or not raw.startswith(known.magic):
         raise InputError(path, f"not {known.full_name}")
-    _, version, pid, started, _ = _HEADER.unpack_from(raw)
+    _, version, pid, started, _ = HEADER.unpack_from(raw)
     if version != known.version:
         told = f"{known.name} of version {version}; this gputrace reads {known.version}"
         raise InputError(path, told)
+    return ChunkFile(pid, path.name.rsplit(".", 2)[0], started, raw)
+
+
+def read_raw(path: Path) -> ChunkFile | None:
+    """A file of whatever kind; None where it has not even a header. Raises OSError."""
+    raw = path.read_bytes()
+    if len(raw) < HEADER.size:
+        return None
+    _, _, pid, started, _ = HEADER.unpack_from(raw)
     return ChunkFile(pid, path.name.rsplit(".", 2)[0], started, raw)
 
 

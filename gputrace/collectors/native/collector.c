@@ -34,6 +34,8 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_t writer;
 static int writer_runs, in_child;
 static atomic_int started_ok, stopping;
+/* Held by who takes over records: one that waits for it finds them written. */
+static pthread_mutex_t tending = PTHREAD_MUTEX_INITIALIZER;
 
 /* Starts or ends a window: the hooks call it for --steps. */
 EXPORTED void gputrace_capture(int on) {
@@ -43,6 +45,21 @@ EXPORTED void gputrace_capture(int on) {
 /* Makes way for another user of CUPTI (torch.profiler), and comes back. */
 EXPORTED void gputrace_pause(int pause) {
     if (started_ok && !in_child) capture_pause(pause);
+}
+
+static int tend(int flush) {
+    pthread_mutex_lock(&tending);
+    int status = capture_tend(flush);
+    pthread_mutex_unlock(&tending);
+    return status;
+}
+
+/* Returns when all that a window had is in the file: a notebook reads it after each cell. */
+EXPORTED void gputrace_write(void) {
+    if (!started_ok || in_child) return;
+    tend(0);
+    tell_devices();
+    tell_clocks();
 }
 
 /* ---- the window in the life of the process ---- */
@@ -89,7 +106,7 @@ static void *write_until_stopped(void *unused) {
             devices_told = 1;
             tell_clocks();
         }
-        if (!capture_tend(second)) continue;
+        if (!tend(second)) continue;
         capture_end();
         buffers_throw_away();
         return NULL;
@@ -139,6 +156,7 @@ static void after_fork(void) {
 static void in_forked_child(void) {
     in_child = 1;
     started_ok = 0;
+    pthread_mutex_init(&tending, NULL);
     spool_forget();
     nvtx_in_child();
     buffers_in_child();

@@ -134,6 +134,11 @@ def read_window() -> None:
         control.capture(True)
 
 
+def restart() -> None:
+    """Counts from 0 again, the first step from its first wait for data: a cell of a notebook."""
+    _sources.clear()
+
+
 def _in_forked_child() -> None:
     _sources.clear()
     read_window()

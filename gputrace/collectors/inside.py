@@ -1,0 +1,162 @@
+"""Recording the process that we are in, a stretch at a time: the cells of a notebook.
+
+The hooks are taken in at once, and record all the time into a folder that only its owner may read
+and that goes when the process ends; what lies outside of the stretches is left out of every trace.
+The GPUs are recorded by the collector, which CUDA loads when the process starts it: only where that
+is still to come. Nothing but this process is recorded, not what it starts.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from gputrace import marks
+from gputrace.collectors import driver
+from gputrace.collectors.backend import Merged
+from gputrace.collectors.cuda import has_driver
+from gputrace.collectors.cupti import CUPTI, collector_library
+from gputrace.collectors.files.since import copy_since
+from gputrace.collectors.merge import merge
+from gputrace.collectors.nvml.sampler import Sampler
+from gputrace.collectors.prepare import HOOKS
+
+_FOR_CUDA: Final = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
+_LATE: Final = (
+    "CUDA had been started before gputrace was loaded; restart the kernel and run `%load_ext "
+    "gputrace` first, or record a script with `gputrace record`"
+)
+_NO_DRIVER: Final = "there is no NVIDIA driver on this machine"
+
+
+class Inside:
+    """Records this process from each `begin` to the `end` that follows.
+
+    Attributes:
+        obstacle: why the GPUs cannot be recorded in this process, and after a semicolon what to do;
+            None where they can.
+        notice: what was missing of the samples of the cards; known at the end of a stretch.
+    """
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="gputrace-"))
+        atexit.register(_remove, self._folder, os.getpid())
+        self._library = collector_library()
+        self.obstacle = _obstacle()
+        self.notice = ""
+        self._sampler: Sampler | None = None
+        self._cells = 0
+        os.environ["GPUTRACE_DIR"] = str(self._folder)
+        if self.obstacle is None:
+            os.environ |= dict.fromkeys((*_FOR_CUDA, "GPUTRACE_LIBRARY"), str(self._library))
+            os.environ["GPUTRACE_CAPTURE"] = "manual"
+        self._recorder, self._steps = _take_in_hooks()
+        marks.look_again()
+        self._forget()
+
+    def begin(self, gpu: bool) -> None:
+        """Begins a stretch, with the GPUs where ``gpu`` says so and nothing is in the way."""
+        self._asked, self.notice = gpu, ""
+        self._gpu = gpu and self.obstacle is None
+        self._cells += 1
+        self._cell = self._folder / f"cell-{self._cells}"
+        self._cell.mkdir()
+        collector = self._collector()
+        if collector is not None:
+            collector.gputrace_write()
+        self._recorder.write(time.time_ns())
+        self._steps.restart()
+        self._sizes = {path.name: path.stat().st_size for path in self._files()}
+        if gpu and has_driver():
+            self._sampler = Sampler()
+            self._sampler.start(self._cell)
+        self._began = time.time_ns(), time.monotonic_ns()
+        if self._gpu and collector is not None:
+            collector.gputrace_capture(1)
+        elif self._gpu:
+            # CUDA may be started meanwhile.
+            os.environ["GPUTRACE_CAPTURE"] = "all"
+
+    def end(self) -> None:
+        """Ends the stretch, once the GPUs have done what they were given."""
+        collector = self._collector()
+        if self._gpu and collector is not None:
+            driver.finish_work()
+            collector.gputrace_capture(0)
+            collector.gputrace_write()
+        elif self._gpu and driver.has_started():
+            self.obstacle = "CUDA was started without the collector; see `gputrace doctor`"
+        if "GPUTRACE_CAPTURE" in os.environ:
+            os.environ["GPUTRACE_CAPTURE"] = "manual"
+        self._recorder.write(time.time_ns())
+        self._forget()
+        if self._sampler is not None:
+            self._sampler.stop()
+            self.notice = self._sampler.notice
+            self._sampler = None
+
+    def save(self, trace: Path) -> Merged:
+        """Writes the trace of the stretch that has ended; raises OSError where that cannot be."""
+        for path in self._files():
+            copy_since(path, self._cell / path.name, self._sizes.get(path.name, 0), self._began)
+        merged = merge(self._cell, trace, self._meta())
+        shutil.rmtree(self._cell, ignore_errors=True)
+        return merged
+
+    def _meta(self) -> Mapping[str, str]:
+        recorded = self._gpu and self.obstacle is None
+        meta = {
+            "command": '["%%gputrace"]',
+            "hostname": socket.gethostname(),
+            "backend": "cupti" if recorded else "host",
+            "driver": "yes" if has_driver() else "no",
+        }
+        return meta | ({"no_gpu": self.obstacle} if self._asked and self.obstacle else {})
+
+    def _collector(self) -> Any:
+        return driver.loaded(self._library) if self._library and not self.obstacle else None
+
+    def _files(self) -> list[Path]:
+        pid = os.getpid()
+        kinds = (f"*.{pid}.spool", f"*.{pid}-*.spool", f"*.{pid}.host", f"*.{pid}.*.host")
+        return sorted(path for kind in kinds for path in self._folder.glob(kind))
+
+    def _forget(self) -> None:
+        """Takes back what CUDA was told by, once it needs it no more: children must not get it."""
+        if self.obstacle is None and self._collector() is None:
+            return
+        for name in (*_FOR_CUDA, "GPUTRACE_CAPTURE", "GPUTRACE_DIR"):
+            os.environ.pop(name, None)
+
+
+def _obstacle() -> str | None:
+    if not has_driver():
+        return _NO_DRIVER
+    return CUPTI.obstacle(os.environ) or (_LATE if driver.has_started() else None)
+
+
+def _take_in_hooks() -> tuple[Any, Any]:
+    """Puts the hooks in place: their recorder, and what counts steps."""
+    sys.path.append(str(HOOKS))
+    try:
+        import_module("_gputrace_hooks.imports").install()
+        names = ("recorder", "steps")
+        recorder, steps = (import_module(f"_gputrace_hooks.{name}") for name in names)
+    finally:
+        sys.path.remove(str(HOOKS))
+    return recorder, steps
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """At the end of the process; a forked child has nothing to remove."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,165 @@
+"""The notebook magic ``%%gputrace``: a cell is recorded, and its report shown below it.
+
+%load_ext gputrace
+
+%%gputrace [--backend auto|cupti|host] [--gaps N] [-o TRACE]
+for batch in loader:
+    ...
+
+IPython is not imported: all that is needed of it is the shell that loads us. A failure of the cell
+is the notebook's, with the traceback that it would have had without us.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import CodeType, TracebackType
+from typing import Any, Final
+
+from gputrace.api import open as open_trace
+from gputrace.collectors.inside import Inside
+from gputrace.errors import GputraceError, InputError, MissingError, UsageError
+from gputrace.views.exports.targets import check_target
+
+_HOST_ONLY: Final = "only steps and waits for data are recorded, nothing of the GPUs"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The options of a cell."""
+
+    backend: str = "auto"
+    gaps: int = 50
+    output: Path | None = None
+
+
+def load(shell: Any) -> None:
+    """Gives an IPython shell the magic; CUDA is recorded if the process starts it after this."""
+    inside = None if os.environ.get("GPUTRACE_DIR") else Inside()
+    magic = partial(record_cell, shell, inside)
+    shell.register_magic_function(magic, magic_kind="cell", magic_name="gputrace")
+
+
+def record_cell(shell: Any, inside: Inside | None, line: str, cell: str) -> None:
+    """Runs a cell, records it, and shows its report, also where the cell fails."""
+    __tracebackhide__ = True
+    if inside is None:
+        _tell("not recorded by itself: all of this notebook is, by the `gputrace record` around it")
+        run(shell, compile_cell(shell, cell))
+        return
+    try:
+        asked = read_options(line)
+        if asked.backend == "cupti" and inside.obstacle is not None:
+            raise MissingError(f"the GPUs cannot be recorded: {inside.obstacle}")
+    except GputraceError as error:
+        line = f"gputrace: {error}"
+        _show_as(error, lambda: [line])
+        raise
+    codes = compile_cell(shell, cell)
+    inside.begin(asked.backend != "host")
+    try:
+        run(shell, codes)
+    finally:
+        inside.end()
+        _report(shell, inside, asked)
+
+
+def read_options(line: str) -> Asked:
+    """What stands behind ``%%gputrace``; raises UsageError for what is none of the options."""
+    import click
+
+    command = click.Command(
+        "gputrace",
+        params=[
+            click.Option(["--backend"], type=click.Choice(["auto", "cupti", "host"])),
+            click.Option(["--gaps"], type=click.IntRange(min=0)),
+            click.Option(["-o", "--output"], type=click.Path(path_type=Path)),
+        ],
+        add_help_option=False,
+    )
+    try:
+        given = command.make_context("%%gputrace", shlex.split(line)).params
+    except (click.ClickException, ValueError) as error:
+        told = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        raise UsageError(
+            f"%%gputrace: {told} (options: --backend auto|cupti|host, --gaps N, -o TRACE)"
+        ) from None
+    asked = Asked(**{name: value for name, value in given.items() if value is not None})
+    if asked.output is not None:
+        check_target(asked.output, (), force=False)
+    return asked
+
+
+def compile_cell(shell: Any, cell: str) -> list[CodeType]:
+    """A cell as the shell would run it: IPython's own syntax works, a last expression is shown."""
+    source = shell.transform_cell(cell)
+    # Tracebacks call it by the number of the cell under way, which is the last of those typed in.
+    number = len(shell.user_ns.get("In", ())) - 1
+    name = shell.compile.cache(source, number, raw_code=cell)
+    tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
+    last = [tree.body.pop()] if tree.body and isinstance(tree.body[-1], ast.Expr) else []
+    codes = [shell.compile(tree, name, "exec")]
+    if last:
+        codes.append(shell.compile(ast.Interactive(last), name, "single"))
+    return codes
+
+
+def run(shell: Any, codes: Sequence[CodeType]) -> None:
+    """Runs what was compiled in the notebook's names."""
+    __tracebackhide__ = True
+    try:
+        for code in codes:
+            exec(code, shell.user_global_ns, shell.user_ns)
+    except Exception as error:
+        _show_from_cell(shell, error)
+        raise
+
+
+def _show_from_cell(shell: Any, error: Exception) -> None:
+    """Has the traceback begin in the cell; it has our frame first."""
+    show = getattr(getattr(shell, "InteractiveTB", None), "structured_traceback", None)
+    own: TracebackType | None = error.__traceback__
+    if show is not None and own is not None and own.tb_next is not None:
+        _show_as(error, partial(show, type(error), error, own.tb_next, tb_offset=0))
+
+
+def _show_as(error: Exception, lines: Callable[[], list[str]]) -> None:
+    """What IPython shows of an error, where the error takes it."""
+    try:
+        error._render_traceback_ = lines  # type: ignore[attr-defined]
+    except AttributeError:
+        return
+
+
+def _report(shell: Any, inside: Inside, asked: Asked) -> None:
+    """Shows the report of what was recorded, or a line that says why there is none."""
+    if inside.obstacle is not None and asked.backend != "host":
+        _tell(f"{inside.obstacle}; {_HOST_ONLY}")
+    if inside.notice:
+        _tell(inside.notice)
+    try:
+        with TemporaryDirectory(prefix="gputrace-") as folder:
+            trace = asked.output or Path(folder) / "cell.sqlite"
+            merged = inside.save(trace)
+            for note in merged.notes:
+                _tell(note)
+            with open_trace(trace) as opened:
+                report = opened.analyze(gaps=asked.gaps)
+        data = {"text/plain": str(report), "text/html": report._repr_html_()}
+        shell.display_pub.publish(data=data, metadata={})
+    except InputError as error:
+        _tell(f"nothing to report of this cell: {error.problem}")
+    except (GputraceError, OSError) as error:
+        _tell(f"no report of this cell: {error}")
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"gputrace: {' '.join(line.split())}\n")
