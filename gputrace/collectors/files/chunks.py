@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from gputrace.errors import InputError
 
-_HEADER: Final = struct.Struct("<8sIIQQ")
-_CHUNK: Final = struct.Struct("<4sI")
+HEADER: Final = struct.Struct("<8sIIQQ")
+CHUNK: Final = struct.Struct("<4sI")
 _STOP: Final = struct.Struct("<QQI4x")
 _ERRORS: Final = 4096
 """What errno stays below."""
@@ -64,13 +64,13 @@ class ChunkFile:
 
         Only the last one may be cut short: a killed process was writing it.
         """
-        view, at = memoryview(self.raw), _HEADER.size
+        view, at = memoryview(self.raw), HEADER.size
         while at < len(self.raw):
-            if at + _CHUNK.size > len(self.raw):
+            if at + CHUNK.size > len(self.raw):
                 yield b"", view[:0], False
                 return
-            tag, size = _CHUNK.unpack_from(self.raw, at)
-            at += _CHUNK.size
+            tag, size = CHUNK.unpack_from(self.raw, at)
+            at += CHUNK.size
             yield tag, view[at : at + size], at + size <= len(self.raw)
             at += size
 
@@ -81,11 +81,16 @@ def read_chunk_file(path: Path, known: Format) -> ChunkFile:
         raw = path.read_bytes()
     except OSError as error:
         raise InputError(path, f"cannot be read ({error.strerror})") from None
+    return open_chunk_file(path, known, raw)
+
+
+def open_chunk_file(path: Path, known: Format, raw: bytes) -> ChunkFile:
+    """A file by its bytes, or by those of its beginning; raises InputError as `read_chunk_file`."""
     if not raw:
         raise InputError(path, "empty: its process was ended at once, or the disk was full")
-    if len(raw) < _HEADER.size or not raw.startswith(known.magic):
+    if len(raw) < HEADER.size or not raw.startswith(known.magic):
         raise InputError(path, f"not {known.full_name}")
-    _, version, pid, started, _ = _HEADER.unpack_from(raw)
+    _, version, pid, started, _ = HEADER.unpack_from(raw)
     if version != known.version:
         told = f"{known.name} of version {version}; this gputrace reads {known.version}"
         raise InputError(path, told)
