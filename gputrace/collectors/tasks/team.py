@@ -125,6 +125,11 @@ class Team:
             finally:
                 os.close(self._own)
 
+    def forget(self) -> None:
+        """Gives the place up to a process that was forked from this one, and records."""
+        os.close(self._own)
+        os.close(self._gate)
+
     def _await_beginners(self) -> None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
         try:
