@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from gputrace.collectors.files.chunks import CHUNK, HEADER, ChunkFile, Format, open_chunk_file
 
@@ -79,20 +79,27 @@ class LineTail:
         self._path, self._at = path, 0
 
     def read(self) -> list[bytes]:
-        """The lines since the last call; of a long file the first, and those of its end."""
+        """The lines since the last call, without their ends; of a long file the first and the last.
+
+        Those between are skipped where more than `_LINES` bytes would have to be read.
+        """
         try:
             with self._path.open("rb") as file:
                 first = [] if self._at else [file.readline()]
-                behind = file.seek(0, os.SEEK_END) - _LINES
-                file.seek(max(self._at, len(first[0]) if first else 0))
-                if behind > file.tell():
-                    file.seek(behind)
-                    file.readline()
-                start = file.tell()
-                whole, _, _ = file.read().rpartition(b"\n")
+                if first and not first[0].endswith(b"\n"):
+                    return []
+                self._at = max(self._at, file.tell())
+                self._skip(file)
+                whole, end, _ = file.read().rpartition(b"\n")
         except OSError:
             return []
-        if first and not first[0].endswith(b"\n"):
-            return []
-        self._at = start + len(whole) + bool(whole)
-        return first + whole.split(b"\n") if whole else first
+        self._at += len(whole) + len(end)
+        return [line[:-1] for line in first] + (whole.split(b"\n") if end else [])
+
+    def _skip(self, file: BinaryIO) -> None:
+        """Goes to where reading is to go on."""
+        far = file.seek(0, os.SEEK_END) - _LINES
+        file.seek(max(self._at, far))
+        if far > self._at:
+            file.readline()
+            self._at = file.tell()

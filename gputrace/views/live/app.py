@@ -131,6 +131,10 @@ class LiveApp(App[str]):
     def on_resize(self) -> None:
         self.show()
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """There is a trace to open where a recording was watched, not made."""
+        return self._output is None if action == "open" else True
+
     def action_letters(self) -> None:
         """Letters for colours, and colours again."""
         colors = 16 if self.console.color_system == "standard" else 1 << 24
