@@ -26,7 +26,8 @@ fcntl.ioctl(int(sys.argv[1]), termios.TIOCSCTTY, 0)
 os.close(int(sys.argv[1]))
 os.execv(sys.executable, [sys.executable, "-m", "gputrace", *sys.argv[2:]])
 """
-_SCREEN: Final = re.compile(r"\x1b\[\?1049h.*?\x1b\[\?1049l", re.DOTALL)
+_SCREEN: Final = re.compile(r"\x1b\[\?1049h.*?\x1b\[\?1049l(\x1b\[\?\d+[hl])*", re.DOTALL)
+"""With the modes that are set back after it."""
 
 
 class OnTerminal:
@@ -72,10 +73,10 @@ class OnTerminal:
         """What stays on the terminal once the screens are gone."""
         return _SCREEN.sub("", self.text).replace("\r\n", "\n")
 
-    def until(self, words: str) -> None:
-        """Waits for words to be drawn."""
+    def until(self, words: str, left: bool = False) -> None:
+        """Waits for words to be drawn; ``left``: to be there once the screens are gone."""
         end = time.monotonic() + PATIENCE_S
-        while words not in self.text:
+        while words not in (self.left if left else self.text):
             assert time.monotonic() < end, self.text[-3000:]
             self._read(0.1)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
 from gputrace.collectors.program.aside import Aside
-from gputrace.errors import ExitCode, GputraceError
+from gputrace.errors import ExitCode
 
 if TYPE_CHECKING:
     from gputrace.collectors.prepare import Prepared
@@ -29,7 +30,9 @@ def record_live(prepared: Prepared, terminal: int, record: Callable[[], int]) ->
     problem = _show(prepared, aside)
     for line in (problem, aside.give_terminal()):
         if line:
-            click.echo(f"gputrace: {line}", err=True)
+            # The terminal may be gone; the exit code is the program's all the same.
+            with suppress(OSError):
+                click.echo(f"gputrace: {line}", err=True)
     return aside.code if aside.code is not None else ExitCode.RECORDING_FAILED
 
 
@@ -40,9 +43,9 @@ def _show(prepared: Prepared, aside: Aside) -> str:
         from gputrace.views.live.app import LiveApp
 
         feed = RecordingFeed(prepared.folder)
-        app = LiveApp(feed, aside.lines, aside.interrupt, aside.is_over)
+        app = LiveApp(feed, aside.lines, aside.interrupt, lambda: aside.is_over() or aside.hung_up)
         app.run()
-    except (Exception, GputraceError) as error:
+    except Exception as error:
         # Whatever became of the screen, the program goes on.
         return f"nothing more is shown ({error}); the recording goes on"
     return ""

@@ -14,6 +14,7 @@ import signal
 import struct
 import termios
 import threading
+import time
 import tty
 from contextlib import suppress
 from pathlib import Path
@@ -48,11 +49,13 @@ class Aside:
 
     Attributes:
         code: its exit code, 128 + N for signal N; None while it runs.
+        hung_up: whether our own terminal is gone.
     """
 
     def __init__(self, terminal: int, log: Path) -> None:
         """``terminal`` is ours; what the child says goes to ``log`` where it becomes too much."""
         self.code: int | None = None
+        self.hung_up = False
         self._terminal, self._held = terminal, Held(log)
         self._master, self._slave = os.openpty()
         self._settings = termios.tcgetattr(terminal)
@@ -88,6 +91,7 @@ class Aside:
         os.close(self._terminal)
 
     def _forward(self, number: int, _frame: Any) -> None:
+        self.hung_up = self.hung_up or number == signal.SIGHUP
         if self.code is None:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, number)
@@ -120,20 +124,31 @@ class Aside:
 
         Until it has ended; gives a line to tell where its output is, if not there.
         """
-        try:
+        with suppress(termios.error):
             # What comes has line ends as for a terminal already.
             tty.setraw(self._terminal, termios.TCSADRAIN)
+        try:
             with self._lock:
                 said = self._held.release(self._terminal)
                 self._is_shown = True
             while not self.is_over():
-                if select.select([self._terminal], [], [], _POLL_S)[0]:
-                    self.type(os.read(self._terminal, _PIECE))
+                self._pass_keys()
             self._pump.join()
         finally:
             with suppress(termios.error):
                 termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._settings)
         return said
+
+    def _pass_keys(self) -> None:
+        if self.hung_up:
+            time.sleep(_POLL_S)
+        elif select.select([self._terminal], [], [], _POLL_S)[0]:
+            try:
+                keys = os.read(self._terminal, _PIECE)
+            except OSError:
+                keys = b""
+            self.hung_up = not keys
+            self.type(keys)
 
     def _take(self) -> None:
         """Takes what it writes, at once, so that it never waits for us."""
@@ -150,7 +165,7 @@ class Aside:
                 # Nobody has the other side open; perhaps nobody has yet.
                 if self.code is not None:
                     return
-                threading.Event().wait(_POLL_S)
+                time.sleep(_POLL_S)
                 continue
             with self._lock:
                 if self._is_shown:
