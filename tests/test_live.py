@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from textual.pilot import Pilot
 
 from gputrace.analyzers.analysis import analyze
-from gputrace.analyzers.curves import make_curve
+from gputrace.analyzers.scene.curves import make_curve
 from gputrace.cli.following import RecordingFeed
 from gputrace.collectors.files.chunks import CHUNK, HEADER, Format
 from gputrace.collectors.files.host_events import read_host
@@ -208,7 +208,8 @@ def test_however_busy_it_is_only_so_much_is_analyzed(
     def written() -> int:
         return len(read_spool(path).records[b"KERN"])
 
-    until(lambda: written() > 2000 and (time.sleep(1.5) or True))
+    until(lambda: written() > 2000)
+    time.sleep(1.5)
     followed.read()
     window = followed.window()
     assert window is not None

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from gputrace.analyzers.analysis import Options, analyze
-from gputrace.analyzers.curves import CURVES, make_curve
+from gputrace.analyzers.analysis import analyze
+from gputrace.analyzers.options import Options
 from gputrace.analyzers.results import Analysis
+from gputrace.analyzers.scene.curves import CURVES, make_curve
 from gputrace.collectors.live.following import Following, RankSteps
 from gputrace.collectors.nvml.cards import NULL
 from gputrace.collectors.nvml.log import NvmlLog

@@ -15,10 +15,10 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Footer, Static
 
-from gputrace.views.browse.palette import Palette
-from gputrace.views.browse.words import clean
 from gputrace.views.live.drawing import body, headline, status
 from gputrace.views.live.now import Feed, Now
+from gputrace.views.palette import Palette
+from gputrace.views.words import clean
 
 _EVERY_S: Final = 1.0
 _OUTPUT_S: Final = 0.25

@@ -9,12 +9,12 @@ import numpy as np
 from rich.style import Style
 from rich.text import Text
 
-from gputrace.analyzers.curves import Curve
 from gputrace.analyzers.results import CLASSES, Analysis, Breakdown
-from gputrace.views.browse.palette import LEVELS, SEVERITIES, Palette
-from gputrace.views.browse.words import clean, duration
+from gputrace.analyzers.scene.curves import Curve
 from gputrace.views.live.now import CardNow, Now, Pace
+from gputrace.views.palette import LEVELS, SEVERITIES, Palette
 from gputrace.views.tables import gpu_label, verdict
+from gputrace.views.words import clean, duration
 
 CURVE_NS: Final = 60_000_000_000
 """How much of the past the curves show."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gputrace.analyzers.curves import Curve
 from gputrace.analyzers.results import Analysis
+from gputrace.analyzers.scene.curves import Curve
 
 
 @dataclass(frozen=True, slots=True)
