@@ -72,9 +72,10 @@ class OpenTrace:
         *paths: str | PathLike[str],
         keep_going: bool = False,
         workers: int | None = None,
+        windows: bool = False,
     ) -> None:
         self._keep_going = keep_going
-        self._trace = open_traces([str(path) for path in paths], keep_going, workers)
+        self._trace = open_traces([str(path) for path in paths], keep_going, workers, windows)
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
@@ -254,6 +255,7 @@ def open(
     *more: str | PathLike[str],
     keep_going: bool = False,
     workers: int | None = None,
+    windows: bool = False,
 ) -> OpenTrace:
     """Opens a trace of any recorder, or the traces of one run as one: a file a machine or a rank.
 
@@ -262,8 +264,10 @@ def open(
         more: further ones of the same run; logs of nvidia-smi say what the GPUs did meanwhile.
         keep_going: whether to go on without what cannot be read; `OpenTrace.left_out` says what.
         workers: how many processes decode files of text; chosen by their sizes if not given.
+        windows: whether only windows of it will be asked for (``time``): text of over 512 MiB is
+            then not held, but gone through again for each.
 
     Raises InputError where a file cannot be read, or is not of the same run as the others; with
     ``keep_going`` only where nothing can be read.
     """
-    return OpenTrace(path, *more, keep_going=keep_going, workers=workers)
+    return OpenTrace(path, *more, keep_going=keep_going, workers=workers, windows=windows)

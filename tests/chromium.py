@@ -39,8 +39,8 @@ class Browser:
     def ask(self, method: str, **params: Any) -> Any:
         """One command of the protocol; raises AssertionError where the browser refuses it."""
         self._last += 1
-        self._socket.write_message(
-            json.dumps({"id": self._last, "method": method, "params": params})
+        self._loop.run_until_complete(
+            self._write({"id": self._last, "method": method, "params": params})
         )
         while True:
             message = self._next()
@@ -57,6 +57,10 @@ class Browser:
         assert text is not None, "the browser has gone"
         message: dict[str, Any] = json.loads(text)
         return message
+
+    async def _write(self, message: dict[str, Any]) -> None:
+        """In a running loop: tornado asks for one."""
+        self._socket.write_message(json.dumps(message))
 
     async def _read(self) -> Any:
         return await self._socket.read_message()
@@ -168,13 +172,18 @@ def chromium(folder: Path) -> Iterator[Browser]:
             port = _port(profile, process)
             socket = loop.run_until_complete(_connect(port))
             yield Browser(socket, loop)
-            socket.close()
+            loop.run_until_complete(_close(socket))
         finally:
             # Its helpers too, which would go on writing into the folder.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(timeout=20)
             loop.close()
+
+
+async def _close(socket: WebSocketClientConnection) -> None:
+    """In a running loop, too."""
+    socket.close()
 
 
 def _port(profile: Path, process: subprocess.Popen[bytes]) -> int:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import gputrace
+from gputrace.analyzers.intervals import union
 from gputrace.api import Report
 from gputrace.errors import InputError
-from gputrace.traces.events import Kind
+from gputrace.traces.events import GPU_KINDS, Kind
 from gputrace.traces.readers import open_trace
 from tests import command
 from tests.kineto import event, kernel, real, write
@@ -28,11 +29,14 @@ PLANS = {
 }
 
 
+def there(path: Path) -> Path:
+    if not path.exists():
+        pytest.skip(f"{path} is not on this machine")
+    return path
+
+
 def analyze(*paths: Path) -> Report:
-    for path in paths:
-        if not path.exists():
-            pytest.skip(f"{path} is not on this machine")
-    with gputrace.open(*paths) as trace:
+    with gputrace.open(*map(there, paths)) as trace:
         return trace.analyze()
 
 
@@ -79,11 +83,28 @@ class TestRealRecordings:
     def test_a_loader_without_workers_is_the_first_finding(self) -> None:
         report = analyze(real("kineto", "resnet50-workers0.pt.trace.json.gz"))
         assert report.findings[0].id == "data-feeding"
-        # The GPU is idle for 188.4 ms of the loading. In 3.8 ms of them it had work already, or
-        # work that was issued before the recording began.
         waited = report.breakdown[0].data_feeding_ns
         assert waited is not None
         assert waited / 1e6 == pytest.approx(184.6, abs=0.05)
+
+    def test_idle_time_while_loading_that_is_no_wait_for_data_is_pauses_between_kernels(
+        self,
+    ) -> None:
+        path = there(real("kineto", "resnet50-workers0.pt.trace.json.gz"))
+        with open_trace(path) as trace:
+            busy, loading, steps = (
+                union(rows.start, rows.end)
+                for rows in (
+                    trace.events(kinds, ["start", "end"])
+                    for kinds in (GPU_KINDS, [Kind.DATA_WAIT], [Kind.STEP])
+                )
+            )
+        idle = steps.difference(busy).intersection(loading)
+        lengths = idle.end - idle.start
+        pauses = lengths[lengths <= 3 * MICROSECOND]
+        assert idle.total / 1e6 == pytest.approx(188.5, abs=0.05)
+        assert (idle.total - pauses.sum()) / 1e6 == pytest.approx(183.8, abs=0.05)
+        assert len(pauses) == pytest.approx(3_400, abs=50)
 
     def test_a_loader_with_workers_is_no_finding(self) -> None:
         report = analyze(real("kineto", "resnet50-workers4.pt.trace.json.gz"))

@@ -6,6 +6,7 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
@@ -17,9 +18,12 @@ from hypothesis import strategies as st
 
 import gputrace
 from gputrace.analyzers.scene.tracks import nesting_lanes
+from gputrace.views.exports.perfetto import MOST_GAPS, microseconds
 from tests import command
 from tests.exports import Export
 from tests.handmade import MS, Run, train
+from tests.kineto import kernel
+from tests.synthetic import Plan, simulate, write_kineto, write_nsys, write_nvprof
 
 Event = dict[str, Any]
 
@@ -31,36 +35,85 @@ def export(whole: Path, target: Path, time: str | None = None) -> list[Event]:
 
 
 def validated(path: Path) -> list[Event]:
-    """The events of a file, of which structure, names, times and nesting are right."""
+    """The events of a file that keeps all rules of the format which Perfetto needs kept."""
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    loaded = json.loads(content, parse_float=Decimal)
+    loaded = json.loads(
+        content.decode("utf-8"),
+        parse_float=Decimal,
+        parse_constant=forbidden,
+        object_pairs_hook=without_repetition,
+    )
     assert set(loaded) == {"displayTimeUnit", "otherData", "traceEvents"}
+    assert loaded["displayTimeUnit"] in ("ms", "ns")
     events: list[Event] = loaded["traceEvents"]
-    named: dict[str, set[object]] = defaultdict(set)
+    named: dict[str, dict[tuple[int, int], object]] = defaultdict(dict)
     tracks: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for event in events:
-        assert isinstance(event["pid"], int)
-        assert isinstance(event["tid"], int)
-        if event["ph"] == "M":
-            named[event["name"]].add((event["pid"], event["tid"]))
-            continue
-        assert event["ph"] == "X"
+        place = event["pid"], event["tid"]
+        assert all(type(id) is int and 0 <= id < 1 << 31 for id in place)
         assert isinstance(event["name"], str)
         assert event["name"]
-        assert event["dur"] >= 0
-        tracks[event["pid"], event["tid"]].append((ns(event["ts"]), ns(event["dur"])))
-    assert named["thread_name"] == set(tracks)
-    assert {(pid, 0) for pid, _ in tracks} == named["process_name"]
+        if event["ph"] == "M":
+            check_about(event)
+            assert place not in named[event["name"]]
+            named[event["name"]][place] = event["args"]
+            continue
+        check_slice(event)
+        assert place in named["thread_name"], "named before it is used"
+        tracks[place].append((ns(event["ts"]), ns(event["dur"])))
+    assert named["thread_name"].keys() == named["thread_sort_index"].keys() == tracks.keys()
+    assert {(pid, 0) for pid, _ in tracks} == named["process_name"].keys()
+    assert named["process_name"].keys() == named["process_sort_index"].keys()
+    # Perfetto gives a name to a thread by its id alone, and shows the process's id as main thread.
+    threads = [tid for _, tid in tracks]
+    assert len(set(threads)) == len(threads)
+    assert set(threads).isdisjoint({0, *(pid for pid, _ in tracks)})
     for slices in tracks.values():
         assert_nested([(start, start + length) for start, length in slices])
     return events
 
 
+def forbidden(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON")
+
+
+def without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    assert len(dict(pairs)) == len(pairs)
+    return dict(pairs)
+
+
+ABOUT: Final = {
+    "process_name": ("name", str),
+    "process_sort_index": ("sort_index", int),
+    "thread_name": ("name", str),
+    "thread_sort_index": ("sort_index", int),
+}
+
+
+def check_about(event: Event) -> None:
+    """An event that names a process or a thread, or gives it a place."""
+    what, kind = ABOUT[event["name"]]
+    assert event.keys() == {"ph", "name", "pid", "tid", "args"}
+    assert event["args"].keys() == {what}
+    assert type(event["args"][what]) is kind
+
+
+def check_slice(event: Event) -> None:
+    """A whole one: no beginning that lacks its end, no flow that would need an id."""
+    assert event["ph"] == "X"
+    assert event.keys() - {"args"} == {"ph", "name", "ts", "dur", "pid", "tid"}
+    for time in (event["ts"], event["dur"]):
+        assert type(time) in (int, Decimal)
+        assert 0 <= time < (1 << 53) / 1_000
+    assert isinstance(event.get("args", {}), dict)
+
+
 def ns(microseconds: Decimal) -> int:
-    """Nanoseconds, which must be whole."""
-    nanoseconds = microseconds * 1_000
-    assert nanoseconds == int(nanoseconds)
-    return int(nanoseconds)
+    """Nanoseconds: the same if cut off, rounded, or taken from a double as Perfetto does."""
+    nanoseconds = round(microseconds * 1_000)
+    assert nanoseconds == int(microseconds * 1_000)
+    assert nanoseconds == int(float(microseconds) * 1000.0)
+    return nanoseconds
 
 
 def assert_nested(slices: list[tuple[int, int]]) -> None:
@@ -126,6 +179,61 @@ def test_a_process_has_its_threads_calls_and_ranges(training: Path, tmp_path: Pa
         "cudaLaunchKernel", "cudaMemcpyAsync", "cudaStreamSynchronize"
     }  # fmt: skip
     assert [e["name"] for e in track(events, "process 100", "ranges")] == ["epoch"]
+
+
+@pytest.mark.parametrize("form", ["nsys", "nvprof", "kineto"])
+def test_all_ranks_are_on_one_axis_with_their_steps_gaps_and_findings(
+    form: str, tmp_path: Path
+) -> None:
+    plan = Plan(steps=12, ranks=3, allreduces=2, kernels_per_step=30, data_wait_ns=9_000_000)
+    recording = simulate(replace(plan, late_host_rank=1, late_host_ns=3_000_000))
+    if form == "nvprof":
+        write_nvprof(recording, tmp_path / "in")
+    else:
+        (tmp_path / "in").mkdir()
+        if form == "nsys":
+            write_nsys(recording, tmp_path / "in" / "run.sqlite")
+        else:
+            write_kineto(recording, tmp_path / "in")
+    events = export(tmp_path / "in", tmp_path / "out.json.gz")
+    with gputrace.open(tmp_path / "in") as trace:
+        report = trace.analyze(gaps=MOST_GAPS)
+    zero = report.origin_ns
+    for rank in range(3):
+        gpu = f"(rank {rank})"
+        steps = [(ns(e["ts"]), ns(e["dur"])) for e in track(events, gpu, "steps")]
+        own = [step for step in report.step_list if step.rank == rank]
+        assert steps == [(step.start_ns - zero, step.end_ns - step.start_ns) for step in own]
+        gaps = [(ns(e["ts"]), e["name"]) for e in track(events, gpu, "gaps")]
+        listed = [gap for gap in report.gaps.largest if gap.rank == rank]
+        assert gaps == sorted((gap.start_ns - zero, gap.cause) for gap in listed)
+        found = {e["name"].split()[0] for e in track(events, gpu, "findings")}
+        assert found == {f.id for f in report.findings if not f.ranks or rank in f.ranks}
+    operations = [e for e in track(events, "(rank", "stream") if "correlation" in e["args"]]
+    assert len(operations) == len(recording.ops)
+    starts = sorted(ns(e["ts"]) for e in operations)
+    assert [start - starts[0] for start in starts] == [
+        start - int(recording.ops["start"].min())
+        for start in sorted(recording.ops["start"].tolist())
+    ]
+
+
+def test_text_that_is_no_unicode_does_no_harm(tmp_path: Path) -> None:
+    whole = tmp_path / "run.json"
+    events = [kernel(10, 5, 'half ? of "two" \n'), kernel(20, 5, "\u2028")]
+    text = json.dumps({"schemaVersion": 1, "traceEvents": events}).encode()
+    whole.write_bytes(text.replace(b"?", b"\xff"))
+    names = {e["name"] for e in track(export(whole, tmp_path / "out.json"), "device 0", "stream")}
+    assert names == {'half ? of "two" \n', "\u2028"}
+
+
+@given(st.integers(0, 1 << 53))
+def test_a_moment_is_the_same_to_whoever_reads_it(nanoseconds: int) -> None:
+    """But beyond 50 days, where a double keeps no nanosecond of microseconds."""
+    text = microseconds(nanoseconds)
+    assert round(Decimal(text) * 1_000) == int(Decimal(text) * 1_000) == nanoseconds
+    if nanoseconds < 1 << 52:
+        assert int(float(text) * 1000.0) == nanoseconds
 
 
 def test_nanoseconds_are_kept(tmp_path: Path) -> None:

@@ -47,9 +47,9 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is slow to decode its first file, so that others get their share."""
     real, patience = workers.open_here, [1.5, 0, 0]
 
-    def open_here(file: Path, keep_going: bool) -> Trace | GputraceError:
+    def open_here(file: Path, *how: bool) -> Trace | GputraceError:
         time.sleep(patience.pop(0) if patience else 0)
-        return real(file, keep_going)
+        return real(file, *how)
 
     monkeypatch.setattr(workers, "open_here", open_here)
 
@@ -80,8 +80,8 @@ def test_the_first_broken_file_is_the_one_that_is_told_of(ranks: list[Path], num
 DIES = (
     "import json, os, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from gputrace.traces import worker, workers; real = workers.open_here; "
-    "workers.open_here = lambda file, keep: os.kill(os.getpid(), 9) if 'rank1' in str(file) "
-    "else real(file, keep); worker.serve()"
+    "workers.open_here = lambda file, *how: os.kill(os.getpid(), 9) if 'rank1' in str(file) "
+    "else real(file, *how); worker.serve()"
 )
 
 
@@ -108,7 +108,7 @@ def test_few_bytes_are_decoded_here(
     monkeypatch.setattr(workers, "_WORTH", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
 
-    def slowly(file: Path, _: bool) -> Trace:
+    def slowly(file: Path, *_: bool) -> Trace:
         time.sleep(1)
         return open_trace(file)
 
@@ -140,7 +140,7 @@ def slow(ranks: list[Path], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]
     script.write_text(
         "import sys\nfrom pathlib import Path\nfrom gputrace.traces import workers\n"
         "import time\nworkers._PROGRAM = Path(sys.argv[1]).read_text()\n"
-        "workers.open_here = lambda file, keep_going: time.sleep(60)\n"
+        "workers.open_here = lambda file, *how: time.sleep(60)\n"
         "list(workers.open_each(list(map(Path, sys.argv[2:])), workers=3))\n"
     )
     with subprocess.Popen(

@@ -47,15 +47,18 @@ def find_utilization(
     if not moments:
         return None
     whole = Window(min(moments), max(moments))
-    by_place = {(lane.gpu.host, lane.gpu.gpu): lane for lane in lanes}
+    # Processes that see one card each call it by the same number: several lanes of one place.
+    by_place: dict[tuple[int, int], list[Lane]] = {}
+    for lane in lanes:
+        by_place.setdefault((lane.gpu.host, lane.gpu.gpu), []).append(lane)
     sampled = set(zip(samples.host.tolist(), samples.gpu.tolist(), strict=True))
-    places = sorted(by_place.keys() | sampled)
     return Utilization(
         whole.start,
         whole.end,
         tuple(
-            _curves_of(place, nvml, by_place.get(place), samples.of(*place), whole)
-            for place in places
+            _curves_of(place, nvml, lane, samples.of(*place), whole)
+            for place in sorted(by_place.keys() | sampled)
+            for lane in by_place.get(place, [None])
         ),
     )
 

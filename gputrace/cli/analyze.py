@@ -47,7 +47,7 @@ def command(
 
     what = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
     with (
-        gputrace.open(*traces, keep_going=keep_going) as opened,
+        gputrace.open(*traces, keep_going=keep_going, windows=time is not None) as opened,
         progress_bar(f"reading {what}") as progress,
     ):
         report = opened.analyze(steps=steps, time=time, gaps=gaps, progress=progress)

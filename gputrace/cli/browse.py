@@ -31,6 +31,9 @@ def command(traces: tuple[Path, ...], beside: tuple[Path, ...]) -> int:
 
     TRACE is whatever `gputrace analyze` takes; several are the parts of one run. The worst gap is
     shown first. Press ? for the keys, q to leave.
+
+    Of a recording under way (NAME.sqlite.spool), the speed of the steps, the last steps' time and
+    the GPUs' clocks are shown as they are now.
     """
     if not _at_terminal():
         raise UsageError(
@@ -38,12 +41,46 @@ def command(traces: tuple[Path, ...], beside: tuple[Path, ...]) -> int:
             "use `gputrace analyze` where there is none"
         )
     try:
-        from gputrace.views.browse.app import browse
+        return _watch(folder) if (folder := _under_way(traces)) else _browse(traces, beside)
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("textual"):
             raise
         raise MissingError("browse needs textual; install it with `pip install textual`") from None
+
+
+def _browse(traces: tuple[Path, ...], beside: tuple[Path, ...] = ()) -> int:
+    from gputrace.views.browse.app import browse
+
     return browse(traces, beside)
+
+
+def _watch(folder: Path) -> int:
+    from gputrace.cli.following import RecordingFeed
+    from gputrace.views.live.app import watch
+
+    code, trace = watch(RecordingFeed(folder))
+    return code if trace is None else _browse((trace,))
+
+
+def _under_way(traces: tuple[Path, ...]) -> Path | None:
+    """The folder of the recording that is meant, by its own name or the trace's.
+
+    Raises UsageError where it is a folder of a recording that has ended.
+    """
+    if len(traces) != 1:
+        return None
+    from gputrace.collectors.live.following import Following, is_recordings
+
+    trace = traces[0]
+    folder = trace if trace.is_dir() else trace.with_name(f"{trace.name}.spool")
+    if (trace.exists() and folder != trace) or not is_recordings(folder):
+        return None
+    if not Following(folder).is_under_way:
+        raise UsageError(
+            f"{folder}: the recorder has ended without making a trace; "
+            f"`gputrace recover {folder}` makes one"
+        )
+    return folder
 
 
 def _at_terminal() -> bool:

@@ -52,7 +52,7 @@ def command(
     target = output or _default(traces[0], form)
     what = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
     with (
-        gputrace.open(*traces, keep_going=keep_going) as opened,
+        gputrace.open(*traces, keep_going=keep_going, windows=time is not None) as opened,
         progress_bar(f"exporting {what}") as progress,
     ):
         opened.export(form, target, time=time, redact=redact, force=force, progress=progress)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from gputrace.errors import ExitCode, GputraceError, UsageError
+from gputrace.errors import ExitCode, GputraceError, MissingError, UsageError
 from gputrace.units import format_ns
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ LARGE_AT_A_TERMINAL: Final = 10**9
 @click.option("--profiler-api", is_flag=True, help="Record from cudaProfilerStart to Stop.")
 @click.option("--no-nvml", is_flag=True, help="Do not sample clocks, power and use of the GPUs.")
 @click.option("--python", is_flag=True, help="Sample which line of the program the host is at.")
+@click.option("--live", is_flag=True, help="Show steps, GPUs and clocks while COMMAND runs.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 def command(
     output: Path,
@@ -58,6 +61,7 @@ def command(
     profiler_api: bool,
     no_nvml: bool,
     python: bool,
+    live: bool,
     command: tuple[str, ...],
 ) -> int:
     """Runs COMMAND and records its GPUs into a trace file.
@@ -80,6 +84,7 @@ def command(
             nvml=not no_nvml,
             python=python,
         )
+        terminal = _terminal() if live else None
         prepared = prepare(plan, command, force)
     except CannotRun as error:
         return _say(str(error), error.code)
@@ -87,7 +92,20 @@ def command(
         return _say(str(error), ExitCode.RECORDING_FAILED)
     except OSError as error:
         return _say(f"{error.filename or output}: {error.strerror}", ExitCode.RECORDING_FAILED)
-    return _record(prepared)
+    if terminal is None:
+        return _record(prepared)
+    from gputrace.cli.live import record_live
+
+    return record_live(prepared, terminal, partial(_record, prepared))
+
+
+def _terminal() -> int:
+    """The terminal to draw on; raises GputraceError where that cannot be."""
+    from gputrace.collectors.program.aside import open_terminal
+
+    if find_spec("textual") is None:
+        raise MissingError("--live needs textual; install it with `pip install textual`")
+    return open_terminal()
 
 
 def _record(prepared: Prepared) -> int:

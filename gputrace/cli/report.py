@@ -69,7 +69,7 @@ def command(
 
     show = load("server").serve if serve else None
     what = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
-    with gputrace.open(*traces, keep_going=keep_going) as opened:
+    with gputrace.open(*traces, keep_going=keep_going, windows=time is not None) as opened:
         with progress_bar(f"reading {what}") as progress:
             if show is not None:
                 material = opened.material(steps=steps, time=time, gaps=gaps, progress=progress)

@@ -47,7 +47,7 @@ class Growth:
 
     def look(self) -> None:
         """Costs a stat of each file of the folder."""
-        held = _bytes_in(self._folder)
+        held = bytes_in(self._folder)
         if held < self._next:
             return
         while self._next <= held:
@@ -55,7 +55,8 @@ class Growth:
         self._tell(Size(held, self._now() - self._began))
 
 
-def _bytes_in(folder: Path) -> int:
+def bytes_in(folder: Path) -> int:
+    """Of all files of a folder."""
     total = 0
     for path in folder.rglob("*"):
         try:

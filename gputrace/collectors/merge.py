@@ -20,7 +20,7 @@ from gputrace.collectors.rows.session import write_session
 from gputrace.errors import InputError
 from gputrace.traces.writer import TraceWriter
 
-_LEAD_NS: Final = 1000
+LEAD_NS: Final = 1000
 """The trace's clock starts before the first file, so that nothing is at 0: that means no time."""
 
 
@@ -36,13 +36,9 @@ def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     if hold_something(problems) and not spools and not hosts:
         raise problems[0]
     starts = [spool.started for spool in spools] + [host.started for host in hosts]
-    start = min(starts, default=time.time_ns()) - _LEAD_NS
+    start = min(starts, default=time.time_ns()) - LEAD_NS
     with TraceWriter(output) as writer:
-        write_session(writer, start, meta)
-        cards = write_cards(writer, spools)
-        processes = write_processes(writer, spools, hosts)
-        for spool in spools:
-            ProcessRows(writer, spool, start).write(cards)
+        processes = write_all(writer, spools, hosts, start, meta)
         steps = write_signals(writer, folder, hosts, start)
         lost = write_unreadable(writer, problems)
     return Merged(
@@ -53,6 +49,25 @@ def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
         notes=(*_notes(spools, hosts, start, meta), *lost),
         unread=hold_something(problems),
     )
+
+
+def write_all(
+    writer: TraceWriter,
+    spools: Sequence[Spool],
+    hosts: Sequence[HostEvents],
+    start: int,
+    meta: Mapping[str, str],
+) -> int:
+    """Writes the session, its processes and what the collector saw of each; how many there are.
+
+    ``start`` is the session's on CLOCK_REALTIME. What the hooks and NVML saw is not in it.
+    """
+    write_session(writer, start, meta)
+    cards = write_cards(writer, spools)
+    processes = write_processes(writer, spools, hosts)
+    for spool in spools:
+        ProcessRows(writer, spool, start).write(cards)
+    return processes
 
 
 def _notes(

@@ -101,7 +101,7 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
     the folder stays then.
     """
     assert_ours(folder)
-    meta = _meta(folder)
+    meta = read_meta(folder)
     if "world_size" in meta:
         meta["ranks"] = format_ranges(ranks_in(folder))
     backend = BACKENDS.get(meta.get("backend", ""), CUPTI)
@@ -123,7 +123,8 @@ def _write_meta(folder: Path, meta: Mapping[str, str]) -> None:
     new.replace(folder / "meta.json")
 
 
-def _meta(folder: Path) -> dict[str, str]:
+def read_meta(folder: Path) -> dict[str, str]:
+    """What meta.json says of a recording; nothing where it is not there yet."""
     try:
         loaded = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

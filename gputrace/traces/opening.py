@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +16,8 @@ from gputrace.traces.readers import open_trace
 from gputrace.traces.runs import NotOneRun, check_paths, missing_ranks
 from gputrace.traces.smi.join import join_logs
 from gputrace.traces.trace import Trace
-from gputrace.traces.workers import open_each
+from gputrace.traces.within import LARGE
+from gputrace.traces.workers import open_each, text_size
 
 _LOG_ALONE: Final = (
     "a log of nvidia-smi tells nothing alone; name the trace that it belongs to, too"
@@ -23,7 +25,10 @@ _LOG_ALONE: Final = (
 
 
 def open_traces(
-    paths: Sequence[Path | str], keep_going: bool = False, workers: int | None = None
+    paths: Sequence[Path | str],
+    keep_going: bool = False,
+    workers: int | None = None,
+    windows: bool = False,
 ) -> Trace:
     """Opens the traces of one run as one; a folder stands for the traces in it.
 
@@ -34,6 +39,8 @@ def open_traces(
         keep_going: whether to go on without what cannot be read, or is of another run than most;
             the trace's ``quality.left_out`` says what that is.
         workers: how many processes decode files; chosen by their sizes if not given.
+        windows: whether only windows of it will be read: long text is not held then, unless there
+            are logs, whose place in time the whole run tells.
 
     Raises InputError where one cannot be read, or where they are not of one run; with
     ``keep_going`` only where none can be.
@@ -44,20 +51,30 @@ def open_traces(
     traces = [file for file in files if file not in logs]
     if logs and not traces and not errors:
         raise InputError(logs[0], _LOG_ALONE)
-    trace = _open_run(traces, errors, keep_going, workers)
+    windows = windows and not logs and _is_long(traces)
+    trace = _open_run(traces, errors, keep_going, workers, windows)
     return _with_logs(trace, logs, keep_going)
 
 
+def _is_long(files: Sequence[Path]) -> bool:
+    there = [file for file in files if file.is_file() and os.access(file, os.R_OK)]
+    return text_size(there) > LARGE
+
+
 def _open_run(
-    files: list[Path], errors: list[GputraceError], keep_going: bool, workers: int | None
+    files: list[Path],
+    errors: list[GputraceError],
+    keep_going: bool,
+    workers: int | None,
+    windows: bool,
 ) -> Trace:
     if len(files) == 1 and not errors:
-        return open_trace(files[0], keep_going)
+        return open_trace(files[0], keep_going, windows)
     if not keep_going:
         check_paths(files)
     with ExitStack() as opened:
         traces: list[Trace] = []
-        for found in open_each(_once(files), keep_going, workers):
+        for found in open_each(_once(files), keep_going, workers, windows):
             if isinstance(found, Trace):
                 opened.callback(found.close)
                 traces.append(found)

@@ -12,6 +12,7 @@ from typing import Final
 from gputrace.errors import InputError
 from gputrace.traces.breaks import STOP, Breaks
 from gputrace.traces.gputrace import OwnTrace, is_own
+from gputrace.traces.kineto.large import LargeKineto
 from gputrace.traces.kineto.reader import is_kineto, open_kineto
 from gputrace.traces.mxnet import MxnetTrace, is_mxnet
 from gputrace.traces.nsys.folder import convert_folder, is_table_folder
@@ -34,12 +35,13 @@ class Candidate:
     Attributes:
         path: the file, or the folder of tables, which exists and can be read.
         breaks: what to do where the content is broken.
+        windows: whether only windows of it will be read, so that long text is not to be held.
         head: its first 4096 bytes; none of a folder.
         content: the same, unpacked where the file is compressed with gzip.
     """
 
-    def __init__(self, path: Path, breaks: Breaks = STOP) -> None:
-        self.path, self.breaks = path, breaks
+    def __init__(self, path: Path, breaks: Breaks = STOP, windows: bool = False) -> None:
+        self.path, self.breaks, self.windows = path, breaks, windows
         self.is_folder = is_table_folder(path)
         self.head = b"" if self.is_folder else _head(path)
 
@@ -120,6 +122,11 @@ def _open_nvprof(candidate: Candidate) -> Trace:
     return NvprofTrace(candidate.path, candidate.database)
 
 
+def _open_kineto(candidate: Candidate) -> Trace:
+    opening = LargeKineto if candidate.windows else open_kineto
+    return opening(candidate.path, candidate.breaks)
+
+
 def _open_xspace(candidate: Candidate) -> Trace:
     return XlaTrace(candidate.path, read_xspace(candidate.path, candidate.breaks))
 
@@ -141,7 +148,7 @@ READERS: Final = (
     Reader(
         "traces of PyTorch's profiler (.pt.trace.json, .json.gz)",
         lambda c: is_kineto(c.path, c.head),
-        lambda c: open_kineto(c.path, c.breaks),
+        _open_kineto,
         decodes=True,
     ),
     Reader(
@@ -167,13 +174,14 @@ def reader_of(candidate: Candidate) -> Reader | None:
     return next((reader for reader in _readers() if reader.recognises(candidate)), None)
 
 
-def open_trace(path: Path | str, keep_going: bool = False) -> Trace:
+def open_trace(path: Path | str, keep_going: bool = False, windows: bool = False) -> Trace:
     """Opens a trace with the reader that recognises it; raises InputError where none does.
 
     With ``keep_going`` a broken file is read as far as it is whole, if that is any of a GPU's work,
-    and its ``quality.left_out`` says so.
+    and its ``quality.left_out`` says so. With ``windows`` long text is gone through but not held,
+    and again for each window.
     """
-    candidate = Candidate(Path(path), Breaks(keep_going))
+    candidate = Candidate(Path(path), Breaks(keep_going), windows)
     if not candidate.head and not candidate.is_folder:
         raise InputError(path, EMPTY)
     with candidate.closed_on_error():

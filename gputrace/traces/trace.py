@@ -95,9 +95,11 @@ class Trace(ABC):
         quality: what reading found wrong so far.
         logged: what logs of nvidia-smi told that were joined to it.
         no_gpu: why nothing of a GPU is in it, where the host's side may still tell something.
+        held: whether its rows are at hand; else a window is read by `part`, without the rest.
     """
 
     source: str
+    held = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -139,6 +141,13 @@ class Trace(ABC):
         """The same trace, with the same clock, whose rows are those of a part cut out of `tables`.
 
         Nothing must have been read from it yet that is not closed with it.
+        """
+        raise NotImplementedError
+
+    def part(self, window: Window) -> Trace:
+        """The same trace with the rows that touch a window, where they are not held.
+
+        Raises UsageError where none does.
         """
         raise NotImplementedError
 

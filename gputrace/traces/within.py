@@ -1,7 +1,8 @@
 """A window of a trace that is too large to be read whole for it.
 
 An analysis reads all of a trace, since steps are counted from its start. Of SQLite files beyond
-some size, the window and what is around it is cut out first, which needs no memory in proportion.
+some size, the window and what is around it is cut out first, and long text is decoded for it alone,
+which needs no memory in proportion.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gputrace.traces.sqlite import Database
 from gputrace.traces.trace import Progress, Trace, Window
 from gputrace.units import format_window
 
-_LARGE: Final = 1 << 29
+LARGE: Final = 1 << 29
 """Bytes of all such files, whose rows are as many bytes again in memory, and half as many more."""
 _AROUND_NS: Final = 5_000_000_000
 """What is read before and after a window, at least: the steps around it tell which it cuts."""
@@ -32,7 +33,7 @@ def within(trace: Trace, window: Window | None, progress: Progress | None) -> It
 
     Raises UsageError where the part would be empty, OSError where it cannot be written.
     """
-    if window is None or _size(trace) <= _LARGE:
+    if window is None or not _is_large(trace):
         yield trace
         return
     around = max(_AROUND_NS, window.end - window.start)
@@ -48,11 +49,12 @@ def within(trace: Trace, window: Window | None, progress: Progress | None) -> It
         yield part
 
 
-def _size(trace: Trace) -> int:
-    """Bytes of the SQLite files that are read."""
+def _is_large(trace: Trace) -> bool:
+    """Whether it has text that is not held, or its SQLite files are large."""
     traces = trace.traces if isinstance(trace, MergedTrace) else [trace]
     files = [tables.database.path for one in traces if (tables := one.tables) is not None]
-    return sum(file.stat().st_size for file in files)
+    size = sum(file.stat().st_size for file in files)
+    return size > LARGE or not all(one.held for one in traces)
 
 
 def _part(
@@ -60,6 +62,11 @@ def _part(
 ) -> Trace:
     if isinstance(trace, MergedTrace):
         return _parts(trace, window, folder, opened, progress)
+    if not trace.held:
+        part = trace.part(window)
+        opened.callback(part.close)
+        part.logged = trace.logged
+        return part
     tables = trace.tables
     if tables is None:
         return trace  # It is in memory already.

@@ -21,11 +21,11 @@ def serve() -> None:
 
     while True:
         try:
-            file, keep_going = pickle.load(sys.stdin.buffer)
+            file, keep_going, windows = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
         try:
-            found: object = open_here(file, keep_going)
+            found: object = open_here(file, keep_going, windows)
         except Exception as error:
             found = error
         try:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -42,7 +42,10 @@ Opened = Trace | GputraceError
 
 
 def open_each(
-    files: Sequence[Path], keep_going: bool = False, workers: int | None = None
+    files: Sequence[Path],
+    keep_going: bool = False,
+    workers: int | None = None,
+    windows: bool = False,
 ) -> Iterator[Opened]:
     """Each file's trace, or why it cannot be read, in order; ends at an error, or keeps going.
 
@@ -51,18 +54,19 @@ def open_each(
     """
     decoded = [file for file in files if _is_decoded(file)] if len(files) > 1 else []
     count = min(len(decoded), workers or _workers(decoded))
-    found = iter(_decode(decoded, keep_going, count - 1) if count > 1 else ())
+    more = count - 1
+    found = iter(_decode(decoded, keep_going, windows, more) if more > 0 else ())
     for file in files:
-        own = next(found) if count > 1 and file in decoded else open_here(file, keep_going)
+        own = next(found) if more > 0 and file in decoded else open_here(file, keep_going, windows)
         yield own
         if not keep_going and not isinstance(own, Trace):
             return
 
 
-def open_here(file: Path, keep_going: bool) -> Opened:
+def open_here(file: Path, keep_going: bool, windows: bool = False) -> Opened:
     """The trace of one file, or why it cannot be read; knows nothing but the file."""
     try:
-        return open_trace(file, keep_going)
+        return open_trace(file, keep_going, windows)
     except GputraceError as error:
         return error
 
@@ -80,10 +84,15 @@ def _is_decoded(file: Path) -> bool:
 
 
 def _workers(files: Sequence[Path]) -> int:
-    if not sys.executable or sum(map(_text_size, files)) < _WORTH:
+    if not sys.executable or text_size(files) < _WORTH:
         return 1
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(here or 1, _MOST)
+
+
+def text_size(files: Iterable[Path]) -> int:
+    """Bytes of text in some files, about, where they are packed."""
+    return sum(map(_text_size, files))
 
 
 def _text_size(file: Path) -> int:
@@ -92,7 +101,7 @@ def _text_size(file: Path) -> int:
     return file.stat().st_size * (_PACKED if packed else 1)
 
 
-def _decode(files: Sequence[Path], keep_going: bool, more: int) -> list[Opened]:
+def _decode(files: Sequence[Path], keep_going: bool, windows: bool, more: int) -> list[Opened]:
     """What is found of each file, up to the first error that one does not go on from.
 
     This process decodes, and so many more do.
@@ -100,10 +109,10 @@ def _decode(files: Sequence[Path], keep_going: bool, more: int) -> list[Opened]:
     todo = deque(enumerate(files))
     found: dict[int, Opened] = {}
 
-    def take(open_one: Callable[[Path, bool], Opened]) -> None:
+    def take(open_one: Callable[[Path, bool, bool], Opened]) -> None:
         while (own := _next(todo)) is not None:
             number, file = own
-            found[number] = open_one(file, keep_going)
+            found[number] = open_one(file, keep_going, windows)
             if not keep_going and not isinstance(found[number], Trace):
                 todo.clear()
 
@@ -147,13 +156,13 @@ class Worker:
                 self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe)
             return self._process
 
-    def open(self, file: Path, keep_going: bool) -> Opened:
+    def open(self, file: Path, keep_going: bool, windows: bool = False) -> Opened:
         """What `open_here` gives in that process; raises what it raises."""
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            pickle.dump((file, keep_going), process.stdin)
+            pickle.dump((file, keep_going, windows), process.stdin)
             process.stdin.flush()
             found = pickle.load(process.stdout)
         except (OSError, EOFError, ValueError, pickle.UnpicklingError):

@@ -70,8 +70,15 @@ def _curves(nvml: Nvml, host: int, gpu: int) -> Iterator[Curve]:
 
 
 def _curve(samples: Samples, card: Card | None, name: str) -> Curve | None:
-    known = np.isfinite(samples[name])
-    time, value = samples.time[known], samples[name][known]
+    return make_curve(name, samples.time, samples[name], card)
+
+
+def make_curve(
+    name: str, time: Times, value: NDArray[np.float64], card: Card | None
+) -> Curve | None:
+    """The curve of one of `CURVES` by its samples, NaN where there was none; None of too few."""
+    known = np.isfinite(value)
+    time, value = time[known], value[known]
     time, first = np.unique(time, return_index=True)
     value = value[first]
     if len(time) < 2:

@@ -37,7 +37,7 @@ def build_graph(
     kind = np.where(some, events.kind[op], NONE).astype(np.int8)
     operation = np.where(some, rows.classes[op], NONE).astype(np.int8)
     gpu, step = np.where(some, rows.gpu[op], NONE), np.where(some, rows.step[op], NONE)
-    name = np.where(some, events.name[op], NONE).astype(np.int64)
+    name = np.where(some, _by_text(trace, events.name)[op], NONE)
     pageable = some & (
         (events.source_memory[op] == Memory.PAGEABLE)
         | (events.destination_memory[op] == Memory.PAGEABLE)
@@ -85,6 +85,16 @@ def build_graph(
         start=items.start,
         end=items.end,
     )
+
+
+def _by_text(trace: Trace, ids: Column) -> Index:
+    """One id for each text: files that are read as one run have ids of their own."""
+    texts = trace.names(distinct_ids(ids))
+    first = {text: id for id, text in texts.items()}
+    own = np.fromiter(texts, np.int64, len(texts))
+    alike = np.array([first[text] for text in texts.values()], np.int64)
+    order = np.argsort(own)
+    return alike[order][np.searchsorted(own[order], ids)]
 
 
 def _by_thread(

@@ -22,7 +22,7 @@ from gputrace.errors import InputError
 
 HEADER: Final = struct.Struct("<8sIIQQ")
 """Magic, version, pid, and the start on CLOCK_REALTIME and CLOCK_MONOTONIC."""
-_CHUNK: Final = struct.Struct("<4sI")
+CHUNK: Final = struct.Struct("<4sI")
 _STOP: Final = struct.Struct("<QQI4x")
 _ERRORS: Final = 4096
 """What errno stays below."""
@@ -67,11 +67,11 @@ class ChunkFile:
         """
         view, at = memoryview(self.raw), HEADER.size
         while at < len(self.raw):
-            if at + _CHUNK.size > len(self.raw):
+            if at + CHUNK.size > len(self.raw):
                 yield b"", view[:0], False
                 return
-            tag, size = _CHUNK.unpack_from(self.raw, at)
-            at += _CHUNK.size
+            tag, size = CHUNK.unpack_from(self.raw, at)
+            at += CHUNK.size
             yield tag, view[at : at + size], at + size <= len(self.raw)
             at += size
 
@@ -82,6 +82,11 @@ def read_chunk_file(path: Path, known: Format) -> ChunkFile:
         raw = path.read_bytes()
     except OSError as error:
         raise InputError(path, f"cannot be read ({error.strerror})") from None
+    return open_chunk_file(path, known, raw)
+
+
+def open_chunk_file(path: Path, known: Format, raw: bytes) -> ChunkFile:
+    """A file by its bytes, or by those of its beginning; raises InputError as `read_chunk_file`."""
     if not raw:
         raise InputError(path, "empty: its process was ended at once, or the disk was full")
     if len(raw) < HEADER.size or not raw.startswith(known.magic):

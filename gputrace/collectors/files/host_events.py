@@ -24,11 +24,11 @@ from gputrace.collectors.files.chunks import (
     read_stop,
 )
 
-_HOST: Final = Format(b"GPUTRHST", 1, "a host file", "a file of gputrace's hooks")
+HOST: Final = Format(b"GPUTRHST", 1, "a host file", "a file of gputrace's hooks")
 KINDS: Final = {"data_wait": 1, "step": 2, "annotation": 3, "note": 4, "sample": 5}
 """Kinds of events by the number in their records."""
 
-_EVENT: Final = np.dtype(
+EVENT: Final = np.dtype(
     [
         ("start", "<u8"),
         ("end", "<u8"),
@@ -81,24 +81,25 @@ class HostEvents:
 
 def read_host(path: Path) -> HostEvents:
     """Reads one file; raises InputError where it is no host file of a version that is known."""
-    file = read_chunk_file(path, _HOST)
+    file = read_chunk_file(path, HOST)
     host = HostEvents(file.pid, file.host, file.started)
-    events, clocks = [np.empty(0, _EVENT)], [host.clocks]
+    events, clocks = [np.empty(0, EVENT)], [host.clocks]
     for tag, body, whole in file.chunks():
         host.whole = whole
         if tag == b"EVNT":
-            events.append(read_records(body, _EVENT))
+            events.append(read_records(body, EVENT))
         elif tag == b"CLOK":
             clocks.append(read_records(body, CLOCKS))
         elif whole:
-            _take_text(host, tag, bytes(body))
+            take_text(host, tag, bytes(body))
     host.host = host.info.get("host", host.host)
     host.clocks = np.concatenate(clocks)
-    host.records = _by_kind(np.concatenate(events), file.started)
+    host.records = by_kind(np.concatenate(events), file.started)
     return host
 
 
-def _take_text(host: HostEvents, tag: bytes, body: bytes) -> None:
+def take_text(host: HostEvents, tag: bytes, body: bytes) -> None:
+    """Takes in what a chunk says that holds no records."""
     if tag == b"NAME" and (named := read_numbered(body)):
         host.names[named[0]] = named[1].decode("utf-8", "replace")
     elif tag == b"INFO":
@@ -108,7 +109,8 @@ def _take_text(host: HostEvents, tag: bytes, body: bytes) -> None:
         host.stopped = read_stop(body)
 
 
-def _by_kind(events: Records, since: int) -> dict[str, Records]:
+def by_kind(events: Records, since: int) -> dict[str, Records]:
+    """Events as `HostEvents.records` has them; ``since`` is when the process began."""
     events = events[np.argsort(events["end"], kind="stable")]
     kinds = {name: events[events["kind"] == number] for name, number in KINDS.items()}
     kinds["data_wait"] = _outermost(kinds["data_wait"])

@@ -25,7 +25,7 @@ from gputrace.collectors.files.chunks import (
     read_stop,
 )
 
-_SPOOL: Final = Format(b"GPUTRSPL", 2, "a spool", "a spool file of gputrace")
+SPOOL: Final = Format(b"GPUTRSPL", 2, "a spool", "a spool file of gputrace")
 
 
 def _record(*fields: tuple[str, str] | tuple[str, str, tuple[int, ...]]) -> np.dtype[Any]:
@@ -147,7 +147,7 @@ class Spool:
 
 def read_spool(path: Path) -> Spool:
     """Reads one file; raises InputError where it is no spool of a version that is known."""
-    file = read_chunk_file(path, _SPOOL)
+    file = read_chunk_file(path, SPOOL)
     spool = Spool(file.pid, file.host, file.started)
     parts: dict[bytes, list[Records]] = {tag: [] for tag in RECORDS}
     for tag, body, is_whole in file.chunks():
@@ -156,14 +156,15 @@ def read_spool(path: Path) -> Spool:
         if tag in RECORDS:
             parts[tag].append(read_records(body, RECORDS[tag]))
         else:
-            _take_text(spool, tag, bytes(body))
+            take_text(spool, tag, bytes(body))
     empty = {tag: np.empty(0, kind) for tag, kind in RECORDS.items()}
     spool.records = {tag: np.concatenate(p) if p else empty[tag] for tag, p in parts.items()}
     spool.whole = "ended" in spool.info
     return spool
 
 
-def _take_text(spool: Spool, tag: bytes, body: bytes) -> None:
+def take_text(spool: Spool, tag: bytes, body: bytes) -> None:
+    """Takes in what a chunk says that holds no records."""
     if tag == b"NAME" and (named := read_numbered(body)):
         spool.names[named[0]] = named[1]
     elif tag == b"THRD" and (named := read_numbered(body)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,27 +44,57 @@ class NvmlLog:
     skipped: int = 0
 
 
-def read_nvml(path: Path) -> NvmlLog:
-    """Reads a file, whatever of it is there; nothing is raised for what it holds."""
-    log, columns, rows = NvmlLog(), list(SAMPLE), list[Row]()
-    for line in path.read_bytes().split(b"\n"):
+class NvmlLines:
+    """Takes in a file line by line, whatever of it is there; nothing is raised for what it holds.
+
+    Attributes:
+        rows: of ``samples``, those that are not let go yet.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self._log, self._columns = NvmlLog(), list(SAMPLE)
+
+    def take(self, line: bytes) -> None:
+        """Takes one line, without its end."""
         if not line:
-            continue
+            return
         try:
             said = json.loads(line)
             if "devices" in said:
-                columns = _take_header(log, said)
+                self._columns = _take_header(self._log, said)
             elif "gpus" in said:
-                rows += _take_tick(log, said, columns)
+                self.rows += _take_tick(self._log, said, self._columns)
             else:
-                log.cpu_ns = int(said["end"]["cpu_ns"])
+                self._log.cpu_ns = int(said["end"]["cpu_ns"])
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            log.skipped += 1
-    log.samples = {
-        name: np.array([row[at] for row in rows], float if name == "utilization" else np.int64)
-        for at, name in enumerate(COLUMNS)
-    }
-    return log
+            self._log.skipped += 1
+
+    def let_go(self, before: int) -> None:
+        """Forgets what was sampled before a moment of CLOCK_REALTIME."""
+        time = COLUMNS.index("timeNs")
+        self.rows = [row for row in self.rows if (row[time] or 0) >= before]
+        self._log.clocks = [clock for clock in self._log.clocks if clock[0] >= before]
+
+    def log(self) -> NvmlLog:
+        """All that was taken in and not let go."""
+        samples = {
+            name: np.array([row[at] for row in self.rows], _type(name))
+            for at, name in enumerate(COLUMNS)
+        }
+        return replace(self._log, samples=samples)
+
+
+def _type(column: str) -> type[Any]:
+    return float if column == "utilization" else np.int64
+
+
+def read_nvml(path: Path) -> NvmlLog:
+    """Reads a file, whatever of it is there; nothing is raised for what it holds."""
+    lines = NvmlLines()
+    for line in path.read_bytes().split(b"\n"):
+        lines.take(line)
+    return lines.log()
 
 
 def _take_header(log: NvmlLog, said: dict[str, Any]) -> list[str]:

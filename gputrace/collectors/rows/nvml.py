@@ -14,9 +14,13 @@ def write_nvml(writer: TraceWriter, paths: Iterable[Path], start: int) -> None:
 
     Several files are of recorders that sampled in turn: they describe the same cards.
     """
+    write_logs(writer, map(read_nvml, paths), start)
+
+
+def write_logs(writer: TraceWriter, logs: Iterable[NvmlLog], start: int) -> None:
+    """As `write_nvml`, of logs that have been read."""
     described = False
-    for path in paths:
-        log = read_nvml(path)
+    for log in logs:
         _write_log(writer, log, start, not described)
         described = described or bool(log.devices)
 

@@ -68,6 +68,11 @@ def write_process(writer: TraceWriter, process: int, known: Known | HostEvents) 
     writer.add_rows("GPUTRACE_PROCESS", columns, [row])
 
 
+def rank_of(info: Mapping[str, str]) -> int | None:
+    """The rank of a process by what it said of itself."""
+    return _number(info, _RANKS)
+
+
 def _number(info: Mapping[str, str], keys: Sequence[str]) -> int | None:
     found = (info[key] for key in keys if info.get(key, "").isdecimal())
     return next((int(text) for text in found), None)

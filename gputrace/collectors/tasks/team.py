@@ -125,6 +125,11 @@ class Team:
             finally:
                 os.close(self._own)
 
+    def forget(self) -> None:
+        """Gives the place up to a process that was forked from this one, and records."""
+        os.close(self._own)
+        os.close(self._gate)
+
     def _await_beginners(self) -> None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
         try:
@@ -183,6 +188,31 @@ def is_recording(folder: Path) -> bool:
     with suppress(OSError):
         return _any_alive(folder)
     return False
+
+
+def holds_lock(folder: Path) -> bool:
+    """As `is_recording`, for those who look often: no lock is tried, which a recorder may notice.
+
+    Knows of recorders in this container alone.
+    """
+    with suppress(OSError):
+        held = {line.split()[5] for line in Path("/proc/locks").read_text().splitlines()}
+        return any(_as_listed(path.stat()) in held for path in folder.glob("*.task"))
+    return False
+
+
+def _as_listed(file: os.stat_result) -> str:
+    """A file as /proc/locks has it."""
+    device = file.st_dev
+    return f"{os.major(device):02x}:{os.minor(device):02x}:{file.st_ino}"
+
+
+def began(folder: Path) -> float:
+    """When the folder was made, in seconds since 1970; now, where it does not say."""
+    try:
+        return float(json.loads((folder / _TOLD).read_text(encoding="utf-8"))["time"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return time.time()
 
 
 def assert_ours(folder: Path) -> None:

@@ -15,6 +15,7 @@ from gputrace.traces.trace import Device, NoGpu, Process, Session, Trace
 
 if TYPE_CHECKING:
     from gputrace.traces.kineto.decode import Properties
+    from gputrace.traces.kineto.kept import Kept
     from gputrace.traces.kineto.rows import Rows
 
 _OWN: Final = re.compile(
@@ -26,7 +27,7 @@ _OWN: Final = re.compile(
 _LOOKED_AT: Final = 1 << 20
 """Bytes of text at the beginning; others' properties may come first."""
 
-_BEFORE: Final = 1_000_000_000
+BEFORE: Final = 1_000_000_000
 """Nanoseconds of the columns' clock before the first event: a time of 0 would seem lost."""
 
 _WALL_CLOCK: Final = range(10**18, 4 * 10**18)
@@ -51,13 +52,18 @@ def _beginning(path: Path) -> bytes:
 
 def open_kineto(path: Path, breaks: Breaks = STOP) -> Trace:
     """Reads a file whole; raises InputError where it is broken or holds nothing to analyze."""
+    return decode(path, breaks)[0]
+
+
+def decode(path: Path, breaks: Breaks = STOP, kept: Kept | None = None) -> tuple[MemoryTrace, Rows]:
+    """The trace of a file, of whose rows some are kept, and what was told of all of them."""
     from gputrace.traces.kineto.decode import Events as Decoder
     from gputrace.traces.kineto.decode import properties
     from gputrace.traces.kineto.document import BadJson, Document
     from gputrace.traces.kineto.pairs import Pairs
     from gputrace.traces.kineto.rows import Rows
 
-    rows, pairs, decoder = Rows(), Pairs(), Decoder()
+    rows, pairs, decoder = Rows(kept), Pairs(), Decoder()
     with Content(path) as text:
         document = Document(text, decoder.decode, breaks)
         for part in document.parts():
@@ -72,7 +78,7 @@ def open_kineto(path: Path, breaks: Breaks = STOP) -> Trace:
     trace.quality.drop("an end without a beginning, or the other way round", pairs.odd)
     if not document.closed:
         trace.quality.warnings.append("the file ends without an end of its list: it was cut off")
-    return trace
+    return trace, rows
 
 
 def _beginning_of(text: bytes) -> Properties:
@@ -86,10 +92,10 @@ def _beginning_of(text: bytes) -> Properties:
         return Properties()
 
 
-def _trace(path: Path, rows: Rows, found: Properties) -> Trace:
+def _trace(path: Path, rows: Rows, found: Properties) -> MemoryTrace:
     from gputrace.traces.kineto.decode import integer
 
-    shift = _BEFORE - rows.first
+    shift = BEFORE - rows.first
     rank, size = UNKNOWN, UNKNOWN
     if found.distributed is not None:
         rank, size = integer(found.distributed.rank), integer(found.distributed.world_size)
@@ -116,14 +122,14 @@ def _trace(path: Path, rows: Rows, found: Properties) -> Trace:
         ),
         no_gpu=_no_gpu(parts),
     )
-    trace.origin = _BEFORE
+    trace.origin = BEFORE
     return trace
 
 
 def _epoch(base: int, first: int) -> int | None:
     """The wall clock at 0 of the columns; times without a base may be that clock themselves."""
     epoch = max(base, 0) + first
-    return epoch - _BEFORE if epoch in _WALL_CLOCK else None
+    return epoch - BEFORE if epoch in _WALL_CLOCK else None
 
 
 def _no_gpu(parts: list[Events]) -> NoGpu | None:

@@ -1,8 +1,8 @@
 """What ui.perfetto.dev and chrome://tracing open: the Trace Event Format, as JSON.
 
 A GPU is a process there, with a thread for each stream, its steps, its gaps and its findings; a
-process of the program is one too. Moments are microseconds with three decimals, so that no
-nanosecond is lost, and are those of the report.
+process of the program is one too. Moments are microseconds with decimals, so that no nanosecond is
+lost, and are those of the report.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ MOST_GAPS: Final = 10_000
 _GPU_IDS: Final = 1
 _HOST_IDS: Final = 1_000_000
 """Where ids of GPUs and of processes begin; ids of the operating system may be the same twice."""
+_THREAD_IDS: Final = 10_000_000
+"""Where those of tracks begin, of which none is given twice: Perfetto names threads by them alone,
+and takes one that has its process's id for the main thread."""
 _MOST_TRACKS: Final = 16
 _COMPRESSION: Final = 5
 _ROWS_AT_ONCE: Final = 8_192
@@ -55,14 +58,14 @@ def write(job: Job) -> None:
 @contextmanager
 def _opened(path: Path, compressed: bool) -> Iterator[TextIO]:
     if not compressed:
-        with path.open("w", encoding="utf-8") as file:
+        with path.open("w", encoding="utf-8", errors="replace") as file:
             yield file
         return
     # Without a name and a time inside: the same trace gives the same bytes.
     with path.open("wb") as raw, gzip.GzipFile("", "wb", _COMPRESSION, raw, 0) as packed:
         import io
 
-        with io.TextIOWrapper(packed, encoding="utf-8") as file:
+        with io.TextIOWrapper(packed, encoding="utf-8", errors="replace") as file:
             yield file
 
 
@@ -72,28 +75,31 @@ class _Writer:
     def __init__(self, file: TextIO, origin: int) -> None:
         self._file, self._origin = file, origin
         self._separator = ""
-        self._threads: dict[int, Iterator[int]] = {}
+        self._processes: set[int] = set()
+        self._threads = count(_THREAD_IDS)
 
     def process(self, id: int, name: str) -> None:
         """Names a process, and puts it below those before."""
-        if id not in self._threads:
-            self._threads[id] = count(1)
+        if id not in self._processes:
+            self._processes.add(id)
             self._about(id, 0, "process_name", {"name": name})
             self._about(id, 0, "process_sort_index", {"sort_index": id})
 
     def thread(self, process: int, name: str, place: int | None = None) -> int:
         """A thread of a process, which is a track; in order of ``place``, else below the last."""
-        id = next(self._threads[process])
+        id = next(self._threads)
         self._about(process, id, "thread_name", {"name": name})
-        self._about(process, id, "thread_sort_index", {"sort_index": place or id})
+        self._about(
+            process, id, "thread_sort_index", {"sort_index": id if place is None else place}
+        )
         return id
 
     def slices(self, process: int, thread: int, slices: Iterable[_Slice]) -> None:
         """Slices that nest, each after what encloses it."""
         where = f',"pid":{process},"tid":{thread}'
         self._lines(
-            f'{{"ph":"X","name":{_json(name)},"ts":{_us(start - self._origin)},'
-            f'"dur":{_us(end - start)}{where},"args":{_json(arguments)}}}'
+            f'{{"ph":"X","name":{_json(name)},"ts":{microseconds(start - self._origin)},'
+            f'"dur":{microseconds(end - start)}{where},"args":{_json(arguments)}}}'
             for start, end, name, arguments in slices
         )
 
@@ -109,7 +115,7 @@ class _Writer:
             told = arguments(part)
             self._lines(
                 f'{{"ph":"X","name":{names[id] if id >= 0 or id in names else _KIND_NAMES[kind]},'
-                f'"ts":{_us(start)},"dur":{_us(length)}{where}{more}}}'
+                f'"ts":{microseconds(start)},"dur":{microseconds(length)}{where}{more}}}'
                 for start, length, (kind, id), more in zip(starts, lengths, ids, told, strict=True)
             )
 
@@ -127,11 +133,18 @@ class _Writer:
             self._separator = ",\n"
 
 
-def _us(nanoseconds: int) -> str:
-    """Microseconds with three decimals."""
+def microseconds(nanoseconds: int) -> str:
+    """Microseconds that are these nanoseconds to who rounds and to who cuts a double off.
+
+    Perfetto takes a double times 1000 and cuts it off, which would make some a nanosecond shorter,
+    so that what they enclose seems to reach beyond them, and is dropped.
+    """
     sign = "-" if nanoseconds < 0 else ""
     whole, below = divmod(abs(nanoseconds), 1_000)
-    return f"{sign}{whole}.{below:03d}"
+    if not below:
+        return f"{sign}{whole}"
+    text = f"{sign}{whole}.{below:03d}"
+    return text if int(float(text) * 1000.0) == nanoseconds else f"{text}4"
 
 
 def _json(value: object) -> str:

@@ -1,0 +1,1 @@
+"""What a program under way does, on a screen that is drawn anew each second."""
