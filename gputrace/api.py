@@ -23,7 +23,8 @@ from gputrace.analyzers.options import Options, read_options, read_window
 from gputrace.analyzers.results import Analysis
 from gputrace.errors import GputraceError, InputError
 from gputrace.traces.opening import go_on_without, open_traces
-from gputrace.traces.trace import LeftOut, Progress, Window
+from gputrace.traces.quality import LeftOut
+from gputrace.traces.trace import Progress, Window
 from gputrace.traces.within import within
 
 if TYPE_CHECKING:

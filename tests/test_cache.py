@@ -114,6 +114,15 @@ def test_a_folder_that_cannot_be_written_does_no_harm(
     assert load(key_of(trace, "scene")) is None
 
 
+def test_a_folder_that_cannot_be_looked_into_does_no_harm(
+    tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To root nothing is forbidden; a name that is too long is refused to anybody."""
+    monkeypatch.setenv("GPUTRACE_CACHE", str(tmp_path / ("long" * 100)))
+    keep(key_of(trace, "scene"), ENTRY)
+    assert load(key_of(trace, "scene")) is None
+
+
 def test_entries_not_used_for_longest_make_room(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

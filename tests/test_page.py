@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from html import unescape
@@ -20,6 +21,7 @@ from tests import command
 from tests.command import assert_refused
 from tests.exports import H2D, Export
 from tests.synthetic import Plan, simulate, write_nsys
+from tests.synthetic.link_plants import write_switches
 
 MISSING, UNREADABLE, USAGE = 4, 3, 2
 MOST_BYTES: Final = 5_000_000
@@ -255,9 +257,82 @@ class TestComparison:
         assert "Where the time goes in each run" in page.text
         assert not [tag for tag in page.of("script") if tag.get("src")]
 
+    def test_runs_have_the_labels_and_the_samples_given(self, tmp_path: Path) -> None:
+        traces = []
+        for ranks in (1, 2):
+            traces.append(tmp_path / f"on{ranks}.sqlite")
+            write_nsys(simulate(Plan(ranks=ranks, steps=12)), traces[-1])
+        target = tmp_path / "out.html"
+        labels = ["--label", "alone", "--label", "<b>both</b>", "--batch", "32"]
+        ran = command.gputrace("report", "--compare", *traces, *labels, "-o", target)
+        assert ran.code == 0
+        page = Page(target.read_text(encoding="utf-8"))
+        assert "alone: " in page.text
+        assert "<b>both</b>: " in page.text
+        runs = gputrace.compare(*traces, batch=32).runs
+        assert "samples/s" in page.text
+        for run in runs:
+            assert run.throughput is not None
+            assert f"{run.throughput:,.0f}" in page.text
+
+    @pytest.mark.parametrize(
+        ("arguments", "told"),
+        [
+            (("--batch", "32"), "give --compare, too"),
+            (("--label", "a"), "give --compare, too"),
+            (("--compare", "--label", "a"), "a label of its own"),
+            (("--compare", "--batch", "many"), "'many' is no batch"),
+            (("--compare", "--time", "1s:2s"), "--time"),
+            (("--compare", "--keep-going"), "--keep-going"),
+        ],
+    )
+    def test_what_is_of_runs_alone_or_of_none_is_refused(
+        self, h100: Path, tmp_path: Path, arguments: tuple[str, ...], told: str
+    ) -> None:
+        target = tmp_path / "out.html"
+        ran = command.gputrace("report", h100, h100, "-o", target, *arguments)
+        assert_refused(ran, USAGE, told)
+        assert not target.exists()
+
     def test_is_of_files_not_served(self, h100: Path) -> None:
         ran = command.gputrace("report", "--compare", "--serve", h100, h100)
         assert_refused(ran, USAGE, "--compare")
+
+
+def test_the_matrix_of_links_has_the_bandwidth_measured_over_each(tmp_path: Path) -> None:
+    """A ring of four cards, two under each switch: half of its links are 1.5 times as slow."""
+    plan = Plan(
+        steps=12,
+        gpus_per_process=4,
+        exchange="ring",
+        exchange_bytes=20_000_000,
+        slow_pairs=((1, 2), (3, 0)),
+        slow_link=1.5,
+        seed=3,
+    )
+    path, target = tmp_path / "ring.sqlite", tmp_path / "ring.html"
+    write_switches(simulate(plan), path)
+    with gputrace.open(path) as trace:
+        trace.report(target)
+        links = {(link.from_, link.to): link.bandwidth for link in trace.analyze().links}
+    fast, slow = links[0, 1], links[1, 2]
+    assert fast is not None
+    assert slow is not None
+    assert fast / slow == pytest.approx(1.5, rel=0.02)
+    # The cells of its rows, one after the other.
+    text = Page(target.read_text(encoding="utf-8")).text
+    assert f"gpu 0–PIX {fast / 1e9:.3g} GB/sPHBPHB" in text
+    assert f"gpu 1PIX–PHB {slow / 1e9:.3g} GB/sPHB" in text
+    assert f"gpu 3PHB {slow / 1e9:.3g} GB/sPHBPIX–" in text
+
+
+def test_what_is_no_regular_file_is_never_replaced(h100: Path, tmp_path: Path) -> None:
+    """A device, say: /dev/null of all users, where root asks for it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    ran = command.gputrace("report", h100, "-o", pipe, "--force")
+    assert_refused(ran, USAGE, "is no regular file, and is not replaced")
+    assert pipe.is_fifo()
 
 
 def test_a_window_and_steps_may_be_asked_for(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -26,6 +27,8 @@ from gputrace.errors import ExitCode, UsageError
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option("--compare", is_flag=True, help="Each TRACE is a run of its own: compare them.")
+@click.option("--label", "labels", multiple=True, help="Of --compare: what to call a run.")
+@options.batch
 @click.option("--serve", is_flag=True, help="Serve the page here, to zoom into large traces.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of --serve; any if 0.")
 def command(
@@ -37,6 +40,9 @@ def command(
     output: Path | None,
     force: bool,
     compare: bool,
+    labels: tuple[str, ...],
+    batch: str | None,
+    global_batch: str | None,
     serve: bool,
     port: int,
 ) -> int:
@@ -45,13 +51,19 @@ def command(
     The page is one HTML file that opens offline in any browser. TRACE is whatever `gputrace
     analyze` takes; several are the parts of one run. With --serve no file is written: the page is
     at an address of this machine until Ctrl-C, and shows every window in full detail, however large
-    the trace is. With --compare each TRACE is a run of its own, as for `gputrace compare`.
+    the trace is. With --compare each TRACE is a run of its own, as for `gputrace compare`; --label,
+    --batch and --global-batch are for that alone.
     """
     if serve and (output is not None or compare):
         raise UsageError("--serve shows one run and writes no file: leave -o and --compare out")
     target = output or _default(traces[0], ".compare.html" if compare else ".html")
+    runs = {"labels": labels or None, "batch": batch, "global_batch": global_batch}
     if compare:
-        return _compare(traces, steps, target, force)
+        if time is not None or keep_going:
+            raise UsageError("--compare takes whole runs: leave --time and --keep-going out")
+        return _compare(traces, runs | {"steps": steps}, target, force)
+    if any(runs.values()):
+        raise UsageError("--label, --batch and --global-batch compare runs: give --compare, too")
     import gputrace
     from gputrace.views.page import load
 
@@ -73,11 +85,15 @@ def command(
     return code
 
 
-def _compare(traces: tuple[Path, ...], steps: str | None, target: Path, force: bool) -> int:
+def _compare(traces: tuple[Path, ...], asked: dict[str, Any], target: Path, force: bool) -> int:
+    """``asked`` is what `gputrace.compare` takes, the batches as typed."""
     import gputrace
+    from gputrace.views.exports.targets import check_target
 
+    check_target(target, traces, force)
+    batches = {name: options.read_batch(asked[name]) for name in ("batch", "global_batch")}
     report = gputrace.compare(
-        *traces, steps=steps, progress=lambda name: progress_bar(f"reading {name}")
+        *traces, **asked | batches, progress=lambda name: progress_bar(f"reading {name}")
     )
     report.save(target, force=force)
     click.echo(f"gputrace: wrote {target}", err=True)

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from gputrace.traces.events import UNKNOWN, Events, Mask
-from gputrace.traces.trace import Quality
+from gputrace.traces.quality import Quality
 
 _BEYOND: Final = 1 << 62
 """Nanoseconds past any clock: 146 years."""

@@ -62,9 +62,9 @@ def load(key: str | None) -> Kept | None:
     if key is None or where is None:
         return None
     path = where / (key[:32] + _SUFFIX)
-    if not path.exists():
-        return None
     try:
+        if not path.exists():
+            return None
         kept = _read(path)
         os.utime(path)
     except Exception:

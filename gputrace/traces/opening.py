@@ -11,10 +11,11 @@ from typing import Final
 from gputrace.errors import GputraceError, InputError
 from gputrace.traces.folders import files_of, is_log
 from gputrace.traces.merged import MergedTrace, merge
+from gputrace.traces.quality import LeftOut
 from gputrace.traces.readers import open_trace
 from gputrace.traces.runs import NotOneRun, check_paths, missing_ranks
 from gputrace.traces.smi.join import join_logs
-from gputrace.traces.trace import LeftOut, Trace
+from gputrace.traces.trace import Trace
 from gputrace.traces.within import LARGE
 from gputrace.traces.workers import open_each, text_size
 

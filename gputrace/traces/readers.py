@@ -20,9 +20,10 @@ from gputrace.traces.nsys.reader import NsysTrace, is_nsys
 from gputrace.traces.nsys.report import export_report, is_report
 from gputrace.traces.nvprof.reader import NvprofTrace, is_nvprof
 from gputrace.traces.packed import peek
+from gputrace.traces.quality import LeftOut
 from gputrace.traces.refused import explain
 from gputrace.traces.sqlite import MAGIC, Database, open_input
-from gputrace.traces.trace import LeftOut, Trace
+from gputrace.traces.trace import Trace
 from gputrace.traces.xla.chrome import is_trace_viewer, read_trace_viewer
 from gputrace.traces.xla.reader import XlaTrace
 from gputrace.traces.xla.xspace import is_xspace, read_xspace

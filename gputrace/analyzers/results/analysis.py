@@ -12,7 +12,7 @@ from gputrace.analyzers.results.kernels import Kernels
 from gputrace.analyzers.results.links import GpuLink
 from gputrace.analyzers.results.run import Breakdown, Finding, Gaps, GpuTotals, Phase, Step, Steps
 from gputrace.analyzers.results.whatif import WhatIf
-from gputrace.traces.trace import LeftOut
+from gputrace.traces.quality import LeftOut
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gputrace.errors import UsageError
 
 
 def check_target(target: Path, inputs: Sequence[Path], force: bool) -> Path:
-    """The target; raises UsageError where it exists and must not be replaced."""
+    """The target; raises UsageError where it exists and may not be replaced, even by ``force``."""
     if any(target.resolve() == path.resolve() for path in inputs):
         raise UsageError(f"{target}: is the trace itself; name another file with -o")
+    if target.exists() and not target.is_file() and not target.is_dir():
+        raise UsageError(f"{target}: is no regular file, and is not replaced; name another with -o")
     if target.exists() and not force:
         raise UsageError(f"{target}: exists; name another with -o, or give --force")
     if not target.absolute().parent.is_dir():
@@ -29,12 +31,21 @@ def unfinished_file(target: Path) -> Iterator[Path]:
         raise UsageError(f"{target}: is a folder; name a file with -o")
     path = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        path.unlink(missing_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        _create(path, target)
         yield path
         path.replace(target)
     finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _create(path: Path, target: Path) -> None:
+    """Makes the file; raises OSError with the name that a person gave."""
+    try:
         path.unlink(missing_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from None
 
 
 @contextmanager
