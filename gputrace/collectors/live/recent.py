@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gputrace.collectors.files.chunks import CLOCKS, Records, read_records
 from gputrace.collectors.files.host_events import EVENT, HOST, HostEvents, by_kind
@@ -20,8 +21,8 @@ from gputrace.collectors.live.tail import ChunkTail
 _ALWAYS: Final = frozenset({b"DEVI", b"CLOK"})
 """Records that are few, and are kept from the start on."""
 _TIMED: Final = frozenset(RECORDS) - _ALWAYS
-_MOST_CHUNKS: Final = 1024
-"""Of 64 KiB at most."""
+_MOST_CHUNKS: Final = 256
+"""Of 64 KiB at most, for each process."""
 ON_GPU: Final = (b"KERN", b"COPY", b"MSET", b"GRPH")
 _HOST_KEPT_NS: Final = 120_000_000_000
 
@@ -80,10 +81,16 @@ class RecentSpool:
         while self._chunks and self._chunks[0].end < before:
             self._chunks.popleft()
 
-    def ends(self) -> Records:
-        """When each record that is kept ended: nanoseconds of CLOCK_REALTIME, in any order."""
-        parts = [kept.rows["end"] for kept in self._chunks]
-        return np.concatenate(parts) if parts else np.empty(0, np.uint64)
+    def last_ends(self, until: int, most: int) -> NDArray[np.int64]:
+        """When the last records up to a moment ended, in any order; a few more than ``most``."""
+        parts, count = [np.empty(0, np.int64)], 0
+        for kept in reversed(self._chunks):
+            if count >= most:
+                break
+            ends = kept.rows["end"].astype(np.int64)
+            parts.append(ends[ends <= until])
+            count += len(parts[-1])
+        return np.concatenate(parts)
 
     def between(self, since: int, until: int) -> Spool | None:
         """What began and ended in a stretch of CLOCK_REALTIME; None where nobody wrote yet."""
