@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -82,14 +82,16 @@ class RecentSpool:
             self._chunks.popleft()
 
     def last_ends(self, until: int, most: int) -> NDArray[np.int64]:
-        """When the last records up to a moment ended, in any order; a few more than ``most``."""
-        parts, count = [np.empty(0, np.int64)], 0
+        """When records up to a moment ended, in any order: of each kind ``most``, and a few more.
+
+        Kinds are told apart as a chunk of one may reach further back than ten of another.
+        """
+        parts, counts = [np.empty(0, np.int64)], Counter[bytes]()
         for kept in reversed(self._chunks):
-            if count >= most:
-                break
-            ends = kept.rows["end"].astype(np.int64)
-            parts.append(ends[ends <= until])
-            count += len(parts[-1])
+            if counts[kept.tag] < most:
+                ends = kept.rows["end"].astype(np.int64)
+                parts.append(ends[ends <= until])
+                counts[kept.tag] += len(parts[-1])
         return np.concatenate(parts)
 
     def between(self, since: int, until: int) -> Spool | None:
