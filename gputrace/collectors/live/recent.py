@@ -17,6 +17,7 @@ from gputrace.collectors.files.host_events import take_text as take_host_text
 from gputrace.collectors.files.spool import RECORDS, SPOOL, Spool
 from gputrace.collectors.files.spool import take_text as take_spool_text
 from gputrace.collectors.live.tail import ChunkTail
+from gputrace.collectors.rows.nvtx import DOMAIN_CREATED as DOMAIN
 
 _ALWAYS: Final = frozenset({b"DEVI", b"CLOK"})
 """Records that are few, and are kept from the start on."""
@@ -43,7 +44,7 @@ class RecentSpool:
     def __init__(self, path: Path) -> None:
         self._tail = ChunkTail(path, SPOOL)
         self._chunks: deque[_Kept] = deque(maxlen=_MOST_CHUNKS)
-        self._few: dict[bytes, list[Records]] = {tag: [] for tag in _ALWAYS}
+        self._few: dict[bytes, list[Records]] = {tag: [] for tag in RECORDS}
         self._spool: Spool | None = None
         self.latest = 0
         """When the last GPU operation that is known ended (CLOCK_REALTIME, ns)."""
@@ -62,9 +63,11 @@ class RecentSpool:
             take_spool_text(self._spool, tag, body)
             return
         rows = read_records(memoryview(body), RECORDS[tag])
-        if tag in _ALWAYS:
-            self._few[tag].append(rows)
-        elif len(rows):
+        lasting = np.full(len(rows), tag in _ALWAYS) | (tag == b"NVTX" and rows["kind"] == DOMAIN)
+        if lasting.any():
+            self._few[tag].append(rows[lasting])
+            rows = rows[~lasting]
+        if len(rows):
             # A mark has no end.
             end = int(max(rows["end"].max(), rows["start"].max()))
             self._chunks.append(_Kept(tag, rows, end))
@@ -100,17 +103,14 @@ class RecentSpool:
             return None
         records = {}
         for tag, kind in RECORDS.items():
-            if tag in _ALWAYS:
-                parts = self._few[tag]
-            else:
-                parts = [_within(k.rows, since, until) for k in self._chunks if k.tag == tag]
+            timed = (kept.rows for kept in self._chunks if kept.tag == tag)
+            parts = [*self._few[tag], *(_within(rows, since, until) for rows in timed)]
             records[tag] = np.concatenate(parts) if parts else np.empty(0, kind)
         return replace(self._spool, records=records)
 
 
 def _within(rows: Records, since: int, until: int) -> Records:
-    # What has no times is kept: it names a domain, say.
-    kept: Records = rows[((rows["start"] >= since) & (rows["end"] <= until)) | (rows["start"] == 0)]
+    kept: Records = rows[(rows["start"] >= since) & (rows["end"] <= until)]
     return kept
 
 
