@@ -25,6 +25,7 @@ from gputrace.collectors.files.host_events import read_host
 from gputrace.collectors.files.spool import read_spool
 from gputrace.collectors.live import following, recent, tail
 from gputrace.collectors.live.following import Following
+from gputrace.collectors.rows.nvtx import DOMAIN_CREATED
 from gputrace.collectors.tasks.team import Team, holds_lock
 from gputrace.traces.opening import open_traces
 from gputrace.views.live.app import LiveApp
@@ -209,7 +210,7 @@ def test_however_busy_it_is_only_so_much_is_analyzed(
         return len(read_spool(path).records[b"KERN"])
 
     until(lambda: written() > 2000)
-    time.sleep(1.5)
+    time.sleep(1.5)  # the rest of its half second is written then
     followed.read()
     window = followed.window()
     assert window is not None
@@ -219,6 +220,23 @@ def test_however_busy_it_is_only_so_much_is_analyzed(
     assert 0 < inside.sum() <= 1000
     with open_traces([tmp_path / "end.sqlite"]) as trace:
         assert sum(gpu.kernels for gpu in analyze(trace).gpus) == inside.sum()
+
+
+def test_what_is_named_once_is_known_in_any_later_window(machine: Machine, tmp_path: Path) -> None:
+    done = machine.run(tmp_path, "inject nvtx sample ranges")
+    assert done.returncode == 0
+    (path,) = tmp_path.glob("*.spool")
+    follower, whole = recent.RecentSpool(path), read_spool(path)
+    follower.read()
+    later = follower.between(1 << 62, 1 << 62)
+    assert later is not None
+    assert (later.names, later.info) == (whole.names, whole.info)
+    assert len(later.records[b"KERN"]) == 0
+    for tag in (b"DEVI", b"CLOK"):
+        assert later.records[tag].tolist() == whole.records[tag].tolist()
+    domains = whole.records[b"NVTX"][whole.records[b"NVTX"]["kind"] == DOMAIN_CREATED]
+    assert len(domains) > 0
+    assert later.records[b"NVTX"].tolist() == domains.tolist()
 
 
 def test_files_of_nobody_cost_nothing(started: Callable[..., Path]) -> None:
@@ -347,7 +365,7 @@ def test_steps_size_and_curves_are_shown() -> None:
     (card,) = [line for line in lines if "gpu 0" in line]
     assert "97 %" in card
     assert "612 W" in card
-    assert "1980 MHz" in card
+    assert "1,980 MHz" in card
     assert "█" in card
 
 

@@ -36,7 +36,9 @@ def test_the_screen_is_drawn_and_then_all_that_the_program_said(tmp_path: Path) 
     assert ran.end() == 7
     said = "".join(f"at {at}\n" for at in range(0, 400, 50)) + "done\n"
     assert ran.left.startswith(said)
-    assert "gputrace: t.sqlite: 0 kernels, 400 steps" in ran.left
+    told = ran.left.removeprefix(said).splitlines()
+    assert told[0].startswith("gputrace: t.sqlite: 0 kernels, 400 steps")
+    assert all(line.startswith("gputrace: ") for line in told)
     assert ran.text.count("\x1b[?1049h") == ran.text.count("\x1b[?1049l") == 1
     assert (tmp_path / "t.sqlite").exists()
 

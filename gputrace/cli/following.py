@@ -81,10 +81,10 @@ class RecordingFeed:
         """As often as keeps all this cheap: the busier the program, the more seldom."""
         if time.monotonic() < self._rest_until:
             return
+        began = time.process_time()
         window = self._following.window()
         if window is None or window == self._window:
             return
-        began = time.process_time()
         self._window = window
         with tempfile.TemporaryDirectory(prefix="gputrace-") as folder:
             self._analyze(Path(folder) / self.trace.name, window)

@@ -141,16 +141,20 @@ class Following:
 
         Where no GPU is at work, the last seconds of the steps.
         """
+        began_ns = round(self._began * 1e9)
         ends = [spool.latest for spool in self._spools.values() if spool.latest]
         if not ends:
             steps = [max(own.ends) for own in self.steps(1)]
-            return (min(steps) - WINDOW_NS, min(steps)) if steps else None
+            until = min(steps, default=0)
+            return (max(until - WINDOW_NS, began_ns), until) if steps else None
         until = min(end for end in ends if end >= max(ends) - _SILENT_NS)
-        since = until - WINDOW_NS
-        known = np.concatenate([spool.ends() for spool in self._spools.values()]).astype(np.int64)
-        known = np.sort(known[(known > since) & (known <= until)])
+        since = max(until - WINDOW_NS, began_ns)
+        known = np.concatenate(
+            [spool.last_ends(until, MOST_RECORDS) for spool in self._spools.values()]
+        )
         if len(known) > MOST_RECORDS:
-            since = min(int(known[-MOST_RECORDS]), until - _LEAST_NS)
+            first = int(np.partition(known, -MOST_RECORDS)[-MOST_RECORDS])
+            since = max(since, min(first, until - _LEAST_NS))
         return since, until
 
     def write(self, output: Path, window: tuple[int, int]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gputrace.collectors.files.chunks import CLOCKS, Records, read_records
 from gputrace.collectors.files.host_events import EVENT, HOST, HostEvents, by_kind
@@ -16,12 +17,13 @@ from gputrace.collectors.files.host_events import take_text as take_host_text
 from gputrace.collectors.files.spool import RECORDS, SPOOL, Spool
 from gputrace.collectors.files.spool import take_text as take_spool_text
 from gputrace.collectors.live.tail import ChunkTail
+from gputrace.collectors.rows.nvtx import DOMAIN_CREATED as DOMAIN
 
 _ALWAYS: Final = frozenset({b"DEVI", b"CLOK"})
 """Records that are few, and are kept from the start on."""
 _TIMED: Final = frozenset(RECORDS) - _ALWAYS
-_MOST_CHUNKS: Final = 1024
-"""Of 64 KiB at most."""
+_MOST_CHUNKS: Final = 256
+"""Of 64 KiB at most, for each process."""
 ON_GPU: Final = (b"KERN", b"COPY", b"MSET", b"GRPH")
 _HOST_KEPT_NS: Final = 120_000_000_000
 
@@ -42,7 +44,7 @@ class RecentSpool:
     def __init__(self, path: Path) -> None:
         self._tail = ChunkTail(path, SPOOL)
         self._chunks: deque[_Kept] = deque(maxlen=_MOST_CHUNKS)
-        self._few: dict[bytes, list[Records]] = {tag: [] for tag in _ALWAYS}
+        self._few: dict[bytes, list[Records]] = {tag: [] for tag in RECORDS}
         self._spool: Spool | None = None
         self.latest = 0
         """When the last GPU operation that is known ended (CLOCK_REALTIME, ns)."""
@@ -61,9 +63,11 @@ class RecentSpool:
             take_spool_text(self._spool, tag, body)
             return
         rows = read_records(memoryview(body), RECORDS[tag])
-        if tag in _ALWAYS:
-            self._few[tag].append(rows)
-        elif len(rows):
+        lasting = np.full(len(rows), tag in _ALWAYS) | (tag == b"NVTX" and rows["kind"] == DOMAIN)
+        if lasting.any():
+            self._few[tag].append(rows[lasting])
+            rows = rows[~lasting]
+        if len(rows):
             # A mark has no end.
             end = int(max(rows["end"].max(), rows["start"].max()))
             self._chunks.append(_Kept(tag, rows, end))
@@ -80,10 +84,18 @@ class RecentSpool:
         while self._chunks and self._chunks[0].end < before:
             self._chunks.popleft()
 
-    def ends(self) -> Records:
-        """When each record that is kept ended: nanoseconds of CLOCK_REALTIME, in any order."""
-        parts = [kept.rows["end"] for kept in self._chunks]
-        return np.concatenate(parts) if parts else np.empty(0, np.uint64)
+    def last_ends(self, until: int, most: int) -> NDArray[np.int64]:
+        """When records up to a moment ended, in any order: of each kind ``most``, and a few more.
+
+        Kinds are told apart as a chunk of one may reach further back than ten of another.
+        """
+        parts, counts = [np.empty(0, np.int64)], Counter[bytes]()
+        for kept in reversed(self._chunks):
+            if counts[kept.tag] < most:
+                ends = kept.rows["end"].astype(np.int64)
+                parts.append(ends[ends <= until])
+                counts[kept.tag] += len(parts[-1])
+        return np.concatenate(parts)
 
     def between(self, since: int, until: int) -> Spool | None:
         """What began and ended in a stretch of CLOCK_REALTIME; None where nobody wrote yet."""
@@ -91,17 +103,14 @@ class RecentSpool:
             return None
         records = {}
         for tag, kind in RECORDS.items():
-            if tag in _ALWAYS:
-                parts = self._few[tag]
-            else:
-                parts = [_within(k.rows, since, until) for k in self._chunks if k.tag == tag]
+            timed = (kept.rows for kept in self._chunks if kept.tag == tag)
+            parts = [*self._few[tag], *(_within(rows, since, until) for rows in timed)]
             records[tag] = np.concatenate(parts) if parts else np.empty(0, kind)
         return replace(self._spool, records=records)
 
 
 def _within(rows: Records, since: int, until: int) -> Records:
-    # What has no times is kept: it names a domain, say.
-    kept: Records = rows[((rows["start"] >= since) & (rows["end"] <= until)) | (rows["start"] == 0)]
+    kept: Records = rows[(rows["start"] >= since) & (rows["end"] <= until)]
     return kept
 
 

@@ -9,7 +9,7 @@ from typing import BinaryIO, Final
 
 from gputrace.collectors.files.chunks import CHUNK, HEADER, ChunkFile, Format, open_chunk_file
 
-_FAR: Final = 32 << 20
+_FAR: Final = 16 << 20
 """So many bytes of records are read at once at most; what lies before them is left out."""
 _LINES: Final = 4 << 20
 

@@ -18,7 +18,7 @@ from gputrace.collectors.rows.clock import global_tids
 from gputrace.traces.enums import DOMAIN, MARK, PUSH_POP, START_END
 
 _TYPES: Final = np.array([PUSH_POP, MARK, START_END, DOMAIN])
-_MARK, _START_END, _DOMAIN = 1, 2, 3
+_MARK, _START_END, DOMAIN_CREATED = 1, 2, 3
 """Of the kinds that native/spool.h counts."""
 
 
@@ -30,16 +30,16 @@ def nvtx_columns(
     threads = global_tids(spool.pid, rows["thread"])
     enders = global_tids(spool.pid, rows["end_thread"])
     elsewhere = (kinds == _START_END) & (enders != threads)
-    domains = zip(rows["domain"].tolist(), kinds == _DOMAIN, strict=True)
+    domains = zip(rows["domain"].tolist(), kinds == DOMAIN_CREATED, strict=True)
     return {
         "start": span["start"],
-        "end": _where((kinds != _MARK) & (kinds != _DOMAIN), span["end"]),
+        "end": _where((kinds != _MARK) & (kinds != DOMAIN_CREATED), span["end"]),
         "eventType": _TYPES.take(kinds.astype(np.int64), mode="clip"),
         "rangeId": _where(kinds == _START_END, rows["range"]),
         "text": [spool.name(domain) if created else None for domain, created in domains],
         "globalTid": threads,
         "endGlobalTid": _where(elsewhere, enders),
-        "textId": _where(kinds != _DOMAIN, np.array(texts, np.int64)),
+        "textId": _where(kinds != DOMAIN_CREATED, np.array(texts, np.int64)),
         "domainId": rows["domain"],
     }
 

@@ -64,6 +64,7 @@ class LiveApp(App[str]):
         self._feed, self._output, self._interrupt = feed, output, interrupt
         self._is_over = is_over
         self._looking = False
+        self._task: asyncio.Task[None] | None = None
         self.palette = Palette()
         self.now: Now | None = None
 
@@ -98,7 +99,7 @@ class LiveApp(App[str]):
     def _look(self) -> None:
         if not self._looking and (self.now is None or self.now.state in ("running", "ending")):
             self._looking = True
-            self.run_worker(self._take(), exit_on_error=False)
+            self._task = asyncio.create_task(self._take())
 
     async def _take(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -9,6 +10,7 @@ import numpy as np
 from rich.style import Style
 from rich.text import Text
 
+from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.results import CLASSES, Analysis, Breakdown
 from gputrace.analyzers.scene.curves import Curve
 from gputrace.views.live.now import CardNow, Now, Pace
@@ -36,7 +38,8 @@ _UNITS: Final = {
     "temperature": ("heat", 1.0, "°C"),
 }
 _DRAWN: Final = ("utilization", "power", "smClock")
-_VALUE: Final = 15
+_LEAST_CELLS: Final = 4
+_VALUE: Final = 18
 """Columns of a curve's name and value."""
 
 
@@ -88,7 +91,7 @@ def _pace(pace: Pace, width: int) -> Text:
     line.append(f"last {duration(pace.lengths[-1]):>9}   ")
     line.append(f"mean of {len(pace.lengths)} {duration(pace.mean_ns):>9}   ")
     room = width - line.cell_len
-    if room > 4:
+    if room > _LEAST_CELLS:
         top = float(max(pace.lengths)) or 1.0
         line.append(_levels([length / top for length in pace.lengths[-room:]]), _DIM)
     return line
@@ -160,19 +163,31 @@ def _cards(cards: Sequence[CardNow], now: Now, width: int) -> Iterator[Text]:
     edges = np.linspace(now.time_ns - CURVE_NS, now.time_ns, max(room, 0) + 1).astype(np.int64)
     for card in cards:
         line = Text(f"  {f'gpu {card.gpu}':{_LABEL - 2}}")
-        for name in (*_DRAWN, *others):
-            if (curve := card.curves.get(name)) is None:
-                continue
-            called, unit, sign = _UNITS[name]
-            line.append(f"{called} " if name in _DRAWN else "", _DIM)
-            if name in _DRAWN and room > 4:
-                line.append(_levels((curve.means(edges) / curve.top).tolist()))
-            line.append(f" {_last(curve) / unit:.0f} {sign}".ljust(_VALUE - len(called) - 1))
+        for name in _DRAWN:
+            line.append(_drawn(name, card.curves.get(name), edges))
+        for name in others:
+            line.append(f"{_value(name, card.curves.get(name)):12}")
         yield line
 
 
-def _last(curve: Curve) -> float:
-    return float(curve.value[-1])
+def _drawn(name: str, curve: Curve | None, edges: Times) -> Text:
+    """A curve and its latest value, as wide as any."""
+    called, room = _UNITS[name][0], len(edges) - 1
+    line = Text().append(f"{called} ", _DIM)
+    if room > _LEAST_CELLS:
+        line.append(_levels([math.nan] * room if curve is None else _filled(curve, edges)))
+    return line.append(f" {_value(name, curve)}".ljust(_VALUE - len(called) - 1))
+
+
+def _filled(curve: Curve, edges: Times) -> list[float]:
+    shares: list[float] = (curve.means(edges) / curve.top).tolist()
+    return shares
+
+
+def _value(name: str, curve: Curve | None) -> str:
+    """The latest one."""
+    _, unit, sign = _UNITS[name]
+    return "–" if curve is None else f"{curve.value[-1] / unit:,.0f} {sign}"
 
 
 def _levels(shares: Sequence[float]) -> str:
