@@ -22,6 +22,7 @@ from gputrace.analyzers.collectives.waiting import find_waiting
 from gputrace.analyzers.findings import Facts, find
 from gputrace.analyzers.gaps import find_gaps
 from gputrace.analyzers.gpu_lanes import find_lanes
+from gputrace.analyzers.host import HostCalls
 from gputrace.analyzers.host_lanes import find_host_lanes
 from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lines import read_lines
@@ -29,7 +30,7 @@ from gputrace.analyzers.operations import GpuOperations, read_operations
 from gputrace.analyzers.options import Options
 from gputrace.analyzers.partition import Timeline
 from gputrace.analyzers.phases import find_warmup_causes, list_phases
-from gputrace.analyzers.results import SCHEMA_VERSION, Analysis, GpuTotals
+from gputrace.analyzers.results import SCHEMA_VERSION, Analysis, GpuTotals, Step
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.utilization import find_utilization
 from gputrace.analyzers.whatif import what_if
@@ -78,11 +79,26 @@ def analyze(
     chosen = measured(steps, found)
     if options.steps is not None and not chosen:
         raise UsageError(_no_such_steps(trace, options, found))
-    rows, lines = break_down(lanes, chosen), read_lines(trace)
-    kernels = count_kernels(trace, operations, gpus, chosen, calls) if gpus else None
+    facts = _facts(trace, operations, calls, lanes, gpus, found, steps, chosen, collectives)
+    if watcher is not None:
+        watcher.facts_found(facts)
+    return _answer(facts, lanes, window, options.gaps)
+
+
+def _facts(
+    trace: Trace,
+    operations: Sequence[GpuOperations],
+    calls: HostCalls | None,
+    lanes: Sequence[AnyLane],
+    gpus: Sequence[Lane],
+    found: FoundSteps,
+    steps: tuple[Step, ...],
+    chosen: tuple[Step, ...],
+    collectives: Collectives,
+) -> Facts:
+    """What the rules of findings look at, and the answer is made of."""
     causes = find_warmup_causes(trace, operations, gpus, calls, found) if gpus else None
-    phases = list_phases(lanes, found, steps, causes)
-    facts = Facts(
+    return Facts(
         trace,
         operations,
         calls,
@@ -90,15 +106,20 @@ def analyze(
         found,
         steps,
         chosen,
-        rows,
-        lines,
+        break_down(lanes, chosen),
+        read_lines(trace),
         collectives,
-        kernels=kernels,
-        phases=phases,
+        kernels=count_kernels(trace, operations, gpus, chosen, calls) if gpus else None,
+        phases=list_phases(lanes, found, steps, causes),
     )
-    if watcher is not None:
-        watcher.facts_found(facts)
+
+
+def _answer(
+    facts: Facts, lanes: Sequence[AnyLane], window: Window | None, most_gaps: int
+) -> Analysis:
+    trace, gpus, chosen, quality = facts.trace, facts.lanes, facts.measured, facts.trace.quality
     findings = find(facts)
+    gaps = find_gaps(trace, gpus, facts.calls, facts.found, chosen, most_gaps, facts.lines)
     return Analysis(
         schema_version=SCHEMA_VERSION,
         source=trace.source,
@@ -107,26 +128,23 @@ def analyze(
         origin_ns=trace.origin,
         span_ns=_span(lanes),
         gpus=tuple(_totals(lane.timeline) for lane in gpus),
-        steps=summarize(found, chosen or steady(steps)),
-        step_list=steps,
-        phases=phases,
+        steps=summarize(facts.found, chosen or steady(facts.steps)),
+        step_list=tuple(facts.steps),
+        phases=facts.phases,
         breakdown=facts.breakdown,
-        collectives=total_collectives(gpus, operations, collectives, chosen),
-        gaps=find_gaps(trace, gpus, calls, found, chosen, options.gaps, lines),
+        collectives=total_collectives(gpus, facts.operations, facts.collectives, chosen),
+        gaps=gaps,
         balance=facts.balance,
         links=facts.links.rows if facts.links is not None else (),
         findings=findings,
         what_if=what_if(facts, {finding.id for finding in findings}),
-        kernels=kernels,
-        dropped_rows=dict(trace.quality.dropped),
+        kernels=facts.kernels,
         cards=facts.cards,
         utilization=find_utilization(facts.nvml, gpus, window),
-        warnings=(
-            *map(str, trace.quality.left_out),
-            *trace.quality.warnings,
-            *trace.quality.notes,
-        ),
-        left_out=tuple(trace.quality.left_out),
+        # Last: all that reads the trace may have something to say of it.
+        dropped_rows=dict(quality.dropped),
+        warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),
+        left_out=tuple(quality.left_out),
     )
 
 

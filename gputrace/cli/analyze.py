@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command("analyze")
-@click.argument(
-    "traces",
-    metavar="TRACE...",
-    nargs=-1,
-    required=True,
-    type=click.Path(path_type=Path, readable=False),
-)
+@options.traces
 @options.output_format
 @options.steps
 @options.window

@@ -8,17 +8,12 @@ from pathlib import Path
 
 import click
 
+from gputrace.cli import options
 from gputrace.errors import MissingError, UsageError
 
 
 @click.command("browse")
-@click.argument(
-    "traces",
-    metavar="TRACE...",
-    nargs=-1,
-    required=True,
-    type=click.Path(path_type=Path, readable=False),
-)
+@options.traces
 @click.option(
     "--beside",
     metavar="TRACE",

@@ -14,13 +14,7 @@ _SUFFIXES: Final = {"perfetto": ".perfetto.json.gz", "parquet": ".parquet", "csv
 
 
 @click.command("export")
-@click.argument(
-    "traces",
-    metavar="TRACE...",
-    nargs=-1,
-    required=True,
-    type=click.Path(path_type=Path, readable=False),
-)
+@options.traces
 @click.option(
     "--to",
     "form",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -17,6 +18,17 @@ if TYPE_CHECKING:
 FORMATS: Final = ("text", "json", "markdown", "csv")
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def traces(function: _F) -> _F:
+    """``TRACE...``; arrives as ``traces``, paths that nobody has looked at yet."""
+    return click.argument(
+        "traces",
+        metavar="TRACE...",
+        nargs=-1,
+        required=True,
+        type=click.Path(path_type=Path, readable=False),
+    )(function)
 
 
 def output_format(function: _F) -> _F:

@@ -13,13 +13,7 @@ from gputrace.errors import ExitCode, UsageError
 
 
 @click.command("report")
-@click.argument(
-    "traces",
-    metavar="TRACE...",
-    nargs=-1,
-    required=True,
-    type=click.Path(path_type=Path, readable=False),
-)
+@options.traces
 @options.steps
 @options.window
 @options.most_gaps

@@ -5,11 +5,10 @@ A view is a module with ``render(analysis) -> str`` and an entry in `FORMATS`.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Final
 
 from gputrace.analyzers.results import Analysis
-from gputrace.errors import UsageError
+from gputrace.views.forms import render_as
 
 FORMATS: Final = {
     "text": "gputrace.views.text",
@@ -21,7 +20,4 @@ FORMATS: Final = {
 
 def render(analysis: Analysis, form: str) -> str:
     """The analysis in one of `FORMATS`; raises UsageError for any other."""
-    if form not in FORMATS:
-        raise UsageError(f"no format is called {form!r}; there are {', '.join(FORMATS)}")
-    rendered: str = import_module(FORMATS[form]).render(analysis)
-    return rendered
+    return render_as(analysis, form, FORMATS)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Final
 
 from gputrace.analyzers.compare.results import Comparison
-from gputrace.errors import UsageError
+from gputrace.views.forms import render_as
 
 FORMATS: Final = {
     "text": "gputrace.views.compare.text",
@@ -18,7 +17,4 @@ FORMATS: Final = {
 
 def render(comparison: Comparison, form: str) -> str:
     """The comparison in one of `FORMATS`; raises UsageError for any other."""
-    if form not in FORMATS:
-        raise UsageError(f"no format is called {form!r}; there are {', '.join(FORMATS)}")
-    rendered: str = import_module(FORMATS[form]).render(comparison)
-    return rendered
+    return render_as(comparison, form, FORMATS)
