@@ -3,7 +3,8 @@
     GputraceError
     ├── UsageError      2   the command was called wrongly
     ├── InputError      3   a trace cannot be read
-    └── MissingError    4   this machine lacks something (nsys, a driver, an extra)
+    ├── MissingError    4   this machine lacks something (nsys, a driver, an extra)
+    └── PluginError     4   what another package adds does not work
 
 A message is one line: what is wrong, where, and what to do.
 """
@@ -12,6 +13,12 @@ from __future__ import annotations
 
 from enum import IntEnum
 from pathlib import Path
+from typing import Final
+
+_CONTROL: Final = (*range(32), *range(127, 160))
+_SPACES: Final = "\t\n\v\f\r\x85\u2028\u2029"
+_SHOWN: Final = dict.fromkeys(_CONTROL, "\ufffd") | dict.fromkeys(map(ord, _SPACES), " ")
+"""Control characters, which a file may hold to make a terminal do things, as they are shown."""
 
 
 class ExitCode(IntEnum):
@@ -33,6 +40,9 @@ class GputraceError(Exception):
 
     exit_code = ExitCode.USAGE
 
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message.translate(_SHOWN))
+
 
 class UsageError(GputraceError):
     """The command or the function was called with arguments that make no sense."""
@@ -46,14 +56,20 @@ class InputError(GputraceError):
     def __init__(self, path: Path | str, problem: str) -> None:
         super().__init__(f"{path}: {problem}")
         self.path = Path(path)
-        self.problem = problem
+        self.problem = problem.translate(_SHOWN)
 
     def __reduce__(self) -> tuple[type[InputError], tuple[Path, str]]:
-        """For pickle: files may be read in processes of their own."""
+        """For programs that send it from one process to another."""
         return InputError, (self.path, self.problem)
 
 
 class MissingError(GputraceError):
     """Something that the command needs is not on this machine."""
+
+    exit_code = ExitCode.MISSING_HERE
+
+
+class PluginError(GputraceError):
+    """What another package adds does not work."""
 
     exit_code = ExitCode.MISSING_HERE

@@ -107,7 +107,10 @@ def look_again() -> None:
 
 
 def step() -> None:
-    """Marks the end of a training step; from its first call on, only its calls count as steps."""
+    """Marks the end of a training step; from its first call on, only its calls count as steps.
+
+    Raises nothing, and does nothing in a program that is not recorded.
+    """
     if _steps is not None:
         _steps.step_by_user()
 
@@ -115,6 +118,11 @@ def step() -> None:
 def annotate(name: str) -> Annotation:
     """Names a stretch of code, in a ``with`` statement or as the decorator of a function.
 
+    Args:
+        name: what reports call it; ``data``, ``load batch``, ``next batch`` and the like count as
+            waiting for data.
+
+    Raises nothing, and does nothing in a program that is not recorded.
     A coroutine or a generator is named by ``with`` inside it; the decorator sees only its creation.
     """
     return _NOTHING if _recorder is None else _Recorded(_recorder, name)

@@ -44,7 +44,7 @@ def python(*arguments: str, env: Mapping[str, str] | None = None) -> Ran:
         stdin=subprocess.DEVNULL,
         env=environment(env),
         check=False,
-        timeout=60,
+        timeout=120,
     )
     return Ran(run.returncode, run.stdout.decode(), run.stderr.decode())
 

@@ -7,6 +7,7 @@ buffers and whose names of calls are tested too.
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import time
 from pathlib import Path
@@ -15,16 +16,10 @@ from uuid import UUID
 
 import pytest
 
+from gputrace.collectors.cupti import cupti_folders
 from gputrace.collectors.files.spool import Spool, read_spool
 from gputrace.collectors.merge import merge
-from tests.native.build import Machine, compile_all
-
-
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    folder = tmp_path_factory.mktemp("machine")
-    compile_all(folder)
-    return Machine(folder)
+from tests.native.build import Machine
 
 
 def spools(folder: Path) -> list[Spool]:
@@ -268,6 +263,27 @@ def test_it_says_that_there_is_no_libcupti(machine: Machine, tmp_path: Path) -> 
     assert spool.whole
 
 
+def test_it_takes_the_libcupti_of_a_wheel_where_the_programs_cuda_brings_none(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # CUDA 11, as hardly a machine has it: a libcupti of another version must not be taken.
+    runtime, site = tmp_path / "libcudart.so.11.0", tmp_path / "site-packages"
+    shutil.copy(machine.folder / "libcuda.so.1", runtime)
+    env = {"GPUTRACE_CUPTI": "", "LD_LIBRARY_PATH": "", "LD_PRELOAD": str(runtime)}
+    (tmp_path / "without").mkdir()
+    spool = recorded(machine, tmp_path / "without", "inject", env)
+    assert spool.info["no_gpu_activity"] == "no libcupti was found"
+    wheel = site / "nvidia" / "cuda_cupti" / "lib" / "libcupti.so.11"
+    wheel.parent.mkdir(parents=True)
+    shutil.copy(machine.folder / "libcupti.so.13", wheel)
+    monkeypatch.setattr("sys.path", ["/nowhere", str(site)])
+    env["GPUTRACE_CUPTI_FOLDERS"] = "/nowhere:" + cupti_folders()["GPUTRACE_CUPTI_FOLDERS"]
+    (tmp_path / "with").mkdir()
+    spool = recorded(machine, tmp_path / "with", "inject", env)
+    assert spool.info["cupti"] == str(wheel)
+    assert "no_gpu_activity" not in spool.info
+
+
 def test_a_library_without_cuptis_functions_is_refused(machine: Machine, tmp_path: Path) -> None:
     library = str(machine.folder / "libcuda.so.1")
     spool = recorded(machine, tmp_path, "inject sample", {"GPUTRACE_CUPTI": library})
@@ -317,7 +333,7 @@ def test_a_program_that_is_executed_by_a_child_has_a_spool_of_its_own(
 def test_a_process_that_executes_another_program_keeps_both_recordings(
     machine: Machine, tmp_path: Path
 ) -> None:
-    done = machine.run(tmp_path, "inject sample sleep 1300 exec inject sample sample")
+    done = machine.run(tmp_path, "inject sample sleep 2000 exec inject sample sample")
     assert done.returncode == 0
     found = spools(tmp_path)
     assert sorted(kernels(spool) for spool in found) == [1, 2]
@@ -419,16 +435,30 @@ def test_after_a_window_cupti_is_taken_out_of_the_program_once(
     machine: Machine, tmp_path: Path
 ) -> None:
     script = "inject sample capture 1 sleep 5 sample capture 0 sleep 300 finalized "
-    script += "sample sample finalized"
+    script += "released 1 0 sample finalized"
     assert said(machine, tmp_path, script, MANUAL) == [0, 1]
     spool = only(tmp_path)
     assert (kernels(spool), len(spool.records[b"API "])) == (1, 2)
     assert int(spool.info["capture_off"]) <= int(spool.info["let_go"])
 
 
+def test_cupti_is_held_between_windows_where_that_is_asked_for(
+    machine: Machine, tmp_path: Path
+) -> None:
+    window = "capture 1 sleep 5 sample calls capture 0 calls sleep 300 sample calls "
+    env = MANUAL | {"GPUTRACE_HOLD_NS": str(10**12)}
+    *calls, finalized = said(machine, tmp_path, f"inject sample {window * 2} finalized", env)
+    assert finalized == 0
+    assert calls[2] == calls[1], "between windows no call is watched"
+    assert calls[4] > calls[2]
+    spool = only(tmp_path)
+    assert (kernels(spool), len(spool.records[b"API "])) == (2, 2 * 2)
+
+
 def test_a_window_that_opens_again_records_as_the_first(machine: Machine, tmp_path: Path) -> None:
-    window = "capture 1 sleep 5 sample capture 0 sleep 300 sample "
-    assert said(machine, tmp_path, f"inject sample {window * 3} finalized", MANUAL) == [3]
+    window = "capture 1 sleep 5 sample capture 0 released {} 0 sample "
+    windows = " ".join(window.format(number) for number in (1, 2, 3))
+    assert said(machine, tmp_path, f"inject sample {windows} finalized", MANUAL) == [3]
     spool = only(tmp_path)
     assert (kernels(spool), len(spool.records[b"API "])) == (3, 3 * 2)
 
@@ -436,14 +466,15 @@ def test_a_window_that_opens_again_records_as_the_first(machine: Machine, tmp_pa
 def test_between_cudaprofilerstart_and_stop_cupti_is_there_and_else_gone(
     machine: Machine, tmp_path: Path
 ) -> None:
-    window = "profiler 1 sleep 5 sample profiler 0 sleep 300 sample sleep 1200 "
+    window = "attended profiler 1 sleep 5 sample profiler 0 released {} 0 sample "
+    windows = " ".join(window.format(number) for number in (1, 2))
     env = {"GPUTRACE_CAPTURE": "profiler"}
-    assert said(machine, tmp_path, f"inject sample {window * 2} finalized", env) == [2]
+    assert said(machine, tmp_path, f"inject sample {windows} finalized", env) == [2]
     spool = only(tmp_path)
     assert (kernels(spool), len(spool.records[b"API "])) == (2, 2 * 2)
 
 
-@pytest.mark.parametrize("wait", ["", "sleep 1300 "])
+@pytest.mark.parametrize("wait", ["", "sleep 2000 "])
 def test_a_window_that_opens_late_chooses_calls_one_by_one_too(
     machine: Machine, tmp_path: Path, wait: str
 ) -> None:

@@ -282,6 +282,58 @@ def test_nothing_is_recorded_while_torch_compile_traces_the_optimizer(torch: Pro
     assert numbers(torch.events(), "step") == [0]
 
 
+HOROVOD: Final = {
+    "horovod/torch/optimizer.py": """
+class _DistributedOptimizer:
+    def step(self): return super(self.__class__, self).step()
+class _PerParameter:
+    def backward(self): super(self.__class__, self).step(); super(self.__class__, self).step()
+    def step(self): return "stepped"
+def DistributedOptimizer(cls, whole):
+    body = dict((_DistributedOptimizer if whole else _PerParameter).__dict__)
+    hooked = body["step"]
+    def step(self):
+        from torch.optim import optimizer
+        result = hooked(self)
+        for hook in optimizer._hooks: hook(self, (), {})
+        return result
+    return type(cls.__name__, (cls,), dict(body, step=step))()
+""",
+    "horovod/torch/functions.py": """
+def broadcast_optimizer_state(optimizer, root_rank):
+    optimizer.step()
+    super(optimizer.__class__, optimizer).step()
+    return root_rank
+""",
+    "horovod/torch/__init__.py": """
+from .functions import broadcast_optimizer_state
+from .optimizer import DistributedOptimizer
+""",
+}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_step_of_horovod_s_optimizer_is_one_and_making_a_state_is_none(
+    torch: Program, whole: bool
+) -> None:
+    """As Horovod makes them: a class of its methods around the user's, whose steps torch hooks."""
+    torch.write(HOROVOD)
+    source = f"""
+from torch.optim import Optimizer
+import horovod.torch as hvd
+class SGD(Optimizer):
+    def step(self): return super().step()
+print(hvd.broadcast_optimizer_state(SGD(), 7))
+optimizer = hvd.DistributedOptimizer(SGD, {whole})
+print(hvd.broadcast_optimizer_state(optimizer, root_rank=8))
+for _ in range(3):
+    if not {whole}: optimizer.backward()
+    print(optimizer.step())
+"""
+    assert torch.quietly(source) == "7\n8\n" + "stepped\n" * 3
+    assert numbers(torch.events(), "step") == [0, 1, 2]
+
+
 def test_a_step_whose_gradients_overflowed_is_a_step(torch: Program) -> None:
     torch.write(
         {
@@ -352,8 +404,6 @@ def test_of_loaders_that_are_chains_only_the_last_is_waited_for(
     [
         ("torchdata.stateful_dataloader.stateful_dataloader", "Iter"),
         ("keras.src.trainers.epoch_iterator", "EpochIterator"),
-        ("tensorflow.python.data.ops.iterator_ops", "OwnedIterator"),
-        ("tensorflow.python.distribute.input_lib", "DistributedIteratorBase"),
         ("mxnet.gluon.data.dataloader", "_MultiWorkerIter"),
         ("mxnet.io.io", "DataIter"),
         ("chainer.iterators.serial_iterator", "SerialIterator"),
@@ -386,6 +436,8 @@ def test_waits_for_iterators_of_each_framework_are_recorded(
         ("keras.callbacks", "CallbackList", "on_train_batch_end", "keras.Model.fit"),
         ("tf_keras.src.callbacks", "CallbackList", "on_train_batch_end", "keras.Model.fit"),
         ("mxnet.gluon.trainer", "Trainer", "step", "mxnet.gluon.Trainer.step"),
+        ("mxnet.gluon.trainer", "Trainer", "update", "mxnet.gluon.Trainer.update"),
+        ("cntk.train.trainer", "Trainer", "train_minibatch", "cntk.Trainer.train_minibatch"),
         ("mxnet.module.module", "Module", "update", "mxnet.mod.Module.update"),
         ("chainer.optimizer", "GradientMethod", "update", "chainer.GradientMethod.update"),
         (
@@ -413,11 +465,106 @@ def test_steps_of_each_framework_are_recorded(
     assert numbers(program.events(), "step") == [0, 1]
 
 
+CHAINER: Final = {
+    "chainer/optimizer.py": """
+class GradientMethod:
+    def update(self): pass
+""",
+    "chainer/training/updaters/standard_updater.py": """
+class StandardUpdater:
+    def __init__(self, optimizer): self.optimizer = optimizer
+    def update(self): self.update_core()
+    def update_core(self): self.optimizer.update()
+""",
+    "chainer/training/updaters/multiprocess_parallel_updater.py": """
+import multiprocessing
+from chainer.training.updaters.standard_updater import StandardUpdater
+def scatter_params(link, array): return link
+class _Worker(multiprocessing.Process):
+    def __init__(self, pipe):
+        super().__init__()
+        self.pipe = pipe
+    def run(self):
+        while self.pipe.recv() == "update": scatter_params("a link", array=None)
+class MultiprocessParallelUpdater(StandardUpdater):
+    def __init__(self, optimizer):
+        super().__init__(optimizer)
+        self.pipe, end = multiprocessing.Pipe()
+        self.worker = _Worker(end)
+        self.worker.start()
+    def update_core(self):
+        self.pipe.send("update")
+        super().update_core()
+    def finalize(self):
+        self.pipe.send("finalize")
+        self.worker.join()
+""",
+    "chainermn/optimizers.py": """
+class _MultiNodeOptimizer:
+    def __init__(self, optimizer): super().__setattr__("optimizer", optimizer)
+    def __setattr__(self, name, value): setattr(self.optimizer, name, value)
+    def update(self):
+        if not hasattr(self.optimizer, "sent"): self.sent = True
+        else: self.optimizer.update()
+class _DoubleBufferingOptimizer(_MultiNodeOptimizer): pass
+""",
+}
+
+
+@pytest.mark.parametrize("cls", ["_MultiNodeOptimizer", "_DoubleBufferingOptimizer"])
+def test_what_a_multi_node_optimizer_does_is_one_step_though_the_first_sends_alone(
+    program: Program, cls: str
+) -> None:
+    program.write(CHAINER)
+    program.quietly(
+        f"from chainer.optimizer import GradientMethod\nfrom chainermn.optimizers import {cls}\n"
+        f"optimizer = {cls}(GradientMethod())\nfor _ in range(60): optimizer.update()\n"
+    )
+    assert names(program.events(), "step") == ["chainermn.MultiNodeOptimizer.update"] * 60
+    assert numbers(program.events(), "step") == list(range(60))
+
+
+def test_an_updater_counts_before_the_multi_node_optimizer_that_it_calls(program: Program) -> None:
+    program.write(CHAINER)
+    program.quietly(
+        "from chainer.optimizer import GradientMethod\n"
+        "from chainermn.optimizers import _MultiNodeOptimizer\n"
+        "from chainer.training.updaters.standard_updater import StandardUpdater\n"
+        "updater = StandardUpdater(_MultiNodeOptimizer(GradientMethod()))\n"
+        "for _ in range(5): updater.update()\n"
+    )
+    assert names(program.events(), "step") == ["chainer.training.StandardUpdater"] * 5
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_each_process_of_a_multiprocess_updater_counts_its_own_steps(
+    program: Program, method: str
+) -> None:
+    program.write(CHAINER)
+    program.quietly(
+        "import multiprocessing\n"
+        "from chainer.optimizer import GradientMethod\n"
+        "from chainer.training.updaters.multiprocess_parallel_updater import *\n"
+        "if __name__ == '__main__':\n"
+        f"    multiprocessing.set_start_method({method!r})\n"
+        "    updater = MultiprocessParallelUpdater(GradientMethod())\n"
+        "    for _ in range(7): updater.update()\n"
+        "    updater.finalize()\n"
+    )
+    events = program.all_events()
+    assert sorted(names(one, "step")[0] for one in events) == [
+        "chainer.training.MultiprocessParallelUpdater",
+        "chainer.training.StandardUpdater",
+    ]
+    assert [numbers(one, "step") for one in events] == [list(range(7))] * 2
+
+
 @pytest.mark.parametrize(
     ("module", "cls", "method"),
     [
         ("mxnet.gluon.data.dataloader", "DataLoader", "__iter__"),
         ("keras.src.trainers.epoch_iterator", "EpochIterator", "enumerate_epoch"),
+        ("keras.src.backend.jax.trainer", "JAXEpochIterator", "_get_iterator"),
     ],
 )
 def test_a_generator_stays_one_and_its_waits_are_recorded(
@@ -432,6 +579,224 @@ def test_a_generator_stays_one_and_its_waits_are_recorded(
     )
     assert out == "closed\n[1, 2]\nclosed\ngenerator\n"
     assert numbers(program.events(), "data_wait") == [0, 0, 1, 0]
+
+
+CNTK_IO: Final = """
+class MinibatchSource:
+    def next_minibatch(self, size, input_map=None): return {"size": size, "map": input_map}
+class UserMinibatchSource:
+    def __init__(self): self.made = True
+    def _next_minibatch(self, info_map, size): info_map.update(self.next_minibatch(size, 1, 0))
+class MinibatchSourceFromData(UserMinibatchSource):
+    def next_minibatch(self, size, number_of_workers=1, worker_rank=0): return {"size": size}
+"""
+
+
+def test_waits_for_cntk_s_sources_are_recorded_be_they_in_c_or_in_python(
+    program: Program,
+) -> None:
+    program.write({"cntk/io/__init__.py": CNTK_IO})
+    out = program.quietly(
+        "from cntk import io\n"
+        "class Own(io.UserMinibatchSource):\n"
+        "    def next_minibatch(self, size, number_of_workers, worker_rank): return {}\n"
+        "print(io.MinibatchSource().next_minibatch(2, input_map=3))\n"
+        "for source in (io.MinibatchSourceFromData(), Own(), Own()):\n"
+        "    batch = {}\n"
+        "    source._next_minibatch(batch, 4)\n"
+        "    print(source.made, batch)\n"
+    )
+    batches = ["{'size': 2, 'map': 3}", "True {'size': 4}", "True {}", "True {}"]
+    assert out.splitlines() == batches
+    sources = ["cntk.io.MinibatchSource", "cntk.io.MinibatchSourceFromData", *["__main__.Own"] * 2]
+    assert names(program.events(), "data_wait") == sources
+
+
+TENSORFLOW: Final = {
+    "tensorflow/python/framework/ops.py": """
+class Graph: pass
+class FuncGraph(Graph):
+    building_function = True
+    def __init__(self): self.outer_graph = stack[-1]
+class WhileBodyFuncGraph(FuncGraph): pass
+stack = [Graph()]
+def get_default_graph(): return stack[-1]
+""",
+    "tensorflow/python/eager/context.py": """
+from tensorflow.python.framework import ops
+def executing_eagerly(): return len(ops.stack) == 1
+""",
+    "tensorflow/python/eager/polymorphic_function/concrete_function.py": """
+from tensorflow.python.eager import context
+from tensorflow.python.framework import ops
+class ConcreteFunction:
+    def __init__(self, body, graph=ops.FuncGraph):
+        self.graph = graph()
+        ops.stack.append(self.graph)
+        body()
+        ops.stack.pop()
+    def _call_flat(self, *args): return args
+    def __call__(self, *args): return self._call_flat(*args)
+""",
+    "tensorflow/python/data/ops/iterator_ops.py": """
+class OwnedIterator:
+    def __init__(self): self.left = 2
+    def __iter__(self): return self
+    def __next__(self):
+        if not self.left: raise StopIteration
+        return self.get_next()
+    def get_next(self, name=None):
+        self.left -= 1
+        return self.left
+""",
+    "keras/src/backend/tensorflow/optimizer.py": """
+class BaseOptimizer:
+    def apply(self, grads): return grads
+class TFOptimizer(BaseOptimizer): pass
+""",
+    "keras/src/optimizers/optimizer.py": """
+class _BaseOptimizer:
+    def apply_gradients(self, grads): return grads
+class Optimizer(_BaseOptimizer):
+    def apply_gradients(self, grads): return super().apply_gradients(grads)
+""",
+}
+FUNCTIONS: Final = """
+from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
+from tensorflow.python.framework.ops import WhileBodyFuncGraph
+from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+optimizer, data = TFOptimizer(), OwnedIterator()
+def update(): optimizer.apply([])
+"""
+
+
+@pytest.fixture
+def tensorflow(program: Program) -> Program:
+    """With modules that have the names of TensorFlow's, and graphs that nest as its do."""
+    program.write(TENSORFLOW)
+    return program
+
+
+def test_a_call_of_a_tensorflow_function_is_a_step_if_an_optimizer_works_in_it(
+    tensorflow: Program,
+) -> None:
+    out = tensorflow.quietly(
+        FUNCTIONS + "train, check = ConcreteFunction(update), ConcreteFunction(lambda: None)\n"
+        "for _ in range(3): print(train('batch'), check()); check()\n"
+    )
+    assert out == "('batch',) ()\n" * 3
+    assert names(tensorflow.events(), "step") == ["tf.function"] * 3
+
+
+def test_of_tensorflow_functions_within_functions_the_one_that_is_called_counts(
+    tensorflow: Program,
+) -> None:
+    tensorflow.quietly(
+        FUNCTIONS + "parts = []\n"
+        "def body():\n    parts.append(ConcreteFunction(update)); parts[0]()\n"
+        "outer = ConcreteFunction(body)\n"
+        "outer(); outer(); parts[0]()\n"
+    )
+    assert numbers(tensorflow.events(), "step") == [0, 1, 2]
+
+
+def test_a_tensorflow_function_that_trains_in_a_loop_tells_no_steps(tensorflow: Program) -> None:
+    tensorflow.quietly(
+        FUNCTIONS
+        + "loop = ConcreteFunction(lambda: ConcreteFunction(update, WhileBodyFuncGraph))\n"
+        "loop(); loop(); next(data)\n"
+    )
+    assert numbers(tensorflow.events(), "step") == []
+
+
+@pytest.mark.parametrize(
+    ("module", "cls", "method"),
+    [
+        ("keras.src.backend.tensorflow.optimizer", "TFOptimizer", "apply"),
+        ("keras.src.optimizers.optimizer", "Optimizer", "apply_gradients"),
+    ],
+)
+def test_an_optimizer_outside_of_tensorflows_graphs_makes_a_step_at_once(
+    tensorflow: Program, module: str, cls: str, method: str
+) -> None:
+    out = tensorflow.quietly(
+        f"{FUNCTIONS}from {module} import {cls} as Kind\nother = Kind()\n"
+        f"for _ in range(2): print(other.{method}('grads'))\n"
+    )
+    assert out == "grads\n" * 2
+    assert names(tensorflow.events(), "step") == ["tf.keras.optimizers.Optimizer"] * 2
+
+
+def test_waits_outside_of_tensorflows_graphs_are_recorded(tensorflow: Program) -> None:
+    out = tensorflow.quietly(
+        FUNCTIONS + "read, train = ConcreteFunction(data.get_next), ConcreteFunction(update)\n"
+        "data.left += 1\n"
+        "for item in data: print(item); train()\n"
+        "data.left = 1; print(data.get_next(name='n')); read()\n"
+    )
+    assert out == "1\n0\n0\n"
+    name = "tensorflow.python.data.ops.iterator_ops.OwnedIterator"
+    assert names(tensorflow.events(), "data_wait") == [name] * 4
+    assert numbers(tensorflow.events(), "data_wait") == [0, 0, 1, 0]
+    assert names(tensorflow.events(), "note") == []
+
+
+def test_no_wait_is_told_where_the_steps_take_their_batches_inside_the_graph(
+    tensorflow: Program,
+) -> None:
+    tensorflow.quietly(
+        FUNCTIONS + "next(data)\n"
+        "train = ConcreteFunction(lambda: (data.get_next(), update()))\n"
+        "for _ in range(3): train()\n"
+    )
+    events = tensorflow.events()
+    assert numbers(events, "step") == [0, 1, 2]
+    assert numbers(events, "data_wait") == []
+    assert names(events, "note") == [
+        "TensorFlow takes the batches inside its graph: waits for them are not recorded"
+    ]
+
+
+TENSORPACK: Final = {
+    "tensorpack/callbacks/group.py": """
+class Callbacks:
+    def __init__(self, *calls): self.calls = calls
+    def trigger_step(self):
+        for call in self.calls: call()
+""",
+    "tensorpack/input_source/input_source.py": """
+class FeedInput:
+    class _FeedCallback:
+        def _before_run(self, context): return context
+class EnqueueThread:
+    def run(self): return "ran"
+""",
+}
+FED: Final = """
+from tensorpack.callbacks.group import Callbacks
+from tensorpack.input_source.input_source import EnqueueThread, FeedInput
+feed = FeedInput._FeedCallback()
+"""
+
+
+def test_steps_of_tensorpack_count_even_if_a_callback_ends_the_training(program: Program) -> None:
+    program.write(TENSORPACK)
+    program.quietly(
+        FED + "steps = iter('ab')\ncallbacks = Callbacks(lambda: next(steps))\n"
+        "try:\n    while True: callbacks.trigger_step()\nexcept StopIteration: pass\n"
+    )
+    assert names(program.events(), "step") == ["tensorpack.Trainer.run_step"] * 3
+
+
+@pytest.mark.parametrize(("queue", "waits"), [("", 2), ("print(EnqueueThread().run());", 0)])
+def test_waits_of_tensorpack_are_told_unless_a_queue_feeds_the_steps(
+    program: Program, queue: str, waits: int
+) -> None:
+    program.write(TENSORPACK)
+    out = program.quietly(FED + queue + "print(feed._before_run(1), feed._before_run(2))")
+    assert out == "ran\n" * bool(queue) + "1 2\n"
+    assert len(program.events().records["data_wait"]) == waits
 
 
 def test_a_step_annotation_of_jax_is_a_step(program: Program) -> None:
@@ -526,6 +891,8 @@ static void tell(const char *what, int on) {
 }
 void gputrace_pause(int on) { tell("pause", on); }
 void gputrace_capture(int on) { tell("capture", on); }
+int steps;
+void gputrace_step(void) { steps++; }
 """
 LOAD: Final = """
 import ctypes, os
@@ -568,6 +935,48 @@ def test_a_window_of_steps_is_captured_from_its_first_step_to_its_last(
         "recording from step 2",
         "recorded to the end of step 3",
     ]
+
+
+def test_the_collector_is_told_of_each_step_once_it_is_loaded(
+    torch: Program, library: dict[str, str]
+) -> None:
+    """It is looked for when the hooks write: each second."""
+    out = torch.quietly(
+        LOOP + LOAD + "import time\noptimizer = Optimizer()\n"
+        "library = os.environ['GPUTRACE_LIBRARY']\n"
+        "def steps(): return ctypes.c_int.in_dll(ctypes.CDLL(library), 'steps').value\n"
+        "load(); optimizer.step(); time.sleep(1.2); optimizer.step(); before = steps()\n"
+        "for i in range(5): optimizer.step()\n"
+        "print(steps() - before)\n",
+        **library,
+    )
+    assert out == "5\n"
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        ("2:10", ". . + . . . + . . . . ."),
+        ("1:", ". + . . . + . . . + . ."),
+    ],
+)
+def test_windows_come_again_with_a_step_before_each(
+    torch: Program, library: dict[str, str], window: str, expected: str
+) -> None:
+    """One step (+) of each four: the one before it is captured too, as the gap between is its."""
+    out = torch.quietly(
+        LOOP + LOAD + "load(); optimizer = Optimizer()\n"
+        "for i in range(12): print(calls().split(',')[-1]); optimizer.step()\n",
+        GPUTRACE_STEPS=window,
+        GPUTRACE_EVERY="4:1",
+        **library,
+    )
+    on = [line == "capture 1" for line in out.splitlines()]
+    wanted = [step == "+" for step in expected.split()]
+    first = wanted.index(True)
+    before = [number + 1 < 12 and number >= first and wanted[number + 1] for number in range(12)]
+    assert on == [a or b for a, b in zip(wanted, before, strict=True)]
+    assert names(torch.events(), "note") == []
 
 
 @pytest.mark.parametrize(
@@ -893,6 +1302,23 @@ def test_a_disk_that_is_full_from_the_start_leaves_an_empty_file(torch: Program)
     assert path.read_bytes() == b""
 
 
+def test_what_a_handler_raises_reaches_the_program_from_within_the_hooks(program: Program) -> None:
+    """TimeoutError, which handlers of alarms raise, is an OSError, as are our own with files."""
+    out = program.quietly(
+        "import os, signal, time, gputrace\n"
+        "def handler(*_): raise TimeoutError\n"
+        "signal.signal(signal.SIGALRM, handler)\n"
+        "fstat = os.fstat\n"
+        "def interrupted(file): signal.raise_signal(signal.SIGALRM); return fstat(file)\n"
+        "gputrace.step(); os.fstat = interrupted\n"
+        "try: time.sleep(0.3); gputrace.step()\n"
+        "except TimeoutError: print('too late')\n"
+        "os.fstat = fstat; gputrace.step()\n"
+    )
+    assert out == "too late\n"
+    assert numbers(program.events(), "step") == [0, 1, 2]
+
+
 def test_a_program_that_closes_all_files_keeps_its_own_to_itself(torch: Program) -> None:
     torch.quietly(
         LOOP + "import os\noptimizer = Optimizer(); optimizer.step()\n"
@@ -971,16 +1397,34 @@ def test_threads_record_side_by_side_under_their_own_ids(torch: Program) -> None
 def test_sigkill_loses_a_second_at_most(torch: Program, pause: float) -> None:
     process = torch.start(
         LOOP + "import time\noptimizer = Optimizer()\n"
+        "optimizer.step(); print('ready', flush=True)\n"
         f"for item in _BaseDataLoaderIter(iter(int, 1), {pause}): optimizer.step()\n"
     )
     with process:
-        time.sleep(1.5)
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(1.2)
         killed = time.time_ns()
         process.send_signal(signal.SIGKILL)
         process.communicate()
     events = torch.events()
     assert killed - SECOND < events.records["step"]["end"].max() < killed + SECOND
     assert numbers(events, "step") == list(range(len(events.records["step"])))
+
+
+def test_a_wait_leaves_writing_to_the_end_of_its_step(torch: Program) -> None:
+    """Writing gives Python's lock away: within a wait that the program clocks it would count."""
+    out = torch.quietly(
+        LOOP + "import os, time\nwritten, at = [], ['step']\n"
+        "write, stat = os.write, os.fstat\n"
+        "def noted(function): return lambda *a: (written.append(at[0]), function(*a))[1]\n"
+        "optimizer, items = Optimizer(), iter(_BaseDataLoaderIter(range(12)))\n"
+        "os.write, os.fstat = noted(write), noted(stat)\n"
+        "for _ in range(12):\n"
+        "    at[0] = 'wait'; next(items); at[0] = 'step'; time.sleep(0.15); optimizer.step()\n"
+        "os.write, os.fstat = write, stat\n"
+        "print(written.count('wait'), written.count('step') > 4)\n"
+    )
+    assert out.split() == ["0", "True"]
 
 
 def test_what_came_before_a_long_silence_is_there_after_sigkill(torch: Program) -> None:
@@ -1076,6 +1520,45 @@ def test_real_torch_is_recorded_with_and_without_workers(program: Program) -> No
     assert (ran.code, ran.out) == (0, "trained\n")
     assert numbers(program.events(), "step") == list(range(12))
     assert numbers(program.events(), "data_wait") == [0, 0, 0, 0, 1] * 3
+
+
+REAL_TENSORFLOW: Final = """
+import os, sys
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import tensorflow as tf
+data = tf.data.Dataset.from_tensor_slices((tf.zeros((44, 4)), tf.zeros((44, 1)))).batch(8)
+model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+optimizer = tf.keras.optimizers.SGD()
+@tf.function
+def step(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x) - y) ** 2)
+    variables = model.trainable_variables
+    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+if sys.argv[1] == "loop":
+    for x, y in data: step(x, y)
+else:
+    next(iter(data))
+    model.compile(optimizer, "mse")
+    model.fit(data, epochs=2, verbose=0)
+print("trained")
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "steps", "waits"), [("loop", 6, [0, 0, 0, 0, 0, 0, 1]), ("fit", 12, [])]
+)
+def test_real_tensorflow_is_recorded_inside_and_outside_of_its_graph(
+    program: Program, way: str, steps: int, waits: list[int]
+) -> None:
+    """GPUTRACE_TENSORFLOW_PYTHON names a Python that has TensorFlow; the last batch is smaller."""
+    python = os.environ.get("GPUTRACE_TENSORFLOW_PYTHON", sys.executable)
+    if subprocess.run([python, "-c", "import tensorflow"], capture_output=True).returncode:
+        pytest.skip("no TensorFlow; GPUTRACE_TENSORFLOW_PYTHON may name a Python that has it")
+    ran = program.run(REAL_TENSORFLOW.replace("sys.argv[1]", repr(way)), python=python)
+    assert (ran.code, ran.out) == (0, "trained\n")
+    assert numbers(program.events(), "step") == list(range(steps))
+    assert numbers(program.events(), "data_wait") == waits
 
 
 COST: Final = """

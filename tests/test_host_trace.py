@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -155,7 +156,10 @@ def test_the_verdict_says_that_no_gpu_was_seen(training: Path) -> None:
     ran = command.gputrace("analyze", training)
     assert (ran.code, ran.err) == (0, "")
     told = " ".join(ran.out.split())
-    assert told.startswith("The program waits 12.")
+    # It sleeps for 12 ms, and a busy machine lets it sleep longer.
+    waits = re.match(r"The program waits ([\d.]+) ms", told)
+    assert waits is not None
+    assert float(waits[1]) >= 12
     assert "no GPU was seen: this is the most that one can have idled for it." in told
     assert "kernels, copies and idle time are unknown; record on a machine with an NVIDIA" in told
     assert max(map(len, ran.out.splitlines())) <= 80

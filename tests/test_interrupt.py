@@ -13,7 +13,7 @@ SLEEPS = """#!{python}
 import pathlib, sys, time
 pathlib.Path({started!r}).touch()
 pathlib.Path(sys.argv[sys.argv.index("-o") + 1]).write_bytes(b"half of it")
-time.sleep(60)
+time.sleep(300)
 """
 
 
@@ -32,7 +32,7 @@ def test_ctrl_c_ends_the_command(tmp_path: Path) -> None:
         while not started.exists():
             assert running.poll() is None
         running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=20)
+        out, err = running.communicate(timeout=60)
     assert (running.returncode, out) == (130, b"")
     assert err.strip() == b"gputrace: interrupted"
     assert [path for path in cache.rglob("*") if path.is_file()] == []

@@ -117,7 +117,7 @@ def test_standard_streams_are_the_programs_and_nothing_of_nsys_is_in_them(machin
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as running:
-        out, err = running.communicate(b"hello", timeout=30)
+        out, err = running.communicate(b"hello", timeout=60)
     assert out == b"hello"
     # Three streams and the folder that ls reads: what was handed down is closed again.
     assert err.startswith(b"err4\ngputrace: ")
@@ -142,12 +142,12 @@ def test_a_pipe_that_nobody_reads_ends_the_program_as_it_would(machine: Machine)
 def test_signals_go_to_the_program_alone(machine: Machine) -> None:
     program = "import signal, sys, time\n"
     program += "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(9))\nprint('ready', flush=True)\n"
-    program += "time.sleep(30)"
+    program += "time.sleep(120)"
     with machine.start("--", sys.executable, "-c", program, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == b"ready\n"
         running.send_signal(signal.SIGUSR1)
-        assert running.wait(20) == 9
+        assert running.wait(60) == 9
     assert machine.output.exists()
 
 
@@ -228,7 +228,9 @@ def test_steps_and_cuda_s_profiler_api_are_its_capture_range(
 
 
 def test_a_window_of_time_ends_while_the_program_goes_on(machine: Machine) -> None:
-    words = ("--delay", "1s", "--duration", "200ms", "--", "sh", "-c", "sleep 1.6; exit 4")
+    stopped = f"grep -q '\"stop\"' '{machine.folder}/log'"
+    program = f"until {stopped}; do sleep 0.05; done; exit 4"
+    words = ("--delay", "1s", "--duration", "200ms", "--", "sh", "-c", program)
     assert machine.record(*words).code == 4
     options = machine.options()
     assert (options["--delay"], "--duration" in options) == ("1", False)
@@ -358,13 +360,17 @@ def test_errors_that_nsys_writes_into_its_report_are_said(machine: Machine) -> N
 
 
 def test_a_recording_that_goes_on_without_us_is_not_taken_apart(machine: Machine) -> None:
-    program = MARKED + "print('ready', flush=True)\ntime.sleep(2)"
+    over = machine.folder / "over"
+    program = MARKED + "import os\nprint('ready', flush=True)\n"
+    program += f"while not os.path.exists({str(over)!r}): time.sleep(0.01)"
     with machine.start("--", sys.executable, "-c", program, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == b"ready\n"
         running.kill()
-    assert_refused(command.gputrace("recover", machine.spool, env=machine.env), 3, "goes on")
-    deadline = time.monotonic() + 20
+        ran = command.gputrace("recover", machine.spool, env=machine.env)
+        assert_refused(ran, 3, "goes on")
+        over.touch()
+    deadline = time.monotonic() + 60
     while command.gputrace("recover", machine.spool, env=machine.env).code:
         assert time.monotonic() < deadline
     assert machine.rows("SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL") == [(5,)]

@@ -416,7 +416,7 @@ def test_when_the_recorder_is_killed_the_sampling_ends_as_it_should(
             assert running.poll() is None
             time.sleep(0.005)
         running.send_signal(signal.SIGKILL)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while read_nvml(written(tmp_path)).cpu_ns is None:
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -458,9 +458,11 @@ def test_a_full_disk_is_told_and_ends_nothing(tmp_path: Path, scripted: Scripted
 
 def test_the_beat_does_not_drift(record: Record) -> None:
     # Each answer takes 8 ms of a tick's 20: a sampler that waits 20 ms after each would be at 28.
+    # One that a busy machine wakes late leaves beats out, and is on the beat again.
     log = record("gpus 1\nslow DeviceGetTemperature 8000\n", ticks=25, hz=50)
     beats = [later - sooner for (_, sooner), (_, later) in pairwise(log.clocks[:-1])]
-    assert 16_000_000 < median(beats) < 24_000_000
+    assert median(beats) > 16_000_000
+    assert median(abs((beat + 10_000_000) % 20_000_000 - 10_000_000) for beat in beats) < 4_000_000
 
 
 def test_any_part_of_a_file_can_be_read(record: Record, tmp_path: Path) -> None:

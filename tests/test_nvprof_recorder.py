@@ -87,7 +87,7 @@ def test_standard_streams_are_the_programs_and_nothing_of_nvprof_is_in_them(
     machine: Machine,
 ) -> None:
     with machine.start("--", "sh", "-c", "cat; printf err >&2") as running:
-        out, err = running.communicate(b"hello", timeout=30)
+        out, err = running.communicate(b"hello", timeout=60)
     assert out == b"hello"
     assert err.startswith(b"errgputrace: ")
     assert all(line.startswith(b"gputrace: ") for line in err[3:].splitlines())
@@ -101,12 +101,12 @@ def test_a_program_dies_of_a_closed_pipe_as_it_would(machine: Machine) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_signals_go_on_to_the_program(machine: Machine, number: signal.Signals) -> None:
     program = f"import signal, sys, time\nsignal.signal({int(number)}, lambda *_: sys.exit(9))\n"
-    program += "print('ready', flush=True)\ntime.sleep(30)"
+    program += "print('ready', flush=True)\ntime.sleep(120)"
     with machine.start("--", sys.executable, "-c", program) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == b"ready\n"
         running.send_signal(number)
-        assert running.wait(20) == 9
+        assert running.wait(60) == 9
     assert machine.rows("SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL") == [(2,)]
 
 
@@ -244,10 +244,10 @@ def test_a_recording_that_goes_on_without_us_is_not_recovered_yet(machine: Machi
         assert running.stdout is not None
         assert running.stdout.readline() == b"ready\n"
         running.kill()
-        running.wait(20)
+        running.wait(60)
         ran = command.gputrace("recover", machine.spool)
         assert_refused(ran, 3, "the recording goes on")
-        running.communicate(b"line\n", timeout=20)
+        running.communicate(b"line\n", timeout=60)
     for _ in range(100):
         if command.gputrace("recover", machine.spool).code == 0:
             break

@@ -32,7 +32,7 @@ def turn(function, *arguments):
     begin = time.perf_counter()
     function(*arguments)
     spent[function] += time.perf_counter() - begin
-while sum(spent.values()) < 1.5:
+while sum(spent.values()) < 1.0:
     turn(compute); turn(call, data); turn(wait)
 print(*[time / sum(spent.values()) for time in spent.values()])
 """
@@ -96,8 +96,8 @@ def test_functions_have_samples_by_the_time_they_take(tmp_path: Path, version: s
     found = record(tmp_path, KNOWN, python=find_python(version))
     times = [float(part) for part in found.ran.out.split()]
     total = found.functions.total()
-    # Of 150; a machine under load loses some.
-    assert total > 30
+    # Of 100; a machine under load loses some.
+    assert total > 20
     for name, time in zip(("compute", "call", "wait"), times, strict=True):
         assert found.functions[name] / total == pytest.approx(time, abs=0.2), found.functions
 
@@ -121,7 +121,7 @@ def test_a_sample_has_the_users_line_and_the_innermost_one(tmp_path: Path) -> No
 
 def test_a_long_call_has_all_the_samples_of_its_time(tmp_path: Path) -> None:
     found = record(tmp_path, "import time\ntime.sleep(0.5)\nsorted(map(str, range(2000)))\n")
-    assert 10 < found.lines["train.py:2 <module>"] < 75
+    assert 10 < found.lines["train.py:2 <module>"] < 120
 
 
 def test_a_program_in_an_installed_package_is_named_by_its_own_outermost_line(

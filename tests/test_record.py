@@ -12,7 +12,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-import click
 import pytest
 
 from gputrace.collectors.cuda import has_driver
@@ -122,7 +121,7 @@ def test_an_output_that_exists_is_kept_unless_forced(tmp_path: Path) -> None:
 def test_signals_go_on_to_the_program(tmp_path: Path) -> None:
     program = "import signal,sys,time\n"
     program += "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(9))\nprint('ready', flush=True)\n"
-    program += "time.sleep(30)"
+    program += "time.sleep(120)"
     words = [sys.executable, "-m", "gputrace", "record", "-o", str(tmp_path / "t.sqlite"), "--"]
     with subprocess.Popen(
         [*words, sys.executable, "-c", program],
@@ -133,7 +132,7 @@ def test_signals_go_on_to_the_program(tmp_path: Path) -> None:
         assert running.stdout is not None
         assert running.stdout.readline() == b"ready\n"
         running.send_signal(signal.SIGUSR1)
-        assert running.wait(20) == 9
+        assert running.wait(60) == 9
 
 
 def test_a_signal_from_outside_the_container_goes_on_to_the_program(tmp_path: Path) -> None:
@@ -142,7 +141,7 @@ def test_a_signal_from_outside_the_container_goes_on_to_the_program(tmp_path: Pa
         pytest.skip("no namespaces can be made here")
     program = "import signal,sys,time\n"
     program += "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\nprint('ready', flush=True)\n"
-    program += "time.sleep(30)"
+    program += "time.sleep(120)"
     words = [sys.executable, "-m", "gputrace", "record", "-o", str(tmp_path / "t.sqlite"), "--"]
     with subprocess.Popen(
         [*within, *words, sys.executable, "-c", program],
@@ -154,7 +153,7 @@ def test_a_signal_from_outside_the_container_goes_on_to_the_program(tmp_path: Pa
         assert running.stdout.readline() == b"ready\n"
         children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
         os.kill(int(children.read_text()), signal.SIGTERM)
-        assert running.wait(20) == 9
+        assert running.wait(60) == 9
 
 
 def test_steps_and_names_that_the_program_marks_are_in_the_trace(tmp_path: Path) -> None:
@@ -275,7 +274,7 @@ def test_ranks_are_those_of_whichever_mpi_it_is(given: dict[str, str], tmp_path:
 
 def test_a_recording_cut_short_can_be_recovered(tmp_path: Path) -> None:
     output, folder = tmp_path / "t.sqlite", tmp_path / "t.sqlite.spool"
-    program = MARKED + "print('ready', flush=True)\ntime.sleep(30)"
+    program = MARKED + "print('ready', flush=True)\ntime.sleep(120)"
     words = [sys.executable, "-m", "gputrace", "record", "-o", str(output), "--"]
     with subprocess.Popen(
         [*words, sys.executable, "-c", program],
@@ -428,9 +427,9 @@ def test_values_that_look_secret_are_masked(words: list[str], shown: list[str]) 
 
 @pytest.mark.parametrize("word", ["a", "-a", "token", "-token-", "--token ", '"', "\\", "a://"])
 def test_a_long_word_is_masked_in_a_moment(word: str) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     masked([word * (100_000 // len(word))])
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_the_trace_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
@@ -440,11 +439,12 @@ def test_the_trace_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
 
 
 def test_the_command_offers_every_backend() -> None:
+    from gputrace.cli.options import OursOrPlugins
     from gputrace.cli.record import command as record_command
     from gputrace.collectors.backends import BACKENDS
 
     option = next(p for p in record_command.params if p.name == "backend")
-    assert isinstance(option.type, click.Choice)
+    assert isinstance(option.type, OursOrPlugins)
     assert list(option.type.choices) == ["auto", *BACKENDS]
 
 

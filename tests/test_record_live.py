@@ -15,12 +15,14 @@ from tests.on_terminal import OnTerminal
 
 OPTIONS = ("record", "--live", "--no-nvml", "--backend", "host", "-o", "t.sqlite")
 STEPS = """
-import sys, time, gputrace
+import os, sys, time, gputrace
 for at in range({steps}):
     gputrace.step()
     time.sleep(0.005)
     if at % 50 == 0:
         print("at", at, flush=True)
+while not os.path.exists("seen"):
+    time.sleep(0.01)
 print("done")
 sys.exit(7)
 """
@@ -31,13 +33,14 @@ def record(folder: Path, *program: str, **streams: object) -> OnTerminal:
 
 
 def test_the_screen_is_drawn_and_then_all_that_the_program_said(tmp_path: Path) -> None:
-    ran = record(tmp_path, sys.executable, "-c", STEPS.format(steps=400))
+    ran = record(tmp_path, sys.executable, "-c", STEPS.format(steps=200))
     ran.until("rank 0")
+    (tmp_path / "seen").touch()
     assert ran.end() == 7
-    said = "".join(f"at {at}\n" for at in range(0, 400, 50)) + "done\n"
+    said = "".join(f"at {at}\n" for at in range(0, 200, 50)) + "done\n"
     assert ran.left.startswith(said)
     told = ran.left.removeprefix(said).splitlines()
-    assert told[0].startswith("gputrace: t.sqlite: 0 kernels, 400 steps")
+    assert told[0].startswith("gputrace: t.sqlite: 0 kernels, 200 steps")
     assert all(line.startswith("gputrace: ") for line in told)
     assert ran.text.count("\x1b[?1049h") == ran.text.count("\x1b[?1049l") == 1
     assert (tmp_path / "t.sqlite").exists()

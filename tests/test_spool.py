@@ -20,18 +20,11 @@ from hypothesis import strategies as st
 from gputrace.collectors.files.spool import Spool, read_spool
 from gputrace.collectors.merge import merge
 from gputrace.errors import InputError
-from tests.native.build import Machine, compile_all
+from tests.native.build import Machine
 
 LIVES: Final = 200
 AT_ONCE: Final = 20
 SECOND: Final = 1_000_000_000
-
-
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    folder = tmp_path_factory.mktemp("machine")
-    compile_all(folder)
-    return Machine(folder)
 
 
 def missing(spool: Spool, killed: int) -> float:
@@ -71,12 +64,12 @@ def test_a_killed_program_leaves_all_but_its_last_second(machine: Machine, tmp_p
         lost = sorted(pool.map(live, lives))
     assert lost[LIVES * 9 // 10] < 1.3, lost[-20:]
     # A machine that is busy wakes the writer late.
-    assert lost[-1] < 2, lost[-20:]
+    assert lost[-1] < 3, lost[-20:]
 
 
 def wait_for_file(folder: Path) -> Path:
     """The spool, once its header is there."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         for path in folder.iterdir():
             if path.stat().st_size >= 32:
@@ -88,10 +81,10 @@ def wait_for_file(folder: Path) -> Path:
 def test_a_record_that_is_not_complete_does_not_hold_up_the_rest_for_ever(
     machine: Machine, tmp_path: Path
 ) -> None:
-    done = machine.run(tmp_path, "inject unfinished 60000 run 100 1 2 exit 0")
+    done = machine.run(tmp_path, "inject unfinished 60000 storm 150 1 exit 0")
     assert done.returncode == 0
     (path,) = tmp_path.iterdir()
-    assert len(read_spool(path).records[b"KERN"]) > 100
+    assert len(read_spool(path).records[b"KERN"]) == 1 + 150
 
 
 @pytest.mark.parametrize("kilobytes", [0, 1, 4, 70, 300])
@@ -160,11 +153,13 @@ def test_a_recording_takes_little_memory_once_the_disk_is_full(
 
     storms = "storm 160000 2 sleep 20 capture 0 capture 1 " * 10
     with subprocess.Popen(
-        machine.command(f"inject sample sleep 1200 {storms} wait"),
+        machine.command(f"inject sample sleep 1200 {storms} say done wait"),
         env=machine.environment(tmp_path),
         preexec_fn=limit,
+        stdout=subprocess.PIPE,
     ) as program:
-        time.sleep(3)
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"done\n"
         status = Path(f"/proc/{program.pid}/status").read_text()
         program.kill()
     (peak,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))

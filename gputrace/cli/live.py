@@ -8,8 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import click
-
+from gputrace.cli.telling import tell
 from gputrace.collectors.program.aside import Aside
 from gputrace.errors import ExitCode
 
@@ -32,7 +31,7 @@ def record_live(prepared: Prepared, terminal: int, record: Callable[[], int]) ->
         if line:
             # The terminal may be gone; the exit code is the program's all the same.
             with suppress(OSError):
-                click.echo(f"gputrace: {line}", err=True)
+                tell(line)
     return aside.code if aside.code is not None else ExitCode.RECORDING_FAILED
 
 

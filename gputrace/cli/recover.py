@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from gputrace.cli.telling import tell
 from gputrace.errors import InputError, UsageError
 
 
@@ -17,12 +18,13 @@ from gputrace.errors import InputError, UsageError
 def command(folder: Path, output: Path | None, force: bool, keep: bool) -> None:
     """Makes a trace of FOLDER, the NAME.spool that a recording left when it was cut short."""
     from gputrace.collectors.program.underway import processes_of
-    from gputrace.collectors.record import finish
+    from gputrace.collectors.record import can_be_read_meanwhile, finish
     from gputrace.collectors.tasks.team import assert_ours, is_recording
 
     assert_ours(folder)
-    if is_recording(folder):
-        raise UsageError(f"{folder}: still being recorded; wait for the program's end")
+    if is_recording(folder) and not (keep and can_be_read_meanwhile(folder)):
+        told = "; --keep makes a trace of what is there" if can_be_read_meanwhile(folder) else ""
+        raise UsageError(f"{folder}: still being recorded; wait for the program's end{told}")
     place = folder.resolve()
     if not keep and (running := processes_of(place)):
         problem = f"the recording goes on (process {running[0]}); wait for its end, or end it"
@@ -39,4 +41,4 @@ def command(folder: Path, output: Path | None, force: bool, keep: bool) -> None:
         raise InputError(target, f"cannot be written ({error.strerror})") from error
     what = f"{merged.kernels:,} kernels, {merged.steps:,} steps, processes: {merged.processes}"
     for line in (f"{target}: {what}", *merged.notes):
-        click.echo(f"gputrace: {line}", err=True)
+        tell(line)

@@ -6,7 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gputrace.collectors.limits import NONE, Limits
 from gputrace.collectors.program.child import run
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """Windows that come again: so long out of each distance, in steps or in nanoseconds."""
+
+    distance: int
+    length: int
+    in_steps: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +38,12 @@ class Plan:
     nvml: bool = True
     python: bool = False
     """Sample the lines that Python programs are at."""
+    every: Every | None = None
+    limits: Limits = NONE
+    api: str = "all"
+    """Which CUDA calls: ``all``, ``none``, or ``auto``: where there are too many, of some steps."""
+    when_slow: float = 0.0
+    """How many times the usual time a step takes that a trace is made of; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +56,8 @@ class Launch:
     """A command that ends the recording while the program goes on, where one is to be run."""
     stop_after_ns: int = 0
     """When to run it, from the program's start."""
+    look_s: float = 0.0
+    """Seconds from one look at what is recorded to the next; 0 for the usual ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +77,17 @@ class Merged:
     """Whether the folder has files that hold something and could not be read."""
 
 
+def look_s(plan: Plan) -> float:
+    """How often to look at what is recorded: a slow step is to be found while the ring has it."""
+    return 1.0 if plan.when_slow else 0.0
+
+
 def run_directly(
     launch: Launch, _folder: Path, _tell: Callable[[str], object], meanwhile: Callable[[], None]
 ) -> int:
     """Runs a command that is the program itself."""
-    return run(launch.command, launch.environment, meanwhile)
+    often = (launch.look_s,) if launch.look_s else ()
+    return run(launch.command, launch.environment, meanwhile, *often)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +105,7 @@ class Backend:
         run: runs what was launched, to its end; the program's exit code. Takes the folder, what
             tells a person a line, and what is to be called every few seconds. Raises CannotRun
             where the program cannot be run, MissingError where what records it cannot.
+        heeds_long: whether it can do windows that come again, rings and limits.
         shares: whether several recorders of one machine may use one folder at once; where not,
             each task of a job gets a trace of its own.
     """
@@ -91,3 +116,4 @@ class Backend:
     merge: Callable[[Path, Path, Mapping[str, str]], Merged]
     run: Callable[[Launch, Path, Callable[[str], object], Callable[[], None]], int] = run_directly
     shares: bool = False
+    heeds_long: bool = False

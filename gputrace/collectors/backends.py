@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
 
-from gputrace.collectors.backend import Backend, Plan
+from gputrace.collectors.backend import Backend, Launch, Merged, Plan
 from gputrace.collectors.cuda import has_driver
 from gputrace.collectors.cupti import CUPTI
 from gputrace.collectors.host import HOST
 from gputrace.collectors.nsys.backend import NSYS
 from gputrace.collectors.nvprof.backend import NVPROF
-from gputrace.errors import MissingError
+from gputrace.collectors.program.child import CannotRun
+from gputrace.errors import MissingError, PluginError
+from gputrace.plugins import Plugin, call, expect, load, named
 
 BACKENDS: Final = {backend.name: backend for backend in (CUPTI, NSYS, NVPROF, HOST)}
 """By name, the best first."""
@@ -25,8 +29,53 @@ def choose(plan: Plan, inherited: Mapping[str, str]) -> Backend:
     """
     if plan.backend == "auto" and not has_driver():
         return HOST
-    backend = CUPTI if plan.backend == "auto" else BACKENDS[plan.backend]
+    backend = CUPTI if plan.backend == "auto" else backend_named(plan.backend)
     obstacle = backend.obstacle(inherited)
     if obstacle is not None:
         raise MissingError(obstacle)
     return backend
+
+
+def backend_named(name: str) -> Backend:
+    """One of `BACKENDS`, or a plugin's; raises MissingError for any other name."""
+    if name in BACKENDS:
+        return BACKENDS[name]
+    plugin = named("collectors", name)
+    if plugin is None:
+        raise MissingError(f"no backend is called {name!r} here; `gputrace plugins` lists plugins")
+    return backend_of(plugin)
+
+
+def backend_of(plugin: Plugin) -> Backend:
+    """A plugin's backend, whose mistakes are told as the plugin's."""
+    backend: Backend = load(plugin, Backend)
+    if backend.name != plugin.name:
+        raise PluginError(f"{plugin} does not work: its Backend is called {backend.name!r}")
+
+    def guard(function: Callable[..., Any], *kinds: type) -> Callable[..., Any]:
+        return partial(_call, plugin, function, kinds)
+
+    return replace(
+        backend,
+        obstacle=guard(backend.obstacle, str, type(None)),
+        launch=guard(backend.launch, Launch),
+        merge=guard(backend.merge, Merged),
+        run=guard(backend.run, int),
+    )
+
+
+def _call(
+    plugin: Plugin, function: Callable[..., Any], kinds: tuple[type, ...], *arguments: Any
+) -> Any:
+    """What a backend gives; the errors that its contract names stay what they are."""
+
+    def run() -> Any:
+        try:
+            return function(*arguments), None
+        except (CannotRun, OSError) as error:
+            return None, error
+
+    given, error = call(plugin, run)
+    if error is not None:
+        raise error
+    return expect(plugin, given, *kinds)

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gputrace.collectors.backend import Backend, Launch, Plan
+from gputrace.collectors.backend import Backend, Launch, Plan, look_s
+from gputrace.collectors.built import HOW_TO_BUILD, built_library
 from gputrace.collectors.cuda import other_recorder
 from gputrace.collectors.merge import merge
+
+_HOLD_NS: Final = 10_000_000_000
+"""After a window that comes again: by then letting go of CUPTI costs less than holding it."""
 
 
 def collector_library() -> Path | None:
     """The C library that processes load; None where the package was built without a compiler."""
-    return next(iter(sorted(Path(__file__).parent.glob("_collector*.so"))), None)
+    return built_library("_collector")
+
+
+def libcuptis() -> list[Path]:
+    """Those of NVIDIA's wheels in this Python, as the extras cuda12 and cuda13 bring them."""
+    return sorted(
+        path for folder in sys.path for path in Path(folder).glob("nvidia/*/lib/libcupti.so.1?")
+    )
+
+
+def cupti_folders() -> dict[str, str]:
+    """The variable that tells the collector where they are; nothing where there are none."""
+    folders = dict.fromkeys(str(path.parent) for path in libcuptis())
+    return {"GPUTRACE_CUPTI_FOLDERS": ":".join(folders)} if folders else {}
 
 
 def _obstacle(inherited: Mapping[str, str]) -> str | None:
     library = collector_library()
     if library is None:
         return (
-            "gputrace was installed without its collector, which needs a C compiler; install one "
-            "and then gputrace again"
+            "gputrace was installed without its collector, which needs a C compiler; "
+            f"{HOW_TO_BUILD}"
         )
     return other_recorder(inherited, library)
 
@@ -30,9 +48,11 @@ def _launch(
     plan: Plan, folder: Path, command: Sequence[str], environment: Mapping[str, str]
 ) -> Launch:
     variables = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "GPUTRACE_LIBRARY")
-    changed = dict(environment) | dict.fromkeys(variables, str(collector_library()))
+    library = str(collector_library())
+    changed = dict(environment) | dict.fromkeys(variables, library) | cupti_folders()
     # A notebook that records its own cells may have set it.
     changed.pop("GPUTRACE_CAPTURE", None)
+    changed["GPUTRACE_API"] = plan.api
     if plan.delay_ns:
         changed["GPUTRACE_DELAY_NS"] = str(plan.delay_ns)
     if plan.duration_ns:
@@ -41,7 +61,12 @@ def _launch(
         changed["GPUTRACE_CAPTURE"] = "profiler"
     if plan.steps is not None and plan.steps[0]:
         changed["GPUTRACE_CAPTURE"] = "manual"
-    return Launch(tuple(command), changed)
+    if plan.every is not None:
+        changed["GPUTRACE_HOLD_NS"] = str(_HOLD_NS)
+        if not plan.every.in_steps:
+            changed["GPUTRACE_EVERY_NS"] = str(plan.every.distance)
+            changed["GPUTRACE_FOR_NS"] = str(plan.every.length)
+    return Launch(tuple(command), changed, look_s=look_s(plan))
 
 
-CUPTI: Final = Backend("cupti", _obstacle, _launch, merge, shares=True)
+CUPTI: Final = Backend("cupti", _obstacle, _launch, merge, shares=True, heeds_long=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from gputrace.collectors.built import HOW_TO_BUILD
 from gputrace.collectors.container import container, how_to_get_gpus, missing_capabilities
 from gputrace.collectors.cuda import has_driver
-from gputrace.collectors.cupti import collector_library
+from gputrace.collectors.cupti import collector_library, libcuptis
 from gputrace.collectors.nsys.reports import importer_obstacle
 from gputrace.collectors.nvml.topology import ask
 from gputrace.collectors.nvprof.backend import find_nvprof
@@ -139,8 +139,7 @@ def _cards(cards: list[_Card] | str) -> Iterator[Check]:
 def _collector() -> Iterator[Check]:
     library = collector_library()
     if library is None:
-        advice = "install a C compiler, and then gputrace again"
-        yield Check("collector", "missing", "not built", advice)
+        yield Check("collector", "missing", "not built", HOW_TO_BUILD)
     else:
         yield Check("collector", "ok", library.name)
     if not (HOOKS / "sitecustomize.py").exists():
@@ -153,15 +152,14 @@ def _cupti() -> Iterator[Check]:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         yield Check("libcupti", "ok", f"{found[-1]}{more}")
     else:
-        advice = "PyTorch and JAX bring their own; else install the nvidia-cuda-cupti wheel"
+        advice = "PyTorch and JAX bring their own; else pip install 'gputrace[cuda13]', or cuda12"
         yield Check("libcupti", "note", "none in this Python or the usual places", advice)
 
 
 def _libcuptis() -> Iterator[Path]:
     if named := os.environ.get("GPUTRACE_CUPTI"):
         yield Path(named)
-    for folder in map(Path, sys.path):
-        yield from folder.glob("nvidia/*/lib/libcupti.so.1?")
+    yield from libcuptis()
     for pattern in _CUPTI_PLACES:
         yield from Path("/").glob(pattern.lstrip("/"))
 

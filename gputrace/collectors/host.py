@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gputrace.collectors.backend import Backend, Launch, Plan
+from gputrace.collectors.backend import Backend, Launch, Plan, look_s
 from gputrace.collectors.merge import merge
 
 
@@ -15,9 +15,9 @@ def _obstacle(_inherited: Mapping[str, str]) -> str | None:
 
 
 def _launch(
-    _plan: Plan, _folder: Path, command: Sequence[str], environment: Mapping[str, str]
+    plan: Plan, _folder: Path, command: Sequence[str], environment: Mapping[str, str]
 ) -> Launch:
-    return Launch(tuple(command), environment)
+    return Launch(tuple(command), environment, look_s=look_s(plan))
 
 
 def unheeded(plan: Plan) -> str:
@@ -27,10 +27,12 @@ def unheeded(plan: Plan) -> str:
         "--delay": plan.delay_ns > 0,
         "--duration": plan.duration_ns > 0,
         "--profiler-api": plan.profiler_api,
+        "--every": plan.every is not None,
+        "--api": plan.api != "all",
     }
     names = ", ".join(name for name, is_given in given.items() if is_given)
     why = "without a GPU to record, the host's signals are recorded from start to end"
     return f"{names}: not heeded: {why}; `gputrace analyze --steps` takes a part" if names else ""
 
 
-HOST: Final = Backend("host", _obstacle, _launch, merge, shares=True)
+HOST: Final = Backend("host", _obstacle, _launch, merge, shares=True, heeds_long=True)

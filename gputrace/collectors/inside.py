@@ -24,7 +24,7 @@ from gputrace import marks
 from gputrace.collectors import driver
 from gputrace.collectors.backend import Merged
 from gputrace.collectors.cuda import has_driver
-from gputrace.collectors.cupti import CUPTI, collector_library
+from gputrace.collectors.cupti import CUPTI, collector_library, cupti_folders
 from gputrace.collectors.files.since import copy_since
 from gputrace.collectors.merge import merge
 from gputrace.collectors.nvml.sampler import Sampler
@@ -58,7 +58,7 @@ class Inside:
         os.environ["GPUTRACE_DIR"] = str(self._folder)
         if self.obstacle is None:
             os.environ |= dict.fromkeys((*_FOR_CUDA, "GPUTRACE_LIBRARY"), str(self._library))
-            os.environ["GPUTRACE_CAPTURE"] = "manual"
+            os.environ |= {"GPUTRACE_CAPTURE": "manual"} | cupti_folders()
         self._recorder, self._steps = _take_in_hooks()
         marks.look_again()
         self._forget()

@@ -9,8 +9,9 @@ from typing import Final
 
 from gputrace.collectors.backend import Merged
 from gputrace.collectors.files.chunks import read_all
-from gputrace.collectors.files.host_events import HostEvents, read_host
-from gputrace.collectors.files.spool import Spool, read_spool
+from gputrace.collectors.files.host_events import HostEvents, join_hosts, read_host_file
+from gputrace.collectors.files.spool import Spool, join_spools, read_spool
+from gputrace.collectors.files.steady import make_steady
 from gputrace.collectors.rows.activity import ProcessRows
 from gputrace.collectors.rows.cards import write_cards
 from gputrace.collectors.rows.host import write_signals
@@ -31,10 +32,11 @@ def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     cannot be written.
     """
     problems: list[InputError] = []
-    spools: list[Spool] = read_all(folder, "*.spool", read_spool, problems)
-    hosts: list[HostEvents] = read_all(folder, "*.host", read_host, problems)
+    spools: list[Spool] = read_all(folder, "*.spool", read_spool, join_spools, problems)
+    hosts: list[HostEvents] = read_all(folder, "*.host", read_host_file, join_hosts, problems)
     if hold_something(problems) and not spools and not hosts:
         raise problems[0]
+    make_steady(spools, hosts)
     starts = [spool.started for spool in spools] + [host.started for host in hosts]
     start = min(starts, default=time.time_ns()) - LEAD_NS
     with TraceWriter(output) as writer:

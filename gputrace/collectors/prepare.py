@@ -13,11 +13,13 @@ from typing import Final
 
 from gputrace.collectors.backend import Backend, Launch, Plan
 from gputrace.collectors.backends import choose
+from gputrace.collectors.built import HOW_TO_BUILD, built_library
 from gputrace.collectors.program.child import find_program
 from gputrace.collectors.tasks.job import Task, find_task
 from gputrace.collectors.tasks.naming import Name, name_output, of_task
 from gputrace.collectors.tasks.team import CannotShare, Team
 from gputrace.errors import GputraceError, MissingError, UsageError
+from gputrace.traces import guard
 
 HOOKS: Final = Path(__file__).parent / "hooks"
 
@@ -51,6 +53,7 @@ def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
     """
     find_program(command[0])
     backend = choose(plan, os.environ)
+    _check_heeded(plan, backend)
     task = find_task(os.environ)
     host, pid = socket.gethostname(), os.getpid()
     name = name_output(str(plan.output), task, command, os.environ, host, pid)
@@ -65,6 +68,18 @@ def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
                 team.dissolve()
         raise
     return Prepared(plan, tuple(command), backend, team, launch, task, name.pattern)
+
+
+def _check_heeded(plan: Plan, backend: Backend) -> None:
+    given = {
+        "--every": plan.every is not None,
+        "--keep": plan.limits.segment_ns > 0,
+        "--max-size": plan.limits.max_bytes > 0,
+        "--api": plan.api != "all",
+    }
+    names = ", ".join(name for name, is_given in given.items() if is_given)
+    if names and not backend.heeds_long:
+        raise UsageError(f"{names}: not with --backend {backend.name}; record with --backend cupti")
 
 
 def _gather(name: Name, task: Task | None, backend: Backend, force: bool) -> tuple[Team, Path]:
@@ -98,7 +113,7 @@ def _check_free(output: Path, force: bool) -> None:
 def _is_of(output: Path, job: str) -> bool:
     """Whether tasks of the job have already written the trace: this one is late."""
     try:
-        with closing(sqlite3.connect(f"{output.absolute().as_uri()}?mode=ro", uri=True)) as trace:
+        with closing(guard.connect(f"{output.absolute().as_uri()}?mode=ro")) as trace:
             sql = "SELECT value FROM GPUTRACE_META WHERE name = 'job'"
             return bool(job) and trace.execute(sql).fetchone() == (job,)
     except sqlite3.Error:
@@ -113,17 +128,19 @@ def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[
         changed["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     if plan.steps is not None:
         changed["GPUTRACE_STEPS"] = f"{plan.steps[0]}:{plan.steps[1]}"
-    return changed
+    if plan.every is not None and plan.every.in_steps:
+        changed["GPUTRACE_EVERY"] = f"{plan.every.distance}:{plan.every.length}"
+    return changed | plan.limits.variables()
 
 
 def _sampling(plan: Plan) -> dict[str, str]:
     """What makes them sample where they are; raises MissingError where that was not built."""
     if not plan.python:
         return {}
-    library = next(iter(sorted(Path(__file__).parent.glob("_ticker*.so"))), None)
+    library = built_library("_ticker")
     if library is None:
         raise MissingError(
             "--python needs a part of gputrace that was not built for want of a C compiler; "
-            "install one and then gputrace again, or record without --python"
+            f"{HOW_TO_BUILD}, or record without --python"
         )
     return {"GPUTRACE_PYTHON": str(library)}

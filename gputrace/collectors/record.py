@@ -7,24 +7,28 @@ output; what is in that folder can be made a trace at any time (`recover`).
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from gputrace.collectors.backend import Merged
-from gputrace.collectors.backends import BACKENDS
+from gputrace.collectors.backend import Backend, Merged
+from gputrace.collectors.backends import backend_named
+from gputrace.collectors.bounds import Bounds
 from gputrace.collectors.cuda import has_driver
 from gputrace.collectors.cupti import CUPTI
 from gputrace.collectors.growth import Growth, Size
 from gputrace.collectors.host import HOST, unheeded
 from gputrace.collectors.nvml.sampler import Sampler
 from gputrace.collectors.prepare import Prepared
+from gputrace.collectors.record_meta import read_meta, write_meta
 from gputrace.collectors.secrets import masked
+from gputrace.collectors.slow import SlowSteps
 from gputrace.collectors.tasks.team import assert_ours, ranks_in
+from gputrace.traces.writer import remove_unfinished
 from gputrace.units import format_ranges
 
 
@@ -41,21 +45,46 @@ def record(
 
     Raises CannotRun where the program does not start, MissingError where what records it does not.
     """
-    _write_meta(prepared.folder, _describe(prepared))
+    write_meta(prepared.folder, _describe(prepared))
     if prepared.backend is HOST and (line := unheeded(prepared.plan)):
         tell(line)
     sampler = Sampler() if prepared.plan.nvml and has_driver() and _samples(prepared) else None
     if sampler is not None:
-        prepared.team.let_one("nvml", partial(sampler.start, prepared.folder))
+        start = partial(sampler.start, prepared.folder, limits=prepared.plan.limits)
+        prepared.team.let_one("nvml", start)
     try:
-        growth = Growth(prepared.folder, from_bytes, tell_size)
-        meanwhile = growth.look_now_and_then
-        return prepared.backend.run(prepared.launch, prepared.folder, tell, meanwhile)
+        with _watched(prepared, tell, Growth(prepared.folder, from_bytes, tell_size)) as meanwhile:
+            return prepared.backend.run(prepared.launch, prepared.folder, tell, meanwhile)
     finally:
         if sampler is not None:
             sampler.stop()
             if sampler.notice:
                 tell(sampler.notice)
+
+
+@contextmanager
+def _watched(
+    prepared: Prepared, tell: Callable[[str], object], growth: Growth
+) -> Iterator[Callable[[], None]]:
+    """What is to be done now and then while the program runs."""
+    plan, folder = prepared.plan, prepared.folder
+    bounds = Bounds(folder, plan.limits, tell)
+    slow: list[SlowSteps] = []
+    if plan.when_slow:
+        ring_ns = plan.limits.longest_ns
+        steps = SlowSteps(folder, plan.output, plan.when_slow, ring_ns, tell)
+        prepared.team.let_one("slow", lambda: slow.append(steps))
+
+    def look() -> None:
+        growth.look_now_and_then()
+        bounds.look()
+        for own in slow:
+            own.look()
+
+    yield look
+    for own in slow:
+        own.look()
+        own.finish()
 
 
 def _describe(prepared: Prepared) -> dict[str, str]:
@@ -94,6 +123,16 @@ def conclude(prepared: Prepared, has_run: bool = True) -> Merged | None:
         return merged
 
 
+def can_be_read_meanwhile(folder: Path) -> bool:
+    """Whether processes write what is recorded as it comes; some tools do at the end alone."""
+    return _backend_of(read_meta(folder)).shares
+
+
+def _backend_of(meta: Mapping[str, str]) -> Backend:
+    """What recorded; raises MissingError where that was a plugin which is not here."""
+    return backend_named(meta.get("backend", CUPTI.name))
+
+
 def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
     """Makes the trace of a folder and removes the folder, unless it has what could not be read.
 
@@ -104,7 +143,8 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
     meta = read_meta(folder)
     if "world_size" in meta:
         meta["ranks"] = format_ranges(ranks_in(folder))
-    backend = BACKENDS.get(meta.get("backend", ""), CUPTI)
+    backend = _backend_of(meta)
+    remove_unfinished(output)
     merged = backend.merge(folder, output, meta)
     if not keep and not merged.unread:
         shutil.rmtree(folder)
@@ -114,19 +154,3 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
     if merged.unread:
         notes += (f"{folder} is kept, for what could not be read",)
     return replace(merged, notes=notes)
-
-
-def _write_meta(folder: Path, meta: Mapping[str, str]) -> None:
-    """At once: other recorders may be at it too."""
-    new = folder / f"meta.{os.getpid()}"
-    new.write_text(json.dumps(meta), encoding="utf-8")
-    new.replace(folder / "meta.json")
-
-
-def read_meta(folder: Path) -> dict[str, str]:
-    """What meta.json says of a recording; nothing where it is not there yet."""
-    try:
-        loaded = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return {str(key): str(value) for key, value in loaded.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -21,7 +22,11 @@ LIBRARIES: Final = ("-ldl", "-lpthread")
 
 
 def compile_all(folder: Path, *extra: str) -> None:
-    """Puts libraries and the program into a folder; skips the test where there is no compiler."""
+    """Puts libraries and the program into a folder; skips the test where there is no compiler.
+
+    GPUTRACE_TEST_CFLAGS adds options: of sanitizers, say.
+    """
+    extra += tuple(os.environ.get("GPUTRACE_TEST_CFLAGS", "").split())
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler")
@@ -38,6 +43,16 @@ def compile_all(folder: Path, *extra: str) -> None:
             check=True,
             timeout=120,
         )
+
+
+def compile_once(folder: Path) -> None:
+    """As `compile_all`, where others may be about to do the same: one does, the others wait."""
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            compile_all(folder)
+            (folder / "done").touch()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,5 +89,5 @@ class Machine:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=120,
         )

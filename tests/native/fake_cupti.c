@@ -59,12 +59,16 @@ static uint64_t (*timestamp)(void);
 static int finalized;
 /* Whether a record was made while single calls were chosen: such a choice can be made again. */
 static int calls, used, lasting, watched[3];
+/* It ends where a library ends that was loaded as it was: with exit handlers, the last one first. */
+static int over;
 
 static void check(int good, const char *what) {
-    if (good && owner == getpid()) return;
-    dprintf(2, "fake_cupti: %s\n", good ? "called in a forked child" : what);
+    if (good && owner == getpid() && !over) return;
+    dprintf(2, "fake_cupti: %s\n", over ? "called after its end" : good ? "called in a forked child" : what);
     abort();
 }
+
+static void end(void) { over = 1; }
 
 static uint64_t now_ns(void) {
     struct timespec now;
@@ -88,6 +92,7 @@ static void *work(void *unused) {
         pthread_mutex_lock(&lock);
         while (first == last) pthread_cond_wait(&filled, &lock);
         part_t part = parts[first % PARTS];
+        parts[first % PARTS].bytes = NULL; /* from here on its owner may offer it again */
         pthread_mutex_unlock(&lock);
         completed(NULL, 0, part.bytes, part.size, part.used);
         pthread_mutex_lock(&lock);
@@ -102,6 +107,7 @@ __attribute__((constructor)) static void begin(void) {
     const char *count = getenv("FAKE_CUPTI_DROPPED");
     owner = getpid();
     dropped = count ? strtoull(count, NULL, 10) : 0;
+    atexit(end);
 }
 
 /* With the lock held: the buffer in use goes to the worker. */
@@ -179,6 +185,9 @@ void fake_profiler(int start) {
 
 /* How often cuptiFinalize was called. */
 int fake_finalized(void) { return finalized; }
+
+/* Whether somebody is told of cuProfilerStart. */
+int fake_attended(void) { return callback && profiler[CU_PROFILER_START]; }
 
 /* ---- what CUPTI offers ---- */
 

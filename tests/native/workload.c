@@ -16,8 +16,13 @@
  *   fork exit|_exit               a child that ends so; ends this program if the child fails
  *   exec, spawn                   this program again, for the rest of the arguments; spawn: as a child
  *   profiler, capture, pause 0|1  cudaProfilerStart and Stop, gputrace_capture, gputrace_pause
+ *   train STEPS LAUNCHES US       steps in NVTX ranges: an input copy, and launches with so long between
+ *   step                          gputrace_step
  *   calls                         says how many calls CUPTI made records of
  *   finalized                     says how often cuptiFinalize was called
+ *   released NUMBER RATE          RATE kernels a millisecond until it was called so often, or a minute
+ *   attended                      waits until somebody is told of cudaProfilerStart, a minute at most
+ *   line                          waits for a line on stdin
  *   sleep MS; say, complain TEXT  on stdout and on stderr
  *   return, exit, _exit CODE      the end; so are:
  *   raise SIGNAL; wait            the latter until it is killed
@@ -48,8 +53,8 @@ typedef struct { int number, milliseconds, rate; long count; uint64_t longest; }
 
 static void (*emit)(const void *, uint64_t);
 static void (*fake_profiler)(int);
-static int (*fake_calls)(void), (*fake_finalized)(void);
-static void (*gputrace_capture)(int), (*gputrace_pause)(int);
+static int (*fake_calls)(void), (*fake_finalized)(void), (*fake_attended)(void);
+static void (*gputrace_capture)(int), (*gputrace_pause)(int), (*gputrace_step)(void);
 static uint32_t correlations;
 static long numbers[THREADS];
 
@@ -349,6 +354,25 @@ static void *annotate(void *argument) {
     return NULL;
 }
 
+/* The GPU does all at once, and waits for the next launch. */
+static void train(int steps, int launches, int us) {
+    for (int step = 0; step < steps; step++) {
+        char text[16];
+        snprintf(text, sizeof text, "step %d", step);
+        push(text);
+        for (int i = 0; i <= launches; i++) {
+            uint64_t begin = now_ns();
+            uint32_t correlation = ++correlations;
+            while (now_ns() < begin + 1000u * (uint64_t)us) {}
+            call(RUNTIME, i ? LAUNCH : COPY, begin, correlation, 0);
+            if (i) kernel(begin + 1000, begin + 3000, 1, correlation, (uint32_t)step);
+            else copy(begin + 1000, correlation);
+        }
+        pop();
+        if (gputrace_step) gputrace_step();
+    }
+}
+
 /* ---- the driver ---- */
 
 static void find(void) {
@@ -359,11 +383,13 @@ static void find(void) {
         *(void **)&emit = dlsym(cupti, "fake_emit");
         *(void **)&fake_calls = dlsym(cupti, "fake_calls");
         *(void **)&fake_finalized = dlsym(cupti, "fake_finalized");
+        *(void **)&fake_attended = dlsym(cupti, "fake_attended");
         *(void **)&fake_profiler = dlsym(cupti, "fake_profiler");
     }
     if (collector) {
         *(void **)&gputrace_capture = dlsym(collector, "gputrace_capture");
         *(void **)&gputrace_pause = dlsym(collector, "gputrace_pause");
+        *(void **)&gputrace_step = dlsym(collector, "gputrace_step");
     }
 }
 
@@ -375,6 +401,18 @@ static void load(const char *variable, const char *symbol) {
     if (entry && !strcmp(symbol, "InitializeInjection")) ((int (*)(void))entry)();
     else if (entry) ((int (*)(const void *(*)(uint32_t)))entry)(export_table);
     find();
+}
+
+static void released(int times, int rate) {
+    for (int ms = 0; ms < 60000 && fake_finalized && fake_finalized() < times; ms++) {
+        for (int i = 0; i < rate; i++) work(0);
+        call(RUNTIME, GET_DEVICE, now_ns(), 0, 0);
+        sleep_us(1000);
+    }
+}
+
+static void attended(void) {
+    for (int ms = 0; ms < 60000 && fake_attended && !fake_attended(); ms++) sleep_us(1000);
 }
 
 static void fork_child(const char *how) {
@@ -466,7 +504,10 @@ int main(int count, char **words) {
         } else if (!strcmp(what, "nvtx")) load("NVTX_INJECTION64_PATH", "InitializeInjectionNvtx2");
         else if (!strcmp(what, "sample")) sample();
         else if (!strcmp(what, "copies")) copies();
+        else if (!strcmp(what, "step")) { if (gputrace_step) gputrace_step(); }
         else if (!strcmp(what, "ranges")) ranges();
+        else if (!strcmp(what, "attended")) attended();
+        else if (!strcmp(what, "line")) while (getchar() > '\n') continue;
         else if (!strcmp(what, "exec")) again(w + 1);
         else if (!strcmp(what, "spawn")) return spawn(w + 1);
         else if (!strcmp(what, "wait")) for (;;) pause();
@@ -492,11 +533,19 @@ int main(int count, char **words) {
             if (!strcmp(what, "pause") && gputrace_pause) gputrace_pause(number);
             if (!strcmp(what, "meanwhile")) meanwhile(number);
             if (!strcmp(what, "deep")) deep(number);
+            if (!strcmp(what, "released")) {
+                released(number, atoi(w[1]));
+                w++;
+            }
             if (!strcmp(what, "unfinished"))
                 kernel(now_ns(), now_ns() + 1000000u * (uint64_t)number, 1, 1, 0);
             if (!strcmp(what, "storm") || !strcmp(what, "annotate")) {
                 in_parallel(what, number, atoi(w[1]), 0);
                 w++;
+            }
+            if (!strcmp(what, "train")) {
+                train(number, atoi(w[1]), atoi(w[2]));
+                w += 2;
             }
             if (!strcmp(what, "run")) {
                 in_parallel(what, number, atoi(w[1]), atoi(w[2]));

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -24,8 +24,12 @@ HEADER: Final = struct.Struct("<8sIIQQ")
 """Magic, version, pid, and the start on CLOCK_REALTIME and CLOCK_MONOTONIC."""
 CHUNK: Final = struct.Struct("<4sI")
 _STOP: Final = struct.Struct("<QQI4x")
+LATEST: Final = 1 << 62
+"""Nanoseconds since 1970 that no clock shows, and arithmetic with them would exceed 64 bits."""
 _ERRORS: Final = 4096
 """What errno stays below."""
+TOO_LARGE: Final = 5000
+"""STOP_SIZE of native/spool.h: the recording has become as large as it may."""
 
 Records = NDArray[np.void]
 
@@ -53,12 +57,15 @@ class ChunkFile:
     Attributes:
         host: of the file's name, which is HOST.PID.KIND.
         started: nanoseconds of CLOCK_REALTIME.
+        raw: all of it.
+        began: the same moment on CLOCK_MONOTONIC.
     """
 
     pid: int
     host: str
     started: int
     raw: bytes
+    began: int = 0
 
     def chunks(self) -> Iterator[tuple[bytes, memoryview, bool]]:
         """Tag, body and whether it is whole, of each chunk.
@@ -91,11 +98,13 @@ def open_chunk_file(path: Path, known: Format, raw: bytes) -> ChunkFile:
         raise InputError(path, "empty: its process was ended at once, or the disk was full")
     if len(raw) < HEADER.size or not raw.startswith(known.magic):
         raise InputError(path, f"not {known.full_name}")
-    _, version, pid, started, _ = HEADER.unpack_from(raw)
+    _, version, pid, started, began = HEADER.unpack_from(raw)
     if version != known.version:
         told = f"{known.name} of version {version}; this gputrace reads {known.version}"
         raise InputError(path, told)
-    return ChunkFile(pid, path.name.rsplit(".", 2)[0], started, raw)
+    if max(started, began) > LATEST:
+        raise InputError(path, "broken: it tells of a start that no clock tells")
+    return ChunkFile(pid, path.name.rsplit(".", 2)[0], started, raw, began)
 
 
 def read_raw(path: Path) -> ChunkFile | None:
@@ -112,6 +121,8 @@ def read_stop(body: bytes) -> Loss | None:
     if len(body) < _STOP.size:
         return None
     time, records, error = _STOP.unpack_from(body)
+    if time and error == TOO_LARGE:
+        return time, records, "the recording had become as large as --max-size lets it"
     why = os.strerror(error) if 0 < error < _ERRORS else "an error in gputrace"
     return (time, records, f"nothing more could be written: {why}") if time else None
 
@@ -135,14 +146,32 @@ def read_info(body: bytes) -> tuple[str, str]:
 _File = TypeVar("_File")
 
 
+def base_of(path: Path) -> str:
+    """What the files of a process share: HOST.PID~NUMBER.KIND follows HOST.PID.KIND in a ring."""
+    return path.name.removesuffix(path.suffix).partition("~")[0]
+
+
+def in_order(paths: Iterable[Path]) -> list[Path]:
+    """Files by process, those of each in the order written."""
+    return sorted(paths, key=lambda path: (base_of(path), len(path.name), path.name))
+
+
 def read_all(
-    folder: Path, pattern: str, read: Callable[[Path], _File], problems: list[InputError]
+    folder: Path,
+    pattern: str,
+    read: Callable[[Path], _File],
+    join: Callable[[Sequence[_File]], _File],
+    problems: list[InputError],
 ) -> list[_File]:
-    """The files that can be read; one that cannot be costs nothing but itself, and is told."""
-    files = []
-    for path in sorted(folder.glob(pattern)):
+    """What each process left, as far as it can be read; what cannot is told, and costs no other.
+
+    A file that is gone since it was listed is one that a ring has let go of.
+    """
+    found: dict[str, list[_File]] = {}
+    for path in in_order(folder.glob(pattern)):
         try:
-            files.append(read(path))
+            found.setdefault(base_of(path), []).append(read(path))
         except InputError as error:
-            problems.append(error)
-    return files
+            if path.exists():
+                problems.append(error)
+    return [join(files) for files in found.values() if files]

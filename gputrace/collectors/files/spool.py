@@ -1,20 +1,24 @@
 """Spool files: what the collector inside each process left behind, as numpy records.
 
 The format is described in native/spool.h. A chunk cut short at the end is what a killed process was
-writing; reading stops there and keeps all before it.
+writing, or had no room for; of it whole records are kept.
 """
 
 from __future__ import annotations
 
+import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gputrace.collectors.files.chunks import (
     CLOCKS,
+    LATEST,
     Format,
     Loss,
     Records,
@@ -112,6 +116,13 @@ RECORDS: Final[dict[bytes, np.dtype[Any]]] = {
 """Fields of the records of each kind of chunk, as native/spool.h declares them."""
 
 
+_MOMENT: Final = re.compile(r"[0-9]{1,19}")
+_CAPTURES: Final = {"capture_on": True, "capture_off": False}
+_CALLS: Final = {"calls_on": True, "calls_off": False}
+_DOMAIN: Final = 3
+"""NVTX_DOMAIN of native/spool.h: the creation of a domain, which each file tells."""
+
+
 @dataclass(slots=True)
 class Spool:
     """What one process left.
@@ -119,14 +130,22 @@ class Spool:
     Attributes:
         pid: its process id.
         host: the machine, from the file's name.
-        started: nanoseconds of CLOCK_REALTIME when the file was opened.
+        started: nanoseconds of CLOCK_REALTIME when the file was opened; ``began`` is the same
+            moment on CLOCK_MONOTONIC, 0 where that is not known.
         records: by tag, everything of that kind, in the order written.
         names: text by id, as bytes that were written.
         threads: name of a thread by its id in the system.
         info: what the process said of itself; the last of each key.
+        captures: when recording began and ended (nanoseconds of CLOCK_REALTIME), in the order
+            written: pairs of the moment and whether it was on from then.
+        calls: the same of CUDA calls, where they were not recorded all the time that the GPUs were.
         losses: what was dropped, the end of writing included.
         stopped: whether writing failed before the process ended.
+        seen_until: the last moment at which the process looked at its clocks.
+        after: by tag, how many looks at the clocks came before each record in the file; and in
+            captures_after and calls_after, before each of ``captures`` and ``calls``.
         whole: whether the process came to its end and wrote that down.
+        continues: whether there was a file before it.
     """
 
     pid: int
@@ -136,9 +155,17 @@ class Spool:
     names: dict[int, bytes] = field(default_factory=dict)
     threads: dict[int, str] = field(default_factory=dict)
     info: dict[str, str] = field(default_factory=dict)
+    captures: list[tuple[int, bool]] = field(default_factory=list)
+    calls: list[tuple[int, bool]] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
+    began: int = 0
+    seen_until: int = 0
+    after: dict[bytes, NDArray[np.int64]] = field(default_factory=dict)
+    captures_after: list[int] = field(default_factory=list)
+    calls_after: list[int] = field(default_factory=list)
     stopped: bool = False
     whole: bool = False
+    continues: bool = False
 
     def name(self, id: int) -> str:
         """The text of an id; nothing where it was never written."""
@@ -148,19 +175,70 @@ class Spool:
 def read_spool(path: Path) -> Spool:
     """Reads one file; raises InputError where it is no spool of a version that is known."""
     file = read_chunk_file(path, SPOOL)
-    spool = Spool(file.pid, file.host, file.started)
-    parts: dict[bytes, list[Records]] = {tag: [] for tag in RECORDS}
+    spool = Spool(file.pid, file.host, file.started, began=file.began)
+    parts: dict[bytes, list[Records]] = {tag: [np.empty(0, kind)] for tag, kind in RECORDS.items()}
+    after: dict[bytes, list[int]] = {tag: [0] for tag in RECORDS}
+    looks = 0
     for tag, body, is_whole in file.chunks():
-        if not is_whole:
-            break
         if tag in RECORDS:
             parts[tag].append(read_records(body, RECORDS[tag]))
-        else:
+            after[tag].append(looks)
+            looks += len(parts[tag][-1]) if tag == b"CLOK" else 0
+        elif is_whole:
             take_text(spool, tag, bytes(body))
-    empty = {tag: np.empty(0, kind) for tag, kind in RECORDS.items()}
-    spool.records = {tag: np.concatenate(p) if p else empty[tag] for tag, p in parts.items()}
-    spool.whole = "ended" in spool.info
+            spool.captures_after += [looks] * (len(spool.captures) - len(spool.captures_after))
+            spool.calls_after += [looks] * (len(spool.calls) - len(spool.calls_after))
+    spool.records = {tag: np.concatenate(p) for tag, p in parts.items()}
+    spool.after = {tag: np.repeat(after[tag], [len(p) for p in parts[tag]]) for tag in RECORDS}
+    spool.seen_until = int(spool.records[b"CLOK"]["realtime"].max(initial=0))
+    spool.whole, spool.continues = "ended" in spool.info, "~" in path.name
     return spool
+
+
+def join_spools(parts: Sequence[Spool]) -> Spool:
+    """What one process left in several files, in their order, as if it were one."""
+    first, last = parts[0], parts[-1]
+    if first is last:
+        return first
+    records = {tag: np.concatenate([part.records[tag] for part in parts]) for tag in RECORDS}
+    looks = np.cumsum([0, *(len(part.records[b"CLOK"]) for part in parts)]).tolist()
+    after = {tag: _joined_after(parts, tag, looks) for tag in RECORDS}
+    ranges = records[b"NVTX"]
+    again = np.flatnonzero(ranges["kind"] == _DOMAIN)
+    _, told = np.unique(ranges["domain"][again], return_index=True)
+    repeated = np.delete(again, told)
+    records[b"NVTX"] = np.delete(ranges, repeated)
+    after[b"NVTX"] = np.delete(after[b"NVTX"], repeated)
+    return Spool(
+        first.pid,
+        first.host,
+        first.started,
+        records,
+        names={id: text for part in parts for id, text in part.names.items()},
+        threads={id: name for part in parts for id, name in part.threads.items()},
+        info={key: value for part in parts for key, value in part.info.items()},
+        captures=[moment for part in parts for moment in part.captures],
+        calls=[moment for part in parts for moment in part.calls],
+        losses=[loss for part in parts for loss in part.losses],
+        began=first.began,
+        seen_until=max(part.seen_until for part in parts),
+        after=after,
+        captures_after=[
+            own + n for part, n in zip(parts, looks, strict=False) for own in part.captures_after
+        ],
+        calls_after=[
+            own + n for part, n in zip(parts, looks, strict=False) for own in part.calls_after
+        ],
+        stopped=any(part.stopped for part in parts),
+        whole=last.whole,
+        continues=first.continues,
+    )
+
+
+def _joined_after(parts: Sequence[Spool], tag: bytes, looks: Sequence[int]) -> NDArray[np.int64]:
+    # Of a recording under way, nobody asks for it.
+    known = (part.after.get(tag, np.zeros(len(part.records[tag]), np.int64)) for part in parts)
+    return np.concatenate([own + n for own, n in zip(known, looks, strict=False)])
 
 
 def take_text(spool: Spool, tag: bytes, body: bytes) -> None:
@@ -172,6 +250,11 @@ def take_text(spool: Spool, tag: bytes, body: bytes) -> None:
     elif tag == b"INFO":
         key, value = read_info(body)
         spool.info[key] = value
+        moment = int(value) if _MOMENT.fullmatch(value) else LATEST + 1
+        if key in _CAPTURES and moment <= LATEST:
+            spool.captures.append((moment, _CAPTURES[key]))
+        elif key in _CALLS and moment <= LATEST:
+            spool.calls.append((moment, _CALLS[key]))
     elif tag == b"FULL" and (stop := read_stop(body)):
         spool.losses.append(stop)
         spool.stopped = True

@@ -13,16 +13,16 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from gputrace.collectors.files.chunks import Records
+from gputrace.collectors.files.chunks import Records, base_of, in_order
 from gputrace.collectors.files.host_events import HostEvents
-from gputrace.collectors.files.spool import Spool
+from gputrace.collectors.files.spool import Spool, join_spools
 from gputrace.collectors.growth import bytes_in
 from gputrace.collectors.live.recent import ON_GPU, RecentHost, RecentSpool
 from gputrace.collectors.live.tail import LineTail
 from gputrace.collectors.merge import LEAD_NS, write_all
 from gputrace.collectors.nvml.log import NvmlLines, NvmlLog
 from gputrace.collectors.program.underway import processes_of
-from gputrace.collectors.record import read_meta
+from gputrace.collectors.record_meta import read_meta
 from gputrace.collectors.rows.host import write_host
 from gputrace.collectors.rows.nvml import write_logs
 from gputrace.collectors.rows.processes import rank_of
@@ -78,7 +78,8 @@ class Following:
     @property
     def has_ended(self) -> bool:
         """Whether all processes have written down that they ended: the trace is being made."""
-        return bool(self._spools) and all(spool.has_ended for spool in self._spools.values())
+        last = {base_of(path): self._spools[path] for path in in_order(self._spools)}
+        return bool(last) and all(spool.has_ended for spool in last.values())
 
     @property
     def elapsed_ns(self) -> int:
@@ -93,7 +94,7 @@ class Following:
     @property
     def processes(self) -> int:
         """Those that have written anything."""
-        return len({path.name.split(".")[-2] for path in (*self._spools, *self._hosts)})
+        return len({base_of(path).split(".")[-1] for path in (*self._spools, *self._hosts)})
 
     def read(self) -> None:
         """Takes in what was written since the last call; what cannot be read is left out."""
@@ -106,7 +107,11 @@ class Following:
         self._read_nvml()
 
     def _read(self, known: dict[Path, _Kind], pattern: str, make: Callable[[Path], _Kind]) -> None:
-        for path in sorted(self.folder.glob(pattern)):
+        paths = in_order(self.folder.glob(pattern))
+        # A ring has let go of the others.
+        for path in known.keys() - set(paths):
+            del known[path]
+        for path in paths:
             if path in self._unreadable:
                 continue
             try:
@@ -160,7 +165,11 @@ class Following:
     def write(self, output: Path, window: tuple[int, int]) -> None:
         """Makes a trace of a window (CLOCK_REALTIME); raises OSError where it cannot be written."""
         since, until = window
-        spools: list[Spool] = [*_there(s.between(since, until) for s in self._spools.values())]
+        parts: dict[str, list[Spool]] = {}
+        for path in in_order(self._spools):
+            if (part := self._spools[path].between(since, until)) is not None:
+                parts.setdefault(base_of(path), []).append(part)
+        spools = [join_spools(own) for own in parts.values()]
         done = {spool.pid: _issued(spool) or until for spool in spools}
         hosts: list[HostEvents] = [
             *_there(h.between(since, until, done) for h in self._hosts.values())

@@ -106,7 +106,8 @@ class RecentSpool:
             timed = (kept.rows for kept in self._chunks if kept.tag == tag)
             parts = [*self._few[tag], *(_within(rows, since, until) for rows in timed)]
             records[tag] = np.concatenate(parts) if parts else np.empty(0, kind)
-        return replace(self._spool, records=records)
+        seen_until = int(records[b"CLOK"]["realtime"].max(initial=0))
+        return replace(self._spool, records=records, seen_until=seen_until)
 
 
 def _within(rows: Records, since: int, until: int) -> Records:

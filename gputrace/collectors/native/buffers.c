@@ -1,51 +1,95 @@
 #define _GNU_SOURCE
 #include "buffers.h"
 #include "cupti.h"
+#include "sampling.h"
 #include "spool.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <time.h>
 
 #define BUFFER_BYTES (4u << 20)
+#define RESERVE_BYTES (64u << 10)
+#define RESERVES 16
+#define MOST_SPARES 16
 #define AT_ONCE 64
 #define SECOND 1000000000u
 
-typedef struct buffer { struct buffer *next; size_t valid; uint8_t *bytes; } buffer_t;
+/* What is noted of a buffer lies in front of its bytes: to take one over needs no memory. */
+typedef struct buffer {
+    struct buffer *next;
+    size_t valid, size;
+    _Alignas(64) uint8_t bytes[];
+} buffer_t;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t filled;
 static buffer_t *completed, **completed_end = &completed;
-static uint8_t *spare[16];
+static buffer_t *spare, *reserve;
 static size_t spares;
 static int woken;
-static atomic_int seen;
+static atomic_int seen, refused;
+
+/* Costs no memory before it is used. */
+static void keep_reserve(void) {
+    static _Alignas(64) uint8_t places[RESERVES][sizeof(buffer_t) + RESERVE_BYTES];
+    for (int i = 0; i < RESERVES; i++) {
+        buffer_t *buffer = (buffer_t *)(void *)places[i];
+        buffer->size = RESERVE_BYTES;
+        buffer->next = reserve;
+        reserve = buffer;
+    }
+}
 
 void buffers_init(void) {
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&filled, &monotonic);
+    keep_reserve();
 }
 
-static void requested(uint8_t **buffer, size_t *size, size_t *max_records) {
-    uint8_t *bytes = NULL;
+static buffer_t *take_from(buffer_t **list) {
     pthread_mutex_lock(&lock);
-    if (spares) bytes = spare[--spares];
+    buffer_t *first = *list;
+    if (first) *list = first->next;
+    if (first && list == &spare) spares--;
     pthread_mutex_unlock(&lock);
-    /* CUPTI before 12.9 may crash on a refusal, so there is no upper bound. */
-    if (!bytes && posix_memalign((void **)&bytes, 64, BUFFER_BYTES)) bytes = NULL;
-    *buffer = bytes;
-    *size = bytes ? BUFFER_BYTES : 0;
+    return first;
+}
+
+static buffer_t *allocate(void) {
+    void *place;
+    if (posix_memalign(&place, 64, sizeof(buffer_t) + BUFFER_BYTES)) return NULL;
+    buffer_t *buffer = place;
+    buffer->size = BUFFER_BYTES;
+    return buffer;
+}
+
+/* CUPTI before 12.9 may crash on a refusal: there is no upper bound, and where no memory is left, the
+ * reserve, which comes back as fast as it is written. */
+static void requested(uint8_t **bytes, size_t *size, size_t *max_records) {
+    buffer_t *buffer = take_from(&spare);
+    if (!buffer) buffer = allocate();
+    if (!buffer) buffer = take_from(&reserve);
+    if (!buffer) refused = 1;
+    *bytes = buffer ? buffer->bytes : NULL;
+    *size = buffer ? buffer->size : 0;
     *max_records = 0;
 }
 
-static void give_back(uint8_t *bytes) {
+static void give_back(buffer_t *buffer) {
     pthread_mutex_lock(&lock);
-    if (spares < sizeof spare / sizeof *spare) { spare[spares++] = bytes; bytes = NULL; }
+    int is_reserve = buffer->size != BUFFER_BYTES, keep = is_reserve || spares < MOST_SPARES;
+    if (keep) {
+        buffer->next = is_reserve ? reserve : spare;
+        *(is_reserve ? &reserve : &spare) = buffer;
+        spares += !is_reserve;
+    }
     pthread_mutex_unlock(&lock);
-    free(bytes);
+    if (!keep) free(buffer);
 }
 
 static void is_completed(void *context, uint32_t stream, uint8_t *bytes, size_t size, size_t valid) {
@@ -56,12 +100,14 @@ static void is_completed(void *context, uint32_t stream, uint8_t *bytes, size_t 
         spool_loss(lost, "CUPTI had no room for them");
         spool_unlock();
     }
-    buffer_t *buffer = valid ? malloc(sizeof *buffer) : NULL;
-    if (!buffer) {
-        if (bytes) give_back(bytes);
+    if (!bytes) return;
+    buffer_t *buffer = (buffer_t *)(void *)(bytes - offsetof(buffer_t, bytes));
+    if (!valid) {
+        give_back(buffer);
         return;
     }
-    *buffer = (buffer_t){NULL, valid, bytes};
+    buffer->next = NULL;
+    buffer->valid = valid;
     seen = 1;
     pthread_mutex_lock(&lock);
     *completed_end = buffer;
@@ -70,7 +116,10 @@ static void is_completed(void *context, uint32_t stream, uint8_t *bytes, size_t 
     pthread_mutex_unlock(&lock);
 }
 
-void buffers_register(void) { cupti.register_callbacks(requested, is_completed); }
+int buffers_register(void) {
+    int code = cupti.register_callbacks(requested, is_completed);
+    return cupti_check(code, "cuptiActivityRegisterCallbacks");
+}
 
 int buffers_seen(void) { return seen; }
 
@@ -102,6 +151,7 @@ static buffer_t *take_completed(void) {
 static void take(const void *record, uint64_t calls_from) {
     uint32_t kind = u32_at(record, 0);
     int is_call = kind == KIND_RUNTIME || kind == KIND_DRIVER;
+    if (kind != KIND_OVERHEAD) sampling_count(is_call);
     if (!is_call || u64_at(record, 16) >= calls_from) decode(record);
 }
 
@@ -109,19 +159,20 @@ int buffers_drain(uint64_t calls_from) {
     for (buffer_t *buffer = take_completed(), *next; buffer; buffer = next) {
         void *record = NULL;
         next = buffer->next;
-        for (int more = 1; more;) {
+        for (int end = 0; !end;) {
             /* A few at a time: NVTX calls of the program, and its forks, wait for this lock. */
             spool_lock();
-            for (int i = 0; more && i < AT_ONCE; i++) {
-                more = !cupti.next_record(buffer->bytes, buffer->valid, &record);
-                if (more) take(record, calls_from);
+            for (int i = 0; !end && i < AT_ONCE; i++) {
+                end = cupti.next_record(buffer->bytes, buffer->valid, &record);
+                if (!end) take(record, calls_from);
             }
+            if (end != MAX_LIMIT_REACHED) cupti_check_locked(end, "cuptiActivityGetNextRecord");
             spool_unlock();
         }
-        give_back(buffer->bytes);
-        free(buffer);
+        give_back(buffer);
     }
     spool_lock();
+    if (atomic_exchange(&refused, 0)) spool_loss(0, "there was no memory for CUPTI's records");
     int status = spool_flush();
     spool_unlock();
     return status;
@@ -130,8 +181,7 @@ int buffers_drain(uint64_t calls_from) {
 void buffers_throw_away(void) {
     for (buffer_t *buffer = take_completed(), *next; buffer; buffer = next) {
         next = buffer->next;
-        free(buffer->bytes);
-        free(buffer);
+        give_back(buffer);
     }
 }
 

@@ -6,8 +6,8 @@
 
 void buffers_init(void);
 
-/* Tells CUPTI where its buffers come from and go to. */
-void buffers_register(void);
+/* Tells CUPTI where its buffers come from and go to; 0 where it takes note of that. */
+int buffers_register(void);
 
 /* Waits until a buffer is completed, buffers_wake was called, or CLOCK_MONOTONIC says UNTIL. */
 void buffers_wait(uint64_t until);

@@ -3,11 +3,13 @@
 #include "buffers.h"
 #include "cupti.h"
 #include "library.h"
+#include "sampling.h"
 #include "spool.h"
 #include "threads.h"
 
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,8 +17,10 @@
 
 /* Without KIND_SYNCHRONIZATION: that one alone doubles what recording costs (measured on an H200), and
  * the synchronising calls are recorded as calls. */
-static const int gpu_kinds[] = {KIND_CONCURRENT_KERNEL, KIND_MEMCPY, KIND_MEMCPY2, KIND_MEMSET,
-                                KIND_OVERHEAD, KIND_GRAPH_TRACE};
+static const int gpu_kinds[] = {KIND_CONCURRENT_KERNEL, KIND_MEMCPY, KIND_MEMSET,
+                                KIND_MEMCPY2, KIND_OVERHEAD, KIND_GRAPH_TRACE};
+/* Of these: all of CUPTI have the first, and older ones lack some of the others. */
+enum { NEEDED = 3 };
 
 /* Starts of the names of calls that issue work, wait for it, or take memory. */
 static const char *const calls[] = {
@@ -33,17 +37,23 @@ static int by_profiler, over;
 static atomic_int wanted, paused, ready, recording;
 /* Single calls are chosen, in a way that can be turned off and on again: see choose_calls. */
 static int chosen, lasting;
+/* Whether calls are recorded while the rest is, and what the file says of that: without a word, yes. */
+static int with_calls = 1, told_calls = 1;
 /* Calls before calls_from were recorded to make the choice last, and belong to no window. */
 static uint64_t calls_from;
 /* Our callback: held by_profiler, and while CUPTI is to be let go of (leaving). */
 static void *subscriber;
 static atomic_int leaving, left;
-static int had_window;
+static int had_window, stopped;
+/* Windows may come again and again: CUPTI is held for so long after each, since calls chosen anew cost
+ * more, and let go of where the next one is far, since even an idle CUPTI costs something. */
+static uint64_t hold, off_since;
 static uint32_t profiler_start_id, profiler_stop_id;
 
-void capture_init(int from_start, int profiler) {
+void capture_init(int from_start, int profiler, uint64_t hold_ns) {
     wanted = from_start;
     by_profiler = profiler;
+    hold = hold_ns;
 }
 
 int capture_is_on(void) { return recording || (wanted && !paused && !ready); }
@@ -74,12 +84,29 @@ static void choose_calls(int on) {
     if (on && can_choose()) choose_each(0, 0);
 }
 
+/* At the end of the process CUDA may be gone, with all records handed over: a failure then is not known to
+ * have cost any. */
+static void flush_all(uint32_t force) {
+    static atomic_int worked;
+    int code = cupti.flush(force);
+    if (!code) worked = 1;
+    else if (!over || !worked) cupti_check(code, "cuptiActivityFlushAll");
+    else {
+        spool_lock();
+        spool_info("last_flush", "the last cuptiActivityFlushAll failed: GPU activity may be missing");
+        spool_unlock();
+    }
+}
+
 static void tell_moment(const char *key) {
-    char text[32];
-    snprintf(text, sizeof text, "%llu", (unsigned long long)clock_ns(CLOCK_REALTIME));
     spool_lock();
-    spool_info(key, text);
+    spool_moment(key);
     spool_unlock();
+}
+
+static void tell_calls(int on) {
+    if (on != told_calls) tell_moment(on ? "calls_on" : "calls_off");
+    told_calls = on;
 }
 
 static void on_call(void *user, int domain, uint32_t id, const void *data);
@@ -134,44 +161,68 @@ static void on_call(void *user, int domain, uint32_t id, const void *data) {
     pthread_mutex_unlock(&lock);
 }
 
-/* What CUPTI forgets when it is let go of, and another profiler may have set. */
-static void set_up(void) {
-    buffers_register();
+/* What CUPTI forgets when it is let go of, and another profiler may have set. Without a place for its
+ * records CUPTI must not be asked for any. */
+static int set_up(void) {
+    if (buffers_register()) return -1;
     threads_by_self = cupti.register_timestamp && !cupti.register_timestamp(threads_stamp);
     if (cupti.thread_id_type) cupti.thread_id_type(threads_by_self ? THREAD_ID_SELF : THREAD_ID_SYSTEM);
+    return 0;
 }
 
 static void turn_on(void) {
     leave(0);
-    set_up();
-    for (size_t i = 0; i < sizeof gpu_kinds / sizeof *gpu_kinds; i++) cupti.enable(gpu_kinds[i]);
-    if (calls_from) calls_from = clock_ns(CLOCK_REALTIME);
-    choose_calls(1);
+    if (set_up()) return;
+    for (size_t i = 0; i < sizeof gpu_kinds / sizeof *gpu_kinds; i++) {
+        int code = cupti.enable(gpu_kinds[i]);
+        if (i < NEEDED) cupti_check(code, "cuptiActivityEnable");
+    }
+    /* Once: those of a window may come after the next one has begun. */
+    if (calls_from == UINT64_MAX) calls_from = clock_ns(CLOCK_REALTIME);
+    with_calls = sampling_begin(clock_ns(CLOCK_MONOTONIC));
+    if (with_calls) choose_calls(1);
     recording = had_window = 1;
+    tell_calls(with_calls);
     tell_moment("capture_on");
+    buffers_wake(); /* to look when it is time for `capture_sample` */
 }
 
 static void turn_off(void) {
     for (size_t i = 0; i < sizeof gpu_kinds / sizeof *gpu_kinds; i++) cupti.disable(gpu_kinds[i]);
     /* Before calls were recorded, what is chosen must stay so, or could not be turned on again. */
-    if (lasting && !buffers_seen()) cupti.flush(FLUSH_FORCED);
+    if (lasting && !buffers_seen()) flush_all(FLUSH_FORCED);
     if (!lasting || buffers_seen()) choose_calls(0);
-    cupti.flush(FLUSH_FORCED);
+    /* While CUPTI is held, what the GPU is still at comes when it is done. */
+    flush_all(hold ? 0 : FLUSH_FORCED);
     recording = 0;
+    off_since = clock_ns(CLOCK_MONOTONIC);
     tell_moment("capture_off");
+}
+
+/* Signals are the program's: none may come to a thread that CUPTI starts for us. Those that a fault of
+ * the thread itself causes are left. */
+static void hold_signals(sigset_t *before) {
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+    sigset_t held;
+    sigfillset(&held);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&held, faults[i]);
+    pthread_sigmask(SIG_BLOCK, &held, before);
 }
 
 /* Brings recording in line with what is wanted; called with the lock held. */
 static void settle(void) {
     int on = wanted && !paused && !over;
+    sigset_t before;
     if (!ready || on == recording) return;
+    hold_signals(&before);
     if (on) turn_on();
     else turn_off();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 void capture_want(int on) {
     pthread_mutex_lock(&lock);
-    wanted = on;
+    wanted = on && !stopped;
     settle();
     pthread_mutex_unlock(&lock);
 }
@@ -202,14 +253,51 @@ static void let_go(void) {
     }
     if (recording || paused || over || !ready) return;
     if (chosen && buffers_seen()) choose_calls(0);
-    if (had_window && !wanted && !chosen) {
+    if (had_window && !wanted && !chosen && clock_ns(CLOCK_MONOTONIC) - off_since >= hold) {
         had_window = 0;
+        flush_all(FLUSH_FORCED);
         leave(1);
     }
 }
 
+/* Between the two moments all calls are recorded that begin and end there. */
+static void turn_calls(int on) {
+    if (!on) tell_calls(0);
+    choose_calls(on);
+    if (on) tell_calls(1);
+    with_calls = on;
+}
+
+uint64_t capture_sample(uint64_t now) {
+    uint64_t look = UINT64_MAX;
+    pthread_mutex_lock(&lock);
+    if (recording) {
+        int on = sampling_keep(now, &look);
+        if (on != with_calls) turn_calls(on);
+    }
+    pthread_mutex_unlock(&lock);
+    return look;
+}
+
+void capture_goes_on(void) {
+    pthread_mutex_lock(&lock);
+    told_calls = 1;
+    if (recording) tell_calls(with_calls);
+    if (recording) tell_moment("capture_on");
+    pthread_mutex_unlock(&lock);
+}
+
+void capture_stop(void) {
+    pthread_mutex_lock(&lock);
+    wanted = 0;
+    stopped = 1;
+    settle();
+    hold = 0;
+    pthread_mutex_unlock(&lock);
+}
+
 int capture_tend(int flush) {
-    if (flush && (recording || chosen) && !leaving) cupti.flush(0);
+    if (flush && (recording || chosen || (had_window && !paused)) && !leaving) flush_all(0);
     int status = buffers_drain(calls_from);
     pthread_mutex_lock(&lock);
     let_go();
@@ -270,8 +358,7 @@ static void begin(void) {
     unsubscribe();
     ready = 1;
     lasting = can_choose() && !paused;
-    if (lasting && !wanted) {
-        set_up();
+    if (lasting && !wanted && sampling_begin(clock_ns(CLOCK_MONOTONIC)) && !set_up()) {
         choose_calls(1);
         calls_from = UINT64_MAX;
     }
@@ -279,7 +366,7 @@ static void begin(void) {
     pthread_mutex_unlock(&lock);
 }
 
-void capture_start(void) {
+static void find_and_begin(void) {
     char found[PATH_MAX] = "";
     void *library = find_cupti(found);
     if (!library) { stand_down("no libcupti was found"); return; }
@@ -287,4 +374,11 @@ void capture_start(void) {
     tell_cupti(found);
     if (subscribe()) stand_down("another tool in the process holds CUPTI");
     else begin();
+}
+
+void capture_start(void) {
+    sigset_t before;
+    hold_signals(&before);
+    find_and_begin();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
 }

@@ -4,8 +4,9 @@
 
 #include <stdint.h>
 
-/* Whether to record from the start of CUDA on, and whether cudaProfilerStart and Stop decide. */
-void capture_init(int from_start, int by_profiler);
+/* Whether to record from the start of CUDA on, whether cudaProfilerStart and Stop decide, and for how
+ * many nanoseconds after a window to hold CUPTI. */
+void capture_init(int from_start, int by_profiler, uint64_t hold);
 
 /* Called in cuInit, where no context is: finds CUPTI and begins, or leaves a word why not. */
 void capture_start(void);
@@ -22,6 +23,15 @@ int capture_is_on(void);
 /* What the writer does, time and again: takes over what CUPTI has completed, all of it where FLUSH
  * says so, and lets go of CUPTI after a window. Returns -1 once the disk took no more. */
 int capture_tend(int flush);
+
+/* Turns the records of calls off and on where they are too many; gives back when to look again. */
+uint64_t capture_sample(uint64_t now);
+
+/* Says in a new file that recording goes on. */
+void capture_goes_on(void);
+
+/* Ends recording, and lets go of CUPTI at the next capture_tend: the program goes on without us. */
+void capture_stop(void);
 
 /* Ends recording: the process ends, or the disk takes no more. */
 void capture_end(void);

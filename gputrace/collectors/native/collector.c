@@ -7,14 +7,19 @@
  *
  * Environment: GPUTRACE_DIR, the folder of the spool; GPUTRACE_CAPTURE, when to record: all (the
  * default), profiler (from cudaProfilerStart to Stop), manual (gputrace_capture decides);
- * GPUTRACE_DELAY_NS and GPUTRACE_DURATION_NS, a window in the life of the process.
+ * GPUTRACE_DELAY_NS and GPUTRACE_DURATION_NS, a window in the life of the process, of which GPUTRACE_FOR_NS
+ * out of each GPUTRACE_EVERY_NS; GPUTRACE_HOLD_NS, how long to hold CUPTI after a window; GPUTRACE_SEGMENT_NS,
+ * to begin a new file so often, and GPUTRACE_SEGMENTS, how many older ones stay; GPUTRACE_MAX_BYTES, what
+ * the folder may hold; GPUTRACE_API, of which stretches calls are recorded, see sampling.h.
  */
 #define _GNU_SOURCE
 #include "buffers.h"
 #include "capture.h"
 #include "devices.h"
+#include "sampling.h"
 #include "spool.h"
 #include "threads.h"
+#include "window.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -47,6 +52,9 @@ EXPORTED void gputrace_pause(int pause) {
     if (started_ok && !in_child) capture_pause(pause);
 }
 
+/* The hooks call it as a step ends. */
+EXPORTED void gputrace_step(void) { sampling_step(); }
+
 static int tend(int flush) {
     pthread_mutex_lock(&tending);
     int status = capture_tend(flush);
@@ -62,55 +70,90 @@ EXPORTED void gputrace_write(void) {
     tell_clocks();
 }
 
-/* ---- the window in the life of the process ---- */
+/* ---- the files, in a recording of hours ---- */
 
-static struct { uint64_t begin, end; int phase; } window = {UINT64_MAX, UINT64_MAX, 0};
+static const char *directory;
+static uint64_t segment_ns, next_segment, keep, max_bytes, bytes_before;
 
-static uint64_t environment_ns(const char *name) {
-    const char *value = getenv(name);
-    return value ? strtoull(value, NULL, 10) : 0;
+static void read_limits(void) {
+    segment_ns = environment_number("GPUTRACE_SEGMENT_NS");
+    next_segment = clock_ns(CLOCK_MONOTONIC) + segment_ns;
+    keep = environment_number("GPUTRACE_SEGMENTS");
+    max_bytes = environment_number("GPUTRACE_MAX_BYTES");
 }
 
-static int has_window(void) { return getenv("GPUTRACE_DELAY_NS") || getenv("GPUTRACE_DURATION_NS"); }
-
-static void set_window(void) {
-    uint64_t duration = environment_ns("GPUTRACE_DURATION_NS");
-    if (!has_window()) return;
-    window.begin = clock_ns(CLOCK_MONOTONIC) + environment_ns("GPUTRACE_DELAY_NS");
-    if (duration) window.end = window.begin + duration;
+/* Begins a new file when it is time, with all that those before it told once. */
+static void keep_segments(uint64_t now) {
+    if (!segment_ns || now < next_segment) return;
+    spool_lock();
+    spool_rotate((uint32_t)keep);
+    spool_unlock();
+    capture_goes_on();
+    tell_devices();
+    tell_clocks();
+    /* On its beat, so that looking each second does not add up. */
+    next_segment += segment_ns;
+    if (next_segment <= now) next_segment = now + segment_ns;
 }
 
-/* Begins or ends the window when it is time; gives back when to look again. */
-static uint64_t keep_window(uint64_t now) {
-    if (window.phase == 0 && now >= window.begin) { capture_want(1); window.phase = 1; }
-    if (window.phase == 1 && now >= window.end) { capture_want(0); window.phase = 2; }
-    return window.phase == 0 ? window.begin : window.phase == 1 ? window.end : UINT64_MAX;
+/* Whether a second like the last one would be too much. Until the next look each process may write its
+ * part of what is left; where there are several, one part is for another that may begin meanwhile. */
+static int is_too_large(void) {
+    uint32_t writers;
+    if (!max_bytes) return 0;
+    uint64_t bytes = spool_folder_bytes(directory, &writers), before = bytes_before;
+    uint64_t left = bytes < max_bytes ? max_bytes - bytes : 0;
+    bytes_before = bytes;
+    spool_lock();
+    spool_allow(writers > 1 ? left / (writers + 1) : left);
+    spool_unlock();
+    return bytes + (bytes > before ? bytes - before : 0) >= max_bytes;
+}
+
+/* The program goes on without us. */
+static void stop_at_limit(void) {
+    capture_stop();
+    tend(1);
+    tend(0);
+    spool_lock();
+    spool_stop(STOP_SIZE);
+    spool_unlock();
 }
 
 /* ---- the thread that writes ---- */
 
 static void *write_until_stopped(void *unused) {
-    uint64_t next = clock_ns(CLOCK_MONOTONIC) + SECOND;
+    uint64_t now = clock_ns(CLOCK_MONOTONIC), next = now + SECOND;
     int devices_told = 0;
     (void)unused;
     pthread_setname_np(pthread_self(), "gputrace");
-    set_window();
+    window_set();
     for (;;) {
-        uint64_t turn = keep_window(clock_ns(CLOCK_MONOTONIC));
-        buffers_wait(turn < next ? turn : next);
+        /* Of the moment at which all was taken over: how many calls there are is told by that. */
+        uint64_t sample = capture_sample(now);
+        uint64_t turn = window_keep(clock_ns(CLOCK_MONOTONIC));
+        buffers_wait(least(least(turn, sample), next));
         if (stopping) return NULL;
-        int second = clock_ns(CLOCK_MONOTONIC) >= next;
+        now = clock_ns(CLOCK_MONOTONIC);
+        int second = now >= next;
         if (second) {
             next = clock_ns(CLOCK_MONOTONIC) + SECOND;
             if (!devices_told) tell_devices();
             devices_told = 1;
-            tell_clocks();
         }
-        if (!tend(second)) continue;
-        capture_end();
-        buffers_throw_away();
-        return NULL;
+        int status = tend(second || now >= sample);
+        if (status && !spool_is_at_limit()) break;
+        if (!second && !status) continue;
+        tell_clocks();
+        if (status || is_too_large()) {
+            stop_at_limit();
+            return NULL;
+        }
+        keep_segments(clock_ns(CLOCK_MONOTONIC));
     }
+    capture_end();
+    buffers_throw_away();
+    return NULL;
 }
 
 static int start_writer(void) {
@@ -181,17 +224,34 @@ static int is_under_other_tool(void) {
     return getenv("NSYS_PROFILING_SESSION_ID") || getenv("QUADD_INJECTION_PROXY");
 }
 
+static void give_up(void) {
+    spool_lock();
+    spool_info("no_gpu_activity", "no thread could be started to write what it does");
+    spool_info("ended", "without a thread");
+    spool_close();
+    spool_unlock();
+}
+
 static void start(void) {
-    const char *directory = getenv("GPUTRACE_DIR"), *capture = getenv("GPUTRACE_CAPTURE");
+    const char *capture = getenv("GPUTRACE_CAPTURE");
     int by_profiler = capture && !strcmp(capture, "profiler");
     int by_hand = capture && !strcmp(capture, "manual");
+    directory = getenv("GPUTRACE_DIR");
     if (!directory || !*directory || is_under_other_tool() || spool_open(directory)) return;
+    directory = strdup(directory); /* the program may change its environment */
+    read_limits();
+    is_too_large();
     pthread_atfork(before_fork, after_fork, in_forked_child);
     tell_process();
     tell_clocks();
-    capture_init(!by_profiler && !by_hand && !has_window(), by_profiler);
+    if (!by_profiler && !by_hand && !environment_number("GPUTRACE_DELAY_NS"))
+        spool_info("capture_from", "start");
+    capture_init(!by_profiler && !by_hand && !window_is_asked(), by_profiler,
+                 environment_number("GPUTRACE_HOLD_NS"));
+    sampling_init();
     started_ok = !start_writer();
-    atexit(at_exit);
+    if (started_ok) atexit(at_exit);
+    else give_up();
 }
 
 /* Opens the spool and starts the writer, once a process; 0 where that went well. */
@@ -200,9 +260,16 @@ int collector_start(void) {
     return started_ok ? 0 : -1;
 }
 
+/* Exit handlers run in reverse: a libcupti that we have loaded ends before those that were there
+ * earlier, and we must be done with it by then. */
+static void start_capture(void) {
+    capture_start();
+    atexit(at_exit);
+}
+
 /* Called by the CUDA driver in cuInit. What it returns does not matter to the program. */
 EXPORTED int InitializeInjection(void) {
     static pthread_once_t once_cupti = PTHREAD_ONCE_INIT;
-    if (!collector_start()) pthread_once(&once_cupti, capture_start);
+    if (!collector_start()) pthread_once(&once_cupti, start_capture);
     return 1;
 }

@@ -1,6 +1,10 @@
 #include "cupti.h"
+#include "spool.h"
 
 #include <dlfcn.h>
+#include <stdio.h>
+
+#define MOST_TOLD 8
 
 struct cupti cupti;
 
@@ -23,6 +27,7 @@ int cupti_load(void *library) {
         {&cupti.register_timestamp, "cuptiActivityRegisterTimestampCallback"},
         {&cupti.callback_name, "cuptiGetCallbackName"},
         {&cupti.finalize, "cuptiFinalize"},
+        {&cupti.result_string, "cuptiGetResultString"},
     };
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
         void *symbol = dlsym(library, symbols[i].name);
@@ -32,4 +37,26 @@ int cupti_load(void *library) {
                    cupti.register_callbacks && cupti.enable && cupti.disable && cupti.flush &&
                    cupti.next_record && cupti.callback_name;
     return complete ? 0 : -1;
+}
+
+int cupti_check_locked(int code, const char *function) {
+    static const char *told[MOST_TOLD];
+    const char *name = NULL;
+    char why[192];
+    int at = 0;
+    if (!code) return 0;
+    while (at < MOST_TOLD && told[at] && strcmp(told[at], function)) at++;
+    if (at == MOST_TOLD || told[at]) return code;
+    told[at] = function;
+    if (cupti.result_string && cupti.result_string(code, &name)) name = NULL;
+    snprintf(why, sizeof why, "%s failed (%d%s%s)", function, code, name ? ", " : "", name ? name : "");
+    spool_loss(0, why);
+    return code;
+}
+
+int cupti_check(int code, const char *function) {
+    spool_lock();
+    cupti_check_locked(code, function);
+    spool_unlock();
+    return code;
 }

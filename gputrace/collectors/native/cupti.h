@@ -15,7 +15,8 @@ enum { KIND_MEMCPY = 1, KIND_MEMSET = 2, KIND_KERNEL = 3, KIND_DRIVER = 4, KIND_
        KIND_SYNCHRONIZATION = 38, KIND_GRAPH_TRACE = 51 };
 
 enum { DOMAIN_DRIVER = 1, DOMAIN_RUNTIME = 2 };
-enum { THREAD_ID_SELF = 0, THREAD_ID_SYSTEM = 1, FLUSH_FORCED = 1, SITE_EXIT = 1 };
+enum { THREAD_ID_SELF = 0, THREAD_ID_SYSTEM = 1, FLUSH_FORCED = 1, SITE_EXIT = 1,
+       MAX_LIMIT_REACHED = 12 };
 
 typedef void (*buffer_requested_t)(uint8_t **buffer, size_t *size, size_t *max_records);
 typedef void (*buffer_completed_t)(void *context, uint32_t stream, uint8_t *buffer, size_t size,
@@ -61,11 +62,17 @@ struct cupti {
     int (*register_timestamp)(uint64_t (*)(void));
     int (*callback_name)(int, uint32_t, const char **);
     int (*finalize)(void);
+    int (*result_string)(int, const char **);
 };
 extern struct cupti cupti;
 
 /* Takes the functions of a libcupti; 0 where all are there that recording needs. */
 int cupti_load(void *library);
+
+/* Gives CODE back; where it is an error, says once of each function, in the spool, that it failed: what it
+ * was to bring is missing. Not to be called with the spool locked, `..._locked` only then. */
+int cupti_check(int code, const char *function);
+int cupti_check_locked(int code, const char *function);
 
 /* Turns one record into its spool form and adds it. */
 void decode(const void *record);

@@ -51,6 +51,7 @@ static void decode_api(const void *r, uint32_t domain) {
     if (!a.name) return; /* not asked for */
     a.thread = thread_of(u32_at(r, 28), a.start);
     spool_thread(a.thread);
+    spool_use(a.name);
     spool_add(TAG_API, &a, sizeof a);
 }
 

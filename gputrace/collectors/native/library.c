@@ -50,6 +50,21 @@ static void *beside(const char *folder, int major, char *found) {
     return library;
 }
 
+/* In a folder of those that GPUTRACE_CUPTI_FOLDERS names, with colons between: NVIDIA's wheels beside
+ * gputrace, where neither the system nor the program has a libcupti. */
+static void *brought_along(int major, char *found) {
+    const char *folder = getenv("GPUTRACE_CUPTI_FOLDERS");
+    char path[PATH_MAX];
+    void *library = NULL;
+    while (!library && folder && *folder) {
+        int length = (int)strcspn(folder, ":");
+        snprintf(path, sizeof path, "%.*s/libcupti.so.%d", length, folder, major);
+        library = try_path(path, RTLD_NOW | RTLD_GLOBAL, found);
+        folder += length + (folder[length] == ':');
+    }
+    return library;
+}
+
 static void *of_major(int major, char *found) {
     char path[PATH_MAX];
     void *library;
@@ -58,7 +73,8 @@ static void *of_major(int major, char *found) {
     snprintf(path, sizeof path, "/usr/local/cuda-%d/extras/CUPTI/lib64/libcupti.so.%d", major, major);
     if ((library = try_path(path, RTLD_NOW | RTLD_GLOBAL, found))) return library;
     snprintf(path, sizeof path, "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so.%d", major);
-    return try_path(path, RTLD_NOW | RTLD_GLOBAL, found);
+    if ((library = try_path(path, RTLD_NOW | RTLD_GLOBAL, found))) return library;
+    return brought_along(major, found);
 }
 
 void *find_cupti(char *found) {

@@ -94,12 +94,25 @@ static uint32_t name_of(const attributes_t *a) {
     return 0;
 }
 
+/* The creation of a domain: ranges within need its name, so each file tells of it before them. */
+static void tell_domain(uint32_t domain, uint32_t thread) {
+    uint64_t now = clock_ns(CLOCK_REALTIME);
+    nvtx_t row = {now, now, thread, 0, domain, NVTX_DOMAIN, 0, 0};
+    if (!domain || handles[domain].told == spool_segment() + 1) return;
+    handles[domain].told = spool_segment() + 1;
+    spool_use(domain);
+    spool_thread(thread);
+    spool_add(TAG_NVTX, &row, sizeof row);
+}
+
 static void add(open_t range, uint64_t end, uint32_t thread, uint32_t kind, uint64_t number) {
     nvtx_t row = {range.start, end, thread, range.name, range.domain, kind, 0, (uint32_t)number};
     if (kind == NVTX_START_END) row.end_thread = thread_id();
-    if (kind != NVTX_DOMAIN && !capture_is_on()) return;
+    if (!capture_is_on()) return;
     spool_lock();
+    tell_domain(range.domain, thread);
     spool_thread(thread);
+    spool_use(range.name);
     spool_add(TAG_NVTX, &row, sizeof row);
     spool_unlock();
 }
@@ -172,15 +185,12 @@ static void *domain_string_w(void *d, const wchar_t *text) {
     char t[512];
     return domain_string(d, narrow(text, t, sizeof t));
 }
-/* A domain is told once, outside windows too: the ranges within one need its name. */
+/* A domain is told outside windows too. */
 static void *domain_create(const char *name) {
     handle_t *handle = handle_of(name);
-    uint64_t now = clock_ns(CLOCK_REALTIME);
     spool_lock();
-    int told = !handle || handle->told;
-    if (handle) handle->told = 1;
+    if (handle) tell_domain(handle->id, thread_id());
     spool_unlock();
-    if (!told) add((open_t){now, 0, handle->id}, now, thread_id(), NVTX_DOMAIN, 0);
     return handle;
 }
 static void *domain_create_w(const wchar_t *name) {

@@ -5,10 +5,12 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -24,12 +26,23 @@ typedef struct {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int file = -1;
-static int full;
-static chunk_t *chunks[KINDS];
+/* Which file it is: its number may become one of the program's. What could not be written meanwhile is
+ * told once it can be opened again. */
+static struct stat identity;
+static int opened, full, unwritten;
+/* Not from the program's heap, which may be exhausted. */
+static chunk_t chunks[KINDS];
+static int kinds;
+/* What may be written yet, and whether that was too little. */
+static uint64_t allowed = UINT64_MAX;
+static int at_limit;
 
-/* Names by content: open addressing, grown at half full. */
-static struct name { char *text; uint32_t id; } *names;
-static size_t name_room, name_count;
+/* The file's name as far as its segments share it, and which of them it is, from 0 on. */
+static char base[PATH_MAX];
+static uint32_t segment;
+/* What each segment begins with: chunks of INFO. */
+static unsigned char *lasting;
+static size_t lasting_size;
 
 uint64_t clock_ns(int which) {
     struct timespec now;
@@ -40,28 +53,120 @@ uint64_t clock_ns(int which) {
 void spool_lock(void) { pthread_mutex_lock(&lock); }
 void spool_unlock(void) { pthread_mutex_unlock(&lock); }
 
+void spool_allow(uint64_t bytes) { allowed = bytes; }
+int spool_is_at_limit(void) { return at_limit; }
+
+/* The path of a segment, with an ending behind it; -1 where that is too long. */
+static int path_of(char *path, uint32_t number, const char *ending) {
+    char which[16] = "";
+    if (number) snprintf(which, sizeof which, "~%06u", (unsigned)number);
+    return snprintf(path, PATH_MAX, "%s%s.spool%s", base, which, ending) < PATH_MAX ? 0 : -1;
+}
+
+static int open_new(const char *path, int flags) {
+    int low = open(path, O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW | flags, 0600);
+    /* Out of the way of programs that count on low numbers, or close all they did not open. */
+    int high = low < 0 ? -1 : fcntl(low, F_DUPFD_CLOEXEC, 200);
+    /* Whatever files of the program are to be. */
+    if (flags & O_CREAT && low >= 0) fchmod(low, 0600);
+    if (high < 0) return low;
+    close(low);
+    return high;
+}
+
+/* The signal of a limit on the size of files is for those of the program: ours is held, and dropped. */
+static int hold_signal(sigset_t *before) {
+    sigset_t own;
+    sigemptyset(&own);
+    sigaddset(&own, SIGXFSZ);
+    pthread_sigmask(SIG_BLOCK, &own, before);
+    return !sigismember(before, SIGXFSZ);
+}
+
+static void drop_signal(const sigset_t *before, int held) {
+    static const struct timespec at_once;
+    sigset_t own;
+    int error = errno;
+    sigemptyset(&own);
+    sigaddset(&own, SIGXFSZ);
+    if (held) sigtimedwait(&own, NULL, &at_once);
+    pthread_sigmask(SIG_SETMASK, before, NULL);
+    errno = error;
+}
+
 /* Says in the place kept for it that the file ends here, and why. */
 static void tell_full(int error) {
     stop_t stop = {.time = clock_ns(CLOCK_REALTIME), .error = (uint32_t)error};
     struct stat now;
+    sigset_t before;
     full = 1;
     if (fstat(file, &now) || now.st_size < (off_t)(HEAD_BYTES + 8 + sizeof stop)) return;
+    int held = hold_signal(&before);
     fcntl(file, F_SETFL, fcntl(file, F_GETFL) & ~O_APPEND); /* which overrides the place */
-    if (pwrite(file, &stop, sizeof stop, HEAD_BYTES + 8) < 0) return;
+    if (pwrite(file, &stop, sizeof stop, HEAD_BYTES + 8) < 0) full = 1;
+    drop_signal(&before, held);
 }
 
-static void write_all(const void *bytes, size_t size) {
-    const unsigned char *at = bytes;
-    while (size && file >= 0 && !full) {
-        ssize_t wrote = write(file, at, size);
-        if (wrote < 0 && errno == EINTR) continue;
-        if (wrote <= 0) {
-            tell_full(errno);
-            return;
-        }
-        at += wrote;
-        size -= (size_t)wrote;
+static int is_same(int other) {
+    struct stat now;
+    return !fstat(other, &now) && now.st_dev == identity.st_dev && now.st_ino == identity.st_ino;
+}
+
+static void close_file(void) {
+    if (file >= 0 && is_same(file)) close(file);
+    file = -1;
+}
+
+/* Before each use: the program may have closed all that it did not open, and have its own there. */
+static int is_open(void) {
+    char path[PATH_MAX];
+    if (!opened || full) return 0;
+    if (file >= 0 && is_same(file)) return 1;
+    file = path_of(path, segment, "") ? -1 : open_new(path, 0);
+    if (file >= 0 && is_same(file)) return 1;
+    if (file >= 0) close(file);
+    file = -1;
+    unwritten = 1;
+    return 0;
+}
+
+static void skip(struct iovec *parts, size_t size) {
+    for (; size; parts++) {
+        size_t taken = size < parts->iov_len ? size : parts->iov_len;
+        parts->iov_base = (unsigned char *)parts->iov_base + taken;
+        parts->iov_len -= taken;
+        size -= taken;
     }
+}
+
+static void tell_unwritten(void) {
+    if (!unwritten) return;
+    unwritten = 0;
+    spool_loss(0, "the program had closed the file, and it could not be opened again at once");
+}
+
+static void write_all(struct iovec *parts, int count) {
+    size_t left = 0;
+    sigset_t before;
+    for (int i = 0; i < count; i++) left += parts[i].iov_len;
+    if (!left || !is_open()) return;
+    if (left > allowed) {
+        at_limit = 1;
+        tell_full(STOP_SIZE);
+        return;
+    }
+    if (allowed != UINT64_MAX) allowed -= left;
+    int held = hold_signal(&before);
+    while (left) {
+        ssize_t wrote = writev(file, parts, count);
+        if (wrote < 0 && errno == EINTR) continue;
+        if (wrote <= 0) break;
+        left -= (size_t)wrote;
+        skip(parts, (size_t)wrote);
+    }
+    drop_signal(&before, held);
+    if (left) tell_full(errno);
+    else tell_unwritten();
 }
 
 /* A file that was not there: a process that executes another program, or one of another container,
@@ -69,106 +174,110 @@ static void write_all(const void *bytes, size_t size) {
 static int create(const char *directory, const char *host) {
     char path[PATH_MAX], again[16] = "";
     for (int i = 1; i < 1000; i++) {
-        if (snprintf(path, sizeof path, "%s/%s.%d%s.spool", directory, host, (int)getpid(), again) >=
-            (int)sizeof path)
+        if (snprintf(base, sizeof base, "%s/%s.%d%s", directory, host, (int)getpid(), again) >=
+            (int)sizeof base || path_of(path, 0, ""))
             return -1;
-        int made = open(path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600);
+        int made = open_new(path, O_CREAT | O_EXCL);
         if (made >= 0 || errno != EEXIST) return made;
         snprintf(again, sizeof again, "-%d", i);
     }
     return -1;
 }
 
+/* Writes what every file begins with, in one piece. */
+static int begin(int fresh) {
+    struct {
+        struct { char magic[8]; uint32_t version, pid; uint64_t realtime, monotonic; } head;
+        struct { uint32_t tag, used; stop_t stop; } place;
+    } first = {{{'G', 'P', 'U', 'T', 'R', 'S', 'P', 'L'}, SPOOL_VERSION, (uint32_t)getpid(), clock_ns(CLOCK_REALTIME),
+                clock_ns(CLOCK_MONOTONIC)}, {TAG_FULL, sizeof(stop_t), {0}}};
+    struct iovec parts[] = {{&first, sizeof first}, {lasting, lasting_size}};
+    return writev(fresh, parts, 2) == (ssize_t)(sizeof first + lasting_size) ? 0 : -1;
+}
+
 int spool_open(const char *directory) {
     char host[HOST_NAME_MAX + 1] = "host";
-    struct { char magic[8]; uint32_t version, pid; uint64_t realtime, monotonic; } head = {
-        "GPUTRSPL", SPOOL_VERSION, (uint32_t)getpid(), clock_ns(CLOCK_REALTIME),
-        clock_ns(CLOCK_MONOTONIC)};
     gethostname(host, sizeof host - 1);
     file = create(directory, host);
-    if (file < 0) return -1;
-    /* Out of the way of programs that count on low numbers, or close all they did not open. */
-    int high = fcntl(file, F_DUPFD_CLOEXEC, 200);
-    if (high >= 0) { close(file); file = high; }
-    struct { uint32_t tag, used; stop_t stop; } place = {TAG_FULL, sizeof(stop_t), {0}};
-    write_all(&head, sizeof head);
-    write_all(&place, sizeof place);
-    return full ? -1 : 0;
+    if (file < 0 || fstat(file, &identity)) return -1;
+    opened = !begin(file);
+    return opened ? 0 : (ftruncate(file, 0), -1);
+}
+
+/* The file that goes on is there as a whole, with its beginning, or not at all. */
+void spool_rotate(uint32_t keep) {
+    char path[PATH_MAX], fresh[PATH_MAX];
+    if (spool_flush() || !is_open()) return;
+    if (segment >= keep && !path_of(path, segment - keep, "")) unlink(path);
+    if (path_of(path, segment + 1, "") || path_of(fresh, segment + 1, ".new")) return;
+    int next = open_new(fresh, O_CREAT | O_TRUNC);
+    if (next < 0 || begin(next) || rename(fresh, path)) {
+        if (next >= 0) close(next);
+        unlink(fresh); /* the old one goes on */
+        return;
+    }
+    close_file();
+    file = next;
+    fstat(file, &identity);
+    segment++;
+    spool_forget_threads();
+}
+
+uint32_t spool_segment(void) { return segment; }
+
+void spool_stop(uint32_t why) {
+    if (is_open() && !spool_flush()) tell_full((int)why);
 }
 
 static void write_chunk(chunk_t *chunk) {
-    if (!chunk->used) return;
-    write_all(chunk, 8 + chunk->used);
+    struct iovec part = {chunk, 8 + chunk->used};
+    if (chunk->used) write_all(&part, 1);
     chunk->used = 0;
 }
 
+static chunk_t *chunk_of(uint32_t tag) {
+    for (int i = 0; i < kinds; i++)
+        if (chunks[i].tag == tag) return &chunks[i];
+    chunks[kinds].tag = tag;
+    return &chunks[kinds++];
+}
+
 void spool_add(uint32_t tag, const void *record, size_t size) {
-    if (file < 0 || full) return;
-    for (int i = 0; i < KINDS; i++) {
-        if (!chunks[i]) {
-            chunks[i] = malloc(sizeof *chunks[i]);
-            if (!chunks[i]) return;
-            chunks[i]->tag = tag;
-            chunks[i]->used = 0;
-        }
-        if (chunks[i]->tag != tag) continue;
-        if (chunks[i]->used + size > CHUNK_BYTES) write_chunk(chunks[i]);
-        memcpy(chunks[i]->bytes + chunks[i]->used, record, size);
-        chunks[i]->used += (uint32_t)size;
-        return;
-    }
+    if (!opened || full) return;
+    chunk_t *chunk = chunk_of(tag);
+    if (chunk->used + size > CHUNK_BYTES) write_chunk(chunk);
+    memcpy(chunk->bytes + chunk->used, record, size);
+    chunk->used += (uint32_t)size;
 }
 
 void spool_chunk(uint32_t tag, const void *head, size_t head_size, const void *tail, size_t size) {
-    struct { uint32_t tag, used; } start = {tag, (uint32_t)(head_size + size)};
-    unsigned char *bytes = malloc(sizeof start + head_size + size);
-    if (!bytes) return;
-    memcpy(bytes, &start, sizeof start);
-    memcpy(bytes + sizeof start, head, head_size);
-    if (size) memcpy(bytes + sizeof start + head_size, tail, size);
-    write_all(bytes, sizeof start + head_size + size);
-    free(bytes);
+    uint32_t start[] = {tag, (uint32_t)(head_size + size)};
+    struct iovec parts[] = {{start, sizeof start}, {(void *)(uintptr_t)head, head_size},
+                            {(void *)(uintptr_t)tail, size}};
+    write_all(parts, 3);
 }
 
-static size_t hash(const char *text) { /* FNV-1a */
-    uint64_t h = 14695981039346656037u;
-    for (; *text; text++) h = (h ^ (unsigned char)*text) * 1099511628211u;
-    return (size_t)h;
+static size_t put_info(char *text, size_t room, const char *key, const char *value) {
+    int size = snprintf(text, room, "%s=%s", key, value);
+    return size < 0 ? 0 : (size_t)size < room ? (size_t)size : room - 1;
 }
 
-static int grow_names(void) {
-    size_t room = name_room ? name_room * 2 : 1024;
-    struct name *old = names, *fresh = calloc(room, sizeof *fresh);
-    if (!fresh) return -1;
-    for (size_t i = 0; i < name_room; i++) {
-        if (!old[i].text) continue;
-        size_t at = hash(old[i].text) & (room - 1);
-        while (fresh[at].text) at = (at + 1) & (room - 1);
-        fresh[at] = old[i];
-    }
-    names = fresh;
-    name_room = room;
-    free(old);
-    return 0;
-}
-
-uint32_t spool_name(const char *text) {
-    if (!text || (name_count * 2 >= name_room && grow_names())) return 0;
-    size_t at = hash(text) & (name_room - 1);
-    for (; names[at].text; at = (at + 1) & (name_room - 1))
-        if (!strcmp(names[at].text, text)) return names[at].id;
-    names[at].text = strdup(text);
-    if (!names[at].text) return 0;
-    names[at].id = (uint32_t)++name_count;
-    spool_chunk(TAG_NAME, &names[at].id, 4, text, strlen(text));
-    return names[at].id;
+void spool_moment(const char *key) {
+    char text[128], now[32];
+    snprintf(now, sizeof now, "%llu", (unsigned long long)clock_ns(CLOCK_REALTIME));
+    spool_chunk(TAG_INFO, text, put_info(text, sizeof text, key, now), "", 0);
 }
 
 void spool_info(const char *key, const char *value) {
     char text[4096];
-    int size = snprintf(text, sizeof text, "%s=%s", key, value);
-    if (size > 0)
-        spool_chunk(TAG_INFO, text, (size_t)size < sizeof text ? (size_t)size : sizeof text - 1, "", 0);
+    uint32_t head[2] = {TAG_INFO, (uint32_t)put_info(text, sizeof text, key, value)};
+    unsigned char *grown = realloc(lasting, lasting_size + sizeof head + head[1]);
+    spool_chunk(TAG_INFO, text, head[1], "", 0);
+    if (!grown) return;
+    lasting = grown;
+    memcpy(lasting + lasting_size, head, sizeof head);
+    memcpy(lasting + lasting_size + sizeof head, text, head[1]);
+    lasting_size += sizeof head + head[1];
 }
 
 void spool_loss(uint64_t records, const char *why) {
@@ -177,19 +286,18 @@ void spool_loss(uint64_t records, const char *why) {
 }
 
 int spool_flush(void) {
-    for (int i = 0; i < KINDS && chunks[i]; i++) write_chunk(chunks[i]);
+    for (int i = 0; i < kinds; i++) write_chunk(&chunks[i]);
     return full ? -1 : 0;
 }
 
 void spool_close(void) {
-    if (file < 0) return;
     spool_flush();
-    close(file);
-    file = -1;
+    close_file();
+    opened = 0;
 }
 
 void spool_forget(void) {
-    if (file >= 0) close(file);
-    file = -1;
+    close_file();
+    opened = 0;
     pthread_mutex_init(&lock, NULL);
 }

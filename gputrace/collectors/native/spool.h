@@ -1,4 +1,5 @@
-/* The spool file: what one process leaves behind while it is recorded.
+/* The spool file: what one process leaves behind while it is recorded; in a ring, several, of which each
+ * can be read by itself.
  *
  * A header of 32 bytes, then chunks: a tag of four letters, the length of what follows in bytes,
  * and that. Records of one kind share a chunk. Everything is little-endian, times are nanoseconds of
@@ -100,8 +101,11 @@ typedef struct {
  * on a disk that has none. */
 typedef struct {
     uint64_t time, records;
-    uint32_t error, reserved; /* errno */
+    uint32_t error, reserved; /* errno, or STOP_SIZE */
 } stop_t;
+
+/* The recording has become as large as it may. */
+#define STOP_SIZE 5000u
 
 /* Opens DIRECTORY/HOST.PID.spool, or HOST.PID-1.spool and so on; 0 where that succeeds. */
 int spool_open(const char *directory);
@@ -112,10 +116,32 @@ void spool_add(uint32_t tag, const void *record, size_t size);
 /* Appends a chunk of its own. */
 void spool_chunk(uint32_t tag, const void *head, size_t head_size, const void *tail, size_t size);
 
-/* The id of a name; it is written when first met. 0 stands for none. */
+/* Goes on in a new file, HOST.PID~NUMBER.spool, which can be read without those before it: of these
+ * the last KEEP stay. What was told once, and is needed again, is to be told again. */
+void spool_rotate(uint32_t keep);
+
+/* The number of the file, from 0 on. */
+uint32_t spool_segment(void);
+
+/* Bytes in the folder of the spool, of all processes, and how many of these are writing. */
+uint64_t spool_folder_bytes(const char *directory, uint32_t *writers);
+
+/* Lets so many bytes be written from now on; at the next one it stops as at spool_stop(STOP_SIZE). */
+void spool_allow(uint64_t bytes);
+int spool_is_at_limit(void);
+
+/* Writes nothing more, and says why: STOP_SIZE. */
+void spool_stop(uint32_t why);
+
+/* The id of a name; each file has it before the first record that has it. 0 stands for none. */
 uint32_t spool_name(const char *text);
 
+/* To be called for a record that has an id which spool_name gave before. */
+void spool_use(uint32_t id);
+
+/* What the process says of itself, in each file; and that something is so from now on. */
 void spool_info(const char *key, const char *value);
+void spool_moment(const char *key);
 void spool_loss(uint64_t records, const char *why);
 
 /* Writes all that has been added. Returns 0, or -1 once the disk took no more. */
@@ -125,6 +151,7 @@ void spool_close(void);
 /* Notes that a thread is in the records; spool_threads writes the names of those it has not told. */
 void spool_thread(uint32_t thread);
 void spool_threads(void);
+void spool_forget_threads(void);
 
 /* In a forked child: forgets the file, which is the parent's. */
 void spool_forget(void);

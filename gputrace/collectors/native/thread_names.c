@@ -10,8 +10,9 @@
 static uint32_t seen[MOST], fresh[MOST];
 static size_t seen_count, fresh_count;
 
+static uint32_t last;
+
 void spool_thread(uint32_t thread) {
-    static uint32_t last;
     if (thread == last || !thread) return;
     last = thread;
     size_t at = thread % MOST;
@@ -35,4 +36,9 @@ void spool_threads(void) {
         while (size && (name[size - 1] == '\n' || !name[size - 1])) size--;
         if (size) spool_chunk(TAG_THREAD, &thread, sizeof thread, name, size);
     }
+}
+
+void spool_forget_threads(void) {
+    memset(seen, 0, sizeof seen);
+    seen_count = fresh_count = last = 0;
 }

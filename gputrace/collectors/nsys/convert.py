@@ -17,7 +17,8 @@ from typing import Final
 
 from gputrace.collectors.backend import Merged
 from gputrace.collectors.files.chunks import read_all
-from gputrace.collectors.files.host_events import HostEvents, read_host
+from gputrace.collectors.files.host_events import HostEvents, join_hosts, read_host_file
+from gputrace.collectors.files.steady import make_steady
 from gputrace.collectors.merge import merge
 from gputrace.collectors.nsys.log import why_no_report
 from gputrace.collectors.nsys.reports import find_report
@@ -61,7 +62,8 @@ def convert(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     if nsys is None:
         raise MissingError(f"{report}: an nsys must export it, and there is none here")
     problems: list[InputError] = []
-    hosts: list[HostEvents] = read_all(folder, "*.host", read_host, problems)
+    hosts: list[HostEvents] = read_all(folder, "*.host", read_host_file, join_hosts, problems)
+    make_steady([], hosts)
     with tempfile.TemporaryDirectory(prefix="gputrace-") as local:
         export = _export(nsys, report, Path(local))
         with TraceWriter(output) as writer:

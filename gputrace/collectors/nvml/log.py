@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.collectors.nvml.cards import COLUMNS, NULL, SAMPLE, Row
 from gputrace.collectors.nvml.topology import DEVICE, TOPOLOGY, ranges
+
+_STEADY_NS: Final = 100_000
+"""As of processes: a wall clock that wanders less is left as it is."""
 
 Table = tuple[list[str], list[tuple[Any, ...]]]
 
@@ -95,6 +98,22 @@ def read_nvml(path: Path) -> NvmlLog:
     for line in path.read_bytes().split(b"\n"):
         lines.take(line)
     return lines.log()
+
+
+def make_steady(log: NvmlLog, axis: int) -> None:
+    """Puts all moments where they were had nobody set the wall clock, in place.
+
+    ``axis`` is CLOCK_REALTIME less CLOCK_MONOTONIC as it is to be.
+    """
+    realtime, monotonic = np.array(log.clocks, np.int64).reshape(-1, 2).T
+    shift = realtime - monotonic - axis
+    if np.abs(shift).max(initial=0) <= _STEADY_NS:
+        return
+    cards = len(log.samples["timeNs"]) // len(shift)
+    log.samples["timeNs"] = log.samples["timeNs"] - np.repeat(shift, cards)
+    moved = dict(zip(realtime.tolist(), (realtime - shift).tolist(), strict=True))
+    for device in log.devices:
+        device["lostNs"] = moved.get(device["lostNs"])
 
 
 def _take_header(log: NvmlLog, said: dict[str, Any]) -> list[str]:

@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from gputrace.collectors.limits import NONE, Limits
+
 _OURS: Final = ("GPUTRACE_", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
 """Variables by which a program is recorded; the sampling process is none."""
 
@@ -31,7 +33,7 @@ class Sampler:
         self._share = share
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, folder: Path, hz: float = 4.0) -> None:
+    def start(self, folder: Path, hz: float = 4.0, limits: Limits = NONE) -> None:
         """Begins, with `hz` ticks a second (0.1 to 1000) and one at the end."""
         # Out of the terminal's reach: what is typed there is for the program.
         try:
@@ -39,11 +41,12 @@ class Sampler:
                 [
                     *(sys.executable, "-P", "-m", "gputrace.collectors.nvml.sampling"),
                     *(str(folder.absolute()), str(hz), str(self._share)),
+                    *(str(limits.segment_ns), str(limits.keep), str(limits.max_bytes)),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env=_environment(),
+                env=own_environment(),
                 start_new_session=True,
             )
         except OSError as error:
@@ -63,7 +66,7 @@ class Sampler:
         self.notice = said.decode(errors="replace") or _how_it_ended(process.returncode)
 
 
-def _environment() -> dict[str, str]:
+def own_environment() -> dict[str, str]:
     """Ours, with the modules that we have and nothing that records."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -1,4 +1,4 @@
-"""The process that samples: `python -P -m gputrace.collectors.nvml.sampling FOLDER HZ SHARE`.
+"""The process that samples: `python -P -m gputrace.collectors.nvml.sampling FOLDER HZ SHARE ...`.
 
 It ends when its standard input does, as it does when the recorder ends, however that ends; its
 standard output is what the user is to be told, at most a line.
@@ -6,7 +6,8 @@ standard output is what the user is to be told, at most a line.
 `<folder>/<hostname>.nvml.jsonl` (`<hostname>.<pid>.nvml.jsonl` of a process that goes on where
 another one was ended): the first line says what the cards are, each further one what they
 did at one tick, the last one how the sampling went. A line is one write, so a kill costs the last
-line at most. What is not supported is null and is not asked again.
+line at most. Last come the `Limits`; in a ring each `<hostname>~<number>…` has the first line.
+What is not supported is null and is not asked again.
 
 nvmlDeviceGetPcieThroughput (21 ms a direction) is never called: its byte counters are read instead.
 The sample ring and the counters lose nothing by being read seldom; where that is slow (3 ms a card
@@ -27,6 +28,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
+from gputrace.collectors.growth import bytes_in
+from gputrace.collectors.limits import NONE, Limits
 from gputrace.collectors.nvml.cards import FIELDS, RING, SAMPLE, Card, Lost, Row
 from gputrace.collectors.nvml.topology import (
     ask,
@@ -42,20 +45,20 @@ _NO_NVML: Final = {
 }
 
 
-def sample(folder: Path, hz: float, share: float) -> str:
+def sample(folder: Path, hz: float, share: float, limits: Limits = NONE) -> str:
     """Samples every GPU of this machine until standard input ends; what the user is to be told."""
     try:
         nv = _open_nvml()
         file = _new_file(folder)
     except Exception as error:
         return f"no GPU sampling: {error}"
-    writer = _Writer(file)
+    writer = _Writer(Path(str(file.name)), file, limits)
     try:
         _Ticks(nv, writer, round(1e9 / min(max(hz, 0.1), 1000.0)), share).run()
     except Exception as error:
         return f"GPU sampling ended early: {error}"
     finally:
-        file.close()
+        writer.close()
     return writer.problem
 
 
@@ -91,9 +94,38 @@ def _open_nvml() -> Any:
 class _Writer:
     """Lines of JSON, each in one write; a full disk is told once and does not end the sampling."""
 
-    def __init__(self, file: FileIO) -> None:
-        self._file, self._torn, self._lost = file, False, 0
+    def __init__(self, path: Path, file: FileIO, limits: Limits) -> None:
+        self._path, self._file, self._limits = path, file, limits
+        self._torn, self._lost, self._segment = False, 0, 0
+        self._next = time.monotonic_ns() + limits.segment_ns
         self.problem = ""
+
+    def rotate(self, header: dict[str, Any]) -> bool:
+        """Goes on in a new file, if it is time; whether it was."""
+        if not self._limits.segment_ns or time.monotonic_ns() < self._next:
+            return False
+        self._next += self._limits.segment_ns
+        old = self._path.parent / self._named(self._segment - self._limits.keep)
+        if self._segment >= self._limits.keep:
+            old.unlink(missing_ok=True)
+        self._segment += 1
+        self._file.close()
+        self._file = FileIO(self._path.parent / self._named(self._segment), "x")
+        self.write(header)
+        return True
+
+    def _named(self, segment: int) -> str:
+        start, end = self._path.name.removesuffix(".nvml.jsonl"), ".nvml.jsonl"
+        return f"{start}~{segment:06d}{end}" if segment else f"{start}{end}"
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the recording is as large as it may become."""
+        limit = self._limits.max_bytes
+        return bool(limit) and bytes_in(self._path.parent) >= limit
+
+    def close(self) -> None:
+        self._file.close()
 
     def write(self, line: dict[str, Any]) -> None:
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
@@ -117,6 +149,8 @@ class _Ticks:
         self._allowed = share * interval
         self._gpus: list[Card | None] = []
         self._gone: dict[int, str] = {}
+        self._lost: dict[int, str] = {}
+        self._header: dict[str, Any] = {}
         self._ticks = self._slow_reads = self._slow_ns = 0
 
     def run(self) -> None:
@@ -144,6 +178,7 @@ class _Ticks:
             "devices": devices,
             "topology": pairs,
         }
+        self._header = header
         self._writer.write(header)
         self._gpus = [self._open(gpu, handle) for gpu, handle in enumerate(handles)]
 
@@ -164,6 +199,10 @@ class _Ticks:
             return None
 
     def _sample(self, tick: int, last: bool) -> None:
+        if self._writer.is_full:
+            return
+        if self._writer.rotate(self._header | {"time_ns": time.time_ns()}):
+            self._gone |= self._lost
         line: dict[str, Any] = {"time_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
         every = self._every()
         # Not all cards at one tick: that would be a long one.
@@ -172,6 +211,7 @@ class _Ticks:
         ]
         if self._gone:
             line["lost"], self._gone = self._gone, {}
+            self._lost |= line["lost"]
         self._writer.write(line)
         self._ticks += 1
 
@@ -201,7 +241,8 @@ class _Ticks:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(sample(Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])))
+    told = Limits(*map(int, sys.argv[4:]))
+    sys.stdout.write(sample(Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), told))
     sys.stdout.flush()
     # Neither nvmlShutdown nor Python's own end: on H200s with driver 580.159.04 glibc has found the
     # heap broken there (SIGABRT), after all was written.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from gputrace.collectors.backend import Merged
 from gputrace.collectors.files.chunks import read_all
-from gputrace.collectors.files.host_events import HostEvents, read_host
+from gputrace.collectors.files.host_events import HostEvents, join_hosts, read_host_file
 from gputrace.collectors.nvprof.cards import write_cards
 from gputrace.collectors.nvprof.log import NOTHING, why_none
 from gputrace.collectors.nvprof.rows import NvprofRows
@@ -51,8 +51,7 @@ def convert(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     files, notes = _read_files(folder)
     # nvprof's times are the wall clock's, and must stay in line with the hooks'.
     problems: list[InputError] = []
-    read = read_all(folder, "*.host", read_host, problems)
-    hosts = [replace(host, clocks=host.clocks[:0]) for host in read]
+    hosts: list[HostEvents] = read_all(folder, "*.host", read_host_file, join_hosts, problems)
     processes = [_process(file, hosts) for file in files]
     starts = [file.start for file in files if file.start is not None]
     start = min(starts + [host.started for host in hosts], default=time.time_ns())

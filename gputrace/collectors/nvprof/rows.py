@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from gputrace.collectors.rows.clock import global_pid
 from gputrace.errors import InputError
+from gputrace.traces.demangling import demangle_all
 from gputrace.traces.enums import OVERHEADS, UNKNOWN_OVERHEAD
-from gputrace.traces.names import demangle, short
+from gputrace.traces.names import short
 from gputrace.traces.nvprof.calls import DRIVER, RUNTIME, call_name
 from gputrace.traces.nvprof.file import CALLS, KERNELS, ON_GPU, PREFIX, NvprofFile
 from gputrace.traces.nvprof.rows import (
@@ -96,7 +97,8 @@ class NvprofRows:
         texts = {id: text for id, text in strings if id in named and id}
         kept = dict(zip(texts, self._writer.strings(list(texts.values())), strict=True))
         kernels = [id for id in self._distinct(database, KERNELS, "r.name") if id in texts]
-        clear = [demangle(texts[id]) for id in kernels]
+        known = demangle_all({texts[id] for id in kernels})
+        clear = [known[texts[id]] for id in kernels]
         whole = dict(zip(kernels, self._writer.strings(clear), strict=True))
         own = dict(zip(kernels, self._writer.strings([short(n) for n in clear]), strict=True))
         rows = ((id, kept[id], whole.get(id), own.get(id)) for id in texts)

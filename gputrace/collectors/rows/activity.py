@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gputrace.collectors.files.chunks import Records
 from gputrace.collectors.files.spool import Spool
+from gputrace.collectors.files.windows import call_windows_of, windows_of
 from gputrace.collectors.rows.clock import global_pid, global_tids, session_time
 from gputrace.collectors.rows.losses import write_losses
 from gputrace.collectors.rows.nvtx import nvtx_columns
@@ -56,14 +57,21 @@ class ProcessRows:
         columns = ["globalPid", "realtimeNs", "monotonicNs", "monotonicRawNs"]
         if clocks:
             add("GPUTRACE_CLOCK", columns, clocks)
+        self._windows("GPUTRACE_WINDOW", windows_of(spool))
+        self._windows("GPUTRACE_API_WINDOW", call_windows_of(spool) or [])
         if spool.losses:
             write_losses(self._writer, self._pid, spool.losses, self._start)
+
+    def _windows(self, table: str, stretches: Sequence[tuple[int, int]]) -> None:
+        windows = np.array(stretches, np.uint64).reshape(-1, 2)
+        span = {"start": self._time(windows[:, 0]), "end": self._time(windows[:, 1])}
+        self._writer.add(table, {**span, "globalPid": [self._pid] * len(windows)})
 
     def _span(self, rows: Records) -> dict[str, Any]:
         return {"start": self._time(rows["start"]), "end": self._time(rows["end"])}
 
     def _time(self, moments: NDArray[np.uint64]) -> NDArray[np.int64]:
-        return session_time(moments, self._spool.records[b"CLOK"], self._start)
+        return session_time(moments, self._start)
 
     def _on_gpu(self, rows: Records) -> dict[str, Any]:
         return self._span(rows) | {

@@ -58,7 +58,7 @@ def _write_notes(writer: TraceWriter, host: HostEvents, start: int, machine: int
     notes = host.records["note"]
     columns = {
         "globalPid": [global_pid(host.pid, machine)] * len(notes),
-        "timeNs": session_time(notes["start"], host.clocks, start).tolist(),
+        "timeNs": session_time(notes["start"], start).tolist(),
         "text": [host.name(note) for note in notes],
     }
     writer.add("GPUTRACE_NOTE", columns)
@@ -68,8 +68,8 @@ def _spans(
     writer: TraceWriter, host: HostEvents, rows: Records, start: int, machine: int
 ) -> dict[str, Any]:
     return {
-        "start": session_time(rows["start"], host.clocks, start).tolist(),
-        "end": session_time(rows["end"], host.clocks, start).tolist(),
+        "start": session_time(rows["start"], start).tolist(),
+        "end": session_time(rows["end"], start).tolist(),
         "globalTid": global_tids(host.pid, rows["thread"], machine).tolist(),
         "nameId": _strings(writer, host, rows["name"]),
     }

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from gputrace.collectors.nvml.log import NvmlLog, read_nvml, tables
+from gputrace.collectors.nvml.log import NvmlLog, make_steady, read_nvml, tables
 from gputrace.traces.writer import TraceWriter
 
 
 def write_nvml(writer: TraceWriter, paths: Iterable[Path], start: int) -> None:
     """Writes the cards, their samples and their topology; ``timeNs`` on the session's clock.
 
-    Several files are of recorders that sampled in turn: they describe the same cards.
+    Several files are of recorders that sampled in turn, or of a ring: they describe the same cards.
     """
-    write_logs(writer, map(read_nvml, paths), start)
+    logs = []
+    for path in paths:
+        with suppress(FileNotFoundError):  # a ring has let go of it
+            logs.append(read_nvml(path))
+    first = next((log.clocks[0] for log in logs if log.clocks), (0, 0))
+    for log in logs:
+        make_steady(log, first[0] - first[1])
+    write_logs(writer, logs, start)
 
 
 def write_logs(writer: TraceWriter, logs: Iterable[NvmlLog], start: int) -> None:

@@ -62,7 +62,7 @@ def write_processes(
 def write_process(writer: TraceWriter, process: int, known: Known | HostEvents) -> None:
     """Writes who a process was, by its globalPid and what it said of itself."""
     rank, size, local = (_number(known.info, keys) for keys in (_RANKS, _SIZES, _LOCAL))
-    note = known.info.get("no_gpu_activity")
+    note = known.info.get("no_gpu_activity", known.info.get("last_flush"))
     columns = ["globalPid", "pid", "host", "rank", "worldSize", "localRank", "whole", "note"]
     row = (process, known.pid, known.host, rank, size, local, int(known.whole), note)
     writer.add_rows("GPUTRACE_PROCESS", columns, [row])

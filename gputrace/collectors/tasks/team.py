@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -66,8 +67,8 @@ class Team:
         """
         self.folder, self.shares, self._size = folder, job is not None, size
         self._patient_until = time.monotonic() + patience
-        made = _make(folder, job or "")
-        if not made and (job is None or not _is_open_to(folder, job)):
+        made, owner = _make(folder, job or "")
+        if not made and (job is None or not _is_open_to(folder, job, owner)):
             raise _in_the_way(folder)
         try:
             self._gate = _open(folder / "team.lock")
@@ -224,13 +225,17 @@ def assert_ours(folder: Path) -> None:
         raise InputError(folder, "not the NAME.spool of a recording")
 
 
-def _make(folder: Path, job: str) -> bool:
-    """Makes the folder with what it is of, at once; False where it is there."""
+def _make(folder: Path, job: str) -> tuple[bool, int]:
+    """Makes the folder with what it is of, at once; False where it is there.
+
+    And whose the folders are that we make there: on a network's disk, root may be somebody else.
+    """
     new = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         new.mkdir(mode=0o700)
         told = {"job": job, "host": os.uname().nodename, "time": time.time()}
         (new / _TOLD).write_text(json.dumps(told), encoding="utf-8")
+        owner = new.lstat().st_uid
     except OSError as error:
         raise UsageError(f"{folder}: cannot be made ({error.strerror})") from None
     try:
@@ -239,13 +244,19 @@ def _make(folder: Path, job: str) -> bool:
         shutil.rmtree(new)
         if not folder.exists():
             raise UsageError(f"{folder}: cannot be made") from None
-        return False
-    return True
+        return False, owner
+    return True, owner
 
 
-def _is_open_to(folder: Path, job: str) -> bool:
-    """Whether the folder is of the same job; of one without a name, whether it is a fresh one."""
+def _is_open_to(folder: Path, job: str, owner: int) -> bool:
+    """Whether the folder is of the same job; of one without a name, whether it is a fresh one.
+
+    One that another user made, or may write into, is not: what we write would be theirs.
+    """
     try:
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner or found.st_mode & 0o022:
+            return False
         told: dict[str, Any] = json.loads((folder / _TOLD).read_text(encoding="utf-8"))
         same = (told["job"], told["host"]) == (job, os.uname().nodename)
         return same and (

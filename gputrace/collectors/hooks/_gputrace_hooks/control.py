@@ -8,15 +8,18 @@ that is kept, and made as soon as the library is found.
 import os
 
 from . import recorder
+from .host_file import is_handlers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ctypes
+    from collections.abc import Callable
 
 _DRIVER = "libcuda.so.1"
 _START = "cuProfilerStart"
 
 _pending: "dict[str, tuple[int, ...]]" = {}
+_step: "list[Callable[[], object]]" = []
 
 
 def pause(on: bool) -> None:
@@ -30,6 +33,26 @@ def capture(on: bool) -> None:
         _follow(on)
     else:
         _ask("gputrace_capture", int(on))
+
+
+def step_ended() -> None:
+    """Tells the collector, which may record calls in some steps alone."""
+    if _step:
+        _step[0]()
+
+
+def _find_step() -> None:
+    """Looks each second, until the collector is loaded: a step must cost next to nothing."""
+    if _step or not os.environ.get("GPUTRACE_LIBRARY"):
+        return
+    try:
+        function = getattr(_loaded_library(), "gputrace_step", None)
+        if function is not None:
+            _step.append(function)
+    except Exception as error:
+        if is_handlers(error):
+            raise
+        recorder.note_failure("reaching the collector")
 
 
 def _follow(on: bool) -> None:
@@ -72,7 +95,7 @@ def deliver() -> None:
                 _pending[function] = values
                 break
     except Exception as error:
-        if recorder.is_handlers(error):
+        if is_handlers(error):
             raise
         _pending.clear()
         recorder.note_failure("reaching the collector")
@@ -89,5 +112,5 @@ def _loaded_library() -> "ctypes.CDLL | None":
         return None
 
 
-recorder.on_write.append(deliver)
+recorder.on_write += [deliver, _find_step]
 recorder.on_fork.append(_pending.clear)

@@ -10,6 +10,9 @@ EVNT  records of 32 bytes: u64 start, u64 end, u32 thread, u32 name, u16 kind, u
 NAME  u32 id, text          INFO  "key=value"          CLOK  u64 realtime, monotonic, monotonic_raw
 
 gputrace/collectors/files/host_events.py reads it; keep the two alike.
+
+In a ring a new file, HOST.PID~NUMBER.host, follows after each GPUTRACE_SEGMENT_NS; of the older
+ones the last GPUTRACE_SEGMENTS stay. Each holds the names of its events.
 """
 
 import os
@@ -19,12 +22,24 @@ from struct import pack
 
 from . import FOLDER
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
 MAGIC = b"GPUTRHST"
 VERSION = 1
 
+TOO_LARGE = 5000
+"""In place of errno: the recording has become as large as it may."""
 _PLACE = 40
 """Where the body of FULL is: after the header, a tag and a length."""
 _HIGH = 200
+_FOLDER = os.path.dirname(__file__) + os.sep
+_NOT_OPEN = 9
+"""EBADF."""
+_TOO_LONG = 25
+"""SIGXFSZ."""
 _VARIABLES = (
     "RANK WORLD_SIZE LOCAL_RANK OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE "
     "OMPI_COMM_WORLD_LOCAL_RANK PMI_RANK PMI_SIZE SLURM_PROCID SLURM_NTASKS SLURM_LOCALID "
@@ -40,6 +55,14 @@ else:
         return int(time.time() * 1e9)
 
 
+def is_handlers(error: BaseException) -> bool:
+    """Whether a signal handler of the program raised it, which Python ran while we were at work."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is not None and not last.tb_frame.f_code.co_filename.startswith(_FOLDER)
+
+
 class HostFile:
     """The file of one process; it is made when it is first opened, and holds whole chunks alone."""
 
@@ -51,6 +74,7 @@ class HostFile:
         self._file = -1
         self._identity = (0, 0)
         self._tried = ""
+        self._segment = 0
 
     def open(self) -> None:
         """Opens the file unless it is open; a new one begins with who the process is."""
@@ -70,12 +94,37 @@ class HostFile:
             os.close(self._file)
             raise
 
+    def rotate(self, keep: int) -> None:
+        """Goes on in a new file, which is there with its beginning or not at all.
+
+        Where none can be made, the one that is open goes on.
+        """
+        start = self._path[: -len(".host")].partition("~")[0]
+        if self._segment >= keep:
+            _remove(_segment(start, self._segment - keep))
+        path, before = _segment(start, self._segment + 1), (self._file, self._identity, self._path)
+        try:
+            self._open_as(f"{path}.new", os.O_CREAT | os.O_TRUNC)
+            self.append(_beginning(self.pid, both_clocks(), os.uname().nodename))
+            os.rename(self._path, path)
+        except OSError as error:
+            if self._file != before[0]:
+                os.close(self._file)
+                _remove(f"{path}.new")
+            self._file, self._identity, self._path = before
+            if is_handlers(error):
+                raise
+            return
+        os.close(before[0])
+        self._path = path
+        self._segment += 1
+
     def append(self, data: bytes) -> None:
         """Writes whole chunks at the end of the file, which is open, or nothing of them."""
         size = os.fstat(self._file).st_size
         try:
             while data:
-                data = data[os.write(self._file, data) :]
+                data = data[_quietly(os.write, self._file, data) :]
         except BaseException:
             # The disk is full, say, or a signal came: leave whole chunks.
             os.ftruncate(self._file, size)
@@ -89,7 +138,7 @@ class HostFile:
             # Appending would override the place.
             flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
             fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~os.O_APPEND)
-            os.pwrite(self._file, pack("<QQI4x", stopped, lost, errno), _PLACE)
+            _quietly(os.pwrite, self._file, pack("<QQI4x", stopped, lost, errno), _PLACE)
 
     def close(self) -> None:
         """Closes what a forked child has open of its parent's."""
@@ -100,7 +149,9 @@ class HostFile:
         # The program may have closed all descriptors and opened its own.
         try:
             found = os.fstat(self._file)
-        except OSError:
+        except OSError as error:
+            if error.errno != _NOT_OPEN and is_handlers(error):
+                raise
             return False
         return (found.st_dev, found.st_ino) == self._identity
 
@@ -129,14 +180,62 @@ class HostFile:
         self._path = path
 
 
+def _quietly(write: "Callable[..., int]", *arguments: "Any") -> int:
+    """Writes; the signal of a limit on the size of files is for those of the program, not ours."""
+    import _signal  # type: ignore[import-not-found]
+
+    if _signal.getsignal(_TOO_LONG) == _signal.SIG_IGN:
+        # As Python sets it at its start.
+        return write(*arguments)
+    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, [])
+    try:
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, [_TOO_LONG])
+        return write(*arguments)
+    finally:
+        if _TOO_LONG not in before:
+            _signal.sigtimedwait([_TOO_LONG], 0)
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+
+
+def _segment(start: str, number: int) -> str:
+    return f"{start}~{number:06d}.host" if number else f"{start}.host"
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError as error:
+        if is_handlers(error):
+            raise
+
+
+def folder_bytes() -> int:
+    """What all processes of the recording have written; 0 where that is not known."""
+    total = 0
+    try:
+        for entry in os.scandir(os.environ.get("GPUTRACE_DIR") or FOLDER):
+            total += entry.stat(follow_symlinks=False).st_size
+    except OSError as error:
+        if is_handlers(error):
+            raise
+    return total
+
+
 def _open_high(path: str, flags: int) -> int:
     import fcntl
 
-    low = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
+    always = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    low = os.open(path, always | flags, 0o600)
+    if flags & os.O_CREAT:
+        # Whatever files of the program are to be.
+        os.fchmod(low, 0o600)
     try:
         # Out of the way of programs that count on low numbers.
         high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _HIGH)
-    except OSError:
+    except OSError as error:
+        if is_handlers(error):
+            os.close(low)
+            raise
         return low
     os.close(low)
     return high

@@ -1,15 +1,20 @@
-"""Keras, TensorFlow, JAX, MXNet, Chainer."""
+"""Keras, tensorpack, JAX, MXNet, Chainer, ChainerMN, CNTK."""
+
+from functools import wraps
 
 from .recorder import word
 from .steps import LOOP, OPTIMIZER, step_ended
 from .wrappers import (
     after,
     classes,
+    hides_waits,
     iterator,
     iterators,
     makes_way,
     marks_step,
+    ours,
     own,
+    timed,
     timed_generator,
 )
 
@@ -33,9 +38,48 @@ def keras_epoch_iterator(module: "Any") -> None:
         module.EpochIterator.enumerate_epoch = timed_generator(function, name)
 
 
+def keras_jax_trainer(module: "Any") -> None:
+    """``fit`` with JAX gets a batch within each step, from what this returns."""
+    cls = module.JAXEpochIterator
+    function = own(cls, "_get_iterator")
+    if function is not None:
+        cls._get_iterator = timed_generator(function, f"{module.__name__}.{cls.__name__}")
+
+
 def tensorflow_profiler(module: "ModuleType") -> None:
     """It uses CUPTI, as torch's does."""
     makes_way(module, "start", "stop", "TensorFlow's profiler")
+
+
+def tensorpack_callbacks(module: "Any") -> None:
+    """Its trainers call them after each step; one of them may raise, to end the training."""
+    function = own(module.Callbacks, "trigger_step")
+    if function is None:
+        return
+    what = word("tensorpack.Trainer.run_step")
+
+    @wraps(function)
+    def trigger_step(self: "Any") -> "Any":
+        step_ended(what, LOOP, trigger_step)
+        return function(self)
+
+    module.Callbacks.trigger_step = ours(trigger_step)
+
+
+def tensorpack_input(module: "Any") -> None:
+    """A step is fed here, or from a queue inside the graph, which a thread fills."""
+    cls = module.FeedInput._FeedCallback
+    feeds, fills = own(cls, "_before_run"), own(module.EnqueueThread, "run")
+    if feeds is None or fills is None:
+        return
+    cls._before_run = timed(feeds, f"{module.__name__}.FeedInput")
+
+    @wraps(fills)
+    def run(self: "Any") -> "Any":
+        hides_waits(module.__name__, "tensorpack takes the batches inside TensorFlow's graph")
+        return fills(self)
+
+    module.EnqueueThread.run = ours(run)
 
 
 def jax_profiler(module: "Any") -> None:
@@ -63,8 +107,9 @@ def mxnet_dataloader(module: "Any") -> None:
 
 
 def mxnet_trainer(module: "ModuleType") -> None:
-    """Gluon's."""
-    marks_step(module, "Trainer", "step", "mxnet.gluon.Trainer.step", OPTIMIZER)
+    """Gluon's; who changes gradients that are summed calls the second instead of the first."""
+    for method in ("step", "update"):
+        marks_step(module, "Trainer", method, f"mxnet.gluon.Trainer.{method}", OPTIMIZER)
 
 
 def mxnet_module(module: "ModuleType") -> None:
@@ -80,3 +125,38 @@ def chainer_optimizer(module: "ModuleType") -> None:
 def chainer_updater(module: "ModuleType") -> None:
     """What Chainer's trainer calls."""
     marks_step(module, "StandardUpdater", "update", "chainer.training.StandardUpdater", LOOP)
+
+
+def chainer_nccl_worker(module: "Any") -> None:
+    """The other processes of MultiprocessParallelUpdater have no updater, and end a step so."""
+    function = own(module, "scatter_params")
+    if function is not None:
+        what = word("chainer.training.MultiprocessParallelUpdater")
+        module.scatter_params = after(function, lambda link: step_ended(what, LOOP, module))
+
+
+def chainermn_optimizers(module: "ModuleType") -> None:
+    """Each leads one of Chainer's, which it leaves alone when it sends the first parameters."""
+    for cls in ("_MultiNodeOptimizer", "_DoubleBufferingOptimizer"):
+        marks_step(module, cls, "update", "chainermn.MultiNodeOptimizer.update", OPTIMIZER)
+
+
+def cntk_trainer(module: "ModuleType") -> None:
+    """For loops of the user's own; those of ``TrainingSession`` run in C++."""
+    name = "cntk.Trainer.train_minibatch"
+    marks_step(module, "Trainer", "train_minibatch", name, OPTIMIZER)
+
+
+def cntk_sources(module: "Any") -> None:
+    """CNTK's own source, and each class of those that are written in Python."""
+    _times_source(module.MinibatchSource)
+    function = own(module.UserMinibatchSource, "__init__")
+    if function is not None:
+        begin = after(function, lambda self: _times_source(type(self)))
+        module.UserMinibatchSource.__init__ = begin
+
+
+def _times_source(cls: "Any") -> None:
+    function = own(cls, "next_minibatch")
+    if function is not None:
+        cls.next_minibatch = timed(function, f"{cls.__module__}.{cls.__name__}")

@@ -6,7 +6,7 @@ from functools import wraps
 from . import steps
 from .recorder import note_failure, word
 from .steps import LOOP, OPTIMIZER, step_ended
-from .wrappers import after, iterator, makes_way, marks_step, ours, own
+from .wrappers import after, classes, iterator, makes_way, marks_step, ours, own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 _what = word("torch.optim.Optimizer.step")
+_quiet: "list[None]" = []
+"""Not empty while steps are made that train nothing."""
 
 
 def optimizer(module: "Any") -> None:
     """Uses the hook of all optimizers where torch has it, else wraps ``step`` of each class."""
     register = getattr(module, "register_optimizer_step_post_hook", None)
     if register is not None:
-        register(lambda optimizer, args, keywords: _step(optimizer))
+        register(lambda optimizer, args, keywords: _own_step(optimizer))
         return
     function = own(module.Optimizer, "__init__")
     if function is not None:
@@ -32,8 +34,14 @@ def torchdata_loader(module: "Any") -> None:
     iterator(module.LoaderIterator)
 
 
+def _own_step(optimizer: object) -> None:
+    """A step as torch's classes make it, unless Horovod's is around it."""
+    if not hasattr(type(optimizer), "_step_of_gputrace"):
+        _step(optimizer)
+
+
 def _step(optimizer: object) -> None:
-    if not _is_compiling():
+    if not _quiet and not _is_compiling():
         step_ended(_what, OPTIMIZER, optimizer)
 
 
@@ -46,7 +54,7 @@ def _is_compiling() -> bool:
 
 def _wrap(cls: "Any") -> None:
     if not hasattr(cls.step, "_of_gputrace"):
-        cls.step = after(cls.step, _step)
+        cls.step = after(cls.step, _own_step)
 
 
 def dynamo(module: "Any") -> None:
@@ -115,6 +123,31 @@ def _records_gpu(profile: "Any") -> bool:
     if not getattr(profile, "enabled", True):
         return False
     return activities is None or any("CUDA" in str(activity) for activity in activities)
+
+
+def horovod_optimizer(module: "ModuleType") -> None:
+    """Its classes call torch's ``step`` within theirs, or once a parameter; theirs counts."""
+    for cls in classes(module):
+        function = own(cls, "step")
+        if function is not None:
+            cls.step, cls._step_of_gputrace = after(function, _step), True
+
+
+def horovod_functions(module: "Any") -> None:
+    """An optimizer that has no state yet to broadcast makes a step with gradients of 0."""
+    function = own(module, "broadcast_optimizer_state")
+    if function is None:
+        return
+
+    @wraps(function)
+    def broadcast(*args: "Any", **keywords: "Any") -> "Any":
+        _quiet.append(None)
+        try:
+            return function(*args, **keywords)
+        finally:
+            _quiet.pop()
+
+    module.broadcast_optimizer_state = ours(broadcast)
 
 
 def deepspeed_engine(module: "ModuleType") -> None:

@@ -2,6 +2,10 @@
 
 No thread of ours writes: a second thread would make ``os.fork`` warn. An event is written at once
 while there are fewer than four a second; of more, all that came in a quarter of one go together.
+
+Writing lets other threads of the program have Python's lock, and a loader's that makes batches
+keeps it for milliseconds. So a wait for data, which a program may clock, leaves writing to the next
+step's end, unless a second has passed since the last; the first one leaves it the file's making.
 """
 
 import _thread
@@ -12,7 +16,17 @@ from array import array
 from struct import pack
 
 from . import BEGAN
-from .host_file import HostFile, both_clocks, chunk, clocks, info, time_ns
+from .host_file import (
+    TOO_LARGE,
+    HostFile,
+    both_clocks,
+    chunk,
+    clocks,
+    folder_bytes,
+    info,
+    is_handlers,
+    time_ns,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +39,12 @@ _SECOND = 1000000000
 _BETWEEN_WRITES = _SECOND // 4
 _SAVED_UP = 8 * _BETWEEN_WRITES
 _MOST_NAMES = 10000
-_FOLDER = os.path.dirname(__file__) + os.sep
+_MOST_LASTING = 400
+_MOST_KEPT = 4 * 250000
+# ENFILE, EMFILE
+_NO_FILES = (23, 24)
+# What a process writes of the most that is allowed before it looks again.
+_PART = 16
 
 on_write: "list[Callable[[], None]]" = []
 """Called after events were written, four times a second in the long run."""
@@ -48,11 +67,18 @@ class _State:
         self.clock_told = 0
         self.failed = False
         self.stopped = self.lost = self.errno = 0
+        # Of a ring, and of a recording whose size is limited.
+        self.segment_began = self.looked = self.bytes = self.since = 0
 
+
+too_deep: "list[bool]" = []
+"""Whether Python had no room for a call of ours, of late: set without one."""
 
 # Four numbers an event. Threads extend it at its end and the one that writes cuts it at its front,
 # each in one operation, so that recording takes no lock.
 _events: "list[int]" = []
+# Those that each file of a ring repeats.
+_lasting: "list[int]" = []
 _names: "dict[str, int]" = {}
 _names_lock = _thread.allocate_lock()
 _thread_ids = _thread._local()
@@ -60,7 +86,7 @@ _thread_ids = _thread._local()
 _pthreads: "list[tuple[int, int]]" = []
 _state = _State()
 # Events that end in between wait; outside, be it that the clock was set back, they are written.
-_written, _due = 0, 0
+_written, _due, _wait_due = 0, 0, 0
 
 
 def record(start: int, end: int, what: int, kind: int) -> None:
@@ -71,20 +97,26 @@ def record(start: int, end: int, what: int, kind: int) -> None:
         except AttributeError:
             thread = _thread_ids.id = _meet_thread()
         _events.extend((start, end, what | thread, kind))
-        if not _written <= end < _due:
-            write(end)
+        if not _written <= end < (_wait_due if kind == DATA_WAIT else _due):
+            if kind == DATA_WAIT and not _written:
+                _put_off(end)
+            else:
+                write(end)
+    except RecursionError:
+        too_deep[:] = [True]
     except Exception as error:
         if is_handlers(error):
             raise
         _state.failed = True
 
 
-def is_handlers(error: BaseException) -> bool:
-    """Whether a signal handler of the program raised it, which Python ran while we were at work."""
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    return last is not None and not last.tb_frame.f_code.co_filename.startswith(_FOLDER)
+def _put_off(now: int) -> None:
+    """Has the first wait written with the first step, or with what comes a second later."""
+    global _written, _wait_due
+    if _state.file.pid == os.getpid():
+        _written, _wait_due = now, now + _SECOND
+    else:
+        write(now)
 
 
 def word(name: str) -> int:
@@ -98,10 +130,16 @@ def word(name: str) -> int:
     return number << 32
 
 
+def record_for_good(now: int, what: int, kind: int) -> None:
+    """Adds a moment that a reader must know of, however much of a ring is gone."""
+    if len(_lasting) < _MOST_LASTING:
+        _lasting.extend((now, now, what | _native_thread_id(), kind))
+    record(now, now, what, kind)
+
+
 def note(text: str) -> None:
     """Leaves a line for the reader of the trace."""
-    now = time_ns()
-    record(now, now, word(text), NOTE)
+    record_for_good(time_ns(), word(text), NOTE)
 
 
 def note_failure(doing: str) -> None:
@@ -112,7 +150,7 @@ def note_failure(doing: str) -> None:
 
 def write(now: int) -> None:
     """Writes what is there, unless another thread is at it."""
-    global _written, _due
+    global _written, _due, _wait_due
     state = _state
     if state.file.pid != os.getpid():
         _in_forked_child()
@@ -120,9 +158,13 @@ def write(now: int) -> None:
         return
     try:
         backwards = now < _written
+        # Where steps take longer, a wait would be too old by the end of its step.
+        _wait_due = 0 if 0 < _written <= now - _SECOND else now + _SECOND
         _written = now
         _due = (now if backwards else max(_due, now - _SAVED_UP)) + _BETWEEN_WRITES
         _write_events(state, now)
+    except RecursionError:
+        too_deep[:] = [True]
     except Exception as error:
         if is_handlers(error):
             raise
@@ -173,22 +215,32 @@ def _native_thread_id() -> int:
 
 
 def _write_events(state: _State, now: int) -> None:
+    """Writes what is there; it stays where that fails, and goes with the next."""
     count = len(_events)
-    events = array("Q", _events[:count])
+    try:
+        if count and not state.failed:
+            _write_chunks(state, array("Q", _events[:count]).tobytes(), now)
+    except RecursionError:
+        # Not even a call to see whose it is.
+        too_deep[:] = [True]
+        return
+    except Exception as error:
+        if is_handlers(error):
+            raise
+        if _may_pass(error):
+            return
+        # A full disk, say. From here on events are only counted.
+        state.failed = True
+        state.errno = getattr(error, "errno", None) or 0
     del _events[:count]
     if state.failed:
         _tell_stop(state, count // 4)
-    elif events:
-        try:
-            _write_chunks(state, events.tobytes(), now)
-        except BaseException as problem:
-            if is_handlers(problem) or not isinstance(problem, Exception):
-                _events[:0] = events
-                raise
-            # A full disk, say. From here on events are only counted.
-            state.failed = True
-            state.errno = getattr(problem, "errno", None) or 0
-            _tell_stop(state, count // 4)
+
+
+def _may_pass(problem: Exception) -> bool:
+    """Whether to try again, with what is kept until then: no descriptor or no memory is left."""
+    passes = isinstance(problem, MemoryError) or getattr(problem, "errno", None) in _NO_FILES
+    return passes and len(_events) < _MOST_KEPT
 
 
 def _tell_stop(state: _State, lost: int) -> None:
@@ -197,12 +249,56 @@ def _tell_stop(state: _State, lost: int) -> None:
     state.file.tell_stop(state.stopped, state.lost, state.errno)
 
 
+def _limit(name: str) -> int:
+    try:
+        return int(os.environ.get(name) or 0)
+    except ValueError:
+        return 0
+
+
+_segment_ns = _limit("GPUTRACE_SEGMENT_NS")
+_segments = _limit("GPUTRACE_SEGMENTS")
+_max_bytes = _limit("GPUTRACE_MAX_BYTES")
+
+
+def _keep_size(state: _State, now: int, more: int) -> None:
+    """Raises OSError where as much again as of late would make the recording too large."""
+    state.since += more
+    often = state.since < _max_bytes // _PART
+    if not _max_bytes or (0 <= now - state.looked < _SECOND and often):
+        return
+    held, before = folder_bytes(), state.bytes
+    state.looked, state.bytes, state.since = now, held, 0
+    gained = max(held - before, 0) if before else 0
+    if held + max(gained, more) >= _max_bytes:
+        raise OSError(TOO_LARGE, "the recording is as large as it may become")
+
+
+def _keep_segments(state: _State, now: int) -> bytes:
+    """Begins a new file when it is time; the events that it is to repeat."""
+    if not _segment_ns or 0 <= now - state.segment_began < _segment_ns:
+        return b""
+    first, state.segment_began = not state.segment_began, state.segment_began + _segment_ns
+    if not 0 <= now - state.segment_began < _segment_ns:
+        state.segment_began = now
+    if first:
+        return b""
+    state.file.rotate(_segments)
+    state.names_written = state.clock_told = 0
+    return array("Q", _lasting).tobytes()
+
+
 def _write_chunks(state: _State, events: bytes, now: int) -> None:
     state.file.open()
+    _keep_size(state, now, len(events))
+    events = _keep_segments(state, now) + events
     chunks = []
     if not 0 <= now - state.clock_told < _SECOND:
         state.clock_told = now
         chunks.append(clocks())
+    if too_deep:
+        del too_deep[:]
+        note("Python had no room for another call: an event may be missing")
     met = _pthreads[:]
     del _pthreads[: len(met)]
     chunks += [info(f"pthread.{thread}", pthread) for thread, pthread in met]
@@ -211,24 +307,26 @@ def _write_chunks(state: _State, events: bytes, now: int) -> None:
         text = names[number].encode("utf-8", "replace")
         chunks.append(chunk(b"NAME", pack("<I", number) + text))
     chunks.append(chunk(b"EVNT", events))
-    state.file.append(b"".join(chunks))
-    state.names_written = len(names)
+    count, data = len(names), b"".join(chunks)
+    state.file.append(data)
+    state.names_written = count
 
 
 def _in_forked_child() -> None:
     """Leaves the file to the parent, with what the parent has not written yet."""
-    global _state, _names_lock, _written, _due
+    global _state, _names_lock, _written, _due, _wait_due
     left = _state
     _state = _State()
     _names_lock = _thread.allocate_lock()
-    _written = _due = 0
-    del _events[:]
+    _written = _due = _wait_due = 0
+    del _events[:], _lasting[:]
     try:
         del _pthreads[:]
         _thread_ids.id = _meet_thread()
         left.file.close()
-    except OSError:
-        pass
+    except OSError as error:
+        if is_handlers(error):
+            raise
     for call in on_fork:
         call()
 

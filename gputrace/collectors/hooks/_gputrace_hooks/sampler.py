@@ -133,7 +133,7 @@ def _look(ticks: int, since: int) -> None:
         for tick in range(count):
             record(since + (now - since) * tick // count, now, what, kind)
     except Exception as error:
-        if recorder.is_handlers(error):
+        if host_file.is_handlers(error):
             raise
 
 

@@ -11,8 +11,8 @@ its place when the leader is gone, or has not stepped while the other did 50 tim
 import os
 
 from . import control
-from .host_file import time_ns
-from .recorder import STEP, is_handlers, note, note_failure, on_fork, record, word
+from .host_file import is_handlers, time_ns
+from .recorder import STEP, note, note_failure, on_fork, record, too_deep, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ class _Source:
                 self.held = []
             return [end]
         if leader is None:
-            self.leader, self.held = _weak(owner), []
+            self.leader, self.held = weak(owner), []
             return [end]
         if self.rival() is not owner:
-            self.rival, self.held = _weak(owner), []
+            self.rival, self.held = weak(owner), []
         self.held.append(end)
         if len(self.held) < _PATIENCE:
             return []
@@ -55,16 +55,18 @@ class _Source:
         return proven
 
     def add(self, what: int, end: int) -> None:
-        record(self.last, end, what, STEP | self.rank << 16 | (self.count & 0xFFFFFFFF) << 32)
-        self.last = end
-        self.count += 1
+        start, number = self.last, self.count
+        # First: what a signal handler raises may end the call that follows.
+        self.last, self.count = end, number + 1
+        record(start, end, what, STEP | self.rank << 16 | (number & 0xFFFFFFFF) << 32)
 
 
 def _nobody() -> None:
     return None
 
 
-def _weak(owner: object) -> "Callable[[], object | None]":
+def weak(owner: object) -> "Callable[[], object | None]":
+    """A reference that does not keep the owner alive, where it can be had."""
     import _weakref
 
     try:
@@ -75,6 +77,9 @@ def _weak(owner: object) -> "Callable[[], object | None]":
 
 _sources: "dict[int, _Source]" = {}
 _window: "list[int | None]" = [None, None]
+# Where windows come again: after how many steps, for how many, and the step that ends them all.
+_again: "list[int | None]" = [None, None, None]
+_begin = [0]
 
 
 def step_ended(what: int, rank: int, owner: object) -> None:
@@ -87,8 +92,12 @@ def step_ended(what: int, rank: int, owner: object) -> None:
         source.calls += 1
         for proven in source.ends(owner, end):
             source.add(what, proven)
+            if rank == max(_sources):
+                control.step_ended()
         if _window != [None, None] and rank == max(_sources):
             _apply_window(source)
+    except RecursionError:
+        too_deep[:] = [True]
     except Exception as error:
         if is_handlers(error):
             raise
@@ -113,19 +122,43 @@ def _apply_window(source: _Source) -> None:
         control.capture(True)
         # What a recorder takes to begin is no part of a step.
         source.last = time_ns()
-        note(f"recording from step {first}")
+        _tell(f"recording from step {first}")
     if end is not None and source.count >= end:
         _window[1] = None
         control.capture(False)
-        note(f"recorded to the end of step {end - 1}")
+        _tell(f"recorded to the end of step {end - 1}")
+        _set_next(source.count)
+
+
+def _tell(text: str) -> None:
+    """Of windows that come again the trace tells all, in a table."""
+    if _again[0] is None:
+        note(text)
+
+
+def _set_next(count: int) -> None:
+    every, length, last = _again
+    if every is None or length is None:
+        return
+    first = _begin[0] + (count - _begin[0] + every - 1) // every * every
+    if last is None or first < last:
+        # The step before is recorded too: without its end the gap before the next one is not known.
+        begin = max(first - 1, _begin[0], count)
+        _window[:] = [begin, first + length if last is None else min(first + length, last)]
 
 
 def read_window() -> None:
-    """Takes GPUTRACE_STEPS, ``A:B``, of which either may be missing."""
-    text = os.environ.get("GPUTRACE_STEPS", "")
+    """Takes GPUTRACE_STEPS, ``A:B``, of which one may be missing, and GPUTRACE_EVERY, ``N:M``."""
+    text, every = os.environ.get("GPUTRACE_STEPS", ""), os.environ.get("GPUTRACE_EVERY", "")
     first, _, end = text.partition(":")
     try:
         _window[:] = [int(first or 0), int(end) if end else None] if text else [None, None]
+        _again[:] = [None, None, None]
+        if every:
+            distance, _, length = every.partition(":")
+            _begin[0] = int(first or 0)
+            _again[:] = [int(distance), int(length), _window[1]]
+            _set_next(_begin[0])
     except ValueError:
         note(f"GPUTRACE_STEPS={text} names no steps")
     if _window[0] == 0:

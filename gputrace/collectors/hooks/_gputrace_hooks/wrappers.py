@@ -9,7 +9,7 @@ from types import FunctionType, GeneratorType
 
 from . import control
 from .host_file import time_ns
-from .recorder import DATA_WAIT, note, record, word
+from .recorder import DATA_WAIT, note, record, record_for_good, word
 from .steps import OPTIMIZER, step_ended
 
 TYPE_CHECKING = False
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _RAISED = DATA_WAIT | 1 << 32
 """A wait that ended with an exception, StopIteration mostly: there was no more data."""
+
+_UNSEEN = DATA_WAIT | 2 << 32
+_hidden: "list[str]" = []
 
 
 def ours(function: "Any") -> "Any":
@@ -42,22 +45,30 @@ def classes(module: "ModuleType") -> "list[Any]":
     return [v for v in values if isinstance(v, type) and v.__module__ == module.__name__]
 
 
-def timed(function: "Callable[[Any], Any]", name: str) -> "Callable[[Any], Any]":
+def timed(function: "Callable[..., Any]", name: str) -> "Callable[..., Any]":
     """A function that gets the next item; the wait for it is recorded."""
     what = word(name)
 
     @wraps(function)
-    def __next__(self: "Any") -> "Any":
+    def get(*args: "Any", **keywords: "Any") -> "Any":
         start = time_ns()
         try:
-            item = function(self)
+            item = function(*args, **keywords)
         except BaseException:
             record(start, time_ns(), what, _RAISED)
             raise
         record(start, time_ns(), what, DATA_WAIT)
         return item
 
-    return ours(__next__)  # type: ignore[no-any-return]
+    return ours(get)  # type: ignore[no-any-return]
+
+
+def hides_waits(name: str, why: str) -> None:
+    """Says that those waits are not seen on which the steps depend, whatever others are."""
+    if not _hidden:
+        _hidden.append(name)
+        record_for_good(time_ns(), word(name), _UNSEEN)
+        note(f"{why}: waits for them are not recorded")
 
 
 def timed_generator(function: "Callable[..., Any]", name: str) -> "Callable[..., Any]":

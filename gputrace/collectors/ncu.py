@@ -1,0 +1,155 @@
+"""Nsight Compute (ncu) over some launches of one kernel, and what its report says.
+
+The report is read with NVIDIA's package ncu-report, which nsight-python brings, else shown by ncu.
+nsight-python itself profiles functions that a program marks as its own; an unchanged program is
+ncu's to run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from glob import glob
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from gputrace.collectors.program.child import find_program, run
+from gputrace.errors import InputError, MissingError
+
+_INSTALLED: Final = ("/usr/local/cuda*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
+_WHERE: Final = (
+    "install Nsight Compute (it comes with the CUDA toolkit), put its ncu on the PATH, or name it "
+    "by GPUTRACE_NCU"
+)
+_HIGH: Final = 60.0
+"""Per cent of the peak from which ncu's own rules call a kernel bound by something."""
+
+COMPUTE: Final = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
+MEMORY: Final = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"
+METRICS: Final = {
+    "gpu__time_duration.sum": "duration",
+    COMPUTE: "compute, of the peak",
+    MEMORY: "memory, of the peak",
+    "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed": "DRAM, of the peak",
+    "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy reached",
+    "launch__registers_per_thread": "registers a thread",
+    "launch__grid_size": "blocks",
+    "launch__block_size": "threads a block",
+    "launch__waves_per_multiprocessor": "waves",
+}
+"""The figures that are shown, of the sections that ncu collects if not told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which launches to profile."""
+
+    pattern: str
+    """An expression on the readable name."""
+    skip: int
+    count: int
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One launch in a report."""
+
+    name: str
+    figures: dict[str, tuple[float, str]]
+    """Value and unit by the labels of `METRICS`; those that the report has."""
+
+    @property
+    def verdict(self) -> str:
+        """What bounds the kernel, by the rule of ncu's own section Speed Of Light."""
+        compute, memory = (self.figures.get(METRICS[name]) for name in (COMPUTE, MEMORY))
+        if compute is None or memory is None:
+            return "the report does not tell what bounds it"
+        if max(compute[0], memory[0]) < _HIGH:
+            return "bound by latency: neither computing nor memory is near its peak"
+        return "bound by computing" if compute[0] >= memory[0] else "bound by memory"
+
+
+def find_ncu() -> str | None:
+    """The ncu of GPUTRACE_NCU, of the PATH, or the newest in the usual places."""
+    if named := os.environ.get("GPUTRACE_NCU"):
+        return named
+    installed = (path for pattern in _INSTALLED for path in sorted(glob(pattern), reverse=True))
+    return shutil.which("ncu") or next(installed, None)
+
+
+def words(chosen: Filter, report: Path, command: Sequence[str]) -> list[str]:
+    """The command that profiles these launches of a program into a report."""
+    return [
+        *("ncu", "--target-processes", "all", "--devices", str(chosen.device)),
+        *("--kernel-name-base", "demangled", "--kernel-name", f"regex:{chosen.pattern}"),
+        *("--launch-skip", str(chosen.skip), "--launch-count", str(chosen.count)),
+        *("--force-overwrite", "--export", str(report), *command),
+    ]
+
+
+def profile(chosen: Filter, report: Path, command: Sequence[str]) -> None:
+    """Runs the program under ncu; there is a report afterwards.
+
+    Raises MissingError without ncu, and where it writes no report; CannotRun where there is no
+    such program.
+    """
+    ncu = find_ncu()
+    if ncu is None:
+        raise MissingError(f"no ncu here; {_WHERE}")
+    find_program(command[0])
+    report.unlink(missing_ok=True)
+    code = run([ncu, *words(chosen, report, command)[1:]], os.environ)
+    if not report.exists():
+        raise MissingError(
+            f"ncu wrote no report (exit code {code}; see what it says above); where it met no "
+            "launch that fits, the run may be shorter than the one in the trace: give --skip 0"
+        )
+
+
+def read_report(report: Path) -> list[Measured] | None:
+    """The launches in a report; None where ncu-report is not installed.
+
+    Raises InputError where the report cannot be read.
+    """
+    if find_spec("ncu_report") is None:
+        return None
+    try:
+        context = import_module("ncu_report").load_report(str(report))
+        found = [_measured(action) for action in _actions(context)]
+    except Exception as error:  # Whatever NVIDIA's package raises.
+        raise InputError(report, f"cannot be read by ncu-report ({error})") from None
+    if not found:
+        raise InputError(report, "holds no launch of a kernel")
+    return found
+
+
+def _actions(context: Any) -> Iterator[Any]:
+    for i in range(context.num_ranges()):
+        one = context.range_by_idx(i)
+        yield from (one.action_by_idx(j) for j in range(one.num_actions()))
+
+
+def _measured(action: Any) -> Measured:
+    there = set(action.metric_names())
+    found = {name: action.metric_by_name(name) for name in METRICS if name in there}
+    figures = {
+        METRICS[name]: (float(metric.as_double()), str(metric.unit()))
+        for name, metric in found.items()
+    }
+    return Measured(str(action.name()), figures)
+
+
+def show_report(report: Path) -> str:
+    """The report as ncu itself tells it; raises MissingError where ncu cannot."""
+    command = [find_ncu() or "ncu", "--import", str(report), "--page", "details"]
+    try:
+        shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise MissingError(f"{report}: ncu cannot show it ({error})") from None
+    return shown.stdout

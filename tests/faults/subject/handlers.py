@@ -1,0 +1,78 @@
+"""Programs with signal handlers of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from gputrace import marks
+from tests.faults.subject.common import ARGUMENTS, GPU, behaviour, say, the_ledger, turn, work
+
+
+def _asked(number: int, _frame: Any) -> None:
+    say(f"asked to end by {signal.Signals(number).name}")
+    turn()
+    sys.exit(9)
+
+
+@behaviour
+def handles(_seconds: float) -> None:
+    """Ends well when asked to."""
+    signal.signal(int(ARGUMENTS[0]), _asked)
+    the_ledger().begin()
+    work(60)
+
+
+@behaviour
+def handles_in_work(seconds: float) -> None:
+    """A handler that raises, and is called in the midst of everything, a recorder too."""
+    caught = 0
+
+    def handler(_number: int, _frame: Any) -> None:
+        raise InterruptedError
+
+    signal.signal(signal.SIGALRM, handler)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0005 + caught % 40 * 0.0002)
+            while True:
+                with marks.annotate("load batch"):
+                    pass
+        except InterruptedError:
+            caught += 1
+    say("caught some" if caught else "caught none")
+    work(0.1)
+
+
+@behaviour
+def own_stack(seconds: float) -> None:
+    GPU.gpu_own_stack(int(ARGUMENTS[0]))
+    work(seconds)
+    os.kill(os.getpid(), int(ARGUMENTS[0]))
+    time.sleep(5)
+
+
+@behaviour
+def waits_for_signals(seconds: float) -> None:
+    """All blocked, and taken by a thread: none may end up with a thread of the recorder."""
+    numbers = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    GPU.gpu_hurry()
+    for number in sorted(numbers):
+        work(seconds / 3)
+        os.kill(os.getpid(), number)
+        came = signal.sigtimedwait(numbers, 5)
+        say(f"took {came and signal.Signals(came.si_signo).name}")
+
+
+@behaviour
+def ignores(seconds: float) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+        work(seconds / 3)
+        os.kill(os.getpid(), number)
+    work(0.02)
