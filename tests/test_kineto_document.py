@@ -153,7 +153,7 @@ class TestBroken:
     def test_an_event_longer_than_any_is_refused(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(documents, "_LONGEST", 1 << 12)
+        monkeypatch.setattr(documents, "LONGEST", 1 << 12)
         monkeypatch.setattr(packed, "_BLOCK", 1 << 10)
         write(path, kernel(1, 1, "a" * (1 << 14)))
         with pytest.raises(InputError, match="without an end of an event"):
@@ -162,11 +162,11 @@ class TestBroken:
     def test_a_file_that_unpacks_to_far_more_than_a_trace_does_is_not_read_on(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(packed, "_FREE", 1 << 20)
+        monkeypatch.setattr(packed, "FREE_BYTES", 1 << 20)
         monkeypatch.setattr(packed, "_BLOCK", 1 << 16)
         write(path, *([kernel(1, 1)] * 40_000))
         path.write_bytes(gzip.compress(path.read_bytes()))
-        monkeypatch.setattr(packed, "_RATIO", 20)
+        monkeypatch.setattr(packed, "MOST_RATIO", 20)
         with pytest.raises(InputError, match="no trace packs like that"):
             open_trace(path)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from gputrace.errors import InputError
 from gputrace.traces.events import UNKNOWN, Events, Kind
 from gputrace.traces.memory import MemoryTrace, Names
+from gputrace.traces.parcels import pack, unpack
 from gputrace.traces.trace import Device, Process, Window
 
 PATH = Path("made up")
@@ -66,9 +67,20 @@ def test_without_gpu_activity_it_says_so() -> None:
 
 
 def test_it_can_be_handed_from_one_process_to_another() -> None:
-    copy = pickle.loads(pickle.dumps(trace(KERNELS, STEPS)))
+    copy = unpack(pack(trace(KERNELS, STEPS)))
+    assert isinstance(copy, MemoryTrace)
     assert copy.events([Kind.STEP], ["start", "rank"]).rank.tolist() == [3]
     assert (copy.names([1]), copy.device(0, 1).gpu) == ({1: "step"}, 5)
+
+
+def test_halves_of_letters_are_replaced_so_that_all_can_be_written() -> None:
+    opened = MemoryTrace(PATH, "kineto", [KERNELS], ["a\ud800b", "c"], [Process(7)])
+    assert opened.names([0, 1]) == {0: "a?b", 1: "c"}
+
+
+def test_what_is_sent_is_of_known_types_or_refused() -> None:
+    with pytest.raises(ValueError, match="Expected `object`"):
+        unpack(msgspec.msgpack.encode(["os.system", "true"]))
 
 
 def test_equal_texts_share_a_number() -> None:

@@ -42,6 +42,12 @@ def children() -> set[int]:
     return found
 
 
+@pytest.fixture(autouse=True)
+def earlier() -> set[int]:
+    """Processes that are none of a test's: other tests' libraries may keep one."""
+    return children()
+
+
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is slow to decode its first file, so that others get their share."""
@@ -68,13 +74,15 @@ def test_the_report_does_not_depend_on_their_number(
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_the_first_broken_file_is_the_one_that_is_told_of(ranks: list[Path], number: int) -> None:
+def test_the_first_broken_file_is_the_one_that_is_told_of(
+    ranks: list[Path], number: int, earlier: set[int]
+) -> None:
     for path in ranks[1:]:
         path.write_bytes(path.read_bytes()[:-2000])
     with pytest.raises(InputError, match="cut off") as refused:
         gputrace.open(*ranks, workers=number)
     assert refused.value.path == ranks[1]
-    assert children() == set()
+    assert children() <= earlier
 
 
 DIES = (
@@ -86,7 +94,7 @@ DIES = (
 
 
 def test_a_worker_that_dies_is_one_file_s_loss(
-    ranks: list[Path], monkeypatch: pytest.MonkeyPatch
+    ranks: list[Path], monkeypatch: pytest.MonkeyPatch, earlier: set[int]
 ) -> None:
     monkeypatch.setattr(workers, "_PROGRAM", DIES)
     worker = workers.Worker()
@@ -97,7 +105,7 @@ def test_a_worker_that_dies_is_one_file_s_loss(
     assert isinstance(lost, InputError)
     assert lost.path == ranks[1]
     assert lost.problem.startswith("the process that read it died (signal SIGKILL)")
-    assert children() == set()
+    assert children() <= earlier
 
 
 def test_few_bytes_are_decoded_here(
@@ -158,7 +166,7 @@ def slow(ranks: list[Path], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]
 def test_ctrl_c_leaves_no_worker(slow: subprocess.Popen[bytes], tmp_path: Path) -> None:
     pids = [int(path.stem) for path in tmp_path.glob("*.pid")]
     slow.send_signal(signal.SIGINT)
-    assert slow.wait(timeout=20) != 0
+    assert slow.wait(timeout=50) != 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 

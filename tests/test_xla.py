@@ -338,7 +338,7 @@ def test_a_large_profile_takes_seconds(tmp_path: Path) -> None:
     ]
     rows = [gpu(*kernels), Row("/host:CPU", "python", 1, kernels)]
     content = xla.xspace(rows)
-    began = time.monotonic()
+    began = time.process_time()
     with opened(content, tmp_path) as trace:
         assert len(trace.events([Kind.KERNEL], ["start"])) == 60_000
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10

@@ -23,6 +23,8 @@ def drop_broken(events: Events, quality: Quality, where: str = "") -> Events:
     no duration stays: it happened, and adds nothing to any sum.
     """
     start, end = events.start, events.end
+    if len(events) and start.min() > 0 and end.max() <= _BEYOND and (end >= start).all():
+        return events
     beyond = (start < -_BEYOND) | (start > _BEYOND) | (end > _BEYOND)
     null = (start == UNKNOWN) | (end == UNKNOWN)
     negative = (end < start) & ~beyond & ~null

@@ -63,7 +63,7 @@ def load(key: str | None) -> Kept | None:
         return None
     path = where / (key[:32] + _SUFFIX)
     try:
-        if not path.exists():
+        if not path.exists() or path.lstat().st_uid != os.geteuid():
             return None
         kept = _read(path)
         os.utime(path)

@@ -13,7 +13,7 @@ from gputrace.errors import InputError
 from gputrace.traces.breaks import STOP, Breaks
 from gputrace.traces.packed import Content, read_content
 
-_MOST_BYTES: Final = 1 << 30
+MOST_BYTES: Final = 1 << 30
 _BEYOND: Final = 4e15
 """Microseconds past any clock, of which two together are still nanoseconds of 64 bits."""
 
@@ -30,7 +30,7 @@ def read_events(path: Path, breaks: Breaks = STOP) -> list[ChromeEvent]:
     Where breaks are allowed, the events before the break.
     """
     try:
-        document = json.loads(read_content(path, _MOST_BYTES))
+        document = json.loads(read_content(path, MOST_BYTES))
     except InputError as error:
         breaks.meet(error)
         document = _before_break(path)

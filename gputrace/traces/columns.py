@@ -13,25 +13,23 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from threading import Lock
 from typing import Any, Final, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gputrace.traces import guard
+from gputrace.traces.arrow import NULL, Growing, Integers, fitting
 from gputrace.traces.sqlite import Database, broken, quoted
 from gputrace.traces.trace import Progress
 
-_BATCH_ROWS: Final = 65_536
+_BATCH_ROWS: Final = 16_384
+"""So that malloc gives each batch the memory of the one before: 128 KiB a column."""
 _ROWS_WORTH_A_THREAD: Final = 50_000
-_LEAST_BYTES_A_ROW: Final = 4
-_WORD: Final = 4
-"""Bytes of a 32-bit number in a BLOB."""
-NULL: Final = -1
-"""What NULL becomes."""
+ROWS_AT_ONCE: Final = 1 << 21
+"""Rows of a stretch; a multiple of those of a zone."""
 
-Integers = NDArray[np.signedinteger[Any]]
 Rows = tuple[int, int] | None
 """Rowids ``first <= rowid < end``, or all rows."""
 _Part = TypeVar("_Part")
@@ -55,17 +53,23 @@ class Query:
         if rows is not None:
             conditions.append(f"rowid >= {rows[0]} AND rowid < {rows[1]}")
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        return f"SELECT {columns} FROM {quoted(self.table)}{where}"
+        order = " ORDER BY rowid" if rows is not None else ""  # As they come anyway.
+        return f"SELECT {columns} FROM {quoted(self.table)}{where}{order}"
 
 
 def read_integers(
-    database: Database, query: Query, progress: Progress | None = None
+    database: Database, query: Query, progress: Progress | None = None, rows: Rows = None
 ) -> dict[str, Integers]:
-    """The query's columns, in any row order, NULL as -1. Raises InputError on a broken file."""
-    ranges = row_ranges(database, query.table)
+    """The query's columns, NULL as -1, of all rows or of those with some rowids.
+
+    In order of rowid, where the table has rowids. Raises InputError on a broken file.
+    """
+    ranges = _split(*rows) if rows else row_ranges(database, query.table)
     counter = _Counter(progress, sum(rows[1] - rows[0] for rows in ranges if rows))
-    parts = in_threads(lambda rows: _read_range(database, query, rows, counter), ranges)
-    return _merge(parts, query)
+    room = _Room(query, ranges)
+    return room.whole(
+        in_threads(lambda rows: _read_range(database, query, rows, counter, room), ranges)
+    )
 
 
 def row_ranges(database: Database, table: str) -> Sequence[Rows]:
@@ -74,9 +78,18 @@ def row_ranges(database: Database, table: str) -> Sequence[Rows]:
     They tell nothing where there are none, or more than a file of this size can hold: holes.
     """
     bounds = database.row_bounds(table)
-    if bounds is None or bounds[1] - bounds[0] >= _most_rows(database):
+    if bounds is None or bounds[1] - bounds[0] >= database.most_rows:
         return [None]
     return _split(bounds[0], bounds[1] + 1)
+
+
+def stretches(database: Database, table: str) -> list[Rows]:
+    """The same in stretches that are read one after the other, each by several threads."""
+    ranges = row_ranges(database, table)
+    if ranges[0] is None or ranges[-1] is None:
+        return [None]
+    first, end = ranges[0][0], ranges[-1][1]
+    return [(low, min(low + ROWS_AT_ONCE, end)) for low in range(first, end, ROWS_AT_ONCE)]
 
 
 def in_threads(read: Callable[[Rows], _Part], ranges: Sequence[Rows]) -> list[_Part]:
@@ -101,10 +114,6 @@ class _Counter:
                 self._progress(self._done, max(self._total, self._done))
 
 
-def _most_rows(database: Database) -> int:
-    return database.path.stat().st_size // _LEAST_BYTES_A_ROW
-
-
 def _split(first: int, end: int) -> list[tuple[int, int]]:
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parts = max(1, min(threads or 1, (end - first) // _ROWS_WORTH_A_THREAD, 16))
@@ -113,29 +122,51 @@ def _split(first: int, end: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def _merge(parts: Sequence[dict[str, Integers]], query: Query) -> dict[str, Integers]:
-    if len(parts) == 1:
-        return parts[0]
-    return {name: np.concatenate([part.pop(name) for part in parts]) for name in query.expressions}
+class _Room:
+    """Memory for the columns of a query, in which row ranges lie side by side: one copy less."""
+
+    def __init__(self, query: Query, ranges: Sequence[Rows]) -> None:
+        self._first = ranges[0][0] if ranges[0] else 0
+        room = ranges[-1][1] - self._first if ranges[-1] else _BATCH_ROWS
+        self._columns: dict[str, Integers] = {
+            name: np.empty(room, query.types[name]) for name in query.expressions
+        }
+
+    def of(self, rows: Rows) -> dict[str, Integers]:
+        """The place of a range."""
+        place = slice(rows[0] - self._first, rows[1] - self._first) if rows else slice(None)
+        return {name: column[place] for name, column in self._columns.items()}
+
+    def whole(self, parts: Sequence[dict[str, Integers]]) -> dict[str, Integers]:
+        """The columns, where every range filled its place; else what there is of each range."""
+        if len(parts) == 1:
+            return parts[0]
+        found = {}
+        for name, column in self._columns.items():
+            own = [part.pop(name) for part in parts]
+            inside = all(values.base is column for values in own)
+            filled = inside and sum(map(len, own)) == len(column)
+            found[name] = column if filled else np.concatenate(own)
+        return found
 
 
 def _read_range(
-    database: Database, query: Query, rows: Rows, counter: _Counter
+    database: Database, query: Query, rows: Rows, counter: _Counter, room: _Room
 ) -> dict[str, Integers]:
     import adbc_driver_manager
     import pyarrow
 
     try:
-        return _read_arrow(database, query, rows, counter)
+        return _read_arrow(database, query.sql(rows), room.of(rows), counter)
     except (adbc_driver_manager.Error, pyarrow.ArrowException, OSError, ValueError):
         return _read_casting(database, query, rows)
 
 
 def _read_arrow(
-    database: Database, query: Query, rows: Rows, counter: _Counter
+    database: Database, sql: str, room: dict[str, Integers], counter: _Counter
 ) -> dict[str, Integers]:
-    growing = {name: _Growing(query.types[name], rows) for name in query.expressions}
-    for batch in read_batches(database, query.sql(rows)):
+    growing = {name: Growing(values) for name, values in room.items()}
+    for batch in read_batches(database, sql):
         for index, column in enumerate(growing.values()):
             column.append(batch.column(index))
         counter.add(batch.num_rows)
@@ -143,86 +174,38 @@ def _read_arrow(
 
 
 def read_batches(database: Database, sql: str) -> Iterator[Any]:
-    """The rows of a statement as Arrow record batches, over a connection of their own."""
+    """The rows of a statement as Arrow record batches, over a connection of their own.
+
+    Raises InputError for a statement that would run what the file declares.
+    """
     import adbc_driver_manager as adbc
     import adbc_driver_sqlite
     import pyarrow
 
+    database.check(sql)
     with (
         adbc.AdbcDatabase(driver=adbc_driver_sqlite._driver_path(), uri=database.uri) as opened,
         adbc.AdbcConnection(opened) as connection,
         adbc.AdbcStatement(connection) as statement,
     ):
+        for setting in guard.SETTINGS:
+            statement.set_sql_query(f"PRAGMA {setting}")
+            statement.execute_update()
+        left = database.most_rows
         statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
         statement.set_sql_query(sql)
         stream, _ = statement.execute_query()
         with pyarrow.RecordBatchReader.from_stream(stream) as reader:
-            yield from reader
-
-
-class _Growing:
-    """A column being filled; doubles where the number of rows is not known beforehand."""
-
-    def __init__(self, kind: type[np.signedinteger[Any]], rows: Rows) -> None:
-        room = rows[1] - rows[0] if rows else _BATCH_ROWS
-        self._values: Integers = np.empty(room, kind)
-        self._length = 0
-
-    def append(self, chunk: Any) -> None:
-        """Adds an Arrow integer array; raises ValueError for any other type."""
-        end = self._length + len(chunk)
-        if end > len(self._values):
-            self._values = np.resize(self._values, max(end, 2 * len(self._values)))
-        self._values[self._length : end] = _fitting(_plain_values(chunk), self._values.dtype)
-        self._length = end
-
-    def array(self) -> Integers:
-        return self._values[: self._length]
-
-
-def _fitting(values: Any, kind: np.dtype[Any]) -> Any:
-    """Values that a narrower type cannot hold as NULL: no id of that size was ever given."""
-    if kind.itemsize == 8 or not isinstance(values, np.ndarray) or not len(values):
-        return values
-    limits = np.iinfo(kind)
-    if values.max() <= limits.max and values.min() >= limits.min:
-        return values
-    return np.where((values > limits.max) | (values < limits.min), NULL, values)
-
-
-def _plain_values(chunk: Any) -> Any:
-    """What numpy can copy out of an Arrow integer array; its own ways to it import pandas."""
-    import pyarrow
-
-    if pyarrow.types.is_null(chunk.type):
-        return NULL
-    if pyarrow.types.is_binary(chunk.type):
-        return _words(chunk)
-    if not pyarrow.types.is_int64(chunk.type):
-        raise ValueError(f"{chunk.type} in an integer column")
-    if not len(chunk):
-        return ()
-    known, values = chunk.buffers()
-    full = np.frombuffer(values, np.int64, len(chunk), 8 * chunk.offset)
-    if not chunk.null_count:
-        return full
-    bits = np.unpackbits(np.frombuffer(known, np.uint8), bitorder="little")
-    return np.where(bits[chunk.offset : chunk.offset + len(chunk)], full, NULL)
-
-
-def _words(chunk: Any) -> NDArray[np.uint32]:
-    """BLOBs of four bytes as little-endian numbers."""
-    offsets = np.frombuffer(chunk.buffers()[1], np.int32, len(chunk) + 1, 4 * chunk.offset)
-    if chunk.null_count or (np.diff(offsets) != _WORD).any():
-        raise ValueError("BLOBs that are no 32-bit numbers in an integer column")
-    if not len(chunk):
-        return np.empty(0, np.uint32)
-    return np.frombuffer(chunk.buffers()[2], "<u4", len(chunk), int(offsets[0]))
+            for batch in reader:
+                left -= batch.num_rows
+                if left < 0:
+                    raise database.endless()
+                yield batch
 
 
 def _read_casting(database: Database, query: Query, rows: Rows) -> dict[str, Integers]:
     width = len(query.expressions)
-    connection = sqlite3.connect(database.uri, uri=True)
+    connection = guard.connect(database.uri)
     try:
         cursor = connection.execute(query.sql(rows, cast=True))
         values = chain.from_iterable(_stepped(database, cursor))
@@ -233,7 +216,7 @@ def _read_casting(database: Database, query: Query, rows: Rows) -> dict[str, Int
         connection.close()
     table = flat.reshape(-1, width)
     return {
-        name: _fitting(table[:, i], np.dtype(query.types[name])).astype(query.types[name])
+        name: fitting(table[:, i], np.dtype(query.types[name])).astype(query.types[name])
         for i, name in enumerate(query.expressions)
     }
 
@@ -241,6 +224,8 @@ def _read_casting(database: Database, query: Query, rows: Rows) -> dict[str, Int
 def _stepped(database: Database, cursor: sqlite3.Cursor) -> Iterator[tuple[int | None, ...]]:
     """The rows of a cursor; SQLite's lack of memory is told from our own."""
     try:
-        yield from cursor
+        yield from islice(cursor, database.most_rows)
+        if next(cursor, None) is not None:
+            raise database.endless()
     except MemoryError as error:
         raise broken(database.path, error) from error

@@ -25,7 +25,6 @@ from gputrace.traces.trace import Progress, Window
 from gputrace.traces.writer import TraceWriter
 
 _ROWS_AT_ONCE: Final = 1 << 18
-_LEAST_BYTES_A_ROW: Final = 4
 _ALL: Final = Window(-(1 << 62), 1 << 62)
 
 
@@ -44,9 +43,8 @@ def cut(
     with TraceWriter(target) as writer, _told_apart(tables.database):
         only = only or Everything()
         with writer.attached(tables.database.uri, "source") as output:
-            output.execute("PRAGMA trusted_schema = OFF")
             only.prepare(output)
-            _Cut(tables, output, window or _ALL, only, progress).run()
+            _Cut(tables, writer, output, window or _ALL, only, progress).run()
         write_about(writer, window, not isinstance(only, Everything))
 
 
@@ -67,13 +65,14 @@ class _Cut:
     def __init__(
         self,
         tables: Tables,
+        writer: TraceWriter,
         output: sqlite3.Connection,
         window: Window,
         only: Filter,
         progress: Progress | None,
     ) -> None:
         self._database, self._strings = tables.database, tables.strings
-        self._output, self._window, self._only = output, window, only
+        self._writer, self._output, self._window, self._only = writer, output, window, only
         self._progress = progress
         declared = dict(
             output.execute("SELECT name, sql FROM source.sqlite_master WHERE type = 'table'")
@@ -91,7 +90,7 @@ class _Cut:
 
     def run(self) -> None:
         for sql in self._declared.values():
-            self._output.execute(sql)
+            self._writer.declare(sql)
         for name in sorted(self._declared.keys() - self._timed.keys() - {self._strings.table}):
             self._copy(name, "1")
         self._copy_timed()
@@ -238,8 +237,7 @@ def _ids(columns: Mapping[str, Collection[str]]) -> str:
 def _stretches(database: Database, table: str) -> list[str]:
     """SQL of a table's row numbers, in parts; all rows, where the numbers tell nothing."""
     bounds = database.row_bounds(table)
-    most = database.path.stat().st_size // _LEAST_BYTES_A_ROW
-    if bounds is None or bounds[1] - bounds[0] >= most:
+    if bounds is None or bounds[1] - bounds[0] >= database.most_rows:
         return ["1"] if bounds is None else ["rowid IS NOT NULL"]
     first, last = bounds
     starts = range(first, last + 1, _ROWS_AT_ONCE)

@@ -110,7 +110,8 @@ class Events:
         gpu: index of the physical card, as NVML counts.
         stream: CUDA stream id, unique per process and device.
         thread: operating-system id of the host thread.
-        correlation: joins a GPU operation with the API call that issued it, per process.
+        correlation: joins a GPU operation with the API call that issued it, per process; of a step
+            its number, as the program counted.
         bytes: bytes copied or set.
         source_memory, destination_memory: a `Memory`, of copies.
         source_device, destination_device: CUDA ordinals, of peer copies.
@@ -149,10 +150,6 @@ class Events:
         if name in COLUMN_TYPES:
             raise LookupError(f"the event column {name!r} was not asked for")
         raise AttributeError(name)
-
-    def __reduce__(self) -> tuple[type[Events], tuple[dict[str, Column]]]:
-        """For pickle: readers may run in processes of their own."""
-        return Events, ({name: getattr(self, name) for name in self.columns},)
 
     def __len__(self) -> int:
         return next((len(getattr(self, name)) for name in self.columns), 0)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from gputrace.errors import InputError
+from gputrace.traces.candidate import Candidate
 from gputrace.traces.nsys.folder import is_table_folder
-from gputrace.traces.readers import Candidate, reader_of
-from gputrace.traces.smi.join import is_smi
+from gputrace.traces.readers import reader_of
 
 _TWINS: Final = {
     ".nsys-rep": ".sqlite",
@@ -53,6 +53,8 @@ def is_log(path: Path, surely: bool = False) -> bool:
 
     ``surely`` asks for more than a time in the first column, where nobody named the file.
     """
+    from gputrace.traces.smi.join import is_smi
+
     try:
         return path.is_file() and is_smi(Candidate(path).head, surely)
     except (InputError, OSError, ValueError):

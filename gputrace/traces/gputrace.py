@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 from gputrace.traces.nsys.reader import NsysTrace
 from gputrace.traces.sqlite import Database
-from gputrace.traces.trace import NoGpu
+from gputrace.traces.trace import FROM_THE_START, NoGpu, Window
 
 
 def is_own(database: Database) -> bool:
@@ -26,6 +28,35 @@ class OwnTrace(NsysTrace):
             for reason, count in rows:
                 told = f"{count:,} records lost: {reason}" if count else reason
                 self.quality.warnings.append(told)
+        sql = "SELECT value FROM GPUTRACE_META WHERE name = 'slow_step'"
+        self.quality.notes += [
+            f"the stretch around a slow step: {why}" for (why,) in database.query(sql)
+        ]
+
+    def recorded(self, process: int) -> Sequence[Window]:
+        return self._windows.get(process, ())
+
+    def calls_recorded(self, process: int) -> Sequence[Window] | None:
+        own = self._call_windows.get(process)
+        return None if own is None else [window for window in own if window.start < window.end]
+
+    @cached_property
+    def _windows(self) -> dict[int, list[Window]]:
+        return self._windows_in("GPUTRACE_WINDOW")
+
+    @cached_property
+    def _call_windows(self) -> dict[int, list[Window]]:
+        return self._windows_in("GPUTRACE_API_WINDOW")
+
+    def _windows_in(self, table: str) -> dict[int, list[Window]]:
+        """The windows of each process in one of our tables."""
+        found: dict[int, list[Window]] = {}
+        if self._database.has(table, "start", "end", "globalPid"):
+            sql = f"SELECT globalPid, start, end FROM {table} ORDER BY start"
+            for process, start, end in self._database.query(sql):
+                window = Window(start if start > 0 else FROM_THE_START, end)
+                found.setdefault(self._process_index(process >> 24), []).append(window)
+        return found
 
     def _without_gpu(self) -> NoGpu:
         database = self._database

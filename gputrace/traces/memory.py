@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from gputrace.traces.events import (
     Kind,
     concatenate,
 )
+from gputrace.traces.names import bounded
 from gputrace.traces.trace import Device, NoGpu, Process, Progress, Session, Trace, Window
 
 _DEFAULTS: Final[Mapping[str, int]] = dict.fromkeys(COLUMN_TYPES, UNKNOWN) | {"process": 0}
@@ -37,6 +38,14 @@ class Names:
         if id == len(self.texts):
             self.texts.append(text)
         return id
+
+
+class Held(NamedTuple):
+    """What a trace in memory consists of, beside what every trace tells."""
+
+    parts: Sequence[Events]
+    names: Sequence[str]
+    devices: Sequence[Device]
 
 
 class MemoryTrace(Trace):
@@ -72,7 +81,7 @@ class MemoryTrace(Trace):
         super().__init__(path)
         self.source = source
         self.processes = list(processes)
-        self._names, self._session = names, session or Session()
+        self._names, self._session = list(map(_sound, names)), session or Session()
         self._devices = {(device.process, device.device): device for device in devices}
         whole = [drop_broken(part, self.quality, str(i)) for i, part in enumerate(parts)]
         self._parts = [part for part in whole if len(part)]
@@ -82,6 +91,10 @@ class MemoryTrace(Trace):
         self.no_gpu = no_gpu
         if no_gpu is None:
             raise InputError(path, f"no GPU activity in this {source} trace, only the host's")
+
+    def held_columns(self) -> Held:
+        """What it consists of, to travel to another process."""
+        return Held(self._parts, self._names, list(self._devices.values()))
 
     @property
     def session(self) -> Session:
@@ -114,6 +127,12 @@ class MemoryTrace(Trace):
 
     def close(self) -> None:
         self._parts, self._kinds = [], []
+
+
+def _sound(text: str) -> str:
+    """A text that can be written: JSON may name halves of letters, which are none."""
+    text = bounded(text)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _cut(

@@ -6,8 +6,10 @@ What is merged are traces, of whatever readers; processes, names and hosts get n
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -17,6 +19,9 @@ from gputrace.traces.numbering import Numbering
 from gputrace.traces.nvml.model import Nvml, together
 from gputrace.traces.runs import check_overlap, check_parts, machines, missing_ranks, several_jobs
 from gputrace.traces.trace import Device, Process, Progress, Session, Trace, Window
+
+_AHEAD: Final = 8
+"""Files that other processes are asked to read before their rows are needed."""
 
 
 class MergedTrace(Trace):
@@ -28,6 +33,8 @@ class MergedTrace(Trace):
         self.source = "+".join(sorted({trace.source for trace in traces}))
         self._names = Numbering()
         self._hosts: dict[tuple[str, int], int] = {}
+        self._part_of: dict[int, _Part] = {}
+        """By the merged number of a process."""
         self._parts = [
             _Part(number, trace, shift, machine, traces[machine].path.stem)
             for number, (trace, shift, machine) in enumerate(
@@ -45,6 +52,10 @@ class MergedTrace(Trace):
     def traces(self) -> list[Trace]:
         """Those that were merged."""
         return [part.trace for part in self._parts]
+
+    @property
+    def cut_bytes(self) -> int:
+        return sum(part.trace.cut_bytes for part in self._parts)
 
     @property
     def shifts(self) -> list[int]:
@@ -105,7 +116,7 @@ class MergedTrace(Trace):
         return found
 
     def device(self, process: int, device: int) -> Device:
-        part = next(part for part in self._parts if process in part.own_process)
+        part = self._part_of[process]
         found = part.trace.device(part.own_process[process], device)
         return Device(process, device, found.gpu, found.name, found.uuid)
 
@@ -116,25 +127,45 @@ class MergedTrace(Trace):
         window: Window | None,
         progress: Progress | None,
     ) -> Events:
-        parts = [self._read(part, kinds, columns, window, progress) for part in self._parts]
+        for part in self._parts:
+            part.trace.ask(kinds, columns, _on_own_clock(part, window))
+        parts = [
+            self._translated(
+                part,
+                part.trace.read(kinds, columns, _on_own_clock(part, window), progress),
+                columns,
+            )
+            for part in self._parts
+        ]
         everything = window is None and kinds == frozenset(GPU_KINDS)
-        if everything and not self._overlaps and {"start", "end"} <= set(columns):
-            paths = [part.trace.path for part in self._parts]
-            check_overlap(paths, [_span(events) for events in parts])
-            self._overlaps = True
+        if everything and {"start", "end"} <= set(columns):
+            self._check_overlap([_span(events) for events in parts])
         return concatenate(parts, columns)
 
-    def _read(
-        self,
-        part: _Part,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        progress: Progress | None,
-    ) -> Events:
-        if window is not None:
-            window = Window(window.start - part.shift, window.end - part.shift)
-        events = part.trace.read(kinds, columns, window, progress)
+    def read_parts(
+        self, kinds: frozenset[Kind], columns: Sequence[str], progress: Progress | None
+    ) -> Iterator[Events]:
+        spans = []
+        for part in self._parts[:_AHEAD]:
+            part.trace.ask(kinds, columns, None)
+        for part, ahead in zip_longest(self._parts, self._parts[_AHEAD:]):
+            if ahead is not None:
+                ahead.trace.ask(kinds, columns, None)
+            own = []
+            for events in part.trace.read_parts(kinds, columns, progress):
+                yield (ours := self._translated(part, events, columns))
+                own.append(_span(ours) if "start" in columns and "end" in columns else None)
+            spans.append(_together(own))
+        if kinds == frozenset(GPU_KINDS):
+            self._check_overlap(spans)
+
+    def _check_overlap(self, spans: Sequence[tuple[int, int] | None]) -> None:
+        if not self._overlaps:
+            check_overlap([part.trace.path for part in self._parts], spans)
+            self._overlaps = True
+
+    def _translated(self, part: _Part, events: Events, columns: Sequence[str]) -> Events:
+        """What was read of a part, on our clock and with our numbers."""
         self._take_over(part)
         arrays: dict[str, Column] = {name: getattr(events, name) for name in columns}
         for name in {"start", "end"} & arrays.keys():
@@ -152,11 +183,26 @@ class MergedTrace(Trace):
             host = self._hosts.setdefault(_host_key(part, process), len(self._hosts))
             own = Process(process.pid, host, process.rank, process.name, name)
             part.own_process[len(self.processes)] = len(part.processes)
+            self._part_of[len(self.processes)] = part
             part.processes.append(len(self.processes))
             self.processes.append(own)
         part.tell(self)
 
+    def recorded(self, process: int) -> Sequence[Window]:
+        part = next(part for part in self._parts if process in part.own_process)
+        own = part.trace.recorded(part.own_process[process])
+        return [Window(start + part.shift, end + part.shift) for start, end in own]
+
+    def calls_recorded(self, process: int) -> Sequence[Window] | None:
+        part = next(part for part in self._parts if process in part.own_process)
+        own = part.trace.calls_recorded(part.own_process[process])
+        if own is None:
+            return None
+        return [Window(start + part.shift, end + part.shift) for start, end in own]
+
     def read_nvml(self) -> Nvml:
+        for part in self._parts:
+            part.trace.ask_nvml()
         return together([self._nvml_of(part) for part in self._parts])
 
     def _nvml_of(self, part: _Part) -> Nvml:
@@ -208,8 +254,20 @@ def _host_key(part: _Part, process: Process) -> tuple[str, int]:
     return f"/{part.machine}", process.host
 
 
-def _span(events: Events) -> tuple[int, int] | None:
+def _on_own_clock(part: _Part, window: Window | None) -> Window | None:
+    return window and Window(window.start - part.shift, window.end - part.shift)
+
+
+_Span = tuple[int, int] | None
+
+
+def _span(events: Events) -> _Span:
     return (int(events.start.min()), int(events.end.max())) if len(events) else None
+
+
+def _together(spans: Sequence[_Span]) -> _Span:
+    known = [span for span in spans if span is not None]
+    return (min(s[0] for s in known), max(s[1] for s in known)) if known else None
 
 
 def merge(traces: Sequence[Trace]) -> Trace:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import re
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
-_DIGITS: Final = re.compile(r"[0-9]+")
+LONGEST_NAME: Final = 1 << 14
+"""Letters of a name that are read; those of real kernels, templates and all, are some thousand."""
+_DIGITS: Final = re.compile(r"[0-9]{1,9}")
+
+
+def bounded(name: str) -> str:
+    """A name as readers give it: all that looks at names takes time in proportion to them."""
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
 
 def demangle(name: str) -> str:
@@ -58,8 +65,10 @@ def _last_of_mangled(name: str) -> str:
 
 @cache
 def _library() -> Any | None:
-    for name in ("libstdc++.so.6", ctypes.util.find_library("stdc++")):
+    # Looking for it starts programs, so it is done where the usual name is not found only.
+    for find in (lambda: "libstdc++.so.6", partial(ctypes.util.find_library, "stdc++")):
         try:
+            name = find()
             library = ctypes.CDLL(name) if name else None
         except OSError:
             continue

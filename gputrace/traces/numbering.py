@@ -23,7 +23,12 @@ class Numbering:
     def __init__(self) -> None:
         self._known: dict[int, tuple[_Ids, _Ids]] = {}
         """For each trace, its ids in order, and their numbers."""
+        self._places: dict[int, int] = {}
+        """The place of each trace in that order."""
         self._count = 0
+        self._given: list[tuple[int, _Ids]] = []
+        """The place of a trace in `_known`, and its own ids, in the order of their numbers."""
+        self._owned: tuple[_Ids, _Ids] | None = None
 
     def number(self, part: int, ids: Column) -> NDArray[np.int32]:
         """The numbers of a trace's ids."""
@@ -33,10 +38,22 @@ class Numbering:
     def by_part(self, numbers: _Ids) -> Iterator[tuple[int, _Ids, _Ids]]:
         """For each trace that has some of the numbers: which it is, its own ids, the numbers."""
         wanted = np.unique(numbers)
-        for part, (ids, own) in self._known.items():
-            mine = np.isin(own, wanted, kind="table") if len(own) else np.zeros(0, bool)
-            if mine.any():
-                yield part, ids[mine], own[mine]
+        wanted = wanted[(wanted >= 0) & (wanted < self._count)]
+        if not len(wanted):
+            return
+        places, ids = (column[wanted] for column in self._owners())
+        order = np.lexsort((ids, places))
+        parts = list(self._known)
+        for rows in np.split(order, np.flatnonzero(np.diff(places[order])) + 1):
+            yield parts[int(places[rows[0]])], ids[rows], wanted[rows]
+
+    def _owners(self) -> tuple[_Ids, _Ids]:
+        """Of each number, whose it is and what it stands for there."""
+        if self._owned is None:
+            lengths = [len(ids) for _, ids in self._given]
+            places = np.repeat([place for place, _ in self._given], lengths)
+            self._owned = places, np.concatenate([ids for _, ids in self._given])
+        return self._owned
 
     def _numbers(self, part: int, distinct: _Ids) -> NDArray[np.int32]:
         """Of different ids in order."""
@@ -48,6 +65,9 @@ class Numbering:
             order = np.argsort(both := np.concatenate([ids, new]), kind="stable")
             ids, numbers = both[order], np.concatenate([numbers, fresh])[order]
             self._known[part] = ids, numbers
+            place = self._places.setdefault(part, len(self._places))
+            self._given.append((place, new))
+            self._owned = None
         found = np.full(len(distinct), UNKNOWN, np.int32)
         known = distinct != UNKNOWN
         found[known] = numbers[np.searchsorted(ids, distinct[known])]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gputrace.errors import GputraceError, InputError
 from gputrace.traces.folders import files_of, is_log
@@ -14,10 +15,14 @@ from gputrace.traces.merged import MergedTrace, merge
 from gputrace.traces.quality import LeftOut
 from gputrace.traces.readers import open_trace
 from gputrace.traces.runs import NotOneRun, check_paths, missing_ranks
-from gputrace.traces.smi.join import join_logs
 from gputrace.traces.trace import Trace
 from gputrace.traces.within import LARGE
-from gputrace.traces.workers import open_each, text_size
+
+if TYPE_CHECKING:
+    from gputrace.traces.workers import Opened
+
+    Opening = Callable[..., Iterator[Opened]]
+    """As `gputrace.traces.workers.open_each`."""
 
 _LOG_ALONE: Final = (
     "a log of nvidia-smi tells nothing alone; name the trace that it belongs to, too"
@@ -29,6 +34,7 @@ def open_traces(
     keep_going: bool = False,
     workers: int | None = None,
     windows: bool = False,
+    opening: Opening | None = None,
 ) -> Trace:
     """Opens the traces of one run as one; a folder stands for the traces in it.
 
@@ -41,6 +47,7 @@ def open_traces(
         workers: how many processes decode files; chosen by their sizes if not given.
         windows: whether only windows of it will be read: long text is not held then, unless there
             are logs, whose place in time the whole run tells.
+        opening: what opens files of any number; this machine, if not given.
 
     Raises InputError where one cannot be read, or where they are not of one run; with
     ``keep_going`` only where none can be.
@@ -52,11 +59,29 @@ def open_traces(
     if logs and not traces and not errors:
         raise InputError(logs[0], _LOG_ALONE)
     windows = windows and not logs and _is_long(traces)
-    trace = _open_run(traces, errors, keep_going, workers, windows)
+    opening = partial(opening or _open_each, workers=workers)
+    trace = _open_run(traces, errors, keep_going, opening, windows)
     return _with_logs(trace, logs, keep_going)
 
 
+def _open_each(
+    files: Sequence[Path], keep_going: bool, workers: int | None, windows: bool
+) -> Iterator[Opened]:
+    """As `gputrace.traces.workers.open_each`, which one file does not need."""
+    if len(files) != 1:
+        from gputrace.traces.workers import open_each
+
+        yield from open_each(files, keep_going, workers, windows)
+        return
+    try:
+        yield open_trace(files[0], keep_going, windows)
+    except GputraceError as error:
+        yield error
+
+
 def _is_long(files: Sequence[Path]) -> bool:
+    from gputrace.traces.workers import text_size
+
     there = [file for file in files if file.is_file() and os.access(file, os.R_OK)]
     return text_size(there) > LARGE
 
@@ -65,20 +90,18 @@ def _open_run(
     files: list[Path],
     errors: list[GputraceError],
     keep_going: bool,
-    workers: int | None,
+    opening: Opening,
     windows: bool,
 ) -> Trace:
-    if len(files) == 1 and not errors:
-        return open_trace(files[0], keep_going, windows)
     if not keep_going:
         check_paths(files)
     with ExitStack() as opened:
         traces: list[Trace] = []
-        for found in open_each(_once(files), keep_going, workers, windows):
+        for found in opening(_once(files), keep_going, windows=windows):
             if isinstance(found, Trace):
                 opened.callback(found.close)
                 traces.append(found)
-            elif keep_going:
+            elif keep_going and (errors or len(files) > 1):
                 errors.append(found)
             else:
                 raise found
@@ -92,6 +115,8 @@ def _with_logs(trace: Trace, logs: Sequence[Path], keep_going: bool) -> Trace:
         opened.callback(trace.close)
         try:
             if logs:
+                from gputrace.traces.smi.join import join_logs
+
                 join_logs(trace, logs)
         except InputError as error:
             if not keep_going:

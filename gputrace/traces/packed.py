@@ -21,8 +21,8 @@ _TRAILER: Final = 8
 _BLOCK: Final = 4 << 20
 """Bytes of content that are read at once."""
 
-_RATIO: Final = 250
-_FREE: Final = 256 << 20
+MOST_RATIO: Final = 250
+FREE_BYTES: Final = 256 << 20
 """A file may unpack to this many times its size, and to this many bytes whatever its size.
 
 Real traces are 15 to 60 times as long as packed; what gzip can do at most is 1030.
@@ -82,9 +82,7 @@ class Content:
 
     def _check_ratio(self) -> None:
         packed = self._file.tell()
-        if self._length > max(_FREE, _RATIO * packed):
-            problem = f"{self._length >> 20:,} MiB came out of {packed:,} bytes"
-            raise InputError(self.path, f"{problem}: no trace packs like that; not read on")
+        check_ratio(self.path, self._length, packed)
 
     def __enter__(self) -> Content:
         return self
@@ -92,6 +90,13 @@ class Content:
     def __exit__(self, *_: object) -> None:
         self._unpacked.close()
         self._file.close()
+
+
+def check_ratio(path: Path, unpacked: int, packed: int) -> None:
+    """Raises InputError where more came out of a file than does of a trace of its size."""
+    if unpacked > max(FREE_BYTES, MOST_RATIO * packed):
+        problem = f"{unpacked >> 20:,} MiB came out of {packed:,} bytes"
+        raise InputError(path, f"{problem}: no trace packs like that; not read on")
 
 
 def read_content(path: Path, most: int, breaks: Breaks = STOP) -> bytearray:

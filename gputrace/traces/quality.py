@@ -35,6 +35,11 @@ class Quality:
             self._dropped[key] = max(rows, self._dropped.get(key, 0))
 
     @property
+    def places(self) -> dict[tuple[str, str], int]:
+        """Rows that could not be used, by reason and place."""
+        return dict(self._dropped)
+
+    @property
     def dropped(self) -> dict[str, int]:
         """Rows that could not be used, by reason."""
         totals: dict[str, int] = {}

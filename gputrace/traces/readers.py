@@ -1,83 +1,26 @@
-"""The list of readers, and how a file finds its own."""
+"""The list of readers, and how a file finds its own.
+
+A reader is imported when a file is looked at that none before it knows: all of them, and what they
+import, take as long as to read a small trace.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from gputrace.errors import InputError
-from gputrace.traces.breaks import STOP, Breaks
-from gputrace.traces.gputrace import OwnTrace, is_own
-from gputrace.traces.kineto.large import LargeKineto
-from gputrace.traces.kineto.reader import is_kineto, open_kineto
-from gputrace.traces.mxnet import MxnetTrace, is_mxnet
-from gputrace.traces.nsys.folder import convert_folder, is_table_folder
-from gputrace.traces.nsys.reader import NsysTrace, is_nsys
-from gputrace.traces.nsys.report import export_report, is_report
-from gputrace.traces.nvprof.reader import NvprofTrace, is_nvprof
-from gputrace.traces.packed import peek
+from gputrace.traces.breaks import Breaks
+from gputrace.traces.candidate import Candidate
 from gputrace.traces.quality import LeftOut
-from gputrace.traces.refused import explain
-from gputrace.traces.sqlite import MAGIC, Database, open_input
 from gputrace.traces.trace import Trace
-from gputrace.traces.xla.chrome import is_trace_viewer, read_trace_viewer
-from gputrace.traces.xla.reader import XlaTrace
-from gputrace.traces.xla.xspace import is_xspace, read_xspace
-
-
-class Candidate:
-    """A file that readers look at to tell whether it is theirs.
-
-    Attributes:
-        path: the file, or the folder of tables, which exists and can be read.
-        breaks: what to do where the content is broken.
-        windows: whether only windows of it will be read, so that long text is not to be held.
-        head: its first 4096 bytes; none of a folder.
-        content: the same, unpacked where the file is compressed with gzip.
-    """
-
-    def __init__(self, path: Path, breaks: Breaks = STOP, windows: bool = False) -> None:
-        self.path, self.breaks, self.windows = path, breaks, windows
-        self.is_folder = is_table_folder(path)
-        self.head = b"" if self.is_folder else _head(path)
-
-    @cached_property
-    def content(self) -> bytes:
-        return peek(self.head, 4096)
-
-    @cached_property
-    def database(self) -> Database | None:
-        """The file as SQLite, opened once for all readers; None where it is something else."""
-        return Database(self.path) if self.head.startswith(MAGIC) else None
-
-    def close(self) -> None:
-        """Gives the file back."""
-        if (database := self.__dict__.get("database")) is not None:
-            database.close()
-
-    @contextmanager
-    def closed_on_error(self) -> Iterator[None]:
-        """Gives the file back where no reader takes it."""
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
-
-
-def _head(path: Path) -> bytes:
-    with open_input(path) as file:
-        head: bytes = file.read(4096)
-    return head
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """One kind of file. Other packages add theirs as entry points of ``gputrace.readers``."""
+    """One kind of file. Other packages add theirs (`gputrace.plugins`)."""
 
     files: str
     """What a person calls such files, in the plural."""
@@ -89,21 +32,54 @@ class Reader:
     """Whether opening reads the whole file, which several processes do sooner for several."""
 
 
+def _is_own(candidate: Candidate) -> bool:
+    from gputrace.traces.gputrace import is_own
+
+    return candidate.database is not None and is_own(candidate.database)
+
+
+def _open_own(candidate: Candidate) -> Trace:
+    from gputrace.traces.gputrace import OwnTrace
+
+    assert candidate.database is not None
+    return OwnTrace(candidate.path, candidate.database)
+
+
+def _is_nsys(candidate: Candidate) -> bool:
+    from gputrace.traces.nsys.reader import is_nsys
+
+    return candidate.database is not None and is_nsys(candidate.database)
+
+
 def _open_nsys(candidate: Candidate) -> Trace:
+    from gputrace.traces.nsys.reader import NsysTrace
+
     assert candidate.database is not None
     return NsysTrace(candidate.path, candidate.database)
 
 
+def _is_report(candidate: Candidate) -> bool:
+    from gputrace.traces.nsys.report import is_report
+
+    return is_report(candidate.path)
+
+
 def _open_report(candidate: Candidate) -> Trace:
+    from gputrace.traces.nsys.report import export_report
+
     return _open_made(candidate, export_report(candidate.path))
 
 
 def _open_tables(candidate: Candidate) -> Trace:
+    from gputrace.traces.nsys.folder import convert_folder
+
     return _open_made(candidate, convert_folder(candidate.path))
 
 
 def _open_made(candidate: Candidate, database: Path) -> Trace:
     """What was made of the input, and is kept in the cache."""
+    from gputrace.traces.nsys.reader import NsysTrace
+
     made = Candidate(database)
     with made.closed_on_error():
         if made.database is None:
@@ -112,58 +88,86 @@ def _open_made(candidate: Candidate, database: Path) -> Trace:
         return NsysTrace(candidate.path, made.database)
 
 
-def _open_own(candidate: Candidate) -> Trace:
-    assert candidate.database is not None
-    return OwnTrace(candidate.path, candidate.database)
+def _is_nvprof(candidate: Candidate) -> bool:
+    from gputrace.traces.nvprof.reader import is_nvprof
+
+    return candidate.database is not None and is_nvprof(candidate.database)
 
 
 def _open_nvprof(candidate: Candidate) -> Trace:
+    from gputrace.traces.nvprof.reader import NvprofTrace
+
     assert candidate.database is not None
     return NvprofTrace(candidate.path, candidate.database)
 
 
+def _is_kineto(candidate: Candidate) -> bool:
+    from gputrace.traces.kineto.reader import is_kineto
+
+    return is_kineto(candidate.path, candidate.head)
+
+
 def _open_kineto(candidate: Candidate) -> Trace:
+    from gputrace.traces.kineto.large import LargeKineto
+    from gputrace.traces.kineto.reader import open_kineto
+
     opening = LargeKineto if candidate.windows else open_kineto
     return opening(candidate.path, candidate.breaks)
 
 
+def _is_xspace(candidate: Candidate) -> bool:
+    from gputrace.traces.xla.xspace import is_xspace
+
+    return is_xspace(candidate.content)
+
+
 def _open_xspace(candidate: Candidate) -> Trace:
+    from gputrace.traces.xla.reader import XlaTrace
+    from gputrace.traces.xla.xspace import read_xspace
+
     return XlaTrace(candidate.path, read_xspace(candidate.path, candidate.breaks))
 
 
+def _is_trace_viewer(candidate: Candidate) -> bool:
+    from gputrace.traces.xla.chrome import is_trace_viewer
+
+    return is_trace_viewer(candidate.content)
+
+
 def _open_trace_viewer(candidate: Candidate) -> Trace:
+    from gputrace.traces.xla.chrome import read_trace_viewer
+    from gputrace.traces.xla.reader import XlaTrace
+
     return XlaTrace(candidate.path, read_trace_viewer(candidate.path, candidate.breaks))
 
 
+def _is_mxnet(candidate: Candidate) -> bool:
+    from gputrace.traces.mxnet import is_mxnet
+
+    return is_mxnet(candidate.content)
+
+
 def _open_mxnet(candidate: Candidate) -> Trace:
+    from gputrace.traces.mxnet import MxnetTrace
+
     return MxnetTrace(candidate.path, candidate.breaks)
 
 
 READERS: Final = (
-    Reader("gputrace's traces", lambda c: bool(c.database and is_own(c.database)), _open_own),
-    Reader("nsys SQLite exports", lambda c: bool(c.database and is_nsys(c.database)), _open_nsys),
-    Reader("nvprof files", lambda c: bool(c.database and is_nvprof(c.database)), _open_nvprof),
-    Reader("nsys reports", lambda c: is_report(c.path), _open_report),
+    Reader("gputrace's traces", _is_own, _open_own),
+    Reader("nsys SQLite exports", _is_nsys, _open_nsys),
+    Reader("nvprof files", _is_nvprof, _open_nvprof),
+    Reader("nsys reports", _is_report, _open_report),
     Reader("folders of tables that nsys exports", lambda c: c.is_folder, _open_tables),
     Reader(
         "traces of PyTorch's profiler (.pt.trace.json, .json.gz)",
-        lambda c: is_kineto(c.path, c.head),
+        _is_kineto,
         _open_kineto,
         decodes=True,
     ),
-    Reader(
-        "TensorFlow's and JAX's .xplane.pb",
-        lambda c: is_xspace(c.content),
-        _open_xspace,
-        decodes=True,
-    ),
-    Reader(
-        "their .trace.json.gz",
-        lambda c: is_trace_viewer(c.content),
-        _open_trace_viewer,
-        decodes=True,
-    ),
-    Reader("MXNet's profiles", lambda c: is_mxnet(c.content), _open_mxnet, decodes=True),
+    Reader("TensorFlow's and JAX's .xplane.pb", _is_xspace, _open_xspace, decodes=True),
+    Reader("their .trace.json.gz", _is_trace_viewer, _open_trace_viewer, decodes=True),
+    Reader("MXNet's profiles", _is_mxnet, _open_mxnet, decodes=True),
 )
 
 EMPTY: Final = "the file is empty; the recording or the copy failed"
@@ -208,16 +212,17 @@ def _opened(reader: Reader, candidate: Candidate) -> Trace:
 
 def _readers() -> Iterator[Reader]:
     yield from READERS
-    # Asked for only where no reader of ours knows the file: looking them up takes a while.
-    from importlib.metadata import entry_points
+    # Asked for only where no reader of ours knows the file.
+    from gputrace.traces.plugged import plugged_readers
 
-    for entry in entry_points(group="gputrace.readers"):
-        yield entry.load()
+    yield from plugged_readers()
 
 
 def _unknown(candidate: Candidate) -> str:
-    readable = ", ".join(reader.files for reader in READERS)
+    readable = ", ".join(str(reader.files) for reader in _readers())
     if candidate.database is None:
+        from gputrace.traces.refused import explain
+
         if told := explain(candidate.content):
             return told
         return f"not a trace that gputrace knows; it reads {readable}"

@@ -73,6 +73,12 @@ class RedactedTrace(Trace):
         found = self._trace.device(process, device)
         return replace(found, uuid=self._redaction.text(found.uuid))
 
+    def recorded(self, process: int) -> Sequence[Window]:
+        return self._trace.recorded(process)
+
+    def calls_recorded(self, process: int) -> Sequence[Window] | None:
+        return self._trace.calls_recorded(process)
+
     def read_nvml(self) -> Nvml:
         found, redacted = self._trace.nvml, self._redaction.text
         cards = (

@@ -26,6 +26,8 @@ _UUID: Final = re.compile(
     r"\b(?:(?:GPU|MIG)-)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", re.I
 )
 _PCI: Final = re.compile(r"\b(?:[0-9a-f]{4}|[0-9a-f]{8}):[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b", re.I)
+LONGEST: Final = 20_000
+"""Letters of a text in which names are looked for; a longer one is replaced whole."""
 _SHORTEST: Final = 2
 """Letters of a name that is looked for inside other texts."""
 
@@ -33,7 +35,7 @@ _TAKEN: Final = re.compile(
     r"CUPTI_ACTIVITY_KIND_\w+|CUDA_\w+_EVENTS|NVTX_\w+|OSRT_API|CUBLAS_EVENTS|CUDNN_EVENTS"
     r"|MPI_\w+|PROFILER_OVERHEAD|GPU_METRICS|ENUM_\w+|StringIds|StringTable|Version|PROCESSES|ThreadNames"
     r"|TARGET_INFO_(GPU|GPU_METRICS|CUDA_\w+|NVTX_\w+|SESSION_START_TIME)"
-    r"|GPUTRACE_(META|PROCESS|STEP|HOST_RANGE|PYTHON_SAMPLE|CLOCK|NOTE|LOSS|EXPORT|TOPOLOGY|NVML_\w+)"
+    r"|GPUTRACE_(META|PROCESS|STEP|HOST_RANGE|PYTHON_SAMPLE|CLOCK|(API_)?WINDOW|NOTE|LOSS|EXPORT|TOPOLOGY|NVML_\w+)"
 )
 """Tables that may be shown with their texts replaced; others hold the environment and output."""
 _META_KEPT: Final = ("format", "version", "start_realtime_ns", "backend", "driver", "world_size",
@@ -84,6 +86,8 @@ class Redaction:
 
     def text(self, text: str) -> str:
         """A text without what tells."""
+        if len(text) > LONGEST:
+            return self.stand_in("text", text)
         if text not in self._cache:
             self._cache[text] = self._replaced(text)
         return self._cache[text]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 
 from gputrace.errors import InputError
-from gputrace.traces.trace import Trace
+from gputrace.traces.trace import Session, Trace
 from gputrace.units import format_ranges
 
 _NOT_ONE_RUN = "the files must be of one run"
@@ -47,16 +49,35 @@ class NotOneRun(InputError):
 
 def check_parts(traces: Sequence[Trace]) -> None:
     """Raises NotOneRun where traces cannot be parts of one run."""
-    for number, trace in enumerate(traces):
-        for other in traces[:number]:
-            if problem := _conflict(trace, other):
-                runs = [[part.path for part in run] for run in _runs(traces)]
-                raise NotOneRun(trace.path, problem, runs)
+    parts = [_Part(trace, trace.session) for trace in traces]
+    if _fit(parts):
+        return
+    for number, part in enumerate(parts):
+        for other in parts[:number]:
+            if problem := _conflict(part, other):
+                runs = [[part.trace.path for part in run] for run in _runs(parts)]
+                raise NotOneRun(part.trace.path, problem, runs)
 
 
-def _conflict(trace: Trace, other: Trace) -> str:
+class _Part(NamedTuple):
+    """A trace, and what it says of its run, which it reads each time that it is asked."""
+
+    trace: Trace
+    session: Session
+
+
+def _fit(parts: Sequence[_Part]) -> bool:
+    """Whether no two of them can be in conflict, told without looking at each pair."""
+    sessions = [part.session for part in parts]
+    sizes = {own.world_size for own in sessions if own.world_size}
+    ranks = Counter(rank for own in sessions for rank in own.ranks)
+    epochs = Counter(own.epoch_ns for own in sessions if own.epoch_ns is not None)
+    return len(sizes) < 2 and all(n == 1 for n in (*ranks.values(), *epochs.values()))
+
+
+def _conflict(part: _Part, another: _Part) -> str:
     """Why two traces are not parts of one run; nothing where they may be."""
-    own, others = trace.session, other.session
+    own, others, other = part.session, another.session, another.trace
     if own.world_size and others.world_size and own.world_size != others.world_size:
         problem = f"is of a run of {own.world_size} ranks, and {other.path} of one of"
         return f"{problem} {others.world_size}; {_NOT_ONE_RUN}"
@@ -68,20 +89,21 @@ def _conflict(trace: Trace, other: Trace) -> str:
     return ""
 
 
-def _runs(traces: Sequence[Trace]) -> list[list[Trace]]:
+def _runs(parts: Sequence[_Part]) -> list[list[_Part]]:
     """The traces run by run: those that began nearest to each other go together, if they may."""
-    run_of = {id(trace): [trace] for trace in traces}
-    for first, second in sorted(combinations(traces, 2), key=_apart):
+    run_of = {id(part): [part] for part in parts}
+    for first, second in sorted(combinations(parts, 2), key=_apart):
         one, other = run_of[id(first)], run_of[id(second)]
         if one is not other and not any(_conflict(a, b) for a in one for b in other):
             one += other
-            run_of |= {id(trace): one for trace in other}
+            run_of |= {id(part): one for part in other}
     distinct = {id(run): run for run in run_of.values()}
-    return [sorted(run, key=traces.index) for run in distinct.values()]
+    place = {id(part): number for number, part in enumerate(parts)}
+    return [sorted(run, key=lambda part: place[id(part)]) for run in distinct.values()]
 
 
-def _apart(pair: tuple[Trace, Trace]) -> tuple[bool, int]:
-    one, other = (trace.session for trace in pair)
+def _apart(pair: tuple[_Part, _Part]) -> tuple[bool, int]:
+    one, other = (part.session for part in pair)
     return one.job != other.job, abs((one.epoch_ns or 0) - (other.epoch_ns or 0))
 
 

@@ -1,7 +1,8 @@
 """SQLite trace files: checked, opened without a trace of us, and read into numpy columns.
 
 Files are opened read-only and immutable: no lock is taken and nothing is written beside them.
-SQLite then ignores locks and journals, so what they would have told is checked here first.
+SQLite then ignores locks and journals, so what they would have told is checked here first; that
+nothing in them is run, `guard` sees to.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ import sqlite3
 import struct
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 from urllib.parse import quote
 
 from gputrace.errors import InputError
+from gputrace.traces import guard
 
 MAGIC: Final = b"SQLite format 3\0"
 
+LEAST_BYTES_A_ROW: Final = 4
+"""A table whose rows come to less is no tree: its pages lead to one another again and again."""
 _LOCK_BYTES: Final = (0x40000000, 512)
 """Offset and length of SQLite's lock bytes (sqlite.org/fileformat2.html, section 1.3)."""
 
@@ -30,15 +36,20 @@ class Database:
     Attributes:
         path: the file.
         uri: opens it read-only and immutable.
+        most_rows: what no table of a file of its size can have more of.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro&immutable=1"
         check_file(path)
-        self._connection = sqlite3.connect(self.uri, uri=True, check_same_thread=False)
+        self.most_rows = path.stat().st_size // LEAST_BYTES_A_ROW
+        self._checking = Lock()
+        try:
+            self._connection = guard.connect(self.uri, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise broken(path, error) from error
         self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-        self._connection.execute("PRAGMA trusted_schema = OFF")
 
     def close(self) -> None:
         self._connection.close()
@@ -46,9 +57,27 @@ class Database:
     def query(self, sql: str, parameters: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         """Rows of a query, text that is not UTF-8 with replacement characters."""
         try:
-            yield from self._connection.execute(sql, parameters)
+            rows = self._connection.execute(sql, parameters)
+            yield from islice(rows, self.most_rows)
+            if next(rows, None) is not None:
+                raise self.endless()
         except (sqlite3.Error, MemoryError, UnicodeDecodeError) as error:
             raise broken(self.path, error) from error
+
+    def check(self, sql: str) -> None:
+        """Raises InputError for a statement that is not to be run on any other connection either.
+
+        Several threads may ask.
+        """
+        try:
+            with self._checking:
+                self._connection.execute(f"EXPLAIN {sql}").close()
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            raise broken(self.path, error) from error
+
+    def endless(self) -> InputError:
+        """What to tell where more rows come than the file can hold."""
+        return InputError(self.path, "broken SQLite file (more rows than fit into it); not read on")
 
     @cached_property
     def tables(self) -> dict[str, dict[str, str]]:
@@ -76,6 +105,8 @@ class Database:
 
     def row_bounds(self, table: str) -> tuple[int, int] | None:
         """First and last rowid, or None where there are no rows, or no rowids to go by."""
+        if any(name.lower() == "rowid" for name in self.tables.get(table, ())):
+            return None  # A column of that name hides them.
         sql = f"SELECT (SELECT min(rowid) FROM {quoted(table)}), max(rowid) FROM {quoted(table)}"
         try:
             first, last = self._connection.execute(sql).fetchone()
@@ -83,7 +114,7 @@ class Database:
             return None
         except sqlite3.Error as error:
             raise broken(self.path, error) from error
-        return None if first is None else (first, last)
+        return None if first is None or first > last else (first, last)
 
 
 def quoted(name: str) -> str:
@@ -101,6 +132,9 @@ def broken(path: Path, error: Exception) -> InputError:
     if isinstance(error, UnicodeDecodeError):
         text = error.object.decode("utf-8", "replace")
     reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH:
+        told = f"has a view or code where a trace has a table ({reason}): not run, not read"
+        return InputError(path, told)
     return InputError(path, f"broken SQLite file ({reason}); copy or export it again")
 
 

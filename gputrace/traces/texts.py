@@ -15,7 +15,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.traces.columns import NULL, Integers, Rows, in_threads, read_batches, row_ranges
+from gputrace.traces.arrow import NULL, Integers
+from gputrace.traces.columns import Rows, in_threads, read_batches, row_ranges
+from gputrace.traces.names import bounded
 from gputrace.traces.sqlite import Database, broken, quoted
 
 _ZERO_FOR_DIGITS: Final = bytes.maketrans(b"123456789", b"0" * 9)
@@ -54,6 +56,7 @@ class Texts:
         if self._shape_of is None:
             self._shape_of, self._shapes = _shapes(self._distinct)
         found = np.array([pattern.search(shape) is not None for shape in self._shapes], bool)
+        numbers = numbers[(numbers >= 0) & (numbers < len(self._distinct))]
         matching: NDArray[np.int64] = numbers[found[self._shape_of[numbers]]]
         return matching
 
@@ -88,7 +91,7 @@ def _read_range(database: Database, sql: str, rows: Rows) -> list[tuple[Any, Any
         sql += f" AND rowid >= {rows[0]} AND rowid < {rows[1]}"
     try:
         return [
-            (batch.column(0), batch.column(1).cast(pyarrow.large_binary()))
+            (batch.column(0).cast(pyarrow.int64()), batch.column(1).cast(pyarrow.large_binary()))
             for batch in read_batches(database, sql)
             if batch.num_rows
         ]
@@ -127,7 +130,7 @@ def _without_digits(texts: Any) -> Any:
 
 
 def _decoded(texts: Any) -> list[str]:
-    return [text.decode("utf-8", "replace") for text in texts.to_pylist()]
+    return [bounded(text.decode("utf-8", "replace")) for text in texts.to_pylist()]
 
 
 def _arrow_array(numbers: list[int]) -> Any:

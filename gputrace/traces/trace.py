@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 
 from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind
+from gputrace.traces.ids import number_ids
 from gputrace.traces.nvml.model import Nvml, together
 from gputrace.traces.quality import Quality
 from gputrace.traces.sqlite import Database
@@ -23,6 +24,9 @@ Progress = Callable[[int, int], None]
 
 DERIVED: Final = {"rank", "gpu"}
 """Columns that `Trace` fills from the process and the device."""
+
+
+FROM_THE_START: Final = -(1 << 62)
 
 
 class Window(NamedTuple):
@@ -96,10 +100,12 @@ class Trace(ABC):
         logged: what logs of nvidia-smi told that were joined to it.
         no_gpu: why nothing of a GPU is in it, where the host's side may still tell something.
         held: whether its rows are at hand; else a window is read by `part`, without the rest.
+        elsewhere: whether another process reads the file, which `part` is then for, too.
     """
 
     source: str
     held = True
+    elsewhere = False
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -137,6 +143,19 @@ class Trace(ABC):
         """The file as `cut` takes it; None where no part can be cut out of it."""
         return None
 
+    @property
+    def cut_bytes(self) -> int:
+        """The size of the file that `tables` are of; 0 where there are none."""
+        return self.tables.database.path.stat().st_size if self.tables is not None else 0
+
+    def ask(self, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None) -> None:
+        """Says what will be read next, for another process to begin with it."""
+        return
+
+    def ask_nvml(self) -> None:
+        """The same before `read_nvml`."""
+        return
+
     def on(self, database: Database) -> Self:
         """The same trace, with the same clock, whose rows are those of a part cut out of `tables`.
 
@@ -158,6 +177,20 @@ class Trace(ABC):
         Reads it each time: the clocks of hosts may be shifted in between.
         """
         return together([self.read_nvml(), self.logged])
+
+    def recorded(self, process: int) -> Sequence[Window]:
+        """When the GPUs of a process were recorded, in order; nothing where that is not told.
+
+        A window begins at `FROM_THE_START` where the process had not used a GPU before it.
+        """
+        return ()
+
+    def calls_recorded(self, process: int) -> Sequence[Window] | None:
+        """When all CUDA calls of a process were recorded, in order; None where they always were.
+
+        Between these stretches, no call in the trace does not mean that none was made.
+        """
+        return None
 
     def read_nvml(self) -> Nvml:
         """What is recorded of NVML in the trace itself; nothing, unless a reader knows of it."""
@@ -193,6 +226,12 @@ class Trace(ABC):
     ) -> Events:
         """Reads rows of the kinds; `events` has made sure that the columns are not derived."""
 
+    def read_parts(
+        self, kinds: frozenset[Kind], columns: Sequence[str], progress: Progress | None
+    ) -> Iterator[Events]:
+        """The rows of the kinds in the order of `read`, some at a time where that is possible."""
+        yield self.read(kinds, columns, None, progress)
+
     def events(
         self,
         kinds: Iterable[Kind],
@@ -205,15 +244,27 @@ class Trace(ABC):
         With a window, only rows that touch it, whole. Rows whose times make no sense are left out
         and counted in `quality`. Raises InputError where the file is broken.
         """
-        wanted = dict.fromkeys(columns)
-        read = [name for name in COLUMN_TYPES if name in wanted and name not in DERIVED]
-        needed = {"gpu": ("process", "device"), "rank": ("process",)}
-        for name in DERIVED & wanted.keys():
-            read += [column for column in needed[name] if column not in read]
-        events = self.read(frozenset(kinds), read, window, progress)
-        if not DERIVED & wanted.keys():
+        return self._derived(
+            self.read(frozenset(kinds), _to_read(columns), window, progress), columns
+        )
+
+    def parts(
+        self, kinds: Iterable[Kind], columns: Sequence[str], progress: Progress | None = None
+    ) -> Iterator[Events]:
+        """The same rows of the whole trace, some at a time where the file can be read so.
+
+        Needs no memory in proportion to the file then.
+        """
+        for events in self.read_parts(frozenset(kinds), _to_read(columns), progress):
+            yield self._derived(events, columns)
+
+    def _derived(self, events: Events, wanted: Sequence[str]) -> Events:
+        """The columns wanted, of those that were read for them."""
+        if not DERIVED & set(wanted):
             return events
-        arrays: dict[str, Column] = {name: getattr(events, name) for name in read if name in wanted}
+        arrays: dict[str, Column] = {
+            name: getattr(events, name) for name in events.columns if name in wanted
+        }
         if "gpu" in wanted:
             arrays["gpu"] = self._gpus(events)
         if "rank" in wanted:
@@ -223,11 +274,12 @@ class Trace(ABC):
 
     def _gpus(self, events: Events) -> Column:
         pairs = events.process.astype(np.int32) << 16 | (events.device.astype(np.int32) & 0xFFFF)
-        distinct, where = np.unique(pairs, return_inverse=True)
+        distinct, where = number_ids(pairs)
         devices = distinct.astype(np.int16).tolist()
         processes = (distinct >> 16).tolist()
         gpus = [self.device(*pair).gpu for pair in zip(processes, devices, strict=True)]
-        return np.array(gpus or [UNKNOWN])[where]
+        found: Column = np.array(gpus or [UNKNOWN]).take(where)
+        return found
 
     @abstractmethod
     def close(self) -> None:
@@ -243,3 +295,12 @@ class Trace(ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _to_read(wanted: Sequence[str]) -> list[str]:
+    """The columns that readers know and that the columns wanted are made of."""
+    read = [name for name in COLUMN_TYPES if name in wanted and name not in DERIVED]
+    needed = {"gpu": ("process", "device"), "rank": ("process",)}
+    for name in DERIVED & set(wanted):
+        read += [column for column in needed[name] if column not in read]
+    return read

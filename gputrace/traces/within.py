@@ -52,9 +52,7 @@ def within(trace: Trace, window: Window | None, progress: Progress | None) -> It
 def _is_large(trace: Trace) -> bool:
     """Whether it has text that is not held, or its SQLite files are large."""
     traces = trace.traces if isinstance(trace, MergedTrace) else [trace]
-    files = [tables.database.path for one in traces if (tables := one.tables) is not None]
-    size = sum(file.stat().st_size for file in files)
-    return size > LARGE or not all(one.held for one in traces)
+    return sum(one.cut_bytes for one in traces) > LARGE or not all(one.held for one in traces)
 
 
 def _part(
@@ -62,7 +60,18 @@ def _part(
 ) -> Trace:
     if isinstance(trace, MergedTrace):
         return _parts(trace, window, folder, opened, progress)
-    if not trace.held:
+    return part_of(trace, window, folder, opened, progress)
+
+
+def part_of(
+    trace: Trace,
+    window: Window,
+    folder: Path,
+    opened: ExitStack,
+    progress: Progress | None = None,
+) -> Trace:
+    """A window of one file, cut into a folder where that is needed; ``opened`` closes it."""
+    if trace.elsewhere or not trace.held:
         part = trace.part(window)
         opened.callback(part.close)
         part.logged = trace.logged

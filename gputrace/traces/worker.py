@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import sys
+import traceback
+from pathlib import Path
 
 
 def serve() -> None:
-    """Answers each pickled file on stdin with one pickle on stdout, until there are no more.
-
-    The answer is a trace whose columns are in memory, or an error.
-    """
+    """Answers each order on stdin on stdout, until there are no more: `parcels` says how."""
     # Ctrl-C reaches all processes of a terminal; the one that started this one ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    from gputrace.traces.workers import open_here
+    from gputrace.traces.parcels import receive, send
 
     while True:
         try:
-            file, keep_going, windows = pickle.load(sys.stdin.buffer)
+            order = receive(sys.stdin.buffer)
         except EOFError:
             return
         try:
-            found: object = open_here(file, keep_going, windows)
-        except Exception as error:
-            found = error
-        try:
-            pickle.dump(found, answers, pickle.HIGHEST_PROTOCOL)
-            answers.flush()
+            send(_carry_out(order), answers)
         except BrokenPipeError:
             os._exit(1)  # Nobody is there any more.
-        del found
+
+
+def _carry_out(raw: bytes) -> bytes:
+    """The answer to an order."""
+    import msgspec
+
+    from gputrace.traces import parcels, workers
+
+    order = msgspec.msgpack.decode(raw, type=parcels.Order)
+    try:
+        path = Path(os.fsdecode(order.path))
+        return parcels.pack(workers.open_here(path, order.keep_going, order.windows))
+    except Exception:
+        return msgspec.msgpack.encode(parcels.Answer(bug=traceback.format_exc()))

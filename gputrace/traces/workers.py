@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -21,8 +20,9 @@ from threading import Lock
 from typing import Final
 
 from gputrace.errors import GputraceError, InputError
+from gputrace.traces.candidate import Candidate
 from gputrace.traces.packed import GZIP
-from gputrace.traces.readers import Candidate, open_trace, reader_of
+from gputrace.traces.readers import open_trace, reader_of
 from gputrace.traces.trace import Trace
 
 _PROGRAM: Final = (
@@ -161,15 +161,14 @@ class Worker:
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
+        from gputrace.traces import parcels
+
         try:
-            pickle.dump((file, keep_going, windows), process.stdin)
-            process.stdin.flush()
-            found = pickle.load(process.stdout)
-        except (OSError, EOFError, ValueError, pickle.UnpicklingError):
+            parcels.ask(file, keep_going, windows, process.stdin)
+            found = parcels.unpack(parcels.receive(process.stdout))
+        except (OSError, EOFError, ValueError):
             return InputError(file, self._why_dead(process))
-        if isinstance(found, Trace | GputraceError):
-            return found
-        raise found
+        return open_here(file, keep_going, windows) if found is None else found
 
     def _why_dead(self, process: subprocess.Popen[bytes]) -> str:
         try:

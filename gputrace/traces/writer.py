@@ -6,6 +6,7 @@ The file is written beside its place under another name and moved there when it 
 
 from __future__ import annotations
 
+import glob
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.traces import guard
 from gputrace.traces.enums import ENUMS
 
 _ON_GPU: Final = (
@@ -78,12 +80,23 @@ TABLES: Final[Mapping[str, str]] = {
     "globalTid INTEGER NOT NULL, nameId INTEGER NOT NULL, kind INTEGER NOT NULL",
     "GPUTRACE_PYTHON_SAMPLE": "start INTEGER NOT NULL, globalTid INTEGER NOT NULL, "
     "nameId INTEGER NOT NULL, innerNameId INTEGER NOT NULL",
+    "GPUTRACE_WINDOW": "start INTEGER NOT NULL, end INTEGER NOT NULL, globalPid INTEGER NOT NULL",
+    "GPUTRACE_API_WINDOW": "start INTEGER NOT NULL, end INTEGER NOT NULL, "
+    "globalPid INTEGER NOT NULL",
     "GPUTRACE_CLOCK": "globalPid INTEGER NOT NULL, realtimeNs INTEGER NOT NULL, "
     "monotonicNs INTEGER NOT NULL, monotonicRawNs INTEGER NOT NULL",
     "GPUTRACE_NOTE": "globalPid INTEGER, timeNs INTEGER, text TEXT NOT NULL",
     "GPUTRACE_LOSS": "globalPid INTEGER, timeNs INTEGER, records INTEGER, reason TEXT NOT NULL",
 }
 """Columns of each table; nsys's where the name is nsys's."""
+
+
+def remove_unfinished(path: Path) -> None:
+    """Removes what processes that were killed while they wrote the trace have left beside it."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        pid = left.name.split(".")[-2]
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            left.unlink(missing_ok=True)
 
 
 class TraceWriter:
@@ -103,6 +116,7 @@ class TraceWriter:
         self._database = sqlite3.connect(uri, isolation_level=None, uri=True)
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.execute("PRAGMA synchronous = OFF")
+        guard.harden(self._database)
         self._database.execute("BEGIN")
         self._strings: dict[str, int] = {}
         self._first_string = 0
@@ -118,7 +132,7 @@ class TraceWriter:
         with self.attached(source, "source") as database:
             declared = dict(database.execute("SELECT name, sql FROM source.sqlite_master"))
             for table, condition in tables.items():
-                database.execute(declared[table])
+                self.declare(declared[table])
                 database.execute(
                     f'INSERT INTO main."{table}" SELECT * FROM source."{table}" WHERE {condition}'
                 )
@@ -130,15 +144,23 @@ class TraceWriter:
         """The database, which is ``main``, with another file, or SQLite's URI of one, under a name.
 
         For INSERT ... SELECT into tables that `make` has made: rows need not come through Python.
+        Nothing that the other file declares is run.
         """
         # SQLite attaches nothing within a transaction.
         self._database.execute("COMMIT")
         self._database.execute(f"ATTACH ? AS {name}", (str(path),))
         self._database.execute("BEGIN")
-        yield self._database
+        with guard.under(self._database, guard.copying):
+            yield self._database
         self._database.execute("COMMIT")
         self._database.execute(f"DETACH {name}")
         self._database.execute("BEGIN")
+
+    def declare(self, sql: str) -> None:
+        """Makes a table as another file declares it; raises sqlite3.Error where that does more."""
+        self._database.set_authorizer(guard.declaring)
+        self._database.execute(sql)
+        self._database.set_authorizer(guard.copying)
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         """Rows of what was written."""

@@ -24,7 +24,7 @@ _TRIED: Final = 1 << 16
 """Bytes at the end of a block in which places to cut are tried."""
 
 _TRIES: Final = 3
-_LONGEST: Final = 64 << 20
+LONGEST: Final = 64 << 20
 """Bytes of text of one event, or around the list: no profiler writes more."""
 
 _WORD: Final = 16
@@ -193,7 +193,7 @@ class Document(Generic[T]):
         self._check_length(self._rest)
 
     def _check_length(self, text: bytes) -> None:
-        if len(text) > _LONGEST:
+        if len(text) > LONGEST:
             where = f"byte {self._offset:,} is followed by {len(text) >> 20} MiB"
             raise InputError(self._text.path, f"{where} without an end of an event: not a trace")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from gputrace.errors import UsageError
 from gputrace.traces.breaks import STOP, Breaks
@@ -21,6 +21,11 @@ class LargeKineto(Trace):
     """What opening keeps of a file is what it says of the run, and where its times begin.
 
     Read without a window it is held like any other.
+
+    Attributes:
+        look: what opening keeps.
+        allowed: whether a broken file is read as far as it is whole.
+        first: the moment of the first event, as the file tells it.
     """
 
     held = False
@@ -29,16 +34,26 @@ class LargeKineto(Trace):
         """Goes through the file once; raises InputError where it is broken."""
         from gputrace.traces.kineto.kept import Kept
 
-        super().__init__(path)
         look, rows = decode(path, breaks, Kept())
-        self._allowed, self._first, self._look = breaks.allowed, rows.first, look
+        look.no_gpu = None if rows.has_gpu else look.no_gpu
+        self._take(look, breaks.allowed, rows.first)
+
+    @classmethod
+    def of(cls, look: MemoryTrace, allowed: bool, first: int) -> Self:
+        """The trace of which another process has `look`, `allowed` and `first`."""
+        trace = cls.__new__(cls)
+        trace._take(look, allowed, first)
+        return trace
+
+    def _take(self, look: MemoryTrace, allowed: bool, first: int) -> None:
+        super().__init__(look.path)
+        self.allowed, self.first, self.look = allowed, first, look
         self.source, self.origin, self.quality = look.source, look.origin, look.quality
-        self.processes = look.processes
-        self.no_gpu = None if rows.has_gpu else look.no_gpu
+        self.processes, self.no_gpu = look.processes, look.no_gpu
 
     @property
     def session(self) -> Session:
-        return self._look.session
+        return self.look.session
 
     def part(self, window: Window) -> MemoryTrace:
         """The rows that touch a window, and their neighbours; reads the file once more.
@@ -47,10 +62,10 @@ class LargeKineto(Trace):
         """
         from gputrace.traces.kineto.kept import Kept
 
-        shift = BEFORE - self._first
+        shift = BEFORE - self.first
         own = Window(window.start - shift, window.end - shift)
-        kept = Kept(own, self._first)
-        trace, _ = decode(self.path, Breaks(self._allowed), kept)
+        kept = Kept(own, self.first)
+        trace, _ = decode(self.path, Breaks(self.allowed), kept)
         if not kept.touched:
             raise UsageError(f"{self.path}: nothing was recorded in that window")
         trace.no_gpu = self.no_gpu
@@ -60,7 +75,7 @@ class LargeKineto(Trace):
 
     @cached_property
     def _whole(self) -> Trace:
-        return open_kineto(self.path, Breaks(self._allowed))
+        return open_kineto(self.path, Breaks(self.allowed))
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -70,7 +85,7 @@ class LargeKineto(Trace):
         return self._whole.names(ids)
 
     def device(self, process: int, device: int) -> Device:
-        return self._look.device(process, device)
+        return self.look.device(process, device)
 
     def read(
         self,
@@ -82,5 +97,5 @@ class LargeKineto(Trace):
         return self._whole.read(kinds, columns, window, progress)
 
     def close(self) -> None:
-        self._look.close()
-        self.__dict__.pop("_whole", self._look).close()
+        self.look.close()
+        self.__dict__.pop("_whole", self.look).close()

@@ -11,7 +11,7 @@ from gputrace.traces.nvml.model import plain_uuid
 from gputrace.traces.nvml.tables import read_cards
 from gputrace.traces.sqlite import Database
 
-_VISIBLE: Final = re.compile(r"\bCUDA_VISIBLE_DEVICES\b\s*[=:]\s*['\"]?(\d+(?:,\d+)*)\b")
+_VISIBLE: Final = re.compile(r"\bCUDA_VISIBLE_DEVICES\b\s*[=:]\s*['\"]?(\d{1,9}(?:,\d{1,9})*)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ def _cards(database: Database) -> list[Card]:
         name if database.has("TARGET_INFO_GPU", name) else "''" for name in ("busLocation", "uuid")
     )
     columns = f"id, name, {bus}, {uuid}"
-    rows = database.query(f"SELECT {columns} FROM TARGET_INFO_GPU WHERE id IS NOT NULL")
-    return [Card(int(id), *(str(text or "") for text in texts)) for id, *texts in rows]
+    rows = database.query(f"SELECT {columns} FROM TARGET_INFO_GPU WHERE typeof(id) = 'integer'")
+    return [Card(id, *(str(text or "") for text in texts)) for id, *texts in rows]
 
 
 def _nvml_indices(cards: list[Card]) -> dict[int, int]:
@@ -85,9 +85,9 @@ def _ids_by_process(database: Database) -> dict[tuple[int, int], int]:
         return {}
     rows = database.query(
         "SELECT pid, cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE "
-        "WHERE pid IS NOT NULL AND cudaId IS NOT NULL AND gpuId IS NOT NULL"
+        "WHERE typeof(pid) = 'integer' AND typeof(cudaId) = 'integer' AND typeof(gpuId) = 'integer'"
     )
-    return {(int(pid), int(ordinal)): int(gpu) for pid, ordinal, gpu in rows}
+    return {(pid, ordinal): gpu for pid, ordinal, gpu in rows}
 
 
 def _visible_devices(database: Database) -> list[int]:

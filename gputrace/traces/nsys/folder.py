@@ -6,7 +6,6 @@ They are put into an SQLite file in the user's cache folder, once, and read from
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,6 +15,7 @@ from typing import Any, Final
 from gputrace.errors import InputError, MissingError
 from gputrace.traces.nsys.report import cache_folder, make_folder
 from gputrace.traces.nsys.schema import TABLES
+from gputrace.traces.packed import check_ratio
 
 _SUFFIXES: Final = (".parquet", ".arrow")
 _KNOWN: Final = {table.name for table in TABLES} | {"StringIds"}
@@ -37,7 +37,7 @@ def is_table_folder(path: Path) -> bool:
 
 def _tables(folder: Path) -> list[Path]:
     """One file for each table, in order of the names."""
-    files = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES)
+    files = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES and file.is_file())
     return list({file.stem: file for file in reversed(files)}.values())[::-1]
 
 
@@ -51,6 +51,8 @@ def convert_folder(folder: Path) -> Path:
         return target
     make_folder(target.parent)
     unfinished = target.with_suffix(f".{os.getpid()}.tmp")
+    unfinished.unlink(missing_ok=True)
+    os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     try:
         _convert(folder, unfinished)
         unfinished.replace(target)
@@ -106,7 +108,10 @@ def _reader(table: Path) -> Any:
     plain = pyarrow.schema(fields)
 
     def rows() -> Iterator[Any]:
+        size, unpacked = table.stat().st_size, 0
         for batch in batches:
+            unpacked += batch.nbytes
+            check_ratio(table, unpacked, size)
             columns = [batch.column(field.name) for field in kept]
             # Ids of 64 bits without a sign are stored with one, as in the SQLite export.
             cast = [c.cast(f.type, safe=False) for c, f in zip(columns, fields, strict=True)]
@@ -151,6 +156,8 @@ def _broken(table: Path, error: Exception) -> InputError:
 
 
 def _key(folder: Path) -> str:
+    import hashlib
+
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in _tables(folder)]
     text = f"{folder.resolve()}\0{states}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]

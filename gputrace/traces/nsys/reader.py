@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.errors import InputError
+from gputrace.traces.arrow import NULL, Integers
 from gputrace.traces.broken import drop_broken
-from gputrace.traces.columns import NULL, Integers, read_integers
+from gputrace.traces.columns import Rows, read_integers, stretches
 from gputrace.traces.events import (
     COLUMN_TYPES,
     GPU_KINDS,
@@ -27,13 +29,17 @@ from gputrace.traces.events import (
     concatenate,
 )
 from gputrace.traces.exported import read_notes
+from gputrace.traces.ids import number_ids
+from gputrace.traces.names import bounded
 from gputrace.traces.nsys.devices import DeviceMap
 from gputrace.traces.nsys.queries import GRAPHS, INLINE_TEXT, build_query
 from gputrace.traces.nsys.schema import KIND_OF, MEMORY_OF, TABLES, Table
 from gputrace.traces.nsys.session import NOBODY, Member, read_members, read_session
 from gputrace.traces.nsys.tables import nsys_tables
+from gputrace.traces.nsys.zones import Zones, find_zones, joined_zones
 from gputrace.traces.nvml.model import Nvml
 from gputrace.traces.nvml.tables import read_nvml
+from gputrace.traces.quality import Quality
 from gputrace.traces.sqlite import Database, quoted
 from gputrace.traces.tables import Tables
 from gputrace.traces.texts import Texts, read_texts
@@ -63,6 +69,7 @@ class NsysTrace(Trace):
         super().__init__(path)
         self._database = database
         self._process_keys: dict[int, int] = {}
+        self._zones: dict[str, Zones | None] = {}
         self._tables = [table for table in TABLES if _usable(database, table)]
         self.quality.notes += read_notes(database)
         if not any(self.has_rows(table) for table in self._tables if table.kinds[0] in GPU_KINDS):
@@ -80,6 +87,7 @@ class NsysTrace(Trace):
         part = copy(self)
         part._database = database
         part.processes, part._process_keys = list(self.processes), dict(self._process_keys)
+        part._zones = {}
         part.__dict__.pop("_inline_texts", None)  # They go by row.
         return part
 
@@ -142,6 +150,31 @@ class NsysTrace(Trace):
         ]
         return concatenate(parts, columns)
 
+    def read_parts(
+        self, kinds: frozenset[Kind], columns: Sequence[str], progress: Progress | None
+    ) -> Iterator[Events]:
+        for table in self._tables:
+            if kinds & set(table.kinds):
+                yield from self._read_in_parts(table, kinds, columns, progress)
+
+    def _read_in_parts(
+        self,
+        table: Table,
+        kinds: frozenset[Kind],
+        columns: Sequence[str],
+        progress: Progress | None,
+    ) -> Iterator[Events]:
+        zones: list[Zones | None] = []
+        dropped: Counter[str] = Counter()
+        for rows in stretches(self._database, table.name):
+            quality = Quality()
+            yield self._read_rows(table, kinds, columns, None, rows, quality, progress)
+            zones.append(self._zones[table.name])
+            dropped.update(quality.dropped)
+        self._zones[table.name] = joined_zones(zones)
+        for reason, count in dropped.items():
+            self.quality.drop(reason, count, table.name)
+
     def _read_table(
         self,
         table: Table,
@@ -150,15 +183,32 @@ class NsysTrace(Trace):
         window: Window | None,
         progress: Progress | None,
     ) -> Events:
+        zones = None if window is None else self._zones.get(table.name)
+        rows = zones.rows(window) if zones and window else None
+        return self._read_rows(table, kinds, columns, window, rows, self.quality, progress)
+
+    def _read_rows(
+        self,
+        table: Table,
+        kinds: frozenset[Kind],
+        columns: Sequence[str],
+        window: Window | None,
+        rows: Rows,
+        quality: Quality,
+        progress: Progress | None,
+    ) -> Events:
+        """What touches a window, of all rows of a table or of those with some rowids."""
         partial = not kinds >= set(table.kinds)
         needed = dict.fromkeys([*columns, "start", "end", *(["kind"] if partial else [])])
-        raw = read_integers(
-            self._database, build_query(self._database, table, needed, window), progress
-        )
+        query = build_query(self._database, table, needed, window)
+        raw = read_integers(self._database, query, progress, rows)
+        if window is None:
+            bounds = (rows[0], rows[1] - 1) if rows else self._database.row_bounds(table.name)
+            self._zones[table.name] = find_zones(raw["start"], raw["end"], bounds)
         if table.name == "NVTX_EVENTS" and "name" in raw:
             raw["name"] = self._number_inline_texts(raw["name"])
         arrays = {name: self._translate(table, name, raw) for name in needed}
-        events = drop_broken(Events(arrays), self.quality, table.name)
+        events = drop_broken(Events(arrays), quality, table.name)
         if partial:
             events = events.select(np.isin(events.kind, sorted(kinds)))
         return Events({name: getattr(events, name) for name in columns})
@@ -193,19 +243,9 @@ class NsysTrace(Trace):
         return raw[column]
 
     def _process_column(self, global_ids: Integers) -> NDArray[np.int16]:
-        keys = global_ids >> 24
-        if not len(keys):
-            return np.empty(0, np.int16)
-        low, high = int(keys.min()), int(keys.max())
-        if high - low >= len(keys):
-            distinct, where = np.unique(keys, return_inverse=True)
-            return np.array([self._process_index(int(key)) for key in distinct], np.int16)[where]
-        seen = np.zeros(high - low + 1, bool)
-        seen[keys - low] = True
-        indices = np.zeros(high - low + 1, np.int16)
-        for offset in np.flatnonzero(seen).tolist():
-            indices[offset] = self._process_index(low + offset)
-        found: NDArray[np.int16] = indices[keys - low]
+        distinct, where = number_ids(global_ids >> 24)
+        indices = np.array([self._process_index(key) for key in distinct.tolist()], np.int16)
+        found: NDArray[np.int16] = indices.take(where)
         return found
 
     def _process_index(self, key: int) -> int:
@@ -262,7 +302,8 @@ def _lookup(
 
 
 def _plain(value: object) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return bounded(text)
 
 
 def _nothing_on_gpu(trace: NsysTrace) -> str:

@@ -6,10 +6,7 @@ written beside it.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from glob import glob
 from pathlib import Path
@@ -64,6 +61,8 @@ def run_export(nsys: str, report: Path, target: Path) -> None:
 
     Raises MissingError where nsys cannot be run, InputError where it cannot export the report.
     """
+    import subprocess
+
     command = [nsys, "export", "--type", "sqlite", "-o", str(target), str(report.absolute())]
     try:
         run = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
@@ -75,9 +74,10 @@ def run_export(nsys: str, report: Path, target: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder of the cache; raises MissingError where it cannot be made."""
+    """Makes a folder of the cache, for its owner alone; MissingError where it cannot be made."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
     except OSError as error:
         raise MissingError(
             f"{folder}: cannot be made ({error.strerror}), and exports of reports are kept there; "
@@ -105,6 +105,8 @@ def find_nsys() -> str | None:
 def _candidates() -> Iterator[str]:
     if named := os.environ.get("GPUTRACE_NSYS"):
         yield named
+    import shutil
+
     if found := shutil.which("nsys"):
         yield found
     for pattern in _INSTALLED:
@@ -112,6 +114,8 @@ def _candidates() -> Iterator[str]:
 
 
 def _key(path: Path) -> str:
+    import hashlib
+
     status = path.stat()
     text = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -129,6 +133,8 @@ def _why(nsys: str, output: str) -> str:
 
 def nsys_version(nsys: str) -> str:
     """What `nsys --version` says, the number alone."""
+    import subprocess
+
     run = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=False)
     words = run.stdout.split()
     return next((word for word in words if word[:1].isdigit()), "of unknown version")

@@ -87,7 +87,7 @@ TABLES: Final = (
     ),
     Table("PROFILER_OVERHEAD", (Kind.OVERHEAD,), _ON_HOST),
     # gputrace's own, in its traces and in exports that it has added to:
-    Table("GPUTRACE_STEP", (Kind.STEP,), _ON_HOST),
+    Table("GPUTRACE_STEP", (Kind.STEP,), {**_ON_HOST, "correlation": ("step",)}),
     Table("GPUTRACE_HOST_RANGE", (Kind.DATA_WAIT, Kind.RANGE), {**_ON_HOST, "kind": ("kind",)}),
     Table("GPUTRACE_PYTHON_SAMPLE", (Kind.SAMPLE,), {**_ON_HOST, "end": ("start",)}),
     Table("CUPTI_ACTIVITY_KIND_OVERHEAD", (Kind.OVERHEAD,), _ON_HOST),

@@ -62,7 +62,11 @@ def _groups(columns: set[str]) -> tuple[str, ...]:
 
 
 def _always(table: str, columns: set[str]) -> str:
-    """NVTX keeps the names of domains and categories among its events."""
+    """NVTX keeps the names of domains and categories among its events; and without a row that tells
+    when calls of a process were recorded, all of them were.
+    """
+    if table == "GPUTRACE_API_WINDOW":
+        return "1"
     if table != "NVTX_EVENTS" or "eventType" not in columns:
         return "0"
     return f"eventType NOT IN {(*RANGE_TYPES, *MARK_TYPES)}"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gputrace.errors import InputError
+from gputrace.traces import guard
 
 PREFIX: Final = "CUPTI_ACTIVITY_KIND_"
 KERNELS: Final = ("CONCURRENT_KERNEL", "KERNEL", "CDP_KERNEL")
@@ -58,7 +59,7 @@ def read_file(path: Path) -> NvprofFile:
 def opened(path: Path) -> Iterator[sqlite3.Connection]:
     """The file, to read; what SQLite finds wrong with it meanwhile is an InputError."""
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        with closing(guard.connect(f"{path.absolute().as_uri()}?mode=ro")) as database:
             database.text_factory = lambda raw: raw.decode("utf-8", "replace")
             yield database
     except sqlite3.Error as error:
@@ -77,11 +78,11 @@ def _look(path: Path, database: sqlite3.Connection) -> NvprofFile:
     if not columns or not _columns(database, "StringTable"):
         raise InputError(path, "an SQLite file, but not of nvprof")
     columns = {table: names for table, names in columns.items() if _holds_rows(database, table)}
-    version = database.execute("SELECT max(version) FROM Version").fetchone()[0]
+    version = database.execute("SELECT CAST(max(version) AS INTEGER) FROM Version").fetchone()[0]
     counts = [_count(database, table) for table in KERNELS if table in columns]
     return NvprofFile(
         path=path,
-        version=int(version or 0),
+        version=version or 0,
         pid=_pid(database, columns),
         columns=columns,
         start=min(_starts(database, columns), default=None),
@@ -106,15 +107,15 @@ def _starts(database: sqlite3.Connection, columns: Mapping[str, frozenset[str]])
     named = [(table, "start") for table in _TIMED] + [("MARKER", "timestamp")]
     for table, column in named:
         if column in columns.get(table, ()):
-            sql = f"SELECT min({column}) FROM {PREFIX}{table} WHERE {column} > 0"
+            sql = f"SELECT CAST(min({column}) AS INTEGER) FROM {PREFIX}{table} WHERE {column} > 0"
             first = database.execute(sql).fetchone()[0]
             if first is not None:
-                yield int(first)
+                yield first
 
 
 def _pid(database: sqlite3.Connection, columns: Mapping[str, frozenset[str]]) -> int:
     for table in CALLS:
         if "processId" in columns.get(table, ()):
-            sql = f"SELECT processId FROM {PREFIX}{table} LIMIT 1"
-            return int(database.execute(sql).fetchone()[0])
+            sql = f"SELECT CAST(processId AS INTEGER) FROM {PREFIX}{table} LIMIT 1"
+            return database.execute(sql).fetchone()[0] or 0
     return 0

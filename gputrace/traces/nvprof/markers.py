@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.traces.columns import Integers
+from gputrace.traces.arrow import Integers
 from gputrace.traces.events import Column, Kind
 from gputrace.traces.trace import Window
 

@@ -10,11 +10,16 @@ from functools import partial
 from typing import Final
 from uuid import UUID
 
+from gputrace.traces import guard
 from gputrace.traces.columns import Rows, in_threads, row_ranges
 from gputrace.traces.nvprof.file import CALLS, PREFIX
 from gputrace.traces.nvprof.tables import Table
 from gputrace.traces.sqlite import Database, broken, quoted
 
+_LATEST: Final = 1 << 62
+"""Nanoseconds since 1970 that no clock shows."""
+_MOST_DEVICES: Final = 0x7FFF
+"""What the column ``device`` holds."""
 _PROCESS: Final = 1
 """Of CUpti_ActivityObjectKind."""
 
@@ -63,8 +68,12 @@ def read_contexts(database: Database) -> dict[int, int]:
     table = f"{PREFIX}CONTEXT"
     if not database.has(table, "contextId", "deviceId"):
         return {}
-    rows = database.query(f"SELECT contextId, deviceId FROM {table}")
-    return {id: device for id, device in rows if isinstance(id, int) and isinstance(device, int)}
+    rows = database.query(
+        f"SELECT contextId, deviceId FROM {table} "
+        f"WHERE typeof(contextId) = 'integer' AND deviceId BETWEEN 0 AND {_MOST_DEVICES} "
+        "AND typeof(deviceId) = 'integer'"
+    )
+    return dict(rows)
 
 
 def first_moment(database: Database, tables: Sequence[Table], late: int) -> int:
@@ -84,11 +93,13 @@ def first_moment(database: Database, tables: Sequence[Table], late: int) -> int:
 def _first(database: Database, table: Table, rows: Rows) -> int | None:
     """On a connection of its own, since several threads ask at once."""
     edge = quoted("start" if "start" in table.columns else "timestamp")
-    sql = f"SELECT min({edge}) FROM {quoted(table.full_name)} WHERE {edge} > 0"
+    sql = (
+        f"SELECT min({edge}) FROM {quoted(table.full_name)} WHERE {edge} > 0 AND {edge} < {_LATEST}"
+    )
     if rows is not None:
         sql += f" AND rowid >= {rows[0]} AND rowid < {rows[1]}"
     try:
-        with closing(sqlite3.connect(database.uri, uri=True)) as connection:
+        with closing(guard.connect(database.uri)) as connection:
             first = connection.execute(sql).fetchone()[0]
     except sqlite3.Error as error:
         raise broken(database.path, error) from error

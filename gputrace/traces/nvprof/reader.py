@@ -15,8 +15,10 @@ from typing import Any, Final, Self
 import numpy as np
 
 from gputrace.errors import InputError
+from gputrace.traces.arrow import Integers
 from gputrace.traces.broken import drop_broken
-from gputrace.traces.columns import Integers, Query, read_integers
+from gputrace.traces.columns import Query, read_integers
+from gputrace.traces.demangling import demangle_all
 from gputrace.traces.events import (
     COLUMN_TYPES,
     GPU_KINDS,
@@ -27,7 +29,7 @@ from gputrace.traces.events import (
     Memory,
     concatenate,
 )
-from gputrace.traces.names import demangle
+from gputrace.traces.names import bounded
 from gputrace.traces.nvprof.cutting import nvprof_tables
 from gputrace.traces.nvprof.file import PREFIX
 from gputrace.traces.nvprof.markers import join_markers
@@ -69,6 +71,8 @@ class NvprofTrace(Trace):
     def __init__(self, path: Path, database: Database) -> None:
         super().__init__(path)
         self._database = database
+        self._clear: dict[str, str] = {}
+        """Names as people read them, by what the file has."""
         self._tables = [table for table in (*TABLES, MARKERS) if _usable(database, table)]
         if not self.kinds & set(GPU_KINDS):
             raise InputError(path, _nothing_on_gpu(self._tables))
@@ -98,7 +102,9 @@ class NvprofTrace(Trace):
         wanted = sorted({int(id) for id in ids})
         sql = "SELECT _id_, value FROM StringTable WHERE _id_ IN (SELECT value FROM json_each(?))"
         listed = json.dumps([id for id in wanted if id > 0])
-        text = {id: demangle(str(value)) for id, value in self._database.query(sql, (listed,))}
+        found = {id: bounded(str(value)) for id, value in self._database.query(sql, (listed,))}
+        self._clear |= demangle_all(set(found.values()) - self._clear.keys())
+        text = {id: self._clear[name] for id, name in found.items()}
         text |= {id: fixed_name(id) for id in wanted if id < UNKNOWN}
         return {id: text.get(id, f"<name {id}>" if id > 0 else "(no name)") for id in wanted}
 

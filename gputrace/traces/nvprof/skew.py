@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Final
 
+from gputrace.traces import guard
 from gputrace.traces.nvprof.file import CALLS, ON_GPU, PREFIX
 from gputrace.traces.nvprof.rows import HAS_TIMES
 from gputrace.traces.sqlite import Database, broken
@@ -19,19 +20,23 @@ _MANY: Final = 8
 _ENOUGH: Final = 100
 """What is looked at first: so many operations, so many times as many calls; pairs that will do."""
 _JOINED: Final = {"correlationId", "start", "end"}
+_FARTHEST: Final = 1 << 61
+"""Nanoseconds by which no clock is wrong: such rows have lost their times."""
 _EARLIEST_NS: Final = -1_000_000
 _LATEST_NS: Final = 60_000_000_000
 """The soonest of many operations begins with its launch; no queue on a GPU is a minute long."""
 
 
-def find_skew(database: sqlite3.Connection, columns: Mapping[str, frozenset[str]]) -> int:
+def find_skew(
+    database: sqlite3.Connection, columns: Mapping[str, frozenset[str]], file: str = "nvprof"
+) -> int:
     """By how many nanoseconds the GPU's clock is ahead of the host's; 0 where it is right.
 
-    Takes a database with the file attached as ``nvprof``, and the columns of its tables. With the
-    answer taken off, the operation that began soonest after its launch began with it.
+    Takes a connection, what it calls the file, and the columns of its tables. With the answer taken
+    off, the operation that began soonest after its launch began with it.
     """
-    soonest, count = _soonest(database, columns, _SAMPLE, _ALL)
-    return 0 if not count or _plausible(soonest) else soonest
+    soonest, count = _soonest(database, columns, file, _SAMPLE, _ALL)
+    return 0 if not count or _plausible(soonest) or abs(soonest) > _FARTHEST else soonest
 
 
 def measure_skew(file: Database, columns: Mapping[str, frozenset[str]]) -> int:
@@ -41,12 +46,11 @@ def measure_skew(file: Database, columns: Mapping[str, frozenset[str]]) -> int:
     is right need not be asked of all calls. Raises InputError where the file is broken.
     """
     try:
-        with closing(sqlite3.connect(":memory:", uri=True)) as database:
-            database.execute("ATTACH ? AS nvprof", (file.uri,))
-            soonest, count = _soonest(database, columns, _FEW, _MANY * _FEW)
+        with closing(guard.connect(file.uri)) as database, guard.under(database, guard.copying):
+            soonest, count = _soonest(database, columns, "main", _FEW, _MANY * _FEW)
             if count >= _ENOUGH and _plausible(soonest):
                 return 0
-            return find_skew(database, columns)
+            return find_skew(database, columns, "main")
     except sqlite3.Error as error:
         raise broken(file.path, error) from error
 
@@ -56,7 +60,11 @@ def _plausible(delay: int) -> bool:
 
 
 def _soonest(
-    database: sqlite3.Connection, columns: Mapping[str, frozenset[str]], operations: int, calls: int
+    database: sqlite3.Connection,
+    columns: Mapping[str, frozenset[str]],
+    file: str,
+    operations: int,
+    calls: int,
 ) -> tuple[int, int]:
     """The shortest delay between a call and what it launched, and how many of both were found.
 
@@ -68,13 +76,13 @@ def _soonest(
             database.execute(
                 f"INSERT OR IGNORE INTO temp.launched "
                 "SELECT CAST(r.correlationId AS INTEGER), r.start "
-                f"FROM nvprof.{PREFIX}{table} AS r WHERE {HAS_TIMES} LIMIT {operations}"
+                f"FROM {file}.{PREFIX}{table} AS r WHERE {HAS_TIMES} LIMIT {operations}"
             )
     source = "{}" if calls == _ALL else f"(SELECT * FROM {{}} LIMIT {calls})"
     delays = [
         database.execute(
             "SELECT CAST(min(l.start - r.start) AS INTEGER), count(*) FROM "
-            f"{source.format(f'nvprof.{PREFIX}{table}')} AS r "
+            f"{source.format(f'{file}.{PREFIX}{table}')} AS r "
             f"JOIN temp.launched AS l ON l.correlation = r.correlationId WHERE {HAS_TIMES}"
         ).fetchone()
         for table in CALLS

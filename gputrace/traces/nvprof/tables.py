@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.traces.columns import Integers
+from gputrace.traces.arrow import Integers
 from gputrace.traces.enums import OVERHEADS, UNKNOWN_OVERHEAD
 from gputrace.traces.events import COPY_KINDS, UNKNOWN, Kind
 from gputrace.traces.nvprof.calls import DRIVER, RUNTIME, call_name
@@ -152,8 +152,10 @@ def fixed_name(id: int) -> str:
     if id <= _GRAPHS:
         return f"CUDA graph {_GRAPHS - id}"
     number, family = divmod(_FIRST - id, _FAMILIES)
-    if family != OVERHEAD:
+    if family in (RUNTIME, DRIVER):
         return call_name(family, number)
+    if family != OVERHEAD:
+        return f"<name {id}>"
     return _OVERHEAD_NAMES.get(number, UNKNOWN_OVERHEAD[1])
 
 

@@ -20,7 +20,7 @@ _SCALES: Final = {
 _TOO_LARGE: Final = 2.0**62
 _YEARS: Final = range(1970, 2200)
 _NUMBER: Final = re.compile(r"(-?\d+(?:\.\d+)?)\s*([A-Za-z]+|%)?")
-_HEX: Final = re.compile(r"0x[0-9a-fA-F]+")
+_HEX: Final = re.compile(r"0x[0-9a-fA-F]{1,16}")
 
 
 @dataclass(slots=True)

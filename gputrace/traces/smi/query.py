@@ -56,10 +56,10 @@ _REASONS: Final = {
 }  # fmt: skip
 _REASON: Final = re.compile(r"clocks_(?:event|throttle)_reasons\.(\w+)")
 _TIME: Final = re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?")
-_UNIT: Final = re.compile(r"\s*\[([^\]]*)\]$")
 _UNITS: Final = re.compile(r" (?:%|MiB|MHz|W)$")
 _UUID: Final = re.compile(r"(?:GPU|MIG)-[0-9a-fA-F-]{8,}")
 _PCI: Final = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
+_COUNT: Final = re.compile(r"\d{1,4}")
 _FEW: Final = 64
 """Rows that tell what the columns are, where there is no header."""
 _NO_HEADER: Final = (
@@ -116,8 +116,9 @@ def _header(cells: Sequence[str]) -> _Header | None:
     """A line with the name of a value and of something else that nvidia-smi knows."""
     columns = []
     for cell in cells:
-        unit = _UNIT.search(cell)
-        columns.append((_UNIT.sub("", cell).lower(), unit[1] if unit else ""))
+        name, bracket, unit = cell[:-1].rpartition("[")
+        has_unit = bracket and cell.endswith("]") and "]" not in unit
+        columns.append((name.rstrip().lower(), unit) if has_unit else (cell.lower(), ""))
     values = sum(name in _VALUES or _REASON.fullmatch(name) is not None for name, _ in columns)
     others = sum(name == "timestamp" or name in _CARD or name in _TEXTS for name, _ in columns)
     return _Header(tuple(columns)) if values and values + others > 1 else None
@@ -215,7 +216,7 @@ def _told_by_values(column: Sequence[str]) -> str:
 
 def _counts(column: Sequence[str]) -> bool:
     """Whether values go 0, 1, 2, … and again, as indices of several GPUs do."""
-    most = max((int(cell) for cell in column if cell.isdecimal()), default=0)
+    most = max((int(cell) for cell in column if _COUNT.fullmatch(cell)), default=0)
     return most > 0 and all(cell == str(place % (most + 1)) for place, cell in enumerate(column))
 
 

@@ -6,6 +6,7 @@ large messages are decoded by plain loops; of the many small ones, the n-th fiel
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -150,7 +151,7 @@ class Wire:
 
     def messages(self, start: int, end: int, number: int) -> tuple[Places, Places, list[Field]]:
         """Starts and ends of the messages in one field of a message, and its other fields."""
-        starts, ends, others = [], [], []
+        starts, ends, others = array("q"), array("q"), []
         data, tag = self._data, number << 3 | BYTES
         while start < end:
             if data[start] == tag and (size := data[start + 1]) < 0x80:  # As nearly all do.

@@ -24,7 +24,7 @@ _START: Final = re.compile(
 )
 """An XSpace whose first field is a plane, of which the first is a name, or an id and a name."""
 _NAME: Final = re.compile(rb"(/host:|/device:|/virtualdevice:|Task Env|Host CPUs|Syscalls|#Chip)")
-_MOST_BYTES: Final = 1 << 31
+MOST_BYTES: Final = 1 << 31
 """Protobuf writes no larger message."""
 _AT_ONCE: Final = 1 << 18
 """Events that are decoded together: bounds the memory for their stats."""
@@ -45,7 +45,7 @@ def read_xspace(path: Path, breaks: Breaks = STOP) -> Recording:
 
     Where breaks are allowed, planes that are not whole are left out: their names come last.
     """
-    return _Reader(path, Wire(read_content(path, _MOST_BYTES, breaks)), breaks).read()
+    return _Reader(path, Wire(read_content(path, MOST_BYTES, breaks)), breaks).read()
 
 
 @dataclass(frozen=True, slots=True)
