@@ -25,6 +25,7 @@ from types import CodeType, TracebackType
 from typing import Any, Final
 
 from gputrace.api import open as open_trace
+from gputrace.cleaning import message
 from gputrace.collectors.inside import Inside
 from gputrace.errors import GputraceError, InputError, MissingError, UsageError
 from gputrace.views.exports.targets import check_target
@@ -162,4 +163,4 @@ def _report(shell: Any, inside: Inside, asked: Asked) -> None:
 
 
 def _tell(line: str) -> None:
-    sys.stderr.write(f"gputrace: {' '.join(line.split())}\n")
+    sys.stderr.write(f"gputrace: {message(line)}\n")

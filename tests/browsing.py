@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 
 from gputrace.views.browse.app import BrowseApp
 
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 60.0
 
 Driver = Callable[[BrowseApp, Pilot[None]], Awaitable[None]]
 

@@ -117,7 +117,7 @@ def test_lanes_are_there_while_causes_are_still_looked_for(
     go_on = threading.Event()
 
     def slow(facts: Facts, analysis: Analysis) -> Scene:
-        go_on.wait(20)
+        go_on.wait(60)
         return full_scene(facts, analysis)
 
     monkeypatch.setattr(source, "full_scene", slow)
@@ -507,7 +507,7 @@ def on_a_terminal(
             end_it, seen = False, seen.replace(b"gap 1 of", b"")
         elif b"gap 1 of" in seen:
             os.write(master, b"q")
-    code = ran.wait(10)
+    code = ran.wait(60)
     while select.select([master], [], [], 0.1)[0]:
         try:
             seen += os.read(master, 1 << 16)
@@ -515,6 +515,11 @@ def on_a_terminal(
             break
     os.close(master)
     return code, seen.decode(errors="replace")
+
+
+@pytest.mark.parametrize("words", [(), ("--demo", "trace.sqlite")])
+def test_either_a_trace_or_the_demo_is_shown(words: tuple[str, ...]) -> None:
+    assert_refused(command.gputrace("browse", *words), USAGE, "either a TRACE or --demo")
 
 
 @pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}], ids=["colours", "no colours"])

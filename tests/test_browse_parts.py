@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.results import CLASSES, IDLE_CAUSES
 from gputrace.analyzers.scene.gap_table import SORTS, GapFilter, GapTable, join, order
+from gputrace.cleaning import clean
 from gputrace.views.browse.keys import KEYS
 from gputrace.views.browse.ruler import round_step
 from gputrace.views.browse.typed import parse_filter, parse_ranks
 from gputrace.views.browse.viewport import Viewport
 from gputrace.views.palette import LOOKS
-from gputrace.views.words import clean, label, moment
+from gputrace.views.words import label, moment
 
 MOVES: Final = st.lists(
     st.one_of(

@@ -51,8 +51,20 @@ def test_it_analyzes_the_bundled_recording_and_then_one_made_here(demo: Demo) ->
     bundled, _, recorded = ran.out.partition("\n\nThe program waits ")
     assert bundled.startswith("The GPUs wait 25.1 ms of a step of 49.0 ms (51%) for the next batch")
     assert "for the next batch" in recorded.splitlines()[0]
-    assert re.search(r"rank 0 +\d+\.\d ms +\d+\.\d ms", recorded)
+    assert re.search(r"rank 0 +[\d.]+ m?s +[\d.]+ m?s", recorded)
     assert max(map(len, ran.out.splitlines())) <= 80
+
+
+def test_it_writes_the_bundled_recording_to_a_file_that_is_not_there(
+    demo: Demo, tmp_path: Path
+) -> None:
+    target = tmp_path / "demo.sqlite"
+    ran = demo("-o", str(target))
+    assert (ran.code, ran.out, ran.err) == (DONE, "", f"gputrace: wrote {target}\n")
+    with data.unpacked("demo.sqlite.xz") as bundled:
+        assert target.read_bytes() == bundled.read_bytes()
+    command.assert_refused(demo("-o", str(target)), 2, "exists", "--force")
+    assert demo("-o", str(target), "--force").code == DONE
 
 
 def test_it_shows_the_commands_and_what_the_program_said(demo: Demo) -> None:

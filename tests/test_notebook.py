@@ -10,7 +10,7 @@ import pytest
 
 import gputrace
 from gputrace.collectors.cupti import collector_library
-from tests.native.build import Machine, compile_all
+from tests.native.build import Machine
 from tests.notebooks import run_notebook
 
 LOAD: Final = "%load_ext gputrace"
@@ -56,17 +56,10 @@ def shell(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+def gpu_environment(machine: Machine) -> dict[str, str]:
     """Libraries that stand for CUDA's."""
     if collector_library() is None:
         pytest.skip("the collector is not built")
-    folder = tmp_path_factory.mktemp("machine")
-    compile_all(folder)
-    return Machine(folder)
-
-
-def gpu_environment(machine: Machine) -> dict[str, str]:
     folder = machine.folder
     return {"LD_LIBRARY_PATH": str(folder), "GPUTRACE_CUPTI": str(folder / "libcupti.so.13")}
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from html import unescape
 from html.parser import HTMLParser
@@ -144,6 +148,45 @@ def test_the_policy_lets_only_the_scripts_of_the_page_run(made: Callable[[str], 
     scripts = re.findall(r"<script(?: type=\"text/javascript\")?>.*?</script>", text, re.DOTALL)
     assert sorted(policy["script-src"]) == sorted(hashes("".join(scripts)).split())
     assert not [source for source in policy["script-src"] if not source.startswith("'sha256-")]
+
+
+def request(address: str, path: str, **headers: str) -> int:
+    """The status that a server gives, whatever a browser would not send."""
+    host, _, port = address.partition(":")
+    asked = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    with socket.create_connection((host, int(port)), 30) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {address}\r\n{asked}\r\n".encode())
+        return int(connection.makefile("rb").readline().split()[1])
+
+
+SOCKET: Final = {
+    "Upgrade": "websocket",
+    "Connection": "Upgrade",
+    "Sec_WebSocket_Version": "13",
+    "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
+
+
+def test_a_served_page_answers_only_to_its_token_and_its_own_origin(h100: Path) -> None:
+    program = [sys.executable, "-m", "gputrace", "report", "--serve", str(h100)]
+    env = command.environment({"BOKEH_ALLOW_WS_ORIGIN": "*"})
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True, env=env) as server:
+        assert server.stderr is not None
+        url = server.stderr.readline().rpartition(" ")[2].strip()
+        try:
+            _, _, address, token, _ = url.split("/")
+            assert address.startswith("127.0.0.1:")
+            assert len(token) == 32
+            assert request(address, f"/{token}/") == 200
+            assert request(address, "/") == 404
+            assert request(address, f"/{token[:-1]}/") == 404
+            for origin in ("http://evil.example", "null", f"http://evil.example:{address[10:]}"):
+                assert request(address, f"/{token}/ws", Origin=origin, **SOCKET) == 403
+            assert request(address, f"/{token}/ws", Origin=f"http://{address}", **SOCKET) == 101
+            assert request(address, "/ws", Origin=f"http://{address}", **SOCKET) == 404
+        finally:
+            server.send_signal(signal.SIGINT)
+        assert server.stderr.read().lstrip() == "gputrace: interrupted\n"
 
 
 def test_names_of_strangers_are_text(hostile: Path, tmp_path: Path) -> None:

@@ -259,11 +259,11 @@ class TestServe:
         root = address[: address.rindex("/", 0, -1)]
         for path in ("/", "/static/js/bokeh.min.js", "/ws", "/" + "x" * 32 + "/"):
             with pytest.raises(urllib.error.HTTPError, match="404"):
-                urllib.request.urlopen(root + path, timeout=10)
+                urllib.request.urlopen(root + path, timeout=60)
         port = address.split(":")[2].partition("/")[0]
         taken = command.gputrace("report", recording(STARVED), "--serve", "--port", port)
         assert_refused(taken, USAGE, f"port {port}", "--port")
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 130
+        assert process.wait(timeout=60) == 130
         assert process.stderr is not None
         assert process.stderr.read().lstrip() == "gputrace: interrupted\n"

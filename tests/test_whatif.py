@@ -21,8 +21,9 @@ from gputrace.analyzers.host import read_calls
 from gputrace.analyzers.operations import read_operations
 from gputrace.analyzers.results.whatif import WhatIf
 from gputrace.analyzers.whatif.build import build_graph
-from gputrace.analyzers.whatif.graph import Graph, replay
+from gputrace.analyzers.whatif.graph import Graph
 from gputrace.analyzers.whatif.predict import MOST_ERROR, predict, replay_error
+from gputrace.analyzers.whatif.replay import replay
 from gputrace.analyzers.whatif.rows import MOST_ITEMS, choose_steps, read_rows
 from gputrace.traces.readers import open_trace
 from tests import recordings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -15,12 +15,14 @@ from gputrace.analyzers.breakdown import (
     steady,
     summarize,
 )
+from gputrace.analyzers.called import tell_calls, with_calls
 from gputrace.analyzers.clocks import fit_clocks, shifted
 from gputrace.analyzers.collectives.matching import Collectives, match_collectives
 from gputrace.analyzers.collectives.totals import total_collectives
 from gputrace.analyzers.collectives.waiting import find_waiting
 from gputrace.analyzers.findings import Facts, find
 from gputrace.analyzers.gaps import find_gaps
+from gputrace.analyzers.gathered import gather_operations
 from gputrace.analyzers.gpu_lanes import find_lanes
 from gputrace.analyzers.host import HostCalls
 from gputrace.analyzers.host_lanes import find_host_lanes
@@ -30,11 +32,13 @@ from gputrace.analyzers.operations import GpuOperations, read_operations
 from gputrace.analyzers.options import Options
 from gputrace.analyzers.partition import Timeline
 from gputrace.analyzers.phases import find_warmup_causes, list_phases
+from gputrace.analyzers.plugged import find_plugged
 from gputrace.analyzers.results import SCHEMA_VERSION, Analysis, GpuTotals, Step
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.utilization import find_utilization
 from gputrace.analyzers.whatif import what_if
 from gputrace.errors import InputError, UsageError
+from gputrace.traces.scratch import OneByOne, Scratch, scratch_for
 from gputrace.traces.trace import Progress, Trace, Window
 
 
@@ -58,7 +62,8 @@ def analyze(
     or none of the steps asked for is there.
     """
     options = options or Options()
-    operations = _on_one_clock(trace, read_operations(trace, progress))
+    scratch = scratch_for(trace)
+    operations = _operations(trace, scratch, progress)
     window = _absolute(trace, options.window)
     if watcher is not None:
         watcher.operations_read(operations)
@@ -69,17 +74,23 @@ def analyze(
     calls = None
     collectives = match_collectives(trace, operations)
     if operations:
-        gpus, calls, found = find_lanes(trace, operations, window, options.steps, progress)
-        lanes = gpus = _with_waiting(gpus, operations, collectives)
+        asked = options.steps
+        gpus, calls, found = find_lanes(trace, operations, window, asked, progress, scratch)
+        lanes = gpus = _with_waiting(gpus, operations, collectives, scratch)
     else:
         lanes, found = find_host_lanes(trace, window, options.steps)
     if not lanes:
         raise UsageError(_outside(trace, operations))
     steps = list_steps(lanes, found, window)
-    chosen = measured(steps, found)
-    if options.steps is not None and not chosen:
+    timed = measured(steps, found)
+    if options.steps is not None and not timed:
         raise UsageError(_no_such_steps(trace, options, found))
+    chosen = with_calls(operations, calls, timed)
+    if timed and not chosen:
+        # What the steps that a person chose have of calls tells nothing of them.
+        chosen, calls = timed, None
     facts = _facts(trace, operations, calls, lanes, gpus, found, steps, chosen, collectives)
+    facts = replace(facts, timed=timed)
     if watcher is not None:
         watcher.facts_found(facts)
     return _answer(facts, lanes, window, options.gaps)
@@ -118,7 +129,11 @@ def _answer(
     facts: Facts, lanes: Sequence[AnyLane], window: Window | None, most_gaps: int
 ) -> Analysis:
     trace, gpus, chosen, quality = facts.trace, facts.lanes, facts.measured, facts.trace.quality
-    findings = find(facts)
+    plugged, tables = find_plugged(facts)
+    findings = find(facts, plugged)
+    recorded_calls = tell_calls(gpus, chosen if facts.calls is not None else (), facts.timed)
+    if recorded_calls is not None:
+        quality.notes.append(str(recorded_calls))
     gaps = find_gaps(trace, gpus, facts.calls, facts.found, chosen, most_gaps, facts.lines)
     return Analysis(
         schema_version=SCHEMA_VERSION,
@@ -128,7 +143,7 @@ def _answer(
         origin_ns=trace.origin,
         span_ns=_span(lanes),
         gpus=tuple(_totals(lane.timeline) for lane in gpus),
-        steps=summarize(facts.found, chosen or steady(facts.steps)),
+        steps=summarize(facts.found, facts.timed or steady(facts.steps)),
         step_list=tuple(facts.steps),
         phases=facts.phases,
         breakdown=facts.breakdown,
@@ -141,30 +156,48 @@ def _answer(
         kernels=facts.kernels,
         cards=facts.cards,
         utilization=find_utilization(facts.nvml, gpus, window),
+        recorded_calls=recorded_calls,
         # Last: all that reads the trace may have something to say of it.
         dropped_rows=dict(quality.dropped),
         warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),
         left_out=tuple(quality.left_out),
+        tables=tables,
     )
 
 
-def _on_one_clock(trace: Trace, operations: list[GpuOperations]) -> list[GpuOperations]:
+def _operations(
+    trace: Trace, scratch: Scratch | None, progress: Progress | None
+) -> Sequence[GpuOperations]:
+    """The operations, in memory or not, on one clock."""
+    if scratch is None:
+        return list(_on_one_clock(trace, read_operations(trace, progress)))
+    found = gather_operations(trace, scratch, progress)
+    return OneByOne([scratch.keep(own) for own in _on_one_clock(trace, found)], scratch)
+
+
+def _on_one_clock(trace: Trace, operations: Sequence[GpuOperations]) -> Iterator[GpuOperations]:
     """The operations, with the clocks of several hosts corrected as far as collectives tell."""
     fit = fit_clocks(trace, operations) if len(trace.paths) > 1 else None
     if fit is None:
-        return operations
+        yield from operations
+        return
     trace.shift_hosts(fit.shifts, str(fit))
-    return [shifted(own, fit.shifts[own.gpu.host]) for own in operations]
+    for own in operations:
+        yield shifted(own, fit.shifts[own.gpu.host])
 
 
 def _with_waiting(
-    lanes: Sequence[Lane], operations: Sequence[GpuOperations], collectives: Collectives
-) -> list[Lane]:
+    lanes: Sequence[Lane],
+    operations: Sequence[GpuOperations],
+    collectives: Collectives,
+    scratch: Scratch | None,
+) -> Sequence[Lane]:
     place = {own.gpu: index for index, own in enumerate(operations)}
-    return [
-        replace(lane, waiting=find_waiting(lane.timeline, collectives, place[lane.gpu]))
-        for lane in lanes
-    ]
+    found = []
+    for lane in lanes:
+        waiting = find_waiting(lane.timeline, collectives, place[lane.gpu])
+        found.append(replace(lane, waiting=scratch.keep(waiting) if scratch else waiting))
+    return OneByOne(found, scratch) if scratch else found
 
 
 def _absolute(trace: Trace, window: Window | None) -> Window | None:
@@ -212,6 +245,6 @@ def _totals(timeline: Timeline) -> GpuTotals:
         kernels=timeline.kernels,
         copies=timeline.copies,
         start_ns=timeline.window.start,
-        span_ns=timeline.window.end - timeline.window.start,
+        span_ns=sum(shares),
         **{f"{name}_ns": value for name, value in shares._asdict().items()},
     )

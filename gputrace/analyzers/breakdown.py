@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.causes import Causes
 from gputrace.analyzers.collectives.waiting import Waiting
 from gputrace.analyzers.gpus import Gpu
-from gputrace.analyzers.intervals import Intervals, Times
+from gputrace.analyzers.intervals import Intervals, Times, union
 from gputrace.analyzers.partition import Timeline
 from gputrace.analyzers.results import CLASSES, IDLE_CAUSES, Breakdown, Step, Steps
 from gputrace.analyzers.steps import FoundSteps, held_up
@@ -42,6 +42,10 @@ class AnyLane(Protocol):
     def window(self) -> Window: ...
     @property
     def host_data(self) -> Intervals | None: ...
+    @property
+    def with_calls(self) -> Intervals | None:
+        """The parts of the window with all CUDA calls; None where that is all of it."""
+
     def split(self, starts: Times, ends: Times) -> NDArray[np.int64]:
         """Shape (windows, len(CLASSES)); (windows, 0) where no class is known."""
 
@@ -63,6 +67,8 @@ class Lane:
     """When its communication waits for other ranks; None where collectives were not matched."""
     data: Mapping[tuple[int, int], Intervals] = field(default_factory=dict)
     """When threads of its process, by (process, thread), waited for data: recorded, or proven."""
+    with_calls: Intervals | None = None
+    """The parts of its window with all CUDA calls; None where that is all of it."""
 
     @property
     def gpu(self) -> Gpu:
@@ -90,7 +96,7 @@ class Lane:
 
     def idle(self, start: int, end: int) -> int:
         """Nanoseconds of a stretch in which the GPU runs nothing."""
-        return end - start - int(self.timeline.busy.within([start], [end])[0])
+        return int(self.timeline.split([start], [end])[0, -1])
 
     def waited(self, starts: Times, ends: Times) -> NDArray[np.int64]:
         """Of each window, the communication spent waiting for other ranks; `UNKNOWN` if unknown."""
@@ -177,11 +183,12 @@ def break_down(lanes: Sequence[AnyLane], steps: Sequence[Step]) -> tuple[Breakdo
 
 
 def _break_down(lane: AnyLane, steps: Sequence[Step]) -> Breakdown:
-    gpu, span = lane.gpu, lane.window
+    gpu, parts = lane.gpu, _whole(lane)
     own = [step for step in steps if (step.gpu, step.rank) == (gpu.gpu, gpu.rank)]
-    starts = np.array([step.start_ns for step in own] or [span.start])
-    ends = np.array([step.end_ns for step in own] or [span.end])
+    starts = np.array([step.start_ns for step in own] or parts.start)
+    ends = np.array([step.end_ns for step in own] or parts.end)
     totals = lane.split(starts, ends).sum(axis=0).tolist()
+    known = sum(totals) if totals else int((ends - starts).sum())
     in_loader = None if lane.host_data is None else int(lane.host_data.within(starts, ends).sum())
     waited = lane.waited(starts, ends)
     return Breakdown(
@@ -190,11 +197,18 @@ def _break_down(lane: AnyLane, steps: Sequence[Step]) -> Breakdown:
         device=gpu.device,
         rank=gpu.rank,
         steps=len(own),
-        total_ns=int((ends - starts).sum()),
+        total_ns=known,
         communication_wait_ns=None if (waited == UNKNOWN).any() else int(waited.sum()),
         host_data_ns=in_loader,
         **_named(totals),
     )
+
+
+def _whole(lane: AnyLane) -> Intervals:
+    """A lane's span; where calls were recorded in parts of it, these."""
+    if lane.with_calls is not None and lane.with_calls.total:
+        return lane.with_calls
+    return union([lane.window.start], [lane.window.end])
 
 
 def summarize(found: FoundSteps, steps: Sequence[Step]) -> Steps:

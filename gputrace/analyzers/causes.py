@@ -14,12 +14,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gputrace.analyzers.classes import distinct_ids
 from gputrace.analyzers.host import NOBODY, Call, HostCalls
 from gputrace.analyzers.intervals import EMPTY, Intervals, Times, union
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results import IDLE_CAUSES
-from gputrace.traces.events import Events, Kind
+from gputrace.traces.events import Events, Kind, Mask
+from gputrace.traces.ids import distinct_ids
 from gputrace.traces.trace import Trace
 
 _RECORDER: Final = re.compile(
@@ -123,7 +123,7 @@ def find_causes(
     issued = np.minimum(calls.end[issued_by], operations.start[ending])
     issued = np.where(known, issued, gaps.start)
     proofs: dict[str, list[Intervals]] = {cause: [] for cause in IDLE_CAUSES}
-    for thread in np.unique(feeder[known]).tolist():
+    for thread in distinct_ids(feeder[known]).tolist():
         rows = feeder == thread
         own = Intervals(gaps.start[rows], gaps.end[rows])
         waiting = _until(own, issued[rows])
@@ -133,10 +133,26 @@ def find_causes(
         proofs["data_feeding"].append(waiting.intersection(data))
         proofs["sync"].append(waiting.intersection(calls.of_thread(thread, Call.SYNC)))
         proofs["alloc"].append(waiting.intersection(calls.of_thread(thread, Call.ALLOC)))
-    late = known & (issued > gaps.start)
+    late = known & (issued > gaps.start) & _is_seen(operations, gaps, ending, calls)
     proofs["launch"].append(Intervals(gaps.start[late], gaps.end[late]))
     proofs["other_idle"].append(gaps)
     return Causes(_first_proven(proofs), gaps.end, feeder)
+
+
+def _is_seen(
+    operations: GpuOperations, gaps: Intervals, ending: NDArray[np.int64], calls: HostCalls
+) -> Mask:
+    """Whether all that a host did in a gap, and since it issued what ran before, was recorded.
+
+    Else it is not known that it did nothing but come late.
+    """
+    process = operations.gpu.process
+    seen = calls.all_recorded(process, gaps.start, gaps.end)
+    if operations.calls_recorded is None:
+        return seen
+    before = operations.events.select(np.maximum(ending - 1, 0))
+    seen &= calls.issued_by(before) != NOBODY
+    return seen
 
 
 def _until(gaps: Intervals, moments: Times) -> Intervals:
@@ -155,13 +171,16 @@ def waits_for_data(calls: HostCalls, input_copies: Sequence[Events]) -> dict[int
     waits: dict[int, Intervals] = {}
     copies = np.concatenate([calls.issued_by(events) for events in input_copies])
     copies = copies[copies != NOBODY]
-    for thread in np.unique(calls.thread[copies]).tolist():
+    for thread in distinct_ids(calls.thread[copies]).tolist():
         first, end = int(calls.first[thread]), int(calls.first[thread + 1])
         work = np.flatnonzero(np.isin(calls.sort[first:end], (Call.ISSUE, Call.SYNC))) + first
-        own = np.unique(copies[calls.thread[copies] == thread])
+        own = distinct_ids(copies[calls.thread[copies] == thread])
         before = np.searchsorted(work, own) - 1
         own, before = own[before >= 0], before[before >= 0]
-        stretches = union(calls.end[work[before]], calls.start[own])
+        begins, ends = calls.end[work[before]], calls.start[own]
+        # Where calls were not recorded all along, none between the two proves nothing.
+        sure = calls.all_recorded(calls.threads[thread][0], begins, ends)
+        stretches = union(begins[sure], ends[sure])
         waits[thread] = stretches.difference(calls.of_thread(thread))
     return waits
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.traces.events import Events, Kind
+from gputrace.traces.ids import distinct_ids
 from gputrace.traces.trace import Trace
 
 
@@ -76,15 +77,3 @@ def communication_names(trace: Trace, kernel_names: NDArray[np.int32]) -> NDArra
     """The name ids, of those given, whose kernels communicate."""
     names = trace.names(distinct_ids(kernel_names))
     return np.array([id for id, text in names.items() if is_communication(text)], np.int32)
-
-
-def distinct_ids(ids: NDArray[np.int32]) -> NDArray[np.int64]:
-    """The ids that occur; counts instead of sorting where ids are dense, as they mostly are."""
-    if not ids.size:
-        return np.empty(0, np.int64)
-    low, high = int(ids.min()), int(ids.max())
-    if high - low > 4 * ids.size:
-        return np.unique(ids).astype(np.int64)
-    seen = np.zeros(high - low + 1, bool)
-    seen[ids - low] = True
-    return np.flatnonzero(seen) + low

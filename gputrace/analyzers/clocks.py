@@ -14,7 +14,8 @@ from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.traces.events import Events, Kind
-from gputrace.traces.trace import Trace
+from gputrace.traces.ids import distinct_ids
+from gputrace.traces.trace import Trace, Window
 from gputrace.units import format_ns
 
 _ENDS_AT_ONCE: Final = re.compile(r"all_?reduce|all_?gather|reduce_?scatter", re.IGNORECASE)
@@ -67,7 +68,7 @@ def _collectives(trace: Trace, own: GpuOperations) -> dict[str, Times]:
     """The ends of the collectives of each name, in the order in which they began."""
     events = own.events
     rows = (own.classes == OperationClass.COMMUNICATION) & (events.kind == Kind.KERNEL)
-    names = trace.search(np.unique(events.name[rows]), _ENDS_AT_ONCE)
+    names = trace.search(distinct_ids(events.name[rows]), _ENDS_AT_ONCE)
     return {text: events.end[rows & (events.name == id)] for id, text in names.items()}
 
 
@@ -98,4 +99,11 @@ def shifted(own: GpuOperations, ns: int) -> GpuOperations:
     events = own.events
     arrays = {name: getattr(events, name) for name in events.columns}
     arrays |= {"start": events.start + ns, "end": events.end + ns}
-    return GpuOperations(own.gpu, Events(arrays), own.classes)
+    windows = tuple(_moved(window, ns) for window in own.windows)
+    calls = own.calls_recorded
+    with_calls = None if calls is None else tuple(_moved(window, ns) for window in calls)
+    return GpuOperations(own.gpu, Events(arrays), own.classes, windows, with_calls)
+
+
+def _moved(window: Window, ns: int) -> Window:
+    return Window(window.start + ns, window.end + ns)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.host import NOBODY, HostCalls
@@ -15,6 +14,7 @@ from gputrace.analyzers.lines import Lines
 from gputrace.analyzers.results import IDLE_CAUSES, Gap, Gaps, Step
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.traces.events import Kind
+from gputrace.traces.ids import distinct_ids
 from gputrace.traces.trace import Trace
 from gputrace.units import format_ns
 
@@ -33,49 +33,52 @@ def find_gaps(
     lines: Lines | None,
 ) -> Gaps:
     """All gaps counted, and the ``most`` largest listed with their evidence."""
-    idle = [lane.timeline.gaps for lane in lanes]
-    starts = np.concatenate([gaps.start for gaps in idle] or [np.empty(0, np.int64)])
-    ends = np.concatenate([gaps.end for gaps in idle] or [np.empty(0, np.int64)])
-    owner = np.repeat(np.arange(len(idle)), [len(gaps) for gaps in idle])
-    inside = np.flatnonzero(_inside(lanes, measured, starts, ends, owner))
-    largest, largest_in_steps = (
+    anywhere, in_steps = (
         tuple(
-            _gap(trace, lanes[owner[row]], calls, found, int(starts[row]), int(ends[row]), lines)
-            for row in _longest(rows, starts, ends, most)
+            _gap(trace, lane, calls, found, start, end, lines)
+            for lane, start, end in _longest(lanes, idle, most)
         )
-        for rows in (np.arange(len(starts)), inside)
+        for idle in (
+            [lane.timeline.gaps for lane in lanes],
+            [_inside(lane, measured) for lane in lanes],
+        )
     )
     by_cause = {
         cause: sum(int(lane.causes.of[cause].clip(*lane.timeline.window).total) for lane in lanes)
         for cause in IDLE_CAUSES
     }
-    total = sum(gaps.total for gaps in idle)
-    return Gaps(len(starts), total, by_cause, largest, largest_in_steps)
+    total = sum(lane.timeline.gaps.total for lane in lanes)
+    count = sum(len(lane.timeline.gaps) for lane in lanes)
+    return Gaps(count, total, by_cause, anywhere, in_steps)
 
 
-def _longest(rows: NDArray[np.intp], starts: Times, ends: Times, most: int) -> NDArray[np.intp]:
-    """The ``most`` longest of some gaps, longest first, of equal ones the earliest."""
-    lengths = ends[rows] - starts[rows]
-    if 0 < most < len(rows):
-        rows = rows[lengths >= np.partition(lengths, len(rows) - most)[len(rows) - most]]
-    return rows[np.lexsort((rows, starts[rows], starts[rows] - ends[rows]))][:most]
+def _longest(
+    lanes: Sequence[Lane], idle: Sequence[Intervals], most: int
+) -> list[tuple[Lane, int, int]]:
+    """The ``most`` longest of some gaps of each GPU, longest first, of equal ones the earliest."""
+    found = []
+    for place, gaps in enumerate(idle):
+        start, end = _longest_of(gaps, most)
+        found += [(s - e, s, place, e) for s, e in zip(start.tolist(), end.tolist(), strict=True)]
+    return [(lanes[place], start, end) for _, start, place, end in sorted(found)[:most]]
 
 
-def _inside(
-    lanes: Sequence[Lane],
-    measured: Sequence[Step],
-    starts: Times,
-    ends: Times,
-    owner: NDArray[np.intp],
-) -> NDArray[np.bool_]:
-    """Whether the middle of each gap lies in a measured step of its GPU."""
-    inside = np.zeros(len(starts), bool)
-    for index, lane in enumerate(lanes):
-        own = [s for s in measured if (s.gpu, s.rank) == (lane.gpu.gpu, lane.gpu.rank)]
-        windows = union([s.start_ns for s in own], [s.end_ns for s in own])
-        mine = owner == index
-        inside[mine] = windows.contains((starts[mine] + ends[mine]) // 2)
-    return inside
+def _longest_of(gaps: Intervals, most: int) -> tuple[Times, Times]:
+    start, end, lengths = gaps.start, gaps.end, gaps.lengths
+    if 0 < most < len(lengths):
+        keep = lengths >= np.partition(lengths, len(lengths) - most)[len(lengths) - most]
+        start, end = start[keep], end[keep]
+    order = np.lexsort((start, start - end))[:most]
+    return start[order], end[order]
+
+
+def _inside(lane: Lane, measured: Sequence[Step]) -> Intervals:
+    """The gaps of a GPU whose middle lies in a measured step of it."""
+    own = [s for s in measured if (s.gpu, s.rank) == (lane.gpu.gpu, lane.gpu.rank)]
+    windows = union([s.start_ns for s in own], [s.end_ns for s in own])
+    gaps = lane.timeline.gaps
+    keep = windows.contains((gaps.start + gaps.end) // 2)
+    return Intervals(gaps.start[keep], gaps.end[keep])
 
 
 def _gap(
@@ -90,6 +93,8 @@ def _gap(
     shares = lane.causes.within([start], [end])[0]
     feeder = lane.causes.feeder_of(end)
     told = "" if calls is None else evidence_of(trace, calls, feeder, start, end)
+    if lane.with_calls is not None and not lane.with_calls.clip(start, end).total:
+        told = "CUDA calls were not recorded then"
     if Kind.DATA_WAIT in trace.kinds:
         told = _waiting(lane, start, end) + told
     if calls is not None and lines is not None and feeder != NOBODY:
@@ -125,7 +130,7 @@ def evidence_of(trace: Trace, calls: HostCalls, feeder: int, start: int, end: in
     if feeder == NOBODY:
         return "no row tells which thread issued the operation that ends it"
     rows = calls.overlapping(feeder, start, end)
-    text = trace.names(np.unique(calls.name[rows]))
+    text = trace.names(distinct_ids(calls.name[rows]))
     spent: dict[str, int] = {}
     for row in rows.tolist():
         name = text[int(calls.name[row])].partition("_v")[0]
@@ -136,7 +141,8 @@ def evidence_of(trace: Trace, calls: HostCalls, feeder: int, start: int, end: in
     parts = [f"{name} {format_ns(spent[name])}" for name in named[:_MOST_CALLS_TOLD]]
     inside_calls = union(calls.start[rows], calls.end[rows]).clip(start, end)
     outside = end - start - inside_calls.total
-    if outside >= worth:
+    process = calls.threads[feeder][0]
+    if outside >= worth and calls.all_recorded(process, np.array([start]), np.array([end]))[0]:
         parts.insert(0, f"no CUDA call {format_ns(outside)}")
     # Ids past 31 bits are negative in their column.
     return f"{', '.join(parts)} (thread {calls.threads[feeder][1] & 0xFFFFFFFF})"

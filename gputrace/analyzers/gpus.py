@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.traces.events import UNKNOWN, Events, Kind, concatenate
+from gputrace.traces.ids import number_ids
 from gputrace.traces.trace import Trace
 
 _PEER_COLUMNS: Final = ("source_device", "destination_device")
@@ -43,14 +45,17 @@ def both_ends(trace: Trace, events: Events) -> Events:
     """The events, with each peer copy also on the GPU at its other end."""
     if not (events.kind == Kind.COPY_PEER).any():
         return events
-    columns = events.columns
+    return concatenate([events, other_ends(trace, events.columns)], events.columns)
+
+
+def other_ends(trace: Trace, columns: Sequence[str]) -> Events:
+    """The peer copies of a trace as they are on the GPU at their other end."""
     peers = trace.events([Kind.COPY_PEER], [*columns, *_PEER_COLUMNS])
     arrays = {name: getattr(peers, name) for name in columns}
     source, destination = peers.source_device, peers.destination_device
     arrays["device"] = np.where(peers.device == source, destination, source)
     arrays["gpu"] = _physical(trace, arrays["process"], arrays["device"])
-    twins = Events(arrays).select((arrays["device"] != peers.device) & (arrays["device"] >= 0))
-    return concatenate([events, twins], columns)
+    return Events(arrays).select((arrays["device"] != peers.device) & (arrays["device"] >= 0))
 
 
 def _physical(
@@ -67,26 +72,38 @@ def find_gpus(trace: Trace, events: Events) -> tuple[list[Gpu], NDArray[np.int16
 
     Needs the columns ``process`` and ``device``.
     """
-    keys = events.process.astype(np.int32) << 16 | events.device.astype(np.int32) & 0xFFFF
-    distinct, where, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    pairs = [_pair(int(key)) for key in distinct]
-    work = dict(zip(pairs, counts.tolist(), strict=True))
-    groups = _group(trace, work)
-    ranks = _ranks(trace, groups, work)
-    gpus = [_gpu(trace, pairs, ranks, work) for pairs in groups]
-    gpus.sort(key=lambda gpu: (gpu.host, gpu.gpu_known, gpu.gpu, gpu.rank))
+    distinct, where = number_ids(pair_keys(events))
+    pairs = [pair_of(key) for key in distinct.tolist()]
+    gpus = group_gpus(trace, dict(zip(pairs, np.bincount(where).tolist(), strict=True)))
     owner = {pair: index for index, gpu in enumerate(gpus) for pair in gpu.pairs}
-    return gpus, np.array([owner[pair] for pair in pairs], np.int16)[where]
+    return gpus, np.array([owner[pair] for pair in pairs], np.int16).take(where)
 
 
 _Pair = tuple[int, int]
 
 
-def _pair(key: int) -> _Pair:
+def pair_keys(events: Events) -> NDArray[np.int32]:
+    """One number for the process and the device of each event; needs these columns."""
+    keys: NDArray[np.int32] = (
+        events.process.astype(np.int32) << 16 | events.device.astype(np.int32) & 0xFFFF
+    )
+    return keys
+
+
+def pair_of(key: int) -> _Pair:
+    """The process and the device of a number of `pair_keys`."""
     return key >> 16, int(np.int16(np.uint16(key & 0xFFFF)))
 
 
-def _group(trace: Trace, work: dict[_Pair, int]) -> list[list[_Pair]]:
+def group_gpus(trace: Trace, work: Mapping[_Pair, int]) -> list[Gpu]:
+    """The GPUs in order of host and index, by the events of each process and device, in order."""
+    groups = _group(trace, work)
+    ranks = _ranks(trace, groups, work)
+    gpus = [_gpu(trace, pairs, ranks, work) for pairs in groups]
+    return sorted(gpus, key=lambda gpu: (gpu.host, gpu.gpu_known, gpu.gpu, gpu.rank))
+
+
+def _group(trace: Trace, work: Mapping[_Pair, int]) -> list[list[_Pair]]:
     """Pairs of process and device that are one card, put together.
 
     Where the card is not recorded, processes of a host that mostly use different ordinals see the
@@ -108,7 +125,7 @@ def _group(trace: Trace, work: dict[_Pair, int]) -> list[list[_Pair]]:
     return list(groups.values())
 
 
-def _with_own_numbering(trace: Trace, work: dict[_Pair, int]) -> set[int]:
+def _with_own_numbering(trace: Trace, work: Mapping[_Pair, int]) -> set[int]:
     """The processes of hosts where two mostly use the same ordinal."""
     main = _main_devices(work)
     place = {process: (trace.processes[process].host, main[process]) for process in main}
@@ -117,7 +134,7 @@ def _with_own_numbering(trace: Trace, work: dict[_Pair, int]) -> set[int]:
     return {process for process, (host, _) in place.items() if host in hosts}
 
 
-def _main_devices(work: dict[_Pair, int]) -> dict[int, int]:
+def _main_devices(work: Mapping[_Pair, int]) -> dict[int, int]:
     """The device that each process uses most."""
     return {
         process: max((pair for pair in work if pair[0] == process), key=lambda pair: work[pair])[1]
@@ -126,7 +143,7 @@ def _main_devices(work: dict[_Pair, int]) -> dict[int, int]:
 
 
 def _ranks(
-    trace: Trace, groups: list[list[_Pair]], work: dict[_Pair, int]
+    trace: Trace, groups: list[list[_Pair]], work: Mapping[_Pair, int]
 ) -> dict[int, tuple[int, bool]]:
     """Rank of each process and whether it was recorded; else by host, main GPU and pid."""
     recorded = {process: trace.processes[process].rank for process, _ in work}
@@ -144,7 +161,7 @@ def _ranks(
 
 
 def _gpu(
-    trace: Trace, pairs: list[_Pair], ranks: dict[int, tuple[int, bool]], work: dict[_Pair, int]
+    trace: Trace, pairs: list[_Pair], ranks: dict[int, tuple[int, bool]], work: Mapping[_Pair, int]
 ) -> Gpu:
     process, ordinal = max(pairs, key=lambda pair: work[pair])
     device = trace.device(process, ordinal)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.classes import distinct_ids
 from gputrace.analyzers.intervals import Intervals, Times, union
-from gputrace.traces.events import Events, Kind
+from gputrace.traces.events import Events, Kind, Mask
+from gputrace.traces.ids import Lookup, distinct_ids, number_ids
 from gputrace.traces.trace import Progress, Trace, Window
 
 
@@ -48,6 +49,8 @@ _PATTERNS: Final = (
     ),
 )
 
+CALL_COLUMNS: Final = ("start", "end", "name", "process", "thread", "correlation")
+"""What is read of calls."""
 NOBODY: Final = -1
 """Index of the thread or call that is not known."""
 
@@ -72,18 +75,21 @@ class HostCalls:
     """(process index, system thread id)."""
     first: NDArray[np.int64]
     """Where the calls of each thread begin; one entry more than threads."""
-    _by_correlation: dict[int, tuple[NDArray[np.int64], NDArray[np.intp]]]
-    """For each process, its correlation ids in order, and the call of each."""
+    _by_correlation: dict[int, Lookup]
+    """For each process, the call of each of its correlation ids."""
+    _recorded: dict[int, tuple[Window, ...]]
+    """For each process of which not all calls were recorded, when they were."""
 
     def issued_by(self, operations: Events) -> NDArray[np.int32]:
         """The call that issued each operation, or `NOBODY`; needs ``process, correlation``."""
         found = np.full(len(operations), NOBODY, np.int32)
-        for process, (ids, calls) in self._by_correlation.items():
+        present = distinct_ids(operations.process).tolist()
+        for process in self._by_correlation.keys() & present:
+            calls = self._by_correlation[process]
+            if len(present) == 1:
+                return calls.rows(operations.correlation)
             rows = np.flatnonzero(operations.process == process)
-            wanted = operations.correlation[rows]
-            place = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-            same = ids[place] == wanted
-            found[rows[same]] = calls[place[same]]
+            found[rows] = calls.rows(operations.correlation[rows])
         return found
 
     def of_thread(self, thread: int, *sorts: Call) -> Intervals:
@@ -94,6 +100,16 @@ class HostCalls:
             keep = np.isin(self.sort[rows], sorts)
             start, end = start[keep], end[keep]
         return union(start, end, is_sorted=True)
+
+    def all_recorded(self, process: int, starts: Times, ends: Times) -> Mask:
+        """Of stretches of time, whether all calls were recorded that a process made in each."""
+        if process not in self._recorded:
+            return np.ones(len(starts), np.bool_)
+        begins, until = np.array(self._recorded[process], np.int64).reshape(-1, 2).T
+        place = np.searchsorted(begins, starts, "right") - 1
+        inside: Mask = place >= 0
+        inside[inside] = ends[inside] <= until[place[inside]]
+        return inside
 
     def overlapping(self, thread: int, start: int, end: int) -> NDArray[np.intp]:
         """Calls of a thread that touch a stretch of time; calls of a thread may nest."""
@@ -108,51 +124,66 @@ def read_calls(
     """All CUDA calls of the trace, or those that touch a window; None where there are none."""
     if Kind.API not in trace.kinds:
         return None
-    columns = ("start", "end", "name", "process", "thread", "correlation")
-    events = trace.events([Kind.API], columns, window, progress)
+    events = trace.events([Kind.API], CALL_COLUMNS, window, progress)
     if not len(events):
         return None
-    keys = events.process.astype(np.int64) << 32 | events.thread.astype(np.int64) & 0xFFFFFFFF
-    order = _order(keys, events.start)
-    events, keys = events.select(order), keys[order]
-    new = np.concatenate([[True], keys[1:] != keys[:-1]])
-    first = np.flatnonzero(new)
+    thread = _number_threads(events)
+    events = events.select(_order(thread, events.start))
+    counts = np.bincount(thread)
+    first = np.cumsum(counts) - counts
     return HostCalls(
         start=events.start,
         end=events.end,
         name=events.name,
-        sort=_sorts(trace, events.name),
-        thread=(np.cumsum(new) - 1).astype(np.int32),
+        sort=sorts_of(trace, events.name),
+        thread=np.repeat(np.arange(len(first), dtype=np.int32), counts),
         threads=tuple((int(events.process[i]), int(events.thread[i])) for i in first),
         first=np.append(first, len(events)),
         _by_correlation=_correlations(events),
+        _recorded=recorded_calls(trace, distinct_ids(events.process).tolist()),
     )
 
 
-def _order(keys: NDArray[np.int64], start: Times) -> NDArray[np.intp]:
-    """Rows by key, then start: sorting once by start is quick as rows mostly come that way."""
+def recorded_calls(trace: Trace, processes: Sequence[int]) -> dict[int, tuple[Window, ...]]:
+    """For each process of which not all calls were recorded, when they were."""
+    found = {process: trace.calls_recorded(process) for process in processes}
+    return {process: tuple(own) for process, own in found.items() if own is not None}
+
+
+def thread_keys(events: Events) -> NDArray[np.int64]:
+    """One number for the process and the thread of each call, in the order of threads."""
+    keys: NDArray[np.int64] = events.process.astype(np.int64) << 32 | (
+        events.thread.astype(np.int64) & 0xFFFFFFFF
+    )
+    return keys
+
+
+def _number_threads(events: Events) -> NDArray[np.signedinteger[Any]]:
+    """Of each row, the number of its thread, in order of process and thread id."""
+    ids, place = number_ids(events.thread.astype(np.int64) & 0xFFFFFFFF)
+    return number_ids(events.process.astype(np.int64) * len(ids) + place)[1]
+
+
+def _order(thread: NDArray[np.signedinteger[Any]], start: Times) -> NDArray[np.intp]:
+    """Rows by thread, then start: sorting once by start is quick as rows mostly come that way."""
     by_start = np.argsort(start, kind="stable")
-    ordered = keys[by_start]
-    change = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-    distinct, place = np.unique(ordered[change], return_inverse=True)
-    kind = np.int16 if len(distinct) < 1 << 15 else np.int64
-    threads = np.repeat(place.astype(kind), np.diff(np.append(change, len(ordered))))
-    return by_start[np.argsort(threads, kind="stable")]
+    kind = np.int16 if int(thread.max()) < 1 << 15 else np.int64  # Sixteen bits sort in two passes.
+    return by_start[np.argsort(thread.astype(kind)[by_start], kind="stable")]
 
 
-def _sorts(trace: Trace, names: NDArray[np.int32]) -> NDArray[np.int8]:
-    ids = distinct_ids(names)
+def sorts_of(trace: Trace, names: NDArray[np.int32]) -> NDArray[np.int8]:
+    """The `Call` of each, by its name."""
+    ids, place = number_ids(names)
     text = trace.names(ids)
-    sorts = np.array([call_of(text[int(id)]) for id in ids], np.int8)
-    return sorts[np.searchsorted(ids, names)]
+    sorts = np.array([call_of(text[id]) for id in ids.tolist()], np.int8)
+    return sorts.take(place)
 
 
-def _correlations(events: Events) -> dict[int, tuple[NDArray[np.int64], NDArray[np.intp]]]:
-    """For each process, its correlation ids in order, and the call of each; 0 is no id."""
+def _correlations(events: Events) -> dict[int, Lookup]:
+    """For each process, the first call of each correlation id; 0 is no id."""
     tables = {}
-    for process in np.unique(events.process):
+    for process in distinct_ids(events.process).tolist():
         rows = np.flatnonzero((events.process == process) & (events.correlation > 0))
         if len(rows):
-            rows = rows[np.argsort(events.correlation[rows], kind="stable")]
-            tables[int(process)] = (events.correlation[rows], rows)
+            tables[process] = Lookup(events.correlation[rows], rows)
     return tables

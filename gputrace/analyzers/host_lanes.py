@@ -41,6 +41,7 @@ class HostLane:
     """From the first start to the last end of its steps and waits, or the part asked for."""
     host_data: Intervals | None
     """When the thread that trains waited for data; None where no wait of it was recorded."""
+    with_calls: None = None
 
     def split(self, starts: Times, _ends: Times) -> NDArray[np.int64]:
         """No class of a GPU's time is known: no columns."""

@@ -37,7 +37,9 @@ class Intervals:
     @cached_property
     def _covered(self) -> Times:
         """Nanoseconds of the set before each interval, and at the end all of them."""
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.end - self.start)])
+        covered = np.zeros(len(self) + 1, np.int64)
+        np.cumsum(self.lengths, out=covered[1:])
+        return covered
 
     def before(self, times: ArrayLike) -> Times:
         """How many nanoseconds of the set lie before each time; shape as ``times``."""

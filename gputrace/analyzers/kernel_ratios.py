@@ -16,12 +16,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.classes import OperationClass, distinct_ids
+from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.intervals import Intervals, union
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results import Step
 from gputrace.traces.events import Kind, Mask
+from gputrace.traces.ids import distinct_ids
 from gputrace.traces.trace import Trace
 
 _MOST_KERNELS: Final = 40_000
@@ -86,7 +87,7 @@ def kernel_ratios(
         return ()
     names = _same_names(trace, operations)
     launches = [_typical(own, steps, names) for own in operations]
-    keys = np.unique(np.concatenate([own.keys for own in launches]))
+    keys = distinct_ids(np.concatenate([own.keys for own in launches]))
     table = _table(keys, [(own.keys, own.lengths) for own in launches])
     shared = _shared(table)
     whole = np.nansum(table, axis=1)
@@ -134,7 +135,7 @@ def _shared(table: Floats) -> Floats:
 
 def _same_names(trace: Trace, operations: Sequence[GpuOperations]) -> dict[int, int]:
     """One number for each text; files of one run have ids of their own for it."""
-    ids = np.unique(
+    ids = distinct_ids(
         np.concatenate([distinct_ids(own.events.name[_kernels(own)]) for own in operations])
     )
     numbers: dict[str, int] = {}
@@ -186,7 +187,7 @@ def _in_steps(
     if apart > 1:
         chosen = step % apart == 0
         rows, step = rows[chosen], step[chosen]
-    return rows, step, len(np.unique(step))
+    return rows, step, len(distinct_ids(step))
 
 
 def _renumbered(ids: NDArray[np.int32], names: dict[int, int]) -> NDArray[np.int64]:

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.breakdown import Lane
-from gputrace.analyzers.classes import distinct_ids
 from gputrace.analyzers.host import NOBODY, HostCalls
 from gputrace.analyzers.intervals import EMPTY, Intervals, Times, union
 from gputrace.traces.events import Kind
+from gputrace.traces.ids import distinct_ids
 from gputrace.traces.trace import Trace
 
 _LINE: Final = re.compile(r"(.*):(\d+) (\S+)")

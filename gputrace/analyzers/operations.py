@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -11,9 +13,9 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.classes import classify
 from gputrace.analyzers.gpus import Gpu, both_ends, find_gpus
-from gputrace.analyzers.intervals import Times
+from gputrace.analyzers.intervals import Intervals, Times, union
 from gputrace.traces.events import GPU_KINDS, Events
-from gputrace.traces.trace import Progress, Trace
+from gputrace.traces.trace import Progress, Trace, Window
 
 COLUMNS: Final = (
     "start",
@@ -38,6 +40,10 @@ class GpuOperations:
     """The `COLUMNS`."""
     classes: NDArray[np.int8]
     """The `OperationClass` of each."""
+    windows: tuple[Window, ...] = ()
+    """When the GPU's process was recorded, in order; none where the trace does not tell."""
+    calls_recorded: tuple[Window, ...] | None = None
+    """When all calls of the process were, where that is not all that time."""
 
     @property
     def start(self) -> Times:
@@ -52,8 +58,31 @@ class GpuOperations:
         """By when each operation and all before it had ended."""
         return np.maximum.accumulate(self.events.end)
 
+    @cached_property
+    def recorded(self) -> Intervals:
+        """From the first operation's start to the last one's end in each window.
+
+        What a GPU does at the edges of a window was issued outside, and is not known.
+        """
+        begins = [window.start for window in self.windows] or [int(self.start[0])]
+        place = np.maximum(np.searchsorted(begins, self.start, "right") - 1, 0)
+        first = np.flatnonzero(np.diff(place, prepend=-1))
+        last = np.append(first[1:], len(place)) - 1
+        return union(self.start[first], self.reach[last])
+
     def __len__(self) -> int:
         return len(self.events)
+
+
+class ByGpu:
+    """The operations of each GPU."""
+
+    def __init__(self, operations: Sequence[GpuOperations]) -> None:
+        self._operations = operations
+        self._place = {own.gpu: place for place, own in enumerate(operations)}
+
+    def __getitem__(self, gpu: Gpu) -> GpuOperations:
+        return self._operations[self._place[gpu]]
 
 
 def read_operations(trace: Trace, progress: Progress | None = None) -> list[GpuOperations]:
@@ -66,12 +95,22 @@ def read_operations(trace: Trace, progress: Progress | None = None) -> list[GpuO
         return []
     classes = classify(trace, events)
     gpus, place = find_gpus(trace, events)
-    return [_of_gpu(gpu, events, classes, place == index) for index, gpu in enumerate(gpus)]
+    rows = np.argsort(events.start, kind="stable")
+    rows = rows[np.argsort(place[rows], kind="stable")]  # Sixteen bits sort in two passes.
+    edges = [0, *np.cumsum(np.bincount(place)).tolist()]
+    return [
+        GpuOperations(
+            gpu,
+            events.select(rows[first:end]),
+            classes[rows[first:end]],
+            tuple(trace.recorded(gpu.process)),
+            when_calls_were(trace, gpu),
+        )
+        for gpu, (first, end) in zip(gpus, pairwise(edges), strict=True)
+    ]
 
 
-def _of_gpu(
-    gpu: Gpu, events: Events, classes: NDArray[np.int8], mine: NDArray[np.bool_]
-) -> GpuOperations:
-    rows = np.flatnonzero(mine)
-    rows = rows[np.argsort(events.start[rows], kind="stable")]
-    return GpuOperations(gpu, events.select(rows), classes[rows])
+def when_calls_were(trace: Trace, gpu: Gpu) -> tuple[Window, ...] | None:
+    """When all calls of a GPU's process were recorded; None where they always were."""
+    windows = trace.calls_recorded(gpu.process)
+    return None if windows is None else tuple(windows)

@@ -1,8 +1,7 @@
 """The partition: every nanosecond of a window of a GPU belongs to exactly one class.
 
-Level k is the union of all operations of the classes up to k; what class k has for itself is
-level k less level k - 1. Levels are nested, so the classes and the idle rest sum to the window
-by construction, for any window.
+A class has what the union of its operations has and no class before it. So the classes lie apart,
+and with the idle rest they sum to the window by construction, for any window.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.gpus import Gpu
-from gputrace.analyzers.intervals import Intervals, Times, union
+from gputrace.analyzers.intervals import EMPTY, Intervals, Times, union
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.traces.events import COPY_KINDS, Kind
 from gputrace.traces.trace import Window
@@ -35,35 +34,36 @@ class Shares(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """What one GPU did, as nested unions of intervals."""
+    """What one GPU did, as intervals that lie apart."""
 
     gpu: Gpu
     window: Window
     """From the first start to the last end of an operation, or the part of that asked for."""
-    levels: tuple[Intervals, ...]
-    """For each `OperationClass`, the union of it and of all before it, not clipped."""
+    classes: tuple[Intervals, ...]
+    """For each `OperationClass`, when it ran and none of higher precedence, not clipped."""
+    busy: Intervals
+    """When anything ran on the GPU."""
     kernels: int
     copies: int
     opaque_graphs: int
     """CUDA graphs recorded as a whole; they count as compute."""
-
-    @property
-    def busy(self) -> Intervals:
-        """When anything ran on the GPU."""
-        return self.levels[-1]
+    recorded: Intervals
+    """What of the window was recorded, not clipped; nothing is known of the rest."""
 
     def of_class(self, which: OperationClass) -> Intervals:
         """When the class ran and none of higher precedence."""
-        if which == 0:
-            return self.levels[0]
-        return self.levels[which].difference(self.levels[which - 1])
+        return self.classes[which]
 
     def split(self, starts: ArrayLike, ends: ArrayLike) -> NDArray[np.int64]:
-        """Partition of many windows: shape (windows, 6), columns as in `Shares`."""
+        """Partition of many windows: shape (windows, 6), columns as in `Shares`.
+
+        What was not recorded of a window is in none of them.
+        """
         starts, ends = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
-        covered = [level.within(starts, ends) for level in self.levels]
-        edges = np.stack([np.zeros_like(starts), *covered, ends - starts], axis=-1)
-        return np.diff(edges, axis=-1)
+        own = np.stack([times.within(starts, ends) for times in self.classes], axis=-1)
+        known = self.recorded.within(starts, ends) if len(self.recorded) > 1 else ends - starts
+        idle = known - own.sum(axis=-1)
+        return np.concatenate([own, idle[..., None]], axis=-1)
 
     @property
     def shares(self) -> Shares:
@@ -73,7 +73,8 @@ class Timeline:
     @cached_property
     def gaps(self) -> Intervals:
         """Stretches of the window in which the GPU runs nothing."""
-        return self.busy.complement(*self.window)
+        gaps = self.busy.complement(*self.window)
+        return gaps.intersection(self.recorded) if len(self.recorded) > 1 else gaps
 
 
 def build_timeline(operations: GpuOperations, window: Window | None = None) -> Timeline:
@@ -84,29 +85,36 @@ def build_timeline(operations: GpuOperations, window: Window | None = None) -> T
         first, last = max(span.start, window.start), min(span.end, window.end)
         span = Window(first, max(first, last))
         kind = kind[(start < last) & (end > first)]
+    classes, busy = _classes(start, end, operations.classes)
     return Timeline(
         operations.gpu,
         span,
-        levels=_levels(start, end, operations.classes),
+        classes,
+        busy,
         kernels=int(np.count_nonzero(kind == Kind.KERNEL)),
         copies=int(np.isin(kind, COPY_KINDS).sum()),
         opaque_graphs=int(np.count_nonzero(kind == Kind.GRAPH)),
+        recorded=operations.recorded,
     )
 
 
-def _levels(start: Times, end: Times, classes: NDArray[np.int8]) -> tuple[Intervals, ...]:
-    """Nested unions; each class's own union is small beside its operations."""
-    levels: list[Intervals] = []
+def _classes(
+    start: Times, end: Times, classes: NDArray[np.int8]
+) -> tuple[tuple[Intervals, ...], Intervals]:
+    """When each class has the GPU, and when any has."""
+    found: list[Intervals] = []
+    busy = EMPTY
     for which in OperationClass:
         rows = classes == which
         own = union(start[rows], end[rows], is_sorted=True)
-        levels.append(_joined(levels[-1], own) if levels else own)
-    return tuple(levels)
+        found.append(own.difference(busy))
+        busy = _joined(busy, own)
+    return tuple(found), busy
 
 
 def _joined(first: Intervals, second: Intervals) -> Intervals:
-    if not len(second):
-        return first
+    if not len(first) or not len(second):
+        return first if len(first) else second
     return union(
         np.concatenate([first.start, second.start]), np.concatenate([first.end, second.end])
     )

@@ -11,8 +11,9 @@ from xml.etree import ElementTree as ET
 from rich.text import Text
 
 from gputrace.analyzers.check.results import Check
+from gputrace.cleaning import sentence
 from gputrace.views.json import one_line, plain
-from gputrace.views.text import open_console
+from gputrace.views.text import open_console, said
 
 _NOT_IN_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -21,11 +22,26 @@ def text(check: Check, width: int = 80, color: bool = False) -> str:
     """The verdict, then a line per gate; those that are not met first."""
     out = io.StringIO()
     console = open_console(out, width, color)
-    console.print(Text(verdict(check), style="green" if check.passed else "bold red"))
+    console.print(said(verdict(check), "green" if check.passed else "bold red"))
     for gate in sorted(check.gates, key=lambda gate: gate.passed):
         word, style = ("ok     ", "green") if gate.passed else ("FAILED ", "bold red")
-        console.print(Text.assemble((word, style), f"{gate.id}: {gate.message}."))
+        console.print(Text.assemble((word, style), sentence(f"{gate.id}: {gate.message}.")))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def markdown(check: Check) -> str:
+    """The verdict, then a table with a row per gate; those that are not met first."""
+    rows = [
+        f"| {'' if gate.passed else '**FAILED** '}{gate.id} | {_in_cell(gate.message)} |"
+        for gate in sorted(check.gates, key=lambda gate: gate.passed)
+    ]
+    return (
+        "\n".join([verdict(check), "", "| gate | what came of it |", "| --- | --- |", *rows]) + "\n"
+    )
+
+
+def _in_cell(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
 def verdict(check: Check) -> str:
@@ -61,4 +77,9 @@ def junit(check: Check) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(suite, encoding="unicode")}\n'
 
 
-FORMATS: Final[dict[str, Callable[[Check], str]]] = {"text": text, "json": json, "junit": junit}
+FORMATS: Final[dict[str, Callable[[Check], str]]] = {
+    "text": text,
+    "json": json,
+    "junit": junit,
+    "markdown": markdown,
+}

@@ -7,6 +7,7 @@ import io
 from dataclasses import fields
 
 from gputrace.analyzers.results import Analysis, Breakdown
+from gputrace.cleaning import cell
 
 
 def render(analysis: Analysis) -> str:
@@ -16,5 +17,5 @@ def render(analysis: Analysis) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
     for row in analysis.breakdown:
-        writer.writerow([getattr(row, name) for name in names])
+        writer.writerow([cell(getattr(row, name)) for name in names])
     return out.getvalue()

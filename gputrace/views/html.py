@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from html import escape
+import html
 
 from gputrace.analyzers.results import Analysis
+from gputrace.cleaning import sentence
 from gputrace.views.savings import savings
 from gputrace.views.sections import Limits, tables_after, tables_before
 from gputrace.views.tables import Table, notes, verdict
@@ -25,6 +26,11 @@ def render(analysis: Analysis) -> str:
     parts += [_table(table) for table in tables_after(analysis, _LIMITS)]
     parts += [f"<p><small>{escape(note)}</small></p>" for note in notes(analysis)]
     return "<div>" + "".join(parts) + "</div>"
+
+
+def escape(text: str) -> str:
+    """Text that HTML shows as it is."""
+    return html.escape(sentence(text))
 
 
 def _table(table: Table) -> str:

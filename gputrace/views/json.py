@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, Final
 
 from gputrace.analyzers.results import Analysis
+from gputrace.cleaning import json_text
+
+_PLAIN: Final = frozenset((bool, int, float, str))
 
 
 def render(analysis: Analysis) -> str:
@@ -16,16 +21,23 @@ def render(analysis: Analysis) -> str:
 
 def one_line(value: object) -> str:
     """A plain value as a line of JSON."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
+    return json_text(json.dumps(value, ensure_ascii=False, separators=(",", ":"))) + "\n"
 
 
 def plain(value: object) -> object:
     """Dataclasses as dictionaries, all the way down."""
+    if value is None or type(value) in _PLAIN:
+        return value
     if is_dataclass(value):
-        # A name that is a word of Python's ends in _ there.
-        return {f.name.rstrip("_"): plain(getattr(value, f.name)) for f in fields(value)}
+        return {key: plain(getattr(value, name)) for name, key in _keys(value.__class__)}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return value
+
+
+@cache
+def _keys(kind: Any) -> list[tuple[str, str]]:
+    """A dataclass's names, and as they are in JSON: one that is a word of Python's ends in _."""
+    return [(field.name, field.name.rstrip("_")) for field in fields(kind)]

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from gputrace.analyzers.results import Analysis
+from gputrace.cleaning import sentence
 from gputrace.views.savings import savings
 from gputrace.views.sections import Limits, tables_after, tables_before
-from gputrace.views.tables import Table, notes, verdict
+from gputrace.views.tables import TEXT_COLUMNS, Table, notes, verdict
 
+_MARKUP: Final = re.compile(r"[\\`*_<>|\[\]~$&#]")
+_ADDRESS: Final = re.compile(r":(?=//)|\bwww(?=\.)")
+"""What GitHub makes a link of without being asked."""
 _LIMITS = Limits(gpus_across=4, gaps=10, links=8, kernels=15)
 
 
@@ -29,10 +36,11 @@ def render(analysis: Analysis) -> str:
 
 
 def render_table(table: Table) -> str:
-    """A table under its title; the first column is text, the rest numbers."""
+    """A table under its title; text to the left, numbers to the right."""
     lines = [f"#### {escape(table.title)}", ""]
     lines.append(_row(table.header))
-    lines.append("|" + "|".join([" :-- "] + [" --: "] * (len(table.header) - 1)) + "|")
+    sides = (" :-- " if name in TEXT_COLUMNS else " --: " for name in table.header[1:])
+    lines.append("|" + "|".join([" :-- ", *sides]) + "|")
     lines += [_row(row) for row in table.rows]
     return "\n".join(lines)
 
@@ -42,7 +50,7 @@ def _row(cells: tuple[str, ...]) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    for character in "\\`*_<>|[]":
-        text = text.replace(character, "\\" + character)
-    return " ".join(text.split())
+    """Text that Markdown shows as it is: no markup, formula, address or person is made of it."""
+    text = _MARKUP.sub(r"\\\g<0>", sentence(text))
+    text = _ADDRESS.sub(r"\g<0>\\", text)
+    return " ".join(text.replace("@", "@<!-- -->").split())

@@ -9,6 +9,7 @@ from typing import Final
 from gputrace.analyzers.results import Analysis
 from gputrace.views.cards import cards_table
 from gputrace.views.collectives import collectives_tables
+from gputrace.views.extra import extra_table
 from gputrace.views.kernels import kernels_table
 from gputrace.views.links import links_tables
 from gputrace.views.tables import Table, gaps_table, main_table
@@ -38,6 +39,7 @@ _AFTER_FINDINGS: Final[tuple[Section, ...]] = (
     lambda analysis, limits: links_tables(analysis, limits.links),
     lambda analysis, limits: [cards_table(analysis)],
     lambda analysis, limits: [kernels_table(analysis, limits.kernels, limits.kernel_name)],
+    lambda analysis, limits: map(extra_table, analysis.tables),
 )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gputrace.analyzers.results import Analysis, Breakdown, Gap, Steps
+from gputrace.cleaning import sentence
 from gputrace.units import format_ns, format_ranges, format_share
 
 CLASS_NAMES: Final = {
@@ -43,13 +44,27 @@ _HIDDEN_SHARE: Final = 0.01
 """Part of the time from which hidden loading is worth a word."""
 
 
+TEXT_COLUMNS: Final = ("evidence", "not done")
+"""Names of columns that hold sentences."""
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A heading, column names, and rows of cells; the first column is text, the rest numbers."""
+    """A heading, column names, and rows of cells.
+
+    The first column is text, and so are `TEXT_COLUMNS`; the rest are numbers.
+    """
 
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+    def __post_init__(self) -> None:
+        """Whatever shows it, no cell holds what a terminal or a page would obey."""
+        set_ = object.__setattr__
+        set_(self, "title", sentence(self.title))
+        set_(self, "header", tuple(map(sentence, self.header)))
+        set_(self, "rows", tuple(tuple(map(sentence, row)) for row in self.rows))
 
 
 def verdict(analysis: Analysis) -> str:

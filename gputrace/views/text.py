@@ -11,6 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from gputrace.analyzers.results import Analysis, Finding
+from gputrace.cleaning import sentence
 from gputrace.views.savings import savings
 from gputrace.views.sections import Limits, tables_after, tables_before
 from gputrace.views.tables import Table, notes, verdict
@@ -34,7 +35,7 @@ def render(analysis: Analysis, width: int = 80, color: bool = False) -> str:
     for table in after:
         print_table(console, table)
     for note in notes(analysis):
-        console.print(Text(f"note: {note}", style="dim"))
+        console.print(said(f"note: {note}", style="dim"))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
@@ -53,30 +54,35 @@ def open_console(out: io.StringIO, width: int, color: bool) -> Console:
     )
 
 
+def said(text: str, style: str = "") -> Text:
+    """A sentence, with whatever names in it."""
+    return Text(sentence(text), style)
+
+
 def _print_verdict(console: Console, analysis: Analysis) -> None:
     style = _STYLES[analysis.findings[0].severity] if analysis.findings else "green"
-    console.print(Text(verdict(analysis), style=style))
+    console.print(said(verdict(analysis), style))
     if analysis.findings:
         first = analysis.findings[0]
-        advice = Text(f"What to do: {first.advice}.{savings(analysis, first)}")
+        advice = said(f"What to do: {first.advice}.{savings(analysis, first)}")
         console.print(Padding(advice, (0, 0, 0, 2)))
     console.print()
 
 
 def print_table(console: Console, table: Table) -> None:
     """A table under its title; the column called evidence takes what width is left."""
-    console.print(Text(table.title, style="bold"))
+    console.print(said(table.title, "bold"))
     drawn = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for index, name in enumerate(table.header):
         wraps = name == "evidence"
         left = index == 0 or wraps
-        drawn.add_column(Text(name), justify="left" if left else "right", no_wrap=not wraps)
+        drawn.add_column(said(name), justify="left" if left else "right", no_wrap=not wraps)
     for row in table.rows:
-        drawn.add_row(*(Text(cell) for cell in row))
+        drawn.add_row(*map(said, row))
     console.print(Padding(drawn, (0, 0, 1, 2)))
 
 
 def _print_finding(console: Console, finding: Finding, saved: str) -> None:
     name = (f"{finding.id}: ", _STYLES[finding.severity])
-    line = Text.assemble(name, finding.message, ".", saved)
+    line = Text.assemble(name, sentence(finding.message), ".", saved)
     console.print(line)

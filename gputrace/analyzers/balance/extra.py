@@ -67,17 +67,19 @@ def alone(work: Work, others: Sequence[Work], extra: dict[int, int]) -> int:
     """
     if not extra:
         return 0
-    rows = np.isin(work.sort, list(extra))
-    mine = union(work.start[rows], work.end[rows]).intersection(work.windows)
+    rows, sort = work.compared()
+    rows, done = rows[np.isin(sort, list(extra))], work.operations
+    mine = union(done.start[rows], done.end[rows]).intersection(work.windows)
     waited = reduce(lambda left, other: left.difference(_busy(other)), others, mine)
     return min(waited.total, sum(extra.values()))
 
 
 def _busy(work: Work) -> Intervals:
     """When a GPU is at work of its own, or waits for its own data."""
-    own = work.sort != sort_of("peer")
+    rows, sort = work.compared()
+    rows, done = rows[sort != sort_of("peer")], work.operations
     feeding = work.lane.causes.of["data_feeding"]
     return union(
-        np.concatenate([work.start[own], feeding.start]),
-        np.concatenate([work.end[own], feeding.end]),
+        np.concatenate([done.start[rows], feeding.start]),
+        np.concatenate([done.end[rows], feeding.end]),
     )

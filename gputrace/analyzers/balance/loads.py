@@ -10,7 +10,7 @@ from gputrace.analyzers.balance.extra import alone, by_name, more_than_others
 from gputrace.analyzers.balance.work import COPIES, Work, number_kernels, sort_of, work_of
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.classes import OperationClass
-from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.operations import ByGpu, GpuOperations
 from gputrace.analyzers.results import Step
 from gputrace.analyzers.results.balance import Load
 from gputrace.traces.events import Kind, Mask
@@ -35,7 +35,7 @@ def compare_loads(
     """
     if len(lanes) < 2:
         return ()
-    by_gpu = {own.gpu: own for own in operations}
+    by_gpu = ByGpu(operations)
     numbers = number_kernels(trace, operations)
     works = [work_of(lane, by_gpu[lane.gpu], measured, numbers) for lane in lanes]
     return tuple(_load(work, works, by_gpu[work.lane.gpu], memory) for work in works)

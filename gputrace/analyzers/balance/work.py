@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.breakdown import Lane
-from gputrace.analyzers.classes import OperationClass, distinct_ids
+from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.intervals import Intervals, union
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results import Step
 from gputrace.traces.events import Column, Kind
+from gputrace.traces.ids import distinct_ids, number_ids
 from gputrace.traces.trace import Trace
 
 COPIES: Final = {
@@ -24,6 +25,9 @@ COPIES: Final = {
     "peer": Kind.COPY_PEER,
 }
 """Sorts of copies that are compared; a peer copy counts on both its GPUs."""
+
+
+Rows = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,10 @@ class Work:
     """How many steps it is of; 0 for the whole window."""
     windows: Intervals
     """These steps, or the whole window."""
-    start: NDArray[np.int64]
-    end: NDArray[np.int64]
-    sort: NDArray[np.int64]
-    """Of each operation."""
+    operations: GpuOperations
+    """All of the GPU."""
+    numbers: Mapping[int, int]
+    """Of the kernels, from `number_kernels`."""
     amount: Mapping[int, int]
     """Launches, or bytes, in all steps; by sort."""
     ns: Mapping[int, int]
@@ -51,6 +55,10 @@ class Work:
     def turns(self) -> int:
         """The number that totals are divided by for a mean."""
         return max(self.steps, 1)
+
+    def compared(self) -> tuple[Rows, NDArray[np.int64]]:
+        """The operations that count, and the sort of each; not kept, since few runs ask again."""
+        return _compared(self.operations, self.windows, self.numbers)
 
     def each(self, sort: int) -> float:
         """The amount of a sort in a step."""
@@ -89,24 +97,32 @@ def work_of(
     span = lane.window
     starts, ends = [s.start_ns for s in own], [s.end_ns for s in own]
     windows = union(starts or [span.start], ends or [span.end])
+    rows, sort = _compared(operations, windows, numbers)
+    amount = _sums(sort, np.where(sort < 0, operations.events.bytes[rows], 1))
+    ns = _sums(sort, operations.end[rows] - operations.start[rows])
+    return Work(lane, len(own), windows, operations, numbers, amount, ns)
+
+
+def _compared(
+    operations: GpuOperations, windows: Intervals, numbers: Mapping[int, int]
+) -> tuple[Rows, NDArray[np.int64]]:
     kinds = operations.events.kind
     copies = np.isin(kinds, list(COPIES.values()))
     compared = copies | (operations.classes == OperationClass.COMPUTE)
     rows = np.flatnonzero(compared & windows.contains(operations.start))
     copies, kinds = copies[rows], kinds[rows].astype(np.int64)
-    sort = np.where(copies, -1 - kinds, _numbered(operations.events.name[rows], numbers))
-    start, end = operations.start[rows], operations.end[rows]
-    amount = _sums(sort, np.where(copies, operations.events.bytes[rows], 1))
-    return Work(lane, len(own), windows, start, end, sort, amount, _sums(sort, end - start))
+    return rows, np.where(copies, -1 - kinds, _numbered(operations.events.name[rows], numbers))
 
 
 def _numbered(ids: NDArray[np.int32], numbers: Mapping[int, int]) -> NDArray[np.int64]:
-    distinct, where = np.unique(ids, return_inverse=True)
-    return np.array([numbers.get(int(id), 0) for id in distinct], np.int64)[where]
+    distinct, where = number_ids(ids)
+    known = np.array([numbers.get(id, 0) for id in distinct.tolist()], np.int64)
+    found: NDArray[np.int64] = known.take(where)
+    return found
 
 
 def _sums(keys: Column, values: Column) -> dict[int, int]:
-    distinct, where = np.unique(keys, return_inverse=True)
+    distinct, where = number_ids(keys)
     sums = np.zeros(len(distinct), np.int64)
     np.add.at(sums, where, values)
     return dict(zip(distinct.tolist(), sums.tolist(), strict=True))

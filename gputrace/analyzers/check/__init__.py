@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gputrace.analyzers.check.baseline import gate_slowdown
-from gputrace.analyzers.check.gates import FIGURES, SEVERITIES, gate, gate_findings
+from gputrace.analyzers.check.gates import FIGURES, gate, gate_findings
 from gputrace.analyzers.check.results import SCHEMA_VERSION, Asked, Check, Gate, Limit
 from gputrace.analyzers.compare import Run
 from gputrace.analyzers.findings import HOST_RULES, RULES
+from gputrace.analyzers.findings.severities import SEVERITIES
 from gputrace.errors import UsageError
+from gputrace.plugins import names
 
 __all__ = ["FIGURES", "SEVERITIES", "Asked", "Check", "Gate", "Limit", "check", "check_words"]
 
@@ -17,6 +19,7 @@ __all__ = ["FIGURES", "SEVERITIES", "Asked", "Check", "Gate", "Limit", "check", 
 def check_words(fail_on: Iterable[str]) -> None:
     """Raises UsageError for what is neither a severity nor a finding: it would never fail."""
     ids = {rule.__name__.replace("_", "-") for rule in (*RULES, *HOST_RULES)}
+    ids |= set(names("analyzers"))
     for word in fail_on:
         if word not in ids and word not in SEVERITIES:
             known = ", ".join((*SEVERITIES, *sorted(ids)))

@@ -6,10 +6,10 @@ from typing import Final
 
 from gputrace.analyzers.check.results import Gate, Limit
 from gputrace.analyzers.compare.run import Run
+from gputrace.analyzers.findings.severities import SEVERITIES
 from gputrace.analyzers.results import CLASSES, IDLE_CAUSES, Analysis
 from gputrace.units import format_ns
 
-SEVERITIES: Final = ("high", "medium", "low", "info")
 FIGURES: Final = (*CLASSES, "idle", "step_time", "step_time_p95", "throughput")
 _WORDS: Final = {
     "h2d": "host-to-device copies take",

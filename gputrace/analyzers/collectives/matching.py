@@ -11,12 +11,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.classes import OperationClass, distinct_ids
+from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.collectives.pairing import ALONE, Joined, Part, group, join
+from gputrace.analyzers.grouping import rows_by, steps_by_gpu
 from gputrace.analyzers.intervals import Intervals, Times, union
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results import Step
 from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Kind, Mask
+from gputrace.traces.ids import distinct_ids
 from gputrace.traces.trace import Trace
 
 PEER_COPY: Final = "PeerCopy"
@@ -69,7 +71,12 @@ class Collectives:
     def __len__(self) -> int:
         return len(self.instance)
 
-    @property
+    @cached_property
+    def _rows(self) -> list[NDArray[np.intp]]:
+        """Of each lane, its rows."""
+        return rows_by(self.lane, int(self.lane.max(initial=-1)) + 1)
+
+    @cached_property
     def known(self) -> Mask:
         """Rows whose last arrival is known."""
         return np.not_equal(self.arrival, UNKNOWN)
@@ -89,14 +96,19 @@ class Collectives:
         here = [self.operations.index(name) for name in names if name in self.operations]
         return np.isin(self.operation, here)
 
+    def _of_lane(self, lane: int, *, known: bool) -> NDArray[np.intp]:
+        rows = self._rows[lane] if lane < len(self._rows) else np.empty(0, np.intp)
+        wanted: NDArray[np.intp] = rows[self.known[rows] == known]
+        return wanted
+
     def waits(self, lane: int) -> Intervals:
         """When a GPU was in a collective to which the last rank had not come."""
-        mine = self.known & (self.lane == lane)
+        mine = self._of_lane(lane, known=True)
         return union(self.start[mine], self.start[mine] + self.wait[mine])
 
     def unmatched(self, lane: int) -> Intervals:
         """When a GPU was in a collective of which the last arrival is not known."""
-        mine = ~self.known & (self.lane == lane)
+        mine = self._of_lane(lane, known=False)
         return union(self.start[mine], self.end[mine])
 
 
@@ -124,9 +136,9 @@ def steps_of(
     `UNKNOWN` for a row that begins in none of them.
     """
     found = np.full(len(collectives), UNKNOWN)
-    for index, own in enumerate(operations):
-        mine = [step for step in steps if (step.gpu, step.rank) == (own.gpu.gpu, own.gpu.rank)]
-        rows = np.flatnonzero(collectives.lane == index)
+    by_gpu = steps_by_gpu(steps)
+    for own, rows in zip(operations, rows_by(collectives.lane, len(operations)), strict=True):
+        mine = by_gpu.get((own.gpu.gpu, own.gpu.rank), [])
         start = np.array([step.start_ns for step in mine] or [_NEVER])
         end = np.array([step.end_ns for step in mine] or [_NEVER])
         at = np.searchsorted(start, collectives.start[rows], "right") - 1
@@ -209,8 +221,8 @@ def _columns(
     columns: dict[str, NDArray[Any]] = {"lane": lane, "row": row, "lanes": lanes}
     for name in ("start", "end", "name", "bytes"):
         columns[name] = np.full(len(row), UNKNOWN, COLUMN_TYPES[name])
-        for index, own in enumerate(operations):
-            mine = lane == index
+    for own, mine in zip(operations, rows_by(lane, len(operations)), strict=True):
+        for name in ("start", "end", "name", "bytes"):
             columns[name][mine] = getattr(own.events, name)[row[mine]]
     return columns
 
@@ -240,11 +252,9 @@ def _arrivals(
     if not len(instance):
         return _NONE
     count = np.bincount(instance)[instance]
-    arrival = start.copy()
-    for lane in np.unique(columns["lane"]).tolist():
-        theirs = np.full(int(instance[-1]) + 1, _NEVER)
-        theirs[instance[columns["lane"] == lane]] = start[columns["lane"] == lane]
-        came = theirs[instance]
-        arrival = np.maximum(arrival, np.where(came <= end, came, start))
+    moments, begin = np.unique(start, return_inverse=True)
+    came = np.sort(instance * len(moments) + begin)
+    by_own_end = instance * len(moments) + np.searchsorted(moments, end, "right") - 1
+    arrival = moments[came[np.searchsorted(came, by_own_end, "right") - 1] % len(moments)]
     whole = (count == lanes) & (lanes > 1) & all_seen
     return np.where(whole | (lanes == ALONE), arrival, UNKNOWN)

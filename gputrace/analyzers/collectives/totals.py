@@ -7,6 +7,7 @@ message by its time, and that times what the operation makes each link carry amo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from random import Random
 from typing import Final
 
 import numpy as np
@@ -19,6 +20,7 @@ from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results import Step
 from gputrace.analyzers.results.collectives import CollectiveTotals
 from gputrace.traces.events import UNKNOWN, Mask
+from gputrace.traces.ids import distinct_ids
 
 _CARRIED: Final = {"AllReduce": 2, "AllGather": 1, "ReduceScatter": 1, "AllToAll": 1}
 """Among n ranks each link carries so many times (n - 1) / n of the message; in other operations,
@@ -71,20 +73,21 @@ def _kinds(collectives: Collectives, chosen: Mask) -> Iterator[NDArray[np.int64]
     """Rows of one operation among the same GPUs; copies of all pairs together."""
     if not len(collectives):
         return
-    keys = np.random.default_rng(0).integers(1 << 62, size=int(collectives.lane.max()) + 1)
+    draw = Random(0)
+    keys = np.array([draw.getrandbits(62) for _ in range(int(collectives.lane.max()) + 1)])
     members = np.zeros(int(collectives.instance[-1]) + 1, np.int64)
     np.add.at(members, collectives.instance, keys[collectives.lane])
     group = np.where(collectives.of(PEER_COPY), 0, members[collectives.instance])
     for operation in range(len(collectives.operations)):
         mine = chosen & (collectives.operation == operation)
-        for key in np.unique(group[mine]).tolist():
+        for key in distinct_ids(group[mine]).tolist():
             yield np.flatnonzero(mine & (group == key))
 
 
 def _total(
     of_lane: dict[int, Lane], collectives: Collectives, rows: NDArray[np.int64], steps: int
 ) -> CollectiveTotals:
-    present = np.unique(collectives.lane[rows]).tolist()
+    present = distinct_ids(collectives.lane[rows]).tolist()
     lanes = [of_lane[index] for index in present]
     length = collectives.end[rows] - collectives.start[rows]
     wait = collectives.wait[rows]
@@ -98,7 +101,7 @@ def _total(
         gpus=tuple(lane.gpu.gpu for lane in lanes),
         ranks=tuple(sorted({lane.gpu.rank for lane in lanes})),
         one_process=len({lane.gpu.process for lane in lanes}) == 1 and len(lanes) > 1,
-        count=len(np.unique(collectives.instance[rows])),
+        count=len(distinct_ids(collectives.instance[rows])),
         steps=steps,
         bytes=size,
         wait_ns=int(np.median(wait)) if known else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import log
 from typing import Final
 
@@ -91,12 +91,25 @@ def _row(base: Run, run: Run, kind: str) -> ScalingRow:
 
 def _losses(base: Run, run: Run, ideal: float) -> Iterator[Loss]:
     """Each class less what it would be in the ideal step, in which all shrink alike."""
-    first, own = classes_of(base, "step"), classes_of(run, "step")
     part = ideal / max(lengths(base, run)[0].value, 1)
+    yield from split_loss(classes_of(base, "step"), classes_of(run, "step"), part, ideal)
+
+
+def split_loss(
+    first: Mapping[str, Mean], own: Mapping[str, Mean], part: float, ideal: float
+) -> list[Loss]:
+    """What each class adds to the ideal step, largest first.
+
+    Args:
+        first: the classes of the first run.
+        own: those of the run in question.
+        part: of the first run's classes that is left in the ideal step.
+        ideal: the ideal step.
+    """
     known = [name for name in CLASSES if name in own and name in first]
     names = [name for name in known if first[name].value or own[name].value]
     losses = [_loss(n, _times(first[n], part), own[n], len(names), ideal) for n in names]
-    yield from sorted(losses, key=lambda loss: -loss.ns)
+    return sorted(losses, key=lambda loss: -loss.ns)
 
 
 def _times(mean: Mean, factor: float) -> Mean:

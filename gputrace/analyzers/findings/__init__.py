@@ -1,11 +1,13 @@
 """Findings: what costs time, or what one must know to trust the figures.
 
 A rule takes `Facts` and yields findings or nothing. To add one, write it in the module of its
-subject and put it in `RULES`, or in `HOST_RULES`, or both.
+subject and put it in `RULES`, or in `HOST_RULES`, or both. Its docstring says when it yields one,
+and after "Cost:" what that costs: docs/findings.md is made of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from gputrace.analyzers.findings import (
@@ -23,6 +25,7 @@ from gputrace.analyzers.findings import (
     staging,
 )
 from gputrace.analyzers.findings.facts import Facts, Rule
+from gputrace.analyzers.findings.severities import SEVERITIES
 from gputrace.analyzers.results import Finding
 
 __all__ = ["HOST_RULES", "RULES", "Facts", "find"]
@@ -66,19 +69,18 @@ HOST_RULES: Final[tuple[Rule, ...]] = (
 )
 """Those that need no GPU activity; of traces that hold none."""
 
-_SEVERITIES: Final = ("high", "medium", "low", "info")
 
-
-def find(facts: Facts) -> tuple[Finding, ...]:
+def find(facts: Facts, plugged: Sequence[Finding] = ()) -> tuple[Finding, ...]:
     """All findings, the most important first: by severity, then by cost.
 
+    ``plugged`` are those of plugins.
     A recorder that distorts the run comes before all others: no other figure can be trusted then.
     """
     rules = RULES if facts.operations else HOST_RULES
-    found = [finding for rule in rules for finding in rule(facts)]
+    found = [*(finding for rule in rules for finding in rule(facts)), *plugged]
 
     def rank(finding: Finding) -> tuple[bool, int, int]:
         distorts = finding.id == "recorder-overhead" and finding.severity == "high"
-        return not distorts, _SEVERITIES.index(finding.severity), -finding.impact_ns
+        return not distorts, SEVERITIES.index(finding.severity), -finding.impact_ns
 
     return tuple(sorted(found, key=rank))

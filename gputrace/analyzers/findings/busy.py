@@ -37,9 +37,10 @@ _COPY_LESS: Final = "copy less: smaller types, decoding on the GPU, weights that
 
 
 def h2d_exposed(facts: Facts) -> Iterator[Finding]:
-    """Copies to the GPU with nothing running beside them.
+    """Host-to-device copies with nothing beside them, unless most of that is what
+    `h2d-pageable` tells.
 
-    Where most of their cost is that they are from pageable memory, that is what is told.
+    Cost: class `h2d`.
     """
     if 2 * facts.pageable.saving_ns > sum(row.of("h2d") for row in facts.rows):
         return
@@ -58,7 +59,12 @@ def h2d_exposed(facts: Facts) -> Iterator[Finding]:
 
 
 def h2d_pageable(facts: Facts) -> Iterator[Finding]:
-    """Input copies from pageable memory, which block the host and run slowly."""
+    """Copies from pageable memory cost 1 % of the time.
+
+    Cost: the part of them with nothing beside it, less what as many bytes take from pinned
+    memory: at the speed of the trace's own large pinned copies, else of the card's slot, if
+    either is known.
+    """
     found = facts.pageable
     total = sum(row.total_ns for row in facts.rows)
     saving = found.saving_ns
@@ -89,10 +95,11 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
 
 
 def communication_exposed(facts: Facts) -> Iterator[Finding]:
-    """Communication with no computation beside it, but for what other findings tell of it.
+    """Communication with no computation beside it; its waiting too, unless ranks are found to
+    be late.
 
-    That is the wait, if ranks are found late, what one GPU has more than the others, and what slow
-    links cost.
+    Cost: class `communication`; without `communication_wait_ns` where ranks are late, and less
+    what `gpu0-skew`, `topology` and `host-staged-comm` tell of it.
     """
     whole, wait = facts.mean("communication"), facts.mean("communication_wait")
     known = all(row.communication_wait_ns is not None for row in facts.rows)
@@ -124,7 +131,10 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
 
 
 def compute_bound(facts: Facts) -> Iterator[Finding]:
-    """The GPU computes nearly all the time."""
+    """The GPUs compute 80 % of the time or more (`info`).
+
+    Cost: class `compute`.
+    """
     share = facts.share("compute")
     if share < 1 - HIGH:
         return

@@ -32,7 +32,11 @@ _MEMORY_ADVICE: Final = {
 
 
 def pcie_degraded(facts: Facts) -> Iterator[Finding]:
-    """A busy card's PCIe link is slower than card and slot, or than that of the other cards."""
+    """NVML: a busy card's PCIe link has less than 90 % of the bandwidth that card and slot can
+    do, or that the other cards have (`low`).
+
+    Cost: what its exposed copies would save at the full link.
+    """
     links = {card: _bandwidth(card) for card in facts.cards if card.samples >= FEWEST}
     best = max((most for _, most in links.values()), default=0.0)
     slow = [card for card, (now, _) in links.items() if 0 < now < _SLOWER_LINK * best]
@@ -81,7 +85,9 @@ def _copies_excess(facts: Facts, card: CardUse, part: float) -> int:
 
 
 def memory_imbalance(facts: Facts) -> Iterator[Finding]:
-    """A card holds far more than the others."""
+    """NVML: a card holds a quarter and 1 GiB more than the others (`low`, `medium` where it is
+    90 % full).
+    """
     used = {card: card.memory_used_bytes for card in facts.cards if card.memory_used_bytes}
     if len(used) < 2:
         return

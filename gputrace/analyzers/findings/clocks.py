@@ -41,7 +41,11 @@ _ADVICE: Final = {
 
 
 def clock_mismatch(facts: Facts) -> Iterator[Finding]:
-    """Cards of one kind run at different clocks under load."""
+    """NVML: SM or memory clocks of busy cards of one kind differ by 3 % or more, and the same
+    kernels take 1 % longer on the slower (`low` with cost 0 where they cannot be compared).
+
+    Cost: what the slowest card's kernels would save at the others' speed.
+    """
     found = [f for which in ("memory", "sm") if (f := _mismatch(facts, which)) is not None]
     if found:
         yield max(found, key=lambda finding: finding.impact_ns)
@@ -136,7 +140,11 @@ def _clock_advice(low: Sequence[CardUse], which: str) -> str:
 
 
 def throttling(facts: Facts) -> Iterator[Finding]:
-    """Something holds the SM clocks down while the GPUs work."""
+    """NVML: something holds a busy card's SM clock below 95 % of its maximum for 10 % of the
+    time or more; `low` for the power cap, `medium` for heat and the power supply.
+
+    Cost: as `clock-mismatch`, against the cards that are not held down; else 0.
+    """
     slowed = [card for card in facts.cards if card.samples >= FEWEST and _is_lowered(card)]
     by_reason: dict[str, list[CardUse]] = {}
     for card in slowed:

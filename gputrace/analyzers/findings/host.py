@@ -24,7 +24,7 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
 
 
 def no_gpu_activity(facts: Facts) -> Iterator[Finding]:
-    """What this trace cannot tell."""
+    """The trace tells of the host alone (`low`); says why."""
     if facts.trace.no_gpu is None:
         return
     why, remedy = facts.trace.no_gpu

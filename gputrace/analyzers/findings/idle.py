@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.classes import distinct_ids
 from gputrace.analyzers.findings.facts import Facts, severity_of
 from gputrace.analyzers.host import Call, HostCalls
 from gputrace.analyzers.intervals import union
 from gputrace.analyzers.results import Finding
+from gputrace.traces.ids import distinct_ids
 from gputrace.units import format_ns
 
 _MANY_ALLOCS: Final = 20
@@ -47,7 +47,11 @@ _FEED_FASTER: Final = {
 
 
 def data_feeding(facts: Facts) -> Iterator[Finding]:
-    """The GPU waits for the next batch."""
+    """The GPUs wait for the next batch; where no GPU was seen, the program does.
+
+    Cost: idle time with that cause; where no GPU was seen, the program's wait: the most that a
+    GPU can have idled for it.
+    """
     yield from facts.costly(
         "data-feeding",
         "data_feeding",
@@ -62,7 +66,11 @@ def how_to_feed_faster(facts: Facts) -> str:
 
 
 def autotune_repeated(facts: Facts) -> Iterator[Finding]:
-    """The search for convolution algorithms runs again in every step."""
+    """In steady steps, 20 allocations and 20 synchronisations a step and GPU, with cuDNN's
+    kernels.
+
+    Cost: idle time between the first and last allocation of each thread.
+    """
     if facts.calls is None or not facts.measured or not _uses_cudnn(facts):
         return
     allocs, syncs = (_calls_each_step(facts, facts.calls, sort) for sort in (Call.ALLOC, Call.SYNC))
@@ -84,7 +92,11 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
 
 
 def alloc_stall(facts: Facts) -> Iterator[Finding]:
-    """Memory is allocated or freed in steady steps while the GPU waits."""
+    """Memory is allocated or freed (cudaMalloc, cudaFree) while the GPU waits; `medium` from
+    2 %.
+
+    Cost: idle time with that cause.
+    """
     advice = "keep memory allocated: equal shapes every step, a pool, a smaller batch"
     if facts.framework == "pytorch":
         advice += "; no empty_cache() in the loop, PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
@@ -98,7 +110,10 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
 
 
 def sync_bound(facts: Facts) -> Iterator[Finding]:
-    """The host waits for a GPU that has nothing left to do."""
+    """The host is still in a synchronising call when the GPU has nothing left.
+
+    Cost: idle time with that cause.
+    """
     yield from facts.costly(
         "sync-bound",
         "sync",
@@ -109,7 +124,10 @@ def sync_bound(facts: Facts) -> Iterator[Finding]:
 
 
 def launch_bound(facts: Facts) -> Iterator[Finding]:
-    """The host does not issue work as fast as the GPU does it."""
+    """The GPUs wait for the host to launch work.
+
+    Cost: idle time with that cause.
+    """
     yield from facts.costly(
         "launch-bound",
         "launch",
@@ -148,9 +166,12 @@ def _advice_on_launches(facts: Facts) -> str:
 
 
 def idle_unexplained(facts: Facts) -> Iterator[Finding]:
-    """Idle time that no row explains."""
+    """Idle time that nothing in the trace explains.
+
+    Cost: idle time with that cause.
+    """
     if facts.calls is None:
-        why = "the trace has no CUDA API calls"
+        why = "no CUDA API calls were recorded of it"
         advice = "record CUDA API calls too (gputrace record, or nsys -t cuda,nvtx,osrt)"
     else:
         why = "its work had been issued and waited"
@@ -201,7 +222,7 @@ def _idle_between_allocations(facts: Facts, calls: HostCalls) -> int:
                 (calls.start[allocs] >= step.start_ns) & (calls.end[allocs] <= step.end_ns)
             ]
             threads = calls.thread[mine]
-            firsts = [int(calls.start[mine[threads == t]].min()) for t in np.unique(threads)]
-            lasts = [int(calls.end[mine[threads == t]].max()) for t in np.unique(threads)]
+            firsts = [int(calls.start[mine[threads == t]].min()) for t in distinct_ids(threads)]
+            lasts = [int(calls.end[mine[threads == t]].max()) for t in distinct_ids(threads)]
             total += gaps.intersection(union(firsts, lasts)).total
     return total // max(steps, 1)

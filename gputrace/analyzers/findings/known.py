@@ -12,7 +12,6 @@ import numpy as np
 from gputrace.analyzers.balance import compare_loads, most_memory
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.cards import find_cards
-from gputrace.analyzers.classes import distinct_ids
 from gputrace.analyzers.collectives.matching import Collectives
 from gputrace.analyzers.host import HostCalls
 from gputrace.analyzers.kernel_ratios import KernelRatio, kernel_ratios
@@ -28,6 +27,7 @@ from gputrace.analyzers.results.balance import Load
 from gputrace.analyzers.results.cards import CardUse
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.traces.events import Kind
+from gputrace.traces.ids import distinct_ids
 from gputrace.traces.nvml.model import Nvml
 from gputrace.traces.trace import Trace
 
@@ -59,7 +59,7 @@ class Known:
     steps: Sequence[Step]
     """All steps on all GPUs."""
     measured: Sequence[Step]
-    """Those of them that the breakdown is over."""
+    """Those of them that the breakdown is over: with all CUDA calls, where not all have them."""
     breakdown: tuple[Breakdown, ...]
     lines: Lines | None
     """Where the host threads were, where that was sampled."""
@@ -69,6 +69,8 @@ class Known:
     """Those of the measured steps."""
     phases: tuple[Phase, ...] = ()
     """Stretches that are not steady training, and the starts of epochs."""
+    timed: Sequence[Step] = ()
+    """The measured steps, and those that would be if they had all CUDA calls."""
 
     @cached_property
     def lateness(self) -> Lateness | None:
@@ -110,7 +112,8 @@ class Known:
 
     def ratios_in(self, numbers: Collection[int]) -> tuple[KernelRatio, ...]:
         """The same in some of the measured steps; each choice is compared once."""
-        chosen = [step for step in self.measured if step.step in set(numbers)]
+        wanted = set(numbers)
+        chosen = [step for step in self.measured if step.step in wanted]
         key = frozenset(step.step for step in chosen)
         if key not in self._ratios:
             self._ratios[key] = kernel_ratios(self.trace, self.operations, chosen)

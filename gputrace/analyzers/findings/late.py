@@ -72,7 +72,11 @@ class _Kernels:
 
 
 def straggler(facts: Facts) -> Iterator[Finding]:
-    """GPUs that others wait for as they work longer, and those with more work that hosts hide."""
+    """Others wait at collectives for a GPU that works longer: its kernels are slower (says how
+    much), or it has more of them; `low` where slower hosts hide 5 % of a step of more work.
+
+    Cost: what another GPU loses by waiting for it.
+    """
     for late in facts.late:
         kernels = _kernels(facts, late)
         if _works_longer(late, kernels):
@@ -81,7 +85,11 @@ def straggler(facts: Facts) -> Iterator[Finding]:
 
 
 def late_host(facts: Facts) -> Iterator[Finding]:
-    """GPUs that others wait for as their hosts come late."""
+    """Others wait for a GPU whose kernels are as fast as theirs: its host comes late; says
+    which idle time it has more of.
+
+    Cost: what another GPU loses by waiting for it.
+    """
     for late in facts.late:
         kernels = _kernels(facts, late)
         if not _works_longer(late, kernels):

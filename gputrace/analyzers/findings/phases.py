@@ -12,6 +12,7 @@ import numpy as np
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.findings.facts import HIGH, MEDIUM, Facts, severity_of
 from gputrace.analyzers.results import CLASSES, IDLE_CAUSES, Finding, Phase
+from gputrace.analyzers.steps import StepWindows
 from gputrace.units import format_ns, format_ranges
 
 _WORTH: Final = 0.01
@@ -51,7 +52,12 @@ class _Times:
 
 
 def validation_downtime(facts: Facts) -> Iterator[Finding]:
-    """Ranks wait for the one that validates, or GPUs idle while they validate."""
+    """Ranks wait while others validate, or the GPUs idle in validation: 1 % of the run after
+    warm-up (`low`); at most `medium` of a single one.
+
+    Cost: of ranks that wait, what validating on all of them would save; else the idle time;
+    spread over all steps.
+    """
     times, run = _times(facts, "validation"), _run_ns(facts)
     if times is None:
         return
@@ -76,7 +82,11 @@ def validation_downtime(facts: Facts) -> Iterator[Finding]:
 
 
 def checkpoint_stall(facts: Facts) -> Iterator[Finding]:
-    """Training stands still while a checkpoint is saved."""
+    """Training stands still for a checkpoint: 1 % of the run after warm-up (`low`); at most
+    `medium` of a single one.
+
+    Cost: how long it takes, spread over all steps.
+    """
     times, run = _times(facts, "checkpoint"), _run_ns(facts)
     if times is None or times.total_ns < _WORTH * run:
         return
@@ -135,7 +145,13 @@ def _run_ns(facts: Facts) -> int:
     """From the first step after warm-up to the last one's end: what a longer run has more of."""
     warm = facts.found.warmup
     windows = [own for own in facts.found.by_rank.values() if len(own) > warm]
-    return max((int(own.end[-1] - own.start[warm]) for own in windows), default=1)
+    return max((_lasting(own, warm) for own in windows), default=1)
+
+
+def _lasting(own: StepWindows, warm: int) -> int:
+    """Steps and what lies between them: the time between windows of a recording is not known."""
+    between = (i.end - i.start for i in own.interludes if i.after >= warm)
+    return int(own.lengths[warm:].sum()) + sum(between)
 
 
 def _steps(facts: Facts) -> int:

@@ -49,7 +49,11 @@ _SEVERAL: Final = (
 
 
 def gpu0_skew(facts: Facts) -> Iterator[Finding]:
-    """One GPU, mostly the first, does what no other does, and the others wait for it."""
+    """One GPU, the first or another, has kernels or copies that no other has: the others wait
+    1 % of the time for it; or (`low`) it is 5 % of that GPU's work and 0.05 % of the time.
+
+    Cost: the part of that work during which no other GPU works.
+    """
     loads = [load for load in facts.balance if sum(load.extra_ns.values())]
     if not loads or not facts.mean_ns:
         return

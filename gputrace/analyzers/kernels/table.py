@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.breakdown import Lane
-from gputrace.analyzers.classes import distinct_ids
 from gputrace.analyzers.host import HostCalls
 from gputrace.analyzers.intervals import Times, union
 from gputrace.analyzers.kernels.families import converts_layout, family_of
-from gputrace.analyzers.kernels.launches import launch_cost
+from gputrace.analyzers.kernels.launches import MOST_LOOKED_AT, launch_cost
 from gputrace.analyzers.kernels.naming import short_name
 from gputrace.analyzers.kernels.tensorcores import generation, on_tensor_cores, precision_of
-from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.operations import ByGpu, GpuOperations
 from gputrace.analyzers.results import Step
 from gputrace.analyzers.results.kernels import (
     Family,
@@ -28,6 +27,7 @@ from gputrace.analyzers.results.kernels import (
     Product,
 )
 from gputrace.traces.events import Kind
+from gputrace.traces.ids import distinct_ids, number_ids
 from gputrace.traces.trace import Trace
 
 _MOST: Final = 50
@@ -46,10 +46,15 @@ class _Launches:
     lane: Lane
     steps: int
     measured_ns: int
-    rows: NDArray[np.intp]
-    code: NDArray[np.int64]
-    """Place of each one's name among all names."""
-    length: Times
+    some: NDArray[np.intp]
+    """Rows of the GPU's operations, of kernels evenly taken from all."""
+    packed: NDArray[np.int64]
+    """The place of each one's name among all names, and in the lower bits its length; in order."""
+
+    @property
+    def lengths(self) -> Times:
+        """Nanoseconds of each, in no order that means anything."""
+        return self.packed & _LONGEST
 
 
 def count_kernels(
@@ -64,10 +69,8 @@ def count_kernels(
     Of the GPUs that do the work; None where no kernel does.
     """
     names, place = _names(trace, operations)
-    by_gpu = {(own.gpu.gpu, own.gpu.rank): own for own in operations}
-    found = [
-        _launches(by_gpu[lane.gpu.gpu, lane.gpu.rank], lane, measured, place) for lane in lanes
-    ]
+    by_gpu = ByGpu(operations)
+    found = [_launches(by_gpu[lane.gpu], lane, measured, place) for lane in lanes]
     found = _that_count(found)
     if not found:
         return None
@@ -88,7 +91,9 @@ def count_kernels(
         has_tensor_cores=_all_have(cards, 7),
         has_tf32=_all_have(cards, 8),
         first_gpu_only=tuple(_of_first_gpu(uses, [own.lane for own in found])),
-        launches=launch_cost(by_gpu, [(own.lane, own.rows) for own in found], calls),
+        launches=launch_cost(
+            ((by_gpu[own.lane.gpu], own.lengths, own.some) for own in found), calls
+        ),
     )
 
 
@@ -96,8 +101,8 @@ def _that_count(found: Sequence[_Launches]) -> list[_Launches]:
     """Those of GPUs that have measured steps, if any has, and do more than next to nothing."""
     if any(own.steps for own in found):
         found = [own for own in found if own.steps]
-    most = max((len(own.rows) for own in found), default=0)
-    return [own for own in found if len(own.rows) and len(own.rows) >= _STRAY * most]
+    most = max((len(own.packed) for own in found), default=0)
+    return [own for own in found if len(own.packed) and len(own.packed) >= _STRAY * most]
 
 
 def _names(trace: Trace, operations: Sequence[GpuOperations]) -> tuple[list[str], dict[int, int]]:
@@ -117,25 +122,26 @@ def _launches(
     ends = [step.end_ns for step in steps] or [lane.window.end]
     windows = union(starts, ends)
     rows = np.flatnonzero((own.events.kind == Kind.KERNEL) & windows.contains(own.start))
-    ids = own.events.name[rows]
-    distinct = distinct_ids(ids)
-    codes = np.array([place[int(id)] for id in distinct], np.int64)
-    code = codes[np.searchsorted(distinct, ids)] if len(rows) else np.empty(0, np.int64)
-    return _Launches(lane, len(steps), windows.total, rows, code, own.end[rows] - own.start[rows])
+    distinct, where = number_ids(own.events.name[rows])
+    packed = np.array([place[id] << _LENGTH_BITS for id in distinct.tolist()], np.int64).take(where)
+    packed |= np.minimum(own.end[rows] - own.start[rows], _LONGEST)
+    packed.sort()
+    some = rows[:: len(rows) // MOST_LOOKED_AT + 1].copy()
+    return _Launches(lane, len(steps), windows.total, some, packed)
 
 
 def _uses(names: Sequence[str], found: Sequence[_Launches], span: int) -> list[KernelUse]:
     """Every kernel, by its time, most first."""
+    packed = np.concatenate([own.packed for own in found])
+    packed.sort()
     by_gpu: dict[int, list[KernelOnGpu]] = defaultdict(list)
     for own in found:
         gpu = own.lane.gpu
-        for code, count, total, median in _counted(own.code, own.length):
+        for code, count, total, median in _counted(own.packed):
             by_gpu[code].append(KernelOnGpu(gpu.gpu, gpu.rank, count, total, median))
-    codes = np.concatenate([own.code for own in found])
-    lengths = np.concatenate([own.length for own in found])
     uses = [
         _use(names[code], count, total, median, total / max(span, 1), by_gpu[code])
-        for code, count, total, median in _counted(codes, lengths)
+        for code, count, total, median in _counted(packed)
     ]
     return sorted(uses, key=lambda use: (-use.total_ns, use.name))
 
@@ -158,17 +164,21 @@ def _use(
     )
 
 
-def _counted(code: NDArray[np.int64], length: Times) -> Iterable[tuple[int, int, int, int]]:
-    """Of each code: how often, nanoseconds in all, and the (lower) median."""
-    if not len(code):
+def _counted(packed: NDArray[np.int64]) -> Iterable[tuple[int, int, int, int]]:
+    """Of each place of a name: how often, nanoseconds in all, and the (lower) median.
+
+    Overwrites what it is given with the lengths: copies of all launches would take much memory.
+    """
+    if not len(packed):
         return []
-    packed = np.sort(code << _LENGTH_BITS | np.minimum(length, _LONGEST))
-    codes, lengths = packed >> _LENGTH_BITS, packed & _LONGEST
-    first = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
-    counts = np.diff(np.append(first, len(codes)))
+    last = int(packed[-1]) >> _LENGTH_BITS
+    edges = np.searchsorted(packed, np.arange(last + 2) << _LENGTH_BITS)
+    places = np.flatnonzero(np.diff(edges))
+    first, counts = edges[places], np.diff(edges)[places]
+    lengths = np.bitwise_and(packed, _LONGEST, out=packed)
     totals = np.add.reduceat(lengths, first)
     medians = lengths[first + (counts - 1) // 2]
-    columns = (codes[first], counts, totals, medians)
+    columns = (places, counts, totals, medians)
     return zip(*(column.tolist() for column in columns), strict=True)
 
 

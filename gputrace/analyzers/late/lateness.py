@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.collectives.matching import JOINT, Collectives, steps_of
+from gputrace.analyzers.grouping import rows_by, steps_by_gpu
 from gputrace.analyzers.host import HostCalls
 from gputrace.analyzers.intervals import Times
-from gputrace.analyzers.late.pace import find_slack
+from gputrace.analyzers.late.pace import find_slack, waiting_calls
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results import Step
-from gputrace.traces.events import UNKNOWN
+from gputrace.traces.events import UNKNOWN, Mask
 from gputrace.traces.trace import Trace
 
 _ALL_MEET: Final = (*JOINT, "Broadcast", "Reduce")
@@ -91,12 +92,16 @@ def find_lateness(
     own, last = place[collectives.lane[row]], place[_last_lane(collectives)[row]]
     numbers = np.array(sorted({step.step for step in measured}), np.int64)
     lost = np.where(own != last, _losses(meeting, own, collectives, row), 0)
-    table = np.zeros((len(meeting), len(meeting), len(numbers)), np.int64)
-    np.add.at(table, (own, last, np.searchsorted(numbers, step[row])), lost)
-    for lane, losses in zip(meeting, table, strict=True):
-        slack = _slack(trace, lane, operations[index[lane.gpu]], calls, measured)
+    caused = np.zeros((len(meeting), len(numbers)), np.int64)
+    steps, at = steps_by_gpu(measured), np.searchsorted(numbers, step[row])
+    waiting = None if calls is None else waiting_calls(trace, calls)
+    for lane, mine in zip(meeting, rows_by(own, len(meeting)), strict=True):
+        losses = np.zeros_like(caused)
+        np.add.at(losses, (last[mine], at[mine]), lost[mine])
+        own_steps = steps.get((lane.gpu.gpu, lane.gpu.rank), [])
+        slack = _slack(operations[index[lane.gpu]], calls, waiting, own_steps)
         _bound(losses, slack, numbers)
-    caused = table.sum(axis=0)
+        caused += losses
     came_last = np.bincount(last[collectives.joint[row] & (own == last)], minlength=len(meeting))
     return Lateness(
         tuple(meeting),
@@ -112,15 +117,12 @@ Slack = Mapping[int, int]
 
 
 def _slack(
-    trace: Trace,
-    lane: Lane,
-    own: GpuOperations,
-    calls: HostCalls | None,
-    measured: Sequence[Step],
+    own: GpuOperations, calls: HostCalls | None, waiting: Mask | None, steps: Sequence[Step]
 ) -> Slack | None:
     """None where it is not known."""
-    steps = [s for s in measured if (s.gpu, s.rank) == (lane.gpu.gpu, lane.gpu.rank)]
-    found = None if calls is None else find_slack(trace, own, calls, steps)
+    if calls is None or waiting is None:
+        return None
+    found = find_slack(own, calls, waiting, steps)
     if found is None:
         return None
     return dict(zip([step.step for step in steps], found.tolist(), strict=True))
@@ -145,8 +147,7 @@ def _losses(
 ) -> Times:
     """What each of some rows of collectives costs the GPU that it is of, by the index of that."""
     lost = np.zeros(len(row), np.int64)
-    for index, lane in enumerate(lanes):
-        mine = np.flatnonzero(own == index)
+    for lane, mine in zip(lanes, rows_by(own, len(lanes)), strict=True):
         mine = mine[np.argsort(collectives.start[row[mine]], kind="stable")]
         at = row[mine]
         lost[mine] = _lost(lane, collectives.start[at], collectives.end[at], collectives.wait[at])
@@ -174,10 +175,11 @@ def _lost(lane: Lane, start: Times, end: Times, wait: Times) -> Times:
 
 def _last_lane(collectives: Collectives) -> NDArray[np.int64]:
     """Of each row, the lane that came last of those that came before it left."""
-    last = collectives.lane.astype(np.int64)
-    for lane in np.unique(collectives.lane).tolist():
-        mine = collectives.lane == lane
-        start = np.full(int(collectives.instance[-1]) + 1, UNKNOWN)
-        start[collectives.instance[mine]] = collectives.start[mine]
-        last[collectives.known & (start[collectives.instance] == collectives.arrival)] = lane
-    return last
+    moments, begin = np.unique(collectives.start, return_inverse=True)
+    keys = collectives.instance * len(moments) + begin
+    order = np.lexsort((collectives.lane, keys))
+    arrival = np.minimum(np.searchsorted(moments, collectives.arrival), len(moments) - 1)
+    wanted = collectives.instance * len(moments) + arrival
+    at = order[np.searchsorted(keys[order], wanted, "right") - 1]
+    found = collectives.known & (keys[at] == wanted)
+    return np.where(found, collectives.lane[at], collectives.lane).astype(np.int64)

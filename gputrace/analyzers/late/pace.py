@@ -14,12 +14,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.classes import distinct_ids
 from gputrace.analyzers.host import NOBODY, Call, HostCalls
 from gputrace.analyzers.intervals import Intervals, Times, union
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results import Step
 from gputrace.traces.events import Kind, Mask
+from gputrace.traces.ids import distinct_ids
 from gputrace.traces.trace import Trace
 
 _FULL: Final = 900
@@ -31,7 +31,7 @@ _WITH_HOST: Final = (Kind.COPY_H2D, Kind.COPY_D2H)
 
 
 def find_slack(
-    trace: Trace, own: GpuOperations, calls: HostCalls, steps: Sequence[Step]
+    own: GpuOperations, calls: HostCalls, waiting: Mask, steps: Sequence[Step]
 ) -> NDArray[np.int64] | None:
     """Of each step, its time on the GPU less what the host needs without waiting for the GPU.
 
@@ -39,9 +39,9 @@ def find_slack(
     the steps.
 
     Args:
-        trace: tells the names of calls.
         own: of this GPU.
         calls: of all threads.
+        waiting: which of these wait for the GPU, from `waiting_calls`.
         steps: of this GPU, in order.
     """
     issued_by = calls.issued_by(own.events)
@@ -53,7 +53,7 @@ def find_slack(
     numbers = np.array([step.step for step in steps])
     length = np.array([step.end_ns - step.start_ns for step in steps])
     follows = np.diff(numbers) == 1
-    waits = _blocked(trace, own, calls, issued_by).within(
+    waits = _blocked(own, calls, waiting, issued_by).within(
         begin[:-1], np.maximum(begin[1:], begin[:-1])
     )
     slack = length[:-1] - (np.diff(begin) - waits)
@@ -64,7 +64,7 @@ def find_slack(
 
 
 def _blocked(
-    trace: Trace, own: GpuOperations, calls: HostCalls, issued_by: NDArray[np.int32]
+    own: GpuOperations, calls: HostCalls, waiting: Mask, issued_by: NDArray[np.int32]
 ) -> Intervals:
     """When a thread that feeds the GPU could not go on before the GPU had."""
     known = issued_by != NOBODY
@@ -72,29 +72,34 @@ def _blocked(
     held = _held(own.events.kind[known], own.start[known], own.end[known], issue, calls)
     usual = int(np.median(calls.end[issue] - calls.start[issue])) if len(issue) else 0
     spans = [(calls.start[issue[held]] + usual, calls.end[issue[held]])]
-    waits = (calls.sort == Call.SYNC) | _drains(trace, calls)
-    for thread in np.unique(calls.thread[issue]).tolist():
+    for thread in distinct_ids(calls.thread[issue]).tolist():
         rows = slice(int(calls.first[thread]), int(calls.first[thread + 1]))
-        spans.append((calls.start[rows][waits[rows]], calls.end[rows][waits[rows]]))
+        spans.append((calls.start[rows][waiting[rows]], calls.end[rows][waiting[rows]]))
     starts, ends = (np.concatenate(column) for column in zip(*spans, strict=True))
     return union(starts, ends)
 
 
-def _drains(trace: Trace, calls: HostCalls) -> Mask:
-    """Calls that give memory back, for which the GPU must have done all that uses it."""
+def waiting_calls(trace: Trace, calls: HostCalls) -> Mask:
+    """Calls that wait for the GPU: those that say so, and those that give memory back, for which it
+    must have done all that uses it.
+    """
     freeing = trace.search(distinct_ids(calls.name[calls.sort == Call.ALLOC]), _FREE)
-    drains: Mask = np.isin(calls.name, list(freeing)) & (calls.sort == Call.ALLOC)
-    return drains
+    drains = np.isin(calls.name, list(freeing)) & (calls.sort == Call.ALLOC)
+    waiting: Mask = drains | (calls.sort == Call.SYNC)
+    return waiting
 
 
 def _held(
     kind: NDArray[np.int8], start: Times, end: Times, issue: NDArray[np.int32], calls: HostCalls
 ) -> Mask:
-    """Which operations held the call that issued them: copies that it saw done, a full queue."""
+    """Which operations held the call that issued them: copies that it saw done, a full queue.
+
+    The operations are in order of start.
+    """
     called = calls.start[issue]
     done = np.isin(kind, _WITH_HOST) & (calls.end[issue] >= end)
     order = np.argsort(called, kind="stable")
     queued = np.empty(len(order), np.int64)
-    queued[order] = np.arange(len(order)) - np.searchsorted(np.sort(start), called[order])
+    queued[order] = np.arange(len(order)) - np.searchsorted(start, called[order])
     held: Mask = done | (queued > _FULL)
     return held

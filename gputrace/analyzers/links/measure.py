@@ -39,7 +39,7 @@ class Links:
     """Copies by way of the host."""
     collectives: Collectives
 
-    @property
+    @cached_property
     def gpus(self) -> list[Gpu]:
         return [own.gpu for own in self.operations]
 
@@ -64,10 +64,13 @@ class Links:
 
     def _rows(self) -> Iterator[GpuLink]:
         gpus = self.gpus
-        for source, target in permutations(range(len(gpus)), 2):
-            if gpus[source].host == gpus[target].host:
-                row = self._row(source, target)
-                if row.link or row.copies or row.staged_copies or row.collectives:
+        together: dict[int, list[int]] = {}
+        for place, gpu in enumerate(gpus):
+            together.setdefault(gpu.host, []).append(place)
+        for source, gpu in enumerate(gpus):
+            for target in together[gpu.host]:
+                row = self._row(source, target) if source != target else None
+                if row and (row.link or row.copies or row.staged_copies or row.collectives):
                     yield row
 
     def _row(self, source: int, target: int) -> GpuLink:
@@ -141,6 +144,8 @@ def _lanes(bits: int, count: int) -> tuple[int, ...]:
 
 def by_class(links: Links) -> Mapping[str, Traffic]:
     """The copies straight from one GPU to another, by the name of the link."""
+    if not len(links.peer):
+        return {}
     names: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
     for source, target in permutations(range(len(links.gpus)), 2):
         name = links.topology.name(links.gpus[source], links.gpus[target])

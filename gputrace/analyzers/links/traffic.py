@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.intervals import Intervals, Times, union
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.traces.events import Events, Kind, Mask
+from gputrace.traces.ids import distinct_ids
 from gputrace.traces.trace import Trace
 
 _STAGED: Final = 1 << 16
@@ -86,7 +87,7 @@ def find_staged(trace: Trace, operations: Sequence[GpuOperations], talks: bool) 
             count, and none of a GPU that itself has just copied as much to the host: it may get
             back its own, as offloaded optimizers do.
     """
-    kinds = [set(np.unique(own.events.kind).tolist()) for own in operations]
+    kinds = [set(distinct_ids(own.events.kind).tolist()) for own in operations]
     if not {Kind.COPY_D2H, Kind.COPY_H2D} <= set[int]().union(*kinds):
         return _NO_TRAFFIC
     columns = ("start", "end", "kind", "bytes", "process", "device")

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.breakdown import Lane
-from gputrace.analyzers.classes import distinct_ids
 from gputrace.analyzers.host import Call, HostCalls
 from gputrace.analyzers.intervals import EMPTY, Intervals, union
 from gputrace.analyzers.kernels.families import family_of
@@ -19,6 +18,7 @@ from gputrace.analyzers.kernels.tensorcores import PRODUCTS
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps import FoundSteps, StepWindows
 from gputrace.traces.events import Kind
+from gputrace.traces.ids import distinct_ids
 from gputrace.traces.trace import Trace
 
 
@@ -119,7 +119,7 @@ def _named_spans(trace: Trace) -> Mapping[str, Mapping[int, Intervals]]:
         events = trace.events([kind], columns)
         named = list(trace.search(distinct_ids(events.name), pattern))
         events = events.select(np.isin(events.name, named))
-        for process in np.unique(events.process).tolist():
+        for process in distinct_ids(events.process).tolist():
             rows = events.process == process
             more = union(events.start[rows], events.end[rows])
             known = found[cause].get(process, EMPTY)
@@ -141,7 +141,7 @@ def _shown(
     mine = _rows_of(calls, process, int(windows.end[-1]))
     names = trace.names(distinct_ids(calls.name[mine]))
     launch = mine[(calls.sort[mine] == Call.ISSUE) & _long(calls, mine)]
-    busy_threads = np.unique(calls.thread[mine[calls.sort[mine] == Call.ISSUE]])
+    busy_threads = distinct_ids(calls.thread[mine[calls.sort[mine] == Call.ISSUE]])
     inside = mine[np.isin(calls.thread[mine], busy_threads)]
     proofs = {
         "compilation": _either(
@@ -199,7 +199,11 @@ def _tried(trace: Trace, own: GpuOperations, windows: StepWindows, warmup: int) 
     kernels = own.events.kind == Kind.KERNEL
     early = kernels & (own.start < windows.end[warmup - 1])
     later = kernels & (own.start >= windows.start[warmup])
-    only = np.setdiff1d(own.events.name[early], own.events.name[later])
+    only = np.setdiff1d(
+        distinct_ids(own.events.name[early]),
+        distinct_ids(own.events.name[later]),
+        assume_unique=True,
+    )
     names = trace.names(only)
     tried = [id for id, name in names.items() if family_of(name) in PRODUCTS]
     among = np.flatnonzero(kernels)

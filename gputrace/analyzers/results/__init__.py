@@ -1,6 +1,7 @@
 """What analyses say, as plain dataclasses; a module for each subject."""
 
 from gputrace.analyzers.results.analysis import Analysis
+from gputrace.analyzers.results.extra import ExtraTable
 from gputrace.analyzers.results.run import (
     CLASSES,
     IDLE_CAUSES,
@@ -12,6 +13,7 @@ from gputrace.analyzers.results.run import (
     Gaps,
     GpuTotals,
     Phase,
+    RecordedCalls,
     Step,
     Steps,
 )
@@ -23,11 +25,13 @@ __all__ = [
     "Analysis",
     "Breakdown",
     "Evidence",
+    "ExtraTable",
     "Finding",
     "Gap",
     "Gaps",
     "GpuTotals",
     "Phase",
+    "RecordedCalls",
     "Step",
     "Steps",
 ]

@@ -26,16 +26,23 @@ class GpuTotals:
     gpu: int
     """Physical index where ``gpu_known``, else the CUDA ordinal."""
     gpu_known: bool
+    """Whether ``gpu`` is the index of a physical card, as NVML counts."""
     device: int
+    """The CUDA ordinal in its process."""
     rank: int
+    """The process that feeds it."""
     rank_known: bool
+    """Whether ``rank`` was recorded; else processes are numbered by their GPUs."""
     host: str
     """The machine's name; nothing where it is not known."""
     name: str
+    """The card's model."""
     kernels: int
     copies: int
     start_ns: int
+    """When its first operation began."""
     span_ns: int
+    """What of it was recorded."""
     compute_ns: int
     communication_ns: int
     h2d_ns: int
@@ -63,6 +70,32 @@ class Steps:
     p95_ns: int | None
     reason: str
     """Why these are the steps, or why there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCalls:
+    """How much of the CUDA calls was recorded, where that is not all."""
+
+    share: float
+    """Part of the GPUs' time in which they were, 0 to 1."""
+    steps: int
+    """Measured steps that have all of theirs; the breakdown is over these, if there are any."""
+    of_steps: int
+    """All measured steps."""
+
+    def __str__(self) -> str:
+        if not self.of_steps:
+            return (
+                f"host calls were recorded in {self.share:.0%} of the time: what the host did, and "
+                "why GPUs idle, is told of that"
+            )
+        if not self.steps:
+            return "host calls were recorded in none of these steps: why GPUs idle is not known"
+        return (
+            f"host calls were recorded in {self.steps / self.of_steps:.0%} of the steps "
+            f"({self.steps:,} of {self.of_steps:,}): classes of time, and what the host did, are "
+            "told of these"
+        )
 
 
 @dataclass(frozen=True, slots=True)

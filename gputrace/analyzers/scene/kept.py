@@ -47,7 +47,9 @@ def thaw(entry: Kept) -> Scene | None:
     """The scene of an entry; None where it makes no sense."""
     try:
         scene = _unpack(msgspec.json.decode(entry.text), entry.columns)
-    except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError, ImportError):
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError):
+        return None
+    except (ImportError, RecursionError):
         return None
     return scene if isinstance(scene, Scene) else None
 

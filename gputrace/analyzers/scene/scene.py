@@ -13,7 +13,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.classes import distinct_ids
 from gputrace.analyzers.findings import Facts
 from gputrace.analyzers.host_lanes import HostLane, find_host_lanes
 from gputrace.analyzers.intervals import EMPTY
@@ -24,6 +23,7 @@ from gputrace.analyzers.scene.cells import Layers, busy_layers, gpu_layers
 from gputrace.analyzers.scene.curves import Curve, find_curves
 from gputrace.analyzers.scene.gap_table import GapTable, join, tabulate
 from gputrace.analyzers.steps import FoundSteps, StepWindows
+from gputrace.traces.ids import distinct_ids
 from gputrace.traces.trace import Process, Trace, Window
 
 _NO_STEPS: Final = FoundSteps({}, 0)

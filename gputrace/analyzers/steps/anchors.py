@@ -9,9 +9,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.classes import OperationClass, distinct_ids
+from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.traces.events import Kind
+from gputrace.traces.ids import distinct_ids
 from gputrace.traces.trace import Trace
 
 Rows = NDArray[np.intp]
@@ -233,7 +234,7 @@ def _sorts_of_stretches(operations: GpuOperations, inputs: Rows) -> NDArray[np.i
     _, tokens = np.unique(tokens, return_inverse=True)
     stretch = np.searchsorted(inputs, np.arange(rows.start, rows.stop), "right") - 1
     kinds = int(tokens.max()) + 1
-    pairs = np.unique(stretch * kinds + tokens)
+    pairs = distinct_ids(stretch * kinds + tokens)
     common = np.flatnonzero(np.bincount(pairs % kinds) >= 0.1 * len(inputs))
     pairs = pairs[np.isin(pairs % kinds, common)]
     has = np.zeros((len(inputs), len(common)), bool)

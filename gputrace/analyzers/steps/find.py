@@ -11,6 +11,7 @@ from gputrace.analyzers.steps.anchors import Rows, find_bursts, inputs_alone, in
 from gputrace.analyzers.steps.inferred import infer_training
 from gputrace.analyzers.steps.interludes import until_written
 from gputrace.analyzers.steps.marked import Marks, project, read_marks
+from gputrace.analyzers.steps.recorded import same_steps, told, within
 from gputrace.analyzers.steps.repeats import infer_iterations
 from gputrace.analyzers.steps.warmup import count_warmup
 from gputrace.analyzers.steps.windows import StepWindows
@@ -53,10 +54,17 @@ def find_steps(
         own = [operations for operations in gpus if operations.gpu.rank == rank]
         windows = _of_rank(trace, own, marks, calls)
         if windows is not None:
-            found[rank] = until_written(trace, windows, own[0].gpu.process)
+            whole = within(until_written(trace, windows, own[0].gpu.process), own[0].recorded)
+            if len(whole):
+                found[rank] = whole
     kinds = {windows.kind for windows in found.values()}
     if "training" in kinds:
         found = {rank: w for rank, w in found.items() if w.kind == "training"}
+    found = same_steps(found, gpus)
+    for rank, windows in found.items():
+        note = told(windows, next(gpu.recorded for gpu in gpus if gpu.gpu.rank == rank))
+        if note and note not in trace.quality.notes:
+            trace.quality.notes.append(note)
     warmup = max((count_warmup(w.lengths) for w in found.values()), default=0)
     return FoundSteps(found, warmup, chosen)
 

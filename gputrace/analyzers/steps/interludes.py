@@ -10,12 +10,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.classes import OperationClass, distinct_ids
+from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps.anchors import Rows
 from gputrace.analyzers.steps.windows import Interlude, StepWindows
 from gputrace.traces.events import Kind
+from gputrace.traces.ids import distinct_ids
 from gputrace.traces.trace import Trace, Window
 
 _FOREIGN_PART: Final = 0.05

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.classes import distinct_ids
 from gputrace.analyzers.host import NOBODY, HostCalls
 from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps.anchors import Rows
 from gputrace.analyzers.steps.inferred import window_starts
 from gputrace.analyzers.steps.interludes import part_interludes, without_foreign
+from gputrace.analyzers.steps.sampled import between_neighbours, fill_in
 from gputrace.analyzers.steps.windows import StepWindows
-from gputrace.traces.events import Kind
-from gputrace.traces.trace import Trace
+from gputrace.traces.events import Kind, Mask
+from gputrace.traces.ids import distinct_ids
+from gputrace.traces.trace import Trace, Window
 
 _LEAST_STEPS: Final = 3
 _LEAST_COVERED: Final = 0.5
@@ -44,6 +45,24 @@ class Marks:
     source: str
     start: Times
     end: Times
+    numbers: Times
+    """As the program counted them; else from 0."""
+
+    def lie_in(self, windows: Sequence[Window]) -> Mask:
+        """Which of them lie in a window each."""
+        begins, ends = np.array(windows, np.int64).reshape(-1, 2).T
+        place = np.searchsorted(begins, self.start, "right") - 1
+        inside: Mask = place >= 0
+        inside[inside] = self.end[inside] <= ends[place[inside]]
+        return inside
+
+    def within(self, windows: Sequence[Window]) -> Marks:
+        """Those that lie in a window each; all, where none is told."""
+        if not windows:
+            return self
+        whole = self.lie_in(windows)
+        parts = (times[whole] for times in (self.start, self.end, self.numbers))
+        return Marks(self.process, self.name, self.source, *parts)
 
 
 def read_marks(trace: Trace) -> list[Marks]:
@@ -56,7 +75,8 @@ def read_marks(trace: Trace) -> list[Marks]:
 
 
 def _families(trace: Trace, kind: Kind) -> Iterator[Marks]:
-    events = trace.events([kind], ("start", "end", "name", "process", "thread"))
+    columns = ("start", "end", "name", "process", "thread", "correlation")
+    events = trace.events([kind], columns)
     ids = distinct_ids(events.name)
     text = trace.names(ids) if kind == Kind.STEP else trace.search(ids, _STEP)
     families: dict[str, list[int]] = {}
@@ -72,7 +92,10 @@ def _families(trace: Trace, kind: Kind) -> Iterator[Marks]:
             own = own[np.argsort(events.start[own], kind="stable")]
             start, end = events.start[own], events.end[own]
             if len(own) >= _LEAST_STEPS and bool((start[1:] >= end[:-1]).all()):
-                yield Marks(int(events.process[own[0]]), family, _source(kind, family), start, end)
+                told = kind == Kind.STEP and bool((events.correlation[own] >= 0).all())
+                numbers = events.correlation[own] if told else np.arange(len(own))
+                process_of = int(events.process[own[0]])
+                yield Marks(process_of, family, _source(kind, family), start, end, numbers)
 
 
 def _source(kind: Kind, family: str) -> str:
@@ -86,24 +109,32 @@ def project(marks: Marks, operations: GpuOperations, calls: HostCalls) -> StepWi
 
     None where too little of the GPU's work is issued in them to be the training loop.
     """
+    marks = marks.within(operations.windows)
     issued_by = calls.issued_by(operations.events)
     mine = operations.events.process == marks.process
     rows = np.flatnonzero((issued_by != NOBODY) & mine)
     issued = calls.start[issued_by[rows]]
     step = np.searchsorted(marks.start, issued, "right") - 1
     inside = (step >= 0) & (issued < marks.end[np.maximum(step, 0)])
-    if not len(rows) or np.mean(inside) < _LEAST_COVERED:
+    if not len(rows) or not len(marks.start) or np.mean(inside) < _LEAST_COVERED:
         return None
     first, last = _extent(rows[inside], step[inside], len(marks.start))
-    full = first <= last
-    if np.count_nonzero(full) < max(_LEAST_STEPS, 0.5 * len(full)):
+    with_calls = _with_calls(marks, operations)
+    full = (first <= last) & with_calls
+    if np.count_nonzero(full) < max(_LEAST_STEPS, 0.5 * np.count_nonzero(with_calls)):
         return None
-    first, last = first[full], last[full]
-    first = without_foreign(operations, _with_early_copies(operations, first, last), last)
+    number, first, last = np.flatnonzero(full), first[full], last[full]
+    first = _with_early_copies(operations, first, last)
+    is_sampled = not with_calls.all()
+    if is_sampled:
+        number, first, last = fill_in(operations, number, first, last)
+    first = without_foreign(operations, first, last)
     starts, ends = window_starts(operations, first), operations.reach[last]
     ends, interludes = part_interludes(operations, first, last, starts, ends)
-    if marks.source == "profiler" and _keeps_up(ends, marks.start[full], marks.end[full]):
-        starts, ends, interludes = marks.start[full], marks.end[full], ()
+    if is_sampled:
+        interludes = between_neighbours(interludes, number)
+    if marks.source == "profiler" and _keeps_up(ends, marks.start[number], marks.end[number]):
+        starts, ends, interludes = marks.start[number], marks.end[number], ()
     reason = f"ranges named {marks.name!r}"
     confidence = 0.9 if marks.source == "nvtx" else 1.0
     return StepWindows(
@@ -116,7 +147,14 @@ def project(marks: Marks, operations: GpuOperations, calls: HostCalls) -> StepWi
         confidence=confidence,
         reason=reason,
         interludes=interludes,
+        numbers=marks.numbers[number],
     )
+
+
+def _with_calls(marks: Marks, operations: GpuOperations) -> Mask:
+    """Which marks have all calls that were made in them."""
+    recorded = operations.calls_recorded
+    return np.ones(len(marks.start), np.bool_) if recorded is None else marks.lie_in(recorded)
 
 
 def _keeps_up(done: Times, start: Times, end: Times) -> bool:

@@ -38,6 +38,8 @@ class StepWindows:
     confidence: float
     reason: str
     interludes: tuple[Interlude, ...] = ()
+    numbers: Times | None = None
+    """Of the steps, as the program counted; None where nobody did."""
 
     def __len__(self) -> int:
         return len(self.start)

@@ -1,7 +1,7 @@
 """What-if: the step time predicted when one cause is removed, by replaying the steps' dependencies.
 
-`graph` says what a graph is and replays it, `build` makes it of recorded times, `cures` lists what
-can be removed, `predict` compares.
+`graph` says what a graph is, `build` makes it of recorded times, `replay` goes through it, `cures`
+lists what can be removed, `predict` compares.
 """
 
 from __future__ import annotations

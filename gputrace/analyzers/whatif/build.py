@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gputrace.analyzers.classes import distinct_ids
 from gputrace.analyzers.host import Call, HostCalls
 from gputrace.analyzers.intervals import Intervals
 from gputrace.analyzers.whatif.graph import NONE, Graph, Index
@@ -17,6 +16,7 @@ from gputrace.analyzers.whatif.streams import find_causes, join_streams, keep_to
 from gputrace.analyzers.whatif.timing import find_slots, host_times, start_times
 from gputrace.analyzers.whatif.waits import find_waits
 from gputrace.traces.events import Column, Mask, Memory
+from gputrace.traces.ids import distinct_ids, number_ids
 from gputrace.traces.trace import Trace
 
 
@@ -102,7 +102,7 @@ def _by_thread(
 ) -> dict[int, Intervals]:
     """The waits for data by the items' own numbers of threads."""
     found = {}
-    for thread in np.unique(items.thread[items.thread >= 0]).tolist():
+    for thread in distinct_ids(items.thread[items.thread >= 0]).tolist():
         call = items.call[np.flatnonzero(items.thread == thread)[0]]
         pair = calls.threads[calls.thread[call]]
         if pair in data:
@@ -121,7 +121,8 @@ def _ranks(rows: Rows, calls: HostCalls, items: Items, gpu: Index) -> Index:
     """The rank of each item: of its GPU, or of its process."""
     of_process = {one.process: one.rank for one in rows.gpus}
     ranks = np.array([one.rank for one in rows.gpus])
-    others = np.array([of_process.get(int(p), NONE) for p in items.process])
+    processes, place = number_ids(items.process)
+    others = np.array([of_process.get(process, NONE) for process in processes.tolist()])[place]
     return np.where(gpu >= 0, ranks[gpu], others)
 
 

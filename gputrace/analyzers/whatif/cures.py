@@ -33,6 +33,8 @@ class Cure:
     what: str
     """The cure in a few words, as the beginning of a sentence on what it would save."""
     assumption: str
+    bounds: tuple[Effect, ...] = (Effect.MOST, Effect.LEAST)
+    """How far it works else; none where it is all or nothing."""
 
 
 CURES: Final = (
@@ -65,6 +67,7 @@ CURES: Final = (
         straggler,
         "A rank as fast as the others",
         "every rank's kernels take what the median's do",
+        bounds=(),
     ),
     Cure(
         "late-host",
@@ -72,6 +75,7 @@ CURES: Final = (
         late_host,
         "A host as quick as on the other ranks",
         "every rank's host is as quick as the median's between the same calls",
+        bounds=(),
     ),
     Cure(
         "overlap",
@@ -95,6 +99,7 @@ CURES: Final = (
         sync,
         "A host that waits for no GPU",
         "the host never waits for a GPU, and runs ahead as far as launches can be queued",
+        bounds=(),
     ),
     Cure(
         "alloc",
@@ -102,5 +107,6 @@ CURES: Final = (
         alloc,
         "Keeping memory allocated",
         "no memory is allocated or given back in a step",
+        bounds=(),
     ),
 )

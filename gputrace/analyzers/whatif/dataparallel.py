@@ -11,6 +11,7 @@ from gputrace.analyzers.host import Call
 from gputrace.analyzers.whatif.edits import Effect, Mask, runs
 from gputrace.analyzers.whatif.graph import NONE, Graph, Index
 from gputrace.traces.events import Kind
+from gputrace.traces.ids import distinct_ids
 
 _SHARE: Final = 0.2
 """Part of the busiest GPU's kernels that a GPU has if it trains too."""
@@ -21,7 +22,7 @@ _MANY_ALLOCS: Final = 20
 def trained_together(graph: Graph) -> Index | None:
     """The GPUs that one process trains on, from different threads; None if no process does."""
     kernels = runs(graph) & (graph.operation == OperationClass.COMPUTE) & (graph.thread >= 0)
-    if len(np.unique(graph.process[kernels])) != 1:
+    if len(distinct_ids(graph.process[kernels])) != 1:
         return None
     counts = np.bincount(graph.gpu[kernels])
     gpus = np.flatnonzero(counts >= _SHARE * counts.max())
@@ -56,7 +57,7 @@ def _one_process_each(
     first = int(gpus[0])
     between = graph.operation == OperationClass.COMMUNICATION
     own_op = runs(graph) & (graph.gpu == first) & (talks | ~between)
-    feeds = np.unique(graph.thread[runs(graph) & (graph.gpu == first) & (graph.thread >= 0)])
+    feeds = distinct_ids(graph.thread[runs(graph) & (graph.gpu == first) & (graph.thread >= 0)])
     stays = np.isin(graph.thread, feeds) & (own_op | ~runs(graph))
     chain = int(feeds[0])
     host = np.where(graph.hand >= 0, graph.hand_lag, graph.gap)

@@ -1,4 +1,4 @@
-"""The execution of some consecutive steps as a graph, and its replay.
+"""The execution of some consecutive steps as a graph, which `replay` goes through.
 
 An item is one host call with the GPU operation that it issued. It starts after the call before it
 on its thread, and ends after the operations that it waits for; its operation starts after the call,
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -25,10 +24,6 @@ Edges = Mapping[int, tuple[tuple[int, int], ...]]
 
 NONE: Final = -1
 LONG_AGO: Final = -(1 << 60)
-
-_OF_CALLS: Final = ("thread", "gap", "own", "stream", "latency", "spacing")
-_OF_OPERATIONS: Final = ("ns", "residual", "group", "slot", "hand", "hand_lag", "order")
-"""The columns that a replay reads."""
 
 
 @dataclass(frozen=True)
@@ -98,77 +93,4 @@ class Graph:
 
     def changed(self, **columns: Any) -> Graph:
         """A graph with some columns exchanged."""
-        made = replace(self, **columns)
-        # Most columns are those of this graph: their lists are made once for all that is changed.
-        kept = self._lists.items() if self.__dict__.get("_lists") else ()
-        made._lists.update((name, known) for name, known in kept if name not in columns)
-        return made
-
-    def plain(self, *names: str) -> list[list[int]]:
-        """Columns as lists, which a loop reads faster than arrays."""
-        for name in names:
-            if name not in self._lists:
-                self._lists[name] = getattr(self, name).tolist()
-        return [self._lists[name] for name in names]
-
-    @cached_property
-    def _lists(self) -> dict[str, list[int]]:
-        return {}
-
-
-def replay(graph: Graph) -> Times:  # noqa: C901 (see below)
-    """When the operation of each item ends; of items without one, when the call does.
-
-    One tight loop over plain lists, half a microsecond an item: calls in it would double that.
-    """
-    g = graph
-    thread, gap, own, stream, latency, spacing = g.plain(*_OF_CALLS)
-    ns, residual, group, slot, hand, hand_lag, order = g.plain(*_OF_OPERATIONS)
-    waits, after = g.waits, g.after
-    free = [LONG_AGO] * (int(g.stream.max(initial=0)) + 1)
-    reached = [0] * (int(g.thread.max(initial=0)) + 1)
-    began, ended, returned = [0] * len(g), [0] * len(g), [0] * len(g)
-    missing = np.bincount(g.group[g.group >= 0], minlength=1).tolist()
-    arrived = [LONG_AGO] * len(missing)
-    members: list[list[int]] = [[] for _ in missing]
-    for i in order:
-        at, on = thread[i], stream[i]
-        if at >= 0:
-            begin = reached[at] + gap[i]
-            if hand[i] >= 0 and returned[hand[i]] + hand_lag[i] > begin:
-                begin = returned[hand[i]] + hand_lag[i]
-            done = begin + own[i]
-        else:
-            begin = done = 0
-        if on >= 0:
-            start = begin + latency[i]
-            if free[on] + spacing[i] > start:
-                start = free[on] + spacing[i]
-            if i in after:
-                for j, lag in after[i]:
-                    if ended[j] + lag > start:
-                        start = ended[j] + lag
-            start += residual[i]
-            began[i] = start
-            which = group[i]
-            if which < 0:
-                ended[i] = free[on] = start + ns[i]
-            else:
-                members[which].append(i)
-                missing[which] -= 1
-                if start > arrived[which]:
-                    arrived[which] = start
-                if not missing[which]:
-                    for j in members[which]:
-                        ended[j] = free[stream[j]] = arrived[which] + ns[j]
-        if at >= 0:
-            if i in waits:
-                for j, lag in waits[i]:
-                    if ended[j] + lag > done:
-                        done = ended[j] + lag
-            if slot[i] >= 0 and began[slot[i]] > done:
-                done = began[slot[i]]
-            returned[i] = reached[at] = done
-            if on < 0:
-                ended[i] = done
-    return np.array(ended, np.int64)
+        return replace(self, **columns)

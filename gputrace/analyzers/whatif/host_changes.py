@@ -16,8 +16,10 @@ from gputrace.analyzers.whatif.edits import (
     issues,
     without_waits,
 )
-from gputrace.analyzers.whatif.graph import NONE, Graph, replay
+from gputrace.analyzers.whatif.graph import NONE, Graph
+from gputrace.analyzers.whatif.items import before_on
 from gputrace.analyzers.whatif.measure import measure
+from gputrace.analyzers.whatif.replay import replay
 from gputrace.traces.events import Kind
 
 _GRAPH_LAUNCH_NS: Final = 10_000
@@ -92,15 +94,8 @@ def _half_launched(graph: Graph, follows: Mask) -> Graph:
 
 def _follows(graph: Graph, launched: Mask) -> Mask:
     """Launches whose call before, on the thread or handed over from another, is a launch too."""
-    follows = np.zeros(len(graph), bool)
-    latest: dict[int, int] = {}
-    thread, hand = graph.thread.tolist(), graph.hand.tolist()
-    for i in range(len(graph)):
-        if thread[i] >= 0:
-            before = hand[i] if hand[i] >= 0 else latest.get(thread[i], NONE)
-            follows[i] = launched[i] and before >= 0 and launched[before]
-            latest[thread[i]] = i
-    return follows
+    before = np.where(graph.hand >= 0, graph.hand, before_on(graph.thread))
+    return launched & (graph.thread >= 0) & (before >= 0) & launched[before]
 
 
 def sync(graph: Graph, _effect: Effect) -> Graph | None:

@@ -12,6 +12,7 @@ from gputrace.analyzers.host import Call, HostCalls
 from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.whatif.graph import LONG_AGO, NONE, Index
 from gputrace.analyzers.whatif.rows import Rows
+from gputrace.traces.ids import distinct_ids, number_ids
 
 _FAR: Final = 1 << 40
 """Nanoseconds, more than a window is long: keeps the threads apart in one running maximum."""
@@ -53,7 +54,9 @@ def make_items(rows: Rows, calls: HostCalls) -> Items:
     first = np.full(len(outer), NONE, np.int64)
     known = np.flatnonzero(owner >= 0)
     first[owner[known][::-1]] = known[::-1]  # the earliest of each call comes to stand
-    extra = np.setdiff1d(np.arange(len(rows.call)), first[first >= 0])
+    alone = np.ones(len(rows.call), bool)
+    alone[first[first >= 0]] = False
+    extra = np.flatnonzero(alone)
     call = np.concatenate([outer, np.full(len(extra), NONE, np.int64)])
     operation = np.concatenate([first, extra])
     leads = np.concatenate([np.full(len(outer), NONE, np.int64), owner[extra]])
@@ -66,13 +69,13 @@ def make_items(rows: Rows, calls: HostCalls) -> Items:
 
 def _kept(rows: Rows, calls: HostCalls) -> Index:
     """The calls that issue, and all that wait or allocate between those of a thread."""
-    issuing = np.unique(rows.call[rows.call >= 0])
+    issuing = distinct_ids(rows.call[rows.call >= 0])
     kept = [issuing]
-    for thread in np.unique(calls.thread[issuing]).tolist():
+    for thread in distinct_ids(calls.thread[issuing]).tolist():
         own = issuing[calls.thread[issuing] == thread]
         between = np.arange(own[0], own[-1] + 1)
         kept.append(between[np.isin(calls.sort[between], (Call.SYNC, Call.ALLOC))])
-    return np.unique(np.concatenate(kept)).astype(np.int64)
+    return distinct_ids(np.concatenate(kept))
 
 
 def _outermost(calls: HostCalls, kept: Index, issued: Index) -> tuple[Index, Index]:
@@ -112,9 +115,11 @@ def _with_times(
     begin = np.where(call >= 0, calls.start[call] - base, LONG_AGO)
     returned = np.where(call >= 0, calls.end[call] - base, LONG_AGO)
     some = operation >= 0
-    keys = np.stack([events.process, events.device, events.stream]).astype(np.int64)
-    _, stream = np.unique(keys, axis=1, return_inverse=True)
-    _, thread = np.unique(calls.thread[call], return_inverse=True)
+    devices, device = number_ids(events.device)
+    streams, stream = number_ids(events.stream)
+    device = events.process.astype(np.int64) * len(devices) + device
+    _, stream = number_ids(device * len(streams) + stream)
+    _, thread = number_ids(calls.thread[call])
     return Items(
         call=call,
         operation=operation,
@@ -123,7 +128,7 @@ def _with_times(
         thread=np.where(call >= 0, thread, NONE),
         begin=begin,
         returned=returned,
-        stream=np.where(some, stream.ravel()[operation], NONE),
+        stream=np.where(some, stream[operation], NONE),
         start=np.where(some, events.start[operation] - base, begin),
         end=np.where(some, events.end[operation] - base, returned),
         base=base,

@@ -46,5 +46,5 @@ def step_ends(graph: Graph, ended: Times) -> Times:
     gpus = int(graph.gpu.max(initial=-1)) + 1
     ends = np.full((gpus, graph.steps), LONG_AGO, np.int64)
     rows = np.flatnonzero((graph.stream >= 0) & (graph.step >= 0))
-    np.maximum.at(ends, (graph.gpu[rows], graph.step[rows]), ended[rows])
+    np.maximum.at(ends.reshape(-1), graph.gpu[rows] * graph.steps + graph.step[rows], ended[rows])
     return np.maximum.accumulate(ends, axis=1)

@@ -10,8 +10,9 @@ import numpy as np
 from gputrace.analyzers.results.whatif import WhatIf
 from gputrace.analyzers.whatif.cures import CURES, Cure, Effect
 from gputrace.analyzers.whatif.edits import issues, runs
-from gputrace.analyzers.whatif.graph import Graph, replay
+from gputrace.analyzers.whatif.graph import Graph
 from gputrace.analyzers.whatif.measure import Measure, measure, standard_error
+from gputrace.analyzers.whatif.replay import replay
 
 WORTH: Final = 0.01
 """Part of a step that a cure must save to be listed."""
@@ -92,7 +93,7 @@ def _range(
     if gain < WORTH * recorded.mean:
         return None
     bounds = [middle.mean, middle.mean - error * gain, middle.mean + error * gain]
-    for effect in (Effect.MOST, Effect.LEAST):
+    for effect in cure.bounds:
         changed = cure.change(graph, effect)
         if changed is not None:
             bounds.append(measure(changed, replay(changed)).mean)

@@ -11,6 +11,7 @@ from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.whatif.edits import Effect, runs
 from gputrace.analyzers.whatif.graph import Graph, Index
 from gputrace.analyzers.whatif.items import before_on
+from gputrace.traces.ids import distinct_ids
 
 _SLOWER: Final = 1.02
 """A rank whose kernels take this many times the median rank's is slower than that."""
@@ -23,7 +24,7 @@ def straggler(graph: Graph, _effect: Effect) -> Graph | None:
     Those of one name are shortened alike, to what the median rank spends on them: to nothing, where
     the median rank has none.
     """
-    ranks = np.unique(graph.rank[graph.rank >= 0])
+    ranks = distinct_ids(graph.rank[graph.rank >= 0])
     computes = runs(graph) & (graph.operation == OperationClass.COMPUTE)
     place = np.searchsorted(ranks, graph.rank)
     totals = np.bincount(place[computes], graph.ns[computes], len(ranks))
@@ -52,7 +53,7 @@ def late_host(graph: Graph, _effect: Effect) -> Graph | None:
 
     None where none is later, or where the ranks do not make the same calls.
     """
-    ranks = np.unique(graph.rank[graph.rank >= 0])
+    ranks = distinct_ids(graph.rank[graph.rank >= 0])
     calls = [np.flatnonzero((graph.rank == rank) & (graph.thread >= 0)) for rank in ranks]
     if len(ranks) < 2:
         return None

@@ -12,6 +12,7 @@ from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.whatif.graph import NONE, Index
 from gputrace.analyzers.whatif.items import Items
 from gputrace.traces.events import Column, Kind
+from gputrace.traces.ids import distinct_ids
 
 _JUST_ENDED_NS: Final = 12_000
 """An operation that starts this soon after one elsewhere ended had waited for it."""
@@ -57,7 +58,7 @@ def join_streams(
     step's last collective, and an input copied on a stream of its own, come before what the main
     stream is given next. Only where the recorded times agree.
     """
-    for one in np.unique(gpu[gpu >= 0]).tolist():
+    for one in distinct_ids(gpu[gpu >= 0]).tolist():
         rows = np.flatnonzero((gpu == one) & (items.stream >= 0))
         main = _main_stream(items, operation, rows)
         for i, j in _joins(items, operation, kind, step, rows, main):

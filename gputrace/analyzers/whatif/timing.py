@@ -11,6 +11,7 @@ from gputrace.analyzers.intervals import EMPTY, Intervals, Times
 from gputrace.analyzers.whatif.graph import LONG_AGO, NONE, Index
 from gputrace.analyzers.whatif.items import Items
 from gputrace.traces.events import Mask
+from gputrace.traces.ids import distinct_ids
 
 USUAL_LATENCY_NS: Final = 6_000
 USUAL_SPACING_NS: Final = 1_500
@@ -45,7 +46,7 @@ def host_times(
     hand_lag = np.where(hand >= 0, items.begin - items.returned[hand], 0)
     since = np.where(hand >= 0, items.returned[hand], since)
     waited = np.zeros(len(items), np.int64)
-    for thread in np.unique(items.thread[items.thread >= 0]).tolist():
+    for thread in distinct_ids(items.thread[items.thread >= 0]).tolist():
         rows = np.flatnonzero((items.thread == thread) & ((previous >= 0) | (hand >= 0)))
         own = data.get(thread, EMPTY)
         waited[rows] = own.within(since[rows] + items.base, items.begin[rows] + items.base)
@@ -107,7 +108,7 @@ def find_slots(items: Items, gpu: Index, own: Times, host: HostTimes) -> Queuein
     """
     slots = np.full(len(items), NONE, np.int64)
     own, gap = own.copy(), host.gap.copy()
-    lanes = [_Lane.of(items, gpu, one) for one in np.unique(gpu[gpu >= 0]).tolist()]
+    lanes = [_Lane.of(items, gpu, one) for one in distinct_ids(gpu[gpu >= 0]).tolist()]
     depth = max([QUEUE, *(int(lane.waiting(items.begin).max(initial=0)) for lane in lanes)])
     launches = (items.thread >= 0) & (items.stream >= 0)
     usual = int(np.median(own[launches])) if launches.any() else 0

@@ -22,6 +22,7 @@ from textual.widgets import Footer, Static
 from gputrace.analyzers.scene.cells import Layers
 from gputrace.analyzers.scene.gap_table import GapTable
 from gputrace.analyzers.scene.scene import Scene
+from gputrace.cleaning import clean
 from gputrace.views.browse.board import Board
 from gputrace.views.browse.drawing import legend
 from gputrace.views.browse.gap_list import GapList
@@ -31,7 +32,7 @@ from gputrace.views.browse.source import Source
 from gputrace.views.browse.timeline import Timeline
 from gputrace.views.palette import LOOKS, SEVERITIES, Palette
 from gputrace.views.tables import verdict
-from gputrace.views.words import clean, duration, moment
+from gputrace.views.words import duration, moment
 
 _AT_ONCE: Final = 200_000
 """So many gaps are sorted while a key waits; more, in the source's thread."""

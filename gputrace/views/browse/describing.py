@@ -11,10 +11,11 @@ from rich.text import Text
 from gputrace.analyzers.results import Finding
 from gputrace.analyzers.scene.gap_detail import GapDetail, HostTime, Operation
 from gputrace.analyzers.scene.launches import Launch
+from gputrace.cleaning import clean
 from gputrace.traces.events import Kind
 from gputrace.units import format_share
 from gputrace.views.palette import SEVERITIES
-from gputrace.views.words import clean, duration, label, moment
+from gputrace.views.words import duration, label, moment
 
 _MOST_HOST: Final = 8
 _MOST_OTHERS: Final = 8

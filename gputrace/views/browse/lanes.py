@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gputrace.analyzers.scene.scene import SceneLane
-from gputrace.views.words import clean
+from gputrace.cleaning import clean
 
 CURVE_NAMES: Final = {
     "utilization": "use",

@@ -13,8 +13,8 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+from gputrace.cleaning import clean
 from gputrace.views.browse.keys import GROUPS
-from gputrace.views.words import clean
 
 Check = Callable[[str], None]
 """Takes what was typed; raises ValueError, or a UsageError, that says what is wrong with it."""

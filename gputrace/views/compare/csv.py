@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from gputrace.analyzers.compare.results import Change, ClassChange, Comparison, ScalingRow
+from gputrace.cleaning import cell
 
 _CLASSES: Final = ("name", *(f.name for f in fields(Change)), "a_share", "b_share")
 _RUNS: Final = tuple(field.name for field in fields(ScalingRow) if field.name != "losses")
@@ -38,5 +39,5 @@ def _written(names: Sequence[str], rows: Iterable[Any]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([getattr(row, name) for name in names] for row in rows)
+    writer.writerows([cell(getattr(row, name)) for name in names] for row in rows)
     return out.getvalue()

@@ -18,6 +18,7 @@ from typing import Any, Final, TextIO
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.results import CLASSES, Analysis
 from gputrace.analyzers.scene.tracks import Track, read_gpu_tracks, read_host_tracks
+from gputrace.cleaning import exported, json_text
 from gputrace.traces.events import Events, Kind
 from gputrace.traces.trace import Trace
 from gputrace.views.exports import Job
@@ -148,7 +149,7 @@ def microseconds(nanoseconds: int) -> str:
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return json_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 _KIND_NAMES: Final = {
@@ -180,7 +181,7 @@ def _names(trace: Trace, events: Events) -> dict[int, str]:
     import numpy as np
 
     ids = np.unique(events.name)
-    return {id: _json(text) for id, text in trace.names(ids[ids != -1]).items()}
+    return {id: _json(exported(text)) for id, text in trace.names(ids[ids != -1]).items()}
 
 
 def _write_gpu(

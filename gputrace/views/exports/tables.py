@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow
 
 from gputrace.analyzers.results import Analysis, Breakdown, Finding, Gap, Step
+from gputrace.cleaning import exported
 from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Events, Kind
 from gputrace.traces.trace import Trace
 from gputrace.views.exports import Job
@@ -93,7 +94,8 @@ def _events(job: Job) -> Iterator[Any]:
 def _event_batch(trace: Trace, kind: Kind, events: Events) -> Any:
     ids, place = np.unique(events.name, return_inverse=True)
     texts = trace.names(ids[ids != UNKNOWN])
-    names = pyarrow.array([texts.get(id) for id in ids.tolist()], pyarrow.string())
+    told = [exported(texts[id]) if id in texts else None for id in ids.tolist()]
+    names = pyarrow.array(told, pyarrow.string())
     pids = np.array([process.pid for process in trace.processes])
     arrays = {
         "kind": pyarrow.array([kind.name.lower()] * len(events)),

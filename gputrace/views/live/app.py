@@ -9,16 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
+from rich.console import RenderableType
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Footer, Static
 
+from gputrace.cleaning import clean
 from gputrace.views.live.drawing import body, headline, status
 from gputrace.views.live.now import Feed, Now
 from gputrace.views.palette import Palette
-from gputrace.views.words import clean
 
 _EVERY_S: Final = 1.0
 _OUTPUT_S: Final = 0.25
@@ -106,7 +107,7 @@ class LiveApp(App[str]):
             self.now = await asyncio.to_thread(self._feed.look)
         except Exception as error:
             told = clean(str(error) or type(error).__name__)
-            self.query_one("#verdict", Static).update(Text(told, "bold red", no_wrap=True))
+            self._put("verdict", Text(told, "bold red", no_wrap=True))
             return
         finally:
             self._looking = False
@@ -118,16 +119,20 @@ class LiveApp(App[str]):
             self.exit()
             return
         lines = [clean(line, self.size.width - 2) for line in self._output(self._rows_of_output)]
-        self.query_one("#output", Static).update(Text("\n".join(lines), no_wrap=True))
+        self._put("output", Text("\n".join(lines), no_wrap=True))
 
     def show(self) -> None:
         """Draws what was seen last."""
         if self.now is None:
             return
-        self.query_one("#verdict", Static).update(headline(self.now))
-        self.query_one("#status", Static).update(status(self.now))
-        drawn = body(self.now, self.palette, max(self.size.width - 4, 20))
-        self.query_one("#body", Static).update(drawn)
+        self._put("verdict", headline(self.now))
+        self._put("status", status(self.now))
+        self._put("body", body(self.now, self.palette, max(self.size.width - 4, 20)))
+
+    def _put(self, place: str, what: RenderableType) -> None:
+        """Draws something in its place; nothing where the screen is on its way out."""
+        for widget in self.query(f"#{place}").results(Static):
+            widget.update(what)
 
     def on_resize(self) -> None:
         self.show()

@@ -13,10 +13,11 @@ from rich.text import Text
 from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.results import CLASSES, Analysis, Breakdown
 from gputrace.analyzers.scene.curves import Curve
+from gputrace.cleaning import clean
 from gputrace.views.live.now import CardNow, Now, Pace
 from gputrace.views.palette import LEVELS, SEVERITIES, Palette
 from gputrace.views.tables import gpu_label, verdict
-from gputrace.views.words import clean, duration
+from gputrace.views.words import duration
 
 CURVE_NS: Final = 60_000_000_000
 """How much of the past the curves show."""

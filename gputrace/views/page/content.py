@@ -12,6 +12,7 @@ from gputrace.traces.names import short
 from gputrace.units import format_ns, format_share
 from gputrace.views.cards import cards_table
 from gputrace.views.collectives import collectives_tables
+from gputrace.views.extra import extra_table
 from gputrace.views.kernels import kernels_table
 from gputrace.views.links import links_tables
 from gputrace.views.page.charts import CURVES
@@ -79,6 +80,8 @@ class Content:
     cards: Table | None
     kernels: Table | None
     links: tuple[Table, ...]
+    extra: tuple[Table, ...]
+    """Of plugins."""
     notes: tuple[str, ...]
     source: str
     summary: Mapping[str, str]
@@ -109,6 +112,7 @@ def find_content(material: Material, title: str) -> Content:
             *links_tables(analysis, _MOST_LINKS),
             *collectives_tables(analysis),
         ),
+        extra=tuple(map(extra_table, analysis.tables)),
         notes=tuple(_first_notes(analysis)),
         source=analysis.source,
         summary=_summary(material),

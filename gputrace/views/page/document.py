@@ -23,6 +23,7 @@ from gputrace.views.page.content import GAP_HEADER, find_content
 from gputrace.views.page.material import Material, file_name
 from gputrace.views.page.plain import plain_text
 from gputrace.views.page.timeline import facts, timeline_charts
+from gputrace.views.tables import TEXT_COLUMNS
 
 _SCRIPT: Final = re.compile(r"<script(?: type=\"text/javascript\")?>(.*?)</script>", re.DOTALL)
 _SCRIPTS: Final = ("timeline.js", "page.js")
@@ -76,6 +77,7 @@ def common_variables(charts: dict[str, figure]) -> dict[str, Any]:
         "scripts": [_file(name) for name in _SCRIPTS],
         "version": __version__,
         "sources": "",
+        "text_columns": TEXT_COLUMNS,
         "facts": {"classes": class_list()},
     }
 

@@ -16,11 +16,16 @@ from gputrace.analyzers.scene.kept import freeze, thaw
 from gputrace.analyzers.scene.runs import Runs, Tiled, reduce, tile
 from gputrace.analyzers.scene.scene import Scene, full_scene
 from gputrace.analyzers.scene.worst_gaps import WorstGap, worst_gaps
+from gputrace.errors import InputError
 from gputrace.traces.cache import keep, key_of, load
 from gputrace.traces.trace import Progress, Trace, Window
 
 MOST_RUNS: Final = 400_000
 """Of a file's timeline: some 2.7 MB of text if nothing about them can be packed."""
+
+
+LONGEST_NS: Final = 100 * 86_400 * 10**9
+"""What is drawn at most: a run holds four seconds, so that a longer one would be too many."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +73,24 @@ def gather(
 ) -> Material:
     """Analyzes a trace and reduces its timeline; raises what `analyze` raises.
 
+    Raises InputError, too, where the rows lie so far apart that their times must be wrong.
     What the terminal's browser keeps of a trace serves here too, and the other way round.
     """
     scene = _known(trace, options) or _read(trace, options, progress)
     analysis = scene.analysis
     assert analysis is not None
+    _check_span(trace, scene.span)
     gaps = worst_gaps(scene, analysis)
     lanes = tuple(tile(lane.layers, scene.span) for lane in scene.lanes)
     matter = [*(gap.itself for gap in gaps), *(gap.around for gap in gaps)]
     return Material(analysis, scene, gaps, lanes, reduce(lanes, scene.span, most, matter))
+
+
+def _check_span(trace: Trace, span: Window) -> None:
+    apart = span.end - span.start
+    if apart > LONGEST_NS:
+        days = f"its rows lie {apart / 86_400e9:,.0f} days apart"
+        raise InputError(trace.title, f"{days}, too far to be drawn; give a part (--time)")
 
 
 def _key(trace: Trace, options: Options) -> str | None:

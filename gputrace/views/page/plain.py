@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gputrace.views.words import clean
+from gputrace.cleaning import clean
 
 LONGEST: Final = 200
 """Letters of a name that are shown."""

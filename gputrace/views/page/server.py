@@ -18,6 +18,7 @@ from bokeh.document import Document
 from bokeh.models import ColumnDataSource, Range1d
 from bokeh.plotting import figure
 from bokeh.server.server import Server
+from bokeh.settings import settings
 
 from gputrace.errors import UsageError
 from gputrace.views.page.document import find_charts, page_template, page_variables
@@ -28,6 +29,8 @@ _PAUSE_MS: Final = 120
 _MOST_SENT: Final = 150_000
 """Runs of a window that are sent at once."""
 _HOST: Final = "127.0.0.1"
+_CALLERS: Final = ("tornado.access", "tornado.application", "bokeh.server.views.ws")
+"""Loggers of what callers do wrong."""
 _SILENT: Final = logging.CRITICAL + 1
 
 
@@ -45,11 +48,14 @@ def serve(material: Material, port: int, ready: Callable[[str], None]) -> None:
 
 
 async def _serve(material: Material, port: int, ready: Callable[[str], None]) -> None:
-    # Whoever asks for something else is no news.
-    logging.getLogger("tornado.access").setLevel(_SILENT)
+    # Whoever asks for something else, or from somewhere else, is no news.
+    for name in _CALLERS:
+        logging.getLogger(name).setLevel(_SILENT)
     token = secrets.token_urlsafe(24)
     application = Application(FunctionHandler(lambda document: _fill(document, material)))
     server = _listen(application, port, token)
+    # Whatever the environment says of it: pages of others must not ask in a browser's name.
+    settings.allowed_ws_origin = [f"{host}:{server.port}" for host in (_HOST, "localhost")]
     server.start()
     ready(f"http://{_HOST}:{server.port}/{token}/")
     try:
