@@ -1,0 +1,184 @@
+"""A trace whose file a worker of a cluster reads; the analysis sees a trace as any other."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import replace as changed
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from gputrace.cluster.messages import File, Recorded, Reply, Request, Told, events_of, nvml_of
+from gputrace.traces.events import Column, Events, Kind, concatenate
+from gputrace.traces.nvml.model import Nvml
+from gputrace.traces.trace import Device, Progress, Session, Trace, Window
+
+
+class Ticket(Protocol):
+    """A request under way."""
+
+    def reply(self) -> Reply:
+        """The answer; raises what kept the file from being read."""
+
+
+class Place(Protocol):
+    """Where requests are answered."""
+
+    def ask(self, request: Request) -> Ticket: ...
+
+
+class RemoteTrace(Trace):
+    """One file, open on a worker.
+
+    What it numbers keeps its number though another worker takes over: a process is told by what it
+    is, not by its place among those that a worker has met.
+    """
+
+    elsewhere = True
+
+    def __init__(self, place: Place, file: File, reply: Reply) -> None:
+        """``reply`` is the answer to the request ``about`` the file."""
+        assert reply.about is not None
+        super().__init__(Path(file.path))
+        self._place, self._file, self._about = place, file, reply.about
+        self.source, self.origin = reply.about.source, reply.about.origin
+        self.no_gpu, self.held = reply.about.no_gpu, reply.about.held
+        self._names: dict[int, str] = {}
+        self._devices: dict[tuple[int, int], Device] = {}
+        self._recorded: dict[int, Recorded] = {}
+        self._named: set[frozenset[Kind]] = set()
+        self._asked: tuple[Request, Ticket] | None = None
+        self._asked_nvml: Ticket | None = None
+        self._take(reply)
+
+    @property
+    def session(self) -> Session:
+        return self._about.session
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        return frozenset(map(Kind, self._about.kinds))
+
+    @property
+    def cut_bytes(self) -> int:
+        return self._about.cut_bytes
+
+    def part(self, window: Window) -> Trace:
+        if self.held and not self.cut_bytes:
+            return self  # The worker has it in memory already.
+        file = msgspec.structs.replace(self._file, part=window)
+        return RemoteTrace(self._place, file, self._place.ask(Request(file, about=True)).reply())
+
+    def ask(self, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None) -> None:
+        request = self._reading(kinds, columns, window)
+        if kinds & self.kinds:
+            self._asked = request, self._place.ask(request)
+
+    def read(
+        self,
+        kinds: frozenset[Kind],
+        columns: Sequence[str],
+        window: Window | None,
+        progress: Progress | None,
+    ) -> Events:
+        if not kinds & self.kinds:
+            return concatenate([], columns)
+        request = self._reading(kinds, columns, window)
+        asked, self._asked = self._asked, None
+        ticket = asked[1] if asked and asked[0] == request else self._place.ask(request)
+        reply = ticket.reply()
+        numbers = self._take(reply)
+        assert reply.events is not None
+        events = events_of(reply.events)
+        if request.with_names and (reply.names or not len(events)):
+            self._named.add(kinds)
+        if progress is not None:
+            progress(len(events), len(events))
+        if "process" not in events.columns or (numbers == np.arange(len(numbers))).all():
+            return events
+        arrays = {name: getattr(events, name) for name in events.columns}
+        return Events(arrays | {"process": numbers[events.process]})
+
+    def _reading(
+        self, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None
+    ) -> Request:
+        named = "name" in columns and kinds not in self._named
+        ordered = tuple(sorted(int(kind) for kind in kinds))
+        return Request(self._file, False, ordered, tuple(columns), window, with_names=named)
+
+    def _take(self, reply: Reply) -> Column:
+        """Keeps what comes with an answer; gives our number of each process that the worker has."""
+        known = {process: number for number, process in enumerate(self.processes)}
+        for process in reply.processes:
+            if process not in known:
+                known[process] = len(self.processes)
+                self.processes.append(process)
+        numbers = [known[process] for process in reply.processes]
+        self._recorded |= zip(numbers, reply.recorded, strict=False)
+        for device in reply.devices:
+            own = changed(device, process=numbers[device.process])
+            self._devices[own.process, own.device] = own
+        self._names |= {id: sys.intern(text) for id, text in reply.names.items()}
+        self._hear(reply.told, again=reply.again)
+        return np.array(numbers, np.int64)
+
+    def recorded(self, process: int) -> Sequence[Window]:
+        return own.windows if (own := self._recorded.get(process)) is not None else ()
+
+    def calls_recorded(self, process: int) -> Sequence[Window] | None:
+        return own.calls if (own := self._recorded.get(process)) is not None else None
+
+    def _hear(self, told: Told, again: bool) -> None:
+        """Adds what was found wrong; of a file that was opened again, what is not known yet."""
+        quality = self.quality
+        news = ((quality.warnings, told.warnings), (quality.notes, told.notes))
+        for ours, theirs in news:
+            ours += [text for text in theirs if not (again and text in ours)]
+        quality.left_out += [one for one in told.left_out if one not in quality.left_out]
+        for reason, where, rows in told.dropped:
+            quality.drop(reason, rows, where)
+
+    def names(self, ids: Collection[int] | Column) -> dict[int, str]:
+        wanted = [int(id) for id in ids]
+        if lacking := tuple(id for id in wanted if id not in self._names):
+            self._take(self._place.ask(Request(self._file, names=lacking)).reply())
+        return {id: self._names[id] for id in wanted}
+
+    def search(self, ids: Collection[int] | Column, pattern: re.Pattern[str]) -> dict[int, str]:
+        wanted = tuple(int(id) for id in ids)
+        if all(id in self._names for id in wanted):
+            return super().search(wanted, pattern)
+        request = Request(self._file, names=wanted, pattern=pattern.pattern, flags=pattern.flags)
+        reply = self._place.ask(request).reply()
+        self._take(reply)
+        return reply.names
+
+    def device(self, process: int, device: int) -> Device:
+        if (process, device) not in self._devices:
+            asked = Request(self._file, device=(self.processes[process], device))
+            (found,) = self._place.ask(asked).reply().devices
+            self._devices[process, device] = changed(found, process=process)
+        return self._devices[process, device]
+
+    def ask_nvml(self) -> None:
+        if "_nvml" not in self.__dict__ and self._asked_nvml is None:
+            self._asked_nvml = self._place.ask(Request(self._file, nvml=True))
+
+    def read_nvml(self) -> Nvml:
+        return self._nvml
+
+    @cached_property
+    def _nvml(self) -> Nvml:
+        self.ask_nvml()
+        assert self._asked_nvml is not None
+        reply, self._asked_nvml = self._asked_nvml.reply(), None
+        self._take(reply)
+        return nvml_of(reply)
+
+    def close(self) -> None:
+        """The worker closes the file when the run is done."""

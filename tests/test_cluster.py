@@ -1,0 +1,278 @@
+"""Files read by the workers of a Dask cluster: the result is that of one process, to the byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gputrace
+from gputrace.cli import run
+from gputrace.cluster import scheduler, worker
+from gputrace.cluster.packing import pack, unpack
+from gputrace.cluster.requests import Cluster
+from gputrace.errors import ExitCode, InputError
+from gputrace.traces.events import COLUMN_TYPES, Events
+from tests.parts import Node, write_parts
+from tests.recordings import unpack as unpack_recording
+from tests.synthetic import Plan, simulate, write_kineto
+from tests.test_sampled_calls import LAUNCH_BOUND, sample_calls, write_plan
+
+distributed: Any = pytest.importorskip("distributed")
+
+pytestmark = pytest.mark.filterwarnings("default")
+"""What Dask and its parts warn of is theirs."""
+
+DEADLY = "deadly"
+"""The worker that opens a file of such a name dies."""
+PLAN = Plan(
+    steps=8, ranks=4, kernels_per_step=30, allreduces=3, data_wait_ns=2_000_000, slow_rank=1,
+    slow_factor=1.3, isolated=True,
+)  # fmt: skip
+
+
+class Deadly(distributed.WorkerPlugin):  # type: ignore[misc]
+    """Makes `DEADLY` files what they are, in every worker, those started anew too."""
+
+    def setup(self, worker: Any) -> None:
+        ours: Any = import_module("gputrace.cluster.worker")
+        real = ours.open_trace
+
+        def open_trace(path: Path, *how: bool) -> Any:
+            if path.name.startswith(DEADLY):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(path, *how)
+
+        ours.open_trace = open_trace
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two processes; one death is enough for Dask to give up a task."""
+    import dask
+
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
+        ) as started,
+    ):
+        yield started
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Path:
+    """A file a rank, two of them a machine, whose clocks differ."""
+    nodes = [Node(f"node{n // 2}", (n,), began_ns=n // 2 * 1_000_003) for n in range(4)]
+    write_parts(simulate(PLAN), tmp_path / "run", nodes)
+    return tmp_path / "run"
+
+
+def report(*paths: Path, **how: Any) -> str:
+    with gputrace.open(*paths, **how) as trace:
+        return trace.analyze().render("json")
+
+
+class TestTheResultIsThatOfOneProcess:
+    def test_of_a_file_for_each_rank(self, cluster: Any, ranks: Path) -> None:
+        assert report(ranks, scheduler=cluster.scheduler_address) == report(ranks)
+
+    def test_of_files_of_text(self, cluster: Any, tmp_path: Path) -> None:
+        write_kineto(simulate(PLAN), tmp_path)
+        assert report(tmp_path, scheduler=cluster.scheduler_address) == report(tmp_path)
+
+    @pytest.mark.parametrize(
+        "name", ["h200x2-ddp-validation-12-19.sqlite", "h200x4-dataparallel-7-9.sqlite"]
+    )
+    def test_of_a_recording_with_samples_of_nvml(
+        self, cluster: Any, tmp_path: Path, name: str
+    ) -> None:
+        path = unpack_recording(name, tmp_path)
+        assert report(path, scheduler=cluster.scheduler_address) == report(path)
+
+    def test_of_a_recording_that_has_some_of_its_calls(self, cluster: Any, tmp_path: Path) -> None:
+        path = sample_calls(write_plan(LAUNCH_BOUND, tmp_path / "some.sqlite"))
+        told = report(path, scheduler=cluster.scheduler_address)
+        assert json.loads(told)["recorded_calls"]
+        assert told == report(path)
+
+    def test_of_a_window(self, cluster: Any, ranks: Path) -> None:
+        with (
+            gputrace.open(ranks, scheduler=cluster.scheduler_address) as there,
+            gputrace.open(ranks) as here,
+        ):
+            one, other = (trace.analyze(time="1010ms:1030ms") for trace in (there, here))
+        assert one.render("json") == other.render("json")
+
+    def test_of_a_window_of_large_files(
+        self, cluster: Any, ranks: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("gputrace.traces.within.LARGE", 1000)
+        with (
+            gputrace.open(ranks, scheduler=cluster.scheduler_address) as there,
+            gputrace.open(ranks) as here,
+        ):
+            one, other = (trace.analyze(time="1010ms:1030ms") for trace in (there, here))
+        assert "of which only" in " ".join(one.warnings)
+        assert one.render("json") == other.render("json")
+
+    def test_whatever_numbers_a_worker_gives(self, cluster: Any, ranks: Path) -> None:
+        """Whoever takes over from a dead worker reads other rows first."""
+        with gputrace.open(ranks, scheduler=cluster.scheduler_address) as trace:
+            with distributed.Client(cluster, set_as_default=False) as client:
+                first = next(iter(client.run(os.getpid).values()))
+            os.kill(first, signal.SIGKILL)
+            assert trace.analyze().render("json") == report(ranks)
+
+
+class TestARankThatCannotBeRead:
+    def test_costs_that_rank_alone(
+        self, cluster: Any, ranks: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        broken = ranks / "run.1.sqlite"
+        broken.write_bytes(broken.read_bytes()[:5000])
+        where = ["--scheduler", cluster.scheduler_address]
+        assert run(["analyze", str(ranks), "--json", "--keep-going", *where]) == (
+            ExitCode.DONE_IN_PART
+        )
+        there = capsys.readouterr()
+        assert run(["analyze", str(ranks), "--json", "--keep-going"]) == ExitCode.DONE_IN_PART
+        assert capsys.readouterr() == there
+        assert str(broken) in there.err
+
+    def test_ends_the_command_without_keep_going(
+        self, cluster: Any, ranks: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (ranks / "run.1.sqlite").write_bytes(b"SQLite format 3\0 and nothing more")
+        where = ["--scheduler", cluster.scheduler_address]
+        assert run(["analyze", str(ranks), *where]) == ExitCode.UNREADABLE_INPUT
+        told = capsys.readouterr().err
+        assert "run.1.sqlite" in told
+        assert told.count("\n") == 1
+
+    def test_where_it_kills_its_workers(self, cluster: Any, ranks: Path) -> None:
+        (ranks / "run.2.sqlite").rename(ranks / f"{DEADLY}.sqlite")
+        with distributed.Client(cluster, set_as_default=False) as client:
+            client.register_plugin(Deadly())
+            with gputrace.open(
+                ranks, keep_going=True, scheduler=cluster.scheduler_address
+            ) as trace:
+                (left_out,) = trace.left_out
+                found = trace.analyze()
+        assert DEADLY in left_out.path
+        assert "died" in left_out.problem
+        assert {gpu.rank for gpu in found.gpus} == {0, 1, 3}
+
+
+class TestACluster:
+    def test_that_does_not_answer(
+        self, ranks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(scheduler, "_PATIENCE_S", 0.3)
+        code = run(["analyze", str(ranks), "--scheduler", "tcp://127.0.0.1:9"])
+        assert code == ExitCode.MISSING_HERE
+        told = capsys.readouterr().err
+        assert "tcp://127.0.0.1:9" in told
+        assert told.count("\n") == 1
+
+    @pytest.mark.parametrize("where", ["local", "local:none", "local:0", "nonsense"])
+    def test_that_is_none(self, ranks: Path, where: str) -> None:
+        assert run(["analyze", str(ranks), "--scheduler", where]) == ExitCode.USAGE
+
+    @pytest.mark.parametrize(
+        ("where", "lacking"), [("local:2", "distributed"), ("slurm:2", "dask_jobqueue")]
+    )
+    def test_without_the_extra(
+        self,
+        ranks: Path,
+        where: str,
+        lacking: str,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.setitem(sys.modules, lacking, None)
+        assert run(["analyze", str(ranks), "--scheduler", where]) == ExitCode.MISSING_HERE
+        assert "gputrace[cluster]" in capsys.readouterr().err
+
+    def test_of_slurm_where_none_is(
+        self,
+        ranks: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "dask_jobqueue", SimpleNamespace(SLURMCluster=None))
+        monkeypatch.setenv("PATH", "")
+        assert run(["analyze", str(ranks), "--scheduler", "slurm:2"]) == ExitCode.MISSING_HERE
+        assert "no sbatch" in capsys.readouterr().err
+
+    def test_that_slurm_starts(self, ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is asked of dask-jobqueue; its jobs are processes of this machine here."""
+        asked = []
+
+        class Jobs(distributed.LocalCluster):  # type: ignore[misc]
+            def __init__(self, **of_a_job: object) -> None:
+                asked.append(of_a_job)
+                super().__init__(n_workers=0, processes=False, dashboard_address=None)
+
+            def scale(self, count: int) -> None:
+                asked.append({"workers": count})
+                super().scale(count)
+
+        monkeypatch.setitem(sys.modules, "dask_jobqueue", SimpleNamespace(SLURMCluster=Jobs))
+        monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/sbatch")
+        assert report(ranks, scheduler="slurm:2") == report(ranks)
+        assert asked[:2] == [{"cores": 1, "memory": "4GB", "processes": 1}, {"workers": 2}]
+
+    def test_closes_the_files_at_the_end(self, cluster: Any, ranks: Path) -> None:
+        with distributed.Client(cluster, set_as_default=False) as client:
+            report(ranks, scheduler=cluster.scheduler_address)
+            assert set(client.run(_files_open).values()) == {0}
+
+    def test_counts_what_it_receives(self, cluster: Any, ranks: Path) -> None:
+        with Cluster(cluster.scheduler_address) as own:
+            found = list(own.open_each([ranks / "nothing", ranks / "run.0.sqlite"], True))
+            assert isinstance(found[0], InputError)
+            assert own.received > 0
+
+
+def _files_open() -> int:
+    return len(worker._open)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(list(COLUMN_TYPES)),
+        st.lists(st.integers(-(2**63), 2**63 - 1), min_size=5, max_size=5)
+        | st.lists(st.integers(-3, 70_000), min_size=5, max_size=5).map(sorted),
+    )
+)
+def test_packed_columns_are_the_same_again(values: dict[str, list[int]]) -> None:
+    columns = {name: np.array(own).astype(COLUMN_TYPES[name]) for name, own in values.items()}
+    again = unpack(pack(Events(columns)))
+    assert again.columns == Events(columns).columns
+    for name, column in columns.items():
+        assert (getattr(again, name) == column).all()
+
+
+def test_packed_rows_are_a_few_bytes_each() -> None:
+    start = np.arange(0, 5_000_000_000, 50_000)
+    events = Events({"start": start, "end": start + 40_000, "process": np.zeros(len(start), int)})
+    assert sum(len(column.data) for column in pack(events).columns) < len(start) / 10
+
+
+def test_no_rows_are_packed_too() -> None:
+    empty = Events({"start": np.empty(0, np.int64), "end": np.empty(0, np.int64)})
+    assert len(unpack(pack(empty))) == 0
+    assert json.dumps(unpack(pack(empty)).columns) == '["start", "end"]'

@@ -1,0 +1,95 @@
+"""The workload scripts, each in its framework's environment: what they tell is what is recorded.
+
+`make workloads` makes the environments; the tests of a framework that has none are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from gputrace.bench.checks import check_run
+from gputrace.bench.environments import Environments, Unavailable
+from gputrace.bench.frameworks import read_frameworks
+from gputrace.bench.measure import measure
+from gputrace.bench.results import RunResult
+from tests.command import ROOT, Ran, environment
+
+WORKLOADS: Final = ROOT / "workloads"
+FRAMEWORKS: Final = read_frameworks(WORKLOADS / "frameworks.toml")
+STEPS: Final = 6
+USERS_CACHE: Final = {k: v for k, v in os.environ.items() if k == "XDG_CACHE_HOME"}
+"""As it is before the tests get a cache folder of their own."""
+
+Command = Callable[[str], list[str]]
+
+
+def run(*words: str | Path) -> Ran:
+    """On one thread, as several tests run at once."""
+    ran = subprocess.run(
+        list(map(str, words)),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=environment({"OMP_NUM_THREADS": "1"}),
+        timeout=180,
+        check=False,
+    )
+    return Ran(ran.returncode, ran.stdout, ran.stderr)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of images for ``--data``."""
+    folder = tmp_path_factory.mktemp("pictures")
+    made = run(sys.executable, WORKLOADS / "images.py", folder, "--count", "64", "--size", "264")
+    assert made.code == 0, made.err
+    return folder
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The words that start a framework's script; the test is skipped where they cannot."""
+
+    def find(name: str) -> list[str]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("XDG_CACHE_HOME")
+            for variable in USERS_CACHE.items():
+                patch.setenv(*variable)
+            try:
+                python = Environments({}, None, print).find(FRAMEWORKS[name])
+            except Unavailable as reason:
+                pytest.skip(f"{name}: {reason}")
+        return [str(python), str(FRAMEWORKS[name].script), *FRAMEWORKS[name].arguments]
+
+    return find
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_recording_has_every_step_and_wait_that_a_script_tells(
+    name: str, start: Command, pictures: Path, tmp_path: Path
+) -> None:
+    options = ["--device", "cpu", "--batch", "8", "--steps", str(STEPS), "--warmup", "1"]
+    trace = tmp_path / "trace.sqlite"
+    record = [sys.executable, "-m", "gputrace", "record", "--backend", "host", "-o", str(trace)]
+    ran = run(*record, "--", *start(name), *options, "--data", pictures)
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out.splitlines()[-1])
+    assert told["steps"] == STEPS
+    check = check_run(name, RunResult({}, 1, True, "done", told=told, measure=measure(trace)))
+    assert (check.reason, check.steps_found) == ("", {0: STEPS})
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_what_a_script_cannot_do_is_told_in_one_line(name: str, start: Command) -> None:
+    ran = run(*start(name), "--device", "cpu", "--steps", "3", "--warmup", "3")
+    assert ran.code == 2
+    assert ran.err.splitlines()[-1].startswith(f"{FRAMEWORKS[name].script.name}: error: --")
+    assert "Traceback" not in ran.err
