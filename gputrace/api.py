@@ -10,8 +10,8 @@ gputrace.open("trace.sqlite").report("report.html")   # the page of `gputrace re
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
-from html import escape
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ from gputrace.analyzers.analysis import analyze
 from gputrace.analyzers.options import Options, read_options, read_window
 from gputrace.analyzers.results import Analysis
 from gputrace.errors import GputraceError, InputError
+from gputrace.traces.fetched import here_of
 from gputrace.traces.opening import go_on_without, open_traces
 from gputrace.traces.quality import LeftOut
 from gputrace.traces.trace import Progress, Window
@@ -30,6 +31,8 @@ from gputrace.traces.within import within
 if TYPE_CHECKING:
     import pandas
 
+    from gputrace.analyzers.launches import Launches
+    from gputrace.traces.opening import Opening
     from gputrace.views.page.material import Material
 
 __all__ = ["OpenTrace", "Report", "open"]
@@ -42,12 +45,26 @@ class Report(Analysis):
     """An analysis that can show itself."""
 
     def render(self, form: str = "text") -> str:
-        """The report as ``text``, ``json``, ``markdown`` or ``csv``."""
+        """The report as a text for people or programs.
+
+        Args:
+            form: ``text`` (lines of 80 columns), ``json`` (one line), ``markdown``, ``csv`` (a line
+                for each GPU; times in nanoseconds), or the name of a plugin's view.
+
+        Raises UsageError for any other form.
+        """
         return views.render(self, form)
 
     def to_pandas(self, table: str = "breakdown") -> pandas.DataFrame:
-        """One of ``breakdown``, ``gpus``, ``step_list``, ``phases``, ``gaps``, ``findings``,
-        ``cards``, ``kernels`` (a row for each kernel and GPU).
+        """One of the tables as a DataFrame: a row for each entry, a column for each of its names.
+
+        Args:
+            table: ``breakdown`` or ``gpus`` (a row for each GPU), ``step_list`` (for each step and
+                GPU), ``phases``, ``gaps`` (the largest), ``findings``, ``cards``, ``kernels`` (for
+                each of the 50 that take most time and each GPU).
+
+        Columns that end in ``_ns`` are integer nanoseconds, on the trace's own clock where they are
+        moments; what is not known is None or NaN.
 
         Raises MissingError where pandas is not installed, UsageError for another name.
         """
@@ -73,15 +90,21 @@ class OpenTrace:
         keep_going: bool = False,
         workers: int | None = None,
         windows: bool = False,
+        scheduler: str | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self._keep_going = keep_going
-        self._trace = open_traces([str(path) for path in paths], keep_going, workers, windows)
+        with ExitStack() as opened:
+            opening = _opening(scheduler, opened)
+            here = here_of([str(path) for path in paths], progress)
+            self._trace = open_traces(here, keep_going, workers, windows, opening)
+            self._closing = opened.pop_all()
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
         """The files that could not be read, or not to their end, where one goes on without them.
 
-        `analyze` and `export` may find more.
+        Each has its ``path`` and its ``problem``. `analyze` and `export` may find more.
         """
         return tuple(self._trace.quality.left_out)
 
@@ -93,16 +116,18 @@ class OpenTrace:
         gaps: int = 50,
         progress: Progress | None = None,
     ) -> Report:
-        """Where the time went.
+        """Where the time went, as exact integer nanoseconds.
 
         Args:
             steps: the steps to measure, as ``"8:25"`` or as two numbers, counted from 0, the end
                 not included; the steady ones if not given.
-            time: a window of the trace, as ``"12s:14s"`` or as two nanosecond counts.
+            time: a window of the trace, as ``"12s:14s"`` or as two nanosecond counts, both from
+                the report's moment 0 (``origin_ns``), the end not included.
             gaps: how many of the largest gaps to list.
             progress: called with rows read so far and in all.
 
-        Raises InputError where the file is broken, UsageError for a window with nothing in it.
+        Raises InputError where the file is broken, UsageError for a window with nothing in it and
+        for steps that there are not.
         """
         options = read_options(steps, time, gaps)
 
@@ -152,7 +177,11 @@ class OpenTrace:
         gaps: int = 50,
         progress: Progress | None = None,
     ) -> Material:
-        """What a page shows: the analysis, and the timeline as runs; arguments as of `analyze`."""
+        """What a page shows: the analysis, and the timeline as runs.
+
+        ``steps``, ``time``, ``gaps`` and ``progress`` are as of `analyze`, and so is what it
+        raises. What it gives is for gputrace's own pages, and may change.
+        """
         from gputrace.views.page.material import gather
 
         options = read_options(steps, time, gaps)
@@ -160,6 +189,23 @@ class OpenTrace:
         def run() -> Material:
             with within(self._trace, self._absolute(options.window), progress) as trace:
                 return gather(trace, options, progress)
+
+        return self._going_on(run)
+
+    def launches(self, kernel: str, *, progress: Progress | None = None) -> Launches:
+        """One kernel, and which of its launches a profiler of kernels is to look at.
+
+        Args:
+            kernel: its name, a part of one, or its place by time, from ``"1"``.
+            progress: called with rows read so far and in all.
+
+        Raises what `analyze` raises, UsageError where there is no such kernel.
+        """
+        from gputrace.analyzers.launches import find_launches
+
+        def run() -> Launches:
+            with within(self._trace, None, progress) as trace:
+                return find_launches(trace, analyze(trace, Options(gaps=0)), kernel, progress)
 
         return self._going_on(run)
 
@@ -178,7 +224,7 @@ class OpenTrace:
         Args:
             form: ``trace`` (a smaller one of the same kind), ``perfetto``, ``parquet`` or ``csv``.
             target: the file to write; a folder for ``parquet`` and ``csv``.
-            time: a window of the trace, as `analyze` takes it.
+            time: a window of the trace, as `analyze` takes it; all of it if not given.
             redact: whether to replace the names of hosts, users, paths and programs.
             force: whether to replace a target that exists.
             progress: called with work done so far and in all.
@@ -232,11 +278,14 @@ class OpenTrace:
         try:
             return self.analyze()._repr_html_()
         except GputraceError as error:
+            from html import escape
+
             return f"<p>{escape(str(error))}</p>"
 
     def close(self) -> None:
-        """Gives back the files."""
-        self._trace.close()
+        """Gives back the files; nothing can be asked for then. Raises nothing, also if repeated."""
+        with self._closing:
+            self._trace.close()
 
     def __enter__(self) -> Self:
         return self
@@ -250,12 +299,23 @@ class OpenTrace:
         self.close()
 
 
+def _opening(scheduler: str | None, opened: ExitStack) -> Opening | None:
+    """What opens files, if not this machine: a cluster that is closed with ``opened``."""
+    if scheduler is None:
+        return None
+    from gputrace.cluster.requests import Cluster
+
+    return opened.enter_context(Cluster(scheduler)).open_each
+
+
 def open(
     path: str | PathLike[str],
     *more: str | PathLike[str],
     keep_going: bool = False,
     workers: int | None = None,
     windows: bool = False,
+    scheduler: str | None = None,
+    progress: Progress | None = None,
 ) -> OpenTrace:
     """Opens a trace of any recorder, or the traces of one run as one: a file a machine or a rank.
 
@@ -266,8 +326,20 @@ def open(
         workers: how many processes decode files of text; chosen by their sizes if not given.
         windows: whether only windows of it will be asked for (``time``): text of over 512 MiB is
             then not held, but gone through again for each.
+        scheduler: a Dask cluster that reads the files: an address, ``local:N`` or ``slurm:N``
+            (with ``local``, guard your program by ``if __name__ == "__main__"``).
+        progress: called with bytes fetched so far and in all, of files of object stores.
 
     Raises InputError where a file cannot be read, or is not of the same run as the others; with
-    ``keep_going`` only where nothing can be read.
+    ``keep_going`` only where nothing can be read. MissingError where this machine lacks what a
+    file or the cluster needs: nsys, dask, fsspec.
     """
-    return OpenTrace(path, *more, keep_going=keep_going, workers=workers, windows=windows)
+    return OpenTrace(
+        path,
+        *more,
+        keep_going=keep_going,
+        workers=workers,
+        windows=windows,
+        scheduler=scheduler,
+        progress=progress,
+    )

@@ -13,11 +13,12 @@ from typing import Any, Final, NoReturn
 import click
 
 from gputrace import __version__
+from gputrace.cli.telling import tell
 from gputrace.errors import ExitCode, GputraceError
 
 COMMANDS: Final = (
     *("record", "analyze", "browse", "report", "compare", "check", "export"),
-    *("recover", "doctor", "demo"),
+    *("kernel", "bench", "recover", "doctor", "plugins", "recipe", "demo", "completion"),
 )
 """Each is a module of this package with a click command called ``command``."""
 
@@ -81,12 +82,19 @@ def run(arguments: list[str] | None = None) -> int:
         return ExitCode.DONE
     except OSError as error:
         _drop_output()
-        return _fail(f"{error.filename or 'the output'}: {error.strerror}", ExitCode.MISSING_HERE)
+        problem = f"{error.filename or 'the output'}: {error.strerror or repr(error)}"
+        return _fail(problem, ExitCode.MISSING_HERE)
     except MemoryError:
         return _fail(
             "not enough memory for this trace; look at a part of it (--time)",
             ExitCode.MISSING_HERE,
         )
+    except Exception as error:
+        from gputrace.plugins import blame
+
+        if (told := blame(error)) is None:
+            raise
+        return _fail(str(told), told.exit_code)
 
 
 def _replace_closed_streams() -> None:
@@ -121,5 +129,5 @@ def _drop_output() -> None:
 
 
 def _fail(message: str, code: ExitCode) -> int:
-    print(f"gputrace: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+    tell(message)
     return code

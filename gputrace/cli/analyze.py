@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 @click.command("analyze")
 @options.traces
-@options.output_format
+@options.report_format
 @options.steps
 @options.window
 @options.most_gaps
 @options.keep_going
+@options.scheduler
 def command(
     traces: tuple[Path, ...],
     form: str,
@@ -28,6 +29,7 @@ def command(
     time: str | None,
     gaps: int,
     keep_going: bool,
+    scheduler: str | None,
 ) -> int:
     """Says where the time of TRACE went, and what to change.
 
@@ -35,14 +37,21 @@ def command(
     tables), an nsys report where nsys is installed, a file of nvprof, or a profile of PyTorch,
     TensorFlow, JAX or MXNet, packed or not. Several are the parts of one run, a file for each
     machine or rank; a folder stands for the traces in it. Logs of nvidia-smi beside them
-    (--query-gpu as CSV, or dmon -o DT) add the clocks and the use of the GPUs.
+    (--query-gpu as CSV, or dmon -o DT) add the clocks and the use of the GPUs. URLs of object
+    stores (s3://, gs://) are fetched first.
     """
     import gputrace
 
     what = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
     with (
-        gputrace.open(*traces, keep_going=keep_going, windows=time is not None) as opened,
         progress_bar(f"reading {what}") as progress,
+        gputrace.open(
+            *traces,
+            keep_going=keep_going,
+            windows=time is not None,
+            scheduler=scheduler,
+            progress=progress,
+        ) as opened,
     ):
         report = opened.analyze(steps=steps, time=time, gaps=gaps, progress=progress)
         code = options.tell_left_out(opened)

@@ -8,12 +8,16 @@ from pathlib import Path
 
 import click
 
-from gputrace.cli import options
 from gputrace.errors import MissingError, UsageError
 
 
 @click.command("browse")
-@options.traces
+@click.argument(
+    "traces",
+    metavar="TRACE...",
+    nargs=-1,
+    type=click.Path(path_type=Path, readable=False),
+)
 @click.option(
     "--beside",
     metavar="TRACE",
@@ -21,7 +25,8 @@ from gputrace.errors import MissingError, UsageError
     type=click.Path(path_type=Path, readable=False),
     help="A trace of another run, on the same time axis; several are the parts of that run.",
 )
-def command(traces: tuple[Path, ...], beside: tuple[Path, ...]) -> int:
+@click.option("--demo", is_flag=True, help="Show the recording that `gputrace demo` analyses.")
+def command(traces: tuple[Path, ...], beside: tuple[Path, ...], demo: bool) -> int:
     """Shows TRACE: what each GPU did when, and the gaps between the batches.
 
     TRACE is whatever `gputrace analyze` takes; several are the parts of one run. The worst gap is
@@ -30,12 +35,16 @@ def command(traces: tuple[Path, ...], beside: tuple[Path, ...]) -> int:
     Of a recording under way (NAME.sqlite.spool), the speed of the steps, the last steps' time and
     the GPUs' clocks are shown as they are now.
     """
+    if bool(traces) == demo:
+        raise UsageError("browse takes either a TRACE or --demo (see gputrace browse --help)")
     if not _at_terminal():
         raise UsageError(
             "browse draws on a terminal, and stdin or stdout is none; "
             "use `gputrace analyze` where there is none"
         )
     try:
+        if demo:
+            return _browse_demo(beside)
         return _watch(folder) if (folder := _under_way(traces)) else _browse(traces, beside)
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("textual"):
@@ -47,6 +56,13 @@ def _browse(traces: tuple[Path, ...], beside: tuple[Path, ...] = ()) -> int:
     from gputrace.views.browse.app import browse
 
     return browse(traces, beside)
+
+
+def _browse_demo(beside: tuple[Path, ...]) -> int:
+    from gputrace.data import unpacked
+
+    with unpacked("demo.sqlite.xz") as path:
+        return _browse((path,), beside)
 
 
 def _watch(folder: Path) -> int:

@@ -64,7 +64,7 @@ def _limits(function: _F) -> _F:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(("text", "json", "junit")),
+    type=click.Choice(("text", "json", "junit", "markdown")),
     default="text",
     show_default=True,
     help="How to print the result.",

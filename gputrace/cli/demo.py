@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from gputrace.cli import options
+from gputrace.cli.telling import tell
 from gputrace.errors import ExitCode, GputraceError
 
 if TYPE_CHECKING:
@@ -27,9 +30,17 @@ Your own: gputrace record -- python train.py, then gputrace analyze trace.sqlite
 
 
 @click.command("demo")
-@options.output_format
+@options.report_format
 @click.option("--no-record", is_flag=True, help="Only analyse the bundled recording.")
-def command(form: str, no_record: bool) -> int:
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Only write the bundled recording to a file, for other commands to look at.",
+)
+@click.option("--force", is_flag=True, help="Replace that file if it exists.")
+def command(form: str, no_record: bool, output: Path | None, force: bool) -> int:
     """Analyses a bundled recording: two H200 GPUs training ResNet-50, slower than they should.
 
     Then records a small training on this machine (PyTorch where it is installed, else numpy), and
@@ -37,6 +48,8 @@ def command(form: str, no_record: bool) -> int:
 
     The exit code is 5 where nothing could be recorded.
     """
+    if output is not None:
+        return _write(output, force)
     from gputrace.cli.analyze import show
 
     bundled = _analyze("demo.sqlite.xz")
@@ -52,8 +65,20 @@ def command(form: str, no_record: bool) -> int:
     _tell(_YOURS, form)
     if recorded is not None or no_record:
         return ExitCode.DONE
-    click.echo(f"gputrace: nothing was recorded here: {problem}", err=True)
+    tell(f"nothing was recorded here: {problem}")
     return ExitCode.DONE_IN_PART
+
+
+def _write(target: Path, force: bool) -> int:
+    """Puts the bundled recording where a person can name it."""
+    from gputrace.data import unpacked
+    from gputrace.views.exports.targets import check_target, unfinished_file
+
+    path = check_target(target, (), force)
+    with unpacked("demo.sqlite.xz") as recording, unfinished_file(path) as unfinished:
+        shutil.copyfile(recording, unfinished)
+    click.echo(f"gputrace: wrote {target}", err=True)
+    return ExitCode.DONE
 
 
 def _tell(message: str, form: str) -> None:

@@ -9,6 +9,7 @@ import click
 
 from gputrace.cli import options
 from gputrace.cli.progress import progress_bar
+from gputrace.cli.telling import tell
 
 _SUFFIXES: Final = {"perfetto": ".perfetto.json.gz", "parquet": ".parquet", "csv": ".csv"}
 
@@ -51,7 +52,7 @@ def command(
     ):
         opened.export(form, target, time=time, redact=redact, force=force, progress=progress)
         code = options.tell_left_out(opened)
-    click.echo(f"gputrace: wrote {target}", err=True)
+    tell(f"wrote {target}")
     return code
 
 

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from gputrace.cli.telling import tell
 from gputrace.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from gputrace.api import OpenTrace
+
+    _Text = click.ParamType[str]
+    _Any = click.ParamType[Any]
+else:
+    _Text = _Any = click.ParamType  # Not generic in click 8.1.
 
 FORMATS: Final = ("text", "json", "markdown", "csv")
 
@@ -31,15 +39,54 @@ def traces(function: _F) -> _F:
     )(function)
 
 
+class OursOrPlugins(_Text):
+    """A name of ours, or of a plugin; plugins are looked for where a name is none of ours."""
+
+    name = "choice"
+
+    def __init__(self, choices: Sequence[str], kind: str) -> None:
+        self.choices, self.kind = tuple(choices), kind
+
+    def get_metavar(self, *_args: Any, **_options: Any) -> str:
+        return f"[{'|'.join(self.choices)}|PLUGIN]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from gputrace.plugins import names
+
+        if value in self.choices or value in names(self.kind):
+            return str(value)
+        there = ", ".join((*self.choices, *names(self.kind)))
+        self.fail(f"{value!r} is not one of {there}", param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        from gputrace.plugins import names
+
+        known = (*self.choices, *names(self.kind))
+        return [CompletionItem(name) for name in known if name.startswith(incomplete)]
+
+
+def report_format(function: _F) -> _F:
+    """As `output_format`, of a report on one trace, which plugins may show, too."""
+    return _format(function, OursOrPlugins(FORMATS, "views"))
+
+
 def output_format(function: _F) -> _F:
     """``--format`` and its short form ``--json``; arrives as ``form``."""
+    return _format(function, click.Choice(FORMATS))
+
+
+def _format(function: _F, kind: _Any) -> _F:
     function = click.option("--json", "form", flag_value="json", help="Same as --format json.")(
         function
     )
     return click.option(
         "--format",
         "form",
-        type=click.Choice(FORMATS),
+        type=kind,
         default="text",
         show_default=True,
         help="How to print the result.",
@@ -116,10 +163,20 @@ def keep_going(function: _F) -> _F:
     )(function)
 
 
+def scheduler(function: _F) -> _F:
+    """``--scheduler``; arrives as ``scheduler``, the text as typed."""
+    return click.option(
+        "--scheduler",
+        metavar="WHERE",
+        help="Have the workers of a Dask cluster read the files, with the same result: a "
+        "scheduler's address, local:N for N processes, slurm:N for N workers as jobs.",
+    )(function)
+
+
 def tell_left_out(opened: OpenTrace) -> int:
     """Names on stderr what could not be read; gives the exit code that this asks for."""
     for told in opened.left_out:
-        click.echo(f"gputrace: not all read: {' '.join(str(told).split())}", err=True)
+        tell(f"not all read: {told}")
     return ExitCode.DONE_IN_PART if opened.left_out else ExitCode.DONE
 
 

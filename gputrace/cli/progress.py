@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from gputrace.cleaning import clean
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
@@ -48,10 +50,11 @@ class _LateBar:
 
     def _start(self) -> None:
         from rich.console import Console
+        from rich.markup import escape
         from rich.progress import Progress
 
         self._bar = Progress(console=Console(stderr=True), transient=True)
-        self._task = self._bar.add_task(self._what)
+        self._task = self._bar.add_task(escape(clean(self._what)))
         self._bar.start()
 
     def stop(self) -> None:

@@ -9,6 +9,7 @@ import click
 
 from gputrace.cli import options
 from gputrace.cli.progress import progress_bar
+from gputrace.cli.telling import tell
 from gputrace.errors import ExitCode, UsageError
 
 
@@ -73,9 +74,9 @@ def command(
                 )
         code = options.tell_left_out(opened)
     if show is not None:
-        show(material, port, lambda at: click.echo(f"gputrace: the page is at {at}", err=True))
+        show(material, port, lambda at: tell(f"the page is at {at}"))
     else:
-        click.echo(f"gputrace: wrote {target}", err=True)
+        tell(f"wrote {target}")
     return code
 
 
@@ -90,7 +91,7 @@ def _compare(traces: tuple[Path, ...], asked: dict[str, Any], target: Path, forc
         *traces, **asked | batches, progress=lambda name: progress_bar(f"reading {name}")
     )
     report.save(target, force=force)
-    click.echo(f"gputrace: wrote {target}", err=True)
+    tell(f"wrote {target}")
     return ExitCode.DONE
 
 

@@ -1,0 +1,1 @@
+"""An example of each sort of plugin that gputrace takes."""

@@ -1,0 +1,229 @@
+"""The marker `gputrace` of pytest: records a test that trains, and holds it to limits.
+
+    @pytest.mark.gputrace(max_data_feeding="10%", max_step_time="50ms")
+    def test_training(): ...
+
+The test runs in a process of its own under `gputrace record`, since what records a GPU has to be
+there before the process uses it. Its fixtures are set up in that process alone. The marker takes
+the options of `gputrace check` by their names, with ``_`` for ``-``, and ``backend``, as `record`
+does. pytest imports this wherever gputrace is installed: all else is imported by a marked test.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+_REPORTS: Final = "GPUTRACE_PYTEST_REPORTS"
+"""The variable that names a recorded process the file for what came of its test."""
+_CHILD: Final = "gputrace-child"
+_MARKER: Final = (
+    'gputrace(max_data_feeding="10%", …): record the test in a process of its own, and hold it to '
+    "these limits of `gputrace check`"
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--gputrace-dir``."""
+    told = "keep the traces of marked tests in this folder"
+    parser.getgroup("gputrace").addoption("--gputrace-dir", metavar="DIR", help=told)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes the marker known; in a recorded process, writes down what comes of its test."""
+    config.addinivalue_line("markers", _MARKER)
+    if path := os.environ.pop(_REPORTS, ""):
+        config.pluginmanager.register(_Child(path), _CHILD)
+
+
+class _Child:
+    """Writes down what came of the test in a recorded process."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        import json
+
+        found = {
+            "when": report.when,
+            "outcome": report.outcome,
+            "text": report.longreprtext,
+            "reason": report.longrepr[2] if isinstance(report.longrepr, tuple) else "",
+            "sections": report.sections,
+        }
+        with open(self._path, "a", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(json.dumps(found) + "\n")
+
+
+def _is_ours(item: pytest.Item) -> bool:
+    """Whether a test is to be recorded, here and not by the process that recorded this one."""
+    marked = item.get_closest_marker("gputrace") is not None
+    return marked and not item.config.pluginmanager.has_plugin(_CHILD)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leaves the fixtures of a marked test to its own process."""
+    if not _is_ours(item):
+        return
+    from unittest import TestCase
+
+    if not isinstance(item, pytest.Function) or issubclass(item.cls or object, TestCase):
+        told = "the marker `gputrace` is for test functions and methods of plain classes"
+        pytest.fail(told, pytrace=False)
+    item.setup = lambda: None  # type: ignore[method-assign]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a marked test under `record`, gives its outcome, and checks its trace."""
+    if not _is_ours(pyfuncitem):
+        return None
+    from shutil import rmtree
+
+    options = _options(pyfuncitem)
+    recording, checks = options.pop("backend", "auto"), list(_as_words(pyfuncitem, options))
+    folder, is_kept = _folder(pyfuncitem)
+    trace = folder / f"{_file_name(pyfuncitem)}.sqlite"
+    try:
+        _record(pyfuncitem, trace, recording)
+    except BaseException:
+        if not is_kept:
+            rmtree(folder)
+        raise
+    if checks:
+        _check(trace, checks)
+    if not is_kept:
+        rmtree(folder)
+    return True
+
+
+def _options(item: pytest.Item) -> dict[str, Any]:
+    """What the marker says; fails where `gputrace check` has no such option."""
+    from gputrace.cli.check import command
+
+    marker = item.get_closest_marker("gputrace")
+    assert marker is not None
+    known = {str(one.name) for one in command.params} - {"trace", "form"} | {"backend"}
+    for name in marker.kwargs:
+        if name not in known:
+            told = f"the marker `gputrace` knows no {name}; it takes {', '.join(sorted(known))}"
+            pytest.fail(told, pytrace=False)
+    if marker.args:
+        told = 'the marker `gputrace` takes limits by name, as max_data_feeding="10%"'
+        pytest.fail(told, pytrace=False)
+    return dict(marker.kwargs)
+
+
+def _as_words(item: pytest.Item, options: dict[str, Any]) -> Iterator[str]:
+    """The options as the command line takes them; a baseline lies beside the test's file."""
+    for name, given in options.items():
+        for value in given if isinstance(given, (list, tuple)) else [given]:
+            yield f"--{name.replace('_', '-')}"
+            yield str(item.path.parent / value if name == "baseline" else value)
+
+
+def _folder(item: pytest.Item) -> tuple[Path, bool]:
+    """Where the trace goes, and whether it stays there whatever comes of the test."""
+    from pathlib import Path
+    from tempfile import mkdtemp
+
+    if named := item.config.getoption("--gputrace-dir"):
+        folder = item.config.invocation_params.dir / named
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder, True
+    return Path(mkdtemp(prefix="gputrace-")), False
+
+
+def _file_name(item: pytest.Item) -> str:
+    from re import sub
+
+    return sub(r"[^\w.-]+", "-", item.nodeid.rpartition("/")[2]).strip("-")[:150]
+
+
+def _record(item: pytest.Item, trace: Path, backend: str) -> None:
+    """Records the test; fails or skips as it did."""
+    import json
+    import sys
+
+    reports = trace.with_suffix(".reports")
+    reports.unlink(missing_ok=True)
+    program = [sys.executable, "-m", "pytest", *_pytest_words(item)]
+    recorder = ["record", "--force", "--backend", backend, "-o", str(trace)]
+    gone = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_CURRENT_TEST")
+    environment = {name: value for name, value in os.environ.items() if name not in gone}
+    code, output = _gputrace([*recorder, "--", *program], environment | {_REPORTS: str(reports)})
+    lines = reports.read_text(encoding="utf-8").splitlines() if reports.exists() else []
+    reports.unlink(missing_ok=True)
+    found = [json.loads(line) for line in lines]
+    for report in found:
+        _replay(item, report)
+    if not any(report["when"] == "teardown" for report in found):
+        pytest.fail(f"the recorded process ended with exit code {code}:\n{output}", pytrace=False)
+    if not trace.exists():
+        pytest.fail(f"nothing was recorded:\n{output}", pytrace=False)
+
+
+def _replay(item: pytest.Item, report: dict[str, Any]) -> None:
+    """Fails or skips as the recorded test did, with its output."""
+    if report["outcome"] == "passed":
+        return
+    for title, text in report["sections"]:
+        what, _, when = title.removeprefix("Captured ").rpartition(" ")
+        item.add_report_section(when, what, text)
+    if report["outcome"] == "skipped":
+        pytest.skip(report["reason"].removeprefix("Skipped: "))
+    pytest.fail(report["text"], pytrace=False)
+
+
+def _pytest_words(item: pytest.Item) -> Iterator[str]:
+    """What makes pytest run that test alone, as here."""
+    import sys
+
+    config = item.config
+    yield f"--rootdir={config.rootpath}"
+    if config.inipath is not None:
+        yield f"--config-file={config.inipath}"
+    own = config.pluginmanager.get_name(sys.modules[__name__])
+    for name in (own, *(config.getoption("plugins", None) or ())):
+        yield f"-p{name}"
+    for name in config.getoption("override_ini", None) or ():
+        yield f"--override-ini={name}"
+    for name in config.getoption("pythonwarnings", None) or ():
+        yield f"-W{name}"
+    if hasattr(config.option, "numprocesses"):
+        yield "-n0"
+    yield from (f"--import-mode={config.getoption('importmode')}", "--runxfail")
+    yield f"{item.path}::{item.nodeid.partition('::')[2]}"
+
+
+def _check(trace: Path, words: Sequence[str]) -> None:
+    code, output = _gputrace(["check", str(trace), *words], dict(os.environ))
+    if code:
+        pytest.fail(f"{output}\nthe trace: {trace}", pytrace=False)
+
+
+def _gputrace(words: Sequence[str], environment: dict[str, str]) -> tuple[int, str]:
+    """The command's exit code, and what it and its program say."""
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "gputrace", *words]
+    run = subprocess.run(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    return run.returncode, run.stdout.rstrip()

@@ -1,0 +1,213 @@
+"""``gputrace kernel``: a kernel of a trace, and Nsight Compute over the launch that matters.
+
+A script of our own stands for ncu, and a module for ncu-report.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from gputrace.analyzers.launches import pattern_of
+from gputrace.cli import run
+from tests import command
+from tests.command import Ran, assert_refused
+from tests.handmade import MS, Run, train
+
+DONE, USAGE, UNREADABLE, MISSING = 0, 2, 3, 4
+NCU: Final = f"""#!{sys.executable}
+import json, pathlib, subprocess, sys
+words = sys.argv[1:]
+if words[0] == "--import":
+    print("ncu's own words")
+    sys.exit()
+at = words.index("--export") + 1
+(pathlib.Path(__file__).parent / "log").write_text(json.dumps(words))
+code = subprocess.call(words[at + 1:])
+if not code:
+    pathlib.Path(words[at]).write_text("a report")
+sys.exit(code)
+"""
+REPORT: Final = """
+import pathlib
+class Metric:
+    def __init__(self, value, unit): self._value, self._unit = value, unit
+    def as_double(self): return self._value
+    def unit(self): return self._unit
+class Action:
+    FIGURES = {figures}
+    def name(self): return "gemm"
+    def metric_names(self): return tuple(self.FIGURES)
+    def metric_by_name(self, name): return Metric(*self.FIGURES[name])
+class Range:
+    def num_actions(self): return 1
+    def action_by_idx(self, i): return Action()
+class Context:
+    def num_ranges(self): return {ranges}
+    def range_by_idx(self, i): return Range()
+def load_report(path):
+    assert pathlib.Path(path).read_text() == "a report"
+    return Context()
+"""
+COMPUTE = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
+MEMORY = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two slow steps, then twenty, each with 40 kernels of ten names, and the optimizer's."""
+    made = Run()
+    for _ in range(2):
+        made.wait(100 * MS)
+        train(made, 1)
+    train(made, 20)
+    return made.export.write(tmp_path_factory.mktemp("kernel") / "t.sqlite")
+
+
+class Machine:
+    """A folder with an ncu and, if wanted, ncu-report."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, capsys: Any) -> None:
+        self.folder, self._patch, self._capsys = folder, patch, capsys
+        self.ncu, self.output = folder / "ncu", folder / "k.ncu-rep"
+        self.ncu.write_text(NCU)
+        self.ncu.chmod(self.ncu.stat().st_mode | stat.S_IXUSR)
+        patch.setenv("GPUTRACE_NCU", str(self.ncu))
+        patch.setitem(sys.modules, "ncu_report", None)
+
+    def install_report(self, figures: dict[str, tuple[float, str]], ranges: int = 1) -> None:
+        text = REPORT.format(figures=figures, ranges=ranges)
+        (self.folder / "ncu_report.py").write_text(text)
+        self._patch.delitem(sys.modules, "ncu_report")
+        self._patch.syspath_prepend(self.folder)
+
+    def run(self, *words: str | Path) -> Ran:
+        """Runs the command in this process; of programs, only stdout of ours is caught."""
+        self._capsys.readouterr()
+        code = run(["kernel", *map(str, words)])
+        return Ran(code, *self._capsys.readouterr())
+
+    def profile(self, trace: Path, *program: str) -> Ran:
+        return self.run(trace, "1", "-o", self.output, "--", *(program or ("true",)))
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """The options that ncu got."""
+        words = json.loads((self.folder / "log").read_text())
+        return dict(zip(words[::2], words[1::2], strict=False))
+
+
+@pytest.fixture
+def machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Machine:
+    return Machine(tmp_path, monkeypatch, capsys)
+
+
+def test_a_kernel_is_named_or_counted(trace: Path, machine: Machine) -> None:
+    top = json.loads(command.gputrace("analyze", trace, "--json").out)["kernels"]["top"]
+    for which in ("2", top[1]["name"]):
+        found = json.loads(machine.run(trace, which, "--json").out)["launches"]
+        assert (found["kernel"]["name"], found["place"]) == (top[1]["name"], 2)
+    assert_refused(machine.run(trace, "99"), USAGE, "no kernel '99' among the")
+
+
+def test_launches_before_a_steady_step_are_left_out(trace: Path, machine: Machine) -> None:
+    found = json.loads(machine.run(trace, "1", "--json").out)["launches"]
+    assert found["kernel"]["short"] == "gemm_backward_0"
+    assert (found["step"], found["skip"], found["alike"]) == (2, 2 * 4, 1)
+    assert found["from_start"]
+
+
+def test_without_a_program_the_command_is_printed(trace: Path, machine: Machine) -> None:
+    ran = machine.run(trace, "1")
+    assert (ran.code, ran.err) == (DONE, "")
+    assert ran.out.splitlines()[-1].startswith("ncu --target-processes all --devices 0 ")
+    assert not (machine.folder / "log").exists()
+
+
+def test_ncu_gets_the_launch_and_its_report_is_told(trace: Path, machine: Machine) -> None:
+    time = {"gpu__time_duration.sum": (31872.0, "ns")}
+    machine.install_report(time | {COMPUTE: (77.7, "%"), MEMORY: (46.4, "%")})
+    ran = machine.profile(trace)
+    assert ran.code == DONE, ran.err
+    assert "gemm: bound by computing\n  duration              31.9 us\n" in ran.out
+    found = json.loads(machine.run(trace, "1", "--json").out)["launches"]
+    assert machine.asked["--kernel-name"] == f"regex:{found['pattern']}"
+    assert machine.asked["--kernel-name-base"] == "demangled"
+    assert machine.asked["--launch-skip"] == str(found["skip"])
+    assert (machine.asked["--launch-count"], machine.asked["--devices"]) == ("1", "0")
+    assert ran.err == f"gputrace: wrote {machine.output}\n"
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        ({COMPUTE: (22.6, "%"), MEMORY: (90.2, "%")}, "bound by memory"),
+        ({COMPUTE: (22.6, "%"), MEMORY: (50.2, "%")}, "bound by latency"),
+        ({COMPUTE: (22.6, "%")}, "does not tell what bounds it"),
+    ],
+)
+def test_the_figures_say_what_bounds_a_kernel(
+    figures: dict[str, tuple[float, str]], words: str, trace: Path, machine: Machine
+) -> None:
+    machine.install_report(figures)
+    assert words in machine.profile(trace).out
+
+
+def test_without_ncu_report_ncu_shows_its_report(trace: Path, machine: Machine) -> None:
+    assert machine.profile(trace).out.endswith("ncu's own words\n")
+
+
+def test_what_goes_wrong_is_one_line(
+    trace: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = machine.profile(trace, "false")
+    assert (failed.code, failed.err.count("\n")) == (MISSING, 1)
+    assert "ncu wrote no report (exit code 1" in failed.err
+    machine.install_report({}, ranges=0)
+    empty = machine.profile(trace)
+    assert (empty.code, empty.err.count("\n")) == (UNREADABLE, 1)
+    assert "holds no launch of a kernel" in empty.err
+    assert_refused(machine.profile(trace), USAGE, "exists; name another with -o, or give --force")
+    machine.output.unlink()
+    monkeypatch.delenv("GPUTRACE_NCU")
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("gputrace.collectors.ncu._INSTALLED", ())
+    missing = machine.profile(trace)
+    assert missing.code == MISSING
+    assert missing.err.startswith("gputrace: no ncu here; install Nsight Compute")
+
+
+def test_collectives_are_not_profiled_alone(machine: Machine) -> None:
+    made = Run()
+    for _ in range(5):
+        made.kernel(MS, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage)")
+    ran = machine.run(made.export.write(machine.folder / "t.sqlite"), "nccl")
+    assert_refused(ran, USAGE, "nccl", "cannot be profiled alone")
+
+
+@pytest.mark.parametrize(
+    ("ours", "ncus"),
+    [
+        (
+            "void Sobel<float>(uchar4*, uchar4*, int, int)",
+            "void Sobel<float>(uchar4 *, uchar4 *, int, int)",
+        ),
+        (
+            "void a::k<8, a::F<c10::BFloat16>, true>(int)",
+            "void a::k<(int)8, a::F<c10::BFloat16>, (bool)1>(int)",
+        ),
+        ("triton_poi_fused_add_0", "triton_poi_fused_add_0"),
+        ("void k<(anonymous namespace)::F>(long)", "void k<<unnamed>::F>(long)"),
+    ],
+)
+def test_a_kernel_is_found_by_whatever_name_ncu_gives_it(ours: str, ncus: str) -> None:
+    assert re.search(pattern_of(ours), ncus)
+    assert not re.search(pattern_of(ours), ncus.replace("k<", "kk<").replace("obel", "obol") + "0")
