@@ -1,0 +1,96 @@
+"""The C library under sanitizers: its decoder with libFuzzer, its tests with ASan and UBSan.
+
+``python -m tests.fuzz.native`` does both. AddressSanitizer and UndefinedBehaviorSanitizer are part
+of gcc and clang; libFuzzer is clang's alone, and left out where there is no clang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from gputrace.collectors.files.spool import read_spool
+from tests.command import ROOT
+
+SANITIZED: Final = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+ASAN: Final = "detect_leaks=0:handle_segv=0"
+"""What a program has not given back when it ends is no leak; its own signals are its own."""
+_LEFT_OUT: Final = (
+    "tests/test_ring.py::test_windows_of_steps_hold_those_steps_and_the_report_counts_them"
+)
+"""It loads the library into a Python that was not built with sanitizers, which they refuse."""
+TESTS: Final = ("tests/test_collector.py", "tests/test_spool.py", "tests/test_ring.py")
+_NATIVE: Final = ROOT / "gputrace" / "collectors" / "native"
+_SOURCES: Final = ("decode", "spool", "names", "threads", "thread_names", "nvtx")
+_DONE: Final = re.compile(r"Done (\d+) runs")
+
+
+def build(folder: Path, compiler: str = "clang") -> Path:
+    """The fuzz target of the decoder."""
+    program = folder / "fuzz_decode"
+    options = ["-std=gnu11", "-O1", "-g", "-fsanitize=fuzzer,address,undefined"]
+    sources = [_NATIVE / f"{name}.c" for name in _SOURCES]
+    sources.append(ROOT / "tests" / "native" / "fuzz_decode.c")
+    options += ["-fno-sanitize-recover=all", "-o", str(program)]
+    command = [compiler, *options, *map(str, sources), "-lpthread"]
+    subprocess.run(command, check=True, timeout=300)
+    return program
+
+
+def fuzz(folder: Path, seconds: int, seed: int = 1, runs: int = -1) -> int:
+    """Runs the target, and reads what it wrote; the number of inputs.
+
+    Raises CalledProcessError where an input failed; it is in the folder.
+    """
+    program, spools = build(folder), folder / "spools"
+    spools.mkdir(exist_ok=True)
+    words = [f"-max_total_time={seconds}", f"-seed={seed}", f"-runs={runs}", "-max_len=2000"]
+    environment = os.environ | {"GPUTRACE_DIR": str(spools)}
+    command = [str(program), *words, f"-artifact_prefix={folder}/"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.stderr.write(done.stderr[-6000:])
+        raise subprocess.CalledProcessError(done.returncode, command)
+    for path in spools.iterdir():
+        spool = read_spool(path)
+        known = spool.names.keys()
+        assert {int(id) for id in spool.records[b"KERN"]["name"]} <= known | {0}
+    found = _DONE.search(done.stderr)
+    assert found is not None
+    return int(found[1])
+
+
+def run_tests() -> int:
+    """The tests of the C library, compiled with sanitizers; pytest's exit code."""
+    environment = os.environ | {
+        "GPUTRACE_TEST_CFLAGS": " ".join(SANITIZED),
+        "ASAN_OPTIONS": ASAN,
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "--deselect", _LEFT_OUT, *TESTS]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m tests.fuzz.native", description=__doc__)
+    parser.add_argument("--seconds", type=int, default=60, help="for the decoder")
+    parser.add_argument("--without-tests", action="store_true")
+    options = parser.parse_args()
+    if shutil.which("clang") is None:
+        sys.stdout.write("fuzz: decoder left out: clang, which has libFuzzer, is not installed\n")
+    else:
+        folder = Path(tempfile.mkdtemp(prefix="gputrace-fuzz-"))
+        inputs = fuzz(folder, options.seconds)
+        sys.stdout.write(f"fuzz: decoder: {inputs:,} inputs, none failed\n")
+    return 0 if options.without_tests else run_tests()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

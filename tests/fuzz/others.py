@@ -1,0 +1,204 @@
+"""Other inputs: study files, messages of a cluster, entries of the cache, results of studies."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow
+from pyarrow import parquet
+
+from gputrace import __version__
+from gputrace.analyzers.analysis import analyze
+from gputrace.analyzers.findings import Facts
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.scene.kept import freeze, thaw
+from gputrace.analyzers.scene.scene import full_scene
+from gputrace.bench.database import FILE, Configuration, Database, Run, StudyRow
+from gputrace.bench.frameworks import Framework
+from gputrace.bench.keeping import read_results, to_rows
+from gputrace.bench.plan import arguments_of, key_of, make_plan
+from gputrace.bench.study import read_study
+from gputrace.bench.summary import summarize
+from gputrace.bench.views import FORMATS, render
+from gputrace.cluster.messages import (
+    About,
+    Reply,
+    encode,
+    error_of,
+    events_of,
+    nvml_of,
+    pack_samples,
+    read_reply,
+)
+from gputrace.cluster.packing import pack
+from gputrace.traces import cache
+from gputrace.traces.events import COLUMN_TYPES
+from gputrace.traces.readers import open_trace
+from tests import planted_study
+from tests.fuzz import looking
+from tests.fuzz.mutators import raw, trees
+
+if TYPE_CHECKING:
+    from tests.fuzz.targets import Place
+
+_FRAMEWORK: Final = Framework("torch", "PyTorch", Path("torch.py"))
+_STUDIES: Final = ("scaling", "placements", "loader")
+
+
+def give_study(path: Path, depth: int, place: Place) -> str:
+    """A study file, and the runs that it asks for."""
+    study = read_study(path)
+    names = {settings["framework"] for settings in study.combinations}
+    known = dict.fromkeys(names, _FRAMEWORK)
+    if len(study.combinations) * study.repeats > 1000:
+        return "many"
+    plan = make_plan(study, known, 8)
+    words = [arguments_of(planned, "folder") for planned in plan]
+    return f"{len(plan)} {len(words)} {study.recording} {len(names)}"
+
+
+def _example(suffix: str, folder: Path) -> Path:
+    from tests.fuzz.targets import CORPUS, seed_of
+
+    path = folder / f"run{suffix}"
+    path.write_bytes(seed_of(CORPUS / "own" / "resnet18.sql"))
+    return path
+
+
+def messages() -> list[bytes]:
+    """Answers of a worker: what a trace is, and its rows."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_trace(_example(".sqlite", Path(folder))) as trace,
+    ):
+        events = trace.read(trace.kinds, tuple(COLUMN_TYPES), None, None)
+        names, nvml = trace.names(np.unique(events.name)), trace.read_nvml()
+        kinds = tuple(sorted(map(int, trace.kinds)))
+        about = About("gputrace", trace.origin, trace.session, kinds, None, True, 4096)
+        devices = [trace.device(0, 0)]
+        rows = pack(events)
+        samples = pack_samples(nvml.samples)
+        whole = Reply(__version__, "tcp://node0:1", about=about, events=rows, names=names)
+        whole.processes, whole.devices, whole.samples = trace.processes, devices, samples
+        whole.cards, whole.links = nvml.cards, nvml.links
+    return [encode(whole)]
+
+
+def mutate_message(rng: Random, data: bytes) -> bytes:
+    """The answer with other values in it; what is within its packed columns is theirs."""
+    try:
+        tree = msgspec.msgpack.decode(data)
+        return msgspec.msgpack.encode(trees.change(rng, tree))
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError):
+        return raw.mutate(rng, data)
+
+
+def give_message(path: Path, depth: int, place: Place) -> str:
+    """An answer, and all that is packed in it."""
+    reply = read_reply(path.read_bytes())
+    rows = events_of(reply.events) if reply.events is not None else ()
+    nvml = nvml_of(reply)
+    if reply.problem is not None:
+        raise error_of(reply.problem)
+    known = reply.about is None, len(reply.processes), len(reply.names), len(nvml.samples)
+    return f"{min(len(rows), 3)} {known}"
+
+
+def kernels() -> list[bytes]:
+    """A table of kernels as nsys exports it to Parquet."""
+    columns: dict[str, Any] = {"start": [10, 200, 400], "end": [110, 300, 500]}
+    columns |= {"deviceId": [0] * 3, "contextId": [1] * 3, "streamId": [7] * 3}
+    columns |= {"correlationId": [1, 2, 3], "globalPid": [281487744172032] * 3}
+    columns |= {"demangledName": [4] * 3, "shortName": [4] * 3}
+    sink = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.table(columns), sink, compression="snappy")
+    plain = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.table(columns), plain, compression="none", use_dictionary=False)
+    return [sink.getvalue().to_pybytes(), plain.getvalue().to_pybytes()]
+
+
+def entries() -> list[bytes]:
+    """What is kept of a trace."""
+
+    class Watcher:
+        facts: Facts
+
+        def operations_read(self, operations: Sequence[GpuOperations]) -> None:
+            pass
+
+        def facts_found(self, facts: Facts) -> None:
+            self.facts = facts
+
+    with tempfile.TemporaryDirectory() as folder:
+        watcher, kept = Watcher(), Path(folder, "entry")
+        with open_trace(_example(".sqlite", Path(folder))) as trace:
+            analysis = analyze(trace, watcher=watcher)
+            cache._write(kept, freeze(full_scene(watcher.facts, analysis)))
+        return [kept.read_bytes()]
+
+
+def mutate_kept(rng: Random, data: bytes) -> bytes:
+    """Another text, or other bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "entry")
+        path.write_bytes(data)
+        try:
+            kept = cache._read(path)
+            text = trees.mutate_json(rng, kept.text)
+            cache._write(path, cache.Kept(text, kept.columns))
+        except Exception:
+            return raw.mutate(rng, data)
+        return raw.mutate(rng, data) if rng.random() < 0.3 else path.read_bytes()
+
+
+def give_kept(path: Path, depth: int, place: Place) -> str:
+    """An entry of the cache; whatever is wrong with it, it counts as none."""
+    try:
+        kept = cache._read(path)
+    except Exception as error:
+        return type(error).__name__
+    scene = thaw(kept)
+    return f"{len(kept.columns)} {scene is None}"
+
+
+def results() -> list[bytes]:
+    """Results of studies, each in a file."""
+    return [_results(name) for name in _STUDIES]
+
+
+def _results(name: str) -> bytes:
+    found = getattr(planted_study, name)()
+    keys = [key_of(one.settings) for one in found.runs]
+    with tempfile.TemporaryDirectory() as folder:
+        with Database(Path(folder), create=True) as database:
+            row = StudyRow(found.title, found.question, 3, "recorded", "study.toml")
+            configurations = [
+                Configuration(key, "torch", 1, one.settings)
+                for key, one in zip(keys, found.runs, strict=True)
+            ]
+            database.set_study(row, list({one.key: one for one in configurations}.values()))
+            for key, one in zip(keys, found.runs, strict=True):
+                saved = database.save(Run(key, one.repeat, True, one.state, result=one.told))
+                if one.measure is not None:
+                    database.save_measures(saved, to_rows(one.measure))
+        with closing(sqlite3.connect(Path(folder, FILE))) as file:
+            return file.serialize()
+
+
+def give_results(path: Path, depth: int, place: Place) -> str:
+    """The results of a study, in every form."""
+    with Database(path.parent) as database:
+        summary = summarize(read_results(database))
+        if depth >= looking.LOOK:
+            for form in FORMATS:
+                render(summary, database, form)
+    counts = len(summary.rows), len(summary.efficiency), len(summary.checks)
+    return f"{counts} {len(summary.notes)} {len(summary.effects)}"
