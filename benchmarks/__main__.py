@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.options import Options
@@ -29,7 +30,9 @@ class Benchmark:
 
 BENCHMARKS: Final = (
     Benchmark("speed", "benchmarks.speed", "time and memory, beside the floor and the peers"),
+    Benchmark("ranks", "benchmarks.ranks", "a run of 64 ranks, by one process and by a cluster"),
     Benchmark("overhead", "benchmarks.overhead", "what recording costs training (needs GPUs)"),
+    Benchmark("hour", "benchmarks.hour", "an hour in a ring: is its cost flat (--minutes 60)"),
     Benchmark("agreement", "benchmarks.agreement", "whether nsys sees the same (needs GPUs)"),
     Benchmark("browse", "benchmarks.browse", "the browser: opening, and answering a key"),
     Benchmark("page", "benchmarks.page", "the page: time, memory and size"),
@@ -50,7 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if unknown := set(names) - {benchmark.name for benchmark in BENCHMARKS}:
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; try help")
-    options = Options(parsed.check, parsed.large, parsed.peers, parsed.runs, parsed.seeds)
+    options = Options(
+        parsed.check,
+        parsed.large,
+        parsed.peers,
+        parsed.runs,
+        parsed.chart,
+        parsed.seeds,
+        parsed.minutes,
+    )
     chosen = [benchmark for benchmark in BENCHMARKS if not names or benchmark.name in names]
     return max(benchmark.run(options) for benchmark in chosen)
 
@@ -72,7 +83,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="runs a command (5)")
     parser.add_argument(
+        "--chart", type=Path, metavar="FILE", help="draw speed beside the peers' as SVG"
+    )
+    parser.add_argument(
         "--seeds", type=int, default=200, metavar="N", help="generated runs of diagnosis (200)"
+    )
+    parser.add_argument(
+        "--minutes", type=int, default=0, metavar="N", help="how long hour records (left out)"
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.generate KIND STEPS PATH`: makes one trace; `inputs.py` calls it.
+"""`python -m benchmarks.generate KIND STEPS TIMES PATH`: makes one trace; `inputs.py` calls it.
 
 The run is the one that other tools were compared on: eight GPUs, data waits of 20 ms and input
 copies of 4 ms in each step, some 100 ms of computing, 20 all-reduces; rank 5 is 10 % slower.
@@ -6,10 +6,17 @@ copies of 4 ms in each step, some 100 ms of computing, 20 all-reduces; rank 5 is
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
-from tests.synthetic import Plan, simulate, write_kineto, write_nsys, write_nvprof
+from benchmarks.repeated import repeat
+from tests.parts import Node, write_parts
+from tests.synthetic import Plan, Recording, simulate, write_kineto, write_nsys, write_nvprof
+
+HOSTS = 8
 
 
 def plan(steps: int) -> Plan:
@@ -30,16 +37,41 @@ def plan(steps: int) -> Plan:
     )
 
 
-def main(kind: str, steps: int, path: Path) -> None:
+def write_ranks(recording: Recording, folder: Path, times: int) -> None:
+    """The run on eight machines at once: each machine has the eight ranks of the recording."""
+    nodes = [Node("node", (rank,)) for rank in range(len(recording.processes))]
+    for place, path in enumerate(write_parts(recording, folder, nodes)):
+        with closing(sqlite3.connect(path)) as database:
+            database.execute("VACUUM")
+        repeat(path, times)
+        for host in range(HOSTS):
+            rank = host * len(nodes) + place
+            target = folder / f"rank{rank:02}.sqlite"
+            shutil.copy(path, target)
+            with closing(sqlite3.connect(target)) as database, database:
+                own = (f"node{host}", rank, HOSTS * len(nodes))
+                database.execute(
+                    "UPDATE GPUTRACE_PROCESS SET host = ?, rank = ?, worldSize = ?", own
+                )
+                database.execute(
+                    "UPDATE GPUTRACE_META SET value = ? WHERE name = 'hostname'", own[:1]
+                )
+        path.unlink()
+
+
+def main(kind: str, steps: int, times: int, path: Path) -> None:
     recording = simulate(plan(steps))
     if kind == "nsys":
         write_nsys(recording, path)
+        repeat(path, times)
     elif kind == "nvprof":
         write_nvprof(recording, path)
+    elif kind == "ranks":
+        write_ranks(recording, path, times)
     else:
         path.mkdir()
         write_kineto(recording, path)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -15,9 +15,21 @@ from typing import Final
 
 from benchmarks.measure import ROOT, Failed, run
 
-SIZES: Final = {"0.1 M": 12, "0.8 M": 100, "3 M": 375, "10 M": 1250}
-"""Training steps of eight ranks, about 1,000 kernels each, by the millions of kernels they make."""
+SIZES: Final = {
+    "0.1 M": (12, 1),
+    "0.8 M": (100, 1),
+    "1 M": (125, 1),
+    "3 M": (375, 1),
+    "10 M": (1250, 1),
+    "30 M": (1250, 3),
+}
+"""Training steps of eight ranks, about 1,000 kernels each, and how often all of it comes; by the
+millions of kernels that makes."""
 USUAL: Final = "0.8 M"
+LARGE: Final = ("10 M", "30 M")
+RANKS: Final = 64
+RANK_SIZES: Final = {"16 k": (16, 1), "1 M": (250, 4)}
+"""The same by the kernels of each of `RANKS` files."""
 _SOURCES: Final = (
     *sorted((ROOT / "tests" / "synthetic").glob("*.py")),
     ROOT / "benchmarks" / "generate.py",
@@ -47,6 +59,11 @@ def nvprof_folder(size: str) -> Path:
     return folder
 
 
+def ranks_folder(size: str) -> Path:
+    """A run of `RANKS` ranks, an nsys export each."""
+    return _made("ranks", size, "")
+
+
 def cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "gputrace-benchmarks"
@@ -67,8 +84,17 @@ def _made(kind: str, size: str, suffix: str) -> Path:
 def _generate(kind: str, size: str, target: Path) -> None:
     """In a process of its own, since it needs a gigabyte for 3 million kernels."""
     print(f"generating {target.name}", file=sys.stderr)
+    steps, times = (RANK_SIZES if kind == "ranks" else SIZES)[size]
     unfinished = target.with_name(f"unfinished-{os.getpid()}-{target.name}")
-    command = (sys.executable, "-m", "benchmarks.generate", kind, str(SIZES[size]), str(unfinished))
+    command = (
+        sys.executable,
+        "-m",
+        "benchmarks.generate",
+        kind,
+        str(steps),
+        str(times),
+        str(unfinished),
+    )
     result = run(command, _LIMIT_S)
     if result.code:
         remove(unfinished)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,5 +18,9 @@ class Options:
     """Run other programs, where they are installed."""
     runs: int = 5
     """How often each command runs; tables show the median."""
+    chart: Path | None = None
+    """Where to draw gputrace and the peers."""
     seeds: int = 200
     """Generated runs that are diagnosed."""
+    minutes: int = 0
+    """How long the recording of hours takes; 0 leaves it out."""

@@ -3,19 +3,25 @@
     torchrun --nproc-per-node 2 benchmarks/overhead_train.py --model resnet18 --batch 8
 
 Prints one JSON line on rank 0: the mean and median time of the steady steps in milliseconds, and
-the most memory that the process had resident.
+the most memory that the process had resident. With --turns, a recorder is off and on in turn within
+the run, and the line has the median step of each turn, or the mean one with --means.
 cuDNN's search is off and seeds are fixed, so that every run does the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import resource
 import statistics
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
+
+SETTLE: Final = 2
+"""Steps after a recorder was turned on or off that are left out."""
 
 
 def main() -> None:
@@ -28,13 +34,83 @@ def main() -> None:
     parser.add_argument("--wait-ms", type=float, default=0.0, help="the loader takes so long")
     parser.add_argument("--data-parallel", action="store_true", help="one process, all GPUs")
     parser.add_argument("--profiler", action="store_true", help="under torch.profiler, CUDA only")
+    parser.add_argument("--turns", type=int, default=0, help="turns of each kind, an even number")
+    parser.add_argument("--turn-steps", type=int, default=6)
+    parser.add_argument("--means", action="store_true", help="of turns, where steps differ")
     options = parser.parse_args()
+    if options.turns:
+        options.steps = options.warmup + 2 * options.turns * (options.turn_steps + SETTLE)
     times = _train(options)[options.warmup :]
-    if int(os.environ.get("RANK", "0")) == 0:
+    if int(os.environ.get("RANK", "0")) == 0 and options.turns:
+        usual = statistics.mean if options.means else statistics.median
+        print(json.dumps(_by_turn(times, options.turn_steps, usual)))
+    elif int(os.environ.get("RANK", "0")) == 0:
         mean, median = statistics.mean(times), statistics.median(times)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         measured = {"mean_ms": 1e3 * mean, "median_ms": 1e3 * median, "peak_mib": peak}
         print(json.dumps(measured | {"steps": len(times)}))
+
+
+def _by_turn(
+    times: list[float], steps: int, usual: Callable[[list[float]], float]
+) -> dict[str, list[float]]:
+    """The usual step of each turn in milliseconds; those that follow a change do not count."""
+    each = steps + SETTLE
+    found = [
+        1e3 * usual(times[start + SETTLE : start + each]) for start in range(0, len(times), each)
+    ]
+    on = [_is_on(turn) for turn in range(len(found))]
+    return {
+        "off_ms": [step for step, recorded in zip(found, on, strict=True) if not recorded],
+        "on_ms": [step for step, recorded in zip(found, on, strict=True) if recorded],
+    }
+
+
+def _is_on(turn: int) -> bool:
+    """Off, on, on, off: what grows slower or faster meanwhile falls on both alike."""
+    return turn % 4 in (1, 2)
+
+
+def _switch(options: argparse.Namespace) -> Callable[[bool], None]:
+    """Turns the recorder of this process on or off: torch.profiler, or gputrace's collector."""
+    import torch
+
+    if not options.profiler:
+        library = ctypes.CDLL(os.environ["CUDA_INJECTION64_PATH"])
+        return lambda on: library.gputrace_capture(int(on))
+    running: list[Any] = []
+
+    def switch(on: bool) -> None:
+        if on and not running:
+            activities = [torch.profiler.ProfilerActivity.CUDA]
+            running.append(torch.profiler.profile(activities=activities))
+            running[-1].start()
+        elif running and not on:
+            running.pop().stop()
+
+    return switch
+
+
+def _before_steps(options: argparse.Namespace) -> Callable[[int], None]:
+    """What is called before each step, with its number, and at the end with -1."""
+    import torch
+
+    if not options.turns and not options.profiler:
+        return lambda step: None
+    switch = _switch(options)
+    if not options.turns:
+        switch(True)
+        return lambda step: switch(step >= 0)
+
+    def before(step: int) -> None:
+        turn, into = divmod(step - options.warmup, options.turn_steps + SETTLE)
+        if step < 0:
+            switch(False)
+        elif step >= options.warmup and into == 0:
+            switch(_is_on(turn))
+            torch.distributed.barrier()
+
+    return before
 
 
 def _train(options: argparse.Namespace) -> list[float]:
@@ -55,12 +131,10 @@ def _train(options: argparse.Namespace) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     images = torch.randn(options.batch, 3, 224, 224).pin_memory()
     labels = torch.randint(0, 1000, (options.batch,)).pin_memory()
-    profiler = None
-    if options.profiler:
-        profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-        profiler.start()
+    before = _before_steps(options)
     times = []
-    for _ in range(options.steps):
+    for step in range(options.steps):
+        before(step)
         began = time.perf_counter()
         time.sleep(options.wait_ms / 1e3)
         x = images.cuda(non_blocking=True).to(memory_format=torch.channels_last)
@@ -72,8 +146,7 @@ def _train(options: argparse.Namespace) -> list[float]:
         optimizer.step()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
-    if profiler is not None:
-        profiler.stop()
+    before(-1)
     if world > 1:
         torch.distributed.destroy_process_group()
     return times

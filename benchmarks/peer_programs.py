@@ -25,6 +25,10 @@ print(analysis.get_idle_time_breakdown(ranks=list(range(8)), visualize=False)[0]
 """
 
 
+NSYS, KINETO = "nsys", "kineto"
+"""Forms of the recording that peers read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """What peers may work on."""
@@ -50,6 +54,7 @@ class Found:
     version: str = ""
     note: str = ""
     jobs: tuple[Job, ...] = ()
+    reads: str = NSYS
 
 
 def nsys(inputs: Inputs) -> Found:
@@ -89,7 +94,7 @@ def hta(_: Inputs) -> Found:
     if python is None or not version:
         return Found("HTA")
     job = Job("HTA, temporal + idle breakdown", (str(python), "-c", _HTA, _kineto()))
-    return Found("HTA", version, "breakdowns by rank, from Kineto JSON", (job,))
+    return Found("HTA", version, "breakdowns by rank, from Kineto JSON", (job,), KINETO)
 
 
 def tracelens(inputs: Inputs) -> Found:
@@ -103,7 +108,7 @@ def tracelens(inputs: Inputs) -> Found:
     command = (str(python.with_name(script)), "--trace_pattern", f"{_kineto()}/rank*.json",
                "--world_size", "8", "--output_csvs_dir", results)  # fmt: skip
     job = Job("TraceLens, collectives of all ranks", command)
-    return Found("TraceLens", version, "collectives only, from Kineto JSON", (job,))
+    return Found("TraceLens", version, "collectives only, from Kineto JSON", (job,), KINETO)
 
 
 PEERS: Final[tuple[Callable[[Inputs], Found], ...]] = (nsys, nsys_ai, hta, tracelens)

@@ -6,7 +6,7 @@ import sys
 from typing import Final
 
 from benchmarks import commands, gate, peers
-from benchmarks.inputs import SIZES, USUAL, kineto_folder, nsys_export, nvprof_folder
+from benchmarks.inputs import LARGE, SIZES, USUAL, kineto_folder, nsys_export, nvprof_folder
 from benchmarks.measure import (
     MIB,
     Failed,
@@ -42,7 +42,7 @@ def run(options: Options) -> int:
         _growth(options)
         _start(options.runs)
         if options.peers:
-            peers.show_peers(options.runs)
+            peers.show_peers(options.runs, options.chart)
     except Failed as failure:
         print(f"speed: {failure}", file=sys.stderr)
         return 1
@@ -104,7 +104,7 @@ def _formats(turns: int) -> None:
 
 
 def _growth(options: Options) -> None:
-    sizes = [size for size in SIZES if options.large or size != "10 M"]
+    sizes = [size for size in SIZES if options.large or size not in LARGE]
     paths = {size: nsys_export(size) for size in sizes}
     jobs = [commands.analyze(path, size) for size, path in paths.items()]
     floors = [commands.floor(path, f"floor {size}") for size, path in paths.items()]
