@@ -2,6 +2,8 @@
 
 # The Python that .venv is made with.
 PYTHON ?= python3
+# How long `make fuzz` gives inputs, all targets together.
+MINUTES ?= 10
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,13 +12,13 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install
 PACKAGE := --no-build-isolation --no-deps --editable .
 # The collector, which is compiled when the package is installed.
 NATIVE := $(wildcard gputrace/collectors/native/*.[ch])
-CODE := $(wildcard gputrace tests benchmarks setup.py)
+CODE := $(wildcard gputrace tests benchmarks docs setup.py)
 LOCK := $(BIN)/uv -q pip compile pyproject.toml --universal --python-version 3.11 \
 	--fork-strategy fewest --generate-hashes --no-header --no-emit-index-url
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench lock clean
+.PHONY: help demo test lint audit format docs bench faults fuzz sanitize workloads lock dist wheels matrix clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' Makefile | expand -t 16
@@ -28,26 +30,60 @@ test: $(VENV)/.dev ## Run the tests
 	$(BIN)/python -m pytest -q -n 2
 
 lint: $(VENV)/.dev ## Check style, types, imports and spelling
-	$(BIN)/ruff check $(CODE)
-	$(BIN)/ruff format --check $(CODE)
-	$(BIN)/mypy $(CODE)
+	$(BIN)/ruff check $(CODE) examples workloads .ci
+	$(BIN)/ruff format --check $(CODE) examples workloads .ci
+	$(BIN)/mypy $(CODE) .ci/audit.py
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/codespell
 
+audit: $(VENV)/.dev ## Ask whether a weakness is known of what the locks name
+	@$(BIN)/python .ci/audit.py
+
 format: $(VENV)/.dev ## Lay the code out and repair what ruff can
-	$(BIN)/ruff check --fix $(CODE)
-	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE) examples workloads .ci
+	$(BIN)/ruff format $(CODE) examples workloads .ci
+
+docs: $(VENV)/.dev ## Build the documentation as a site, in build/site
+	$(BIN)/python -m sphinx -q -W --keep-going -d build/doctrees docs build/site
+	@echo 'Open build/site/index.html'
 
 bench: $(VENV)/.dev ## Run the benchmarks
 	$(BIN)/python -m benchmarks
+
+faults: $(VENV)/.dev ## Inject over a thousand faults into recordings
+	$(BIN)/python -m tests.faults --docs docs/faults.md
+
+fuzz: $(VENV)/.dev ## Give broken inputs to all that reads any, for MINUTES=10
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+	$(BIN)/python -m tests.fuzz.native --without-tests
+
+sanitize: $(VENV)/.dev ## Test the C library with AddressSanitizer and UndefinedBehaviorSanitizer
+	$(BIN)/python -m tests.fuzz.native
+
+workloads: $(VENV)/.runtime ## Record every framework that can be had on the CPU, and check that
+	$(BIN)/gputrace bench workloads/studies/cpu.toml --install --skip-missing --force --backend host
 
 lock: $(VENV)/.made ## Write the locks anew; UPGRADE=--upgrade takes the newest releases
 	$(PIP) uv
 	$(LOCK) $(UPGRADE) --group build --output-file requirements.lock
 	$(LOCK) $(UPGRADE) --group dev --constraint requirements.lock --output-file requirements-dev.lock
 
+dist: $(VENV)/.dev ## Build the source archive, and a wheel for this machine, into dist/
+	@rm -rf dist build
+	$(BIN)/python -m build --no-isolation
+
+wheels: $(VENV)/.dev ## Build manylinux wheels for x86-64 and aarch64 into dist/, with zig's compiler
+	@$(PIP) auditwheel ziglang
+	@rm -rf dist build
+	$(BIN)/python -m build --no-isolation --sdist
+	@for machine in x86_64 aarch64; do release/wheel $(BIN) $$machine || exit; done
+
+matrix: $(VENV)/.made ## Test with the oldest and newest Pythons and dependencies; takes long
+	@$(PIP) uv
+	release/matrix $(BIN)/uv
+
 clean: ## Remove all that make made
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist cpu.bench *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,12 +15,17 @@ from hypothesis import settings
 from gputrace.traces.readers import open_trace
 from gputrace.traces.trace import Trace
 from tests.exports import Export, Opened
+from tests.native.build import Machine, compile_once
 from tests.recordings import unpack
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 
 settings.register_profile("gputrace", deadline=None)
 settings.load_profile("gputrace")
+
+# A shell's background job is started with Ctrl+C ignored, which its children would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,6 +59,15 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 def h100(recording: Callable[[str], Path]) -> Path:
     """Two GPUs that copy from the host nearly all the time."""
     return recording("nsys-ai-h100_2gpu_1s.sqlite")
+
+
+@pytest.fixture(scope="session")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """The collector and what plays a GPU to it, compiled once for all that test at a time."""
+    ours = tmp_path_factory.getbasetemp()
+    folder = (ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours) / "machine"
+    compile_once(folder)
+    return Machine(folder)
 
 
 @pytest.fixture

@@ -24,14 +24,15 @@ import fcntl, os, sys, termios
 os.setsid()
 fcntl.ioctl(int(sys.argv[1]), termios.TIOCSCTTY, 0)
 os.close(int(sys.argv[1]))
-os.execv(sys.executable, [sys.executable, "-m", "gputrace", *sys.argv[2:]])
+os.execvp(sys.argv[2], sys.argv[2:])
 """
+GPUTRACE: Final = (sys.executable, "-m", "gputrace")
 _SCREEN: Final = re.compile(r"\x1b\[\?1049h.*?\x1b\[\?1049l(\x1b\[\?\d+[hl])*", re.DOTALL)
 """With the modes that are set back after it."""
 
 
 class OnTerminal:
-    """One run of ``gputrace``; streams that are not given are the terminal."""
+    """One run of ``gputrace``, or of another program; streams not given are the terminal."""
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class OnTerminal:
         stdout: Any = None,
         stderr: Any = None,
         env: dict[str, str] | None = None,
+        program: Sequence[str] = GPUTRACE,
     ) -> None:
         self._master, slave = os.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 30, 100, 0, 0))
@@ -48,7 +50,7 @@ class OnTerminal:
         self._slave = slave
         arguments: Sequence[str] = [str(word) for word in words]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _LAUNCH, str(slave), *arguments],
+            [sys.executable, "-c", _LAUNCH, str(slave), *program, *arguments],
             stdin=slave if stdin is None else stdin,
             stdout=slave if stdout is None else stdout,
             stderr=slave if stderr is None else stderr,

@@ -2,70 +2,78 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import tomllib
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from gputrace.analyzers import findings, results
-from gputrace.analyzers.check import results as check
-from gputrace.analyzers.compare import results as compare
-from gputrace.analyzers.results import cards, kernels
-from gputrace.analyzers.results.balance import Load
-from gputrace.analyzers.results.collectives import CollectiveTotals
-from gputrace.analyzers.results.links import GpuLink
-from tests import command
+import gputrace
+from docs.site import findings as made_findings
+from docs.site import names
+from gputrace import errors
+from gputrace.api import OpenTrace, Report
+from gputrace.bench.frameworks import read_frameworks, read_needs
+from gputrace.comparing import ComparisonReport
+from tests.drawings import DRAWINGS, draw
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
-ROWS: Final = (
-    results.Analysis,
-    results.GpuTotals,
-    results.Steps,
-    results.Step,
-    results.Phase,
-    results.Breakdown,
-    results.Gaps,
-    results.Gap,
-    results.Finding,
-    cards.CardUse,
-    cards.Utilization,
-    cards.GpuCurves,
-    cards.Curve,
-    kernels.Kernels,
-    kernels.KernelUse,
-    kernels.KernelOnGpu,
-    kernels.Family,
-    kernels.Product,
-    kernels.LaunchCost,
-    *(compare.Comparison, compare.RunSummary, compare.Pair, compare.ClassChange),
-    *(compare.KernelChange, compare.GpuPair, compare.FindingChange, compare.Worst),
-    *(compare.Scaling, compare.ScalingRow, compare.Loss, check.Check, check.Gate),
-    CollectiveTotals,
-    Load,
-    GpuLink,
-)
+ROWS: Final = tuple({row: None for root in names.ROOTS.values() for row in names.rows(root)})
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.__name__))
 def test_every_name_of_the_json_is_documented(row: type) -> None:
     text = (DOCS / "json.md").read_text(encoding="utf-8")
-    names = [field.name.rstrip("_") for field in fields(row)]
-    missing = [name for name in names if f"`{name}`" not in text]
+    written = [field.name.rstrip("_") for field in fields(row)]
+    missing = [name for name in written if f"`{name}`" not in text]
     assert missing == []
 
 
-def test_every_finding_is_documented_and_no_other() -> None:
-    written = set(re.findall(r"^\| `([a-z0-9-]+)` \|", (DOCS / "findings.md").read_text(), re.M))
-    rules = (*findings.RULES, *findings.HOST_RULES)
-    made = {rule.__name__.replace("_", "-") for rule in rules}
-    assert written == made
+def test_every_time_of_the_documentation_is_one_of_the_json() -> None:
+    known = {field.name for row in ROWS for field in fields(row)}
+    text = (DOCS / "json.md").read_text(encoding="utf-8")
+    written = set(re.findall(r"`(\w+_ns)`", text))
+    assert len(written) > 50
+    assert written <= known
 
 
-def test_the_readme_shows_what_the_demo_prints() -> None:
-    shown = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-    assert command.gputrace("demo", "--no-record").out.strip() in shown
+def test_the_table_of_findings_is_what_the_rules_say(request: pytest.FixtureRequest) -> None:
+    page = DOCS / "findings.md"
+    text = page.read_text(encoding="utf-8")
+    before, begin, rest = re.split(r"(<!-- findings: .*? -->\n\n)", text)
+    table, end, after = rest.partition("\n\n<!-- end -->")
+    assert end
+    made = made_findings.markdown()
+    if request.config.getoption("--update-golden"):
+        page.write_text(f"{before}{begin}{made}{end}{after}", encoding="utf-8")
+        table = made
+    assert table == made, "pytest --update-golden writes the table anew"
+
+
+def test_every_link_and_picture_of_the_documentation_is_there() -> None:
+    pages = [*DOCS.rglob("*.md"), DOCS.parent / "README.md"]
+    links = [
+        (page, link)
+        for page in pages
+        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+        if "://" not in link
+    ]
+    assert any(page.parent.name == "studies" for page, _ in links)
+    assert [link for page, link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_target_of_make_that_is_named_exists() -> None:
+    root = DOCS.parent
+    made = set(re.findall(r"^([a-z]+):.*## ", (root / "Makefile").read_text(), re.MULTILINE))
+    pages = [*DOCS.rglob("*.md"), root / "README.md", root / "CONTRIBUTING.md"]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    named = set(re.findall(r"(?:`|^)make ([a-z]+)\b", text, re.MULTILINE))
+    assert named
+    assert named <= made
 
 
 def test_every_key_of_the_browser_is_documented() -> None:
@@ -84,6 +92,16 @@ def test_pictures_of_the_documentation_fetch_nothing() -> None:
         assert addresses <= {"http://www.w3.org/2000/svg"}
 
 
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_the_drawings_of_definitions_are_what_the_analysis_says(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    path, drawn = DOCS / "pictures" / name, draw(name)
+    if request.config.getoption("--update-golden"):
+        path.write_text(drawn, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == drawn, "pytest --update-golden draws them anew"
+
+
 def test_pictures_are_small() -> None:
     for picture in (DOCS / "pictures").glob("*.png"):
         assert picture.stat().st_size <= 200_000, picture
@@ -95,3 +113,70 @@ def test_every_option_of_the_page_is_documented() -> None:
     text = (DOCS / "report.md").read_text(encoding="utf-8")
     options = {name for one in report.params for name in one.opts if name.startswith("--")}
     assert {name for name in options if name not in text} <= {"--keep-going", "--output"}
+
+
+def test_every_workload_is_in_their_table_with_its_versions_and_placements() -> None:
+    workloads = DOCS.parent / "workloads"
+    row = re.compile(r"^\| `(\w+\.py.*?)` \| (.*?) \| (.*?) \| (`.*`) \|$", re.M)
+    shown = row.findall((workloads / "README.md").read_text(encoding="utf-8"))
+    entries = list(read_frameworks(workloads / "frameworks.toml").values())
+    assert [(start, title, updates) for start, title, _, updates in shown] == [
+        (
+            " ".join([entry.script.name, *entry.arguments]),
+            entry.title,
+            ", ".join(f"`{update}`" for update in entry.updates),
+        )
+        for entry in entries
+    ]
+    for entry, (_, _, versions, _) in zip(entries, shown, strict=True):
+        pins = {*read_needs(entry.script).dependencies, *entry.requires}
+        assert {one.replace(" ", "==") for one in versions.split(", ")} <= pins
+
+
+def test_every_option_for_slurm_is_documented() -> None:
+    from gputrace.cli.bench import command as study
+
+    text = (DOCS / "bench.md").read_text(encoding="utf-8")
+    shown = [one for one in study.params if not getattr(one, "hidden", False)]
+    options = {name for one in shown for name in one.opts if name.startswith("--")}
+    assert {name for name in options if name not in text} <= {"--output", "--backend", "--json"}
+
+
+PUBLIC: Final = (
+    *(gputrace.open, gputrace.compare, gputrace.step, gputrace.annotate),
+    *(OpenTrace.analyze, OpenTrace.report, OpenTrace.material, OpenTrace.launches),
+    *(OpenTrace.export, OpenTrace.close),
+    *(Report.render, Report.to_pandas, ComparisonReport.render, ComparisonReport.save),
+)
+
+
+def test_no_public_function_is_forgotten_here() -> None:
+    named = {name for name in gputrace.__all__ if name.islower() and name[0] != "_"}
+    shown = [OpenTrace, Report, ComparisonReport]
+    named |= {name for one in shown for name in vars(one) if inspect.isfunction(vars(one)[name])}
+    assert {name for name in named if name[0] != "_"} == {one.__name__ for one in PUBLIC}
+
+
+@pytest.mark.parametrize("function", PUBLIC, ids=lambda function: str(function.__qualname__))
+def test_every_public_function_says_what_it_takes_and_what_it_raises(
+    function: Callable[..., object],
+) -> None:
+    said = inspect.getdoc(function) or ""
+    taken = [name for name in inspect.signature(function).parameters if name != "self"]
+    assert [name for name in taken if not re.search(rf"\b{name}\b", said)] == []
+    assert re.search(r"\b[Rr]aises\b", said)
+    named = set(re.findall(r"\b(\w+Error)\b", said))
+    assert named <= {"OSError", *(name for name in vars(errors) if name.endswith("Error"))}
+
+
+def test_what_takes_or_gives_times_says_their_unit() -> None:
+    for function in (OpenTrace.analyze, Report.render, Report.to_pandas, gputrace.compare):
+        assert "nanosecond" in (inspect.getdoc(function) or ""), function.__qualname__
+
+
+def test_every_extra_is_documented() -> None:
+    text = (DOCS / "install.md").read_text(encoding="utf-8")
+    rows = " ".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
+    with (DOCS.parent / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    assert [name for name in extras if f"`{name}`" not in rows] == []

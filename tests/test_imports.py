@@ -9,7 +9,16 @@ import pytest
 
 from tests import command
 
-HEAVY: Final = ("numpy", "pyarrow", "pandas", "rich", "adbc_driver_manager")
+HEAVY: Final = (
+    "numpy",
+    "pyarrow",
+    "pandas",
+    "rich",
+    "adbc_driver_manager",
+    "bokeh",
+    "textual",
+    "distributed",
+)
 NOT_FOR_A_REPORT: Final = (
     "pandas",
     "msgspec",
@@ -17,6 +26,8 @@ NOT_FOR_A_REPORT: Final = (
     "bokeh",
     "sqlite_utils",
     "dask",
+    "distributed",
+    "fsspec",
     "IPython",
 )
 
@@ -41,6 +52,10 @@ def imported(program: str, *arguments: str) -> set[str]:
         "from gputrace.cli import run; run(['demo', '--help'])",
         "from gputrace.cli import run; run(['compare', '--help'])",
         "from gputrace.cli import run; run(['check', '--help'])",
+        "from gputrace.cli import run; run(['bench', '--help'])",
+        "from gputrace.cli import run; run(['browse', '--help'])",
+        "from gputrace.cli import run; run(['report', '--help'])",
+        "from gputrace.cli import run; run(['completion', 'fish'])",
     ],
 )
 def test_nothing_heavy_is_imported_before_it_is_needed(program: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 from gputrace.collectors.merge import merge
-from tests.native.build import Machine, compile_all
+from tests.native.build import Machine
 
 REFERENCES: Final = {
     "CUPTI_ACTIVITY_KIND_KERNEL": {
@@ -41,12 +41,12 @@ REFERENCES: Final = {
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]:
+def trace(
+    machine: Machine, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[sqlite3.Connection]:
     """One record of each kind, a copy of each direction, ranges of a domain and of none."""
-    folder = tmp_path_factory.mktemp("machine")
-    compile_all(folder)
     spools = tmp_path_factory.mktemp("spools")
-    assert Machine(folder).run(spools, "inject nvtx sample copies ranges").returncode == 0
+    assert machine.run(spools, "inject nvtx sample copies ranges").returncode == 0
     merge(spools, spools / "t.sqlite", {})
     database = sqlite3.connect(spools / "t.sqlite")
     yield database

@@ -1,11 +1,18 @@
-"""What a person gets who installs gputrace: its package, its data, its command, nothing else."""
+"""What a person gets who installs gputrace: its package, its data, its command, its manual.
+
+What is built here is installed into a folder of its own, and used from there.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
+import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path, PurePosixPath
@@ -14,10 +21,29 @@ from typing import Final
 import pytest
 
 import gputrace
+from tests import command
+from tests.on_terminal import OnTerminal
 
 ROOT: Final = Path(__file__).parents[1]
 LEFT_OUT: Final = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "*.so", "build", "dist")
-METADATA: Final = f"gputrace-{gputrace.__version__}.dist-info"
+NAME: Final = f"gputrace-{gputrace.__version__}"
+METADATA: Final = f"{NAME}.dist-info"
+DATA: Final = f"{NAME}.data"
+LIBRARIES: Final = {f"gputrace/collectors/{name}.so" for name in ("_collector", "_ticker")}
+MISSING_HERE: Final = 4
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+
+def run(*words: str | Path, env: dict[str, str] | None = None) -> None:
+    done = subprocess.run(
+        [sys.executable, *words],
+        env=os.environ | (env or {}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +51,51 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the source archive, and the wheel that was built from it, not from here."""
     source = tmp_path_factory.mktemp("packaging") / "source"
     shutil.copytree(ROOT, source, symlinks=True, ignore=LEFT_OUT)
-    build = [sys.executable, "-m", "build", "--no-isolation", str(source)]
-    done = subprocess.run(build, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run("-m", "build", "--no-isolation", source)
     return source / "dist"
 
 
 @pytest.fixture(scope="module")
-def wheel(dist: Path) -> dict[str, bytes]:
-    """The wheel's files by name."""
+def built(dist: Path) -> Path:
     (path,) = dist.glob("*.whl")
-    with zipfile.ZipFile(path) as archive:
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> dict[str, bytes]:
+    """The wheel's files by name."""
+    with zipfile.ZipFile(built) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
+
+
+class Installed:
+    """A wheel in a folder of its own, without the checkout; the libraries it needs are ours."""
+
+    def __init__(self, wheel: Path, prefix: Path) -> None:
+        self.prefix = prefix
+        pip = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile")
+        run(*pip, "--ignore-installed", "--prefix", prefix, wheel)
+        self.site = Path(sysconfig.get_path("purelib", vars={"base": str(prefix)}))
+        path = f"{prefix}/bin:/usr/bin:/bin"
+        self.env = {"PYTHONPATH": str(self.site), "PATH": path, "PYTHONNOUSERSITE": "1"}
+
+    def gputrace(self, *arguments: str) -> command.Ran:
+        return command.python(str(self.prefix / "bin" / "gputrace"), *arguments, env=self.env)
+
+
+@pytest.fixture(scope="module")
+def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    return Installed(built, tmp_path_factory.mktemp("installed"))
+
+
+@pytest.fixture(scope="module")
+def without_compiler(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """What the source archive makes of itself where there is no C compiler."""
+    folder = tmp_path_factory.mktemp("without")
+    (archive,) = dist.glob("*.tar.gz")
+    pip = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-cache-dir")
+    run(*pip, "--wheel-dir", folder, archive, env={"CC": "/nowhere/cc"})
+    return Installed(folder / f"{NAME}-py3-none-any.whl", folder / "prefix")
 
 
 def package_files() -> set[str]:
@@ -50,7 +109,35 @@ def package_files() -> set[str]:
 
 
 def test_the_wheel_adds_one_package_to_site_packages(wheel: dict[str, bytes]) -> None:
-    assert {PurePosixPath(name).parts[0] for name in wheel} == {"gputrace", METADATA}
+    assert {PurePosixPath(name).parts[0] for name in wheel} == {"gputrace", METADATA, DATA}
+    beside = {name for name in wheel if name.startswith(DATA)}
+    assert {name for name in beside if not name.startswith(f"{DATA}/data/share/")} == set()
+
+
+def test_an_installation_adds_one_package_to_site_packages(installed: Installed) -> None:
+    assert {path.name for path in installed.site.iterdir()} == {"gputrace", METADATA}
+    assert {path.name for path in installed.prefix.iterdir()} == {"bin", "lib", "share"}
+    assert [path.name for path in (installed.prefix / "bin").iterdir()] == ["gputrace"]
+
+
+@needs_compiler
+def test_one_wheel_serves_every_python_of_a_platform(built: Path, wheel: dict[str, bytes]) -> None:
+    assert re.fullmatch(rf"{NAME}-py3-none-linux_\w+\.whl", built.name)
+    assert {name for name in wheel if ".so" in name} == LIBRARIES
+
+
+@needs_compiler
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf")
+@pytest.mark.parametrize("library", sorted(LIBRARIES))
+def test_the_libraries_need_the_c_library_alone(installed: Installed, library: str) -> None:
+    options = ["readelf", "--wide", "--dynamic", "--dyn-syms", str(installed.site / library)]
+    told = subprocess.run(options, capture_output=True, text=True, check=True).stdout
+    needed = re.findall(r"\(NEEDED\).*\[(\w[\w-]*)\.so", told)
+    assert "libc" in needed
+    assert {*needed} <= {"libc", "libdl", "libpthread", "ld-linux-x86-64", "ld-linux-aarch64"}
+    # Neither Python, nor folders of the machine that built them.
+    assert not re.search(r" _?Py\w*\b", told)
+    assert "PATH)" not in told
 
 
 def test_the_wheel_holds_every_module_and_data_file(wheel: dict[str, bytes]) -> None:
@@ -75,3 +162,68 @@ def test_the_source_archive_holds_what_its_tests_need(dist: Path) -> None:
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "Makefile", "requirements-dev.lock", "tests/test_packaging.py"} <= names
+
+
+def test_the_installed_demo_works(installed: Installed) -> None:
+    ran = installed.gputrace("demo")
+    assert ran.code == 0, ran.err
+    assert "\n\nThe program waits " in ran.out
+
+
+@needs_compiler
+def test_the_installed_doctor_finds_the_collector(installed: Installed) -> None:
+    ran = installed.gputrace("doctor")
+    assert "\nok      collector: _collector.so\n" in ran.out
+    assert ran.err == ""
+
+
+def test_the_installed_browser_shows_the_demo(installed: Installed) -> None:
+    gputrace = [sys.executable, str(installed.prefix / "bin" / "gputrace")]
+    terminal = OnTerminal("browse", "--demo", env=installed.env, program=gputrace)
+    terminal.until("for the next batch")
+    terminal.type("q")
+    assert terminal.end() == 0
+
+
+def test_man_finds_the_manual_of_the_command_on_the_path(installed: Installed) -> None:
+    if shutil.which("man") is None:
+        pytest.skip("needs man")
+    env = {name: text for name, text in os.environ.items() if name != "MANPATH"} | installed.env
+    where = ["man", "--where", "gputrace-record"]
+    found = subprocess.run(where, env=env, capture_output=True, text=True, check=False)
+    assert found.stdout == f"{installed.prefix}/share/man/man1/gputrace-record.1\n"
+
+
+def test_shells_find_their_scripts(installed: Installed) -> None:
+    for name, start in (
+        ("bash-completion/completions/gputrace", "_gputrace_completion() {"),
+        ("zsh/site-functions/_gputrace", "#compdef gputrace"),
+        ("fish/vendor_completions.d/gputrace.fish", "function _gputrace_completion;"),
+    ):
+        assert (installed.prefix / "share" / name).read_text().startswith(start)
+
+
+def test_without_a_compiler_all_but_the_collector_is_installed(without_compiler: Installed) -> None:
+    assert list(without_compiler.site.rglob("*.so")) == []
+    ran = without_compiler.gputrace("doctor")
+    assert ran.code == MISSING_HERE
+    (line,) = re.findall(r"^missing collector: .*", ran.out, re.M)
+    assert line.startswith("missing collector: not built; install a C compiler")
+    assert without_compiler.gputrace("demo", "--no-record").out.startswith("The GPUs wait 25.1 ms")
+
+
+def test_without_a_compiler_what_needs_it_says_so(without_compiler: Installed) -> None:
+    for options in (["--backend", "cupti"], ["--backend", "host", "--python"]):
+        ran = without_compiler.gputrace("record", *options, "--", "true")
+        command.assert_refused(ran, 125, "C compiler", "--no-cache-dir")
+
+
+def test_the_conda_recipe_asks_for_what_the_wheel_asks_for() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    recipe = (ROOT / "release" / "conda" / "recipe.yaml").read_text()
+    (run,) = re.findall(r"^  run:\n((?:    - .*\n)+)", recipe, re.M)
+    needs = run.replace(" ", "").splitlines()
+    asked = [f"python{project['requires-python']}", *project["dependencies"]]
+    assert needs == [f"-{one}" for one in asked]
+    assert f'version: "{gputrace.__version__}"\n' in recipe
