@@ -13,6 +13,7 @@ from benchmarks.measure import Failed, Job, Series
 
 FLOOR: Final = "floor: SQLite, one C pass over two tables"
 ANALYZE: Final = "gputrace analyze FILE --json"
+AGAIN: Final = "the same, again, with the cache it has made"
 _FLOOR_SCRIPT: Final = str(Path(__file__).with_name("floor.py"))
 
 
@@ -24,8 +25,10 @@ def gputrace() -> tuple[str, ...]:
     return (str(installed),) if installed.exists() else (sys.executable, "-m", "gputrace")
 
 
-def analyze(path: Path, label: str = ANALYZE) -> Job:
-    return Job(label, (*gputrace(), "analyze", str(path), "--json"))
+def analyze(path: Path, label: str = ANALYZE, cache: str = "off") -> Job:
+    """The whole command; with nothing kept from before, unless a cache folder is given."""
+    variable = f"GPUTRACE_CACHE={cache}"
+    return Job(label, ("env", variable, *gputrace(), "analyze", str(path), "--json"))
 
 
 def floor(path: Path, label: str = FLOOR) -> Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from typing import Final
 
 from benchmarks import commands, gate, peers
@@ -20,6 +21,7 @@ from benchmarks.options import Options
 from benchmarks.tables import mebibytes, seconds, show, spread, verdict
 
 TARGET_S: Final = 1.5
+TARGET_AGAIN_S: Final = 0.5
 TARGET_BYTES: Final = 450 * MIB
 """With steps and causes, which need the host's rows too; the GPU's rows alone: 1.2 s, 400 MiB."""
 TARGET_HELP_S: Final = 0.15
@@ -51,16 +53,19 @@ def run(options: Options) -> int:
 
 def _whole_command(turns: int) -> None:
     path = nsys_export(USUAL)
-    jobs = [
-        commands.analyze(path),
-        commands.floor(path),
-        Job(READ, ("sh", "-c", 'cat "$0" >/dev/null', str(path))),
-        commands.python("pass", START),
-    ]
-    series = alternate_all(jobs, turns)
+    with tempfile.TemporaryDirectory(prefix="gputrace-cache-") as cache:
+        jobs = [
+            commands.analyze(path),
+            commands.analyze(path, commands.AGAIN, cache),
+            commands.floor(path),
+            Job(READ, ("sh", "-c", 'cat "$0" >/dev/null', str(path))),
+            commands.python("pass", START),
+        ]
+        series = alternate_all(jobs, turns)
     floor, analysis = series[commands.FLOOR], series[commands.ANALYZE]
     kernels, calls = commands.rows(floor)
-    commands.require_right(analysis, kernels)
+    for one in (analysis, series[commands.AGAIN]):
+        commands.require_right(one, kernels)
     size = mebibytes(path.stat().st_size)
     show(
         f"The whole command: {kernels:,} kernels, {calls:,} CUDA calls, {size} MiB, "
@@ -71,7 +76,9 @@ def _whole_command(turns: int) -> None:
     inside = commands.seconds_inside(floor)
     print(f"\n  Inside the floor's process, at best: {seconds(inside)} s")
     time, memory = analysis.wall_s, analysis.peak_bytes
+    again = series[commands.AGAIN].wall_s
     print(f"  Target {TARGET_S} s: {verdict(time < TARGET_S)}", end="; ")
+    print(f"again, {TARGET_AGAIN_S} s: {verdict(again < TARGET_AGAIN_S)}", end="; ")
     print(f"{mebibytes(TARGET_BYTES)} MiB: {verdict(memory < TARGET_BYTES)}")
 
 

@@ -12,20 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from gputrace import views
-from gputrace.analyzers.analysis import analyze
+from gputrace.analyzers.earlier import Earlier
 from gputrace.analyzers.options import Options, read_options, read_window
 from gputrace.analyzers.results import Analysis
 from gputrace.errors import GputraceError, InputError
 from gputrace.traces.fetched import here_of
 from gputrace.traces.opening import go_on_without, open_traces
 from gputrace.traces.quality import LeftOut
-from gputrace.traces.trace import Progress, Window
+from gputrace.traces.trace import Progress, Trace, Window
 from gputrace.traces.within import within
 
 if TYPE_CHECKING:
@@ -94,11 +95,30 @@ class OpenTrace:
         progress: Progress | None = None,
     ) -> None:
         self._keep_going = keep_going
+        self._closing = ExitStack()
+        here = here_of([str(path) for path in paths], progress)
+        self._open = partial(self._opened, here, workers, windows, scheduler)
+        self._earlier = Earlier(here, windows)
+        if not self._earlier.any:
+            # What cannot be read is told at once; what could be is opened when it is needed.
+            self._trace = self._open()
+
+    def _opened(
+        self, here: list[str], workers: int | None, windows: bool, scheduler: str | None
+    ) -> Trace:
         with ExitStack() as opened:
             opening = _opening(scheduler, opened)
-            here = here_of([str(path) for path in paths], progress)
-            self._trace = open_traces(here, keep_going, workers, windows, opening)
+            trace = open_traces(here, self._keep_going, workers, windows, opening)
             self._closing = opened.pop_all()
+        return trace
+
+    @cached_property
+    def _trace(self) -> Trace:
+        return self._open()
+
+    @property
+    def _is_open(self) -> bool:
+        return "_trace" in vars(self)
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
@@ -106,7 +126,7 @@ class OpenTrace:
 
         Each has its ``path`` and its ``problem``. `analyze` and `export` may find more.
         """
-        return tuple(self._trace.quality.left_out)
+        return tuple(self._trace.quality.left_out) if self._is_open else ()
 
     def analyze(
         self,
@@ -133,9 +153,9 @@ class OpenTrace:
 
         def run() -> Analysis:
             with within(self._trace, self._absolute(options.window), progress) as trace:
-                return analyze(trace, options, progress)
+                return _analyze(trace, options, progress)
 
-        result = self._going_on(run)
+        result = self._answer(Analysis, options, run)
         return Report(**{field.name: getattr(result, field.name) for field in fields(Analysis)})
 
     def report(
@@ -182,15 +202,16 @@ class OpenTrace:
         ``steps``, ``time``, ``gaps`` and ``progress`` are as of `analyze`, and so is what it
         raises. What it gives is for gputrace's own pages, and may change.
         """
-        from gputrace.views.page.material import gather
+        from gputrace.analyzers.scene.scene import Scene
+        from gputrace.views.page.material import gather, read_scene
 
         options = read_options(steps, time, gaps)
 
-        def run() -> Material:
+        def run() -> Scene:
             with within(self._trace, self._absolute(options.window), progress) as trace:
-                return gather(trace, options, progress)
+                return read_scene(trace, options, progress)
 
-        return self._going_on(run)
+        return gather(self._answer(Scene, options, run))
 
     def launches(self, kernel: str, *, progress: Progress | None = None) -> Launches:
         """One kernel, and which of its launches a profiler of kernels is to look at.
@@ -205,7 +226,7 @@ class OpenTrace:
 
         def run() -> Launches:
             with within(self._trace, None, progress) as trace:
-                return find_launches(trace, analyze(trace, Options(gaps=0)), kernel, progress)
+                return find_launches(trace, _analyze(trace, Options(gaps=0)), kernel, progress)
 
         return self._going_on(run)
 
@@ -248,7 +269,7 @@ class OpenTrace:
                     path,
                     absolute,
                     redact,
-                    lambda gaps: analyze(trace, Options(window, gaps=gaps), progress),
+                    lambda gaps: _analyze(trace, Options(window, gaps=gaps), progress),
                     progress,
                 )
                 export(job, form)
@@ -259,6 +280,17 @@ class OpenTrace:
         """A window after the trace's origin as one of its clock."""
         origin = self._trace.origin
         return window and Window(window.start + origin, window.end + origin)
+
+    def _answer(
+        self, kind: type[_Result], options: Options, work: Callable[[], _Result]
+    ) -> _Result:
+        """What the cache has of it, else the work's, which it then has."""
+        if (known := self._earlier.find(kind, options)) is not None:
+            return known
+        found = self._going_on(work)
+        if not self.left_out:
+            self._earlier.keep(found, options)
+        return found
 
     def _going_on(self, work: Callable[[], _Result]) -> _Result:
         """Does the work; without a file that turns out to be broken meanwhile, if it may."""
@@ -285,7 +317,8 @@ class OpenTrace:
     def close(self) -> None:
         """Gives back the files; nothing can be asked for then. Raises nothing, also if repeated."""
         with self._closing:
-            self._trace.close()
+            if self._is_open:
+                self._trace.close()
 
     def __enter__(self) -> Self:
         return self
@@ -297,6 +330,13 @@ class OpenTrace:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _analyze(trace: Trace, options: Options, progress: Progress | None = None) -> Analysis:
+    """Analyzes; what does is imported when it must, since an answer may be known without."""
+    from gputrace.analyzers.analysis import analyze
+
+    return analyze(trace, options, progress)
 
 
 def _opening(scheduler: str | None, opened: ExitStack) -> Opening | None:

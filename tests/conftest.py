@@ -36,10 +36,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder in place of the user's cache folder."""
+    """A folder in place of the user's cache folder; no answer is kept there, unless a test asks."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setenv("GPUTRACE_CACHE", "off")
         yield folder
 
 

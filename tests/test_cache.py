@@ -12,9 +12,9 @@ import pytest
 
 from gputrace.analyzers.analysis import analyze
 from gputrace.analyzers.findings import Facts
+from gputrace.analyzers.kept import freeze, thaw
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.scene.gap_detail import describe_gap
-from gputrace.analyzers.scene.kept import freeze, thaw
 from gputrace.analyzers.scene.scene import Scene, full_scene
 from gputrace.traces import cache
 from gputrace.traces.cache import Kept, keep, key_of, load
@@ -55,7 +55,7 @@ def scene_of(path: Path) -> Scene:
 
 
 def test_an_entry_comes_back_as_it_was(folder: Path, trace: Path) -> None:
-    key = key_of(trace, "scene")
+    key = key_of([trace], "scene")
     assert load(key) is None
     keep(key, ENTRY)
     kept = load(key)
@@ -67,16 +67,16 @@ def test_an_entry_comes_back_as_it_was(folder: Path, trace: Path) -> None:
 
 
 def test_a_file_that_changed_has_no_entry(folder: Path, trace: Path) -> None:
-    keep(key_of(trace, "scene"), ENTRY)
+    keep(key_of([trace], "scene"), ENTRY)
     status = trace.stat()
     trace.write_bytes(b"another")
     os.utime(trace, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    assert load(key_of(trace, "scene")) is None
-    assert load(key_of(trace, "other")) is None
+    assert load(key_of([trace], "scene")) is None
+    assert load(key_of([trace], "other")) is None
 
 
 def test_only_the_owner_may_read_entries(folder: Path, trace: Path) -> None:
-    keep(key_of(trace, "scene"), ENTRY)
+    keep(key_of([trace], "scene"), ENTRY)
     (path,) = folder.iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -84,7 +84,7 @@ def test_only_the_owner_may_read_entries(folder: Path, trace: Path) -> None:
 
 @pytest.mark.parametrize("left", [0, 1, 100, -1, -100])
 def test_a_broken_entry_counts_as_none_and_is_removed(folder: Path, trace: Path, left: int) -> None:
-    key = key_of(trace, "scene")
+    key = key_of([trace], "scene")
     keep(key, ENTRY)
     (path,) = folder.iterdir()
     path.write_bytes(path.read_bytes()[:left])
@@ -94,15 +94,15 @@ def test_a_broken_entry_counts_as_none_and_is_removed(folder: Path, trace: Path,
 
 def test_an_entry_of_other_bytes_is_no_scene(folder: Path) -> None:
     for text in (b"", b"{}", b'["o","Scene",[]]', b'["o","Path",["/"]]', b'["c",7]', b"[1]"):
-        assert thaw(Kept(text, [])) is None
+        assert thaw(Kept(text, []), Scene) is None
 
 
 def test_nothing_is_kept_where_the_cache_is_off(
     folder: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUTRACE_CACHE", "off")
-    keep(key_of(trace, "scene"), ENTRY)
-    assert load(key_of(trace, "scene")) is None
+    keep(key_of([trace], "scene"), ENTRY)
+    assert load(key_of([trace], "scene")) is None
     assert not folder.exists()
 
 
@@ -110,8 +110,8 @@ def test_a_folder_that_cannot_be_written_does_no_harm(
     trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUTRACE_CACHE", str(trace / "below a file"))
-    keep(key_of(trace, "scene"), ENTRY)
-    assert load(key_of(trace, "scene")) is None
+    keep(key_of([trace], "scene"), ENTRY)
+    assert load(key_of([trace], "scene")) is None
 
 
 def test_a_folder_that_cannot_be_looked_into_does_no_harm(
@@ -119,8 +119,8 @@ def test_a_folder_that_cannot_be_looked_into_does_no_harm(
 ) -> None:
     """To root nothing is forbidden; a name that is too long is refused to anybody."""
     monkeypatch.setenv("GPUTRACE_CACHE", str(tmp_path / ("long" * 100)))
-    keep(key_of(trace, "scene"), ENTRY)
-    assert load(key_of(trace, "scene")) is None
+    keep(key_of([trace], "scene"), ENTRY)
+    assert load(key_of([trace], "scene")) is None
 
 
 def test_entries_not_used_for_longest_make_room(
@@ -130,7 +130,7 @@ def test_entries_not_used_for_longest_make_room(
     for number in range(3):
         path = tmp_path / f"{number}.sqlite"
         path.write_bytes(b"x")
-        keys.append(key_of(path, "scene"))
+        keys.append(key_of([path], "scene"))
     large = Kept(b"", [np.zeros(1_000)])
     for number, key in enumerate(keys[:2]):
         keep(key, large)
@@ -149,10 +149,10 @@ def test_a_scene_is_the_same_after_it_was_kept(
 ) -> None:
     path = recording(STARVED)
     scene = scene_of(path)
-    key = key_of(path, "scene")
+    key = key_of([path], "scene")
     keep(key, freeze(scene))
     kept = load(key)
-    again = thaw(kept) if kept else None
+    again = thaw(kept, Scene) if kept else None
     assert again is not None
     assert again.analysis == scene.analysis
     assert (again.title, again.span, again.names) == (scene.title, scene.span, scene.names)

@@ -13,7 +13,8 @@ from typing import Any, Final
 import pytest
 
 import gputrace
-from gputrace.analyzers.scene.kept import thaw
+from gputrace.analyzers.kept import thaw
+from gputrace.analyzers.scene.scene import Scene
 from gputrace.bench.database import Database
 from gputrace.bench.keeping import read_results
 from gputrace.bench.study import read_study
@@ -267,7 +268,7 @@ def test_results_whose_table_is_a_view_without_end_are_refused(tmp_path: Path) -
 
 
 def test_an_entry_of_the_cache_that_is_nested_too_deep_is_none() -> None:
-    assert thaw(Kept(b"[" * 100_000 + b"]" * 100_000, [])) is None
+    assert thaw(Kept(b"[" * 100_000 + b"]" * 100_000, []), Scene) is None
 
 
 ROW: Final = "2026/02/03 04:05:06.000, {}, 93 %, 510.2 W\n"

@@ -19,7 +19,7 @@ import gputrace
 from gputrace.analyzers.options import Options
 from gputrace.traces.opening import open_traces
 from gputrace.views.page.document import render
-from gputrace.views.page.material import gather
+from gputrace.views.page.material import gather, read_scene
 from tests import command
 from tests.chromium import Browser, chromium, needs_chromium
 from tests.command import ROOT, assert_refused, environment
@@ -159,7 +159,7 @@ def test_what_is_drawn_is_exact_at_every_zoom(
     """The area of a class is its time, in a page that holds all runs and in one that cannot."""
     target = tmp_path / "page.html"
     with open_traces([str(recording(STARVED))]) as trace:
-        material = gather(trace, Options(), most=most)
+        material = gather(read_scene(trace, Options()), most)
     assert material.whole == (most > 6_000)
     target.write_text(render(material), encoding="utf-8")
     browser.open(target.as_uri())
@@ -179,7 +179,7 @@ def test_a_page_that_cannot_hold_all_says_so_where_it_matters(
 ) -> None:
     target = tmp_path / "page.html"
     with open_traces([str(recording(STARVED))]) as trace:
-        target.write_text(render(gather(trace, Options(), most=20_000)), encoding="utf-8")
+        target.write_text(render(gather(read_scene(trace, Options()), 20_000)), encoding="utf-8")
     browser.open(target.as_uri())
     browser.run("document.querySelector('tr[data-start]').click()")
     shown(browser)

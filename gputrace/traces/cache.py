@@ -1,18 +1,20 @@
 """What was made of a trace, kept for the next time: Arrow IPC files in the user's cache folder.
 
-An entry is some text and some columns. It is found by the trace's path, size and time of change,
-and by the version of gputrace and its code, so it is never that of another file. One with which
-anything is wrong counts as not there. Columns are mapped, not read: opening takes milliseconds.
+An entry is some text and some columns. It is found by the path, size and time of change of each of
+a run's files, and by the version of gputrace and its code, so it is never that of other files. One
+with which anything is wrong counts as not there. Columns are mapped, not read: opening takes
+milliseconds.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from threading import Thread
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -44,16 +46,43 @@ def folder() -> Path | None:
     return Path(named) if named else cache_folder() / "traces"
 
 
-def key_of(trace: Path, what: str) -> str | None:
-    """The name of an entry about a file as it is at this moment; None for what is no file."""
+def key_of(traces: Sequence[Path], what: str) -> str | None:
+    """The name of an entry about files and folders as they are at this moment.
+
+    None where one cannot be read, is no file, or has unfinished writes beside it.
+    """
     try:
-        status = trace.stat()
-        if not trace.is_file():
-            return None
-        parts = (trace.resolve(), status.st_size, status.st_mtime_ns, status.st_ino, what, _code())
+        files = [str(part) for trace in traces for part in _identity(trace)]
     except OSError:
         return None
-    return hashlib.sha256("\0".join(map(str, parts)).encode("utf-8", "surrogateescape")).hexdigest()
+    return f"{_hash(*files, _code())[:32]}-{_hash(what)[:16]}"
+
+
+def is_known(key: str | None) -> bool:
+    """Whether anything is kept of the same files: so they could be opened, as they are."""
+    where = folder()
+    if key is None or where is None:
+        return False
+    return next(where.glob(key.partition("-")[0] + "-*"), None) is not None
+
+
+def _identity(path: Path) -> Iterator[object]:
+    """What a file cannot change without; of a folder, that of all in it."""
+    status = path.stat()
+    if path.is_dir():
+        inside = sorted(one for one in path.iterdir() if not one.name.startswith("."))
+        yield from (path.resolve(), len(inside))
+        for one in inside:
+            yield from _identity(one)
+        return
+    journals = (path.with_name(path.name + suffix) for suffix in ("-wal", "-journal"))
+    if not (path.is_file() and os.access(path, os.R_OK)) or any(one.exists() for one in journals):
+        raise FileNotFoundError(path)
+    yield from (path.resolve(), status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+def _hash(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def load(key: str | None) -> Kept | None:
@@ -61,7 +90,7 @@ def load(key: str | None) -> Kept | None:
     where = folder()
     if key is None or where is None:
         return None
-    path = where / (key[:32] + _SUFFIX)
+    path = where / (key + _SUFFIX)
     try:
         if not path.exists() or path.lstat().st_uid != os.geteuid():
             return None
@@ -81,7 +110,7 @@ def keep(key: str | None, entry: Kept) -> None:
     size = len(entry.text) + sum(column.nbytes for column in entry.columns)
     if key is None or where is None or size > _LARGEST:
         return
-    path = where / (key[:32] + _SUFFIX)
+    path = where / (key + _SUFFIX)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,6 +121,18 @@ def keep(key: str | None, entry: Kept) -> None:
     except OSError:
         with suppress(OSError):
             unfinished.unlink()
+
+
+def keep_beside(key: str | None, make: Callable[[], Kept]) -> None:
+    """Makes an entry and writes it in a thread, for which the interpreter waits at its end."""
+
+    def work() -> None:
+        # Whatever goes wrong: it can be made again.
+        with suppress(Exception):
+            keep(key, make())
+
+    if key is not None and folder() is not None:
+        Thread(target=work, name="cache").start()
 
 
 def _make_room(where: Path, size: int) -> None:

@@ -18,9 +18,9 @@ from pyarrow import parquet
 from gputrace import __version__
 from gputrace.analyzers.analysis import analyze
 from gputrace.analyzers.findings import Facts
+from gputrace.analyzers.kept import freeze, thaw
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.scene.kept import freeze, thaw
-from gputrace.analyzers.scene.scene import full_scene
+from gputrace.analyzers.scene.scene import Scene, full_scene
 from gputrace.bench.database import FILE, Configuration, Database, Run, StudyRow
 from gputrace.bench.frameworks import Framework
 from gputrace.bench.keeping import read_results, to_rows
@@ -165,7 +165,7 @@ def give_kept(path: Path, depth: int, place: Place) -> str:
         kept = cache._read(path)
     except Exception as error:
         return type(error).__name__
-    scene = thaw(kept)
+    scene = thaw(kept, Scene)
     return f"{len(kept.columns)} {scene is None}"
 
 

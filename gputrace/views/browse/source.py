@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Protocol
 
 from gputrace.analyzers.analysis import analyze
+from gputrace.analyzers.earlier import Earlier
 from gputrace.analyzers.findings import Facts
 from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.options import Options
 from gputrace.analyzers.scene.gap_detail import GapDetail, describe_gap
-from gputrace.analyzers.scene.kept import freeze, thaw
 from gputrace.analyzers.scene.launches import Launch, find_issuer
 from gputrace.analyzers.scene.more_lanes import stream_lanes, thread_lanes
 from gputrace.analyzers.scene.scene import Scene, SceneLane, first_scene, full_scene
-from gputrace.traces.cache import keep, key_of, load
 from gputrace.traces.trace import Trace, Window
 
 
@@ -103,9 +103,8 @@ class Source:
             self._trace.close()
 
     def _load(self) -> None:
-        key = key_of(self.paths[0], "scene") if len(self.paths) == 1 else None
-        kept = load(key)
-        if kept is not None and (known := thaw(kept)) is not None:
+        earlier = Earlier(self.paths)
+        if (known := earlier.find(Scene, Options())) is not None:
             self._listener.scene(self.number, known)
             return
         analysis = analyze(self.trace, None, self._progress, self)
@@ -114,8 +113,7 @@ class Source:
         # What it was made of takes as much memory as the scene, and is not needed any more.
         self._facts = None
         self._listener.scene(self.number, scene)
-        if key == key_of(self.paths[0], "scene"):
-            keep(key, freeze(scene))
+        earlier.keep(scene, Options())
 
     def operations_read(self, operations: Sequence[GpuOperations]) -> None:
         """Shows what the GPUs did while the host's rows are still read."""

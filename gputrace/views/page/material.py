@@ -12,12 +12,10 @@ from gputrace.analyzers.findings import Facts
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.options import Options
 from gputrace.analyzers.results import Analysis
-from gputrace.analyzers.scene.kept import freeze, thaw
 from gputrace.analyzers.scene.runs import Runs, Tiled, reduce, tile
 from gputrace.analyzers.scene.scene import Scene, full_scene
 from gputrace.analyzers.scene.worst_gaps import WorstGap, worst_gaps
 from gputrace.errors import InputError
-from gputrace.traces.cache import keep, key_of, load
 from gputrace.traces.trace import Progress, Trace, Window
 
 MOST_RUNS: Final = 400_000
@@ -68,49 +66,32 @@ class _Watched:
         self.facts.append(facts)
 
 
-def gather(
-    trace: Trace, options: Options, progress: Progress | None = None, most: int = MOST_RUNS
-) -> Material:
-    """Analyzes a trace and reduces its timeline; raises what `analyze` raises.
+def read_scene(trace: Trace, options: Options, progress: Progress | None = None) -> Scene:
+    """Analyzes a trace for its timeline; raises what `analyze` raises."""
+    watched = _Watched()
+    analysis = analyze(trace, options, progress, watched)
+    return full_scene(watched.facts[0], analysis)
 
-    Raises InputError, too, where the rows lie so far apart that their times must be wrong.
-    What the terminal's browser keeps of a trace serves here too, and the other way round.
+
+def gather(scene: Scene, most: int = MOST_RUNS) -> Material:
+    """Reduces the timeline of a scene that has its analysis.
+
+    Raises InputError where the rows lie so far apart that their times must be wrong.
     """
-    scene = _known(trace, options) or _read(trace, options, progress)
     analysis = scene.analysis
     assert analysis is not None
-    _check_span(trace, scene.span)
+    _check_span(scene)
     gaps = worst_gaps(scene, analysis)
     lanes = tuple(tile(lane.layers, scene.span) for lane in scene.lanes)
     matter = [*(gap.itself for gap in gaps), *(gap.around for gap in gaps)]
     return Material(analysis, scene, gaps, lanes, reduce(lanes, scene.span, most, matter))
 
 
-def _check_span(trace: Trace, span: Window) -> None:
-    apart = span.end - span.start
+def _check_span(scene: Scene) -> None:
+    apart = scene.span.end - scene.span.start
     if apart > LONGEST_NS:
         days = f"its rows lie {apart / 86_400e9:,.0f} days apart"
-        raise InputError(trace.title, f"{days}, too far to be drawn; give a part (--time)")
-
-
-def _key(trace: Trace, options: Options) -> str | None:
-    """The name of the scene in the cache, which has those of whole files with nothing asked for."""
-    usual = options == Options() and len(trace.paths) == 1 and not trace.quality.left_out
-    return key_of(trace.path, "scene") if usual else None
-
-
-def _known(trace: Trace, options: Options) -> Scene | None:
-    entry = load(_key(trace, options))
-    return None if entry is None else thaw(entry)
-
-
-def _read(trace: Trace, options: Options, progress: Progress | None) -> Scene:
-    before, watched = _key(trace, options), _Watched()
-    analysis = analyze(trace, options, progress, watched)
-    scene = full_scene(watched.facts[0], analysis)
-    if before is not None and before == _key(trace, options):
-        keep(before, freeze(scene))
-    return scene
+        raise InputError(scene.title, f"{days}, too far to be drawn; give a part (--time)")
 
 
 def file_name(analysis: Analysis) -> str:

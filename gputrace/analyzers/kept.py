@@ -1,4 +1,4 @@
-"""A scene as text and columns, and back: what the cache keeps of a trace.
+"""Dataclasses of analyzers as text and columns, and back: what the cache keeps.
 
 Only dataclasses and named tuples of the analyzers are ever made of an entry.
 """
@@ -8,18 +8,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from importlib import import_module
-from typing import Any, Final
+from math import isfinite
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.scene.scene import Scene
 from gputrace.traces.cache import Kept
 from gputrace.traces.events import Events
 
 _PACKAGES: Final = ("gputrace.analyzers.", "gputrace.traces.trace")
-"""Where the classes are that a scene is made of."""
+"""Where the classes are that may be kept."""
+_Record = TypeVar("_Record")
+
+
+def freeze(value: Any) -> Kept:
+    """A value as an entry of the cache; raises TypeError for what no analyzer makes."""
+    packer = _Packer()
+    return Kept(msgspec.json.encode(packer.pack(value)), packer.columns)
+
+
+def thaw(entry: Kept, kind: type[_Record]) -> _Record | None:
+    """The value of an entry; None where it makes no sense, or is of another kind."""
+    try:
+        value = _unpack(msgspec.json.decode(entry.text), entry.columns)
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError):
+        return None
+    except (ImportError, RecursionError):
+        return None
+    return value if isinstance(value, kind) else None
 
 
 def _class(name: str) -> Any:
@@ -37,23 +55,6 @@ def _is_record(kind: type) -> bool:
     return is_dataclass(kind) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
 
 
-def freeze(scene: Scene) -> Kept:
-    """The scene as an entry of the cache."""
-    packer = _Packer()
-    return Kept(msgspec.json.encode(packer.pack(scene)), packer.columns)
-
-
-def thaw(entry: Kept) -> Scene | None:
-    """The scene of an entry; None where it makes no sense."""
-    try:
-        scene = _unpack(msgspec.json.decode(entry.text), entry.columns)
-    except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError):
-        return None
-    except (ImportError, RecursionError):
-        return None
-    return scene if isinstance(scene, Scene) else None
-
-
 class _Packer:
     """Turns values into plain ones, in which columns are numbers of `columns`."""
 
@@ -63,10 +64,10 @@ class _Packer:
 
     def pack(self, value: Any) -> Any:
         """Plain values as they are; others as ``[letter, content]``."""
-        if value is None or isinstance(value, (bool, int, float, str)):
-            return value
         if isinstance(value, np.generic):
-            return value.item()
+            value = value.item()
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return _plain(value)
         if isinstance(value, np.ndarray):
             return ["c", self._place(value)]
         if isinstance(value, Events):
@@ -88,6 +89,11 @@ class _Packer:
         return place
 
 
+def _plain(value: Any) -> Any:
+    """As it is, but for numbers that JSON has no word for."""
+    return ["f", str(value)] if isinstance(value, float) and not isfinite(value) else value
+
+
 def _parts(value: Any) -> list[Any]:
     if isinstance(value, tuple):
         return list(value)
@@ -98,6 +104,8 @@ def _unpack(packed: Any, columns: Any) -> Any:
     if not isinstance(packed, list):
         return packed
     letter, content = packed[0], packed[1]
+    if letter == "f":
+        return float(content)
     if letter == "c":
         return columns[content]
     if letter == "e":
