@@ -153,7 +153,8 @@ def test_signals_go_to_the_program_alone(machine: Machine) -> None:
 
 def test_what_is_typed_at_the_terminal_reaches_all_of_the_program(machine: Machine) -> None:
     # A session whose terminal is ours, as a shell has it.
-    program = "trap 'echo shell; exit 5' INT; (trap 'echo child' INT; echo ready; sleep 9) & wait"
+    child = "trap 'echo child; exit' INT; echo ready; while :; do sleep 0.1; done"
+    program = f"trap 'echo shell; exit 5' INT; sh -c \"{child}\"; exit 7"
     pid, terminal = pty.fork()
     if pid == 0:
         words = machine.words("--", "sh", "-c", program)
@@ -164,6 +165,7 @@ def test_what_is_typed_at_the_terminal_reaches_all_of_the_program(machine: Machi
     _, status = os.waitpid(pid, 0)
     os.close(terminal)
     assert os.waitstatus_to_exitcode(status) == 5
+    assert "child" in said
     assert "shell" in said
 
 

@@ -19,23 +19,32 @@ def main(folder: str, streams: str, command: list[str]) -> int:
     _take(streams)
     # What is typed at the terminal is for the program; this waits for its end.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        program = os.posix_spawnp(
-            command[0],
-            command,
-            os.environ,
-            setsigmask=before,
-            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
-        )
-    except OSError as error:
-        _leave(folder, "program.failed", str(error.strerror))
-        return 126
-    _leave(folder, "program.pid", str(program))
+    program = os.fork()
+    if not program:
+        _become(folder, command, before)
     _, status = os.waitpid(program, 0)
     code = os.waitstatus_to_exitcode(status)
     code = code if code >= 0 else 128 - code
-    _leave(folder, "program.code", str(code))
+    if not os.path.exists(os.path.join(folder, "program.failed")):  # noqa: PTH110, PTH118
+        _leave(folder, "program.code", str(code))
     return code
+
+
+def _become(folder: str, command: list[str], mask: set[int | signal.Signals]) -> None:
+    """Turns this process into the program, whose pid is known before its first word."""
+    _leave(folder, "program.pid", str(os.getpid()))
+    # What Python ignores or handles on its own account.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.unlink(os.path.join(folder, "program.pid"))  # noqa: PTH108, PTH118
+        _leave(folder, "program.failed", str(error.strerror))
+    os._exit(126)
 
 
 def _take(streams: str) -> None:
