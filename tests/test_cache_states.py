@@ -46,12 +46,16 @@ class Cache(RuleBasedStateMachine):
         os.utime(path, ns=(0, self.version))
 
     def _key(self, name: str) -> str:
-        key = key_of(self.folder / name, "scene")
+        key = key_of([self.folder / name], "scene")
         assert key is not None
         return key
 
     def _entry(self, key: str) -> Path:
-        return self.entries / f"{key[:32]}.arrow"
+        return self.entries / f"{key}.arrow"
+
+    def _entries(self) -> list[Path]:
+        """Those that there are, in the order of their first time, which no run changes."""
+        return [path for path in map(self._entry, self.kept) if path.exists()]
 
     @rule(name=st.sampled_from(TRACES))
     def change_the_trace(self, name: str) -> None:
@@ -82,16 +86,16 @@ class Cache(RuleBasedStateMachine):
         assert found <= {contents[-1], (b"last", 3)}
         self.kept[key] = {(b"last", 3)}
 
-    @precondition(lambda self: any(self.entries.glob("*.arrow")))
+    @precondition(lambda self: bool(self._entries()))
     @rule(left=st.floats(0, 0.99), data=st.data())
     def cut_an_entry_short(self, left: float, data: st.DataObject) -> None:
-        path = data.draw(st.sampled_from(sorted(self.entries.glob("*.arrow"))))
+        path = data.draw(st.sampled_from(self._entries()))
         os.truncate(path, int(left * path.stat().st_size))
 
-    @precondition(lambda self: any(self.entries.glob("*.arrow")))
+    @precondition(lambda self: bool(self._entries()))
     @rule(junk=st.binary(max_size=200), data=st.data())
     def replace_an_entry_by_junk(self, junk: bytes, data: st.DataObject) -> None:
-        data.draw(st.sampled_from(sorted(self.entries.glob("*.arrow")))).write_bytes(junk)
+        data.draw(st.sampled_from(self._entries())).write_bytes(junk)
 
     @rule()
     def clear_the_cache(self) -> None:
