@@ -169,6 +169,11 @@ def test_what_is_typed_at_the_terminal_reaches_all_of_the_program(machine: Machi
     assert "shell" in said
 
 
+def test_a_program_is_known_before_its_first_word(machine: Machine) -> None:
+    pid = str(machine.spool / "program.pid")
+    assert machine.record("--", "sh", "-c", f'test "$(cat \'{pid}\')" = $$').code == 0
+
+
 def _read_until(terminal: int, word: str) -> str:
     said = ""
     while word not in said:
