@@ -7,9 +7,11 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
 import gputrace
@@ -20,7 +22,7 @@ from gputrace.bench.keeping import read_results
 from gputrace.bench.study import read_study
 from gputrace.cluster.messages import encode, events_of, nvml_of, read_reply
 from gputrace.cluster.packing import PackedColumn, PackedEvents
-from gputrace.collectors.files.chunks import CHUNK, HEADER
+from gputrace.collectors.files.chunks import CHUNK, CLOCKS, HEADER
 from gputrace.collectors.files.spool import SPOOL, read_spool
 from gputrace.collectors.files.windows import windows_of
 from gputrace.collectors.merge import merge
@@ -159,6 +161,30 @@ def test_times_that_no_clock_tells_move_no_others(start: int, tmp_path: Path) ->
     assert compute_ns(file.save()) == 40
 
 
+@pytest.mark.filterwarnings("error")
+def test_rows_of_nvprof_may_have_any_number(tmp_path: Path) -> None:
+    file = Nvvp(tmp_path / "train.nvvp")
+    file.call(10, 20)
+    file.kernel(30, 50)
+    file.kernel(60, 80)
+    number = (
+        f"UPDATE CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL SET _id_ = {{}} WHERE end {{}} {EPOCH + 50}"
+    )
+    path = change(file.save(), number.format(-(1 << 63), "<="), number.format((1 << 63) - 1, ">"))
+    assert compute_ns(path) == 40
+
+
+def test_what_sqlite_says_of_a_column_of_nvprof_need_not_be_utf_8(tmp_path: Path) -> None:
+    file = Nvvp(tmp_path / "train.nvvp")
+    file.call(10, 20)
+    file.kernel(30, 70)
+    column = "ALTER TABLE CUPTI_ACTIVITY_KIND_RUNTIME ADD COLUMN odd! AS (lower(cbid))"
+    path = change(file.save(), column.replace("odd!", '"odd!"'))
+    path.write_bytes(path.read_bytes().replace(b"odd!", b"odd\xff"))
+    with suppress(InputError):
+        compute_ns(path)
+
+
 def test_a_name_of_nvprof_below_nothing_is_told_by_its_number(tmp_path: Path) -> None:
     file = Nvvp(tmp_path / "train.nvvp")
     file.call(10, 20)
@@ -201,6 +227,20 @@ def test_a_spool_that_began_when_no_clock_tells_is_broken(
     spool(tmp_path / "a.7.spool", started, began=began)
     with pytest.raises(InputError, match="a start that no clock tells"):
         merge(tmp_path, tmp_path / "t.sqlite", {})
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("started", [1, 1000, 1 << 61, 1 << 62])
+def test_clocks_that_say_anything_do_no_harm(started: int, tmp_path: Path) -> None:
+    path = spool(tmp_path / "a.7.spool", started, "capture_on=1500")
+    begun, off = path.read_bytes(), b"capture_off=2000"
+    odd = (1, 1000, (1 << 62) - 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
+    for realtime, monotonic in product(odd, odd):
+        looks = np.array([(1100, 100, 100), (realtime, monotonic, 1)], CLOCKS).tobytes()
+        clocks = CHUNK.pack(b"CLOK", len(looks)) + looks
+        path.write_bytes(begun + clocks + CHUNK.pack(b"INFO", len(off)) + off)
+        merge(tmp_path, tmp_path / "t.sqlite", {})
+        (tmp_path / "t.sqlite").unlink()
 
 
 @pytest.mark.parametrize("moment", ["9" * 30, "9" * 5000, "²", str(1 << 63)])
@@ -324,6 +364,11 @@ def test_an_answer_that_no_worker_gives_asks_for_one_version(read: Callable[[], 
 def _with_samples(time: bytes) -> bytes:
     samples = {"time": time, "host": b"", "gpu": b"", "values": {}}
     return encode({"version": "1", "samples": samples})
+
+
+def test_a_run_that_takes_no_time_has_no_curve_of_it(tmp_path: Path) -> None:
+    with gputrace.open(Export().kernel(5, 5).write(tmp_path / "trace.sqlite")) as trace:
+        assert trace.analyze().span_ns == 0
 
 
 def test_rows_that_lie_years_apart_are_not_drawn(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_what_is_typed_at_the_terminal_reaches_all_of_the_program(machine: Machi
 
 def test_a_program_is_known_before_its_first_word(machine: Machine) -> None:
     pid = str(machine.spool / "program.pid")
-    assert machine.record("--", "sh", "-c", f'test "$(cat \'{pid}\')" = $$').code == 0
+    assert machine.record("--", "sh", "-c", f"test \"$(cat '{pid}')\" = $$").code == 0
 
 
 def _read_until(terminal: int, word: str) -> str:

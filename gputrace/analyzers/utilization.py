@@ -67,7 +67,8 @@ def _curves_of(
     place: tuple[int, int], nvml: Nvml, lane: Lane | None, samples: Samples, whole: Window
 ) -> GpuCurves:
     card = nvml.card(*place)
-    curves = [*([_busy(lane, whole)] if lane is not None else []), *_sampled(samples, whole)]
+    lasts = lane is not None and whole.end > whole.start
+    curves = [*([_busy(lane, whole)] if lane and lasts else []), *_sampled(samples, whole)]
     return GpuCurves(
         gpu=place[1],
         rank=None if lane is None else lane.gpu.rank,

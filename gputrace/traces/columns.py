@@ -117,9 +117,8 @@ class _Counter:
 def _split(first: int, end: int) -> list[tuple[int, int]]:
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parts = max(1, min(threads or 1, (end - first) // _ROWS_WORTH_A_THREAD, 16))
-    edges = np.linspace(first, end, parts + 1).astype(np.int64).tolist()
-    edges[0], edges[-1] = first, end
-    return list(pairwise(edges))
+    # Rows may have any number, so that a float could not tell their edges.
+    return list(pairwise(first + (end - first) * at // parts for at in range(parts + 1)))
 
 
 class _Room:

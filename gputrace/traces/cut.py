@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from gputrace.errors import UsageError
+from gputrace.traces import guard
 from gputrace.traces.exported import write_about
 from gputrace.traces.filters import Everything, Filter
 from gputrace.traces.sqlite import Database, broken, quoted
@@ -53,7 +54,7 @@ def _told_apart(database: Database) -> Iterator[None]:
     """A full disk is the output's, as the writer tells; anything else is the input's."""
     try:
         yield
-    except sqlite3.Error as error:
+    except guard.ERRORS as error:
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             raise
         raise broken(database.path, error) from error

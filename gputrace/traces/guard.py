@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
+"""What Python raises for a file that is broken: messages quote names, which need not be UTF-8."""
 LONGEST_VALUE: Final = 64 << 20
 """Bytes of one text or blob that SQLite gives out or makes; what is longer is refused."""
 MOST_ATTACHED: Final = 0

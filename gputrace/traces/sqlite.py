@@ -47,7 +47,7 @@ class Database:
         self._checking = Lock()
         try:
             self._connection = guard.connect(self.uri, check_same_thread=False)
-        except sqlite3.Error as error:
+        except guard.ERRORS as error:
             raise broken(path, error) from error
         self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
 
@@ -61,7 +61,7 @@ class Database:
             yield from islice(rows, self.most_rows)
             if next(rows, None) is not None:
                 raise self.endless()
-        except (sqlite3.Error, MemoryError, UnicodeDecodeError) as error:
+        except (*guard.ERRORS, MemoryError) as error:
             raise broken(self.path, error) from error
 
     def check(self, sql: str) -> None:
@@ -72,7 +72,7 @@ class Database:
         try:
             with self._checking:
                 self._connection.execute(f"EXPLAIN {sql}").close()
-        except (sqlite3.Error, UnicodeDecodeError) as error:
+        except guard.ERRORS as error:
             raise broken(self.path, error) from error
 
     def endless(self) -> InputError:
@@ -112,7 +112,7 @@ class Database:
             first, last = self._connection.execute(sql).fetchone()
         except sqlite3.OperationalError:
             return None
-        except sqlite3.Error as error:
+        except guard.ERRORS as error:
             raise broken(self.path, error) from error
         return None if first is None or first > last else (first, last)
 

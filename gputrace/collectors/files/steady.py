@@ -63,7 +63,7 @@ class _Clock:
             which = np.clip(hint + further, 0, len(self._wander) - 1)
             rest = self._place(result, rest, which, self._begin[which], self._end[which])
         result[rest] = np.clip(moments[rest] - self._wander[hint[rest]], since[rest], until[rest])
-        return result
+        return np.maximum(result, 0)
 
     def _place(self, result: Times, rest: Times, which: Times, since: Times, until: Times) -> Times:
         """Takes those that would lie between two moments, if the clock was as in a stretch.
@@ -82,9 +82,9 @@ class _Clock:
 
 
 def _first_of_stretches(wander: Times) -> Times:
-    first = [0]
-    for at, value in enumerate(wander.tolist()):
-        if abs(value - wander[first[-1]]) > STEADY_NS:
+    first, values = [0], wander.tolist()
+    for at, value in enumerate(values):
+        if abs(value - values[first[-1]]) > STEADY_NS:
             first.append(at)
     return np.array(first)
 
@@ -106,7 +106,9 @@ def make_steady(spools: Sequence[Spool], hosts: Sequence[HostEvents]) -> None:
 def _looks(process: Spool | HostEvents) -> Times:
     """Both clocks at the same moments, the first of them when the file began."""
     rows = process.records[b"CLOK"] if isinstance(process, Spool) else process.clocks
-    pairs = np.stack([rows["realtime"], rows["monotonic"]], axis=1).astype(np.int64)
+    pairs = np.stack([rows["realtime"], rows["monotonic"]], axis=1)
+    # Differences of what no clock tells must stay numbers of 64 bits.
+    pairs = np.minimum(pairs, LATEST - 1).astype(np.int64)
     first = (process.started, process.began) if process.began else pairs[:1].ravel().tolist()
     return np.concatenate([np.array(first, np.int64).reshape(-1, 2), pairs])
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from gputrace.collectors.rows.clock import global_pid
 from gputrace.errors import InputError
+from gputrace.traces import guard
 from gputrace.traces.demangling import demangle_all
 from gputrace.traces.enums import OVERHEADS, UNKNOWN_OVERHEAD
 from gputrace.traces.names import short
@@ -62,7 +63,7 @@ class NvprofRows:
                 self._tell_losses(database)
                 for name in TEMPORARY:
                     database.execute(f"DROP TABLE temp.{name}")
-        except sqlite3.Error as error:
+        except guard.ERRORS as error:
             raise InputError(self._file.path, f"broken ({error})") from None
 
     def _insert(self, database: sqlite3.Connection, rows: Rows) -> None:

@@ -62,7 +62,7 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
         with closing(guard.connect(f"{path.absolute().as_uri()}?mode=ro")) as database:
             database.text_factory = lambda raw: raw.decode("utf-8", "replace")
             yield database
-    except sqlite3.Error as error:
+    except guard.ERRORS as error:
         raise InputError(path, f"broken ({error})") from None
 
 

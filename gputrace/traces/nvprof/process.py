@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -101,6 +100,6 @@ def _first(database: Database, table: Table, rows: Rows) -> int | None:
     try:
         with closing(guard.connect(database.uri)) as connection:
             first = connection.execute(sql).fetchone()[0]
-    except sqlite3.Error as error:
+    except guard.ERRORS as error:
         raise broken(database.path, error) from error
     return first if isinstance(first, int) else None

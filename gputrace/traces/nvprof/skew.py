@@ -51,7 +51,7 @@ def measure_skew(file: Database, columns: Mapping[str, frozenset[str]]) -> int:
             if count >= _ENOUGH and _plausible(soonest):
                 return 0
             return find_skew(database, columns, "main")
-    except sqlite3.Error as error:
+    except guard.ERRORS as error:
         raise broken(file.path, error) from error
 
 
