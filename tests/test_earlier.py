@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests import command
 from tests.exports import Export
 from tests.recordings import DATA
 from tests.test_plugins import Here, here, site, timeline  # noqa: F401 - fixtures
+from tests.waiting import wait_until_kept
 
 FORMS = ("text", "json", "markdown", "csv")
 
@@ -53,14 +53,8 @@ def ask(*paths: Path, **options: Any) -> Report:
     """Analyzes, and waits until the answer is kept."""
     with gputrace.open(*paths) as opened:
         report = opened.analyze(**options)
-    wait()
+    wait_until_kept()
     return report
-
-
-def wait() -> None:
-    for thread in threading.enumerate():
-        if thread.name == "cache":
-            thread.join()
 
 
 @pytest.mark.parametrize(
@@ -149,7 +143,7 @@ def test_an_answer_without_all_files_is_not_kept(trace: Path, tmp_path: Path, ke
     for _ in range(2):
         with gputrace.open(trace, broken, keep_going=True) as opened:
             report = opened.analyze()
-            wait()
+            wait_until_kept()
             assert [one.path for one in report.left_out] == [str(broken)]
             assert opened.left_out == report.left_out
     assert not kept.exists()
@@ -169,7 +163,7 @@ def test_a_page_again_needs_no_analysis(
 ) -> None:
     with gputrace.open(trace) as opened:
         first = opened.material()
-    wait()
+    wait_until_kept()
     monkeypatch.delattr("gputrace.analyzers.analysis.analyze")
     with gputrace.open(trace) as opened:
         opened.report(tmp_path / "page.html")
@@ -183,7 +177,7 @@ def test_nothing_is_kept_where_a_plugin_has_a_say(
     kept: Path,
 ) -> None:
     assert here("analyze", timeline, sites=[site]).code == 0
-    wait()
+    wait_until_kept()
     assert not kept.exists()
 
 

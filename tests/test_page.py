@@ -26,6 +26,7 @@ from tests.command import assert_refused
 from tests.exports import H2D, Export
 from tests.synthetic import Plan, simulate, write_nsys
 from tests.synthetic.link_plants import write_switches
+from tests.waiting import wait_until_kept
 
 MISSING, UNREADABLE, USAGE = 4, 3, 2
 MOST_BYTES: Final = 5_000_000
@@ -255,13 +256,16 @@ class TestCommand:
 
 
 def test_a_trace_that_was_opened_before_is_not_analyzed_again(
-    recording: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    recording: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("GPUTRACE_CACHE", str(tmp_path / "kept"))
+
     def refuse(*_: object) -> NoReturn:
         raise AssertionError("it is analyzed again")
 
     with gputrace.open(recording(STARVED)) as trace:
         first = trace.material()
+        wait_until_kept()
         monkeypatch.setattr(material, "analyze", refuse)
         again = trace.material()
         assert again.analysis == first.analysis

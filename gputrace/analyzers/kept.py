@@ -5,13 +5,12 @@ Only dataclasses and named tuples of the analyzers are ever made of an entry.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from importlib import import_module
-from math import isfinite
 from typing import Any, Final, TypeVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,14 +25,14 @@ _Record = TypeVar("_Record")
 def freeze(value: Any) -> Kept:
     """A value as an entry of the cache; raises TypeError for what no analyzer makes."""
     packer = _Packer()
-    return Kept(msgspec.json.encode(packer.pack(value)), packer.columns)
+    return Kept(json.dumps(packer.pack(value)).encode(), packer.columns)
 
 
 def thaw(entry: Kept, kind: type[_Record]) -> _Record | None:
     """The value of an entry; None where it makes no sense, or is of another kind."""
     try:
-        value = _unpack(msgspec.json.decode(entry.text), entry.columns)
-    except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError):
+        value = _unpack(json.loads(entry.text), entry.columns)
+    except (LookupError, TypeError, ValueError, AttributeError):
         return None
     except (ImportError, RecursionError):
         return None
@@ -67,7 +66,7 @@ class _Packer:
         if isinstance(value, np.generic):
             value = value.item()
         if value is None or isinstance(value, (bool, int, float, str)):
-            return _plain(value)
+            return value
         if isinstance(value, np.ndarray):
             return ["c", self._place(value)]
         if isinstance(value, Events):
@@ -89,11 +88,6 @@ class _Packer:
         return place
 
 
-def _plain(value: Any) -> Any:
-    """As it is, but for numbers that JSON has no word for."""
-    return ["f", str(value)] if isinstance(value, float) and not isfinite(value) else value
-
-
 def _parts(value: Any) -> list[Any]:
     if isinstance(value, tuple):
         return list(value)
@@ -104,8 +98,6 @@ def _unpack(packed: Any, columns: Any) -> Any:
     if not isinstance(packed, list):
         return packed
     letter, content = packed[0], packed[1]
-    if letter == "f":
-        return float(content)
     if letter == "c":
         return columns[content]
     if letter == "e":
