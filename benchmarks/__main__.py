@@ -30,6 +30,7 @@ class Benchmark:
 
 BENCHMARKS: Final = (
     Benchmark("speed", "benchmarks.speed", "time and memory, beside the floor and the peers"),
+    Benchmark("profile", "benchmarks.profile", "what the processor does (needs py-spy)"),
     Benchmark("ranks", "benchmarks.ranks", "a run of 64 ranks, by one process and by a cluster"),
     Benchmark("overhead", "benchmarks.overhead", "what recording costs training (needs GPUs)"),
     Benchmark("hour", "benchmarks.hour", "an hour in a ring: is its cost flat (--minutes 60)"),

@@ -105,7 +105,7 @@ def tracelens(inputs: Inputs) -> Found:
     if python is None or not python.with_name(script).exists():
         return Found("TraceLens")
     results = str(inputs.folder / "tracelens")
-    command = (str(python.with_name(script)), "--trace_pattern", f"{_kineto()}/rank*.json",
+    command = (str(python.with_name(script)), "--trace_pattern", f"{_kineto()}/rank*.pt.trace.json",
                "--world_size", "8", "--output_csvs_dir", results)  # fmt: skip
     job = Job("TraceLens, collectives of all ranks", command)
     return Found("TraceLens", version, "collectives only, from Kineto JSON", (job,), KINETO)
