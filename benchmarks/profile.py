@@ -118,5 +118,5 @@ def function_of(stack: str) -> str:
     """The innermost function of gputrace."""
     if "<module>" in stack and "importlib" in stack:
         return WORK[0][0]
-    *_, found = [None, *_OURS.finditer(stack)]
-    return f"{found['name']}, {found['file']}" if found else _PYTHON
+    found = list(_OURS.finditer(stack))
+    return f"{found[-1]['name']}, {found[-1]['file']}" if found else _PYTHON
