@@ -34,7 +34,7 @@ WORK: Final = (
     ("SQLite: steps and pages", r"sqlite3[A-Z]|libsqlite3|pread64|vdbe"),
     ("ADBC and Arrow: values into columns", r"adbc|Arrow|libarrow|pyarrow"),
     ("decoding JSON", r"_json\.c|msgspec|json/|orjson"),
-    ("gathering by index", r"mapiter|[Tt]ake|subscript|choose|compress"),
+    ("gathering by index", r"mapiter|take|Take|subscript|choose|compress"),
     ("sorting", r"sort|partition|bincount|unique"),
     ("searching", r"binsearch|searchsorted"),
     ("arithmetic and casts over columns", r"_multiarray_umath|numpy/"),

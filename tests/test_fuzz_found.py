@@ -298,6 +298,20 @@ def test_results_whose_schema_is_not_utf_8_are_refused(tmp_path: Path) -> None:
         Database(tmp_path)
 
 
+def test_results_with_runs_of_no_configuration_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.sqlite"
+    path.write_bytes(results()[0])
+    alike = "replace(sql, 'TEXT PRIMARY KEY', 'TEXT COLLATE NOCASE PRIMARY KEY')"
+    update = f"UPDATE sqlite_master SET sql = {alike} WHERE name = 'configurations'"
+    change(path, "PRAGMA writable_schema = ON", update)
+    change(path, "UPDATE runs SET configuration = upper(configuration)")
+    with (
+        pytest.raises(InputError, match="runs of no configuration"),
+        Database(tmp_path) as database,
+    ):
+        read_results(database)
+
+
 def test_results_whose_table_is_a_view_without_end_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.sqlite"
     path.write_bytes(results()[0])

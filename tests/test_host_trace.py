@@ -131,6 +131,14 @@ def train(made: Made, pid: int = 1, wait: float = 12) -> None:
         made.step(20 * number, 20 * number + 20, pid)
 
 
+def test_steps_that_take_no_time_tell_nothing(made: Made) -> None:
+    made.process(1, 0)
+    made.step(10, 10)
+    made.step(20, 20)
+    with pytest.raises(InputError, match="neither steps nor waits for data"):
+        made.report()
+
+
 # ---- recorded for real ----
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.causes import Causes
 from gputrace.analyzers.collectives.waiting import Waiting
 from gputrace.analyzers.gpus import Gpu
+from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.intervals import Intervals, Times, union
 from gputrace.analyzers.partition import Timeline
 from gputrace.analyzers.results import CLASSES, IDLE_CAUSES, Breakdown, Step, Steps
@@ -179,12 +180,12 @@ def steady(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 def break_down(lanes: Sequence[AnyLane], steps: Sequence[Step]) -> tuple[Breakdown, ...]:
     """Each GPU over the measured steps, or over its whole span where it has none."""
-    return tuple(_break_down(lane, steps) for lane in lanes)
+    own = StepsOf(steps)
+    return tuple(_break_down(lane, own(lane.gpu)) for lane in lanes)
 
 
-def _break_down(lane: AnyLane, steps: Sequence[Step]) -> Breakdown:
+def _break_down(lane: AnyLane, own: Sequence[Step]) -> Breakdown:
     gpu, parts = lane.gpu, _whole(lane)
-    own = [step for step in steps if (step.gpu, step.rank) == (gpu.gpu, gpu.rank)]
     starts = np.array([step.start_ns for step in own] or parts.start)
     ends = np.array([step.end_ns for step in own] or parts.end)
     totals = lane.split(starts, ends).sum(axis=0).tolist()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gputrace.analyzers.breakdown import Lane
+from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.host import NOBODY, HostCalls
 from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.operations import GpuOperations
@@ -24,13 +25,18 @@ def with_calls(
     """Those of the steps of which every rank has all calls; all steps, where calls always were."""
     if calls is None or all(own.calls_recorded is None for own in operations):
         return steps
-    lacking = {step.step for own in operations for step, has in _each(own, calls, steps) if not has}
+    own_steps = StepsOf(steps)
+    lacking = {
+        step.step
+        for own in operations
+        for step, has in _each(own, calls, own_steps(own.gpu))
+        if not has
+    }
     return tuple(step for step in steps if step.step not in lacking)
 
 
-def _each(own: GpuOperations, calls: HostCalls, steps: Sequence[Step]) -> list[tuple[Step, bool]]:
+def _each(own: GpuOperations, calls: HostCalls, mine: Sequence[Step]) -> list[tuple[Step, bool]]:
     """The steps of a GPU, each with whether all calls of it were recorded."""
-    mine = [step for step in steps if (step.gpu, step.rank) == (own.gpu.gpu, own.gpu.rank)]
     if not mine or own.calls_recorded is None:
         return [(step, True) for step in mine]
     starts, ends = np.array([(step.start_ns, step.end_ns) for step in mine], np.int64).T

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.breakdown import Lane
+from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.intervals import Intervals, union
 from gputrace.analyzers.results import Step
 from gputrace.analyzers.results.cards import CardUse
@@ -52,17 +53,16 @@ def find_cards(nvml: Nvml, lanes: Sequence[Lane], steps: Sequence[Step]) -> tupl
     """
     if not len(nvml.samples):
         return ()
-    found = []
+    found, own = [], StepsOf(steps)
     for lane in lanes:
         samples = nvml.samples.of(lane.gpu.host, lane.gpu.gpu)
         if len(samples):
             card = nvml.card(lane.gpu.host, lane.gpu.gpu) or Card(lane.gpu.gpu, lane.gpu.host)
-            found.append(_use(lane, card, samples, _measured(lane, steps)))
+            found.append(_use(lane, card, samples, _measured(lane, own(lane.gpu))))
     return tuple(found)
 
 
-def _measured(lane: Lane, steps: Sequence[Step]) -> Intervals:
-    own = [step for step in steps if (step.gpu, step.rank) == (lane.gpu.gpu, lane.gpu.rank)]
+def _measured(lane: Lane, own: Sequence[Step]) -> Intervals:
     if not own:
         return union([lane.window.start], [lane.window.end])
     return union([step.start_ns for step in own], [step.end_ns for step in own])

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.breakdown import Lane
+from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.host import NOBODY, HostCalls
 from gputrace.analyzers.intervals import Intervals, Times, union
 from gputrace.analyzers.lines import Lines
@@ -33,6 +34,7 @@ def find_gaps(
     lines: Lines | None,
 ) -> Gaps:
     """All gaps counted, and the ``most`` largest listed with their evidence."""
+    own = StepsOf(measured)
     anywhere, in_steps = (
         tuple(
             _gap(trace, lane, calls, found, start, end, lines)
@@ -40,7 +42,7 @@ def find_gaps(
         )
         for idle in (
             [lane.timeline.gaps for lane in lanes],
-            [_inside(lane, measured) for lane in lanes],
+            [_inside(lane, own(lane.gpu)) for lane in lanes],
         )
     )
     by_cause = {
@@ -72,9 +74,8 @@ def _longest_of(gaps: Intervals, most: int) -> tuple[Times, Times]:
     return start[order], end[order]
 
 
-def _inside(lane: Lane, measured: Sequence[Step]) -> Intervals:
+def _inside(lane: Lane, own: Sequence[Step]) -> Intervals:
     """The gaps of a GPU whose middle lies in a measured step of it."""
-    own = [s for s in measured if (s.gpu, s.rank) == (lane.gpu.gpu, lane.gpu.rank)]
     windows = union([s.start_ns for s in own], [s.end_ns for s in own])
     gaps = lane.timeline.gaps
     keep = windows.contains((gaps.start + gaps.end) // 2)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,25 @@ def rows_by(groups: Column, count: int) -> list[NDArray[np.intp]]:
     edges = np.searchsorted(groups[order], np.arange(count + 1))
     pairs = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
     return [order[first:end] for first, end in pairs]
+
+
+class OfGpu(Protocol):
+    """What is of one GPU of one rank: a GPU itself, or a row of a result."""
+
+    @property
+    def gpu(self) -> int | None: ...
+    @property
+    def rank(self) -> int: ...
+
+
+class StepsOf:
+    """Steps by whose they are: ``StepsOf(steps)(gpu)`` are those of one GPU, in order."""
+
+    def __init__(self, steps: Iterable[Step]) -> None:
+        self._steps = steps_by_gpu(steps)
+
+    def __call__(self, whose: OfGpu) -> Sequence[Step]:
+        return self._steps.get((whose.gpu, whose.rank), ())
 
 
 def steps_by_gpu(steps: Iterable[Step]) -> dict[tuple[Any, int], list[Step]]:

@@ -81,8 +81,6 @@ def find_host_lanes(
     marked = _read_marked(trace, waits)
     work = {process: len(steps.start) for process, steps in marked.items()}
     ranks, known = _ranks(trace, work or {process: 0 for process, _ in waits})
-    if not ranks:
-        raise InputError(trace.path, _nothing_told(trace))
     lanes, found = [], {}
     for rank, process in sorted(ranks.items()):
         steps = marked.get(process)
@@ -92,6 +90,8 @@ def find_host_lanes(
             lanes.append(HostLane(Unseen(rank), span, own))
         if steps is not None:
             found[rank] = _windows(rank, steps, known or len(ranks) == 1)
+    if not lanes and window is None:
+        raise InputError(trace.path, _nothing_told(trace))
     warmup = max((count_warmup(w.lengths) for w in found.values()), default=0)
     return lanes, FoundSteps(found, warmup, chosen, "no step was marked")
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.gpus import Gpu
+from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.intervals import Intervals, union
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results import Step
@@ -86,7 +87,8 @@ def kernel_ratios(
     if len(operations) < 2:
         return ()
     names = _same_names(trace, operations)
-    launches = [_typical(own, steps, names) for own in operations]
+    steps_of = StepsOf(steps)
+    launches = [_typical(own, steps_of(own.gpu), names) for own in operations]
     keys = distinct_ids(np.concatenate([own.keys for own in launches]))
     table = _table(keys, [(own.keys, own.lengths) for own in launches])
     shared = _shared(table)
@@ -149,10 +151,9 @@ def _kernels(own: GpuOperations) -> Mask:
     return found
 
 
-def _typical(own: GpuOperations, steps: Sequence[Step], names: dict[int, int]) -> _Launches:
+def _typical(own: GpuOperations, mine: Sequence[Step], names: dict[int, int]) -> _Launches:
     """The median length of each launch over the steps that have it, if that is most of them."""
     rows = np.flatnonzero(_kernels(own))
-    mine = [step for step in steps if (step.gpu, step.rank) == (own.gpu.gpu, own.gpu.rank)]
     rows, step, count = _in_steps(own, rows, mine)
     texts = _renumbered(own.events.name[rows], names)
     order = np.lexsort((own.start[rows], texts, step))

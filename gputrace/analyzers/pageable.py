@@ -11,6 +11,7 @@ import numpy as np
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.gpus import Gpu
+from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.intervals import Intervals, union
 from gputrace.analyzers.links.hardware import pcie_rate
 from gputrace.analyzers.results import Step
@@ -49,9 +50,9 @@ def find_pageable(trace: Trace, lanes: Sequence[Lane], measured: Sequence[Step])
     columns = ("start", "end", "bytes", "source_memory", "process", "device")
     every = trace.events([Kind.COPY_H2D], columns)
     copies = every.select(every.source_memory == Memory.PAGEABLE)
-    count = size = spent = exposed = 0
+    steps, count, size, spent, exposed = StepsOf(measured), 0, 0, 0, 0
     for lane in lanes if len(copies) else ():
-        windows = _measured_time(lane, measured)
+        windows = _measured_time(lane, steps(lane.gpu))
         inside = windows.contains(copies.start) & windows.contains(copies.end - 1)
         own = copies.select(inside & _on(copies, lane.gpu))
         count, size = count + len(own), size + int(own.bytes.sum())
@@ -68,9 +69,8 @@ def _on(copies: Events, gpu: Gpu) -> Mask:
     return found
 
 
-def _measured_time(lane: Lane, measured: Sequence[Step]) -> Intervals:
+def _measured_time(lane: Lane, own: Sequence[Step]) -> Intervals:
     """The measured steps of a GPU, or its part of the trace where there are none at all."""
-    own = [s for s in measured if (s.gpu, s.rank) == (lane.gpu.gpu, lane.gpu.rank)]
     if own:
         return union([s.start_ns for s in own], [s.end_ns for s in own])
     return union([lane.window.start], [lane.window.end])

@@ -84,7 +84,10 @@ def read_results(database: Database) -> Results:
     study = database.study()
     settings = {each.key: each.settings for each in database.configurations()}
     places = {key: place for place, key in enumerate(settings)}
-    runs = sorted(database.runs(), key=lambda run: (places[run.configuration], run.repeat))
+    found = database.runs()
+    if any(run.configuration not in places for run in found):
+        raise InputError(database.path, "holds runs of no configuration; move it away")
+    runs = sorted(found, key=lambda run: (places[run.configuration], run.repeat))
     known = {id: _kept(database, rows) for id, rows in database.measures().items()}
     results = (
         RunResult(

@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from gputrace.analyzers.balance.others import Others
 from gputrace.analyzers.balance.work import COPIES, Work, sort_of
 from gputrace.analyzers.intervals import Intervals, union
 
@@ -23,34 +24,31 @@ _ALL_LAUNCHES: Final = 1.01
 """So many times the other GPUs' launches in all: else kernels took the place of others."""
 
 
-def more_than_others(work: Work, others: Sequence[Work]) -> dict[int, int]:
+def more_than_others(work: Work, place: int, others: Others) -> dict[int, int]:
     """Nanoseconds of the work, in all steps, that comes on top of any other GPU's; by sort."""
     found = {}
     for sort in work.amount:
-        most = max(other.each(sort) for other in others)
-        own = work.each(sort)
+        most, own = others.most(sort, place), work.each(sort)
         if own > _MORE * most and (sort < 0 or own - most >= _LAUNCHES):
             found[sort] = round(work.ns[sort] * (1 - most / own))
     kernels = [sort for sort in found if sort >= 0]
-    room = _more_kernel_time(work, others)
+    room = _more_kernel_time(work, place, others)
     if kernels and sum(found[sort] for sort in kernels) > room:
         scale = room / sum(found[sort] for sort in kernels)
         found |= {sort: int(found[sort] * scale) for sort in kernels}
     return {sort: ns for sort, ns in found.items() if ns > 0}
 
 
-def _more_kernel_time(work: Work, others: Sequence[Work]) -> int:
+def _more_kernel_time(work: Work, place: int, others: Others) -> int:
     """How much longer its kernels take in all than the middle one of the others' do.
 
     Nothing where it launches no more of them: libraries choose among kernels on each GPU for
     itself, so that one that only this GPU runs may stand for one that only the others run.
     """
-    launches = [other.launches(other.kernels()) / other.turns for other in others]
-    if work.launches(work.kernels()) / work.turns < _ALL_LAUNCHES * float(np.median(launches)):
+    if work.launches(work.kernels()) / work.turns < _ALL_LAUNCHES * others.launches(place):
         return 0
-    theirs = [other.spent(other.kernels()) / other.turns for other in others]
     own = work.spent(work.kernels())
-    return max(0, own - round(float(np.median(theirs)) * work.turns))
+    return max(0, own - round(others.spent(place) * work.turns))
 
 
 def by_name(extra: dict[int, int]) -> dict[str, int]:

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gputrace.analyzers.balance.extra import alone, by_name, more_than_others
+from gputrace.analyzers.balance.others import Others
 from gputrace.analyzers.balance.work import COPIES, Work, number_kernels, sort_of, work_of
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.classes import OperationClass
+from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.operations import ByGpu, GpuOperations
 from gputrace.analyzers.results import Step
 from gputrace.analyzers.results.balance import Load
@@ -37,8 +39,13 @@ def compare_loads(
         return ()
     by_gpu = ByGpu(operations)
     numbers = number_kernels(trace, operations)
-    works = [work_of(lane, by_gpu[lane.gpu], measured, numbers) for lane in lanes]
-    return tuple(_load(work, works, by_gpu[work.lane.gpu], memory) for work in works)
+    own = StepsOf(measured)
+    works = [work_of(lane, by_gpu[lane.gpu], own(lane.gpu), numbers) for lane in lanes]
+    others = Others(works)
+    return tuple(
+        _load(works, place, others, by_gpu[work.lane.gpu], memory)
+        for place, work in enumerate(works)
+    )
 
 
 def most_memory(nvml: Nvml, lanes: Sequence[Lane]) -> dict[int, int]:
@@ -60,12 +67,16 @@ def most_memory(nvml: Nvml, lanes: Sequence[Lane]) -> dict[int, int]:
 
 
 def _load(
-    work: Work, works: Sequence[Work], operations: GpuOperations, memory: Mapping[int, int]
+    works: Sequence[Work],
+    place: int,
+    others: Others,
+    operations: GpuOperations,
+    memory: Mapping[int, int],
 ) -> Load:
-    others = [other for other in works if other is not work]
+    work = works[place]
     gpu, kernels = work.lane.gpu, work.kernels()
-    only = [sort for sort in kernels if not any(sort in other.amount for other in others)]
-    extra = more_than_others(work, others)
+    only = [sort for sort in kernels if others.lack(sort)]
+    extra = more_than_others(work, place, others)
     copies = {f"{name}_ns": work.ns.get(sort_of(name), 0) for name in COPIES}
     copies |= {f"{name}_bytes": work.amount.get(sort_of(name), 0) for name in COPIES}
     return Load(
@@ -80,7 +91,7 @@ def _load(
         h2d_run_ns=int((operations.end - operations.start)[_of(operations, Kind.COPY_H2D)].sum()),
         memory_bytes=memory.get(gpu.gpu),
         extra_ns=by_name(extra),
-        alone_ns=alone(work, others, extra),
+        alone_ns=alone(work, [*works[:place], *works[place + 1 :]], extra),
         **copies,
     )
 

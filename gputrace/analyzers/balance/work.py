@@ -90,10 +90,9 @@ def number_kernels(trace: Trace, operations: Sequence[GpuOperations]) -> dict[in
 
 
 def work_of(
-    lane: Lane, operations: GpuOperations, measured: Sequence[Step], numbers: Mapping[int, int]
+    lane: Lane, operations: GpuOperations, own: Sequence[Step], numbers: Mapping[int, int]
 ) -> Work:
-    """Counts the operations that start in the measured steps of the lane's GPU."""
-    own = [s for s in measured if (s.gpu, s.rank) == (lane.gpu.gpu, lane.gpu.rank)]
+    """Counts the operations that start in the lane's own measured steps."""
     span = lane.window
     starts, ends = [s.start_ns for s in own], [s.end_ns for s in own]
     windows = union(starts or [span.start], ends or [span.end])

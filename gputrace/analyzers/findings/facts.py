@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.findings.known import Known
+from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.intervals import Intervals, union
 from gputrace.analyzers.lines import Place, dominating
 from gputrace.analyzers.results import Evidence, Finding
@@ -129,10 +131,15 @@ class Facts(Known):
         idle = self._measured_part(lane, lane.causes.of[cause], steps)
         return _telling(dominating(self.lines, self.calls, [(lane, idle)]))
 
+    @cached_property
+    def measured_of(self) -> StepsOf:
+        """The measured steps of one GPU."""
+        return StepsOf(self.measured)
+
     def _measured_part(
         self, lane: Lane, idle: Intervals, steps: Sequence[int] | None = None
     ) -> Intervals:
-        own = [s for s in self.measured if (s.gpu, s.rank) == (lane.gpu.gpu, lane.gpu.rank)]
+        own = self.measured_of(lane.gpu)
         own = own if steps is None else [step for step in own if step.step in steps]
         if not own:
             return idle.clip(*lane.timeline.window)

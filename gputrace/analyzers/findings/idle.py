@@ -214,7 +214,7 @@ def _idle_between_allocations(facts: Facts, calls: HostCalls) -> int:
     for lane, row in zip(facts.lanes, facts.breakdown, strict=True):
         if row not in facts.rows:
             continue
-        own = [s for s in facts.measured if (s.gpu, s.rank) == (row.gpu, row.rank)]
+        own = facts.measured_of(row)
         steps += len(own)
         gaps = lane.timeline.gaps
         for step in own:

@@ -50,7 +50,7 @@ def exposed(facts: Facts, links: Links, busy: Mapping[int, Intervals]) -> int:
     for lane, row in zip(facts.lanes, facts.breakdown, strict=True):
         if row not in facts.rows or place[lane.gpu] not in busy:
             continue
-        own = [s for s in facts.measured if (s.gpu, s.rank) == (row.gpu, row.rank)]
+        own = facts.measured_of(row)
         span = lane.window
         steps = union(
             [s.start_ns for s in own] or [span.start], [s.end_ns for s in own] or [span.end]

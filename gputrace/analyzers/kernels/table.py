@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.breakdown import Lane
+from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.host import HostCalls
 from gputrace.analyzers.intervals import Times, union
 from gputrace.analyzers.kernels.families import converts_layout, family_of
@@ -70,7 +71,8 @@ def count_kernels(
     """
     names, place = _names(trace, operations)
     by_gpu = ByGpu(operations)
-    found = [_launches(by_gpu[lane.gpu], lane, measured, place) for lane in lanes]
+    steps = StepsOf(measured)
+    found = [_launches(by_gpu[lane.gpu], lane, steps(lane.gpu), place) for lane in lanes]
     found = _that_count(found)
     if not found:
         return None
@@ -115,9 +117,8 @@ def _names(trace: Trace, operations: Sequence[GpuOperations]) -> tuple[list[str]
 
 
 def _launches(
-    own: GpuOperations, lane: Lane, measured: Sequence[Step], place: dict[int, int]
+    own: GpuOperations, lane: Lane, steps: Sequence[Step], place: dict[int, int]
 ) -> _Launches:
-    steps = [s for s in measured if (s.gpu, s.rank) == (lane.gpu.gpu, lane.gpu.rank)]
     starts = [step.start_ns for step in steps] or [lane.window.start]
     ends = [step.end_ns for step in steps] or [lane.window.end]
     windows = union(starts, ends)

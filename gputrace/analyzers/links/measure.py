@@ -67,11 +67,20 @@ class Links:
         together: dict[int, list[int]] = {}
         for place, gpu in enumerate(gpus):
             together.setdefault(gpu.host, []).append(place)
+        met = self._met()
         for source, gpu in enumerate(gpus):
             for target in together[gpu.host]:
-                row = self._row(source, target) if source != target else None
-                if row and (row.link or row.copies or row.staged_copies or row.collectives):
-                    yield row
+                if source == target:
+                    continue
+                if (source, target) in met or self.topology.name(gpu, gpus[target]):
+                    yield self._row(source, target)
+
+    def _met(self) -> set[tuple[int, int]]:
+        """The directions in which anything was sent, and both of GPUs that share a collective."""
+        found = {pair for lanes in self.groups for pair in permutations(lanes, 2)}
+        for sent in (self.peer, self.staged):
+            found |= set(zip(sent.source.tolist(), sent.target.tolist(), strict=True))
+        return found
 
     def _row(self, source: int, target: int) -> GpuLink:
         one, other = self.gpus[source], self.gpus[target]

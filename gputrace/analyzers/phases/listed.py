@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.breakdown import AnyLane, Lane
+from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.intervals import Intervals
 from gputrace.analyzers.phases.epochs import find_epochs
 from gputrace.analyzers.phases.warmup import WARMUP_CAUSES
@@ -38,7 +39,7 @@ def list_phases(
         causes: of warm-up, by rank.
     """
     listed: list[Phase] = []
-    held = list(held_up(found.by_rank))
+    held, steps_of = list(held_up(found.by_rank)), StepsOf(steps)
     for lane in _one_of_each_rank(lanes):
         windows = found.by_rank.get(lane.gpu.rank)
         if windows is None:
@@ -46,7 +47,7 @@ def list_phases(
         listed += _warmup(lane, windows, found.warmup, (causes or {}).get(lane.gpu.rank, {}))
         listed += [_interlude(lane, windows, interlude) for interlude in windows.interludes]
         listed += [_held_up(lane, own) for own in held if own.rank == lane.gpu.rank]
-        listed += _epochs(lane, windows, found.warmup, steps)
+        listed += _epochs(lane, windows, found.warmup, steps_of(lane.gpu))
     return tuple(_who_waits(listed))
 
 
@@ -144,8 +145,8 @@ def _of(lane: AnyLane, name: str, start: int, end: int) -> int | None:
 def _epochs(
     lane: AnyLane, windows: StepWindows, warmup: int, steps: Sequence[Step]
 ) -> Iterator[Phase]:
-    """The waits for data that begin epochs."""
-    own = {s.step: s for s in steps if (s.rank, s.gpu) == (lane.gpu.rank, lane.gpu.gpu)}
+    """The waits for data that begin epochs, from all steps of the lane's GPU."""
+    own = {step.step: step for step in steps}
     if len(own) != len(windows):
         return
     waits = np.array([_wait(own[number]) for number in range(len(windows))], np.int64)
