@@ -9,36 +9,27 @@ gputrace.open("trace.sqlite").report("report.html")   # the page of `gputrace re
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, fields
-from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from gputrace import views
-from gputrace.analyzers.earlier import Earlier
 from gputrace.analyzers.options import Options, read_options, read_window
 from gputrace.analyzers.results import Analysis
-from gputrace.errors import GputraceError, InputError
-from gputrace.traces.fetched import here_of
-from gputrace.traces.opening import go_on_without, open_traces
+from gputrace.errors import GputraceError
+from gputrace.files import Files
 from gputrace.traces.quality import LeftOut
-from gputrace.traces.trace import Progress, Trace, Window
-from gputrace.traces.within import within
+from gputrace.traces.trace import Progress, Trace
 
 if TYPE_CHECKING:
     import pandas
 
     from gputrace.analyzers.launches import Launches
-    from gputrace.traces.opening import Opening
     from gputrace.views.page.material import Material
 
 __all__ = ["OpenTrace", "Report", "open"]
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,31 +85,8 @@ class OpenTrace:
         scheduler: str | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self._keep_going = keep_going
-        self._closing = ExitStack()
-        here = here_of([str(path) for path in paths], progress)
-        self._open = partial(self._opened, here, workers, windows, scheduler)
-        self._earlier = Earlier(here, windows)
-        if not self._earlier.any:
-            # What cannot be read is told at once; what could be is opened when it is needed.
-            self._trace = self._open()
-
-    def _opened(
-        self, here: list[str], workers: int | None, windows: bool, scheduler: str | None
-    ) -> Trace:
-        with ExitStack() as opened:
-            opening = _opening(scheduler, opened)
-            trace = open_traces(here, self._keep_going, workers, windows, opening)
-            self._closing = opened.pop_all()
-        return trace
-
-    @cached_property
-    def _trace(self) -> Trace:
-        return self._open()
-
-    @property
-    def _is_open(self) -> bool:
-        return "_trace" in vars(self)
+        here = [str(path) for path in paths]
+        self._files = Files(here, keep_going, workers, windows, scheduler, progress)
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
@@ -126,7 +94,7 @@ class OpenTrace:
 
         Each has its ``path`` and its ``problem``. `analyze` and `export` may find more.
         """
-        return tuple(self._trace.quality.left_out) if self._is_open else ()
+        return self._files.left_out
 
     def analyze(
         self,
@@ -152,10 +120,10 @@ class OpenTrace:
         options = read_options(steps, time, gaps)
 
         def run() -> Analysis:
-            with within(self._trace, self._absolute(options.window), progress) as trace:
+            with self._files.reading(options.window, progress) as trace:
                 return _analyze(trace, options, progress)
 
-        result = self._answer(Analysis, options, run)
+        result = self._files.answer(Analysis, options, run)
         return Report(**{field.name: getattr(result, field.name) for field in fields(Analysis)})
 
     def report(
@@ -182,7 +150,7 @@ class OpenTrace:
         from gputrace.views.exports.targets import check_target, unfinished_file
         from gputrace.views.page import load
 
-        path = check_target(Path(target), self._trace.paths, force)
+        path = check_target(Path(target), self._files.trace.paths, force)
         text = load("document").render(
             self.material(steps=steps, time=time, gaps=gaps, progress=progress)
         )
@@ -208,10 +176,10 @@ class OpenTrace:
         options = read_options(steps, time, gaps)
 
         def run() -> Scene:
-            with within(self._trace, self._absolute(options.window), progress) as trace:
+            with self._files.reading(options.window, progress) as trace:
                 return read_scene(trace, options, progress)
 
-        return gather(self._answer(Scene, options, run))
+        return gather(self._files.answer(Scene, options, run))
 
     def launches(self, kernel: str, *, progress: Progress | None = None) -> Launches:
         """One kernel, and which of its launches a profiler of kernels is to look at.
@@ -225,10 +193,10 @@ class OpenTrace:
         from gputrace.analyzers.launches import find_launches
 
         def run() -> Launches:
-            with within(self._trace, None, progress) as trace:
+            with self._files.reading(None, progress) as trace:
                 return find_launches(trace, _analyze(trace, Options(gaps=0)), kernel, progress)
 
-        return self._going_on(run)
+        return self._files.going_on(run)
 
     def export(
         self,
@@ -258,11 +226,11 @@ class OpenTrace:
         from gputrace.views.exports.targets import check_target
 
         window = read_window(time)
-        path = check_target(Path(target), self._trace.paths, force)
+        path = check_target(Path(target), self._files.trace.paths, force)
 
         def write() -> None:
-            absolute = self._absolute(window)
-            with within(self._trace, absolute if form != "trace" else None, progress) as part:
+            absolute = self._files.absolute(window)
+            with self._files.reading(window if form != "trace" else None, progress) as part:
                 trace = RedactedTrace(part) if redact and form != "trace" else part
                 job = Job(
                     trace,
@@ -274,36 +242,10 @@ class OpenTrace:
                 )
                 export(job, form)
 
-        self._going_on(write)
-
-    def _absolute(self, window: Window | None) -> Window | None:
-        """A window after the trace's origin as one of its clock."""
-        origin = self._trace.origin
-        return window and Window(window.start + origin, window.end + origin)
-
-    def _answer(
-        self, kind: type[_Result], options: Options, work: Callable[[], _Result]
-    ) -> _Result:
-        """What the cache has of it, else the work's, which it then has."""
-        if (known := self._earlier.find(kind, options)) is not None:
-            return known
-        found = self._going_on(work)
-        if not self.left_out:
-            self._earlier.keep(found, options)
-        return found
-
-    def _going_on(self, work: Callable[[], _Result]) -> _Result:
-        """Does the work; without a file that turns out to be broken meanwhile, if it may."""
-        while True:
-            try:
-                return work()
-            except InputError as error:
-                if not self._keep_going:
-                    raise
-                self._trace = go_on_without(self._trace, error)
+        self._files.going_on(write)
 
     def __repr__(self) -> str:
-        return f"<gputrace.OpenTrace {self._trace.title}>"
+        return f"<gputrace.OpenTrace {self._files.title}>"
 
     def _repr_html_(self) -> str:
         """The report, in notebooks; or why there is none."""
@@ -316,9 +258,7 @@ class OpenTrace:
 
     def close(self) -> None:
         """Gives back the files; nothing can be asked for then. Raises nothing, also if repeated."""
-        with self._closing:
-            if self._is_open:
-                self._trace.close()
+        self._files.close()
 
     def __enter__(self) -> Self:
         return self
@@ -337,15 +277,6 @@ def _analyze(trace: Trace, options: Options, progress: Progress | None = None) -
     from gputrace.analyzers.analysis import analyze
 
     return analyze(trace, options, progress)
-
-
-def _opening(scheduler: str | None, opened: ExitStack) -> Opening | None:
-    """What opens files, if not this machine: a cluster that is closed with ``opened``."""
-    if scheduler is None:
-        return None
-    from gputrace.cluster.requests import Cluster
-
-    return opened.enter_context(Cluster(scheduler)).open_each
 
 
 def open(

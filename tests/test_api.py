@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import sqlite3
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ import pytest
 import gputrace
 from gputrace.api import Report
 from gputrace.errors import InputError, MissingError, UsageError
+from gputrace.traces.sqlite import Database
 from tests import command
 from tests.exports import Export
 from tests.recordings import SMALL
@@ -119,6 +122,26 @@ def open_files() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files cannot be counted here")
+def test_a_closed_trace_says_so(path: Path, tmp_path: Path) -> None:
+    with gputrace.open(path) as trace:
+        pass
+    for ask in (trace.analyze, lambda: trace.export("csv", tmp_path / "tables")):
+        with pytest.raises(UsageError, match="the trace is closed; open it again"):
+            ask()
+    assert trace.left_out == ()
+    assert repr(trace) == f"<gputrace.OpenTrace {path}>"
+
+
+def test_a_trace_that_nobody_closes_is_closed_with_its_last_use(path: Path) -> None:
+    """From 3.13 on, Python warns of connections to SQLite that are not."""
+    database = Database(path)
+    connection = database._connection
+    del database
+    gc.collect()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
+
+
 def test_a_closed_trace_holds_no_file(path: Path, tmp_path: Path) -> None:
     host_only = Export().call(0, 1, "cudaMalloc").write(tmp_path / "host.sqlite")
     before = open_files()

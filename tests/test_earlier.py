@@ -40,7 +40,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("a trace is opened")
 
-    return lambda: monkeypatch.setattr("gputrace.api.open_traces", refuse)
+    return lambda: monkeypatch.setattr("gputrace.files.open_traces", refuse)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import fcntl
 import os
 import sqlite3
 import struct
+import weakref
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import islice
@@ -50,6 +51,8 @@ class Database:
         except guard.ERRORS as error:
             raise broken(path, error) from error
         self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        # For programs that never close what they open: from 3.13 on, Python warns of those.
+        weakref.finalize(self, self._connection.close)
 
     def close(self) -> None:
         self._connection.close()
