@@ -9,6 +9,7 @@ import pytest
 
 from gputrace.collectors.container import container, how_to_get_gpus, missing_capabilities
 from tests.command import Ran, gputrace, python
+from tests.packages import install
 from tests.test_nvml import build
 
 EXAMINE: Final = """
@@ -156,3 +157,17 @@ def test_capabilities_that_a_container_lacks_are_named(
 ) -> None:
     environment = {} if given is None else {"NVIDIA_DRIVER_CAPABILITIES": given}
     assert list(missing_capabilities(environment)) == lacking
+
+
+def test_what_kernels_are_handed_to_is_named_where_it_is_there(tmp_path: Path) -> None:
+    ncu = executable(tmp_path / "ncu", "#!/bin/sh\n")
+    told = line(examine({"GPUTRACE_NCU": str(ncu)}), "ncu")
+    assert told == f"ok      ncu: {ncu}, which gputrace kernel hands kernels to"
+
+
+def test_plugins_are_named_without_being_imported(tmp_path: Path) -> None:
+    entries = {"gputrace.views": {"odd": "odd:view"}}
+    found = install(tmp_path / "site", "odd", entries, {"odd": "raise SystemExit"})
+    told = line(examine(found), "plugins")
+    assert told.startswith("ok      plugins: the view 'odd' of odd")
+    assert told.endswith("; gputrace plugins --check says whether each works")

@@ -15,11 +15,13 @@ from gputrace.collectors.built import HOW_TO_BUILD
 from gputrace.collectors.container import container, how_to_get_gpus, missing_capabilities
 from gputrace.collectors.cuda import has_driver
 from gputrace.collectors.cupti import collector_library, libcuptis
+from gputrace.collectors.ncu import find_ncu
 from gputrace.collectors.nsys.reports import importer_obstacle
 from gputrace.collectors.nvml.topology import ask
 from gputrace.collectors.nvprof.backend import find_nvprof
 from gputrace.collectors.prepare import HOOKS
 from gputrace.errors import MissingError
+from gputrace.plugins import all_plugins
 from gputrace.traces.nsys.report import find_nsys, nsys_version
 
 _VERSION_FILE: Final = Path("/proc/driver/nvidia/version")
@@ -56,6 +58,8 @@ def examine() -> list[Check]:
         *_in_the_way(),
         *_nsys(),
         *_nvprof(cards),
+        *_ncu(),
+        *_plugins(),
     ]
 
 
@@ -209,6 +213,20 @@ def _nvprof(cards: list[_Card] | str) -> Iterator[Check]:
     found = f"{version[1] if version else 'of unknown version'} ({nvprof})"
     none_here = ": none here" if known and not serves else ""
     yield Check("nvprof", "note" if none_here else "ok", found, what + none_here)
+
+
+def _ncu() -> Iterator[Check]:
+    """Worth a word where it is there: recording does without."""
+    if ncu := find_ncu():
+        yield Check("ncu", "ok", f"{ncu}, which gputrace kernel hands kernels to")
+
+
+def _plugins() -> Iterator[Check]:
+    """Those that are installed; none is imported here."""
+    if found := [str(plugin) for plugin in all_plugins()]:
+        yield Check(
+            "plugins", "ok", ", ".join(found), "gputrace plugins --check says whether each works"
+        )
 
 
 def _read(path: Path) -> str:
