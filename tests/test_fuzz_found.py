@@ -124,6 +124,13 @@ def test_a_name_far_below_nothing_is_no_text_of_an_nvtx_row(export: Export, tmp_
     assert compute_ns(export.write(tmp_path / "trace.sqlite")) == 80
 
 
+def test_a_table_whose_name_is_no_text_is_none(export: Export, tmp_path: Path) -> None:
+    blob = "UPDATE sqlite_master SET name = CAST(name AS BLOB) WHERE name = 'MORE'"
+    path = change(export.write(tmp_path / "trace.sqlite"), "CREATE TABLE MORE (x INT)")
+    change(path, "PRAGMA writable_schema = ON", blob)
+    assert compute_ns(path) == 80
+
+
 def test_rows_that_are_not_in_their_order_are_read(export: Export, tmp_path: Path) -> None:
     """The first row of the table's page is made the 100th; SQLite finds the second one last."""
     path = export.write(tmp_path / "trace.sqlite")

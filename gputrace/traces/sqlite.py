@@ -86,7 +86,8 @@ class Database:
     def tables(self) -> dict[str, dict[str, str]]:
         """Declared column types by table and column. Views and virtual tables do not count."""
         names = self.query(
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0 ORDER BY name"
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND typeof(name) = 'text' "
+            "AND rootpage > 0 ORDER BY name"
         )
         return {
             name: {row[1]: row[2] for row in self.query(f"PRAGMA table_info({quoted(name)})")}

@@ -55,6 +55,7 @@ def parts(data: bytes) -> list[bytes]:
 
 def _tables(database: sqlite3.Connection) -> list[str]:
     sql = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+    sql += " AND typeof(name) = 'text'"
     return [name for (name,) in database.execute(sql)]
 
 
