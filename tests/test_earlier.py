@@ -116,6 +116,14 @@ def test_a_run_that_a_file_came_to_is_read_anew(tmp_path: Path) -> None:
         ask(folder)
 
 
+def test_a_folder_in_a_circle_has_an_end(tmp_path: Path, trace: Path) -> None:
+    folder = tmp_path / "run"
+    (folder / "logs" / "old").mkdir(parents=True)
+    (folder / "logs" / "old" / "again").symlink_to(folder)
+    shutil.copyfile(trace, folder / "0.sqlite")
+    assert ask(folder) == ask(folder)
+
+
 def test_names_are_those_that_were_given(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(trace.parent)
     assert ask(trace).path == str(trace)

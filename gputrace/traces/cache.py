@@ -27,6 +27,8 @@ MOST_BYTES: Final = 4 << 30
 _LARGEST: Final = MOST_BYTES // 2
 """A larger entry is not kept."""
 _SUFFIX: Final = ".arrow"
+_LEVELS: Final = 2
+"""A folder has traces in it, of which some are folders of tables; below them, nothing is read."""
 _OFF: Final = ("off", "0")
 
 
@@ -66,14 +68,14 @@ def is_known(key: str | None) -> bool:
     return next(where.glob(key.partition("-")[0] + "-*"), None) is not None
 
 
-def _identity(path: Path) -> Iterator[object]:
-    """What a file cannot change without; of a folder, that of all in it."""
+def _identity(path: Path, levels: int = _LEVELS) -> Iterator[object]:
+    """What a file cannot change without; of a folder, that of what readers look at in it."""
     status = path.stat()
     if path.is_dir():
         inside = sorted(one for one in path.iterdir() if not one.name.startswith("."))
-        yield from (path.resolve(), len(inside))
-        for one in inside:
-            yield from _identity(one)
+        yield from (path.resolve(), status.st_mtime_ns)
+        for one in inside if levels else ():
+            yield from _identity(one, levels - 1)
         return
     journals = (path.with_name(path.name + suffix) for suffix in ("-wal", "-journal"))
     if not (path.is_file() and os.access(path, os.R_OK)) or any(one.exists() for one in journals):
