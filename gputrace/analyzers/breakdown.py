@@ -180,8 +180,8 @@ def steady(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 def break_down(lanes: Sequence[AnyLane], steps: Sequence[Step]) -> tuple[Breakdown, ...]:
     """Each GPU over the measured steps, or over its whole span where it has none."""
-    own = StepsOf(steps)
-    return tuple(_break_down(lane, own(lane.gpu)) for lane in lanes)
+    steps_of = StepsOf(steps)
+    return tuple(_break_down(lane, steps_of(lane.gpu)) for lane in lanes)
 
 
 def _break_down(lane: AnyLane, own: Sequence[Step]) -> Breakdown:

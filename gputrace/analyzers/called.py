@@ -25,11 +25,11 @@ def with_calls(
     """Those of the steps of which every rank has all calls; all steps, where calls always were."""
     if calls is None or all(own.calls_recorded is None for own in operations):
         return steps
-    own_steps = StepsOf(steps)
+    steps_of = StepsOf(steps)
     lacking = {
         step.step
         for own in operations
-        for step, has in _each(own, calls, own_steps(own.gpu))
+        for step, has in _each(own, calls, steps_of(own.gpu))
         if not has
     }
     return tuple(step for step in steps if step.step not in lacking)

@@ -53,12 +53,12 @@ def find_cards(nvml: Nvml, lanes: Sequence[Lane], steps: Sequence[Step]) -> tupl
     """
     if not len(nvml.samples):
         return ()
-    found, own = [], StepsOf(steps)
+    found, steps_of = [], StepsOf(steps)
     for lane in lanes:
         samples = nvml.samples.of(lane.gpu.host, lane.gpu.gpu)
         if len(samples):
             card = nvml.card(lane.gpu.host, lane.gpu.gpu) or Card(lane.gpu.gpu, lane.gpu.host)
-            found.append(_use(lane, card, samples, _measured(lane, own(lane.gpu))))
+            found.append(_use(lane, card, samples, _measured(lane, steps_of(lane.gpu))))
     return tuple(found)
 
 

@@ -34,7 +34,7 @@ def find_gaps(
     lines: Lines | None,
 ) -> Gaps:
     """All gaps counted, and the ``most`` largest listed with their evidence."""
-    own = StepsOf(measured)
+    steps_of = StepsOf(measured)
     anywhere, in_steps = (
         tuple(
             _gap(trace, lane, calls, found, start, end, lines)
@@ -42,7 +42,7 @@ def find_gaps(
         )
         for idle in (
             [lane.timeline.gaps for lane in lanes],
-            [_inside(lane, own(lane.gpu)) for lane in lanes],
+            [_inside(lane, steps_of(lane.gpu)) for lane in lanes],
         )
     )
     by_cause = {

@@ -50,9 +50,9 @@ def find_pageable(trace: Trace, lanes: Sequence[Lane], measured: Sequence[Step])
     columns = ("start", "end", "bytes", "source_memory", "process", "device")
     every = trace.events([Kind.COPY_H2D], columns)
     copies = every.select(every.source_memory == Memory.PAGEABLE)
-    steps, count, size, spent, exposed = StepsOf(measured), 0, 0, 0, 0
+    steps_of, count, size, spent, exposed = StepsOf(measured), 0, 0, 0, 0
     for lane in lanes if len(copies) else ():
-        windows = _measured_time(lane, steps(lane.gpu))
+        windows = _measured_time(lane, steps_of(lane.gpu))
         inside = windows.contains(copies.start) & windows.contains(copies.end - 1)
         own = copies.select(inside & _on(copies, lane.gpu))
         count, size = count + len(own), size + int(own.bytes.sum())

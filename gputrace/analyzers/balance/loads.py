@@ -39,8 +39,8 @@ def compare_loads(
         return ()
     by_gpu = ByGpu(operations)
     numbers = number_kernels(trace, operations)
-    own = StepsOf(measured)
-    works = [work_of(lane, by_gpu[lane.gpu], own(lane.gpu), numbers) for lane in lanes]
+    steps_of = StepsOf(measured)
+    works = [work_of(lane, by_gpu[lane.gpu], steps_of(lane.gpu), numbers) for lane in lanes]
     others = Others(works)
     return tuple(
         _load(works, place, others, by_gpu[work.lane.gpu], memory)

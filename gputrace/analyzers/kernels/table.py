@@ -71,8 +71,8 @@ def count_kernels(
     """
     names, place = _names(trace, operations)
     by_gpu = ByGpu(operations)
-    steps = StepsOf(measured)
-    found = [_launches(by_gpu[lane.gpu], lane, steps(lane.gpu), place) for lane in lanes]
+    steps_of = StepsOf(measured)
+    found = [_launches(by_gpu[lane.gpu], lane, steps_of(lane.gpu), place) for lane in lanes]
     found = _that_count(found)
     if not found:
         return None
