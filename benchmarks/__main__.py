@@ -30,10 +30,11 @@ class Benchmark:
 
 BENCHMARKS: Final = (
     Benchmark("speed", "benchmarks.speed", "time and memory, beside the floor and the peers"),
-    Benchmark("profile", "benchmarks.profile", "what the processor does (needs py-spy)"),
+    Benchmark("profile", "benchmarks.profiles", "what the processor does (needs py-spy)"),
     Benchmark("ranks", "benchmarks.ranks", "a run of 64 ranks, by one process and by a cluster"),
     Benchmark("overhead", "benchmarks.overhead", "what recording costs training (needs GPUs)"),
     Benchmark("hour", "benchmarks.hour", "an hour in a ring: is its cost flat (--minutes 60)"),
+    Benchmark("minutes", "benchmarks.minutes", "the same on two GPUs (--minutes 4)"),
     Benchmark("agreement", "benchmarks.agreement", "whether nsys sees the same (needs GPUs)"),
     Benchmark("browse", "benchmarks.browse", "the browser: opening, and answering a key"),
     Benchmark("page", "benchmarks.page", "the page: time, memory and size"),
@@ -90,7 +91,11 @@ def _parser() -> argparse.ArgumentParser:
         "--seeds", type=int, default=200, metavar="N", help="generated runs of diagnosis (200)"
     )
     parser.add_argument(
-        "--minutes", type=int, default=0, metavar="N", help="how long hour records (left out)"
+        "--minutes",
+        type=int,
+        default=0,
+        metavar="N",
+        help="how long hour and minutes record (left out)",
     )
     return parser
 

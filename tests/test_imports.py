@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -71,3 +72,11 @@ def test_a_report_needs_no_notebook_and_no_browser(form: str, h100: Path) -> Non
     assert "numpy" in modules
     assert not modules & set(NOT_FOR_A_REPORT)
     assert ("rich" in modules) == (form == "text")
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "examples", "workloads"])
+def test_no_program_hides_a_module_of_python(folder: str) -> None:
+    """What lies beside a program that is run is found before the standard library."""
+    names = {path.stem for path in (command.ROOT / folder).glob("*.py")}
+    assert names
+    assert not names & sys.stdlib_module_names
