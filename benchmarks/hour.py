@@ -127,40 +127,40 @@ def _record(folder: Path, minutes: int) -> Iterator[Sample]:
 def _sample(recorder: int, launches: int, spools: Path) -> Sample:
     """While the program waits for nobody: its line has just come."""
     program = next(
-        pid for pid in _descendants(recorder) if _name(Path("/proc", str(pid))) == "workload"
+        pid for pid in descendants(recorder) if name_of(Path("/proc", str(pid))) == "workload"
     )
     threads = list(Path("/proc", str(program), "task").iterdir())
-    collector = sum(_cpu_s(thread) for thread in threads if _name(thread) == "gputrace")
-    others = [recorder, *(pid for pid in _descendants(recorder) if pid != program)]
+    collector = sum(cpu_s(thread) for thread in threads if name_of(thread) == "gputrace")
+    others = [recorder, *(pid for pid in descendants(recorder) if pid != program)]
     return Sample(
         time.monotonic(),
         launches,
         collector,
-        _cpu_s(Path("/proc", str(program))) - collector,
-        sum(_cpu_s(Path("/proc", str(pid))) for pid in others),
-        _resident(program),
-        sum(map(_resident, others)),
+        cpu_s(Path("/proc", str(program))) - collector,
+        sum(cpu_s(Path("/proc", str(pid))) for pid in others),
+        resident(program),
+        sum(map(resident, others)),
         sum(path.stat().st_size for path in spools.iterdir()),
     )
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     children = Path("/proc", str(pid), "task", str(pid), "children").read_text().split()
     found = [int(child) for child in children]
-    return [*found, *(below for child in found for below in _descendants(child))]
+    return [*found, *(below for child in found for below in descendants(child))]
 
 
-def _name(process: Path) -> str:
+def name_of(process: Path) -> str:
     return (process / "comm").read_text().strip()
 
 
-def _cpu_s(process: Path) -> float:
+def cpu_s(process: Path) -> float:
     """User and system time of a process, with threads that have ended, or of a thread."""
     fields = (process / "stat").read_text().rpartition(")")[2].split()
     return _TICK_S * (int(fields[11]) + int(fields[12]))
 
 
-def _resident(pid: int) -> int:
+def resident(pid: int) -> int:
     return _PAGE * int(Path("/proc", str(pid), "statm").read_text().split()[1])
 
 

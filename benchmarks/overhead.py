@@ -123,7 +123,8 @@ def _train(
     train = [str(TRAIN), "--model", model, "--batch", str(batch), *more]
     if variant == "torch.profiler":
         train.append("--profiler")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launch += ["--nproc-per-node", str(processes)]
     with tempfile.TemporaryDirectory() as folder:
         name, *how = variant.split()
         record = [

@@ -4,7 +4,8 @@
 
 Prints one JSON line on rank 0: the mean and median time of the steady steps in milliseconds, and
 the most memory that the process had resident. With --turns, a recorder is off and on in turn within
-the run, and the line has the median step of each turn, or the mean one with --means.
+the run, and the line has the median step of each turn, or the mean one with --means. With
+--minutes, a line comes every ten seconds: the median step with the recorder, and without it.
 cuDNN's search is off and seeds are fixed, so that every run does the same.
 """
 
@@ -17,11 +18,14 @@ import os
 import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 SETTLE: Final = 2
 """Steps after a recorder was turned on or off that are left out."""
+ON, OFF = 80, 16
+"""Steps with a recorder, and then without it, of a run of --minutes."""
+LINE_S: Final = 10.0
 
 
 def main() -> None:
@@ -36,10 +40,14 @@ def main() -> None:
     parser.add_argument("--profiler", action="store_true", help="under torch.profiler, CUDA only")
     parser.add_argument("--turns", type=int, default=0, help="turns of each kind, an even number")
     parser.add_argument("--turn-steps", type=int, default=6)
+    parser.add_argument("--minutes", type=float, default=0.0, help="with short turns without it")
     parser.add_argument("--means", action="store_true", help="of turns, where steps differ")
     options = parser.parse_args()
     if options.turns:
         options.steps = options.warmup + 2 * options.turns * (options.turn_steps + SETTLE)
+    if options.minutes:
+        _train(options)
+        return
     times = _train(options)[options.warmup :]
     if int(os.environ.get("RANK", "0")) == 0 and options.turns:
         usual = statistics.mean if options.means else statistics.median
@@ -95,9 +103,11 @@ def _before_steps(options: argparse.Namespace) -> Callable[[int], None]:
     """What is called before each step, with its number, and at the end with -1."""
     import torch
 
-    if not options.turns and not options.profiler:
+    if not options.turns and not options.profiler and not options.minutes:
         return lambda step: None
     switch = _switch(options)
+    if options.minutes:
+        return lambda step: _turn(step - options.warmup, switch)
     if not options.turns:
         switch(True)
         return lambda step: switch(step >= 0)
@@ -111,6 +121,38 @@ def _before_steps(options: argparse.Namespace) -> Callable[[int], None]:
             torch.distributed.barrier()
 
     return before
+
+
+def _turn(step: int, switch: Callable[[bool], None]) -> None:
+    if step >= 0 and step % (ON + OFF) in (0, ON):
+        switch(step % (ON + OFF) == 0)
+
+
+class _Lines:
+    """Of a run of --minutes: what is told of it meanwhile."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + LINE_S
+        self._on: list[float] = []
+        self._off: list[float] = []
+
+    def add(self, step: int, took: float) -> None:
+        into = step % (ON + OFF)
+        if step >= 0 and into not in (*range(SETTLE), *range(ON, ON + SETTLE)):
+            (self._on if into < ON else self._off).append(1e3 * took)
+        if time.monotonic() >= self._until and self._on and self._off:
+            on, off = statistics.median(self._on), statistics.median(self._off)
+            print(json.dumps({"on_ms": on, "off_ms": off, "steps": step}), flush=True)
+            self.__init__()  # type: ignore[misc]
+
+
+def _steps(options: argparse.Namespace) -> Iterator[int]:
+    """As many as are asked for, or for so long."""
+    end = time.monotonic() + 60 * options.minutes
+    step = 0
+    while time.monotonic() < end if options.minutes else step < options.steps:
+        yield step
+        step += 1
 
 
 def _train(options: argparse.Namespace) -> list[float]:
@@ -132,8 +174,8 @@ def _train(options: argparse.Namespace) -> list[float]:
     images = torch.randn(options.batch, 3, 224, 224).pin_memory()
     labels = torch.randint(0, 1000, (options.batch,)).pin_memory()
     before = _before_steps(options)
-    times = []
-    for step in range(options.steps):
+    times, lines = [], _Lines()
+    for step in _steps(options):
         before(step)
         began = time.perf_counter()
         time.sleep(options.wait_ms / 1e3)
@@ -146,6 +188,8 @@ def _train(options: argparse.Namespace) -> list[float]:
         optimizer.step()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
+        if options.minutes:
+            lines.add(step - options.warmup, times[-1])
     before(-1)
     if world > 1:
         torch.distributed.destroy_process_group()
