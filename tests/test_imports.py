@@ -74,7 +74,7 @@ def test_a_report_needs_no_notebook_and_no_browser(form: str, h100: Path) -> Non
     assert ("rich" in modules) == (form == "text")
 
 
-@pytest.mark.parametrize("folder", ["benchmarks", "examples", "workloads"])
+@pytest.mark.parametrize("folder", ["benchmarks", "workloads"])
 def test_no_program_hides_a_module_of_python(folder: str) -> None:
     """What lies beside a program that is run is found before the standard library."""
     names = {path.stem for path in (command.ROOT / folder).glob("*.py")}
