@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import stat
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,9 +18,11 @@ import pytest
 
 from gputrace.analyzers.launches import pattern_of
 from gputrace.cli import run
+from gputrace.traces.demangling import demangle_all
 from tests import command
 from tests.command import Ran, assert_refused
 from tests.handmade import MS, Run, train
+from tests.recordings import unpack
 
 DONE, USAGE, UNREADABLE, MISSING = 0, 2, 3, 4
 NCU: Final = f"""#!{sys.executable}
@@ -54,6 +58,11 @@ class Context:
 def load_report(path):
     assert pathlib.Path(path).read_text() == "a report"
     return Context()
+"""
+NAMES: Final = r"""
+SELECT DISTINCT m.value, d.value FROM CUPTI_ACTIVITY_KIND_KERNEL k
+JOIN StringIds m ON m.id = k.mangledName JOIN StringIds d ON d.id = k.demangledName
+WHERE m.value LIKE '\_Z%' ESCAPE '\'
 """
 COMPUTE = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
 MEMORY = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"
@@ -206,8 +215,26 @@ def test_collectives_are_not_profiled_alone(machine: Machine) -> None:
         ),
         ("triton_poi_fused_add_0", "triton_poi_fused_add_0"),
         ("void k<(anonymous namespace)::F>(long)", "void k<<unnamed>::F>(long)"),
+        (
+            "void at::native::k<at::native::Var, c10::BFloat16, float, 4>(c10::BFloat16 const*, "
+            "float*, float volatile*, int*, int)",
+            "void at::native::k<at::native::Var, c10::BFloat16, float, (int)4>(const T2 *, T3 *, "
+            "volatile T3 *, int *, int)",
+        ),
     ],
 )
 def test_a_kernel_is_found_by_whatever_name_ncu_gives_it(ours: str, ncus: str) -> None:
     assert re.search(pattern_of(ours), ncus)
     assert not re.search(pattern_of(ours), ncus.replace("k<", "kk<").replace("obel", "obol") + "0")
+
+
+@pytest.mark.parametrize(
+    "recording", ["nsys-ai-mfu_2gpu_after.sqlite", "nsys-ai-h100_2gpu_1s.sqlite"]
+)
+def test_names_in_clear_find_those_that_nvidia_writes(recording: str, tmp_path: Path) -> None:
+    """nsys writes a kernel's name as ncu does; from the mangled one we write it our way."""
+    with closing(sqlite3.connect(unpack(recording, tmp_path))) as export:
+        names = export.execute(NAMES).fetchall()
+    clear = demangle_all([mangled for mangled, _ in names])
+    assert len(names) > 20
+    assert [one for one in names if not re.search(pattern_of(clear[one[0]]), one[1])] == []

@@ -17,11 +17,11 @@ from gputrace.traces.ids import distinct_ids
 from gputrace.traces.names import short
 from gputrace.traces.trace import FROM_THE_START, Progress, Trace
 
-_MOST_WORDS: Final = 12
-_WORD: Final = re.compile(r"\b[A-Za-z_]\w*")
+_MOST_WORDS: Final = 40
+_WORD: Final = re.compile(r"\b(?:[A-Za-z_]\w*|[0-9]+)")
+_PARAMETERS: Final = re.compile(r"\([^()]*\)")
 _WRITTEN_DIFFERENTLY: Final = {
-    *("void", "bool", "char", "short", "int", "long", "float", "double", "signed", "unsigned"),
-    *("const", "volatile", "true", "false", "auto", "std", "__1", "operator"),
+    *("void", "const", "volatile", "true", "false", "0", "1", "auto", "std", "__1", "operator"),
     *("anonymous", "namespace", "unnamed", "lambda", "instance"),
 }
 """Words of a C++ name that depend on who made it readable."""
@@ -88,14 +88,23 @@ def find_launches(
 def pattern_of(name: str) -> str:
     """An expression for the kernel's own name and then the words of its template arguments.
 
-    Numbers and basic types are left out: they are written differently by different tools. It
-    needs nothing that any two kinds of regular expressions disagree on.
+    What is in parentheses is left out: different tools write parameters differently (ncu has
+    ``const T2 *`` where others have ``c10::BFloat16 const*``), and numbers, as ``(int)4``. It needs
+    nothing that any two kinds of regular expressions disagree on.
     """
     function = short(name)
-    rest = name[name.find(function) + len(function) :]
+    rest = _without_parameters(name[name.find(function) + len(function) :])
     words = [word for word in _WORD.findall(rest) if word not in _WRITTEN_DIFFERENTLY]
     own = f"(^|[^A-Za-z0-9_]){re.escape(function)}([^A-Za-z0-9_]|$)"
     return ".*".join([own, *words[:_MOST_WORDS]])
+
+
+def _without_parameters(name: str) -> str:
+    """Parentheses within others are taken out first."""
+    found = 1
+    while found:
+        name, found = _PARAMETERS.subn("", name)
+    return name
 
 
 def _choose(analysis: Analysis, title: str, which: str) -> tuple[int, KernelUse]:
