@@ -133,6 +133,14 @@ def test_the_report_says_how_many_windows_of_how_many_steps(path: Path) -> None:
     assert told in analyze(path).warnings
 
 
+def test_what_cures_save_is_told_of_steps_that_follow_each_other(path: Path, whole: Report) -> None:
+    saved, expected = (
+        {cure.id: cure.gain_ns for cure in run.what_if} for run in (analyze(path), whole)
+    )
+    assert expected
+    assert saved == pytest.approx(expected, rel=0.05)
+
+
 def test_ranks_are_compared_over_the_steps_that_all_of_them_have(
     recording: Recording, tmp_path: Path
 ) -> None:

@@ -60,7 +60,7 @@ def choose_steps(
     numbers = sorted({step.step for step in measured})
     if not found.by_rank or len(numbers) < FEWEST_STEPS:
         return None
-    breaks = {i.after for windows in found.by_rank.values() for i in windows.interludes}
+    breaks = _breaks(found, operations)
     known = min(len(windows) for windows in found.by_rank.values())
     runs = _runs([number for number in numbers if number < known], breaks)
     longest = max(runs, key=len, default=range(0))
@@ -69,6 +69,17 @@ def choose_steps(
     if count < FEWEST_STEPS:
         return None
     return _most_usual(found, longest, count)
+
+
+def _breaks(found: FoundSteps, operations: Sequence[GpuOperations]) -> set[int]:
+    """The steps after which there is something else, or nothing was recorded for a while."""
+    recorded = {own.gpu.rank: own.recorded.start for own in operations}
+    breaks = set[int]()
+    for rank, windows in found.by_rank.items():
+        stretch = np.searchsorted(recorded[rank], windows.start, "right")
+        breaks.update(np.flatnonzero(np.diff(stretch)).tolist())
+        breaks.update(interlude.after for interlude in windows.interludes)
+    return breaks
 
 
 def _runs(numbers: Sequence[int], breaks: set[int]) -> list[range]:
