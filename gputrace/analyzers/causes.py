@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gputrace.analyzers.host import NOBODY, Call, HostCalls
-from gputrace.analyzers.intervals import EMPTY, Intervals, Times, union
+from gputrace.analyzers.intervals import EMPTY, Intervals, Times, joined, union
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results import IDLE_CAUSES
 from gputrace.traces.events import Events, Kind, Mask
@@ -74,7 +75,7 @@ def read_evidence(trace: Trace) -> HostEvidence:
     overhead = _named(trace, trace.events([Kind.OVERHEAD], columns), _RECORDER)
     data = _by_thread(waits)
     for thread, intervals in _by_thread(ranges).items():
-        data[thread] = _either(data.get(thread, EMPTY), intervals)
+        data[thread] = joined(data.get(thread, EMPTY), intervals)
     return HostEvidence(data, _by_thread(overhead))
 
 
@@ -115,8 +116,21 @@ def find_causes(
         evidence: of all threads.
         waits: of the threads that feed this GPU's process, from `waits_for_data`.
     """
+    proofs, feeder = _proofs(operations, gaps, calls, evidence, waits)
+    return Causes(_first_proven(proofs), gaps.end, feeder)
+
+
+def _proofs(
+    operations: GpuOperations,
+    gaps: Intervals,
+    calls: HostCalls,
+    evidence: HostEvidence,
+    waits: Mapping[int, Intervals],
+) -> tuple[dict[str, list[Intervals]], NDArray[np.int32]]:
+    """When each cause is proven, of several at once too; and the feeding thread of each gap."""
     ending = np.minimum(np.searchsorted(operations.start, gaps.end), len(operations) - 1)
-    issued_by = calls.issued_by(operations.events.select(ending))
+    issuer = operations.events.having("process", "correlation")
+    issued_by = calls.issued_by(issuer.select(ending))
     known = issued_by != NOBODY
     feeder = np.where(known, calls.thread[issued_by], NOBODY).astype(np.int32)
     # Work is issued somewhere within the call, at the latest when it starts.
@@ -128,7 +142,7 @@ def find_causes(
         own = Intervals(gaps.start[rows], gaps.end[rows])
         waiting = _until(own, issued[rows])
         pair = calls.threads[thread]
-        data = _either(waits.get(thread, EMPTY), evidence.data.get(pair, EMPTY))
+        data = joined(waits.get(thread, EMPTY), evidence.data.get(pair, EMPTY))
         proofs["recorder"].append(own.intersection(evidence.recorder.get(pair, EMPTY)))
         proofs["data_feeding"].append(waiting.intersection(data))
         proofs["sync"].append(waiting.intersection(calls.of_thread(thread, Call.SYNC)))
@@ -136,7 +150,7 @@ def find_causes(
     late = known & (issued > gaps.start) & _is_seen(operations, gaps, ending, calls)
     proofs["launch"].append(Intervals(gaps.start[late], gaps.end[late]))
     proofs["other_idle"].append(gaps)
-    return Causes(_first_proven(proofs), gaps.end, feeder)
+    return proofs, feeder
 
 
 def _is_seen(
@@ -150,8 +164,8 @@ def _is_seen(
     seen = calls.all_recorded(process, gaps.start, gaps.end)
     if operations.calls_recorded is None:
         return seen
-    before = operations.events.select(np.maximum(ending - 1, 0))
-    seen &= calls.issued_by(before) != NOBODY
+    issuer = operations.events.having("process", "correlation")
+    seen &= calls.issued_by(issuer.select(np.maximum(ending - 1, 0))) != NOBODY
     return seen
 
 
@@ -192,29 +206,17 @@ def all_waits(
     shown = {calls.threads[thread]: intervals for thread, intervals in waits.items()}
     recorded = {pair: found for pair, found in evidence.data.items() if pair[0] == process}
     return {
-        pair: _either(recorded.get(pair, EMPTY), shown.get(pair, EMPTY))
+        pair: joined(recorded.get(pair, EMPTY), shown.get(pair, EMPTY))
         for pair in {*recorded, *shown}
     }
 
 
-def _first_proven(proofs: Mapping[str, list[Intervals]]) -> dict[str, Intervals]:
-    """Each cause without what earlier ones have."""
+def _first_proven(proofs: dict[str, list[Intervals]]) -> dict[str, Intervals]:
+    """Each cause without what earlier ones have; of the proofs nothing is left, to save memory."""
     given = EMPTY
     of = {}
     for cause in IDLE_CAUSES:
-        parts = proofs[cause] or [EMPTY]
-        proven = union(
-            np.concatenate([part.start for part in parts]),
-            np.concatenate([part.end for part in parts]),
-        )
-        of[cause] = proven.difference(given)
-        given = _either(given, proven)
+        of[cause] = reduce(joined, proofs.pop(cause), EMPTY).difference(given)
+        if proofs:
+            given = joined(given, of[cause])
     return of
-
-
-def _either(first: Intervals, second: Intervals) -> Intervals:
-    if not len(first) or not len(second):
-        return first if len(first) else second
-    return union(
-        np.concatenate([first.start, second.start]), np.concatenate([first.end, second.end])
-    )

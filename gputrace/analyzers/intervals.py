@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Times = NDArray[np.int64]
+Index = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -63,32 +64,35 @@ class Intervals:
         index = np.searchsorted(self.start, times, "right") - 1
         return (index >= 0) & (times < self.end[np.maximum(index, 0)])
 
+    def select(self, rows: NDArray[np.bool_] | slice) -> Intervals:
+        """Some of the intervals, in their order."""
+        return Intervals(self.start[rows], self.end[rows])
+
     def clip(self, start: int, end: int) -> Intervals:
         """The part of the set inside ``[start, end)``."""
         if start >= end:
             return EMPTY
-        keep = (self.end > start) & (self.start < end)
-        return Intervals(np.maximum(self.start[keep], start), np.minimum(self.end[keep], end))
+        first = int(np.searchsorted(self.end, start, "right"))
+        found = self.select(slice(first, int(np.searchsorted(self.start, end, "left"))))
+        if len(found) and (found.start[0] < start or found.end[-1] > end):
+            found = Intervals(np.maximum(found.start, start), np.minimum(found.end, end))
+        return found
 
     def complement(self, start: int, end: int) -> Intervals:
         """The nanoseconds of ``[start, end)`` that are not in the set."""
         inside = self.clip(start, end)
-        edges = np.array([start]), np.array([end])
-        starts = np.concatenate([edges[0], inside.end])
-        ends = np.concatenate([inside.start, edges[1]])
-        keep = ends > starts
-        return Intervals(starts[keep], ends[keep])
+        starts = np.concatenate([[start], inside.end])
+        ends = np.concatenate([inside.start, [end]])
+        # Between two intervals there always is something; before and after them there may not be.
+        last = len(starts) - int(starts[-1] >= ends[-1])
+        rows = slice(int(starts[0] >= ends[0]), last)
+        return Intervals(starts[rows], ends[rows])
 
     def intersection(self, other: Intervals) -> Intervals:
         """The nanoseconds that are in both sets."""
         if not len(self) or not len(other):
             return EMPTY
-        first = np.searchsorted(other.end, self.start, "right")
-        end = np.searchsorted(other.start, self.end, "left")
-        counts = np.maximum(end - first, 0)
-        mine = np.repeat(np.arange(len(self)), counts)
-        offsets = np.arange(len(mine)) - np.repeat(np.cumsum(counts) - counts, counts)
-        theirs = first[mine] + offsets
+        mine, theirs = _pairs(*self._met(other))
         return Intervals(
             np.maximum(self.start[mine], other.start[theirs]),
             np.minimum(self.end[mine], other.end[theirs]),
@@ -98,9 +102,64 @@ class Intervals:
         """The nanoseconds of this set that are not in the other."""
         if not len(self) or not len(other):
             return self
-        low = min(int(self.start[0]), int(other.start[0]))
-        high = max(int(self.end[-1]), int(other.end[-1]))
-        return self.intersection(other.complement(low, high))
+        first, end = self._met(other)
+        met = first < end
+        if not met.any():
+            return self
+        one = np.minimum(first, len(other) - 1)
+        gone = met & (other.start[one] <= self.start) & (other.end[one] >= self.end)
+        cut = met & ~gone
+        left = self.select(cut)._without(other, first[cut], end[cut])
+        return _merged(self.select(~met), left)
+
+    def _met(self, other: Intervals) -> tuple[Index, Index]:
+        """Of the other set's intervals, the first that meets each one of this, and the next after.
+
+        The first is that after it where none does.
+        """
+        first = np.searchsorted(other.end, self.start, "right")
+        return first, np.maximum(np.searchsorted(other.start, self.end, "left"), first)
+
+    def _without(self, other: Intervals, first: Index, end: Index) -> Intervals:
+        """What is left where each interval is met by some of the other set's: as in `_met`."""
+        _, theirs = _pairs(first, end)
+        last = np.cumsum(end - first + 1) - 1
+        begins, ends = np.ones((2, len(theirs) + len(self)), bool)
+        begins[last - (end - first)] = ends[last] = False
+        starts, stops = np.empty((2, len(begins)), np.int64)
+        starts[~begins], stops[~ends] = self.start, self.end
+        starts[begins], stops[ends] = other.end[theirs], other.start[theirs]
+        return Intervals(starts, stops).select(starts < stops)
+
+
+def _pairs(first: Index, end: Index) -> tuple[Index, Index]:
+    """Each place of one set with each of its range of places in another."""
+    counts = end - first
+    mine = np.repeat(np.arange(len(first)), counts)
+    offsets = np.arange(len(mine)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return mine, first[mine] + offsets
+
+
+def _merged(first: Intervals, second: Intervals) -> Intervals:
+    """Both of two sets that have nothing in common and touch nowhere."""
+    if not len(first) or not len(second):
+        return first if len(first) else second
+    places = np.searchsorted(first.start, second.start)
+    return Intervals(
+        np.insert(first.start, places, second.start), np.insert(first.end, places, second.end)
+    )
+
+
+def joined(first: Intervals, second: Intervals) -> Intervals:
+    """The nanoseconds that are in either set."""
+    few, many = sorted((first, second), key=len)
+    both = _merged(many, few.difference(many))
+    apart = both.start[1:] > both.end[:-1]
+    if apart.all():
+        return both
+    return Intervals(
+        both.start[np.concatenate([[True], apart])], both.end[np.concatenate([apart, [True]])]
+    )
 
 
 EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))

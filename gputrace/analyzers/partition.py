@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.gpus import Gpu
-from gputrace.analyzers.intervals import EMPTY, Intervals, Times, union
+from gputrace.analyzers.intervals import EMPTY, Intervals, Times, joined, union
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.traces.events import COPY_KINDS, Kind
 from gputrace.traces.trace import Window
@@ -108,13 +108,5 @@ def _classes(
         rows = classes == which
         own = union(start[rows], end[rows], is_sorted=True)
         found.append(own.difference(busy))
-        busy = _joined(busy, own)
+        busy = joined(busy, own)
     return tuple(found), busy
-
-
-def _joined(first: Intervals, second: Intervals) -> Intervals:
-    if not len(first) or not len(second):
-        return first if len(first) else second
-    return union(
-        np.concatenate([first.start, second.start]), np.concatenate([first.end, second.end])
-    )

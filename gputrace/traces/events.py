@@ -159,6 +159,10 @@ class Events:
         """The names of the columns that are here, in the contract's order."""
         return tuple(name for name in COLUMN_TYPES if _is_set(self, name))
 
+    def having(self, *names: str) -> Events:
+        """All rows, with these columns alone."""
+        return Events({name: getattr(self, name) for name in names})
+
     def select(self, rows: Mask | Column | slice) -> Events:
         """The rows that a mask, indices or a slice name, with the same columns."""
         return Events({name: getattr(self, name)[rows] for name in self.columns})

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.host import Call, HostCalls
-from gputrace.analyzers.intervals import EMPTY, Intervals, union
+from gputrace.analyzers.intervals import EMPTY, Intervals, joined, union
 from gputrace.analyzers.kernels.families import family_of
 from gputrace.analyzers.kernels.tensorcores import PRODUCTS
 from gputrace.analyzers.operations import GpuOperations
@@ -123,7 +123,7 @@ def _named_spans(trace: Trace) -> Mapping[str, Mapping[int, Intervals]]:
             rows = events.process == process
             more = union(events.start[rows], events.end[rows])
             known = found[cause].get(process, EMPTY)
-            found[cause][process] = _either(known, more)
+            found[cause][process] = joined(known, more)
     return found
 
 
@@ -137,18 +137,18 @@ def _shown(
     spans: Mapping[str, Mapping[int, Intervals]],
 ) -> dict[str, Intervals]:
     """When each cause is shown, each nanosecond for one of them alone."""
-    process = own.gpu.process
+    process, first = own.gpu.process, (int(windows.start[0]), int(windows.end[-1]))
     mine = _rows_of(calls, process, int(windows.end[-1]))
     names = trace.names(distinct_ids(calls.name[mine]))
     launch = mine[(calls.sort[mine] == Call.ISSUE) & _long(calls, mine)]
     busy_threads = distinct_ids(calls.thread[mine[calls.sort[mine] == Call.ISSUE]])
     inside = mine[np.isin(calls.thread[mine], busy_threads)]
     proofs = {
-        "compilation": _either(
+        "compilation": joined(
             spans["compilation"].get(process, EMPTY), _called(calls, mine, names, _COMPILES)
         ),
-        "module_loading": _either(
-            _either(
+        "module_loading": joined(
+            joined(
                 spans["module_loading"].get(process, EMPTY), _called(calls, mine, names, _LOADS)
             ),
             union(calls.start[launch], calls.end[launch]),
@@ -156,13 +156,13 @@ def _shown(
         "allocation": _spans(calls, mine[calls.sort[mine] == Call.ALLOC]),
         "autotuning": _tried(trace, own, windows, warmup),
         "data_feeding": lane.causes.of["data_feeding"],
-        "host": lane.timeline.gaps.difference(_spans(calls, inside)),
+        "host": lane.timeline.gaps.clip(*first).difference(_spans(calls, inside)),
     }
     given = EMPTY
     shown = {}
     for cause in WARMUP_CAUSES:
         shown[cause] = proofs[cause].difference(given)
-        given = _either(given, proofs[cause])
+        given = joined(given, proofs[cause])
     return shown
 
 
@@ -210,8 +210,8 @@ def _tried(trace: Trace, own: GpuOperations, windows: StepWindows, warmup: int) 
     place = np.flatnonzero((early & np.isin(own.events.name, tried))[among])
     rows = among[place]
     soon = np.flatnonzero(np.diff(place) <= _MOST_BETWEEN)
-    joined = union(own.start[rows[soon]], own.end[rows[soon + 1]])
-    return _either(joined, union(own.start[rows], own.end[rows]))
+    searches = union(own.start[rows[soon]], own.end[rows[soon + 1]])
+    return joined(searches, union(own.start[rows], own.end[rows]))
 
 
 def _beyond_usual(
@@ -224,9 +224,3 @@ def _beyond_usual(
         if more > 0:
             beyond[cause] = more
     return beyond
-
-
-def _either(first: Intervals, second: Intervals) -> Intervals:
-    return union(
-        np.concatenate([first.start, second.start]), np.concatenate([first.end, second.end])
-    )
