@@ -37,6 +37,22 @@ def plan(steps: int) -> Plan:
     )
 
 
+def dense(steps: int) -> Plan:
+    """Short kernels, each launched late: as many gaps as kernels, on one GPU."""
+    return Plan(
+        ranks=1,
+        steps=steps,
+        kernels_per_step=330,
+        layers=20,
+        distinct_kernels=55,
+        kernel_ns=6_000,
+        launch_ns=7_000,
+        python_ns=14_000,
+        sync_every_step=True,
+        h2d_ns=90_000,
+    )
+
+
 def write_ranks(recording: Recording, folder: Path, times: int) -> None:
     """The run on eight machines at once: each machine has the eight ranks of the recording."""
     nodes = [Node("node", (rank,)) for rank in range(len(recording.processes))]
@@ -60,8 +76,8 @@ def write_ranks(recording: Recording, folder: Path, times: int) -> None:
 
 
 def main(kind: str, steps: int, times: int, path: Path) -> None:
-    recording = simulate(plan(steps))
-    if kind == "nsys":
+    recording = simulate(dense(steps) if kind == "dense" else plan(steps))
+    if kind in ("nsys", "dense"):
         write_nsys(recording, path)
         repeat(path, times)
     elif kind == "nvprof":

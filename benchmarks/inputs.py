@@ -27,6 +27,8 @@ SIZES: Final = {
 millions of kernels that makes."""
 USUAL: Final = "0.8 M"
 LARGE: Final = ("10 M", "30 M")
+DENSE_SIZES: Final = {"2 M": (3000, 2), "6 M": (3000, 6), "10 M": (3000, 10)}
+"""The same of one GPU in a launch-bound training, about 330 kernels each."""
 RANKS: Final = 64
 RANK_SIZES: Final = {"16 k": (16, 1), "1 M": (250, 4)}
 """The same by the kernels of each of `RANKS` files."""
@@ -37,9 +39,9 @@ _SOURCES: Final = (
 _LIMIT_S: Final = 1_800.0
 
 
-def nsys_export(size: str) -> Path:
-    """An nsys SQLite export, in the page cache."""
-    path = _made("nsys", size, ".sqlite")
+def nsys_export(size: str, kind: str = "nsys") -> Path:
+    """An nsys SQLite export, in the page cache; ``dense`` of a GPU that waits for each launch."""
+    path = _made(kind, size, ".sqlite")
     with path.open("rb") as file:
         while file.read(1 << 24):
             pass
@@ -84,7 +86,8 @@ def _made(kind: str, size: str, suffix: str) -> Path:
 def _generate(kind: str, size: str, target: Path) -> None:
     """In a process of its own, since it needs a gigabyte for 3 million kernels."""
     print(f"generating {target.name}", file=sys.stderr)
-    steps, times = (RANK_SIZES if kind == "ranks" else SIZES)[size]
+    sizes = {"ranks": RANK_SIZES, "dense": DENSE_SIZES}.get(kind, SIZES)
+    steps, times = sizes[size]
     unfinished = target.with_name(f"unfinished-{os.getpid()}-{target.name}")
     command = (
         sys.executable,

@@ -7,7 +7,15 @@ import tempfile
 from typing import Final
 
 from benchmarks import commands, gate, peers
-from benchmarks.inputs import LARGE, SIZES, USUAL, kineto_folder, nsys_export, nvprof_folder
+from benchmarks.inputs import (
+    DENSE_SIZES,
+    LARGE,
+    SIZES,
+    USUAL,
+    kineto_folder,
+    nsys_export,
+    nvprof_folder,
+)
 from benchmarks.measure import (
     MIB,
     Failed,
@@ -28,6 +36,11 @@ TARGET_HELP_S: Final = 0.15
 KINETO: Final = "PyTorch's profiler, a file for each of 8 ranks"
 TARGET_KINETO_S: Final = 6.0
 TARGET_KINETO_BYTES: Final = 800 * MIB
+DENSE: Final = "2 M"
+_GROWN: Final = (
+    *("kernels", "file MiB", "wall s", "fastest to slowest", "x floor", "us a kernel"),
+    *("user us", "to the usual", "peak MiB", "bytes a kernel"),
+)
 READ: Final = "cat FILE, its bytes read once"
 START: Final = "python -c pass"
 
@@ -42,6 +55,7 @@ def run(options: Options) -> int:
         _whole_command(options.runs)
         _formats(options.runs)
         _growth(options)
+        _dense(options)
         _start(options.runs)
         if options.peers:
             peers.show_peers(options.runs, options.chart)
@@ -118,18 +132,33 @@ def _growth(options: Options) -> None:
     series = alternate_all([*jobs, *floors], min(options.runs, 5))
     show(
         "Growth: gputrace analyze FILE --json by kernels (linear: the same time a kernel)",
-        ("kernels", "file MiB", "wall s", "fastest to slowest", "x floor", "us a kernel",
-         "user us", "to 0.8 M", "peak MiB", "bytes a kernel"),
-        [_grown(size, paths[size].stat().st_size, series) for size in sizes],
-    )  # fmt: skip
+        _GROWN,
+        [_grown(size, paths[size].stat().st_size, series, USUAL) for size in sizes],
+    )
     first, last = sizes[0], sizes[-1]
     print(f"\n  Beyond the fixed cost, from {first} to {last}: {_marginal(series, first, last)}")
 
 
-def _grown(size: str, file_bytes: int, series: dict[str, Series]) -> tuple[str, ...]:
+def _dense(options: Options) -> None:
+    """One GPU that waits for each launch has as many gaps as kernels."""
+    sizes = [size for size in DENSE_SIZES if options.large or size == DENSE]
+    paths = {size: nsys_export(size, "dense") for size in sizes}
+    jobs = [commands.analyze(path, size) for size, path in paths.items()]
+    floors = [commands.floor(path, f"floor {size}") for size, path in paths.items()]
+    series = alternate_all([*jobs, *floors], min(options.runs, 5))
+    show(
+        "Launch-bound, one GPU: gputrace analyze FILE --json by kernels",
+        _GROWN,
+        [_grown(size, paths[size].stat().st_size, series, DENSE) for size in sizes],
+    )
+
+
+def _grown(
+    size: str, file_bytes: int, series: dict[str, Series], usual_size: str
+) -> tuple[str, ...]:
     one, floor = series[size], series[f"floor {size}"]
-    kernels, usual = (commands.rows(series[f"floor {name}"])[0] for name in (size, USUAL))
-    relative = one.times(series[USUAL]) * usual / kernels
+    kernels, usual = (commands.rows(series[f"floor {name}"])[0] for name in (size, usual_size))
+    relative = one.times(series[usual_size]) * usual / kernels
     return (
         f"{kernels:,}",
         mebibytes(file_bytes),
