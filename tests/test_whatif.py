@@ -168,11 +168,18 @@ def test_a_cure_belongs_to_its_finding_and_the_report_says_what_it_saves(tmp_pat
     assert "A loader that keeps up would save about 2.9" in markdown
 
 
-def test_dataparallel_as_ddp_is_about_as_fast_as_one_of_its_gpus_alone(tmp_path: Path) -> None:
-    plan = replace(BALANCED, gpus_per_process=4, kernel_ns=30_000)
-    alone = replace(plan, gpus_per_process=1, h2d_ns=plan.h2d_ns // 4)
+@pytest.mark.parametrize("data_wait_ns", [0, 8 * MS])
+def test_dataparallel_as_ddp_is_about_as_fast_as_one_of_its_gpus_alone(
+    data_wait_ns: int, tmp_path: Path
+) -> None:
+    """Each process loads a fourth of what the one process loaded for all."""
+    plan = replace(BALANCED, gpus_per_process=4, kernel_ns=30_000, data_wait_ns=data_wait_ns)
+    alone = replace(
+        plan, gpus_per_process=1, h2d_ns=plan.h2d_ns // 4, data_wait_ns=data_wait_ns // 4
+    )
     predicted = cures(written(plan, tmp_path))["ddp"]
     assert predicted.step_ns == pytest.approx(step_ns(simulate(alone)), rel=0.1)
+    assert predicted.high_ns >= predicted.step_ns + data_wait_ns // 2
 
 
 def test_the_sleep_of_a_real_starved_run_is_what_a_loader_that_keeps_up_saves(

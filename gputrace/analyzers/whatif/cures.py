@@ -43,8 +43,8 @@ CURES: Final = (
         ("gpu0-skew", "launch-bound"),
         ddp,
         "DistributedDataParallel",
-        "one process trains on each GPU (DistributedDataParallel), with its own copy of the "
-        "input; its threads wait for no others, and gradients are exchanged meanwhile",
+        "one process trains on each GPU (DistributedDataParallel), and loads and copies its own "
+        "part of the batch; its threads wait for no others, and gradients are exchanged meanwhile",
     ),
     Cure(
         "prefetch",

@@ -37,30 +37,29 @@ def _feeder(graph: Graph, kernels: Mask, gpu: int) -> int:
 
 
 def _one_process_each(
-    graph: Graph, waited: float, talks: bool, longest: int | None = None
-) -> Graph | None:
+    graph: Graph, gpus: Index, loads: float, waited: float, talks: bool, longest: int | None = None
+) -> Graph:
     """The first GPU alone with what its threads do for it, one after another.
 
-    Each process would do as much for its own GPU. What goes to other GPUs is left out, with the
-    host's time for it, and so is what the threads waited for each other (for Python's lock).
+    Each process would do as much for its own GPU, with its share of the batch to load and to copy.
+    What goes to other GPUs is left out, with the host's time for it, and so is what the threads
+    waited for each other (for Python's lock).
 
     Args:
         graph: of the steps.
+        loads: the part of the waiting for data which stays.
         waited: the part of that waiting which stays.
         talks: whether communication keeps its time on the GPU; else it is overlapped.
         longest: what a longer pause of the host is cut to, as making replicas is one; None for
             as long as it is.
     """
-    gpus = trained_together(graph)
-    if gpus is None:
-        return None
     first = int(gpus[0])
     between = graph.operation == OperationClass.COMMUNICATION
     own_op = runs(graph) & (graph.gpu == first) & (talks | ~between)
     feeds = distinct_ids(graph.thread[runs(graph) & (graph.gpu == first) & (graph.thread >= 0)])
     stays = np.isin(graph.thread, feeds) & (own_op | ~runs(graph))
     chain = int(feeds[0])
-    host = np.where(graph.hand >= 0, graph.hand_lag, graph.gap)
+    host = np.where(graph.hand >= 0, graph.hand_lag, graph.gap) - graph.data
     kept = np.flatnonzero(stays)
     before = np.concatenate([[NONE], kept[:-1]])
     handed = graph.hand[kept]
@@ -69,7 +68,8 @@ def _one_process_each(
     gap = np.zeros(len(graph), np.int64)
     gap[kept] = np.where(foreign, host[kept] * waited, host[kept])
     if longest is not None:
-        gap = np.minimum(gap, longest + graph.data)
+        gap = np.minimum(gap, longest)
+    gap[kept] += (graph.data[kept] * loads).astype(np.int64)
     gap[kept[:1]] = graph.start[kept[:1]]
     copies = own_op & (graph.kind == Kind.COPY_H2D)
     return graph.changed(
@@ -87,11 +87,15 @@ def ddp(graph: Graph, effect: Effect) -> Graph | None:
     """One process a GPU in place of one for all; no scatter, no gather, no replicas.
 
     At the most, no pause of the host of over a millisecond stays, as making replicas is one; at the
-    least, a part of the threads' waiting for each other was work, and communication stays.
+    least, a part of the threads' waiting for each other was work, communication stays, and the
+    processes' loaders are in each other's way, so that a part of the batch takes as long as all.
     """
+    gpus = trained_together(graph)
+    if gpus is None:
+        return None
+    part = 1 / len(gpus)
     if effect is Effect.MOST:
-        return _one_process_each(graph, 0.0, talks=False, longest=1_000_000)
+        return _one_process_each(graph, gpus, part, 0.0, talks=False, longest=1_000_000)
     if effect is Effect.LEAST:
-        gpus = trained_together(graph)
-        return None if gpus is None else _one_process_each(graph, 1 / len(gpus), talks=True)
-    return _one_process_each(graph, 0.0, talks=False)
+        return _one_process_each(graph, gpus, 1.0, part, talks=True)
+    return _one_process_each(graph, gpus, part, 0.0, talks=False)
