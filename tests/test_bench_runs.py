@@ -260,7 +260,9 @@ def test_the_plan_is_printed_and_nothing_is_run(bench: Bench) -> None:
 
 
 def test_a_part_of_a_study_can_be_run_first(bench: Bench) -> None:
-    assert bench.write(TWO).run("--only", "gpus=2").code == 0
+    only = bench.write(TWO).run("--only", "gpus=2")
+    assert only.code == 0
+    assert "1 run of 1 configuration is done, 1 still to be run." in only.out
     assert [line["gpus"] for line in bench.started()] == ["2"]
     assert bench.run().code == 0
     assert [line["gpus"] for line in bench.started()] == ["2", "1"]

@@ -219,6 +219,8 @@ class Summary:
     same: Mapping[str, Any]
     """The others."""
     notes: tuple[str, ...]
+    left: int
+    """Runs that are still to be made."""
     rows: tuple[Row, ...]
     checks: tuple[Check, ...]
     """Of configurations that were recorded."""

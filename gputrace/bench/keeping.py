@@ -101,4 +101,5 @@ def read_results(database: Database) -> Results:
         )
         for run in runs
     )
-    return Results(study.title, study.question, tuple(results))
+    planned = len(settings) * study.repeats * (2 if study.recording == "both" else 1)
+    return Results(study.title, study.question, tuple(results), planned - len(runs))

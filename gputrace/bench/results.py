@@ -119,3 +119,5 @@ class Results:
     title: str
     question: str
     runs: tuple[RunResult, ...]
+    left: int = 0
+    """Runs that the study asks for and that are not over."""

@@ -40,6 +40,7 @@ def summarize(results: Results) -> Summary:
         varies=names,
         same={name: value for name, value in same.items() if name not in names},
         notes=(*_notes(groups), *_not_done(groups), *_apart(checks)),
+        left=results.left,
         rows=tuple(_row(one) for one in groups),
         checks=checks,
         efficiency=scale(groups),

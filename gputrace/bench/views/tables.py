@@ -42,6 +42,7 @@ def headline(summary: Summary) -> str:
     told = [f"{done} run{'s' * (done != 1)} of {len(summary.rows)} configuration{end} {are} done"]
     told += [f"{failed} failed"] if failed else []
     told += [f"{skipped} skipped"] if skipped else []
+    told += [f"{summary.left} still to be run"] if summary.left else []
     wrong = sum(check.ok is False for check in _compared(summary))
     told += [f"in {wrong} the recording does not hold"] if wrong else []
     return ", ".join(told) + "."
