@@ -67,9 +67,9 @@ def bandwidth(a_second: int | None) -> str:
     return "" if a_second is None else f"{format_bytes(a_second)}/s"
 
 
-def size(count: int | None) -> str:
-    """``1.39 GB``."""
-    return "" if count is None else format_bytes(count)
+def memory(count: int | None) -> str:
+    """``1.29 GiB``, as nvidia-smi counts."""
+    return "" if count is None else f"{count / 2**30:.2f} GiB"
 
 
 def clock(mhz: float | None) -> str:

@@ -10,10 +10,10 @@ from gputrace.bench.views.cells import (
     bandwidth,
     clock,
     lay_out,
+    memory,
     rate,
     signed_percent,
     signed_time,
-    size,
     time,
     times,
     times_range,
@@ -78,7 +78,7 @@ def placements_table(summary: Summary) -> Iterator[Table]:
 
 def _placement(row: Placement, most: int) -> tuple[str, ...]:
     cells = [
-        ", ".join(filter(None, (time(s.compute_ns), size(s.memory_bytes)))) for s in row.shares
+        ", ".join(filter(None, (time(s.compute_ns), memory(s.memory_bytes)))) for s in row.shares
     ]
     return (row.label, times(row.skew), *cells, *[""] * (most - len(cells)))
 
