@@ -3,7 +3,8 @@
  * one of before 12.8, whose API calls cannot be chosen singly.
  *
  * Environment: FAKE_CUPTI_TAKEN, another tool subscribed before; FAKE_CUPTI_DROPPED, a number of
- * records lost; FAKE_CUPTI_REAL, the path of a libcupti of NVIDIA's that walks buffers and names
+ * records lost; FAKE_CUPTI_LATE_MS, how long it keeps a buffer back that is to be handed over, but for a
+ * forced flush; FAKE_CUPTI_REAL, the path of a libcupti of NVIDIA's that walks buffers and names
  * calls in place of this one. Misuse that would crash the program with the real one ends it here.
  */
 #define _GNU_SOURCE
@@ -24,7 +25,7 @@ enum { CU_PROFILER_START = 308, CU_PROFILER_STOP = 309 };
 typedef void (*requested_t)(uint8_t **, size_t *, size_t *);
 typedef void (*completed_t)(void *, uint32_t, uint8_t *, size_t, size_t);
 typedef void (*callback_t)(void *, int, uint32_t, const void *);
-typedef struct { uint8_t *bytes; size_t size, used; uint64_t end; } part_t;
+typedef struct { uint8_t *bytes; size_t size, used; uint64_t end, due; } part_t;
 
 #ifdef OLD
 static const size_t strides[KINDS] = {[1] = 88, [2] = 88, [3] = 200, [4] = 40, [5] = 40, [10] = 200,
@@ -53,12 +54,14 @@ static void *callback_user;
 static uint8_t on[KINDS], chosen[3][CALLS], profiler[CALLS];
 static part_t current, parts[PARTS];
 static unsigned first, last;
-static uint64_t dropped;
+static uint64_t dropped, late;
+/* Whether a flush was forced: nothing is kept back then. */
+static volatile int forced;
 static uint32_t thread_ids;
 static uint64_t (*timestamp)(void);
 static int finalized;
 /* Whether a record was made while single calls were chosen: such a choice can be made again. */
-static int calls, used, lasting, watched[3];
+static int calls, choices, used, lasting, watched[3];
 /* It ends where a library ends that was loaded as it was: with exit handlers, the last one first. */
 static int over;
 
@@ -92,6 +95,9 @@ static void *work(void *unused) {
         pthread_mutex_lock(&lock);
         while (first == last) pthread_cond_wait(&filled, &lock);
         part_t part = parts[first % PARTS];
+        pthread_mutex_unlock(&lock);
+        while (now_ns() < part.due && !forced) usleep(1000);
+        pthread_mutex_lock(&lock);
         parts[first % PARTS].bytes = NULL; /* from here on its owner may offer it again */
         pthread_mutex_unlock(&lock);
         completed(NULL, 0, part.bytes, part.size, part.used);
@@ -104,8 +110,9 @@ static void *work(void *unused) {
 }
 
 __attribute__((constructor)) static void begin(void) {
-    const char *count = getenv("FAKE_CUPTI_DROPPED");
+    const char *count = getenv("FAKE_CUPTI_DROPPED"), *ms = getenv("FAKE_CUPTI_LATE_MS");
     owner = getpid();
+    late = ms ? strtoull(ms, NULL, 10) * 1000000 : 0;
     dropped = count ? strtoull(count, NULL, 10) : 0;
     atexit(end);
 }
@@ -114,6 +121,7 @@ __attribute__((constructor)) static void begin(void) {
 static void let_go(void) {
     while (last - first == PARTS) pthread_cond_wait(&idle, &lock);
     if (current.used) {
+        current.due = late ? now_ns() + late : 0;
         parts[last++ % PARTS] = current;
         pthread_cond_signal(&filled);
         memset(&current, 0, sizeof current);
@@ -141,6 +149,9 @@ static int wanted(uint32_t kind, uint32_t id) {
 
 /* How many records of calls were made. */
 int fake_calls(void) { return calls; }
+
+/* How often it was asked to record other calls, or none. */
+int fake_choices(void) { return choices; }
 
 /* The thread that makes a call, as was asked for; CUPTI takes the time there too. */
 static void put_thread(uint8_t *place) {
@@ -258,6 +269,7 @@ static int set_kind(int kind, uint8_t value) {
     check(requested != NULL, "enabled before there are callbacks");
     pthread_mutex_lock(&lock);
     on[kind] = value;
+    choices += kind == DRIVER || kind == RUNTIME;
     if (kind == DRIVER) memset(chosen[DRIVER_DOMAIN], value, CALLS);
     if (kind == RUNTIME) memset(chosen[RUNTIME_DOMAIN], value, CALLS);
     pthread_mutex_unlock(&lock);
@@ -273,6 +285,7 @@ int cuptiActivityDisable(int kind) { return set_kind(kind, 0); }
 static int choose(int domain, uint32_t id, uint8_t value) {
     check(requested && id < CALLS, "enabled before there are callbacks");
     pthread_mutex_lock(&lock);
+    choices++;
     if (!value || !used || lasting) chosen[domain][id] = value;
     pthread_mutex_unlock(&lock);
     return 0;
@@ -286,12 +299,16 @@ int cuptiActivityEnableRuntimeApi(uint32_t id, uint8_t value) {
 }
 #endif
 
-/* Without force only buffers whose records are all complete. Returns when they are handed over. */
+/* Without force only buffers whose records are all complete. Returns when they are handed over, unless
+ * they are kept back. */
 int cuptiActivityFlushAll(uint32_t force) {
     check(force <= 1, "no such flag");
     pthread_mutex_lock(&lock);
     if (force || current.end <= now_ns()) let_go();
-    for (unsigned until = last; (int)(until - first) > 0;) pthread_cond_wait(&idle, &lock);
+    forced = (int)force;
+    for (unsigned until = last; (force || !late) && (int)(until - first) > 0;)
+        pthread_cond_wait(&idle, &lock);
+    forced = 0;
     pthread_mutex_unlock(&lock);
     return 0;
 }

@@ -19,6 +19,7 @@
  *   train STEPS LAUNCHES US       steps in NVTX ranges: an input copy, and launches with so long between
  *   step                          gputrace_step
  *   calls                         says how many calls CUPTI made records of
+ *   choices                       says how often CUPTI was asked to record other calls, or none
  *   finalized                     says how often cuptiFinalize was called
  *   released NUMBER RATE          RATE kernels a millisecond until it was called so often, or a minute
  *   attended                      waits until somebody is told of cudaProfilerStart, a minute at most
@@ -53,7 +54,7 @@ typedef struct { int number, milliseconds, rate; long count; uint64_t longest; }
 
 static void (*emit)(const void *, uint64_t);
 static void (*fake_profiler)(int);
-static int (*fake_calls)(void), (*fake_finalized)(void), (*fake_attended)(void);
+static int (*fake_calls)(void), (*fake_choices)(void), (*fake_finalized)(void), (*fake_attended)(void);
 static void (*gputrace_capture)(int), (*gputrace_pause)(int), (*gputrace_step)(void);
 static uint32_t correlations;
 static long numbers[THREADS];
@@ -382,6 +383,7 @@ static void find(void) {
     if (cupti) {
         *(void **)&emit = dlsym(cupti, "fake_emit");
         *(void **)&fake_calls = dlsym(cupti, "fake_calls");
+        *(void **)&fake_choices = dlsym(cupti, "fake_choices");
         *(void **)&fake_finalized = dlsym(cupti, "fake_finalized");
         *(void **)&fake_attended = dlsym(cupti, "fake_attended");
         *(void **)&fake_profiler = dlsym(cupti, "fake_profiler");
@@ -494,6 +496,11 @@ static void deep(int ranges) {
     while (ranges--) pop();
 }
 
+static void say(int (*number)(void)) {
+    printf("%d\n", number ? number() : 0);
+    fflush(stdout);
+}
+
 int main(int count, char **words) {
     (void)count;
     for (char **w = words + 1; *w; w++) {
@@ -513,14 +520,10 @@ int main(int count, char **words) {
         else if (!strcmp(what, "wait")) for (;;) pause();
         else if (!strcmp(what, "say")) { printf("%s\n", *++w); fflush(stdout); }
         else if (!strcmp(what, "complain")) fprintf(stderr, "%s\n", *++w);
-        else if (!strcmp(what, "finalized")) {
-            printf("%d\n", fake_finalized ? fake_finalized() : 0);
-            fflush(stdout);
-        }
-        else if (!strcmp(what, "calls")) {
-            printf("%d\n", fake_calls ? fake_calls() : 0);
-            fflush(stdout);
-        } else if (!strcmp(what, "fork")) fork_child(*++w);
+        else if (!strcmp(what, "finalized")) say(fake_finalized);
+        else if (!strcmp(what, "calls")) say(fake_calls);
+        else if (!strcmp(what, "choices")) say(fake_choices);
+        else if (!strcmp(what, "fork")) fork_child(*++w);
         else {
             int number = atoi(*++w);
             if (!strcmp(what, "return")) return number;
