@@ -86,7 +86,7 @@ def _complete_file(
     type=click.Choice(["all", "auto", "none"]),
     default="all",
     show_default=True,
-    help="CUDA calls to record: auto takes those of some steps where there are too many.",
+    help="CUDA calls to keep: auto those of some steps where there are too many, to save room.",
 )
 @click.option("--profiler-api", is_flag=True, help="Record from cudaProfilerStart to Stop.")
 @click.option("--no-nvml", is_flag=True, help="Do not sample clocks, power and use of the GPUs.")

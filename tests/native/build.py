@@ -45,6 +45,19 @@ def compile_all(folder: Path, *extra: str) -> None:
         )
 
 
+def compile_sampling(folder: Path) -> Path:
+    """sampling.c alone, with clocks that a test sets; skips the test where there is no compiler."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    library = folder / "sampling.so"
+    sources = [COLLECTOR / "sampling.c", HERE / "clocks.c"]
+    subprocess.run(
+        [compiler, *OPTIONS, "-shared", "-o", library, *sources], check=True, timeout=120
+    )
+    return library
+
+
 def compile_once(folder: Path) -> None:
     """As `compile_all`, where others may be about to do the same: one does, the others wait."""
     folder.mkdir(exist_ok=True)

@@ -148,15 +148,13 @@ static buffer_t *take_completed(void) {
     return first;
 }
 
-static void take(const void *record, uint64_t calls_from) {
-    uint32_t kind = u32_at(record, 0);
-    int is_call = kind == KIND_RUNTIME || kind == KIND_DRIVER;
-    if (kind != KIND_OVERHEAD) sampling_count(is_call);
-    if (!is_call || u64_at(record, 16) >= calls_from) decode(record);
-}
-
-int buffers_drain(uint64_t calls_from) {
-    for (buffer_t *buffer = take_completed(), *next; buffer; buffer = next) {
+int buffers_drain(void) {
+    buffer_t *buffer = take_completed();
+    spool_lock();
+    /* Now that nothing is to be decoded which came after this look. */
+    sampling_see_clock();
+    spool_unlock();
+    for (buffer_t *next; buffer; buffer = next) {
         void *record = NULL;
         next = buffer->next;
         for (int end = 0; !end;) {
@@ -164,7 +162,7 @@ int buffers_drain(uint64_t calls_from) {
             spool_lock();
             for (int i = 0; !end && i < AT_ONCE; i++) {
                 end = cupti.next_record(buffer->bytes, buffer->valid, &record);
-                if (!end) take(record, calls_from);
+                if (!end) decode(record);
             }
             if (end != MAX_LIMIT_REACHED) cupti_check_locked(end, "cuptiActivityGetNextRecord");
             spool_unlock();

@@ -16,9 +16,8 @@ void buffers_wake(void);
 /* Whether CUPTI has ever completed a buffer with records. */
 int buffers_seen(void);
 
-/* Decodes and writes all that is completed. Of records of calls, those that end before CALLS_FROM
- * (CLOCK_REALTIME) are left out. Returns -1 once the disk took no more. */
-int buffers_drain(uint64_t calls_from);
+/* Decodes and writes all that is completed. Returns -1 once the disk took no more. */
+int buffers_drain(void);
 void buffers_throw_away(void);
 
 /* Around fork; in the child nothing is locked. */

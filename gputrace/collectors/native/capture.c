@@ -37,10 +37,8 @@ static int by_profiler, over;
 static atomic_int wanted, paused, ready, recording;
 /* Single calls are chosen, in a way that can be turned off and on again: see choose_calls. */
 static int chosen, lasting;
-/* Whether calls are recorded while the rest is, and what the file says of that: without a word, yes. */
-static int with_calls = 1, told_calls = 1;
-/* Calls before calls_from were recorded to make the choice last, and belong to no window. */
-static uint64_t calls_from;
+/* Whether calls are kept while the rest is recorded, as the file says: without a word, yes. */
+static int with_calls = 1;
 /* Our callback: held by_profiler, and while CUPTI is to be let go of (leaving). */
 static void *subscriber;
 static atomic_int leaving, left;
@@ -100,13 +98,18 @@ static void flush_all(uint32_t force) {
 
 static void tell_moment(const char *key) {
     spool_lock();
-    spool_moment(key);
+    spool_moment(key, clock_ns(CLOCK_REALTIME));
     spool_unlock();
 }
 
-static void tell_calls(int on) {
-    if (on != told_calls) tell_moment(on ? "calls_on" : "calls_off");
-    told_calls = on;
+/* Between the two moments all calls are kept that begin and end there. */
+static void keep_calls(int on) {
+    spool_lock();
+    uint64_t now = clock_ns(CLOCK_REALTIME);
+    if (on != with_calls) spool_moment(on ? "calls_on" : "calls_off", now);
+    sampling_turn(on, now);
+    spool_unlock();
+    with_calls = on;
 }
 
 static void on_call(void *user, int domain, uint32_t id, const void *data);
@@ -177,12 +180,10 @@ static void turn_on(void) {
         int code = cupti.enable(gpu_kinds[i]);
         if (i < NEEDED) cupti_check(code, "cuptiActivityEnable");
     }
-    /* Once: those of a window may come after the next one has begun. */
-    if (calls_from == UINT64_MAX) calls_from = clock_ns(CLOCK_REALTIME);
-    with_calls = sampling_begin(clock_ns(CLOCK_MONOTONIC));
-    if (with_calls) choose_calls(1);
+    int of_calls = sampling_begin(clock_ns(CLOCK_MONOTONIC));
+    if (of_calls) choose_calls(1);
     recording = had_window = 1;
-    tell_calls(with_calls);
+    keep_calls(of_calls);
     tell_moment("capture_on");
     buffers_wake(); /* to look when it is time for `capture_sample` */
 }
@@ -260,20 +261,12 @@ static void let_go(void) {
     }
 }
 
-/* Between the two moments all calls are recorded that begin and end there. */
-static void turn_calls(int on) {
-    if (!on) tell_calls(0);
-    choose_calls(on);
-    if (on) tell_calls(1);
-    with_calls = on;
-}
-
 uint64_t capture_sample(uint64_t now) {
     uint64_t look = UINT64_MAX;
     pthread_mutex_lock(&lock);
     if (recording) {
         int on = sampling_keep(now, &look);
-        if (on != with_calls) turn_calls(on);
+        if (on != with_calls) keep_calls(on);
     }
     pthread_mutex_unlock(&lock);
     return look;
@@ -281,8 +274,9 @@ uint64_t capture_sample(uint64_t now) {
 
 void capture_goes_on(void) {
     pthread_mutex_lock(&lock);
-    told_calls = 1;
-    if (recording) tell_calls(with_calls);
+    int on = with_calls;
+    with_calls = 1; /* what a file says without a word */
+    if (recording) keep_calls(on);
     if (recording) tell_moment("capture_on");
     pthread_mutex_unlock(&lock);
 }
@@ -298,7 +292,7 @@ void capture_stop(void) {
 
 int capture_tend(int flush) {
     if (flush && (recording || chosen || (had_window && !paused)) && !leaving) flush_all(0);
-    int status = buffers_drain(calls_from);
+    int status = buffers_drain();
     pthread_mutex_lock(&lock);
     let_go();
     pthread_mutex_unlock(&lock);
@@ -353,6 +347,13 @@ static void tell_cupti(const char *found) {
     spool_unlock();
 }
 
+/* They are recorded to make the choice last, and belong to no window. */
+static void leave_out_calls_so_far(void) {
+    spool_lock();
+    sampling_turn(0, 0);
+    spool_unlock();
+}
+
 static void begin(void) {
     pthread_mutex_lock(&lock);
     unsubscribe();
@@ -360,7 +361,7 @@ static void begin(void) {
     lasting = can_choose() && !paused;
     if (lasting && !wanted && sampling_begin(clock_ns(CLOCK_MONOTONIC)) && !set_up()) {
         choose_calls(1);
-        calls_from = UINT64_MAX;
+        leave_out_calls_so_far();
     }
     settle();
     pthread_mutex_unlock(&lock);

@@ -24,7 +24,7 @@ int capture_is_on(void);
  * says so, and lets go of CUPTI after a window. Returns -1 once the disk took no more. */
 int capture_tend(int flush);
 
-/* Turns the records of calls off and on where they are too many; gives back when to look again. */
+/* Has calls left out and kept again where they are too many; gives back when to look again. */
 uint64_t capture_sample(uint64_t now);
 
 /* Says in a new file that recording goes on. */

@@ -10,7 +10,7 @@
  * GPUTRACE_DELAY_NS and GPUTRACE_DURATION_NS, a window in the life of the process, of which GPUTRACE_FOR_NS
  * out of each GPUTRACE_EVERY_NS; GPUTRACE_HOLD_NS, how long to hold CUPTI after a window; GPUTRACE_SEGMENT_NS,
  * to begin a new file so often, and GPUTRACE_SEGMENTS, how many older ones stay; GPUTRACE_MAX_BYTES, what
- * the folder may hold; GPUTRACE_API, of which stretches calls are recorded, see sampling.h.
+ * the folder may hold; GPUTRACE_API, of which parts calls are kept, see sampling.h.
  */
 #define _GNU_SOURCE
 #include "buffers.h"

@@ -1,4 +1,5 @@
 #include "cupti.h"
+#include "sampling.h"
 #include "spool.h"
 #include "threads.h"
 
@@ -48,7 +49,7 @@ static void decode_api(const void *r, uint32_t domain) {
     api_t a = {.start = u64_at(r, 8), .end = u64_at(r, 16), .correlation = u32_at(r, 32),
                .driver = domain == DOMAIN_DRIVER, .result = (int32_t)u32_at(r, 36)};
     a.name = id < CALLS ? api_names[domain][id] : 0;
-    if (!a.name) return; /* not asked for */
+    if (!a.name || !sampling_takes(a.start, a.end)) return; /* not asked for, or left out */
     a.thread = thread_of(u32_at(r, 28), a.start);
     spool_thread(a.thread);
     spool_use(a.name);

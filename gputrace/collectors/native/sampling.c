@@ -1,9 +1,14 @@
-/* Calls cost the program as much for each as the kernels that they launch (0.2 to 0.4 us on an H200), and
- * are what can be left out: kernels, copies and memsets are always recorded. So where calls come faster
- * than RATE, they are recorded in a part of each PERIOD, as many a second on average.
+/* A call takes as much room as the kernel that it launches, in the spool and in the trace, and calls are
+ * what can be left out: kernels, copies and memsets are always kept. So where calls come faster than RATE,
+ * those of a part of each PERIOD are kept, as many a second on average.
  *
- * Parts begin when the wall clock is at a multiple of the period, so that the processes of a run record
- * the same steps, and hold some whole steps. A window's first whole period is recorded in any case: what
+ * CUPTI records all calls throughout a window, and decoding leaves out those outside the parts. To turn
+ * CUPTI's records of calls off and on while the program makes calls saves its steps no time, and some
+ * fifty times in 6 s broke them for good: 2.6 came of each launch, and a fifth of all had no times (CUPTI
+ * 13.0 on an H200).
+ *
+ * Parts begin when the wall clock is at a multiple of the period, so that the processes of a run keep
+ * the same steps, and hold some whole steps. A window's first whole period is kept in any case: what
  * is short is complete. */
 #define _GNU_SOURCE
 #include "sampling.h"
@@ -22,19 +27,28 @@
 #define STEPS 4u
 /* Periods. */
 #define LONGEST 6u
+/* At most one begins in each period: these reach back ten minutes, where records come seconds late. Of
+ * what was before them all calls are kept, which claims nothing that is not so. */
+#define STRETCHES 64u
+/* By more than this, from one look to the next, nothing but setting it makes a clock fall behind. */
+#define SET_BACK (SECOND / 1000)
 
 static enum { AUTO, ALL, NONE } how;
 static uint64_t rate = RATE, period = PERIOD;
 
-static atomic_ullong calls, issued;
+static atomic_ullong calls;
 static atomic_uint steps;
 
-/* Since the last decision; and the calls for what was issued, of a stretch that had all calls. */
-static uint64_t decided, calls_then, issued_then, usual_calls, usual_issued;
+/* Since the last decision. */
+static uint64_t decided, calls_then;
 /* The part under way; length is UINT64_MAX where it has no end. */
 static uint64_t part_begin, length, next;
 static unsigned steps_then;
-static int on, had_off;
+static int on;
+
+/* The last stretches between parts, KNOWN up to LATEST; end is UINT64_MAX of one that lasts. */
+static struct { uint64_t begin, end; } left_out[STRETCHES];
+static unsigned latest, known;
 
 void sampling_init(void) {
     const char *asked = getenv("GPUTRACE_API");
@@ -44,7 +58,6 @@ void sampling_init(void) {
         period = environment_number("GPUTRACE_API_PERIOD_NS");
 }
 
-void sampling_count(int is_call) { (*(is_call ? &calls : &issued))++; }
 void sampling_step(void) { steps++; }
 
 /* When the wall clock is at a multiple of the period next. */
@@ -57,10 +70,8 @@ static void begin_part(uint64_t now, uint64_t how_long) {
     part_begin = decided = now;
     length = how_long;
     calls_then = calls;
-    issued_then = issued;
     steps_then = steps;
     next = next_beat(now);
-    had_off = 0;
     on = 1;
 }
 
@@ -69,18 +80,12 @@ int sampling_begin(uint64_t now) {
     return how != NONE;
 }
 
-/* How many calls a second the program makes; while they are not recorded, by what they issue. */
+/* How many calls a second the program makes. */
 static double call_rate(uint64_t now) {
-    double of_calls = (double)(calls - calls_then), of_issued = (double)(issued - issued_then);
-    if (!had_off) {
-        usual_calls = calls - calls_then;
-        usual_issued = issued - issued_then;
-    } else if (usual_issued)
-        of_calls = of_issued * (double)usual_calls / (double)usual_issued;
-    return of_calls * SECOND / (double)(now - decided);
+    return (double)(calls - calls_then) * SECOND / (double)(now - decided);
 }
 
-/* A new period: which part of it has its calls recorded. */
+/* A new period: of which part of it the calls are kept. */
 static void decide(uint64_t now) {
     double share = (double)rate / call_rate(now); /* of none, infinity */
     begin_part(now, share < 1 ? (uint64_t)(share * (double)period) : UINT64_MAX);
@@ -99,7 +104,6 @@ static void end_part(uint64_t now) {
     uint64_t periods = length ? (now - part_begin + length / 2) / length : 0;
     if (periods > 1) next += (periods - 1) * period;
     on = 0;
-    had_off = 1;
 }
 
 int sampling_keep(uint64_t now, uint64_t *look) {
@@ -117,4 +121,35 @@ int sampling_keep(uint64_t now, uint64_t *look) {
     }
     *look = !on || over == UINT64_MAX ? next : now < over ? over : now + (now - part_begin) / 8;
     return on;
+}
+
+static int is_left_out(void) { return known && left_out[latest].end == UINT64_MAX; }
+
+void sampling_turn(int keep, uint64_t moment) {
+    int was_left_out = is_left_out();
+    if (keep && was_left_out) left_out[latest].end = moment;
+    if (keep || was_left_out) return;
+    latest = (latest + 1) % STRETCHES;
+    left_out[latest].begin = moment;
+    left_out[latest].end = UINT64_MAX;
+    if (known < STRETCHES) known++;
+}
+
+int sampling_takes(uint64_t start, uint64_t end) {
+    calls++;
+    for (unsigned i = 0; i < known; i++) {
+        unsigned at = (latest + STRETCHES - i) % STRETCHES;
+        if (start >= left_out[at].end) return 1;
+        if (end > left_out[at].begin) return 0;
+    }
+    return 1;
+}
+
+/* Moments come a second time then, and no call may be taken for one of the first: rather too many are kept,
+ * while the stretch lasts. */
+void sampling_see_clock(void) {
+    static int64_t ahead;
+    int64_t before = ahead;
+    ahead = (int64_t)(clock_ns(CLOCK_REALTIME) - clock_ns(CLOCK_MONOTONIC));
+    if (before - ahead >= SET_BACK) known = (unsigned)is_left_out();
 }

@@ -262,10 +262,10 @@ static size_t put_info(char *text, size_t room, const char *key, const char *val
     return size < 0 ? 0 : (size_t)size < room ? (size_t)size : room - 1;
 }
 
-void spool_moment(const char *key) {
-    char text[128], now[32];
-    snprintf(now, sizeof now, "%llu", (unsigned long long)clock_ns(CLOCK_REALTIME));
-    spool_chunk(TAG_INFO, text, put_info(text, sizeof text, key, now), "", 0);
+void spool_moment(const char *key, uint64_t moment) {
+    char text[128], number[32];
+    snprintf(number, sizeof number, "%llu", (unsigned long long)moment);
+    spool_chunk(TAG_INFO, text, put_info(text, sizeof text, key, number), "", 0);
 }
 
 void spool_info(const char *key, const char *value) {

@@ -139,9 +139,9 @@ uint32_t spool_name(const char *text);
 /* To be called for a record that has an id which spool_name gave before. */
 void spool_use(uint32_t id);
 
-/* What the process says of itself, in each file; and that something is so from now on. */
+/* What the process says of itself, in each file; and that something is so from a moment on. */
 void spool_info(const char *key, const char *value);
-void spool_moment(const char *key);
+void spool_moment(const char *key, uint64_t moment);
 void spool_loss(uint64_t records, const char *why);
 
 /* Writes all that has been added. Returns 0, or -1 once the disk took no more. */
