@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "capture.h"
 #include "buffers.h"
+#include "calls.h"
 #include "cupti.h"
 #include "library.h"
 #include "sampling.h"
@@ -12,7 +13,6 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <string.h>
 #include <time.h>
 
 /* Without KIND_SYNCHRONIZATION: that one alone doubles what recording costs (measured on an H200), and
@@ -22,21 +22,9 @@ static const int gpu_kinds[] = {KIND_CONCURRENT_KERNEL, KIND_MEMCPY, KIND_MEMSET
 /* Of these: all of CUPTI have the first, and older ones lack some of the others. */
 enum { NEEDED = 3 };
 
-/* Starts of the names of calls that issue work, wait for it, or take memory. */
-static const char *const calls[] = {
-    "cudaLaunch", "cudaGraphLaunch", "cudaMemcpy", "cudaMemset", "cudaMalloc", "cudaFree",
-    "cudaHostAlloc", "cudaHostRegister", "cudaHostUnregister", "cudaDeviceSynchronize",
-    "cudaStreamSynchronize", "cudaEventSynchronize", "cudaThreadSynchronize", "cudaMemPrefetch",
-    "cuLaunch", "cuGraphLaunch", "cuMemcpy", "cuMemset", "cuMemAlloc", "cuMemFree", "cuMemHostAlloc",
-    "cuMemHostRegister", "cuMemHostUnregister", "cuMemCreate", "cuMemMap", "cuMemUnmap",
-    "cuMemRelease", "cuMemSetAccess", "cuCtxSynchronize", "cuStreamSynchronize",
-    "cuEventSynchronize", "cuMemPrefetch"};
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int by_profiler, over;
 static atomic_int wanted, paused, ready, recording;
-/* Single calls are chosen, in a way that can be turned off and on again: see choose_calls. */
-static int chosen, lasting;
 /* Whether calls are kept while the rest is recorded, as the file says: without a word, yes. */
 static int with_calls = 1;
 /* Our callback: held by_profiler, and while CUPTI is to be let go of (leaving). */
@@ -55,32 +43,6 @@ void capture_init(int from_start, int profiler, uint64_t hold_ns) {
 }
 
 int capture_is_on(void) { return recording || (wanted && !paused && !ready); }
-
-static int can_choose(void) { return cupti.enable_runtime_api && cupti.enable_driver_api; }
-
-static void choose_each(int on, int named) {
-    for (uint32_t id = 1; id < CALLS; id++) {
-        if (!api_names[DOMAIN_RUNTIME][id] == !named) cupti.enable_runtime_api(id, (uint8_t)on);
-        if (!api_names[DOMAIN_DRIVER][id] == !named) cupti.enable_driver_api(id, (uint8_t)on);
-    }
-}
-
-/* Turns the records of the calls that matter on and off, by the cheapest way that is left.
- *
- * Chosen one by one before there is a context, nothing else of the API is watched, which is cheap; and
- * once calls were recorded so, they can be turned off and on (lasting). Calls chosen later are not
- * recorded (all seen with CUPTI 13.0): then the whole kind is turned on and the other calls are taken
- * out, which costs more. Before 12.8 single calls cannot be chosen: decoding drops the rest. */
-static void choose_calls(int on) {
-    if (lasting) {
-        if (on != chosen) choose_each(on, 1);
-        chosen = on;
-        return;
-    }
-    (on ? cupti.enable : cupti.disable)(KIND_RUNTIME);
-    (on ? cupti.enable : cupti.disable)(KIND_DRIVER);
-    if (on && can_choose()) choose_each(0, 0);
-}
 
 /* At the end of the process CUDA may be gone, with all records handed over: a failure then is not known to
  * have cost any. */
@@ -157,7 +119,7 @@ static void on_call(void *user, int domain, uint32_t id, const void *data) {
         leaving = 0;
         cupti.finalize();
         subscriber = NULL;
-        lasting = chosen = 0;
+        calls_forget();
         left = 1;
         buffers_wake();
     }
@@ -181,7 +143,7 @@ static void turn_on(void) {
         if (i < NEEDED) cupti_check(code, "cuptiActivityEnable");
     }
     int of_calls = sampling_begin(clock_ns(CLOCK_MONOTONIC));
-    if (of_calls) choose_calls(1);
+    if (of_calls) calls_choose(1);
     recording = had_window = 1;
     keep_calls(of_calls);
     tell_moment("capture_on");
@@ -191,8 +153,8 @@ static void turn_on(void) {
 static void turn_off(void) {
     for (size_t i = 0; i < sizeof gpu_kinds / sizeof *gpu_kinds; i++) cupti.disable(gpu_kinds[i]);
     /* Before calls were recorded, what is chosen must stay so, or could not be turned on again. */
-    if (lasting && !buffers_seen()) flush_all(FLUSH_FORCED);
-    if (!lasting || buffers_seen()) choose_calls(0);
+    if (calls_do_last() && !buffers_seen()) flush_all(FLUSH_FORCED);
+    if (!calls_do_last() || buffers_seen()) calls_choose(0);
     /* While CUPTI is held, what the GPU is still at comes when it is done. */
     flush_all(hold ? 0 : FLUSH_FORCED);
     recording = 0;
@@ -235,8 +197,8 @@ void capture_pause(int pause) {
     settle();
     if (ready && pause) {
         /* The other one may reset CUPTI. */
-        if (chosen) choose_calls(0);
-        lasting = 0;
+        if (calls_are_chosen()) calls_choose(0);
+        calls_forget();
     }
     pthread_mutex_unlock(&lock);
     if (!pause) return;
@@ -253,8 +215,9 @@ static void let_go(void) {
         if (by_profiler && !over) subscribe();
     }
     if (recording || paused || over || !ready) return;
-    if (chosen && buffers_seen()) choose_calls(0);
-    if (had_window && !wanted && !chosen && clock_ns(CLOCK_MONOTONIC) - off_since >= hold) {
+    if (calls_are_chosen() && buffers_seen()) calls_choose(0);
+    if (had_window && !wanted && !calls_are_chosen() &&
+        clock_ns(CLOCK_MONOTONIC) - off_since >= hold) {
         had_window = 0;
         flush_all(FLUSH_FORCED);
         leave(1);
@@ -291,7 +254,7 @@ void capture_stop(void) {
 }
 
 int capture_tend(int flush) {
-    if (flush && (recording || chosen || (had_window && !paused)) && !leaving) flush_all(0);
+    if (flush && (recording || calls_are_chosen() || (had_window && !paused)) && !leaving) flush_all(0);
     int status = buffers_drain();
     pthread_mutex_lock(&lock);
     let_go();
@@ -315,19 +278,6 @@ void capture_in_child(void) {
     pthread_mutex_init(&lock, NULL);
 }
 
-static void name_calls(void) {
-    for (int domain = DOMAIN_DRIVER; domain <= DOMAIN_RUNTIME; domain++)
-        for (uint32_t id = 1; id < CALLS; id++) {
-            const char *name = NULL;
-            if (cupti.callback_name(domain, id, &name) || !name) continue;
-            if (!strcmp(name, "cuProfilerStart")) profiler_start_id = id;
-            if (!strcmp(name, "cuProfilerStop")) profiler_stop_id = id;
-            for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
-                if (!strncmp(name, calls[i], strlen(calls[i])))
-                    api_names[domain][id] = spool_name(name);
-        }
-}
-
 static void stand_down(const char *why) {
     spool_lock();
     spool_info("no_gpu_activity", why);
@@ -343,8 +293,10 @@ static void tell_cupti(const char *found) {
     spool_lock();
     spool_info("cupti", found);
     spool_info("cupti_version", text);
-    name_calls();
+    calls_name();
     spool_unlock();
+    profiler_start_id = calls_id("cuProfilerStart");
+    profiler_stop_id = calls_id("cuProfilerStop");
 }
 
 /* They are recorded to make the choice last, and belong to no window. */
@@ -358,9 +310,9 @@ static void begin(void) {
     pthread_mutex_lock(&lock);
     unsubscribe();
     ready = 1;
-    lasting = can_choose() && !paused;
-    if (lasting && !wanted && sampling_begin(clock_ns(CLOCK_MONOTONIC)) && !set_up()) {
-        choose_calls(1);
+    if (!paused) calls_make_last();
+    if (calls_do_last() && !wanted && sampling_begin(clock_ns(CLOCK_MONOTONIC)) && !set_up()) {
+        calls_choose(1);
         leave_out_calls_so_far();
     }
     settle();
