@@ -6,9 +6,7 @@ that each costs a process. Where the host is shared, runs of the same differ by 
 costs: so it also turns each recorder off and on every few steps within a run, and prints the ratio
 of the turns. There the hooks and the sampling of NVML run throughout, and are in neither.
 
-The turns tell apart what the records of calls cost (``--api all`` against ``none``) and what is
-left of that where calls are recorded in some steps, as by default. As a window begins with all its
-calls, the turns of that are long and its periods short; and as its steps differ, means count.
+The turns tell what the records of calls cost: ``--api all``, the default, against ``none``.
 """
 
 from __future__ import annotations
@@ -34,13 +32,12 @@ CASES: Final = (("resnet50", 128), ("resnet18", 8))
 """A step that the GPU's work fills, and one that the host's launches fill."""
 VARIANTS: Final = ("none", "gputrace", "torch.profiler")
 TURNS: Final = {
-    "gputrace --api auto": (8, 300),
     "gputrace --api all": (70, 6),
     "gputrace --api none": (70, 6),
     "torch.profiler": (14, 30),
 }
 """Turns of each kind in a run, and steps in a turn; torch.profiler takes a second to start."""
-COLLECTOR: Final = {"GPUTRACE_HOLD_NS": str(60 * 10**9), "GPUTRACE_API_PERIOD_NS": str(10**9 // 4)}
+COLLECTOR: Final = {"GPUTRACE_HOLD_NS": str(60 * 10**9)}
 """CUPTI is held through the turns without it."""
 
 
@@ -54,7 +51,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The usual step of each turn of one run, in ms, without and with the recorder."""
+    """The median step of each turn of one run, in ms, without and with the recorder."""
 
     off_ms: list[float]
     on_ms: list[float]
@@ -80,8 +77,7 @@ def by_turns(options: Options, processes: int, cases: Sequence[tuple[str, int]])
         for turn in range(options.runs):
             for variant, runs in found.items():
                 turns, steps = map(str, TURNS[variant])
-                means = ("--means",) if variant.endswith("auto") else ()
-                more = ("--turns", turns, "--turn-steps", steps, *means)
+                more = ("--turns", turns, "--turn-steps", steps)
                 told = _train(variant, processes, model, batch, more, COLLECTOR)
                 if told is None:
                     return 1

@@ -4,8 +4,8 @@
 
 Prints one JSON line on rank 0: the mean and median time of the steady steps in milliseconds, and
 the most memory that the process had resident. With --turns, a recorder is off and on in turn within
-the run, and the line has the median step of each turn, or the mean one with --means. With
---minutes, a line comes every ten seconds: the median step with the recorder, and without it.
+the run, and the line has the median step of each turn. With --minutes, a line comes every ten
+seconds: the median step with the recorder, and without it.
 cuDNN's search is off and seeds are fixed, so that every run does the same.
 """
 
@@ -41,7 +41,6 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=0, help="turns of each kind, an even number")
     parser.add_argument("--turn-steps", type=int, default=6)
     parser.add_argument("--minutes", type=float, default=0.0, help="with short turns without it")
-    parser.add_argument("--means", action="store_true", help="of turns, where steps differ")
     options = parser.parse_args()
     if options.turns:
         options.steps = options.warmup + 2 * options.turns * (options.turn_steps + SETTLE)
@@ -50,8 +49,7 @@ def main() -> None:
         return
     times = _train(options)[options.warmup :]
     if int(os.environ.get("RANK", "0")) == 0 and options.turns:
-        usual = statistics.mean if options.means else statistics.median
-        print(json.dumps(_by_turn(times, options.turn_steps, usual)))
+        print(json.dumps(_by_turn(times, options.turn_steps)))
     elif int(os.environ.get("RANK", "0")) == 0:
         mean, median = statistics.mean(times), statistics.median(times)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -59,13 +57,12 @@ def main() -> None:
         print(json.dumps(measured | {"steps": len(times)}))
 
 
-def _by_turn(
-    times: list[float], steps: int, usual: Callable[[list[float]], float]
-) -> dict[str, list[float]]:
-    """The usual step of each turn in milliseconds; those that follow a change do not count."""
+def _by_turn(times: list[float], steps: int) -> dict[str, list[float]]:
+    """The median step of each turn in milliseconds; those that follow a change do not count."""
     each = steps + SETTLE
     found = [
-        1e3 * usual(times[start + SETTLE : start + each]) for start in range(0, len(times), each)
+        1e3 * statistics.median(times[start + SETTLE : start + each])
+        for start in range(0, len(times), each)
     ]
     on = [_is_on(turn) for turn in range(len(found))]
     return {
