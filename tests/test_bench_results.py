@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -299,6 +300,16 @@ def test_failed_and_skipped_runs_say_why() -> None:
     assert "1 failed, 1 skipped" in shown
     assert "exit code 1: ValueError" in shown
     assert "no Python 3.6" in shown
+
+
+def test_the_table_of_classes_says_how_much_of_communication_is_waiting() -> None:
+    summary = summarize(planted.scaling())
+    rows = [replace(row, wait_ns=(row.gpus - 1) * MS) for row in summary.rows]
+    shown = markdown.render(replace(summary, rows=tuple(rows)))
+    assert (
+        "| communication | 0 | 12.0 ms | 25.0 ms |\n| of that waiting | 0 | 1.00 ms | 3.00 ms |"
+        in shown
+    )
 
 
 @pytest.mark.parametrize("name", ALL)

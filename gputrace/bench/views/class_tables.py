@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gputrace.analyzers.results import CLASSES
@@ -79,10 +79,7 @@ def classes_table(summary: Summary) -> Iterator[Table]:
     rows = [row for row in summary.rows if row.classes is not None]
     shown = [name for name in CLASSES if any((row.classes or {}).get(name) for row in rows)]
     if len(rows) <= _MOST_ACROSS:
-        body = [
-            (CLASS_NAMES[name], *(time((row.classes or {}).get(name)) for row in rows))
-            for name in shown
-        ]
+        body = list(_classes_down(rows, shown))
         body.append(("total", *(time(row.recorded_step_ns) for row in rows)))
         header: tuple[str, ...] = ("", *(row.label for row in rows))
     else:
@@ -98,6 +95,14 @@ def classes_table(summary: Summary) -> Iterator[Table]:
     if rows:
         over = "steps and GPUs" if any(row.gpus > 1 for row in rows) else "steps"
         yield lay_out(f"Where the time of a step goes (mean over {over})", header, tuple(body))
+
+
+def _classes_down(rows: Sequence[Row], shown: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """A line for each class; that of communication is followed by what of it is waiting."""
+    for name in shown:
+        yield (CLASS_NAMES[name], *(time((row.classes or {}).get(name)) for row in rows))
+        if name == "communication" and any(row.wait_ns for row in rows):
+            yield ("of that waiting", *(time(row.wait_ns) for row in rows))
 
 
 def _share(row: Row, name: str) -> float | None:
