@@ -48,7 +48,7 @@ def rows(path: Path, sql: str) -> list[tuple[object, ...]]:
         return database.execute(sql).fetchall()
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 1_000),
     ranks=st.integers(1, 2),
