@@ -23,6 +23,7 @@ from typing import Final
 from benchmarks.commands import gputrace
 from benchmarks.measure import Failed, machine
 from benchmarks.options import Options
+from benchmarks.processes import collector_s, cpu_s, descendants, folder_of, name_of, resident
 from benchmarks.tables import mebibytes, show
 from tests.native.build import compile_all
 
@@ -32,8 +33,6 @@ A_MILLISECOND: Final = 22
 MINUTE_S: Final = 60
 BYTES_A_LAUNCH: Final = 150
 """A kernel's record and its call's, as in docs/recording.md."""
-_TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,42 +125,20 @@ def _record(folder: Path, minutes: int) -> Iterator[Sample]:
 
 def _sample(recorder: int, launches: int, spools: Path) -> Sample:
     """While the program waits for nobody: its line has just come."""
-    program = next(
-        pid for pid in descendants(recorder) if name_of(Path("/proc", str(pid))) == "workload"
-    )
-    threads = list(Path("/proc", str(program), "task").iterdir())
-    collector = sum(cpu_s(thread) for thread in threads if name_of(thread) == "gputrace")
-    others = [recorder, *(pid for pid in descendants(recorder) if pid != program)]
+    below = descendants(recorder)
+    program = next(pid for pid in below if name_of(folder_of(pid)) == "workload")
+    collector = collector_s(program)
+    others = [recorder, *(pid for pid in below if pid != program)]
     return Sample(
         time.monotonic(),
         launches,
         collector,
-        cpu_s(Path("/proc", str(program))) - collector,
-        sum(cpu_s(Path("/proc", str(pid))) for pid in others),
+        cpu_s(folder_of(program)) - collector,
+        sum(cpu_s(folder_of(pid)) for pid in others),
         resident(program),
         sum(map(resident, others)),
         sum(path.stat().st_size for path in spools.iterdir()),
     )
-
-
-def descendants(pid: int) -> list[int]:
-    children = Path("/proc", str(pid), "task", str(pid), "children").read_text().split()
-    found = [int(child) for child in children]
-    return [*found, *(below for child in found for below in descendants(child))]
-
-
-def name_of(process: Path) -> str:
-    return (process / "comm").read_text().strip()
-
-
-def cpu_s(process: Path) -> float:
-    """User and system time of a process, with threads that have ended, or of a thread."""
-    fields = (process / "stat").read_text().rpartition(")")[2].split()
-    return _TICK_S * (int(fields[11]) + int(fields[12]))
-
-
-def resident(pid: int) -> int:
-    return _PAGE * int(Path("/proc", str(pid), "statm").read_text().split()[1])
 
 
 def _show(minutes: list[Minute]) -> None:

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.commands import gputrace
-from benchmarks.hour import cpu_s, descendants, name_of, resident
-from benchmarks.measure import machine
+from benchmarks.measure import Failed, machine
 from benchmarks.options import Options
 from benchmarks.overhead_train import LINE_S
+from benchmarks.processes import collector_s, cpu_s, descendants, folder_of, resident
 from benchmarks.tables import mebibytes, show
 from gputrace.collectors.cuda import has_driver
 
@@ -70,10 +70,14 @@ def run(options: Options) -> int:
             kind: pool.submit(_record, Path(folder, f"{kind}.sqlite"), gpu, how, options.minutes)
             for gpu, (kind, how) in enumerate(KINDS.items())
         }
-        recorded = {kind: future.result() for kind, future in runs.items()}
+        try:
+            recorded = {kind: future.result() for kind, future in runs.items()}
+        except Failed as failure:
+            print(f"minutes: {failure}", file=sys.stderr)
+            return 1
     for kind, found in recorded.items():
         _show(kind, found)
-    return int(not all(found.samples for found in recorded.values()))
+    return 0
 
 
 def _record(output: Path, gpu: int, how: Sequence[str], minutes: int) -> Recorded:
@@ -89,8 +93,10 @@ def _record(output: Path, gpu: int, how: Sequence[str], minutes: int) -> Recorde
         samples = list(_samples(recorder, output))
         recorder.wait()
         said.seek(0)
-        size = output.stat().st_size if output.exists() else 0
-        return Recorded(samples, size, said.read()[-1500:].strip())
+        told = said.read()[-1500:].strip()
+        if recorder.returncode or not samples:
+            raise Failed(f"{output.stem}: it ended with {recorder.returncode}: {told}")
+        return Recorded(samples, output.stat().st_size, told)
 
 
 def _samples(recorder: subprocess.Popen[str], output: Path) -> Iterator[Sample]:
@@ -105,23 +111,18 @@ def _samples(recorder: subprocess.Popen[str], output: Path) -> Iterator[Sample]:
 
 def _sample(told: dict[str, Any], recorder: int, spools: Path) -> Sample:
     below = descendants(recorder)
-    program = next(pid for pid in below if _has_collector(pid))
-    threads = Path("/proc", str(program), "task").iterdir()
+    program = max(below, key=collector_s)
     others = [recorder, *(pid for pid in below if pid != program)]
     return Sample(
         told["on_ms"],
         told["off_ms"],
         told["steps"],
-        sum(cpu_s(thread) for thread in threads if name_of(thread) == "gputrace"),
-        sum(cpu_s(Path("/proc", str(pid))) for pid in others),
+        collector_s(program),
+        sum(cpu_s(folder_of(pid)) for pid in others),
         resident(program),
         sum(map(resident, others)),
         sum(path.stat().st_size for path in spools.iterdir()),
     )
-
-
-def _has_collector(pid: int) -> bool:
-    return any(name_of(task) == "gputrace" for task in Path("/proc", str(pid), "task").iterdir())
 
 
 def _show(kind: str, recorded: Recorded) -> None:
@@ -132,11 +133,8 @@ def _show(kind: str, recorded: Recorded) -> None:
     samples = recorded.samples
     minutes = [samples[at : at + A_MINUTE] for at in range(0, len(samples), A_MINUTE)]
     show(kind, header, [_line(at, minute) for at, minute in enumerate(minutes)])
-    steps = samples[-1].steps if samples else 0
-    print(
-        f"\n  {steps:,} steps; trace of {mebibytes(recorded.bytes)} MiB\n  {recorded.said}",
-        flush=True,
-    )
+    size = mebibytes(recorded.bytes)
+    print(f"\n  {samples[-1].steps:,} steps; trace of {size} MiB\n  {recorded.said}", flush=True)
 
 
 def _line(at: int, minute: list[Sample]) -> tuple[str, ...]:

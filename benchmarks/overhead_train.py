@@ -129,9 +129,14 @@ class _Lines:
     """Of a run of --minutes: what is told of it meanwhile."""
 
     def __init__(self) -> None:
-        self._until = time.monotonic() + LINE_S
         self._on: list[float] = []
         self._off: list[float] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._until = time.monotonic() + LINE_S
+        self._on.clear()
+        self._off.clear()
 
     def add(self, step: int, took: float) -> None:
         into = step % (ON + OFF)
@@ -140,7 +145,7 @@ class _Lines:
         if time.monotonic() >= self._until and self._on and self._off:
             on, off = statistics.median(self._on), statistics.median(self._off)
             print(json.dumps({"on_ms": on, "off_ms": off, "steps": step}), flush=True)
-            self.__init__()  # type: ignore[misc]
+            self._begin()
 
 
 def _steps(options: argparse.Namespace) -> Iterator[int]:

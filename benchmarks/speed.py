@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import Final
 
 from benchmarks import commands, gate, peers
@@ -126,15 +127,8 @@ def _formats(turns: int) -> None:
 
 def _growth(options: Options) -> None:
     sizes = [size for size in SIZES if options.large or size not in LARGE]
-    paths = {size: nsys_export(size) for size in sizes}
-    jobs = [commands.analyze(path, size) for size, path in paths.items()]
-    floors = [commands.floor(path, f"floor {size}") for size, path in paths.items()]
-    series = alternate_all([*jobs, *floors], min(options.runs, 5))
-    show(
-        "Growth: gputrace analyze FILE --json by kernels (linear: the same time a kernel)",
-        _GROWN,
-        [_grown(size, paths[size].stat().st_size, series, USUAL) for size in sizes],
-    )
+    title = "Growth: gputrace analyze FILE --json by kernels (linear: the same time a kernel)"
+    series = _by_size(title, "nsys", sizes, USUAL, options.runs)
     first, last = sizes[0], sizes[-1]
     print(f"\n  Beyond the fixed cost, from {first} to {last}: {_marginal(series, first, last)}")
 
@@ -142,15 +136,21 @@ def _growth(options: Options) -> None:
 def _dense(options: Options) -> None:
     """One GPU that waits for each launch has as many gaps as kernels."""
     sizes = [size for size in DENSE_SIZES if options.large or size == DENSE]
-    paths = {size: nsys_export(size, "dense") for size in sizes}
+    title = "Launch-bound, one GPU: gputrace analyze FILE --json by kernels"
+    _by_size(title, "dense", sizes, DENSE, options.runs)
+
+
+def _by_size(
+    title: str, kind: str, sizes: Sequence[str], usual: str, runs: int
+) -> dict[str, Series]:
+    """Shows a line for each size; its time a kernel also as a ratio to that of the usual one."""
+    paths = {size: nsys_export(size, kind) for size in sizes}
     jobs = [commands.analyze(path, size) for size, path in paths.items()]
     floors = [commands.floor(path, f"floor {size}") for size, path in paths.items()]
-    series = alternate_all([*jobs, *floors], min(options.runs, 5))
-    show(
-        "Launch-bound, one GPU: gputrace analyze FILE --json by kernels",
-        _GROWN,
-        [_grown(size, paths[size].stat().st_size, series, DENSE) for size in sizes],
-    )
+    series = alternate_all([*jobs, *floors], min(runs, 5))
+    rows = [_grown(size, paths[size].stat().st_size, series, usual) for size in sizes]
+    show(title, _GROWN, rows)
+    return series
 
 
 def _grown(

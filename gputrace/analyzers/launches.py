@@ -17,7 +17,7 @@ from gputrace.traces.ids import distinct_ids
 from gputrace.traces.names import short
 from gputrace.traces.trace import FROM_THE_START, Progress, Trace
 
-_MOST_WORDS: Final = 40
+_MOST_WORDS: Final = 12
 _WORD: Final = re.compile(r"\b(?:[A-Za-z_]\w*|[0-9]+)")
 _PARAMETERS: Final = re.compile(r"\([^()]*\)")
 _WRITTEN_DIFFERENTLY: Final = {

@@ -76,7 +76,7 @@ def _breaks(found: FoundSteps, operations: Sequence[GpuOperations]) -> set[int]:
     recorded = {own.gpu.rank: own.recorded.start for own in operations}
     breaks = set[int]()
     for rank, windows in found.by_rank.items():
-        stretch = np.searchsorted(recorded[rank], windows.start, "right")
+        stretch = np.searchsorted(recorded[rank], windows.end)
         breaks.update(np.flatnonzero(np.diff(stretch)).tolist())
         breaks.update(interlude.after for interlude in windows.interludes)
     return breaks
