@@ -96,6 +96,12 @@ class Machine:
         self._patch.delitem(sys.modules, "ncu_report")
         self._patch.syspath_prepend(self.folder)
 
+    def break_report(self) -> None:
+        """ncu-report that takes Python with it, as has been seen."""
+        (self.folder / "ncu_report.py").write_text("import os\nos.abort()\n")
+        self._patch.delitem(sys.modules, "ncu_report")
+        self._patch.syspath_prepend(self.folder)
+
     def run(self, *words: str | Path) -> Ran:
         """Runs the command in this process; of programs, only stdout of ours is caught."""
         self._capsys.readouterr()
@@ -172,6 +178,22 @@ def test_the_figures_say_what_bounds_a_kernel(
 
 def test_without_ncu_report_ncu_shows_its_report(trace: Path, machine: Machine) -> None:
     assert machine.profile(trace).out.endswith("ncu's own words\n")
+
+
+def test_where_ncu_report_crashes_ncu_shows_its_report(trace: Path, machine: Machine) -> None:
+    machine.break_report()
+    ran = machine.profile(trace)
+    assert ran.code == DONE
+    assert ran.out.endswith("ncu's own words\n")
+    assert ran.err == f"gputrace: wrote {machine.output}\n"
+
+
+def test_why_ncu_cannot_show_its_report_is_told_in_its_words(trace: Path, machine: Machine) -> None:
+    words = 'print("==ERROR== it is broken\\nsee above"); sys.exit(1)'
+    machine.ncu.write_text(NCU.replace('print("ncu\'s own words")', words))
+    ran = machine.profile(trace)
+    assert ran.code == MISSING
+    assert ran.err.endswith("k.ncu-rep: ncu cannot show it (==ERROR== it is broken)\n")
 
 
 def test_what_goes_wrong_is_one_line(

@@ -7,16 +7,17 @@ ncu's to run.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from glob import glob
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from gputrace.collectors.program.child import find_program, run
 from gputrace.errors import InputError, MissingError
@@ -113,43 +114,43 @@ def profile(chosen: Filter, report: Path, command: Sequence[str]) -> None:
 
 
 def read_report(report: Path) -> list[Measured] | None:
-    """The launches in a report; None where ncu-report is not installed.
+    """The launches in a report; None where ncu-report is not installed, or crashes.
 
     Raises InputError where the report cannot be read.
     """
     if find_spec("ncu_report") is None:
         return None
-    try:
-        context = import_module("ncu_report").load_report(str(report))
-        found = [_measured(action) for action in _actions(context)]
-    except Exception as error:  # Whatever NVIDIA's package raises.
-        raise InputError(report, f"cannot be read by ncu-report ({error})") from None
+    reader = [sys.executable, "-P", "-m", "gputrace.collectors.ncu_reading"]
+    ran = subprocess.run(
+        [*reader, str(report.absolute()), *METRICS],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    if ran.returncode:
+        return None
+    found = json.loads(ran.stdout.splitlines()[-1])
+    if isinstance(found, dict):
+        raise InputError(report, f"cannot be read by ncu-report ({found['error']})")
     if not found:
         raise InputError(report, "holds no launch of a kernel")
-    return found
-
-
-def _actions(context: Any) -> Iterator[Any]:
-    for i in range(context.num_ranges()):
-        one = context.range_by_idx(i)
-        yield from (one.action_by_idx(j) for j in range(one.num_actions()))
-
-
-def _measured(action: Any) -> Measured:
-    there = set(action.metric_names())
-    found = {name: action.metric_by_name(name) for name in METRICS if name in there}
-    figures = {
-        METRICS[name]: (float(metric.as_double()), str(metric.unit()))
-        for name, metric in found.items()
-    }
-    return Measured(str(action.name()), figures)
+    return [
+        Measured(name, {METRICS[metric]: (value, unit) for metric, (value, unit) in told.items()})
+        for name, told in found
+    ]
 
 
 def show_report(report: Path) -> str:
     """The report as ncu itself tells it; raises MissingError where ncu cannot."""
     command = [find_ncu() or "ncu", "--import", str(report), "--page", "details"]
     try:
-        shown = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
         raise MissingError(f"{report}: ncu cannot show it ({error})") from None
-    return shown.stdout
+    if ran.returncode:
+        said = (ran.stdout + ran.stderr).split("\n")
+        why = next((line for line in said if line.strip()), f"exit code {ran.returncode}")
+        raise MissingError(f"{report}: ncu cannot show it ({why.strip()})")
+    return ran.stdout
