@@ -14,7 +14,7 @@ from gputrace.analyzers.results import Analysis, GpuTotals
 from gputrace.errors import InputError, UsageError
 from gputrace.traces.events import Kind
 from gputrace.traces.ids import distinct_ids
-from gputrace.traces.names import short
+from gputrace.traces.names import short, words_of_mangled
 from gputrace.traces.trace import FROM_THE_START, Progress, Trace
 
 _MOST_WORDS: Final = 12
@@ -65,7 +65,7 @@ def find_launches(
     of_process = own.events.process == own.gpu.process
     kernels = own.events.select((own.events.kind == Kind.KERNEL) & of_process)
     names = trace.names(distinct_ids(kernels.name))
-    alike = {id for id, name in names.items() if re.search(pattern, name)}
+    alike = {id for id, name in names.items() if re.search(pattern, _in_words(name))}
     ours = {id for id, name in names.items() if name == use.name}
     start, step = _from(analysis, totals)
     found = kernels.select(np.isin(kernels.name, sorted(alike)))
@@ -93,10 +93,16 @@ def pattern_of(name: str) -> str:
     nothing that any two kinds of regular expressions disagree on.
     """
     function = short(name)
-    rest = _without_parameters(name[name.find(function) + len(function) :])
+    clear = _in_words(name)
+    rest = _without_parameters(clear[clear.find(function) + len(function) :])
     words = [word for word in _WORD.findall(rest) if word not in _WRITTEN_DIFFERENTLY]
     own = f"(^|[^A-Za-z0-9_]){re.escape(function)}([^A-Za-z0-9_]|$)"
     return ".*".join([own, *words[:_MOST_WORDS]])
+
+
+def _in_words(name: str) -> str:
+    """A name in which a pattern finds what it finds in the readable one."""
+    return " ".join(words_of_mangled(name)) if name.startswith("_Z") else name
 
 
 def _without_parameters(name: str) -> str:

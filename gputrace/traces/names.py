@@ -11,6 +11,11 @@ from typing import Any, Final
 LONGEST_NAME: Final = 1 << 14
 """Letters of a name that are read; those of real kernels, templates and all, are some thousand."""
 _DIGITS: Final = re.compile(r"[0-9]{1,9}")
+_TOKEN: Final = re.compile(r"S[0-9A-Z]*_|S[tabsiod]|T[0-9]*_|D[A-Za-z]|[A-Za-z]")
+"""What is between the words of a mangled name: references to earlier parts, types, letters."""
+_OPENS: Final = "NILXJZ"
+_ANONYMOUS: Final = "_GLOBAL__N_"
+_LITERAL: Final = re.compile(r"n?([0-9]*)[0-9a-f]*E")
 
 
 def bounded(name: str) -> str:
@@ -49,6 +54,41 @@ def short(demangled: str) -> str:
             break
     head = demangled[:end].strip()
     return head.rsplit("::", 1)[-1].rsplit(" ", 1)[-1] or demangled
+
+
+def words_of_mangled(name: str) -> list[str]:
+    """The words of a mangled name, and its template arguments that are numbers, in order.
+
+    References to earlier parts are left out, as is what follows a lambda. For names that cannot be
+    made readable: libstdc++ refuses those of over 1,024 letters, and CUTLASS has such kernels.
+    """
+    words: list[str] = []
+    inside: list[str] = []
+    at, typed = 2, False
+    while at < len(name):
+        if inside[-1:] == ["L"] and typed:  # A literal's value, and the E that ends it.
+            value = _LITERAL.match(name, at)
+            if value is None:
+                return words
+            words += [value[1]] if name[at - 1].islower() and value[1] else []
+            at, typed = value.end(), False
+            inside.pop()
+        elif (digits := _DIGITS.match(name, at)) is not None:
+            at = digits.end() + int(digits[0])
+            word = name[digits.end() : at]
+            words += [] if word.startswith(_ANONYMOUS) else [word]
+            typed = inside[-1:] == ["L"]
+        else:
+            token = _TOKEN.match(name, at)
+            if token is None or token[0] == "U":
+                return words
+            at = token.end()
+            if token[0] == "E" and inside:
+                inside.pop()
+            elif token[0] in _OPENS:
+                inside.append(token[0])
+            typed = inside[-1:] == ["L"] and token[0] != "L"
+    return words
 
 
 def _last_of_mangled(name: str) -> str:
