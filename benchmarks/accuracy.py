@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.options import Options
-from gputrace.analyzers.breakdown import Lane
+from gputrace.analyzers.lanes import Lane
 from gputrace.analyzers.gpu_lanes import find_lanes
 from gputrace.analyzers.operations import read_operations
 from gputrace.analyzers.results import IDLE_CAUSES

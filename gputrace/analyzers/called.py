@@ -10,45 +10,43 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.grouping import StepsOf
-from gputrace.analyzers.host import NOBODY, HostCalls
+from gputrace.analyzers.host import NOBODY
 from gputrace.analyzers.intervals import Times
-from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import RecordedCalls, Step
+from gputrace.analyzers.shard import OneGpu
 from gputrace.traces.events import Mask
 
 
-def with_calls(
-    operations: Sequence[GpuOperations], calls: HostCalls | None, steps: tuple[Step, ...]
-) -> tuple[Step, ...]:
+def with_calls(gpus: PerGpu, steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """Those of the steps of which every rank has all calls; all steps, where calls always were."""
-    if calls is None or all(own.calls_recorded is None for own in operations):
-        return steps
     steps_of = StepsOf(steps)
+    sampled = [own for own in gpus.operations if own.calls_recorded is not None]
+    sampled = [own for own in sampled if steps_of(own.gpu)]
+    if not gpus.has_calls or not sampled:
+        return steps
+    mine = [steps_of(own.gpu) for own in sampled]
+    edges = [np.array([(s.start_ns, s.end_ns) for s in own], np.int64).T for own in mine]
+    found = gpus.each(_are_whole, sampled, *zip(*edges, strict=True))
     lacking = {
         step.step
-        for own in operations
-        for step, has in _each(own, calls, steps_of(own.gpu))
+        for own, whole in zip(mine, found, strict=True)
+        for step, has in zip(own, whole.tolist(), strict=True)
         if not has
     }
     return tuple(step for step in steps if step.step not in lacking)
 
 
-def _each(own: GpuOperations, calls: HostCalls, mine: Sequence[Step]) -> list[tuple[Step, bool]]:
-    """The steps of a GPU, each with whether all calls of it were recorded."""
-    if not mine or own.calls_recorded is None:
-        return [(step, True) for step in mine]
-    starts, ends = np.array([(step.start_ns, step.end_ns) for step in mine], np.int64).T
-    has = _are_whole(own, calls, starts, ends)
-    return list(zip(mine, has.tolist(), strict=True))
-
-
-def _are_whole(own: GpuOperations, calls: HostCalls, starts: Times, ends: Times) -> Mask:
+def _are_whole(one: OneGpu, starts: Times, ends: Times) -> Mask:
     """Whether steps lie in a recorded stretch each, and what was issued for them, too.
 
     That begins where the operation before a step was issued: from there on its host is seen.
     """
+    own, calls = one.operations, one.calls
+    if calls is None:
+        return np.zeros(len(starts), np.bool_)
     first = np.minimum(np.searchsorted(own.start, starts), len(own) - 1)
     begins, known = starts, np.ones(len(starts), np.bool_)
     for row in (first, np.maximum(first - 1, 0)):
@@ -63,7 +61,7 @@ def _are_whole(own: GpuOperations, calls: HostCalls, starts: Times, ends: Times)
 
 
 def tell_calls(
-    lanes: Sequence[Lane], measured: Sequence[Step], steps: Sequence[Step]
+    lanes: Sequence[Extent], measured: Sequence[Step], steps: Sequence[Step]
 ) -> RecordedCalls | None:
     """How much of the calls was recorded; None where all were.
 

@@ -12,11 +12,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.grouping import StepsOf
-from gputrace.analyzers.intervals import Intervals, union
+from gputrace.analyzers.intervals import Intervals, Times, union
+from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import Step
 from gputrace.analyzers.results.cards import CardUse
+from gputrace.analyzers.shard import OneGpu
 from gputrace.traces.nvml.model import Card, Nvml, Samples
 
 REASONS: Final[Mapping[str, tuple[int, str]]] = {
@@ -43,34 +45,56 @@ _PERIOD: Final = 1_000_000_000
 """What the first figure is of at most: the driver's sampling period."""
 
 
-def find_cards(nvml: Nvml, lanes: Sequence[Lane], steps: Sequence[Step]) -> tuple[CardUse, ...]:
+def find_cards(nvml: Nvml, gpus: PerGpu, steps: Sequence[Step]) -> tuple[CardUse, ...]:
     """The cards of which there are samples, in the order of the lanes.
 
     Args:
         nvml: what NVML told.
-        lanes: the GPUs, and when they were busy.
+        gpus: tell when the cards were busy.
         steps: those to measure, in which each GPU's own count; the whole span if it has none.
     """
     if not len(nvml.samples):
         return ()
-    found, steps_of = [], StepsOf(steps)
-    for lane in lanes:
-        samples = nvml.samples.of(lane.gpu.host, lane.gpu.gpu)
-        if len(samples):
-            card = nvml.card(lane.gpu.host, lane.gpu.gpu) or Card(lane.gpu.gpu, lane.gpu.host)
-            found.append(_use(lane, card, samples, _measured(lane, steps_of(lane.gpu))))
-    return tuple(found)
+    steps_of = StepsOf(steps)
+    seen = [nvml.samples.of(lane.gpu.host, lane.gpu.gpu) for lane in gpus.lanes]
+    sampled = [(lane, own) for lane, own in zip(gpus.lanes, seen, strict=True) if len(own)]
+    lanes = [lane for lane, _ in sampled]
+    worked = gpus.each(_worked, lanes, (own.time for _, own in sampled))
+    return tuple(
+        _use(
+            lane,
+            nvml.card(lane.gpu.host, lane.gpu.gpu) or Card(lane.gpu.gpu, lane.gpu.host),
+            samples,
+            _measured(lane, steps_of(lane.gpu)),
+            busy,
+        )
+        for (lane, samples), busy in zip(sampled, worked, strict=True)
+    )
 
 
-def _measured(lane: Lane, own: Sequence[Step]) -> Intervals:
+def _worked(one: OneGpu, moments: Times) -> NDArray[np.bool_]:
+    """Whether a GPU was mostly at work just before some moments."""
+    busy = one.lane.timeline.busy.within(moments - _BEFORE, moments)
+    found: NDArray[np.bool_] = busy >= _BUSY * _BEFORE
+    return found
+
+
+def _measured(lane: Extent, own: Sequence[Step]) -> Intervals:
     if not own:
         return union([lane.window.start], [lane.window.end])
     return union([step.start_ns for step in own], [step.end_ns for step in own])
 
 
-def _use(lane: Lane, card: Card, samples: Samples, measured: Intervals) -> CardUse:
-    inside = samples.select(measured.contains(samples.time))
-    busy = inside.select(_while_busy(inside, lane.timeline.busy))
+def _use(
+    lane: Extent,
+    card: Card,
+    samples: Samples,
+    measured: Intervals,
+    worked: NDArray[np.bool_],
+) -> CardUse:
+    here = measured.contains(samples.time)
+    inside = samples.select(here)
+    busy = samples.select(here & worked & _not_idle(samples))
     return CardUse(
         gpu=lane.gpu.gpu,
         rank=lane.gpu.rank,
@@ -116,11 +140,10 @@ def _utilization(samples: Samples, measured: Intervals) -> float | None:
     return round(float(np.average(values[counts], weights=inside[counts])), 2)
 
 
-def _while_busy(samples: Samples, busy: Intervals) -> NDArray[np.bool_]:
-    """Which samples are of a GPU at work, by what it ran and by what its driver says."""
-    worked = busy.within(samples.time - _BEFORE, samples.time) >= _BUSY * _BEFORE
+def _not_idle(samples: Samples) -> NDArray[np.bool_]:
+    """Which samples are of a GPU at work by what its driver says."""
     reasons = np.nan_to_num(samples["clocksEventReasons"]).astype(np.int64)
-    found: NDArray[np.bool_] = worked & (reasons & _GPU_IDLE == 0)
+    found: NDArray[np.bool_] = reasons & _GPU_IDLE == 0
     return found
 
 

@@ -200,10 +200,11 @@ def waits_for_data(calls: HostCalls, input_copies: Sequence[Events]) -> dict[int
 
 
 def all_waits(
-    process: int, calls: HostCalls, evidence: HostEvidence, waits: Mapping[int, Intervals]
+    process: int, calls: HostCalls | None, evidence: HostEvidence, waits: Mapping[int, Intervals]
 ) -> dict[tuple[int, int], Intervals]:
     """When threads of a process waited for data: as recorded, and as `waits_for_data` shows."""
-    shown = {calls.threads[thread]: intervals for thread, intervals in waits.items()}
+    threads = calls.threads if calls is not None else ()
+    shown = {threads[thread]: intervals for thread, intervals in waits.items()}
     recorded = {pair: found for pair, found in evidence.data.items() if pair[0] == process}
     return {
         pair: joined(recorded.get(pair, EMPTY), shown.get(pair, EMPTY))

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.intervals import Times
-from gputrace.analyzers.operations import GpuOperations
-from gputrace.traces.events import Events, Kind
+from gputrace.analyzers.per_gpu import PerGpu
+from gputrace.analyzers.shard import OneGpu
+from gputrace.traces.events import Kind
 from gputrace.traces.ids import distinct_ids
-from gputrace.traces.trace import Trace, Window
 from gputrace.units import format_ns
 
 _ENDS_AT_ONCE: Final = re.compile(r"all_?reduce|all_?gather|reduce_?scatter", re.IGNORECASE)
@@ -46,12 +46,13 @@ class ClockFit:
         )
 
 
-def fit_clocks(trace: Trace, operations: Sequence[GpuOperations]) -> ClockFit | None:
+def fit_clocks(gpus: PerGpu) -> ClockFit | None:
     """The shifts of hosts; None where there is one host, or collectives do not tell."""
-    first = min(operations, key=lambda own: own.gpu.rank, default=None)
-    if first is None or len({own.gpu.host for own in operations}) < 2:
+    first = min(gpus.operations, key=lambda own: own.gpu.rank, default=None)
+    if first is None or len({own.gpu.host for own in gpus.operations}) < 2:
         return None
-    ends = [(own.gpu.host, _collectives(trace, own)) for own in operations]
+    found = gpus.each(_collectives, gpus.operations)
+    ends = [(own.gpu.host, each) for own, each in zip(gpus.operations, found, strict=True)]
     shifts, residuals = {first.gpu.host: 0}, []
     for host in {host for host, _ in ends} - shifts.keys():
         apart = _apart(ends, first.gpu.host, host)
@@ -64,11 +65,11 @@ def fit_clocks(trace: Trace, operations: Sequence[GpuOperations]) -> ClockFit | 
     return ClockFit(shifts, len(scatter), residual) if residual <= _WIDEST_NS else None
 
 
-def _collectives(trace: Trace, own: GpuOperations) -> dict[str, Times]:
+def _collectives(one: OneGpu) -> dict[str, Times]:
     """The ends of the collectives of each name, in the order in which they began."""
-    events = own.events
+    own, events = one.operations, one.operations.events
     rows = (own.classes == OperationClass.COMMUNICATION) & (events.kind == Kind.KERNEL)
-    names = trace.search(distinct_ids(events.name[rows]), _ENDS_AT_ONCE)
+    names = one.trace.search(distinct_ids(events.name[rows]), _ENDS_AT_ONCE)
     return {text: events.end[rows & (events.name == id)] for id, text in names.items()}
 
 
@@ -90,20 +91,3 @@ def _apart(ends: Sequence[tuple[int, dict[str, Times]]], a: int, b: int) -> NDAr
 
 def _of(ends: Sequence[tuple[int, dict[str, Times]]], host: int) -> Iterator[dict[str, Times]]:
     return (collectives for at, collectives in ends if at == host)
-
-
-def shifted(own: GpuOperations, ns: int) -> GpuOperations:
-    """The operations with their times moved."""
-    if not ns:
-        return own
-    events = own.events
-    arrays = {name: getattr(events, name) for name in events.columns}
-    arrays |= {"start": events.start + ns, "end": events.end + ns}
-    windows = tuple(_moved(window, ns) for window in own.windows)
-    calls = own.calls_recorded
-    with_calls = None if calls is None else tuple(_moved(window, ns) for window in calls)
-    return GpuOperations(own.gpu, Events(arrays), own.classes, windows, with_calls)
-
-
-def _moved(window: Window, ns: int) -> Window:
-    return Window(window.start + ns, window.end + ns)

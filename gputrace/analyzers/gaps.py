@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, repeat
 from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.host import NOBODY, HostCalls
 from gputrace.analyzers.intervals import Intervals, Times, union
+from gputrace.analyzers.lanes import Lane
 from gputrace.analyzers.lines import Lines
+from gputrace.analyzers.per_gpu import PerGpu, repeated
 from gputrace.analyzers.results import IDLE_CAUSES, Gap, Gaps, Step
-from gputrace.analyzers.steps import FoundSteps
+from gputrace.analyzers.shard import OneGpu
+from gputrace.analyzers.steps import FoundSteps, StepWindows
 from gputrace.traces.events import Kind
 from gputrace.traces.ids import distinct_ids
 from gputrace.traces.trace import Trace
@@ -22,50 +26,58 @@ from gputrace.units import format_ns
 _MOST_CALLS_TOLD: Final = 2
 _WORTH_TELLING: Final = 0.05
 """Part of a gap that a call must fill to be named."""
+_NO_ISSUER: Final = "no row tells which thread issued the operation that ends it"
 
 
 def find_gaps(
-    trace: Trace,
-    lanes: Sequence[Lane],
-    calls: HostCalls | None,
-    found: FoundSteps,
-    measured: Sequence[Step],
-    most: int,
-    lines: Lines | None,
+    gpus: PerGpu, found: FoundSteps, measured: Sequence[Step], most: int, lines: Lines | None
 ) -> Gaps:
     """All gaps counted, and the ``most`` largest listed with their evidence."""
     steps_of = StepsOf(measured)
-    anywhere, in_steps = (
-        tuple(
-            _gap(trace, lane, calls, found, start, end, lines)
-            for lane, start, end in _longest(lanes, idle, most)
-        )
-        for idle in (
-            [lane.timeline.gaps for lane in lanes],
-            [_inside(lane, steps_of(lane.gpu)) for lane in lanes],
-        )
-    )
-    by_cause = {
-        cause: sum(int(lane.causes.of[cause].clip(*lane.timeline.window).total) for lane in lanes)
-        for cause in IDLE_CAUSES
-    }
-    total = sum(lane.timeline.gaps.total for lane in lanes)
-    count = sum(len(lane.timeline.gaps) for lane in lanes)
+    steps = [_windows(steps_of(lane.gpu)) for lane in gpus.lanes]
+    own = gpus.each(_own_gaps, gpus.lanes, steps, repeat(most, len(steps)))
+    listed = [_longest([one.anywhere for one in own], most)]
+    listed.append(_longest([one.in_steps for one in own], most))
+    told = iter(_told(gpus, found, lines, [gap for some in listed for gap in some]))
+    anywhere, in_steps = (tuple(islice(told, len(some))) for some in listed)
+    by_cause = {cause: sum(one.by_cause[cause] for one in own) for cause in IDLE_CAUSES}
+    total, count = sum(one.total for one in own), sum(one.count for one in own)
     return Gaps(count, total, by_cause, anywhere, in_steps)
 
 
-def _longest(
-    lanes: Sequence[Lane], idle: Sequence[Intervals], most: int
-) -> list[tuple[Lane, int, int]]:
-    """The ``most`` longest of some gaps of each GPU, longest first, of equal ones the earliest."""
-    found = []
-    for place, gaps in enumerate(idle):
-        start, end = _longest_of(gaps, most)
-        found += [(s - e, s, place, e) for s, e in zip(start.tolist(), end.tolist(), strict=True)]
-    return [(lanes[place], start, end) for _, start, place, end in sorted(found)[:most]]
+_Edges = tuple[Times, Times]
 
 
-def _longest_of(gaps: Intervals, most: int) -> tuple[Times, Times]:
+@dataclass(frozen=True)
+class _Own:
+    """The gaps of one GPU."""
+
+    count: int
+    total: int
+    by_cause: dict[str, int]
+    anywhere: _Edges
+    """The longest, longest first."""
+    in_steps: _Edges
+    """Of those whose middle lies in a measured step, the same."""
+
+
+def _own_gaps(one: OneGpu, steps: Intervals, most: int) -> _Own:
+    lane, gaps = one.lane, one.lane.timeline.gaps
+    keep = steps.contains((gaps.start + gaps.end) // 2)
+    return _Own(
+        len(gaps),
+        gaps.total,
+        {cause: int(lane.causes.of[cause].clip(*lane.window).total) for cause in IDLE_CAUSES},
+        _longest_of(gaps, most),
+        _longest_of(Intervals(gaps.start[keep], gaps.end[keep]), most),
+    )
+
+
+def _windows(own: Sequence[Step]) -> Intervals:
+    return union([s.start_ns for s in own], [s.end_ns for s in own])
+
+
+def _longest_of(gaps: Intervals, most: int) -> _Edges:
     start, end, lengths = gaps.start, gaps.end, gaps.lengths
     if 0 < most < len(lengths):
         keep = lengths >= np.partition(lengths, len(lengths) - most)[len(lengths) - most]
@@ -74,36 +86,69 @@ def _longest_of(gaps: Intervals, most: int) -> tuple[Times, Times]:
     return start[order], end[order]
 
 
-def _inside(lane: Lane, own: Sequence[Step]) -> Intervals:
-    """The gaps of a GPU whose middle lies in a measured step of it."""
-    windows = union([s.start_ns for s in own], [s.end_ns for s in own])
-    gaps = lane.timeline.gaps
-    keep = windows.contains((gaps.start + gaps.end) // 2)
-    return Intervals(gaps.start[keep], gaps.end[keep])
+def _longest(of_each: Sequence[_Edges], most: int) -> list[tuple[int, int, int]]:
+    """Of the longest gaps of each GPU, the longest: its place, start and end.
+
+    Of equal ones the earliest.
+    """
+    found = [
+        (s - e, s, place, e)
+        for place, (start, end) in enumerate(of_each)
+        for s, e in zip(start.tolist(), end.tolist(), strict=True)
+    ]
+    return [(place, start, end) for _, start, place, end in sorted(found)[:most]]
 
 
-def _gap(
-    trace: Trace,
-    lane: Lane,
-    calls: HostCalls | None,
-    found: FoundSteps,
-    start: int,
-    end: int,
-    lines: Lines | None,
-) -> Gap:
-    shares = lane.causes.within([start], [end])[0]
-    feeder = lane.causes.feeder_of(end)
-    told = "" if calls is None else evidence_of(trace, calls, feeder, start, end)
+def _told(
+    gpus: PerGpu, found: FoundSteps, lines: Lines | None, gaps: Sequence[tuple[int, int, int]]
+) -> Iterator[Gap]:
+    """What is to be said of some gaps, in order; each GPU is asked once."""
+    by_lane: dict[int, list[tuple[int, int]]] = {}
+    for place, start, end in gaps:
+        by_lane.setdefault(place, []).append((start, end))
+    lanes = [gpus.lanes[place] for place in by_lane]
+    has = gpus.has_calls, Kind.DATA_WAIT in gpus.trace.kinds
+    answers = gpus.each(_explained, lanes, by_lane.values(), *repeated(len(lanes), *has))
+    explained = {place: iter(own) for place, own in zip(by_lane, answers, strict=True)}
+    for place, start, end in gaps:
+        gpu, own = gpus.lanes[place].gpu, next(explained[place])
+        told = own.told
+        if lines is not None and own.feeder is not None:
+            told += line_of(lines, own.feeder, start, end)
+        step = _step_at(found.by_rank.get(gpu.rank), start, end)
+        yield Gap(gpu.gpu, gpu.rank, step, start, end, own.cause, told)
+
+
+@dataclass(frozen=True)
+class _Explained:
+    """A gap as the rows of its host explain it."""
+
+    cause: str
+    told: str
+    feeder: tuple[int, int] | None
+    """Process and thread that ended it, where that is known."""
+
+
+def _explained(
+    one: OneGpu, gaps: Sequence[tuple[int, int]], has_calls: bool, has_waits: bool
+) -> list[_Explained]:
+    return [_explain(one, start, end, has_calls, has_waits) for start, end in gaps]
+
+
+def _explain(one: OneGpu, start: int, end: int, has_calls: bool, has_waits: bool) -> _Explained:
+    lane, calls = one.lane, one.calls
+    shares, feeder = lane.causes.within([start], [end])[0], lane.causes.feeder_of(end)
+    told = ""
+    if calls is None or feeder == NOBODY:
+        told = _NO_ISSUER if has_calls else ""
+    else:
+        told = evidence_of(one.trace, calls, feeder, start, end)
     if lane.with_calls is not None and not lane.with_calls.clip(start, end).total:
         told = "CUDA calls were not recorded then"
-    if Kind.DATA_WAIT in trace.kinds:
+    if has_waits:
         told = _waiting(lane, start, end) + told
-    if calls is not None and lines is not None and feeder != NOBODY:
-        told += line_of(lines, calls.threads[feeder], start, end)
-    cause = IDLE_CAUSES[int(np.argmax(shares))]
-    return Gap(
-        lane.gpu.gpu, lane.gpu.rank, _step_at(lane, found, start, end), start, end, cause, told
-    )
+    pair = calls.threads[feeder] if calls is not None and feeder != NOBODY else None
+    return _Explained(IDLE_CAUSES[int(np.argmax(shares))], told, pair)
 
 
 def _waiting(lane: Lane, start: int, end: int) -> str:
@@ -116,9 +161,8 @@ def _part_of(start: int, end: int) -> float:
     return _WORTH_TELLING * (end - start)
 
 
-def _step_at(lane: Lane, found: FoundSteps, start: int, end: int) -> int | None:
+def _step_at(windows: StepWindows | None, start: int, end: int) -> int | None:
     """The step that the middle of the gap lies in."""
-    windows = found.by_rank.get(lane.gpu.rank)
     if windows is None:
         return None
     middle = (start + end) // 2
@@ -129,7 +173,7 @@ def _step_at(lane: Lane, found: FoundSteps, start: int, end: int) -> int | None:
 def evidence_of(trace: Trace, calls: HostCalls, feeder: int, start: int, end: int) -> str:
     """What the feeding thread's own rows say about the time of the gap."""
     if feeder == NOBODY:
-        return "no row tells which thread issued the operation that ends it"
+        return _NO_ISSUER
     rows = calls.overlapping(feeder, start, end)
     text = trace.names(distinct_ids(calls.name[rows]))
     spent: dict[str, int] = {}
@@ -154,7 +198,7 @@ def line_of(lines: Lines, feeder: tuple[int, int], start: int, end: int) -> str:
     thread = lines.teller(feeder)
     if thread is None:
         return ""
-    place = lines.place({thread: Intervals(np.array([start]), np.array([end]))})
+    place = lines.place({thread: lines.within(thread, union([start], [end]))})
     if place is None:
         return ""
     who = "" if thread == feeder else f"thread {thread[1]} "

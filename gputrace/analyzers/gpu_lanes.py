@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.causes import (
     HostEvidence,
     all_waits,
@@ -15,28 +15,38 @@ from gputrace.analyzers.causes import (
     waits_for_data,
     without_calls,
 )
-from gputrace.analyzers.gathered import gather_calls
-from gputrace.analyzers.host import HostCalls, read_calls
+from gputrace.analyzers.host import HostCalls
 from gputrace.analyzers.intervals import Intervals, union
+from gputrace.analyzers.lanes import Lane
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.partition import build_timeline
-from gputrace.analyzers.steps import FoundSteps, StepWindows, find_input_copies, find_steps
+from gputrace.analyzers.steps import StepWindows, find_input_copies
 from gputrace.traces.scratch import Scratch
-from gputrace.traces.trace import Progress, Trace, Window
+from gputrace.traces.trace import Trace, Window
 
 
 def find_lanes(
     trace: Trace,
     operations: Sequence[GpuOperations],
-    window: Window | None,
-    asked: tuple[int, int] | None = None,
-    progress: Progress | None = None,
+    calls: HostCalls | None,
+    steps: Mapping[int, StepWindows],
+    window: Window | None = None,
     scratch: Scratch | None = None,
-) -> tuple[list[Lane], HostCalls | None, FoundSteps]:
-    """Timelines and causes of all GPUs with anything in the window, and everyone's steps."""
-    calls = gather_calls(trace, scratch, progress) if scratch else read_calls(trace, progress)
-    found = find_steps(trace, operations, calls, asked)
-    evidence = read_evidence(trace) if calls is not None else HostEvidence({}, {})
+    has_calls: bool = True,
+) -> list[Lane]:
+    """Timelines and causes of all GPUs with anything in the window.
+
+    Args:
+        trace: whose rows they are.
+        operations: of the GPUs.
+        calls: of the host threads that feed them.
+        steps: of the GPUs' ranks.
+        window: the part of the time that was asked for.
+        scratch: for what is not held in memory.
+        has_calls: whether there are calls of other ranks where there are none of these.
+    """
+    has_calls = has_calls or calls is not None
+    evidence = read_evidence(trace) if has_calls else HostEvidence({}, {})
     waits = _waits(trace, operations, calls, scratch) if calls is not None else {}
     lanes = []
     for own in operations:
@@ -44,18 +54,20 @@ def find_lanes(
         if window is not None and timeline.window.start >= timeline.window.end:
             continue
         gaps = build_timeline(own).gaps if window is not None else timeline.gaps
-        gaps = _with_edges(gaps, own, found.by_rank.get(own.gpu.rank))
+        gaps = _with_edges(gaps, own, steps.get(own.gpu.rank))
         lane = Lane(timeline, without_calls(gaps), None)
-        if calls is not None:
-            mine = waits[own.gpu.process]
-            causes = find_causes(own, gaps, calls, evidence, mine)
-            host_data = _host_data(mine, evidence, own)
-            data = all_waits(own.gpu.process, calls, evidence, mine)
-            lane = Lane(
-                timeline, causes, host_data, data=data, with_calls=_with_calls(own, timeline.window)
+        if has_calls:
+            mine = waits.get(own.gpu.process, {})
+            lane = replace(
+                lane,
+                host_data=_host_data(mine, evidence, own),
+                data=all_waits(own.gpu.process, calls, evidence, mine),
+                with_calls=_with_calls(own, timeline.window),
             )
+        if calls is not None:
+            lane = replace(lane, causes=find_causes(own, gaps, calls, evidence, mine))
         lanes.append(scratch.keep(lane) if scratch else lane)
-    return lanes, calls, found
+    return lanes
 
 
 def _with_calls(own: GpuOperations, window: Window) -> Intervals | None:

@@ -100,7 +100,12 @@ def group_gpus(trace: Trace, work: Mapping[_Pair, int]) -> list[Gpu]:
     groups = _group(trace, work)
     ranks = _ranks(trace, groups, work)
     gpus = [_gpu(trace, pairs, ranks, work) for pairs in groups]
-    return sorted(gpus, key=lambda gpu: (gpu.host, gpu.gpu_known, gpu.gpu, gpu.rank))
+    return sorted(gpus, key=order_of)
+
+
+def order_of(gpu: Gpu) -> tuple[int, bool, int, int]:
+    """What GPUs are sorted by: host and index."""
+    return gpu.host, gpu.gpu_known, gpu.gpu, gpu.rank
 
 
 def _group(trace: Trace, work: Mapping[_Pair, int]) -> list[list[_Pair]]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.breakdown import Place
 from gputrace.analyzers.causes import read_evidence
 from gputrace.analyzers.intervals import Intervals, Times
+from gputrace.analyzers.lanes import Place
 from gputrace.analyzers.steps import FoundSteps, StepWindows
 from gputrace.analyzers.steps.warmup import count_warmup
 from gputrace.errors import InputError

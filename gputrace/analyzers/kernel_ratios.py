@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.grouping import StepsOf
-from gputrace.analyzers.intervals import Intervals, union
+from gputrace.analyzers.intervals import Intervals, Times, union
 from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import Step
+from gputrace.analyzers.shard import OneGpu
 from gputrace.traces.events import Kind, Mask
 from gputrace.traces.ids import distinct_ids
-from gputrace.traces.trace import Trace
 
 _MOST_KERNELS: Final = 40_000
 """Of one GPU; as many steps are compared as have so many."""
@@ -74,21 +75,19 @@ class _Launches:
     """The median of those with no communication beside them; NaN where most have some."""
 
 
-def kernel_ratios(
-    trace: Trace, operations: Sequence[GpuOperations], steps: Sequence[Step]
-) -> tuple[KernelRatio, ...]:
+def kernel_ratios(gpus: PerGpu, steps: Sequence[Step]) -> tuple[KernelRatio, ...]:
     """For each GPU whose kernels mostly run on others too; nothing where fewer than two do.
 
     Args:
-        trace: tells the kernels' names.
-        operations: of every GPU.
+        gpus: all of them.
         steps: the steps to compare, in which each GPU's own count; the whole of the trace if none.
     """
+    operations = gpus.operations
     if len(operations) < 2:
         return ()
-    names = _same_names(trace, operations)
     steps_of = StepsOf(steps)
-    launches = [_typical(own, steps_of(own.gpu), names) for own in operations]
+    edges = [_edges(steps_of(own.gpu)) for own in operations]
+    launches = gpus.each(_typical, operations, edges, _same_names(gpus))
     keys = distinct_ids(np.concatenate([own.keys for own in launches]))
     table = _table(keys, [(own.keys, own.lengths) for own in launches])
     shared = _shared(table)
@@ -135,13 +134,13 @@ def _shared(table: Floats) -> Floats:
     return found
 
 
-def _same_names(trace: Trace, operations: Sequence[GpuOperations]) -> dict[int, int]:
-    """One number for each text; files of one run have ids of their own for it."""
-    ids = distinct_ids(
-        np.concatenate([distinct_ids(own.events.name[_kernels(own)]) for own in operations])
-    )
+def _same_names(gpus: PerGpu) -> list[dict[int, int]]:
+    """One number for each text, by the name ids of each GPU: files have ids of their own for it."""
+    ids = distinct_ids(np.concatenate([own.computing for own in gpus.operations]))
     numbers: dict[str, int] = {}
-    return {id: numbers.setdefault(text, len(numbers)) for id, text in trace.names(ids).items()}
+    texts = gpus.trace.names(ids).items()
+    known = {id: numbers.setdefault(text, len(numbers)) for id, text in texts}
+    return [{id: known[id] for id in own.computing.tolist()} for own in gpus.operations]
 
 
 def _kernels(own: GpuOperations) -> Mask:
@@ -151,10 +150,17 @@ def _kernels(own: GpuOperations) -> Mask:
     return found
 
 
-def _typical(own: GpuOperations, mine: Sequence[Step], names: dict[int, int]) -> _Launches:
+def _edges(steps: Sequence[Step]) -> tuple[Times, Times]:
+    """Starts and ends."""
+    edges = np.array([(step.start_ns, step.end_ns) for step in steps], np.int64).reshape(-1, 2)
+    return edges[:, 0], edges[:, 1]
+
+
+def _typical(one: OneGpu, steps: tuple[Times, Times], names: dict[int, int]) -> _Launches:
     """The median length of each launch over the steps that have it, if that is most of them."""
+    own = one.operations
     rows = np.flatnonzero(_kernels(own))
-    rows, step, count = _in_steps(own, rows, mine)
+    rows, step, count = _in_steps(own, rows, *steps)
     texts = _renumbered(own.events.name[rows], names)
     order = np.lexsort((own.start[rows], texts, step))
     rows, step, texts = rows[order], step[order], texts[order]
@@ -174,13 +180,11 @@ def _communication(own: GpuOperations) -> Intervals:
 
 
 def _in_steps(
-    own: GpuOperations, rows: NDArray[np.intp], steps: Sequence[Step]
+    own: GpuOperations, rows: NDArray[np.intp], start: Times, end: Times
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], int]:
     """Rows that start within some of the steps, spread over all; the step of each; how many."""
-    if not steps:
+    if not len(start):
         return rows, np.zeros(len(rows), np.intp), 1
-    start = np.array([step.start_ns for step in steps])
-    end = np.array([step.end_ns for step in steps])
     step = np.maximum(np.searchsorted(start, own.start[rows], "right") - 1, 0)
     inside = (own.start[rows] >= start[step]) & (own.start[rows] < end[step])
     rows, step = rows[inside], step[inside]

@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, repeat
 from pathlib import PurePath
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.breakdown import Lane
-from gputrace.analyzers.host import NOBODY, HostCalls
-from gputrace.analyzers.intervals import EMPTY, Intervals, Times, union
+from gputrace.analyzers.host import NOBODY
+from gputrace.analyzers.intervals import EMPTY, Intervals, Times, joined
+from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.per_gpu import PerGpu
+from gputrace.analyzers.shard import OneGpu, Shard
 from gputrace.traces.events import Kind
 from gputrace.traces.ids import distinct_ids
 from gputrace.traces.trace import Trace
@@ -56,14 +58,23 @@ class Lines:
         """The thread whose samples say where the program was while a thread fed the GPU."""
         return thread if thread in self.times else self.stand_ins.get(thread[0])
 
-    def place(self, within: Mapping[Thread, Intervals]) -> Place | None:
-        """Where most samples are of those of some threads within some stretches of time."""
-        parts = [self.names[t][i.contains(self.times[t])] for t, i in within.items()]
+    def within(self, thread: Thread, time: Intervals) -> NDArray[np.intp]:
+        """Which of a thread's samples lie in some stretches of time."""
+        return np.flatnonzero(time.contains(self.times[thread]))
+
+    def place(self, samples: Mapping[Thread, NDArray[np.intp]]) -> Place | None:
+        """Where most are of some samples of some threads."""
+        parts = [self.names[thread][own] for thread, own in samples.items()]
         if not any(len(part) for part in parts):
             return None
         names, counts = np.unique(np.concatenate(parts), return_counts=True)
         most = int(np.argmax(counts))
         return Place(self.text[int(names[most])], int(counts[most]), int(counts.sum()))
+
+
+def find_lines(shard: Shard) -> Lines | None:
+    """As `read_lines`."""
+    return read_lines(shard.trace)
 
 
 def read_lines(trace: Trace) -> Lines | None:
@@ -93,26 +104,40 @@ def _stand_ins(trace: Trace, sampled: Sequence[Thread]) -> dict[int, Thread]:
 
 
 def dominating(
-    lines: Lines, calls: HostCalls, stretches: Sequence[tuple[Lane, Intervals]]
+    gpus: PerGpu, lines: Lines, lanes: Sequence[Extent], idle: Sequence[Intervals], cause: str
 ) -> Place | None:
-    """Where the host was in parts of the gaps of some GPUs, each by its feeding thread."""
+    """Where the host was while GPUs were idle for a cause, each by its feeding threads.
+
+    Args:
+        gpus: whose lanes they are.
+        lines: of all threads.
+        lanes: of the GPUs.
+        idle: what counts of the time of each.
+        cause: one of `IDLE_CAUSES`.
+    """
+    seen: dict[Thread, set[int]] = {}
+    for found in gpus.each(_samples, lanes, idle, repeat(cause, len(lanes))):
+        for thread, samples in found.items():
+            seen.setdefault(thread, set()).update(samples.tolist())
+    return lines.place({thread: np.array(sorted(own)) for thread, own in seen.items()})
+
+
+def _samples(one: OneGpu, time: Intervals, cause: str) -> dict[Thread, NDArray[np.intp]]:
+    """By thread, its samples in the time for which a GPU is idle for a cause."""
+    lines, calls, causes = one.once(find_lines), one.calls, one.lane.causes
+    if lines is None or calls is None:
+        return {}
+    idle = causes.of[cause].intersection(time)
+    feeders = np.full(len(idle), NOBODY)
+    at = np.searchsorted(causes.ends, idle.end)
+    feeders[at < len(causes.ends)] = causes.feeder[at[at < len(causes.ends)]]
     within: dict[Thread, Intervals] = {}
-    for lane, idle in stretches:
-        gaps = lane.causes.ends
-        feeders = np.full(len(idle), NOBODY)
-        at = np.searchsorted(gaps, idle.end)
-        feeders[at < len(gaps)] = lane.causes.feeder[at[at < len(gaps)]]
-        for feeder in np.unique(feeders[feeders != NOBODY]).tolist():
-            thread = lines.teller(calls.threads[feeder])
-            if thread is not None:
-                own = Intervals(idle.start[feeders == feeder], idle.end[feeders == feeder])
-                within[thread] = _both(within.get(thread, EMPTY), own)
-    return lines.place(within)
-
-
-def _both(first: Intervals, second: Intervals) -> Intervals:
-    starts, ends = (first.start, second.start), (first.end, second.end)
-    return union(np.concatenate(starts), np.concatenate(ends))
+    for feeder in np.unique(feeders[feeders != NOBODY]).tolist():
+        thread = lines.teller(calls.threads[feeder])
+        if thread is not None:
+            own = Intervals(idle.start[feeders == feeder], idle.end[feeders == feeder])
+            within[thread] = joined(within.get(thread, EMPTY), own)
+    return {thread: lines.within(thread, own) for thread, own in within.items()}
 
 
 def _shortened(names: Mapping[int, str]) -> dict[int, str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Final
@@ -11,10 +10,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.classes import classify
+from gputrace.analyzers.classes import OperationClass, classify
 from gputrace.analyzers.gpus import Gpu, both_ends, find_gpus
 from gputrace.analyzers.intervals import Intervals, Times, union
-from gputrace.traces.events import GPU_KINDS, Events
+from gputrace.traces.events import GPU_KINDS, Events, Kind
+from gputrace.traces.ids import distinct_ids
 from gputrace.traces.trace import Progress, Trace, Window
 
 COLUMNS: Final = (
@@ -53,6 +53,11 @@ class GpuOperations:
     def end(self) -> Times:
         return self.events.end
 
+    @property
+    def span(self) -> Window:
+        """From the first start to the last end."""
+        return Window(int(self.start[0]), int(self.reach[-1]))
+
     @cached_property
     def reach(self) -> Times:
         """By when each operation and all before it had ended."""
@@ -70,19 +75,59 @@ class GpuOperations:
         last = np.append(first[1:], len(place)) - 1
         return union(self.start[first], self.reach[last])
 
+    def moved(self, ns: int) -> GpuOperations:
+        """The same, so many nanoseconds later."""
+        if not ns:
+            return self
+        events = self.events
+        arrays = {name: getattr(events, name) for name in events.columns}
+        arrays |= {"start": events.start + ns, "end": events.end + ns}
+        windows = tuple(_later(window, ns) for window in self.windows)
+        calls = self.calls_recorded
+        with_calls = None if calls is None else tuple(_later(window, ns) for window in calls)
+        return replace(self, events=Events(arrays), windows=windows, calls_recorded=with_calls)
+
     def __len__(self) -> int:
         return len(self.events)
 
 
-class ByGpu:
-    """The operations of each GPU."""
+@dataclass(frozen=True)
+class Ran:
+    """What ran on one GPU, in brief."""
 
-    def __init__(self, operations: Sequence[GpuOperations]) -> None:
-        self._operations = operations
-        self._place = {own.gpu: place for place, own in enumerate(operations)}
+    gpu: Gpu
+    span: Window
+    windows: tuple[Window, ...]
+    calls_recorded: tuple[Window, ...] | None
+    recorded: Intervals
+    """These four as of `GpuOperations`."""
+    kinds: frozenset[Kind]
+    communicates: bool
+    """Whether any operation does."""
+    names: NDArray[np.int64]
+    """The different ids of the names of all operations, in order."""
+    kernels: NDArray[np.int64]
+    """The same of kernels."""
+    computing: NDArray[np.int64]
+    """The same of kernels that compute."""
 
-    def __getitem__(self, gpu: Gpu) -> GpuOperations:
-        return self._operations[self._place[gpu]]
+    @classmethod
+    def of(cls, own: GpuOperations) -> Ran:
+        """The operations of a GPU in brief."""
+        kinds, names, classes = own.events.kind, own.events.name, own.classes
+        kernels = kinds == Kind.KERNEL
+        return cls(
+            own.gpu,
+            own.span,
+            own.windows,
+            own.calls_recorded,
+            own.recorded,
+            frozenset(map(Kind, distinct_ids(kinds).tolist())),
+            bool((classes == OperationClass.COMMUNICATION).any()),
+            distinct_ids(names),
+            distinct_ids(names[kernels]),
+            distinct_ids(names[kernels & (classes == OperationClass.COMPUTE)]),
+        )
 
 
 def read_operations(trace: Trace, progress: Progress | None = None) -> list[GpuOperations]:
@@ -114,3 +159,7 @@ def when_calls_were(trace: Trace, gpu: Gpu) -> tuple[Window, ...] | None:
     """When all calls of a GPU's process were recorded; None where they always were."""
     windows = trace.calls_recorded(gpu.process)
     return None if windows is None else tuple(windows)
+
+
+def _later(window: Window, ns: int) -> Window:
+    return Window(window.start + ns, window.end + ns)

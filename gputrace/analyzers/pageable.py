@@ -8,13 +8,15 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.intervals import Intervals, union
+from gputrace.analyzers.lanes import Extent
 from gputrace.analyzers.links.hardware import pcie_rate
+from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import Step
+from gputrace.analyzers.shard import OneGpu
 from gputrace.traces.events import Events, Kind, Mask, Memory
 from gputrace.traces.trace import Trace
 
@@ -45,21 +47,35 @@ class Pageable:
         return round(self.exposed_ns * max(0.0, 1 - pinned / self.copy_ns))
 
 
-def find_pageable(trace: Trace, lanes: Sequence[Lane], measured: Sequence[Step]) -> Pageable:
-    """Adds the copies of these GPUs up."""
+def find_pageable(gpus: PerGpu, lanes: Sequence[Extent], measured: Sequence[Step]) -> Pageable:
+    """Adds the copies of some of the GPUs up."""
     columns = ("start", "end", "bytes", "source_memory", "process", "device")
-    every = trace.events([Kind.COPY_H2D], columns)
+    every = gpus.trace.events([Kind.COPY_H2D], columns)
     copies = every.select(every.source_memory == Memory.PAGEABLE)
-    steps_of, count, size, spent, exposed = StepsOf(measured), 0, 0, 0, 0
-    for lane in lanes if len(copies) else ():
-        windows = _measured_time(lane, steps_of(lane.gpu))
-        inside = windows.contains(copies.start) & windows.contains(copies.end - 1)
-        own = copies.select(inside & _on(copies, lane.gpu))
-        count, size = count + len(own), size + int(own.bytes.sum())
-        spent += int((own.end - own.start).sum())
-        h2d = lane.timeline.of_class(OperationClass.H2D)
-        exposed += union(own.start, own.end).intersection(h2d).total
-    return Pageable(count, size, spent, exposed, _pinned_rate(trace, every, lanes))
+    steps_of = StepsOf(measured)
+    windows = [_measured_time(lane, steps_of(lane.gpu)) for lane in lanes if len(copies)]
+    mine = [
+        copies.select(_inside(copies, time) & _on(copies, lane.gpu))
+        for lane, time in zip(lanes, windows, strict=False)
+    ]
+    busy = [union(own.start, own.end) for own in mine]
+    return Pageable(
+        sum(map(len, mine)),
+        sum(int(own.bytes.sum()) for own in mine),
+        sum(int((own.end - own.start).sum()) for own in mine),
+        sum(gpus.each(_alone, lanes, busy)) if busy else 0,
+        _pinned_rate(gpus.trace, every, lanes),
+    )
+
+
+def _inside(copies: Events, time: Intervals) -> Mask:
+    inside: Mask = time.contains(copies.start) & time.contains(copies.end - 1)
+    return inside
+
+
+def _alone(one: OneGpu, copies: Intervals) -> int:
+    """Nanoseconds of copies with nothing of a higher class beside them."""
+    return copies.intersection(one.lane.timeline.of_class(OperationClass.H2D)).total
 
 
 def _on(copies: Events, gpu: Gpu) -> Mask:
@@ -69,14 +85,14 @@ def _on(copies: Events, gpu: Gpu) -> Mask:
     return found
 
 
-def _measured_time(lane: Lane, own: Sequence[Step]) -> Intervals:
+def _measured_time(lane: Extent, own: Sequence[Step]) -> Intervals:
     """The measured steps of a GPU, or its part of the trace where there are none at all."""
     if own:
         return union([s.start_ns for s in own], [s.end_ns for s in own])
     return union([lane.window.start], [lane.window.end])
 
 
-def _pinned_rate(trace: Trace, copies: Events, lanes: Sequence[Lane]) -> float | None:
+def _pinned_rate(trace: Trace, copies: Events, lanes: Sequence[Extent]) -> float | None:
     """The middle of the trace's own large copies from pinned memory, else what the slots carry."""
     large = (copies.bytes >= _LARGE) & (copies.end > copies.start)
     pinned = copies.select(large & (copies.source_memory == Memory.PINNED))

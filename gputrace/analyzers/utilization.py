@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import repeat
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.breakdown import Lane
+from gputrace.analyzers.gpus import Gpu
+from gputrace.analyzers.intervals import Times
+from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results.cards import Curve, GpuCurves, Utilization
+from gputrace.analyzers.shard import OneGpu
 from gputrace.traces.nvml.model import Nvml, Samples
 from gputrace.traces.trace import Window
 
@@ -29,9 +34,7 @@ _CURVES: Final = (
 Floats = NDArray[np.float64]
 
 
-def find_utilization(
-    nvml: Nvml, lanes: Sequence[Lane], window: Window | None = None
-) -> Utilization | None:
+def find_utilization(nvml: Nvml, gpus: PerGpu, window: Window | None = None) -> Utilization | None:
     """Every card that was sampled or that ran something; None where nothing is on a GPU.
 
     Samples may begin before the first operation and end after the last: all are shown, but for what
@@ -41,41 +44,40 @@ def find_utilization(
     if window is not None:
         inside = (samples.time >= window.start) & (samples.time < window.end)
         samples = samples.select(inside)
-    spans = [lane.window for lane in lanes]
+    spans = [lane.window for lane in gpus.lanes]
     moments = [*(span.start for span in spans), *(span.end for span in spans)]
     moments += [int(samples.time[0]), int(samples.time[-1]) + 1] if len(samples) else []
     if not moments:
         return None
     whole = Window(min(moments), max(moments))
     # Processes that see one card each call it by the same number: several lanes of one place.
-    by_place: dict[tuple[int, int], list[Lane]] = {}
-    for lane in lanes:
-        by_place.setdefault((lane.gpu.host, lane.gpu.gpu), []).append(lane)
+    by_place: dict[tuple[int, int], list[_Busy]] = {}
+    for busy in _busy(gpus, whole):
+        by_place.setdefault((busy.gpu.host, busy.gpu.gpu), []).append(busy)
     sampled = set(zip(samples.host.tolist(), samples.gpu.tolist(), strict=True))
     return Utilization(
         whole.start,
         whole.end,
         tuple(
-            _curves_of(place, nvml, lane, samples.of(*place), whole)
+            _curves_of(place, nvml, busy, samples.of(*place), whole)
             for place in sorted(by_place.keys() | sampled)
-            for lane in by_place.get(place, [None])
+            for busy in by_place.get(place, [None])
         ),
     )
 
 
 def _curves_of(
-    place: tuple[int, int], nvml: Nvml, lane: Lane | None, samples: Samples, whole: Window
+    place: tuple[int, int], nvml: Nvml, busy: _Busy | None, samples: Samples, whole: Window
 ) -> GpuCurves:
     card = nvml.card(*place)
-    lasts = lane is not None and whole.end > whole.start
-    curves = [*([_busy(lane, whole)] if lane and lasts else []), *_sampled(samples, whole)]
+    gpu = None if busy is None else busy.gpu
     return GpuCurves(
         gpu=place[1],
-        rank=None if lane is None else lane.gpu.rank,
-        host="" if lane is None else lane.gpu.host_name,
-        name=card.name if card is not None else "" if lane is None else lane.gpu.name,
+        rank=None if gpu is None else gpu.rank,
+        host="" if gpu is None else gpu.host_name,
+        name=card.name if card is not None else "" if gpu is None else gpu.name,
         memory_bytes=None if card is None else card.memory_bytes,
-        curves=tuple(curves),
+        curves=(*(busy.curves if busy is not None else ()), *_sampled(samples, whole)),
     )
 
 
@@ -86,13 +88,30 @@ def _edges(whole: Window) -> NDArray[np.int64]:
     return np.array([whole.start + length * at // count for at in range(count + 1)], np.int64)
 
 
-def _busy(lane: Lane, whole: Window) -> Curve:
-    """The share of each stretch in which the GPU ran anything, by the trace itself."""
+@dataclass(frozen=True)
+class _Busy:
+    """A GPU, with the share of each stretch in which it ran anything, by the trace itself."""
+
+    gpu: Gpu
+    curves: tuple[Curve, ...]
+    """None of a trace that does not last."""
+
+
+def _busy(gpus: PerGpu, whole: Window) -> Iterator[_Busy]:
+    if whole.end <= whole.start:
+        yield from (_Busy(lane.gpu, ()) for lane in gpus.lanes)
+        return
     edges = _edges(whole)
     lengths = np.diff(edges)
-    shares = _rounded(100 * lane.timeline.busy.within(edges[:-1], edges[1:]) / lengths)
     middles = tuple((edges[:-1] + lengths // 2).tolist())
-    return Curve("busy", "%", middles, shares, shares, shares)
+    found = gpus.each(_busy_between, gpus.lanes, repeat(edges, len(gpus.lanes)))
+    for lane, busy in zip(gpus.lanes, found, strict=True):
+        shares = _rounded(100 * busy / lengths)
+        yield _Busy(lane.gpu, (Curve("busy", "%", middles, shares, shares, shares),))
+
+
+def _busy_between(one: OneGpu, edges: Times) -> Times:
+    return one.lane.timeline.busy.within(edges[:-1], edges[1:])
 
 
 def _sampled(samples: Samples, whole: Window) -> Iterator[Curve]:

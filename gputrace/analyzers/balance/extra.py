@@ -6,15 +6,16 @@ that needs longer for the same work is slow, not skewed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from gputrace.analyzers.balance.others import Others
-from gputrace.analyzers.balance.work import COPIES, Work, sort_of
-from gputrace.analyzers.intervals import Intervals, union
+from gputrace.analyzers.balance.work import COPIES, Work, compared, sort_of
+from gputrace.analyzers.intervals import Intervals, joined, union
+from gputrace.analyzers.per_gpu import PerGpu
+from gputrace.analyzers.shard import OneGpu
 
 _MORE: Final = 1.2
 """So many times as much as any other GPU has is more than theirs."""
@@ -57,27 +58,55 @@ def by_name(extra: dict[int, int]) -> dict[str, int]:
     return {"kernels": kernels} | {name: extra.get(sort_of(name), 0) for name in COPIES}
 
 
-def alone(work: Work, others: Sequence[Work], extra: dict[int, int]) -> int:
-    """Nanoseconds in all steps in which the GPU does extra work and no other does any of its own.
+def alone(gpus: PerGpu, works: Sequence[Work], extra: Sequence[dict[int, int]]) -> list[int]:
+    """Nanoseconds in all steps in which each GPU does extra work and no other does any of its own.
 
     A GPU that is inside a collective, or in a copy from or to another GPU, has nothing of its own.
     Waiting for its own data is no waiting for others.
     """
-    if not extra:
-        return 0
-    rows, sort = work.compared()
-    rows, done = rows[np.isin(sort, list(extra))], work.operations
-    mine = union(done.start[rows], done.end[rows]).intersection(work.windows)
-    waited = reduce(lambda left, other: left.difference(_busy(other)), others, mine)
-    return min(waited.total, sum(extra.values()))
-
-
-def _busy(work: Work) -> Intervals:
-    """When a GPU is at work of its own, or waits for its own data."""
-    rows, sort = work.compared()
-    rows, done = rows[sort != sort_of("peer")], work.operations
-    feeding = work.lane.causes.of["data_feeding"]
-    return union(
-        np.concatenate([done.start[rows], feeding.start]),
-        np.concatenate([done.end[rows], feeding.end]),
+    found = [0] * len(works)
+    having = [place for place, own in enumerate(extra) if own]
+    busy = gpus.each(
+        _doing,
+        [works[place].lane for place in having],
+        (works[place].windows for place in having),
+        (works[place].numbers for place in having),
+        (set(extra[place]) for place in having),
     )
+    left = dict(zip(having, busy, strict=True))
+    # Each is taken to every other GPU, all at once to different ones.
+    for turn in range(1, len(works)):
+        left = {place: own for place, own in left.items() if len(own)}
+        others = [works[(place + turn) % len(works)] for place in left]
+        parts = gpus.each(
+            _without_busy,
+            [other.lane for other in others],
+            (other.windows for other in others),
+            (other.numbers for other in others),
+            left.values(),
+        )
+        left = dict(zip(left, parts, strict=True))
+    for place, own in left.items():
+        found[place] = min(own.total, sum(extra[place].values()))
+    return found
+
+
+def _doing(
+    one: OneGpu, windows: Intervals, numbers: Mapping[int, int], sorts: Collection[int]
+) -> Intervals:
+    """When a GPU does work of some sorts."""
+    own = one.operations
+    rows, sort = compared(own, windows, numbers)
+    rows = rows[np.isin(sort, list(sorts))]
+    return union(own.start[rows], own.end[rows]).intersection(windows)
+
+
+def _without_busy(
+    one: OneGpu, windows: Intervals, numbers: Mapping[int, int], time: Intervals
+) -> Intervals:
+    """The time without that in which a GPU is at work of its own, or waits for its own data."""
+    own = one.operations
+    rows, sort = compared(own, windows, numbers)
+    rows = rows[sort != sort_of("peer")]
+    feeding = one.lane.causes.of["data_feeding"]
+    return time.difference(joined(union(own.start[rows], own.end[rows]), feeding))

@@ -8,47 +8,38 @@ import numpy as np
 
 from gputrace.analyzers.balance.extra import alone, by_name, more_than_others
 from gputrace.analyzers.balance.others import Others
-from gputrace.analyzers.balance.work import COPIES, Work, number_kernels, sort_of, work_of
-from gputrace.analyzers.breakdown import Lane
-from gputrace.analyzers.classes import OperationClass
-from gputrace.analyzers.grouping import StepsOf
-from gputrace.analyzers.operations import ByGpu, GpuOperations
+from gputrace.analyzers.balance.work import COPIES, Work, find_works, sort_of
+from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import Step
 from gputrace.analyzers.results.balance import Load
-from gputrace.traces.events import Kind, Mask
 from gputrace.traces.nvml.model import Nvml
-from gputrace.traces.trace import Trace
 
 
 def compare_loads(
-    trace: Trace,
-    operations: Sequence[GpuOperations],
-    lanes: Sequence[Lane],
+    gpus: PerGpu,
+    lanes: Sequence[Extent],
     measured: Sequence[Step],
     memory: Mapping[int, int],
 ) -> tuple[Load, ...]:
     """Each GPU beside the others; nothing where there are not two.
 
     Args:
-        operations: of these GPUs, and maybe of others.
+        gpus: these, and maybe others.
         lanes: of the GPUs to compare.
         measured: the steps that count; of a GPU that has none, its whole window does.
         memory: the most bytes in use, by index of the card.
     """
     if len(lanes) < 2:
         return ()
-    by_gpu = ByGpu(operations)
-    numbers = number_kernels(trace, operations)
-    steps_of = StepsOf(measured)
-    works = [work_of(lane, by_gpu[lane.gpu], steps_of(lane.gpu), numbers) for lane in lanes]
+    works = find_works(gpus, lanes, measured)
     others = Others(works)
-    return tuple(
-        _load(works, place, others, by_gpu[work.lane.gpu], memory)
-        for place, work in enumerate(works)
-    )
+    extra = [more_than_others(work, place, others) for place, work in enumerate(works)]
+    rows = zip(works, extra, alone(gpus, works, extra), strict=True)
+    return tuple(_load(work, others, more, alone_ns, memory) for work, more, alone_ns in rows)
 
 
-def most_memory(nvml: Nvml, lanes: Sequence[Lane]) -> dict[int, int]:
+def most_memory(nvml: Nvml, lanes: Sequence[Extent]) -> dict[int, int]:
     """The most bytes that were in use on each card while it worked, by its index.
 
     Of GPUs of several hosts nothing is said: their indices are not told apart.
@@ -67,16 +58,10 @@ def most_memory(nvml: Nvml, lanes: Sequence[Lane]) -> dict[int, int]:
 
 
 def _load(
-    works: Sequence[Work],
-    place: int,
-    others: Others,
-    operations: GpuOperations,
-    memory: Mapping[int, int],
+    work: Work, others: Others, extra: dict[int, int], alone_ns: int, memory: Mapping[int, int]
 ) -> Load:
-    work = works[place]
     gpu, kernels = work.lane.gpu, work.kernels()
     only = [sort for sort in kernels if others.lack(sort)]
-    extra = more_than_others(work, place, others)
     copies = {f"{name}_ns": work.ns.get(sort_of(name), 0) for name in COPIES}
     copies |= {f"{name}_bytes": work.amount.get(sort_of(name), 0) for name in COPIES}
     return Load(
@@ -87,22 +72,10 @@ def _load(
         kernel_ns=work.spent(kernels),
         own_kernels=work.launches(only),
         own_kernel_ns=work.spent(only),
-        communication_ns=_communicating(work, operations),
-        h2d_run_ns=int((operations.end - operations.start)[_of(operations, Kind.COPY_H2D)].sum()),
+        communication_ns=work.communication_ns,
+        h2d_run_ns=work.h2d_run_ns,
         memory_bytes=memory.get(gpu.gpu),
         extra_ns=by_name(extra),
-        alone_ns=alone(work, [*works[:place], *works[place + 1 :]], extra),
+        alone_ns=alone_ns,
         **copies,
     )
-
-
-def _communicating(work: Work, operations: GpuOperations) -> int:
-    """Nanoseconds of kernels that communicate, in the steps."""
-    rows = _of(operations, Kind.KERNEL) & (operations.classes == OperationClass.COMMUNICATION)
-    rows &= work.windows.contains(operations.start)
-    return int((operations.end - operations.start)[rows].sum())
-
-
-def _of(operations: GpuOperations, kind: Kind) -> Mask:
-    rows: Mask = operations.events.kind == kind
-    return rows

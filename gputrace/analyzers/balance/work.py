@@ -9,14 +9,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.classes import OperationClass
+from gputrace.analyzers.gpus import Gpu
+from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.intervals import Intervals, union
+from gputrace.analyzers.lanes import Extent
 from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import Step
+from gputrace.analyzers.shard import OneGpu
 from gputrace.traces.events import Column, Kind
 from gputrace.traces.ids import distinct_ids, number_ids
-from gputrace.traces.trace import Trace
 
 COPIES: Final = {
     "h2d": Kind.COPY_H2D,
@@ -37,28 +40,26 @@ class Work:
     A sort of work is a kernel's number from 0 on, the same on all GPUs, or `sort_of` a copy.
     """
 
-    lane: Lane
+    lane: Extent
     steps: int
     """How many steps it is of; 0 for the whole window."""
     windows: Intervals
     """These steps, or the whole window."""
-    operations: GpuOperations
-    """All of the GPU."""
     numbers: Mapping[int, int]
     """Of the kernels, from `number_kernels`."""
     amount: Mapping[int, int]
     """Launches, or bytes, in all steps; by sort."""
     ns: Mapping[int, int]
     """Nanoseconds in all steps; by sort."""
+    communication_ns: int
+    """Nanoseconds of kernels that communicate, in all steps."""
+    h2d_run_ns: int
+    """Nanoseconds of copies from the host in the whole trace."""
 
     @property
     def turns(self) -> int:
         """The number that totals are divided by for a mean."""
         return max(self.steps, 1)
-
-    def compared(self) -> tuple[Rows, NDArray[np.int64]]:
-        """The operations that count, and the sort of each; not kept, since few runs ask again."""
-        return _compared(self.operations, self.windows, self.numbers)
 
     def each(self, sort: int) -> float:
         """The amount of a sort in a step."""
@@ -81,34 +82,55 @@ def sort_of(copies: str) -> int:
     return -1 - COPIES[copies]
 
 
-def number_kernels(trace: Trace, operations: Sequence[GpuOperations]) -> dict[int, int]:
-    """A number for each name id; ids of several files that mean one name get the same."""
-    ids = np.concatenate([own.events.name for own in operations])
+def number_kernels(gpus: PerGpu) -> dict[Gpu, dict[int, int]]:
+    """By GPU, a number for each name id; ids of several files that mean one name get the same."""
+    ids = distinct_ids(np.concatenate([own.names for own in gpus.operations]))
     numbers: dict[str, int] = {}
-    texts = trace.names(distinct_ids(ids))
-    return {id: numbers.setdefault(text, len(numbers)) for id, text in texts.items()}
+    texts = gpus.trace.names(ids)
+    known = {id: numbers.setdefault(text, len(numbers)) for id, text in texts.items()}
+    return {own.gpu: {id: known[id] for id in own.names.tolist()} for own in gpus.operations}
 
 
-def work_of(
-    lane: Lane, operations: GpuOperations, own: Sequence[Step], numbers: Mapping[int, int]
-) -> Work:
-    """Counts the operations that start in the lane's own measured steps."""
+def find_works(gpus: PerGpu, lanes: Sequence[Extent], measured: Sequence[Step]) -> list[Work]:
+    """Counts the operations of some GPUs that start in their own measured steps."""
+    numbers, steps_of = number_kernels(gpus), StepsOf(measured)
+    steps = [steps_of(lane.gpu) for lane in lanes]
+    windows = [_windows(lane, own) for lane, own in zip(lanes, steps, strict=True)]
+    own_numbers = [numbers[lane.gpu] for lane in lanes]
+    sums = gpus.each(_sum_up, lanes, windows, own_numbers)
+    rows = zip(lanes, map(len, steps), windows, own_numbers, sums, strict=True)
+    return [Work(lane, count, time, own, *found) for lane, count, time, own, found in rows]
+
+
+def _windows(lane: Extent, own: Sequence[Step]) -> Intervals:
     span = lane.window
     starts, ends = [s.start_ns for s in own], [s.end_ns for s in own]
-    windows = union(starts or [span.start], ends or [span.end])
-    rows, sort = _compared(operations, windows, numbers)
-    amount = _sums(sort, np.where(sort < 0, operations.events.bytes[rows], 1))
-    ns = _sums(sort, operations.end[rows] - operations.start[rows])
-    return Work(lane, len(own), windows, operations, numbers, amount, ns)
+    return union(starts or [span.start], ends or [span.end])
 
 
-def _compared(
+_Sums = tuple[dict[int, int], dict[int, int], int, int]
+
+
+def _sum_up(one: OneGpu, windows: Intervals, numbers: Mapping[int, int]) -> _Sums:
+    """The last four attributes of `Work`."""
+    own, kinds = one.operations, one.operations.events.kind
+    lengths = own.end - own.start
+    rows, sort = compared(own, windows, numbers)
+    amount = _sums(sort, np.where(sort < 0, own.events.bytes[rows], 1))
+    talking = (kinds == Kind.KERNEL) & (own.classes == OperationClass.COMMUNICATION)
+    talking &= windows.contains(own.start)
+    from_host = lengths[kinds == Kind.COPY_H2D]
+    return amount, _sums(sort, lengths[rows]), int(lengths[talking].sum()), int(from_host.sum())
+
+
+def compared(
     operations: GpuOperations, windows: Intervals, numbers: Mapping[int, int]
 ) -> tuple[Rows, NDArray[np.int64]]:
+    """The operations of a GPU that count, and the sort of each."""
     kinds = operations.events.kind
     copies = np.isin(kinds, list(COPIES.values()))
-    compared = copies | (operations.classes == OperationClass.COMPUTE)
-    rows = np.flatnonzero(compared & windows.contains(operations.start))
+    count = copies | (operations.classes == OperationClass.COMPUTE)
+    rows = np.flatnonzero(count & windows.contains(operations.start))
     copies, kinds = copies[rows], kinds[rows].astype(np.int64)
     return rows, np.where(copies, -1 - kinds, _numbered(operations.events.name[rows], numbers))
 

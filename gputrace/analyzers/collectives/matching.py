@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.collectives.pairing import ALONE, Joined, Part, group, join
+from gputrace.analyzers.collectives.waiting import Waiting
 from gputrace.analyzers.grouping import rows_by, steps_by_gpu
-from gputrace.analyzers.intervals import Intervals, Times, union
-from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.intervals import Times, union
+from gputrace.analyzers.operations import Ran
+from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import Step
-from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Kind, Mask
+from gputrace.analyzers.shard import OneGpu
+from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind, Mask
 from gputrace.traces.ids import distinct_ids
-from gputrace.traces.trace import Trace
 
 PEER_COPY: Final = "PeerCopy"
 """The operation of a copy between two GPUs."""
@@ -34,6 +36,7 @@ _OPERATION: Final = re.compile(
 )
 JOINT: Final = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll")
 """Operations that nobody leaves before all have come."""
+_COLUMNS: Final = ("start", "end", "kind", "name", "process", "correlation", "bytes")
 _NEVER: Final = np.iinfo(np.int64).max
 _NONE: Final = np.empty(0, np.int64)
 
@@ -52,6 +55,7 @@ class Collectives:
             be known: a rank that took part was not seen, or no partner was found.
         operation: index into ``operations``.
         name: the kernel's name id; of a peer copy, what the recorder gave.
+        correlation: the kernel's or copy's id in its process.
         bytes: of the message; `UNKNOWN` where that was not recorded.
         operations: ``AllReduce``, ``Broadcast``, ``PeerCopy`` and so on; a kernel's own name where
             it is none of NCCL's.
@@ -65,6 +69,7 @@ class Collectives:
     arrival: Times
     operation: NDArray[np.int16]
     name: NDArray[np.int32]
+    correlation: NDArray[np.int64]
     bytes: NDArray[np.int64]
     operations: tuple[str, ...]
 
@@ -101,35 +106,35 @@ class Collectives:
         wanted: NDArray[np.intp] = rows[self.known[rows] == known]
         return wanted
 
-    def waits(self, lane: int) -> Intervals:
-        """When a GPU was in a collective to which the last rank had not come."""
-        mine = self._of_lane(lane, known=True)
-        return union(self.start[mine], self.start[mine] + self.wait[mine])
-
-    def unmatched(self, lane: int) -> Intervals:
-        """When a GPU was in a collective of which the last arrival is not known."""
-        mine = self._of_lane(lane, known=False)
-        return union(self.start[mine], self.end[mine])
+    def waiting(self, lane: int) -> Waiting:
+        """When a GPU was in a collective to which the last rank had not come, or may not have."""
+        mine, lonely = self._of_lane(lane, known=True), self._of_lane(lane, known=False)
+        return Waiting(
+            union(self.start[mine], self.start[mine] + self.wait[mine]),
+            union(self.start[lonely], self.end[lonely]),
+        )
 
 
-def match_collectives(trace: Trace, operations: Sequence[GpuOperations]) -> Collectives:
+def match_collectives(gpus: PerGpu) -> Collectives:
     """Matches the communication of all GPUs; an operation without partners stands alone."""
-    kernels = [_kernels(lane, own) for lane, own in enumerate(operations)]
+    talks = gpus.each(_talk, gpus.operations)
+    kernels = [_Kernels.of(lane, own) for lane, own in enumerate(talks)]
     names = np.concatenate([_NONE.astype(np.int32), *(rows.name for rows in kernels)])
-    texts = trace.names(distinct_ids(names))
+    texts = gpus.trace.names(distinct_ids(names))
+    spans = [own.span for own in gpus.operations]
     joined: list[Joined] = []
     for text in sorted(set(texts.values())):
         operation = operation_of(text)
         ids = [id for id, own in texts.items() if own == text]
         parts = [part for rows in kernels if len(part := rows.named(ids))]
         found = group(parts, joint=operation in JOINT)
-        joined += [join(operations, own, found, operation) for own in found]
-    joined += _peer_copies(operations)
-    return _collect(trace, operations, joined)
+        joined += [join(spans, own, found, operation) for own in found]
+    joined += _peer_copies(talks)
+    return _collect(talks, joined, all_seen=_all_seen(gpus))
 
 
 def steps_of(
-    collectives: Collectives, operations: Sequence[GpuOperations], steps: Sequence[Step]
+    collectives: Collectives, operations: Sequence[Ran], steps: Sequence[Step]
 ) -> NDArray[np.int64]:
     """Of each row, the number of the step in which it begins on its GPU, of those given.
 
@@ -154,10 +159,25 @@ def operation_of(name: str) -> str:
     return found.lastgroup if found and found.lastgroup else own
 
 
-def _kernels(lane: int, own: GpuOperations) -> _Kernels:
-    communicates = own.classes == OperationClass.COMMUNICATION
-    rows = np.flatnonzero(communicates & (own.events.kind == Kind.KERNEL))
-    return _Kernels(lane, own, rows, own.events.name[rows])
+@dataclass(frozen=True)
+class _Talk:
+    """The kernels of one GPU that communicate, and its peer copies."""
+
+    row: NDArray[np.int64]
+    """Of each, among all operations of the GPU."""
+    events: Events
+
+    def column(self, name: str, rows: NDArray[np.int64]) -> Column:
+        """A column, of some of the operations."""
+        found: Column = getattr(self.events, name)[np.searchsorted(self.row, rows)]
+        return found
+
+
+def _talk(one: OneGpu) -> _Talk:
+    own = one.operations
+    kernels = (own.classes == OperationClass.COMMUNICATION) & (own.events.kind == Kind.KERNEL)
+    rows = np.flatnonzero(kernels | (own.events.kind == Kind.COPY_PEER))
+    return _Talk(rows, own.events.having(*_COLUMNS).select(rows))
 
 
 @dataclass(frozen=True)
@@ -165,22 +185,30 @@ class _Kernels:
     """The kernels of one GPU that communicate."""
 
     lane: int
-    own: GpuOperations
     row: NDArray[np.int64]
-    name: NDArray[np.int32]
+    events: Events
+
+    @classmethod
+    def of(cls, lane: int, own: _Talk) -> _Kernels:
+        rows = own.events.kind == Kind.KERNEL
+        return cls(lane, own.row[rows], own.events.select(rows))
+
+    @property
+    def name(self) -> NDArray[np.int32]:
+        return self.events.name
 
     def named(self, ids: Sequence[int]) -> Part:
-        row = self.row[np.isin(self.name, ids)]
-        return Part(self.lane, row, self.own.start[row], self.own.end[row])
+        mine = np.isin(self.name, ids)
+        return Part(self.lane, self.row[mine], self.events.start[mine], self.events.end[mine])
 
 
-def _peer_copies(operations: Sequence[GpuOperations]) -> list[Joined]:
+def _peer_copies(talks: Sequence[_Talk]) -> list[Joined]:
     """Copies between two GPUs: each is a row of both, with the same times."""
-    found = [np.flatnonzero(own.events.kind == Kind.COPY_PEER) for own in operations]
+    found = [np.flatnonzero(own.events.kind == Kind.COPY_PEER) for own in talks]
     lane = np.repeat(np.arange(len(found)), [len(rows) for rows in found]).astype(np.int16)
     if not len(lane):
         return []
-    parts = [own.events.select(rows) for own, rows in zip(operations, found, strict=True)]
+    parts = [own.events.select(rows) for own, rows in zip(talks, found, strict=True)]
     keys = [
         np.concatenate([getattr(part, name) for part in parts])
         for name in ("correlation", "process", "end", "start")
@@ -188,42 +216,39 @@ def _peer_copies(operations: Sequence[GpuOperations]) -> list[Joined]:
     order = np.lexsort(keys)
     new = np.any([np.diff(key[order], prepend=-1) != 0 for key in keys], axis=0)
     new[0] = True
-    rows = np.concatenate(found)
+    rows = np.concatenate([own.row[mine] for own, mine in zip(talks, found, strict=True)])
     return [
         Joined(PEER_COPY, lane[order], rows[order], np.cumsum(new) - 1, np.full(len(rows), ALONE))
     ]
 
 
-def _collect(
-    trace: Trace, operations: Sequence[GpuOperations], joined: Sequence[Joined]
-) -> Collectives:
+def _collect(talks: Sequence[_Talk], joined: Sequence[Joined], *, all_seen: bool) -> Collectives:
     names = tuple(sorted({one.operation for one in joined}))
     first = np.cumsum([0, *(int(one.instance.max()) + 1 for one in joined)])
     numbered = [one.instance + start for one, start in zip(joined, first[:-1], strict=True)]
-    columns = _columns(operations, joined)
+    columns = _columns(talks, joined)
     columns["instance"] = np.concatenate([_NONE, *numbered])
     of = [np.full(len(one.row), names.index(one.operation)) for one in joined]
     columns["operation"] = np.concatenate([_NONE, *of]).astype(np.int16)
     columns["instance"] = _by_start(columns["instance"], columns["start"])
     order = np.lexsort((columns["lane"], columns["instance"]))
     columns = {name: column[order] for name, column in columns.items()}
-    arrival = _arrivals(columns, columns.pop("lanes"), _all_seen(trace, operations))
+    arrival = _arrivals(columns, columns.pop("lanes"), all_seen)
     return Collectives(**columns, arrival=arrival, operations=names)
 
 
-def _columns(
-    operations: Sequence[GpuOperations], joined: Sequence[Joined]
-) -> dict[str, NDArray[Any]]:
+def _columns(talks: Sequence[_Talk], joined: Sequence[Joined]) -> dict[str, NDArray[Any]]:
     """What is known of each row: from the events of its GPU."""
     lane = np.concatenate([_NONE.astype(np.int16), *(one.lane for one in joined)])
     row = np.concatenate([_NONE, *(one.row for one in joined)])
     lanes = np.concatenate([_NONE, *(one.lanes for one in joined)])
     columns: dict[str, NDArray[Any]] = {"lane": lane, "row": row, "lanes": lanes}
-    for name in ("start", "end", "name", "bytes"):
+    told = ("start", "end", "name", "correlation", "bytes")
+    for name in told:
         columns[name] = np.full(len(row), UNKNOWN, COLUMN_TYPES[name])
-    for own, mine in zip(operations, rows_by(lane, len(operations)), strict=True):
-        for name in ("start", "end", "name", "bytes"):
-            columns[name][mine] = getattr(own.events, name)[row[mine]]
+    for own, mine in zip(talks, rows_by(lane, len(talks)), strict=True):
+        for name in told:
+            columns[name][mine] = own.column(name, row[mine])
     return columns
 
 
@@ -238,10 +263,10 @@ def _by_start(instance: NDArray[np.int64], start: Times) -> NDArray[np.int64]:
     return places[instance]
 
 
-def _all_seen(trace: Trace, operations: Sequence[GpuOperations]) -> bool:
+def _all_seen(gpus: PerGpu) -> bool:
     """Whether every rank of the run was recorded, as far as the trace says how many there are."""
-    seen = len({own.gpu.rank for own in operations})
-    return (trace.session.world_size or 0) <= seen
+    seen = len({own.gpu.rank for own in gpus.operations})
+    return (gpus.trace.session.world_size or 0) <= seen
 
 
 def _arrivals(

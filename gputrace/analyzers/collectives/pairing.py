@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.intervals import Times
-from gputrace.analyzers.operations import GpuOperations
 from gputrace.traces.events import UNKNOWN, Mask
+from gputrace.traces.trace import Window
 
 _SLACK_NS: Final = 20_000
 """Two clocks of GPUs on one machine may disagree by this much."""
@@ -141,15 +141,13 @@ class Joined:
     """How many GPUs take part in the collective of each; `ALONE` where nobody has to come."""
 
 
-def join(
-    operations: Sequence[GpuOperations], own: Group, groups: Sequence[Group], operation: str
-) -> Joined:
-    """The rows of one of the groups that a kernel's name has."""
+def join(spans: Sequence[Window], own: Group, groups: Sequence[Group], operation: str) -> Joined:
+    """The rows of one of the groups that a kernel's name has; ``spans`` are of all GPUs."""
     place = np.concatenate([place for _, place in own])
     starts, ends = (np.concatenate([getattr(part, n) for part, _ in own]) for n in ("start", "end"))
     missed = np.zeros(int(place.max()) + 1, np.int64)
     for lane in _relatives(own, groups):
-        gone = (starts < operations[lane].start[0]) | (ends > operations[lane].reach[-1])
+        gone = (starts < spans[lane].start) | (ends > spans[lane].end)
         missed[place[gone]] += 1
     return Joined(
         operation,

@@ -6,19 +6,22 @@ message by its time, and that times what the operation makes each link carry amo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.collectives.matching import PEER_COPY, Collectives, steps_of
-from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.grouping import rows_by
+from gputrace.analyzers.intervals import Times
+from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import Step
 from gputrace.analyzers.results.collectives import CollectiveTotals
+from gputrace.analyzers.shard import OneGpu
 from gputrace.traces.events import UNKNOWN, Mask
 from gputrace.traces.ids import distinct_ids
 
@@ -28,40 +31,35 @@ all of it."""
 
 
 def total_collectives(
-    lanes: Sequence[Lane],
-    operations: Sequence[GpuOperations],
-    collectives: Collectives,
-    measured: Sequence[Step],
+    gpus: PerGpu, collectives: Collectives, measured: Sequence[Step]
 ) -> tuple[CollectiveTotals, ...]:
     """The operations, those that take most time first.
 
     Args:
-        lanes: the GPUs with their timelines.
-        operations: those among which the collectives were matched.
+        gpus: those among which the collectives were matched.
         collectives: of all GPUs.
         measured: the steps that count; the lanes' windows if none.
     """
     if measured:
-        chosen = steps_of(collectives, operations, measured) != UNKNOWN
+        chosen = steps_of(collectives, gpus.operations, measured) != UNKNOWN
     else:
-        chosen = _in_windows(lanes, operations, collectives)
-    place = {own.gpu: index for index, own in enumerate(operations)}
-    of_lane = {place[lane.gpu]: lane for lane in lanes}
+        chosen = _in_windows(gpus, collectives)
+    place = {own.gpu: index for index, own in enumerate(gpus.operations)}
+    of_lane = {place[lane.gpu]: lane for lane in gpus.lanes}
+    exposed = _exposed(gpus, of_lane, collectives, chosen)
     steps = len({step.step for step in measured})
     found = [
-        _total(of_lane, collectives, rows, steps)
+        _total(of_lane, collectives, rows, steps, int(exposed[rows].sum()))
         for rows in _kinds(collectives, chosen)
         if len(rows)
     ]
     return tuple(sorted(found, key=lambda total: -total.total_ns * len(total.gpus)))
 
 
-def _in_windows(
-    lanes: Sequence[Lane], operations: Sequence[GpuOperations], collectives: Collectives
-) -> Mask:
+def _in_windows(gpus: PerGpu, collectives: Collectives) -> Mask:
     inside = np.zeros(len(collectives), bool)
-    windows = {lane.gpu: lane.window for lane in lanes}
-    for index, own in enumerate(operations):
+    windows = {lane.gpu: lane.window for lane in gpus.lanes}
+    for index, own in enumerate(gpus.operations):
         if own.gpu in windows:
             mine = collectives.lane == index
             start, end = windows[own.gpu]
@@ -85,7 +83,11 @@ def _kinds(collectives: Collectives, chosen: Mask) -> Iterator[NDArray[np.int64]
 
 
 def _total(
-    of_lane: dict[int, Lane], collectives: Collectives, rows: NDArray[np.int64], steps: int
+    of_lane: Mapping[int, Extent],
+    collectives: Collectives,
+    rows: NDArray[np.int64],
+    steps: int,
+    exposed_ns: int,
 ) -> CollectiveTotals:
     present = distinct_ids(collectives.lane[rows]).tolist()
     lanes = [of_lane[index] for index in present]
@@ -109,21 +111,29 @@ def _total(
         total_ns=int(length.sum()) // shared,
         wait_total_ns=int(wait.sum()) // shared if known else None,
         transfer_total_ns=int((length - wait).sum()) // shared if known else None,
-        exposed_ns=_exposed(collectives, rows, of_lane) // shared,
+        exposed_ns=exposed_ns // shared,
         algorithm_bandwidth=None if speed is None else round(speed),
         bus_bandwidth=None if speed is None else round(speed * carried),
     )
 
 
-def _exposed(collectives: Collectives, rows: NDArray[np.int64], of_lane: dict[int, Lane]) -> int:
-    """Nanoseconds of some rows with no kernel beside them that computes."""
-    exposed = 0
-    for index, lane in of_lane.items():
-        mine = rows[collectives.lane[rows] == index]
-        start, end = collectives.start[mine], collectives.end[mine]
-        compute = lane.timeline.of_class(OperationClass.COMPUTE)
-        exposed += int((end - start - compute.within(start, end)).sum())
+def _exposed(
+    gpus: PerGpu, of_lane: Mapping[int, Extent], collectives: Collectives, chosen: Mask
+) -> NDArray[np.int64]:
+    """Of each chosen row, the nanoseconds with no kernel beside it that computes; else 0."""
+    exposed = np.zeros(len(collectives), np.int64)
+    count = max(of_lane, default=-1) + 1
+    by_lane = rows_by(np.where(chosen, collectives.lane, count), count)
+    rows = [by_lane[index] for index in of_lane]
+    starts, ends = ([times[own] for own in rows] for times in (collectives.start, collectives.end))
+    found = gpus.each(_computing, of_lane.values(), starts, ends)
+    for own, start, end, computing in zip(rows, starts, ends, found, strict=True):
+        exposed[own] = end - start - computing
     return exposed
+
+
+def _computing(one: OneGpu, start: Times, end: Times) -> Times:
+    return one.lane.timeline.of_class(OperationClass.COMPUTE).within(start, end)
 
 
 def _size(collectives: Collectives, rows: NDArray[np.int64]) -> int | None:

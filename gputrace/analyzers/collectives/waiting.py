@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.classes import OperationClass
-from gputrace.analyzers.collectives.matching import Collectives
 from gputrace.analyzers.intervals import Intervals, Times
 from gputrace.analyzers.partition import Timeline
 from gputrace.traces.events import UNKNOWN
@@ -16,7 +15,7 @@ from gputrace.traces.events import UNKNOWN
 
 @dataclass(frozen=True)
 class Waiting:
-    """The class ``communication`` of one GPU, as far as it is waiting."""
+    """One GPU in collectives, as far as it is waiting."""
 
     waits: Intervals
     """When it ran a collective to which the last rank had not come."""
@@ -29,10 +28,9 @@ class Waiting:
         return np.where(unknown, UNKNOWN, self.waits.within(starts, ends))
 
 
-def find_waiting(timeline: Timeline, collectives: Collectives, lane: int) -> Waiting:
-    """The waiting of the GPU that is a lane of the collectives."""
+def find_waiting(timeline: Timeline, waits: Waiting) -> Waiting:
+    """The waiting of a GPU in the class ``communication``, of that in its collectives."""
     communication = timeline.of_class(OperationClass.COMMUNICATION)
     return Waiting(
-        communication.intersection(collectives.waits(lane)),
-        communication.intersection(collectives.unmatched(lane)),
+        communication.intersection(waits.waits), communication.intersection(waits.unknown)
     )

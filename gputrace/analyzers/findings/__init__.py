@@ -76,7 +76,7 @@ def find(facts: Facts, plugged: Sequence[Finding] = ()) -> tuple[Finding, ...]:
     ``plugged`` are those of plugins.
     A recorder that distorts the run comes before all others: no other figure can be trusted then.
     """
-    rules = RULES if facts.operations else HOST_RULES
+    rules = RULES if facts.per_gpu.operations else HOST_RULES
     found = [*(finding for rule in rules for finding in rule(facts)), *plugged]
 
     def rank(finding: Finding) -> tuple[bool, int, int]:

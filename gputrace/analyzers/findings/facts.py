@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.findings.known import Known
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.intervals import Intervals, union
+from gputrace.analyzers.lanes import Extent
 from gputrace.analyzers.lines import Place, dominating
 from gputrace.analyzers.results import Evidence, Finding
 from gputrace.units import format_ns
@@ -115,42 +115,34 @@ class Facts(Known):
 
     def place_in(self, cause: str) -> Place | None:
         """The line that dominates while GPUs that count are idle for a cause; None if none does."""
-        if self.calls is None or self.lines is None or cause not in _OF_THE_HOST:
-            return None
-        stretches = [
-            (lane, self._measured_part(lane, lane.causes.of[cause]))
-            for lane, row in zip(self.lanes, self.breakdown, strict=True)
-            if row in self.rows
-        ]
-        return _telling(dominating(self.lines, self.calls, stretches))
+        return self._place(self.working, [self.time_of(lane) for lane in self.working], cause)
 
-    def place_of(self, lane: Lane, cause: str, steps: Sequence[int]) -> Place | None:
+    def place_of(self, lane: Extent, cause: str, steps: Sequence[int]) -> Place | None:
         """The same of one GPU in some of the measured steps."""
-        if self.calls is None or self.lines is None or cause not in _OF_THE_HOST:
+        return self._place([lane], [self.time_of(lane, steps)], cause)
+
+    def _place(
+        self, lanes: Sequence[Extent], time: Sequence[Intervals], cause: str
+    ) -> Place | None:
+        if not self.per_gpu.has_calls or self.lines is None or cause not in _OF_THE_HOST:
             return None
-        idle = self._measured_part(lane, lane.causes.of[cause], steps)
-        return _telling(dominating(self.lines, self.calls, [(lane, idle)]))
+        place = dominating(self.per_gpu, self.lines, lanes, time, cause)
+        if place is None or place.samples < _FEWEST_SAMPLES or place.share < _DOMINATES:
+            return None
+        return place
 
     @cached_property
     def measured_of(self) -> StepsOf:
         """The measured steps of one GPU."""
         return StepsOf(self.measured)
 
-    def _measured_part(
-        self, lane: Lane, idle: Intervals, steps: Sequence[int] | None = None
-    ) -> Intervals:
+    def time_of(self, lane: Extent, steps: Sequence[int] | None = None) -> Intervals:
+        """The measured steps of a GPU, or some of them; its window where there are none."""
         own = self.measured_of(lane.gpu)
         own = own if steps is None else [step for step in own if step.step in steps]
         if not own:
-            return idle.clip(*lane.timeline.window)
-        return idle.intersection(union([s.start_ns for s in own], [s.end_ns for s in own]))
-
-
-def _telling(place: Place | None) -> Place | None:
-    """The place, if enough samples are at it."""
-    if place is None or place.samples < _FEWEST_SAMPLES or place.share < _DOMINATES:
-        return None
-    return place
+            return union([lane.window.start], [lane.window.end])
+        return union([s.start_ns for s in own], [s.end_ns for s in own])
 
 
 Rule = Callable[[Facts], Iterator[Finding]]

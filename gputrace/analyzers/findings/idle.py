@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
 from gputrace.analyzers.findings.facts import Facts, severity_of
-from gputrace.analyzers.host import Call, HostCalls
-from gputrace.analyzers.intervals import union
+from gputrace.analyzers.host import Call
+from gputrace.analyzers.intervals import Times, union
 from gputrace.analyzers.results import Finding
+from gputrace.analyzers.shard import OneGpu, Shard
 from gputrace.traces.ids import distinct_ids
 from gputrace.units import format_ns
 
@@ -19,6 +20,8 @@ _MANY_ALLOCS: Final = 20
 _MANY_SYNCS: Final = 20
 """Allocations and synchronisations a step and GPU that only a search for algorithms makes."""
 
+_IN_ORDER: Final = re.compile("Async")
+"""Names of allocations that wait for nothing."""
 _CUDNN: Final = re.compile(r"cudnn|(?<![a-z])conv(?!ert)|convol", re.IGNORECASE)
 
 _LAUNCH_LESS: Final = {
@@ -71,12 +74,12 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
 
     Cost: idle time between the first and last allocation of each thread.
     """
-    if facts.calls is None or not facts.measured or not _uses_cudnn(facts):
+    if not facts.per_gpu.has_calls or not facts.measured or not _uses_cudnn(facts):
         return
-    allocs, syncs = (_calls_each_step(facts, facts.calls, sort) for sort in (Call.ALLOC, Call.SYNC))
+    allocs, syncs = (_calls_each_step(facts, sort) for sort in (Call.ALLOC, Call.SYNC))
     if min(allocs / _MANY_ALLOCS, syncs / _MANY_SYNCS) < len(facts.rows):
         return
-    cost = _idle_between_allocations(facts, facts.calls)
+    cost = _idle_between_allocations(facts)
     share = cost / max(facts.mean_ns, 1)
     yield facts.finding(
         "autotune-repeated",
@@ -149,9 +152,14 @@ def _tiny_kernels(facts: Facts) -> str:
 
 def _waits_are_long(facts: Facts) -> bool:
     """Whether few long gaps take most of the time, not many short ones."""
-    launch = [lane.causes.of["launch"].clip(*lane.timeline.window) for lane in facts.lanes]
-    long = sum(int(i.lengths[i.lengths > _LONG_GAP_NS].sum()) for i in launch)
-    return long > 0.5 * sum(i.total for i in launch)
+    found = facts.per_gpu.each(_launch_waits, facts.per_gpu.lanes)
+    return sum(long for long, _ in found) > 0.5 * sum(total for _, total in found)
+
+
+def _launch_waits(one: OneGpu) -> tuple[int, int]:
+    """Nanoseconds that a GPU waits for launches, in long gaps and in all."""
+    waits = one.lane.causes.of["launch"].clip(*one.lane.window)
+    return int(waits.lengths[waits.lengths > _LONG_GAP_NS].sum()), waits.total
 
 
 def _advice_on_launches(facts: Facts) -> str:
@@ -170,7 +178,7 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
 
     Cost: idle time with that cause.
     """
-    if facts.calls is None:
+    if not facts.per_gpu.has_calls:
         why = "no CUDA API calls were recorded of it"
         advice = "record CUDA API calls too (gputrace record, or nsys -t cuda,nvtx,osrt)"
     else:
@@ -184,45 +192,51 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _calls_each_step(facts: Facts, calls: HostCalls, sort: Call) -> int:
+def _calls_each_step(facts: Facts, sort: Call) -> int:
     """Calls of a sort in the middle one of the measured steps, over all ranks."""
-    rows = np.flatnonzero(calls.sort == sort)
-    if sort == Call.ALLOC:
-        names = facts.trace.names(distinct_ids(calls.name[rows]))
-        ordered = [id for id, name in names.items() if "Async" in name]
-        rows = rows[~np.isin(calls.name[rows], ordered)]
-    starts = np.sort(calls.start[rows])
+    starts = np.sort(np.concatenate(facts.per_gpu.in_each_place(_starts_of, sort)))
     spans: dict[int, int] = {}
     for step in {(s.rank, s.step): s for s in facts.measured}.values():
-        first, end = np.searchsorted(starts, (step.start_ns, step.end_ns))
-        spans[step.step] = max(spans.get(step.step, 0), int(end - first))
+        begin, end = np.searchsorted(starts, (step.start_ns, step.end_ns))
+        spans[step.step] = max(spans.get(step.step, 0), int(end - begin))
     return int(np.median(list(spans.values())))
 
 
+def _starts_of(shard: Shard, sort: Call) -> Times:
+    """When calls of a sort begin; of allocations, those that are in no stream's order."""
+    calls = shard.calls
+    if calls is None:
+        return np.empty(0, np.int64)
+    rows = np.flatnonzero(calls.sort == sort)
+    if sort == Call.ALLOC:
+        ordered = shard.trace.search(distinct_ids(calls.name[rows]), _IN_ORDER)
+        rows = rows[~np.isin(calls.name[rows], list(ordered))]
+    return calls.start[rows]
+
+
 def _uses_cudnn(facts: Facts) -> bool:
-    for own in facts.operations:
-        names = facts.trace.names(distinct_ids(own.events.name)).values()
-        if any(_CUDNN.search(name) for name in names):
-            return True
-    return False
+    ids = distinct_ids(np.concatenate([own.names for own in facts.per_gpu.operations]))
+    return any(_CUDNN.search(name) for name in facts.trace.names(ids).values())
 
 
-def _idle_between_allocations(facts: Facts, calls: HostCalls) -> int:
+def _idle_between_allocations(facts: Facts) -> int:
     """Mean idle time of a GPU and step from the first to the last allocation of each thread."""
-    allocs = np.flatnonzero(calls.sort == Call.ALLOC)
-    total = steps = 0
-    for lane, row in zip(facts.lanes, facts.breakdown, strict=True):
-        if row not in facts.rows:
-            continue
-        own = facts.measured_of(row)
-        steps += len(own)
-        gaps = lane.timeline.gaps
-        for step in own:
-            mine = allocs[
-                (calls.start[allocs] >= step.start_ns) & (calls.end[allocs] <= step.end_ns)
-            ]
-            threads = calls.thread[mine]
-            firsts = [int(calls.start[mine[threads == t]].min()) for t in distinct_ids(threads)]
-            lasts = [int(calls.end[mine[threads == t]].max()) for t in distinct_ids(threads)]
-            total += gaps.intersection(union(firsts, lasts)).total
-    return total // max(steps, 1)
+    own = [facts.measured_of(lane.gpu) for lane in facts.working]
+    steps = [[(step.start_ns, step.end_ns) for step in mine] for mine in own]
+    return sum(facts.per_gpu.each(_idle_in, facts.working, steps)) // max(sum(map(len, own)), 1)
+
+
+def _idle_in(one: OneGpu, steps: Sequence[tuple[int, int]]) -> int:
+    calls, gaps, total = one.calls, one.lane.timeline.gaps, 0
+    if calls is None:
+        return 0
+    own = {process for process, _ in one.operations.gpu.pairs}
+    threads = [number for number, (process, _) in enumerate(calls.threads) if process in own]
+    allocs = np.flatnonzero((calls.sort == Call.ALLOC) & np.isin(calls.thread, threads))
+    for start, end in steps:
+        mine = allocs[(calls.start[allocs] >= start) & (calls.end[allocs] <= end)]
+        by = calls.thread[mine]
+        firsts = [int(calls.start[mine[by == thread]].min()) for thread in distinct_ids(by)]
+        lasts = [int(calls.end[mine[by == thread]].max()) for thread in distinct_ids(by)]
+        total += gaps.intersection(union(firsts, lasts)).total
+    return total

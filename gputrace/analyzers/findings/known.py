@@ -10,18 +10,18 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.balance import compare_loads, most_memory
-from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.cards import find_cards
 from gputrace.analyzers.collectives.matching import Collectives
-from gputrace.analyzers.host import HostCalls
 from gputrace.analyzers.kernel_ratios import KernelRatio, kernel_ratios
 from gputrace.analyzers.kernels import Kernels
+from gputrace.analyzers.lanes import Extent, Lane
 from gputrace.analyzers.late.lateness import Lateness, find_lateness
 from gputrace.analyzers.late.ranks import Late, find_late
 from gputrace.analyzers.lines import Lines
 from gputrace.analyzers.links import Links, measure_links
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.pageable import Pageable, find_pageable
+from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import Breakdown, Phase, Step
 from gputrace.analyzers.results.balance import Load
 from gputrace.analyzers.results.cards import CardUse
@@ -48,13 +48,10 @@ _FRAMEWORKS: Final = (
 class Known:
     """Everything that has been found out about a trace.
 
-    Where nothing was recorded of a GPU, there are no operations, calls and lanes.
+    Where nothing was recorded of a GPU, there are no GPUs.
     """
 
-    trace: Trace
-    operations: Sequence[GpuOperations]
-    calls: HostCalls | None
-    lanes: Sequence[Lane]
+    per_gpu: PerGpu
     found: FoundSteps
     steps: Sequence[Step]
     """All steps on all GPUs."""
@@ -72,12 +69,25 @@ class Known:
     timed: Sequence[Step] = ()
     """The measured steps, and those that would be if they had all CUDA calls."""
 
+    @property
+    def trace(self) -> Trace:
+        """The run."""
+        return self.per_gpu.trace
+
+    @property
+    def operations(self) -> Sequence[GpuOperations]:
+        """The rows of each GPU."""
+        return self.per_gpu.whole.operations
+
+    @property
+    def lanes(self) -> Sequence[Lane]:
+        """What was found of the time of each."""
+        return [lane for lane in self.per_gpu.whole.lanes if isinstance(lane, Lane)]
+
     @cached_property
     def lateness(self) -> Lateness | None:
         """What GPUs that meet in collectives lose by each other; None where none meet."""
-        return find_lateness(
-            self.trace, self.lanes, self.operations, self.collectives, self.calls, self.measured
-        )
+        return find_lateness(self.per_gpu, self.collectives, self.measured)
 
     @cached_property
     def late(self) -> tuple[Late, ...]:
@@ -88,7 +98,7 @@ class Known:
     def framework(self) -> str:
         """The framework by its kernels' names and what its hooks recorded, or nothing."""
         recorded = self.trace.events([Kind.DATA_WAIT, Kind.STEP], ["name"]).name
-        kernels = [o.events.name[o.events.kind == Kind.KERNEL] for o in self.operations]
+        kernels = [own.kernels for own in self.per_gpu.operations]
         text = self.trace.names(distinct_ids(np.concatenate([recorded, *kernels]))).values()
         for framework, parts in _FRAMEWORKS:
             if any(part in name for name in text for part in parts):
@@ -103,7 +113,7 @@ class Known:
     @cached_property
     def cards(self) -> tuple[CardUse, ...]:
         """The cards while they were busy, of those that were sampled."""
-        return find_cards(self.nvml, self.lanes, self.measured)
+        return find_cards(self.nvml, self.per_gpu, self.measured)
 
     @property
     def ratios(self) -> tuple[KernelRatio, ...]:
@@ -116,7 +126,7 @@ class Known:
         chosen = [step for step in self.measured if step.step in wanted]
         key = frozenset(step.step for step in chosen)
         if key not in self._ratios:
-            self._ratios[key] = kernel_ratios(self.trace, self.operations, chosen)
+            self._ratios[key] = kernel_ratios(self.per_gpu, chosen)
         return self._ratios[key]
 
     @cached_property
@@ -131,35 +141,35 @@ class Known:
         rank, as a GPU does on which a process only has a context.
         """
         busiest: dict[int, int] = {}
-        for lane in self.lanes:
+        for lane in self.per_gpu.lanes:
             busiest[lane.gpu.rank] = max(busiest.get(lane.gpu.rank, 0), lane.operations)
         stray = {
             (lane.gpu.gpu, lane.gpu.rank)
-            for lane in self.lanes
+            for lane in self.per_gpu.lanes
             if lane.operations < _STRAY * busiest[lane.gpu.rank]
         }
         rows = [row for row in self.breakdown if (row.gpu, row.rank) not in stray]
         return tuple([row for row in rows if row.steps] or rows)
 
     @cached_property
-    def working(self) -> list[Lane]:
+    def working(self) -> list[Extent]:
         """The GPUs that count."""
-        pairs = zip(self.lanes, self.breakdown, strict=True) if self.operations else ()
+        pairs = zip(self.per_gpu.lanes, self.breakdown, strict=True) if self.per_gpu.operations else ()
         return [lane for lane, row in pairs if row in self.rows]
 
     @cached_property
     def pageable(self) -> Pageable:
         """The input copies from pageable memory."""
-        return find_pageable(self.trace, self.working, self.measured)
+        return find_pageable(self.per_gpu, self.working, self.measured)
 
     @cached_property
     def balance(self) -> tuple[Load, ...]:
         """The GPUs that count side by side; nothing where there is one."""
         lanes = self.working
         memory = most_memory(self.trace.nvml, lanes) if len(lanes) > 1 else {}
-        return compare_loads(self.trace, self.operations, lanes, self.measured, memory)
+        return compare_loads(self.per_gpu, lanes, self.measured, memory)
 
     @cached_property
     def links(self) -> Links | None:
         """What joins the GPUs and went over it; None where there is one GPU."""
-        return measure_links(self.trace, self.operations, self.collectives)
+        return measure_links(self.per_gpu, self.collectives)

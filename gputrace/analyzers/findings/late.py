@@ -216,7 +216,7 @@ def _finding(
 
 def _who(facts: Facts, gpu: Gpu) -> str:
     """``rank 3``; the GPU where one rank has several."""
-    alone = sum(lane.gpu.rank == gpu.rank for lane in facts.lanes) == 1
+    alone = sum(lane.gpu.rank == gpu.rank for lane in facts.per_gpu.lanes) == 1
     return f"rank {gpu.rank}" if alone else f"gpu {gpu.gpu} of rank {gpu.rank}"
 
 

@@ -7,10 +7,11 @@ from typing import Final
 
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
-from gputrace.analyzers.intervals import Intervals, union
+from gputrace.analyzers.intervals import Intervals
 from gputrace.analyzers.links import Links
 from gputrace.analyzers.links.slower import Slower, slower_links
 from gputrace.analyzers.results import Evidence, Finding
+from gputrace.analyzers.shard import OneGpu
 from gputrace.units import format_ns
 
 WORTH: Final = 0.01
@@ -46,18 +47,17 @@ def exposed(facts: Facts, links: Links, busy: Mapping[int, Intervals]) -> int:
     ``busy`` says when each GPU, by its place among the operations, was in one.
     """
     place = {gpu: index for index, gpu in enumerate(links.gpus)}
-    most = 0
-    for lane, row in zip(facts.lanes, facts.breakdown, strict=True):
-        if row not in facts.rows or place[lane.gpu] not in busy:
-            continue
-        own = facts.measured_of(row)
-        span = lane.window
-        steps = union(
-            [s.start_ns for s in own] or [span.start], [s.end_ns for s in own] or [span.end]
-        )
-        idle = busy[place[lane.gpu]].difference(lane.timeline.of_class(OperationClass.COMPUTE))
-        most = max(most, idle.intersection(steps).total // max(len(own), 1))
-    return most
+    lanes = [lane for lane in facts.working if place[lane.gpu] in busy]
+    steps = [facts.time_of(lane) for lane in lanes]
+    found = facts.per_gpu.each(_alone, lanes, (busy[place[lane.gpu]] for lane in lanes), steps)
+    counts = (max(len(facts.measured_of(lane.gpu)), 1) for lane in lanes)
+    return max((ns // count for ns, count in zip(found, counts, strict=True)), default=0)
+
+
+def _alone(one: OneGpu, busy: Intervals, steps: Intervals) -> int:
+    """Nanoseconds of transfers in the steps with no computation beside them."""
+    idle = busy.difference(one.lane.timeline.of_class(OperationClass.COMPUTE))
+    return idle.intersection(steps).total
 
 
 def _cost(facts: Facts, slow: Slower) -> int:

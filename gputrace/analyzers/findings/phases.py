@@ -9,9 +9,12 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.findings.facts import HIGH, MEDIUM, Facts, severity_of
+from gputrace.analyzers.intervals import Times
+from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.per_gpu import repeated
 from gputrace.analyzers.results import CLASSES, IDLE_CAUSES, Finding, Phase
+from gputrace.analyzers.shard import OneGpu
 from gputrace.analyzers.steps import StepWindows
 from gputrace.units import format_ns, format_ranges
 
@@ -125,20 +128,19 @@ def _times(facts: Facts, name: str) -> _Times | None:
 
 def _waits(facts: Facts, phases: Sequence[Phase], working: Sequence[int]) -> dict[int, int]:
     """Of the ranks that have no such phase, those that wait while the others are in it."""
-    lanes: dict[int, Lane] = {}
-    for lane in facts.lanes:
-        lanes.setdefault(lane.gpu.rank, lane)
+    lanes: dict[int, Extent] = {}
+    for lane in facts.per_gpu.lanes:
+        if lane.gpu.rank not in working and lane.gpu.rank in facts.found.by_rank:
+            lanes.setdefault(lane.gpu.rank, lane)
     starts = np.array([phase.start_ns for phase in phases], np.int64)
     ends = np.array([phase.end_ns for phase in phases], np.int64)
     length = int((ends - starts).sum())
-    waits = {}
-    for rank, lane in lanes.items():
-        if rank in working or rank not in facts.found.by_rank:
-            continue
-        waited = int(lane.split(starts, ends)[:, _NOT_WORK].sum())
-        if waited >= _WAITS * length:
-            waits[rank] = waited
-    return waits
+    waited = facts.per_gpu.each(_waited, lanes.values(), *repeated(len(lanes), starts, ends))
+    return {rank: ns for rank, ns in zip(lanes, waited, strict=True) if ns >= _WAITS * length}
+
+
+def _waited(one: OneGpu, starts: Times, ends: Times) -> int:
+    return int(one.lane.split(starts, ends)[:, _NOT_WORK].sum())
 
 
 def _run_ns(facts: Facts) -> int:

@@ -218,7 +218,7 @@ def _warmup_causes(facts: Facts) -> dict[str, int]:
 
 def graph_opaque(facts: Facts) -> Iterator[Finding]:
     """CUDA graphs recorded as a whole (`info`)."""
-    graphs = sum(lane.timeline.opaque_graphs for lane in facts.lanes)
+    graphs = sum(lane.opaque_graphs for lane in facts.per_gpu.lanes)
     if not graphs:
         return
     yield facts.finding(

@@ -3,52 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.host import NOBODY, HostCalls
+from gputrace.analyzers.host import NOBODY
 from gputrace.analyzers.intervals import Times
-from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results.kernels import LaunchCost
-from gputrace.traces.events import Events
+from gputrace.analyzers.shard import OneGpu
 
-TINY_NS: Final = 5_000
+_TINY_NS: Final = 5_000
 """A launching call takes a host about so long: shorter kernels cannot keep a GPU fed."""
-MOST_LOOKED_AT: Final = 20_000
-"""Kernels of a GPU of which calls are looked up; evenly taken from all."""
+_MOST_OF_ONE: Final = 20_000
+_MOST_OF_ALL: Final = 1_280_000
+"""Kernels of which calls are looked up; evenly taken from all."""
 
 Rows = NDArray[np.intp]
 
 
-def launch_cost(
-    launched: Iterable[tuple[GpuOperations, Times, Rows]], calls: HostCalls | None
-) -> LaunchCost:
-    """Of the kernels of GPUs.
+@dataclass(frozen=True)
+class LaunchTimes:
+    """Of kernels of one GPU."""
 
-    Args:
-        launched: of each GPU its operations, nanoseconds of the kernels that count, and the rows of
-            some of them, of which the calls are looked up.
-        calls: of all threads.
-    """
-    tiny, looked_at = [], []
-    for own, lengths, rows in launched:
-        tiny.append(lengths[lengths < TINY_NS])
-        if calls is not None and len(rows):
-            looked_at.append(_calls_of(own, rows, calls))
-    short = np.concatenate(tiny)
-    call = np.concatenate([lengths for lengths, _ in looked_at] or [np.empty(0, np.int64)])
-    latency = np.concatenate([delays for _, delays in looked_at] or [np.empty(0, np.int64)])
-    return LaunchCost(TINY_NS, len(short), int(short.sum()), _median(call), _median(latency))
+    tiny_count: int
+    tiny_total_ns: int
+    """Those too short to keep a GPU fed."""
+    calls: Times
+    """Nanoseconds of the calls that launched some of them."""
+    delays: Times
+    """From those calls to kernels that an idle GPU started: it had done all before the call."""
 
 
-def _calls_of(own: GpuOperations, rows: Rows, calls: HostCalls) -> tuple[Times, Times]:
-    """Lengths of the calls that launched some kernels, and the delays of those that an idle GPU
-    started: it had done all before the call began.
-    """
-    launched = {name: getattr(own.events, name)[rows] for name in ("process", "correlation")}
-    issued_by = calls.issued_by(Events(launched))
+def most_looked_at(gpus: int) -> int:
+    """Of each of so many GPUs, the kernels of which calls are looked up."""
+    return min(_MOST_OF_ONE, _MOST_OF_ALL // max(gpus, 1))
+
+
+def look_at(one: OneGpu, rows: Rows, most: int) -> LaunchTimes:
+    """What launching some kernels of a GPU costs; the calls of ``most`` of them are looked up."""
+    lengths = one.operations.end[rows] - one.operations.start[rows]
+    tiny = lengths[lengths < _TINY_NS]
+    calls, delays = _calls_of(one, rows[:: len(rows) // most + 1])
+    return LaunchTimes(len(tiny), int(tiny.sum()), calls, delays)
+
+
+def launch_cost(launched: Iterable[LaunchTimes]) -> LaunchCost:
+    """Of all GPUs together."""
+    own = list(launched)
+    return LaunchCost(
+        _TINY_NS,
+        sum(one.tiny_count for one in own),
+        sum(one.tiny_total_ns for one in own),
+        _median(np.concatenate([one.calls for one in own])),
+        _median(np.concatenate([one.delays for one in own])),
+    )
+
+
+def _calls_of(one: OneGpu, rows: Rows) -> tuple[Times, Times]:
+    """Lengths of the calls that launched kernels, and the delays of those an idle GPU began."""
+    own, calls = one.operations, one.calls
+    if calls is None or not len(rows):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    issued_by = calls.issued_by(own.events.having("process", "correlation").select(rows))
     known = issued_by != NOBODY
     rows, issued_by = rows[known], issued_by[known]
     began = calls.start[issued_by]

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gputrace.analyzers.breakdown import Lane
+from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.grouping import StepsOf
-from gputrace.analyzers.host import HostCalls
-from gputrace.analyzers.intervals import Times, union
+from gputrace.analyzers.intervals import Intervals, union
+from gputrace.analyzers.kernels.counting import Counted, count, forget, medians
 from gputrace.analyzers.kernels.families import converts_layout, family_of
-from gputrace.analyzers.kernels.launches import MOST_LOOKED_AT, launch_cost
+from gputrace.analyzers.kernels.launches import launch_cost, most_looked_at
 from gputrace.analyzers.kernels.naming import short_name
 from gputrace.analyzers.kernels.tensorcores import generation, on_tensor_cores, precision_of
-from gputrace.analyzers.operations import ByGpu, GpuOperations
+from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import Step
 from gputrace.analyzers.results.kernels import (
     Family,
@@ -27,57 +28,49 @@ from gputrace.analyzers.results.kernels import (
     KernelUse,
     Product,
 )
-from gputrace.traces.events import Kind
-from gputrace.traces.ids import distinct_ids, number_ids
-from gputrace.traces.trace import Trace
+from gputrace.traces.ids import distinct_ids
 
 _MOST: Final = 50
 _MOST_OF_FIRST_GPU: Final = 20
 _STRAY: Final = 0.01
 """A GPU with a smaller part of the busiest one's kernels does not count."""
-_LENGTH_BITS: Final = 40
-"""A kernel's nanoseconds fit in so many bits: 18 minutes."""
-_LONGEST: Final = (1 << _LENGTH_BITS) - 1
 
 
 @dataclass(frozen=True)
-class _Launches:
+class _OnGpu:
     """The kernels of one GPU that start in its measured time."""
 
-    lane: Lane
+    lane: Extent
     steps: int
     measured_ns: int
-    some: NDArray[np.intp]
-    """Rows of the GPU's operations, of kernels evenly taken from all."""
-    packed: NDArray[np.int64]
-    """The place of each one's name among all names, and in the lower bits its length; in order."""
-
-    @property
-    def lengths(self) -> Times:
-        """Nanoseconds of each, in no order that means anything."""
-        return self.packed & _LONGEST
+    counted: Counted
 
 
-def count_kernels(
-    trace: Trace,
-    operations: Sequence[GpuOperations],
-    lanes: Sequence[Lane],
-    measured: Sequence[Step],
-    calls: HostCalls | None,
-) -> Kernels | None:
+def count_kernels(gpus: PerGpu, measured: Sequence[Step]) -> Kernels | None:
     """The kernels that start in the measured steps, or in the lanes' windows where there are none.
 
     Of the GPUs that do the work; None where no kernel does.
     """
-    names, place = _names(trace, operations)
-    by_gpu = ByGpu(operations)
+    names, codes = _names(gpus)
     steps_of = StepsOf(measured)
-    found = [_launches(by_gpu[lane.gpu], lane, steps_of(lane.gpu), place) for lane in lanes]
-    found = _that_count(found)
-    if not found:
-        return None
+    steps = [steps_of(lane.gpu) for lane in gpus.lanes]
+    windows = [_windows(lane, own) for lane, own in zip(gpus.lanes, steps, strict=True)]
+    own_codes = [codes[lane.gpu] for lane in gpus.lanes]
+    most = most_looked_at(len(gpus.lanes))
+    counted = gpus.each(
+        count, gpus.lanes, windows, own_codes, repeat(most, len(windows)), keeps=True
+    )
+    spans = [own.total for own in windows]
+    rows = zip(gpus.lanes, map(len, steps), spans, counted, strict=True)
+    found = _that_count([_OnGpu(*row) for row in rows])
+    kernels = _table(gpus, names, found) if found else None
+    gpus.each(forget, gpus.lanes, keeps=True)
+    return kernels
+
+
+def _table(gpus: PerGpu, names: Sequence[str], found: Sequence[_OnGpu]) -> Kernels:
     span = sum(own.measured_ns for own in found)
-    uses = _uses(names, found, span)
+    uses = _uses(gpus, names, found, span)
     top, rest = uses[:_MOST], uses[_MOST:]
     cards = [generation(own.lane.gpu.name, names) for own in found]
     return Kernels(
@@ -93,94 +86,64 @@ def count_kernels(
         has_tensor_cores=_all_have(cards, 7),
         has_tf32=_all_have(cards, 8),
         first_gpu_only=tuple(_of_first_gpu(uses, [own.lane for own in found])),
-        launches=launch_cost(
-            ((by_gpu[own.lane.gpu], own.lengths, own.some) for own in found), calls
-        ),
+        launches=launch_cost(own.counted.launches for own in found),
     )
 
 
-def _that_count(found: Sequence[_Launches]) -> list[_Launches]:
+def _that_count(found: Sequence[_OnGpu]) -> list[_OnGpu]:
     """Those of GPUs that have measured steps, if any has, and do more than next to nothing."""
     if any(own.steps for own in found):
         found = [own for own in found if own.steps]
-    most = max((len(own.packed) for own in found), default=0)
-    return [own for own in found if len(own.packed) and len(own.packed) >= _STRAY * most]
+    most = max((own.counted.kernels for own in found), default=0)
+    return [own for own in found if own.counted.kernels >= max(_STRAY * most, 1)]
 
 
-def _names(trace: Trace, operations: Sequence[GpuOperations]) -> tuple[list[str], dict[int, int]]:
-    """The kernels' names, each once, and which of them each name id is."""
-    kernels = [own.events.name[own.events.kind == Kind.KERNEL] for own in operations]
-    text = trace.names(distinct_ids(np.concatenate(kernels)))
+def _names(gpus: PerGpu) -> tuple[list[str], dict[Gpu, dict[int, int]]]:
+    """The kernels' names, each once; for each GPU, which of them its name ids are."""
+    ids = distinct_ids(np.concatenate([own.kernels for own in gpus.operations]))
+    text = gpus.trace.names(ids)
     names = list(dict.fromkeys(text.values()))
     place = {name: index for index, name in enumerate(names)}
-    return names, {id: place[name] for id, name in text.items()}
+    return names, {
+        own.gpu: {id: place[text[id]] for id in own.kernels.tolist()} for own in gpus.operations
+    }
 
 
-def _launches(
-    own: GpuOperations, lane: Lane, steps: Sequence[Step], place: dict[int, int]
-) -> _Launches:
+def _windows(lane: Extent, steps: Sequence[Step]) -> Intervals:
     starts = [step.start_ns for step in steps] or [lane.window.start]
     ends = [step.end_ns for step in steps] or [lane.window.end]
-    windows = union(starts, ends)
-    rows = np.flatnonzero((own.events.kind == Kind.KERNEL) & windows.contains(own.start))
-    distinct, where = number_ids(own.events.name[rows])
-    packed = np.array([place[id] << _LENGTH_BITS for id in distinct.tolist()], np.int64).take(where)
-    packed |= np.minimum(own.end[rows] - own.start[rows], _LONGEST)
-    packed.sort()
-    some = rows[:: len(rows) // MOST_LOOKED_AT + 1].copy()
-    return _Launches(lane, len(steps), windows.total, some, packed)
+    return union(starts, ends)
 
 
-def _uses(names: Sequence[str], found: Sequence[_Launches], span: int) -> list[KernelUse]:
+def _uses(
+    gpus: PerGpu, names: Sequence[str], found: Sequence[_OnGpu], span: int
+) -> list[KernelUse]:
     """Every kernel, by its time, most first."""
-    packed = np.concatenate([own.packed for own in found])
-    packed.sort()
     by_gpu: dict[int, list[KernelOnGpu]] = defaultdict(list)
     for own in found:
-        gpu = own.lane.gpu
-        for code, count, total, median in _counted(own.packed):
-            by_gpu[code].append(KernelOnGpu(gpu.gpu, gpu.rank, count, total, median))
-    uses = [
-        _use(names[code], count, total, median, total / max(span, 1), by_gpu[code])
-        for code, count, total, median in _counted(packed)
-    ]
+        gpu, one = own.lane.gpu, own.counted
+        columns = (one.code, one.count, one.total, one.median)
+        for code, *figures in zip(*(column.tolist() for column in columns), strict=True):
+            by_gpu[code].append(KernelOnGpu(gpu.gpu, gpu.rank, *figures))
+    middle = medians(gpus, [own.lane for own in found], [own.counted for own in found])
+    uses = [_use(names[code], own, middle[code], span) for code, own in sorted(by_gpu.items())]
     return sorted(uses, key=lambda use: (-use.total_ns, use.name))
 
 
-def _use(
-    name: str, count: int, total: int, median: int, share: float, by_gpu: list[KernelOnGpu]
-) -> KernelUse:
-    family = family_of(name)
+def _use(name: str, by_gpu: Sequence[KernelOnGpu], median_ns: int, span: int) -> KernelUse:
+    family, total = family_of(name), sum(own.total_ns for own in by_gpu)
     return KernelUse(
         name=name,
         short=short_name(name),
         family=family,
         tensor_cores=on_tensor_cores(name, family),
         converts_layout=converts_layout(name),
-        count=count,
+        count=sum(own.count for own in by_gpu),
         total_ns=total,
-        median_ns=median,
-        share=round(share, 6),
+        median_ns=median_ns,
+        share=round(total / max(span, 1), 6),
         by_gpu=tuple(by_gpu),
     )
-
-
-def _counted(packed: NDArray[np.int64]) -> Iterable[tuple[int, int, int, int]]:
-    """Of each place of a name: how often, nanoseconds in all, and the (lower) median.
-
-    Overwrites what it is given with the lengths: copies of all launches would take much memory.
-    """
-    if not len(packed):
-        return []
-    last = int(packed[-1]) >> _LENGTH_BITS
-    edges = np.searchsorted(packed, np.arange(last + 2) << _LENGTH_BITS)
-    places = np.flatnonzero(np.diff(edges))
-    first, counts = edges[places], np.diff(edges)[places]
-    lengths = np.bitwise_and(packed, _LONGEST, out=packed)
-    totals = np.add.reduceat(lengths, first)
-    medians = lengths[first + (counts - 1) // 2]
-    columns = (places, counts, totals, medians)
-    return zip(*(column.tolist() for column in columns), strict=True)
 
 
 def _families(uses: Sequence[KernelUse], span: int) -> list[Family]:
@@ -222,7 +185,7 @@ def _all_have(cards: Sequence[int | None], least: int) -> bool | None:
     return True if len(known) == len(cards) else None
 
 
-def _of_first_gpu(uses: Sequence[KernelUse], lanes: Sequence[Lane]) -> list[KernelUse]:
+def _of_first_gpu(uses: Sequence[KernelUse], lanes: Sequence[Extent]) -> list[KernelUse]:
     """Kernels that of several GPUs only the first one runs."""
     if len(lanes) < 2:
         return []

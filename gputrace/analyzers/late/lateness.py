@@ -15,17 +15,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.collectives.matching import JOINT, Collectives, steps_of
 from gputrace.analyzers.grouping import rows_by, steps_by_gpu
-from gputrace.analyzers.host import HostCalls
 from gputrace.analyzers.intervals import Times
-from gputrace.analyzers.late.pace import find_slack, waiting_calls
-from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.late.pace import find_slack
+from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import Step
-from gputrace.traces.events import UNKNOWN, Mask
-from gputrace.traces.trace import Trace
+from gputrace.analyzers.shard import OneGpu
+from gputrace.traces.events import UNKNOWN
+from gputrace.traces.ids import distinct_ids
 
 _ALL_MEET: Final = (*JOINT, "Broadcast", "Reduce")
 """Operations in which a rank that waits does so for one that is late; a stage of a pipeline waits
@@ -47,7 +47,7 @@ class Lateness:
         length_ns: mean length of a step.
     """
 
-    lanes: tuple[Lane, ...]
+    lanes: tuple[Extent, ...]
     steps: NDArray[np.int64]
     caused: NDArray[np.int64]
     last: NDArray[np.float64]
@@ -63,44 +63,36 @@ class Lateness:
 
 
 def find_lateness(
-    trace: Trace,
-    lanes: Sequence[Lane],
-    operations: Sequence[GpuOperations],
-    collectives: Collectives,
-    calls: HostCalls | None,
-    measured: Sequence[Step],
+    gpus: PerGpu, collectives: Collectives, measured: Sequence[Step]
 ) -> Lateness | None:
     """None where no two GPUs meet in collectives of the measured steps.
 
     Args:
-        trace: tells the names of calls.
-        lanes: the GPUs with their timelines.
-        operations: those among which the collectives were matched.
+        gpus: those among which the collectives were matched.
         collectives: of all GPUs.
-        calls: of all threads; None where none were recorded.
         measured: the steps that count, of all GPUs.
     """
-    step = steps_of(collectives, operations, measured)
+    step = steps_of(collectives, gpus.operations, measured)
     useful = collectives.of(*_ALL_MEET) & collectives.known & (step != UNKNOWN)
     row = np.flatnonzero(useful)
-    index = {own.gpu: place for place, own in enumerate(operations)}
-    meeting = [lane for lane in lanes if (collectives.lane[row] == index[lane.gpu]).any()]
+    index = {own.gpu: place for place, own in enumerate(gpus.operations)}
+    meet = set(distinct_ids(collectives.lane[row]).tolist())
+    meeting = [lane for lane in gpus.lanes if index[lane.gpu] in meet]
     if len(meeting) < 2:
         return None
-    place = np.full(len(operations), UNKNOWN)
+    place = np.full(len(gpus.operations), UNKNOWN)
     place[[index[lane.gpu] for lane in meeting]] = np.arange(len(meeting))
     own, last = place[collectives.lane[row]], place[_last_lane(collectives)[row]]
     numbers = np.array(sorted({step.step for step in measured}), np.int64)
-    lost = np.where(own != last, _losses(meeting, own, collectives, row), 0)
+    lost = np.where(own != last, _losses(gpus, meeting, own, collectives, row), 0)
     caused = np.zeros((len(meeting), len(numbers)), np.int64)
     steps, at = steps_by_gpu(measured), np.searchsorted(numbers, step[row])
-    waiting = None if calls is None else waiting_calls(trace, calls)
-    for lane, mine in zip(meeting, rows_by(own, len(meeting)), strict=True):
+    own_steps = [steps.get((lane.gpu.gpu, lane.gpu.rank), []) for lane in meeting]
+    slacks = gpus.each(find_slack, meeting, map(_edges, own_steps))
+    for mine, ran, found in zip(rows_by(own, len(meeting)), own_steps, slacks, strict=True):
         losses = np.zeros_like(caused)
         np.add.at(losses, (last[mine], at[mine]), lost[mine])
-        own_steps = steps.get((lane.gpu.gpu, lane.gpu.rank), [])
-        slack = _slack(operations[index[lane.gpu]], calls, waiting, own_steps)
-        _bound(losses, slack, numbers)
+        _bound(losses, _by_step(ran, found), numbers)
         caused += losses
     came_last = np.bincount(last[collectives.joint[row] & (own == last)], minlength=len(meeting))
     return Lateness(
@@ -116,16 +108,17 @@ Slack = Mapping[int, int]
 """By step, what the host of a GPU could have gained in it."""
 
 
-def _slack(
-    own: GpuOperations, calls: HostCalls | None, waiting: Mask | None, steps: Sequence[Step]
-) -> Slack | None:
+def _edges(steps: Sequence[Step]) -> NDArray[np.int64]:
+    """Number, start and end of each."""
+    rows = [(step.step, step.start_ns, step.end_ns) for step in steps]
+    return np.array(rows, np.int64).reshape(-1, 3)
+
+
+def _by_step(steps: Sequence[Step], slack: NDArray[np.int64] | None) -> Slack | None:
     """None where it is not known."""
-    if calls is None or waiting is None:
+    if slack is None:
         return None
-    found = find_slack(own, calls, waiting, steps)
-    if found is None:
-        return None
-    return dict(zip([step.step for step in steps], found.tolist(), strict=True))
+    return dict(zip([step.step for step in steps], slack.tolist(), strict=True))
 
 
 def _bound(losses: NDArray[np.int64], known: Slack | None, numbers: NDArray[np.int64]) -> None:
@@ -143,18 +136,26 @@ def _bound(losses: NDArray[np.int64], known: Slack | None, numbers: NDArray[np.i
 
 
 def _losses(
-    lanes: Sequence[Lane], own: NDArray[np.int64], collectives: Collectives, row: NDArray[np.int64]
+    gpus: PerGpu,
+    lanes: Sequence[Extent],
+    own: NDArray[np.int64],
+    collectives: Collectives,
+    row: NDArray[np.int64],
 ) -> Times:
     """What each of some rows of collectives costs the GPU that it is of, by the index of that."""
     lost = np.zeros(len(row), np.int64)
-    for lane, mine in zip(lanes, rows_by(own, len(lanes)), strict=True):
-        mine = mine[np.argsort(collectives.start[row[mine]], kind="stable")]
-        at = row[mine]
-        lost[mine] = _lost(lane, collectives.start[at], collectives.end[at], collectives.wait[at])
+    by_lane = [
+        mine[np.argsort(collectives.start[row[mine]], kind="stable")]
+        for mine in rows_by(own, len(lanes))
+    ]
+    columns = (collectives.start, collectives.end, collectives.wait)
+    times = ([column[row[mine]] for mine in by_lane] for column in columns)
+    for mine, found in zip(by_lane, gpus.each(_lost, lanes, *times), strict=True):
+        lost[mine] = found
     return lost
 
 
-def _lost(lane: Lane, start: Times, end: Times, wait: Times) -> Times:
+def _lost(one: OneGpu, start: Times, end: Times, wait: Times) -> Times:
     """Of the wait in each collective, in order of start, what costs its GPU time.
 
     Collectives run one after the other as they become ready. A wait that hides under kernels delays
@@ -166,7 +167,7 @@ def _lost(lane: Lane, start: Times, end: Times, wait: Times) -> Times:
     begin = np.flatnonzero(first)
     chain = np.cumsum(first) - 1
     waits, last = np.add.reduceat(wait, begin), np.append(begin[1:], len(start)) - 1
-    alone = lane.timeline.of_class(OperationClass.COMMUNICATION)
+    alone = one.lane.timeline.of_class(OperationClass.COMMUNICATION)
     shown = alone.within(start[begin], start[last] + wait[last])
     part = np.minimum(waits, shown) / np.maximum(waits, 1)
     lost: Times = (wait * part[chain]).astype(np.int64)

@@ -8,7 +8,6 @@ once may come last for ever after, and cost nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -17,10 +16,9 @@ from numpy.typing import NDArray
 from gputrace.analyzers.host import NOBODY, Call, HostCalls
 from gputrace.analyzers.intervals import Intervals, Times, union
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.results import Step
+from gputrace.analyzers.shard import OneGpu, Shard
 from gputrace.traces.events import Kind, Mask
 from gputrace.traces.ids import distinct_ids
-from gputrace.traces.trace import Trace
 
 _FULL: Final = 900
 """With so many operations queued, a launch waits for room: CUDA holds about 1,000."""
@@ -30,30 +28,27 @@ _WITH_HOST: Final = (Kind.COPY_H2D, Kind.COPY_D2H)
 """Copies that a call may stay in until they are done."""
 
 
-def find_slack(
-    own: GpuOperations, calls: HostCalls, waiting: Mask, steps: Sequence[Step]
-) -> NDArray[np.int64] | None:
+def find_slack(one: OneGpu, steps: NDArray[np.int64]) -> NDArray[np.int64] | None:
     """Of each step, its time on the GPU less what the host needs without waiting for the GPU.
 
     Negative where the host was ahead and lost some of that. None where it is not known who issues
     the steps.
 
     Args:
-        own: of this GPU.
-        calls: of all threads.
-        waiting: which of these wait for the GPU, from `waiting_calls`.
-        steps: of this GPU, in order.
+        one: the GPU.
+        steps: of it, in order: shape (steps, 3), number, start and end.
     """
+    own, calls = one.operations, one.calls
+    if calls is None or not len(steps):
+        return None
+    numbers, starts, ends = steps.T
     issued_by = calls.issued_by(own.events)
-    first = np.searchsorted(own.start, [step.start_ns for step in steps])
-    first = np.minimum(first, len(own) - 1)
-    if not len(steps) or (issued_by[first] == NOBODY).any():
+    first = np.minimum(np.searchsorted(own.start, starts), len(own) - 1)
+    if (issued_by[first] == NOBODY).any():
         return None
     begin = calls.start[issued_by[first]]
-    numbers = np.array([step.step for step in steps])
-    length = np.array([step.end_ns - step.start_ns for step in steps])
-    follows = np.diff(numbers) == 1
-    waits = _blocked(own, calls, waiting, issued_by).within(
+    length, follows = ends - starts, np.diff(numbers) == 1
+    waits = _blocked(own, calls, one.once(_waiting_calls), issued_by).within(
         begin[:-1], np.maximum(begin[1:], begin[:-1])
     )
     slack = length[:-1] - (np.diff(begin) - waits)
@@ -79,11 +74,13 @@ def _blocked(
     return union(starts, ends)
 
 
-def waiting_calls(trace: Trace, calls: HostCalls) -> Mask:
+def _waiting_calls(shard: Shard) -> Mask:
     """Calls that wait for the GPU: those that say so, and those that give memory back, for which it
     must have done all that uses it.
     """
-    freeing = trace.search(distinct_ids(calls.name[calls.sort == Call.ALLOC]), _FREE)
+    calls = shard.calls
+    assert calls is not None
+    freeing = shard.trace.search(distinct_ids(calls.name[calls.sort == Call.ALLOC]), _FREE)
     drains = np.isin(calls.name, list(freeing)) & (calls.sort == Call.ALLOC)
     waiting: Mask = drains | (calls.sort == Call.SYNC)
     return waiting

@@ -10,14 +10,12 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.collectives.matching import PEER_COPY, Collectives
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.links.topology import Topology
 from gputrace.analyzers.links.traffic import Traffic, find_staged, read_peer_copies
-from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results.links import GpuLink
-from gputrace.traces.trace import Trace
 
 LARGE: Final = 1 << 20
 """Bytes from which a copy's speed is the link's, and not that of starting it."""
@@ -31,7 +29,7 @@ _MOST_LANES: Final = 62
 class Links:
     """The GPUs of a run, their links, and the copies between them."""
 
-    operations: Sequence[GpuOperations]
+    gpus: Sequence[Gpu]
     topology: Topology
     peer: Traffic
     """Copies straight from one GPU to another."""
@@ -40,21 +38,17 @@ class Links:
     collectives: Collectives
 
     @cached_property
-    def gpus(self) -> list[Gpu]:
-        return [own.gpu for own in self.operations]
-
-    @cached_property
     def groups(self) -> dict[tuple[int, ...], int]:
         """The sets of GPUs that had collectives together, and how many."""
         one = self.collectives
-        if not len(one) or len(self.operations) > _MOST_LANES:
+        if not len(one) or len(self.gpus) > _MOST_LANES:
             return {}
         keep = np.isin(one.operation, _kernels_only(one))
         bits = np.zeros(int(one.instance.max()) + 1, np.int64)
         np.bitwise_or.at(bits, one.instance[keep], np.int64(1) << one.lane[keep].astype(np.int64))
         sets, counts = np.unique(bits, return_counts=True)
         found = zip(sets.tolist(), counts.tolist(), strict=True)
-        groups = {_lanes(bits, len(self.operations)): count for bits, count in found}
+        groups = {_lanes(bits, len(self.gpus)): count for bits, count in found}
         return {lanes: count for lanes, count in groups.items() if len(lanes) > 1}
 
     @cached_property
@@ -107,15 +101,14 @@ class Links:
         )
 
 
-def measure_links(
-    trace: Trace, operations: Sequence[GpuOperations], collectives: Collectives
-) -> Links | None:
+def measure_links(gpus: PerGpu, collectives: Collectives) -> Links | None:
     """The links between the GPUs that did anything; None where there is one GPU."""
+    trace, operations = gpus.trace, gpus.operations
     if len(operations) < 2:
         return None
-    talks = any((own.classes == OperationClass.COMMUNICATION).any() for own in operations)
+    talks = any(own.communicates for own in operations)
     return Links(
-        operations,
+        [own.gpu for own in operations],
         Topology.of(trace.nvml),
         read_peer_copies(trace, operations),
         find_staged(trace, operations, talks),

@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.intervals import Intervals, Times, union
-from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.operations import Ran
 from gputrace.traces.events import Events, Kind, Mask
-from gputrace.traces.ids import distinct_ids
 from gputrace.traces.trace import Trace
 
 _STAGED: Final = 1 << 16
@@ -66,9 +65,9 @@ class Traffic:
 _NO_TRAFFIC: Final = Traffic(*(np.empty(0, np.int64) for _ in fields(Traffic)))
 
 
-def read_peer_copies(trace: Trace, operations: Sequence[GpuOperations]) -> Traffic:
+def read_peer_copies(trace: Trace, operations: Sequence[Ran]) -> Traffic:
     """The copies straight from one GPU to another, of which both ends are known."""
-    if not any((own.events.kind == Kind.COPY_PEER).any() for own in operations):
+    if not any(Kind.COPY_PEER in own.kinds for own in operations):
         return _NO_TRAFFIC
     columns = ("start", "end", "bytes", "process", "source_device", "destination_device")
     copies = trace.events([Kind.COPY_PEER], columns)
@@ -79,7 +78,7 @@ def read_peer_copies(trace: Trace, operations: Sequence[GpuOperations]) -> Traff
     return found.select((source != _NOBODY) & (target != _NOBODY) & (source != target))
 
 
-def find_staged(trace: Trace, operations: Sequence[GpuOperations], talks: bool) -> Traffic:
+def find_staged(trace: Trace, operations: Sequence[Ran], talks: bool) -> Traffic:
     """Copies to the host that were followed by one of the same size from it to another GPU.
 
     Args:
@@ -87,8 +86,8 @@ def find_staged(trace: Trace, operations: Sequence[GpuOperations], talks: bool) 
             count, and none of a GPU that itself has just copied as much to the host: it may get
             back its own, as offloaded optimizers do.
     """
-    kinds = [set(distinct_ids(own.events.kind).tolist()) for own in operations]
-    if not {Kind.COPY_D2H, Kind.COPY_H2D} <= set[int]().union(*kinds):
+    kinds = frozenset[Kind]().union(*(own.kinds for own in operations))
+    if not {Kind.COPY_D2H, Kind.COPY_H2D} <= kinds:
         return _NO_TRAFFIC
     columns = ("start", "end", "kind", "bytes", "process", "device")
     copies = trace.events([Kind.COPY_D2H, Kind.COPY_H2D], columns)
@@ -154,7 +153,7 @@ def _is_soon(copies: Events, first: int, start: int) -> bool:
 
 
 def _places(
-    operations: Sequence[GpuOperations], process: NDArray[np.int16], device: NDArray[np.int16]
+    operations: Sequence[Ran], process: NDArray[np.int16], device: NDArray[np.int16]
 ) -> NDArray[np.int64]:
     """The index of the GPU that a process means by each ordinal."""
     known = {pair: index for index, own in enumerate(operations) for pair in own.gpu.pairs}

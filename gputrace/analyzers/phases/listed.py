@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.breakdown import AnyLane, Lane
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.intervals import Intervals
+from gputrace.analyzers.lanes import AnyExtent, AnyLane, Lane
+from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.phases.epochs import find_epochs
 from gputrace.analyzers.phases.warmup import WARMUP_CAUSES
 from gputrace.analyzers.results import CLASSES, Phase, Step
+from gputrace.analyzers.shard import OneGpu
 from gputrace.analyzers.steps import FoundSteps, HeldUp, Interlude, StepWindows, held_up
 from gputrace.units import format_ns, format_ranges
 
@@ -25,7 +27,8 @@ _TOLD: Final = 0.05
 
 
 def list_phases(
-    lanes: Sequence[AnyLane],
+    gpus: PerGpu,
+    lanes: Sequence[AnyExtent],
     found: FoundSteps,
     steps: Sequence[Step] = (),
     causes: Mapping[int, Mapping[str, int]] | None = None,
@@ -33,25 +36,55 @@ def list_phases(
     """Warm-up, validation and checkpoints of every rank, and what begins its epochs.
 
     Args:
+        gpus: whose lanes they are.
         lanes: of all GPUs; the first of each rank stands for it.
         found: the steps, with what lies between them.
         steps: all steps on all GPUs.
         causes: of warm-up, by rank.
     """
-    listed: list[Phase] = []
     held, steps_of = list(held_up(found.by_rank)), StepsOf(steps)
-    for lane in _one_of_each_rank(lanes):
-        windows = found.by_rank.get(lane.gpu.rank)
-        if windows is None:
-            continue
-        listed += _warmup(lane, windows, found.warmup, (causes or {}).get(lane.gpu.rank, {}))
-        listed += [_interlude(lane, windows, interlude) for interlude in windows.interludes]
-        listed += [_held_up(lane, own) for own in held if own.rank == lane.gpu.rank]
-        listed += _epochs(lane, windows, found.warmup, steps_of(lane.gpu))
+    lanes = [lane for lane in _one_of_each_rank(lanes) if lane.gpu.rank in found.by_rank]
+    told = [
+        _Told(
+            found.by_rank[lane.gpu.rank],
+            found.warmup,
+            (causes or {}).get(lane.gpu.rank, {}),
+            tuple(own for own in held if own.rank == lane.gpu.rank),
+            _waits(steps_of(lane.gpu)),
+        )
+        for lane in lanes
+    ]
+    listed = [phase for own in gpus.each(_phases, lanes, told) for phase in own]
     return tuple(_who_waits(listed))
 
 
-def _one_of_each_rank(lanes: Sequence[AnyLane]) -> list[AnyLane]:
+@dataclass(frozen=True)
+class _Told:
+    """What phases are made of, of one rank, but for its lane."""
+
+    windows: StepWindows
+    warmup: int
+    causes: Mapping[str, int]
+    held: tuple[HeldUp, ...]
+    waits: Mapping[int, int]
+    """By step, nanoseconds that its GPU waits for data."""
+
+
+def _phases(one: OneGpu, told: _Told) -> list[Phase]:
+    lane, windows = one.any_lane, told.windows
+    return [
+        *_warmup(lane, windows, told.warmup, told.causes),
+        *(_interlude(lane, windows, interlude) for interlude in windows.interludes),
+        *(_held_up(lane, own) for own in told.held),
+        *_epochs(lane, windows, told.warmup, told.waits),
+    ]
+
+
+def _waits(steps: Sequence[Step]) -> dict[int, int]:
+    return {step.step: _wait(step) for step in steps}
+
+
+def _one_of_each_rank(lanes: Sequence[AnyExtent]) -> list[AnyExtent]:
     return list({lane.gpu.rank: lane for lane in reversed(lanes)}.values())[::-1]
 
 
@@ -143,19 +176,18 @@ def _of(lane: AnyLane, name: str, start: int, end: int) -> int | None:
 
 
 def _epochs(
-    lane: AnyLane, windows: StepWindows, warmup: int, steps: Sequence[Step]
+    lane: AnyLane, windows: StepWindows, warmup: int, told: Mapping[int, int]
 ) -> Iterator[Phase]:
-    """The waits for data that begin epochs, from all steps of the lane's GPU."""
-    own = {step.step: step for step in steps}
-    if len(own) != len(windows):
+    """The waits for data that begin epochs, from those of all steps of the lane's GPU."""
+    if len(told) != len(windows):
         return
-    waits = np.array([_wait(own[number]) for number in range(len(windows))], np.int64)
+    waits = np.array([told[number] for number in range(len(windows))], np.int64)
     waits[:warmup] = np.median(waits)
     begins = find_epochs(waits, windows.lengths, {i.after + 1 for i in windows.interludes})
     usual = int(np.median(waits))
     for number in begins:
         start, end = int(windows.start[number]), int(windows.busy_from[number])
-        told = (
+        evidence = (
             f"the first of an epoch of {begins[1] - begins[0]} steps waits "
             f"{format_ns(waits[number])} for data, a usual one {format_ns(usual)}"
         )
@@ -166,7 +198,7 @@ def _epochs(
             start,
             max(start, end),
             lane.idle(start, max(start, end)),
-            told,
+            evidence,
             step=number,
             cost_ns=cost,
         )

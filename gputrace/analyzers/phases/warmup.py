@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import repeat
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.host import Call, HostCalls
 from gputrace.analyzers.intervals import EMPTY, Intervals, joined, union
 from gputrace.analyzers.kernels.families import family_of
 from gputrace.analyzers.kernels.tensorcores import PRODUCTS
+from gputrace.analyzers.lanes import Extent
 from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.per_gpu import PerGpu
+from gputrace.analyzers.shard import OneGpu, Shard
 from gputrace.analyzers.steps import FoundSteps, StepWindows
 from gputrace.traces.events import Kind
 from gputrace.traces.ids import distinct_ids
@@ -70,28 +73,19 @@ _LONG_LAUNCH_NS: Final = 500_000
 """A launch in the first steps that takes longer loads the code that it launches."""
 
 
-def find_warmup_causes(
-    trace: Trace,
-    operations: Sequence[GpuOperations],
-    lanes: Sequence[Lane],
-    calls: HostCalls | None,
-    found: FoundSteps,
-) -> dict[int, dict[str, int]]:
+def find_warmup_causes(gpus: PerGpu, found: FoundSteps) -> dict[int, dict[str, int]]:
     """By rank, and by `WARMUP_CAUSES`, nanoseconds that its warm-up has beyond as many steady
     steps; what is not shown is not there. Nothing where no calls were recorded.
     """
-    if calls is None or not found.warmup:
+    if not gpus.has_calls or not found.warmup:
         return {}
-    spans = _named_spans(trace)
-    causes: dict[int, dict[str, int]] = {}
-    for own, lane in zip(operations, lanes, strict=True):
-        windows = found.by_rank.get(own.gpu.rank)
-        if windows is None or own.gpu.rank in causes or len(windows) <= found.warmup:
-            continue
-        windows = _first(windows, found.warmup + _COMPARED)
-        shown = _shown(trace, own, lane, calls, windows, found.warmup, spans)
-        causes[own.gpu.rank] = _beyond_usual(shown, windows, found.warmup)
-    return causes
+    lanes: dict[int, Extent] = {}
+    for lane in gpus.lanes:
+        if len(found.by_rank.get(lane.gpu.rank, ())) > found.warmup:
+            lanes.setdefault(lane.gpu.rank, lane)
+    windows = [_first(found.by_rank[rank], found.warmup + _COMPARED) for rank in lanes]
+    causes = gpus.each(_causes, lanes.values(), windows, repeat(found.warmup, len(lanes)))
+    return dict(zip(lanes, causes, strict=True))
 
 
 def _first(windows: StepWindows, count: int) -> StepWindows:
@@ -105,8 +99,9 @@ def _first(windows: StepWindows, count: int) -> StepWindows:
     )
 
 
-def _named_spans(trace: Trace) -> Mapping[str, Mapping[int, Intervals]]:
+def _named_spans(shard: Shard) -> Mapping[str, Mapping[int, Intervals]]:
     """Ranges and overheads that name a cause themselves, by process."""
+    trace = shard.trace
     columns = ("start", "end", "name", "process")
     found: dict[str, dict[int, Intervals]] = {"compilation": {}, "module_loading": {}}
     for kind, cause, pattern in (
@@ -127,19 +122,21 @@ def _named_spans(trace: Trace) -> Mapping[str, Mapping[int, Intervals]]:
     return found
 
 
+def _causes(one: OneGpu, windows: StepWindows, warmup: int) -> dict[str, int]:
+    """Of one rank, of which no more steps are given than are compared."""
+    if one.calls is None:
+        return {}
+    return _beyond_usual(_shown(one, one.calls, windows, warmup), windows, warmup)
+
+
 def _shown(
-    trace: Trace,
-    own: GpuOperations,
-    lane: Lane,
-    calls: HostCalls,
-    windows: StepWindows,
-    warmup: int,
-    spans: Mapping[str, Mapping[int, Intervals]],
+    one: OneGpu, calls: HostCalls, windows: StepWindows, warmup: int
 ) -> dict[str, Intervals]:
     """When each cause is shown, each nanosecond for one of them alone."""
+    own, lane, spans = one.operations, one.lane, one.once(_named_spans)
     process, first = own.gpu.process, (int(windows.start[0]), int(windows.end[-1]))
     mine = _rows_of(calls, process, int(windows.end[-1]))
-    names = trace.names(distinct_ids(calls.name[mine]))
+    names = one.trace.names(distinct_ids(calls.name[mine]))
     launch = mine[(calls.sort[mine] == Call.ISSUE) & _long(calls, mine)]
     busy_threads = distinct_ids(calls.thread[mine[calls.sort[mine] == Call.ISSUE]])
     inside = mine[np.isin(calls.thread[mine], busy_threads)]
@@ -154,7 +151,7 @@ def _shown(
             union(calls.start[launch], calls.end[launch]),
         ),
         "allocation": _spans(calls, mine[calls.sort[mine] == Call.ALLOC]),
-        "autotuning": _tried(trace, own, windows, warmup),
+        "autotuning": _tried(one.trace, own, windows, warmup),
         "data_feeding": lane.causes.of["data_feeding"],
         "host": lane.timeline.gaps.clip(*first).difference(_spans(calls, inside)),
     }

@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.intervals import Intervals, Times
+from gputrace.analyzers.lanes import Lane
 from gputrace.analyzers.partition import Timeline
 from gputrace.analyzers.results import CLASSES, IDLE_CAUSES
 

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.intervals import Times
+from gputrace.analyzers.lanes import Lane
 from gputrace.traces.nvml.model import Card, Nvml, Samples
 
 CURVES: Final = ("utilization", "smClock", "power", "memoryUsed", "temperature")

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.breakdown import Lane
 from gputrace.analyzers.intervals import Times
+from gputrace.analyzers.lanes import Lane
 from gputrace.analyzers.results import IDLE_CAUSES
 from gputrace.analyzers.steps import FoundSteps, StepWindows
 

@@ -1,6 +1,6 @@
 """Training steps, found without being told."""
 
-from gputrace.analyzers.steps.find import FoundSteps, find_input_copies, find_steps
+from gputrace.analyzers.steps.find import FoundSteps, agree, find_input_copies, steps_by_rank
 from gputrace.analyzers.steps.held_up import HeldUp, held_up
 from gputrace.analyzers.steps.windows import Interlude, StepWindows
 
@@ -9,7 +9,8 @@ __all__ = [
     "HeldUp",
     "Interlude",
     "StepWindows",
+    "agree",
     "find_input_copies",
-    "find_steps",
     "held_up",
+    "steps_by_rank",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gputrace.analyzers.host import HostCalls
-from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.operations import GpuOperations, Ran
 from gputrace.analyzers.steps.anchors import Rows, find_bursts, inputs_alone, inputs_of_steps
 from gputrace.analyzers.steps.inferred import infer_training
 from gputrace.analyzers.steps.interludes import until_written
@@ -40,13 +40,10 @@ class FoundSteps:
         return next((windows.kind for windows in self.by_rank.values()), "none")
 
 
-def find_steps(
-    trace: Trace,
-    gpus: Sequence[GpuOperations],
-    calls: HostCalls | None,
-    chosen: tuple[int, int] | None = None,
-) -> FoundSteps:
-    """Looks at each rank for itself; a kind that only some ranks show is dropped."""
+def steps_by_rank(
+    trace: Trace, gpus: Sequence[GpuOperations], calls: HostCalls | None
+) -> dict[int, StepWindows]:
+    """What each rank shows by itself, of those that show anything."""
     marks = read_marks(trace) if calls is not None else []
     ranks = sorted({operations.gpu.rank for operations in gpus})
     found = {}
@@ -57,8 +54,18 @@ def find_steps(
             whole = within(until_written(trace, windows, own[0].gpu.process), own[0].recorded)
             if len(whole):
                 found[rank] = whole
-    kinds = {windows.kind for windows in found.values()}
-    if "training" in kinds:
+    return found
+
+
+def agree(
+    trace: Trace,
+    shown: Mapping[int, StepWindows],
+    gpus: Sequence[Ran],
+    chosen: tuple[int, int] | None = None,
+) -> FoundSteps:
+    """Everyone's steps, of what each rank shows; a kind that only some ranks show is dropped."""
+    found = dict(shown)
+    if "training" in {windows.kind for windows in found.values()}:
         found = {rank: w for rank, w in found.items() if w.kind == "training"}
     found = same_steps(found, gpus)
     for rank, windows in found.items():

@@ -18,7 +18,7 @@ from gputrace.analyzers.steps.inferred import window_starts
 from gputrace.analyzers.steps.interludes import part_interludes, without_foreign
 from gputrace.analyzers.steps.sampled import between_neighbours, fill_in
 from gputrace.analyzers.steps.windows import StepWindows
-from gputrace.traces.events import Kind, Mask
+from gputrace.traces.events import Events, Kind, Mask
 from gputrace.traces.ids import distinct_ids
 from gputrace.traces.trace import Trace, Window
 
@@ -75,27 +75,37 @@ def read_marks(trace: Trace) -> list[Marks]:
 
 
 def _families(trace: Trace, kind: Kind) -> Iterator[Marks]:
+    """Those of each process in the order of its own name ids, whatever other processes have."""
     columns = ("start", "end", "name", "process", "thread", "correlation")
     events = trace.events([kind], columns)
     ids = distinct_ids(events.name)
     text = trace.names(ids) if kind == Kind.STEP else trace.search(ids, _STEP)
-    families: dict[str, list[int]] = {}
-    for id, name in text.items():
-        if kind == Kind.STEP or not _NOT_STEP.search(name):
-            families.setdefault(re.sub(r"\d+", "#", name), []).append(id)
-    for family, members in families.items():
-        rows = np.flatnonzero(np.isin(events.name, members))
-        process, thread = (of[rows].astype(np.int64) for of in (events.process, events.thread))
-        threads = process << 32 | thread & 0xFFFFFFFF
-        for key in np.unique(threads):
-            own = rows[threads == key]
-            own = own[np.argsort(events.start[own], kind="stable")]
-            start, end = events.start[own], events.end[own]
-            if len(own) >= _LEAST_STEPS and bool((start[1:] >= end[:-1]).all()):
-                told = kind == Kind.STEP and bool((events.correlation[own] >= 0).all())
-                numbers = events.correlation[own] if told else np.arange(len(own))
-                process_of = int(events.process[own[0]])
-                yield Marks(process_of, family, _source(kind, family), start, end, numbers)
+    families = {
+        id: re.sub(r"\d+", "#", name)
+        for id, name in text.items()
+        if kind == Kind.STEP or not _NOT_STEP.search(name)
+    }
+    events = events.select(np.isin(events.name, list(families)))
+    for process in distinct_ids(events.process).tolist():
+        mine = events.select(events.process == process)
+        own: dict[str, list[int]] = {}
+        for id in distinct_ids(mine.name).tolist():
+            own.setdefault(families[id], []).append(id)
+        for family, members in own.items():
+            yield from _by_thread(mine.select(np.isin(mine.name, members)), kind, family)
+
+
+def _by_thread(events: Events, kind: Kind, family: str) -> Iterator[Marks]:
+    """The ranges of a family in one process that are steps on each thread."""
+    threads = events.thread.astype(np.int64) & 0xFFFFFFFF
+    for thread in np.unique(threads):
+        own = events.select(threads == thread)
+        own = own.select(np.argsort(own.start, kind="stable"))
+        start, end = own.start, own.end
+        if len(own) >= _LEAST_STEPS and bool((start[1:] >= end[:-1]).all()):
+            told = kind == Kind.STEP and bool((own.correlation >= 0).all())
+            numbers = own.correlation if told else np.arange(len(own))
+            yield Marks(int(own.process[0]), family, _source(kind, family), start, end, numbers)
 
 
 def _source(kind: Kind, family: str) -> str:

@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 
 from gputrace.analyzers.intervals import Intervals
-from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.operations import Ran
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.traces.events import Mask
 from gputrace.traces.trace import FROM_THE_START
@@ -46,9 +46,7 @@ def _select(windows: StepWindows, kept: Mask, recorded: Intervals) -> StepWindow
     )
 
 
-def same_steps(
-    by_rank: Mapping[int, StepWindows], gpus: Sequence[GpuOperations]
-) -> dict[int, StepWindows]:
+def same_steps(by_rank: Mapping[int, StepWindows], gpus: Sequence[Ran]) -> dict[int, StepWindows]:
     """The steps that every rank has, where ranks were not recorded from their first step on.
 
     Windows begin on each rank when it is there, so that one may have a step more; steps that
@@ -67,7 +65,7 @@ def same_steps(
     }
 
 
-def _is_cut(gpu: GpuOperations) -> bool:
+def _is_cut(gpu: Ran) -> bool:
     """Whether the GPU did something that was not recorded, or steps may not have been found."""
     windows = gpu.windows
     return (

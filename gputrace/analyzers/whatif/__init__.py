@@ -12,7 +12,7 @@ from gputrace.analyzers.findings import Facts
 from gputrace.analyzers.results.whatif import WhatIf
 from gputrace.analyzers.whatif.build import build_graph
 from gputrace.analyzers.whatif.predict import predict
-from gputrace.analyzers.whatif.rows import choose_steps, read_rows
+from gputrace.analyzers.whatif.rows import choose_steps, data_within, read_rows, when_issued
 
 __all__ = ["what_if"]
 
@@ -26,13 +26,15 @@ def what_if(facts: Facts, findings: Collection[str]) -> tuple[WhatIf, ...]:
         facts: what has been found out about the trace.
         findings: ids of the findings of the analysis.
     """
-    found, operations, calls = facts.found, facts.operations, facts.calls
-    steps = None if calls is None else choose_steps(found, facts.measured, operations)
-    if calls is None or steps is None:
+    gpus, found = facts.per_gpu, facts.found
+    steps = choose_steps(gpus, found, facts.measured) if gpus.has_calls else None
+    if steps is None:
         return ()
-    rows = read_rows(facts.trace, operations, calls, found, steps, facts.collectives)
-    data = {thread: waits for lane in facts.lanes for thread, waits in lane.data.items()}
-    graph = build_graph(facts.trace, rows, calls, data)
+    window = when_issued(gpus, found, steps)
+    calls = gpus.calls_within(window)
+    assert calls is not None
+    rows = read_rows(gpus, calls, found, steps, facts.collectives)
+    graph = build_graph(facts.trace, rows, calls, data_within(gpus, window))
     lengths = {(s.rank, s.step): s.end_ns - s.start_ns for s in facts.measured}
     mean = round(sum(lengths.values()) / len(lengths))
     return tuple(sorted(predict(graph, mean, findings), key=lambda cure: -cure.gain_ns))

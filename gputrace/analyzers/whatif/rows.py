@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final
 
 import numpy as np
@@ -12,13 +13,16 @@ from numpy.typing import NDArray
 from gputrace.analyzers.classes import classify
 from gputrace.analyzers.collectives.matching import Collectives
 from gputrace.analyzers.gpus import Gpu
+from gputrace.analyzers.grouping import rows_by
 from gputrace.analyzers.host import NOBODY, Call, HostCalls
-from gputrace.analyzers.intervals import Times
-from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.intervals import Intervals, Times
+from gputrace.analyzers.operations import Ran
+from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import Step
+from gputrace.analyzers.shard import OneGpu
 from gputrace.analyzers.steps import FoundSteps, StepWindows
 from gputrace.traces.events import GPU_KINDS, Events
-from gputrace.traces.trace import Trace, Window
+from gputrace.traces.trace import Window
 
 MOST_ITEMS: Final = 40_000
 """GPU operations that are replayed at most; a replay of so many takes some 5 to 40 ms."""
@@ -50,9 +54,7 @@ class Rows:
     steps: range
 
 
-def choose_steps(
-    found: FoundSteps, measured: Sequence[Step], operations: Sequence[GpuOperations]
-) -> range | None:
+def choose_steps(gpus: PerGpu, found: FoundSteps, measured: Sequence[Step]) -> range | None:
     """Consecutive measured steps of all ranks, with a mean like that of all measured ones.
 
     None where there are too few, or where so few would be too many operations.
@@ -60,18 +62,18 @@ def choose_steps(
     numbers = sorted({step.step for step in measured})
     if not found.by_rank or len(numbers) < FEWEST_STEPS:
         return None
-    breaks = _breaks(found, operations)
+    breaks = _breaks(found, gpus.operations)
     known = min(len(windows) for windows in found.by_rank.values())
     runs = _runs([number for number in numbers if number < known], breaks)
     longest = max(runs, key=len, default=range(0))
-    each = _operations_a_step(found, longest, operations)
+    each = _operations_a_step(gpus, found, longest)
     count = min(len(longest), int(MOST_ITEMS // max(each, 1)))
     if count < FEWEST_STEPS:
         return None
     return _most_usual(found, longest, count)
 
 
-def _breaks(found: FoundSteps, operations: Sequence[GpuOperations]) -> set[int]:
+def _breaks(found: FoundSteps, operations: Sequence[Ran]) -> set[int]:
     """The steps after which there is something else, or nothing was recorded for a while."""
     recorded = {own.gpu.rank: own.recorded.start for own in operations}
     breaks = set[int]()
@@ -93,19 +95,49 @@ def _runs(numbers: Sequence[int], breaks: set[int]) -> list[range]:
     return runs
 
 
-def _operations_a_step(
-    found: FoundSteps, steps: range, operations: Sequence[GpuOperations]
-) -> float:
+def _operations_a_step(gpus: PerGpu, found: FoundSteps, steps: range) -> float:
     if not steps:
         return 0.0
-    total = 0
-    for own in operations:
-        windows = found.by_rank.get(own.gpu.rank)
-        if windows is not None:
-            edges = (windows.start[steps.start], windows.end[steps.stop - 1])
-            first, last = np.searchsorted(own.start, edges)
-            total += int(last - first)
-    return total / len(steps)
+    having = [own for own in gpus.operations if own.gpu.rank in found.by_rank]
+    spans = [_span(found.by_rank[own.gpu.rank], steps) for own in having]
+    return sum(gpus.each(_starting_in, having, spans)) / len(steps)
+
+
+def _starting_in(one: OneGpu, span: Window) -> int:
+    first, last = np.searchsorted(one.operations.start, span)
+    return int(last - first)
+
+
+def when_issued(gpus: PerGpu, found: FoundSteps, steps: range) -> Window:
+    """The time of some steps, with that of the calls that issued what ran in them."""
+    having = [own for own in gpus.operations if own.gpu.rank in found.by_rank]
+    spans = [_span(found.by_rank[own.gpu.rank], steps) for own in having]
+    reach = gpus.each(_with_issuers, having, spans)
+    return Window(min(own.start for own in reach), max(own.end for own in reach))
+
+
+def _with_issuers(one: OneGpu, span: Window) -> Window:
+    own, calls = one.operations, one.calls
+    if calls is None:
+        return span
+    first, last = np.searchsorted(own.start, span)
+    issuer = own.events.having("process", "correlation").select(slice(first, last))
+    issued = calls.issued_by(issuer)
+    issued = issued[issued != NOBODY]
+    return Window(
+        int(calls.start[issued].min(initial=span.start)),
+        int(calls.end[issued].max(initial=span.end)),
+    )
+
+
+def data_within(gpus: PerGpu, window: Window) -> dict[tuple[int, int], Intervals]:
+    """When threads, by (process, thread), waited for data."""
+    found = gpus.each(_data_within, gpus.lanes, repeat(window, len(gpus.lanes)))
+    return {thread: waits for own in found for thread, waits in own.items()}
+
+
+def _data_within(one: OneGpu, window: Window) -> dict[tuple[int, int], Intervals]:
+    return {thread: waits.clip(*window) for thread, waits in one.lane.data.items()}
 
 
 def _most_usual(found: FoundSteps, steps: range, count: int) -> range:
@@ -117,21 +149,24 @@ def _most_usual(found: FoundSteps, steps: range, count: int) -> range:
 
 
 def read_rows(
-    trace: Trace,
-    operations: Sequence[GpuOperations],
-    calls: HostCalls,
-    found: FoundSteps,
-    steps: range,
-    collectives: Collectives,
+    gpus: PerGpu, calls: HostCalls, found: FoundSteps, steps: range, collectives: Collectives
 ) -> Rows:
-    """The operations of the chosen steps, with the streams that they ran on."""
+    """The operations of the chosen steps, with the streams that they ran on.
+
+    Args:
+        gpus: which ran them.
+        calls: at least those from the first to the last that issued any of them.
+        found: all steps.
+        steps: the chosen ones.
+        collectives: of all GPUs.
+    """
     spans = {rank: _span(windows, steps) for rank, windows in found.by_rank.items()}
     window = Window(min(s.start for s in spans.values()), max(s.end for s in spans.values()))
-    events = trace.events(GPU_KINDS, _COLUMNS, window)
-    gpus = tuple(own.gpu for own in operations)
-    gpu = _gpu_of(events, gpus)
+    events = gpus.trace.events(GPU_KINDS, _COLUMNS, window)
+    known = tuple(own.gpu for own in gpus.operations)
+    gpu = _gpu_of(events, known)
     step = np.full(len(events), -1, np.int64)
-    for index, own in enumerate(gpus):
+    for index, own in enumerate(known):
         windows = found.by_rank.get(own.rank)
         if windows is not None:
             mine = gpu == index
@@ -145,12 +180,12 @@ def read_rows(
     issued[wrong | (calls.sort[issued] == Call.SYNC)] = NOBODY
     return Rows(
         events=events,
-        classes=classify(trace, events),
-        gpus=gpus,
+        classes=classify(gpus.trace, events),
+        gpus=known,
         gpu=gpu[rows],
         step=step[rows],
         call=issued,
-        collective=_collectives(operations, collectives, events, gpu[rows]),
+        collective=_collectives(collectives, events, gpu[rows], len(known)),
         steps=steps,
     )
 
@@ -160,20 +195,15 @@ def _span(windows: StepWindows, steps: range) -> Window:
 
 
 def _collectives(
-    operations: Sequence[GpuOperations],
-    collectives: Collectives,
-    events: Events,
-    gpu: NDArray[np.int64],
+    collectives: Collectives, events: Events, gpu: NDArray[np.int64], gpus: int
 ) -> NDArray[np.int64]:
     """The collective of each row, which is told by its GPU, start and correlation."""
     found = np.full(len(events), -1, np.int64)
-    for lane, own in enumerate(operations):
-        mine = np.flatnonzero(collectives.lane == lane)
-        row = collectives.row[mine]
-        starts = own.start[row].tolist()
-        keys = zip(starts, own.events.correlation[row].tolist(), strict=True)
+    by_lane = zip(rows_by(collectives.lane, gpus), rows_by(gpu, gpus), strict=True)
+    for mine, rows in by_lane:
+        starts = collectives.start[mine].tolist()
+        keys = zip(starts, collectives.correlation[mine].tolist(), strict=True)
         number = dict(zip(keys, collectives.instance[mine].tolist(), strict=True))
-        rows = np.flatnonzero(gpu == lane)
         rows = rows[np.isin(events.start[rows], starts)]
         pairs = zip(events.start[rows].tolist(), events.correlation[rows].tolist(), strict=True)
         found[rows] = [number.get(pair, -1) for pair in pairs]

@@ -1,0 +1,201 @@
+"""The GPUs of a run, and what is worked out of the rows of each, wherever these are.
+
+An analyzer says what it makes of the rows of one GPU as a function of `OneGpu`. `PerGpu.each` has
+it run where the rows are, and gives what comes of it, which is small beside them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
+from operator import methodcaller
+from typing import Any, Protocol, TypeVar
+
+from gputrace.analyzers.collectives.waiting import Waiting
+from gputrace.analyzers.gpus import Gpu, order_of
+from gputrace.analyzers.host import HostCalls
+from gputrace.analyzers.lanes import AnyLane, Extent, Place
+from gputrace.analyzers.operations import Ran
+from gputrace.analyzers.shard import OneGpu, Shard
+from gputrace.analyzers.steps import FoundSteps, StepWindows, agree
+from gputrace.traces.trace import Progress, Trace, Window
+
+_Found = TypeVar("_Found")
+_OfGpu = TypeVar("_OfGpu", Ran, Extent)
+Job = tuple[int, Callable[..., Any], tuple[Any, ...]]
+"""The number of a shard, what is to be done with it, and further arguments."""
+
+
+class OfGpu(Protocol):
+    """Whatever is of one GPU."""
+
+    @property
+    def gpu(self) -> Place: ...
+
+
+class Shards(ABC):
+    """All shards of a run, by number."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def ask(self, jobs: Sequence[Job], *, changes: bool = False) -> list[Any]:
+        """What comes of some jobs, in order; ``changes`` tells that they change their shards."""
+
+    @abstractmethod
+    def whole(self, trace: Trace) -> Shard:
+        """One that reads all of the run here."""
+
+    @abstractmethod
+    def calls_within(self, trace: Trace, window: Window) -> HostCalls | None:
+        """As of `PerGpu`."""
+
+
+class Here(Shards):
+    """The one that has all of a trace, in this process."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+
+    def __len__(self) -> int:
+        return 1
+
+    def ask(self, jobs: Sequence[Job], *, changes: bool = False) -> list[Any]:
+        return [work(self.shard, *given) for _, work, given in jobs]
+
+    def whole(self, trace: Trace) -> Shard:
+        return self.shard
+
+    def calls_within(self, trace: Trace, window: Window) -> HostCalls | None:
+        return self.shard.calls
+
+
+class PerGpu:
+    """The GPUs of a run.
+
+    Attributes:
+        trace: the run.
+        shards: where the rows are.
+        operations: what ran on each GPU, in order of GPU.
+        lanes: of those that have anything in the window, once they are built.
+        has_calls: whether CUDA calls of the hosts were recorded, once they are read.
+    """
+
+    def __init__(self, trace: Trace, shards: Shards, ran: Sequence[Sequence[Ran]]) -> None:
+        """``ran`` is what ran on each GPU, by shard."""
+        self.trace, self.shards = trace, shards
+        self._shard = {one.gpu: number for number, own in enumerate(ran) for one in own}
+        self.operations = self._in_order(ran)
+        self.lanes: Sequence[Extent] = ()
+        self.has_calls = False
+
+    @classmethod
+    def here(cls, shard: Shard, progress: Progress | None = None) -> PerGpu:
+        """Those of a trace that is read in this process."""
+        return cls(shard.trace, Here(shard), [shard.read(progress)])
+
+    @classmethod
+    def of_hosts(cls, trace: Trace, lanes: Sequence[AnyLane]) -> PerGpu:
+        """Of ranks of which no GPU was seen: there are lanes, and no GPUs."""
+        return cls(trace, Here(Shard.of_hosts(trace, lanes)), [])
+
+    def each(
+        self,
+        work: Callable[..., _Found],
+        of: Iterable[OfGpu],
+        *given: Iterable[Any],
+        keeps: bool = False,
+    ) -> list[_Found]:
+        """What a function makes of each of some GPUs.
+
+        Args:
+            work: of a module, with a `OneGpu` and what is given for it.
+            of: the GPUs.
+            given: further arguments, by GPU.
+            keeps: whether it keeps something where the rows are.
+        """
+        jobs: list[Job] = [
+            (self._shard.get(one.gpu, 0), _of_one, (work, one.gpu, *own))
+            for one, *own in zip(of, *given, strict=True)
+        ]
+        return self.shards.ask(jobs, changes=keeps)
+
+    def in_each_place(self, work: Callable[..., _Found], *given: Any) -> list[_Found]:
+        """What a function makes of each shard."""
+        return self.shards.ask([(number, work, given) for number in self._numbers])
+
+    def move(self, shifts: Mapping[int, int], how: str) -> None:
+        """Adds nanoseconds to the times of each host; ``how`` says what told them."""
+        self.trace.shift_hosts(shifts, how)
+        self.operations = self._in_order(self._change(methodcaller("move", shifts)))
+
+    def find_steps(
+        self, chosen: tuple[int, int] | None = None, progress: Progress | None = None
+    ) -> FoundSteps:
+        """Reads the calls, and finds everyone's steps."""
+        self.has_calls = any(self._change(methodcaller("read_calls", progress)))
+        shown: dict[int, StepWindows] = {}
+        for own in self.in_each_place(methodcaller("find_steps")):
+            shown |= own
+        return agree(self.trace, dict(sorted(shown.items())), self.operations, chosen)
+
+    def forget_calls(self) -> None:
+        """Has them count as not recorded."""
+        self.has_calls = False
+        self._change(methodcaller("forget_calls"))
+
+    def build_lanes(self, window: Window | None, found: FoundSteps) -> None:
+        """Timelines and causes of all GPUs with anything in the window."""
+        steps: list[dict[int, StepWindows]] = [{} for _ in self._numbers]
+        for own in self.operations:
+            if own.gpu.rank in found.by_rank:
+                steps[self._shard[own.gpu]][own.gpu.rank] = found.by_rank[own.gpu.rank]
+        built = self.shards.ask(
+            [
+                (n, methodcaller("build_lanes", window, steps[n], self.has_calls), ())
+                for n in self._numbers
+            ],
+            changes=True,
+        )
+        self.lanes = self._in_order(built)
+
+    def add_waits(self, waits: Mapping[Gpu, Waiting]) -> None:
+        """Tells of each GPU when it was in collectives that waited for others."""
+        own: list[dict[Gpu, Waiting]] = [{} for _ in self._numbers]
+        for lane in self.lanes:
+            own[self._shard[lane.gpu]][lane.gpu] = waits[lane.gpu]
+        self.shards.ask(
+            [(n, methodcaller("add_waits", own[n]), ()) for n in self._numbers], changes=True
+        )
+
+    @property
+    def whole(self) -> Shard:
+        """All of the run, for what needs it here."""
+        return self.shards.whole(self.trace)
+
+    def calls_within(self, window: Window) -> HostCalls | None:
+        """The calls that touch a window, and maybe others; None where there are none."""
+        return self.shards.calls_within(self.trace, window)
+
+    @property
+    def _numbers(self) -> range:
+        return range(len(self.shards))
+
+    def _change(self, work: Callable[[Shard], _Found]) -> list[_Found]:
+        return self.shards.ask([(n, work, ()) for n in self._numbers], changes=True)
+
+    def _in_order(self, by_shard: Sequence[Sequence[_OfGpu]]) -> list[_OfGpu]:
+        """What is of each GPU, in order of GPU."""
+        everything = [one for own in by_shard for one in own]
+        return sorted(everything, key=lambda one: order_of(one.gpu))
+
+
+def _of_one(shard: Shard, work: Callable[..., _Found], gpu: Place, *given: Any) -> _Found:
+    return work(OneGpu(shard, gpu), *given)
+
+
+def repeated(count: int, *given: Any) -> list[Iterable[Any]]:
+    """The same arguments for so many GPUs."""
+    return [repeat(one, count) for one in given]
