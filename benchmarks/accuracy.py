@@ -15,12 +15,13 @@ from typing import Final
 import numpy as np
 
 from benchmarks.options import Options
-from gputrace.analyzers.lanes import Lane
-from gputrace.analyzers.gpu_lanes import find_lanes
-from gputrace.analyzers.operations import read_operations
+from gputrace.analyzers.intervals import Times
+from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import IDLE_CAUSES
+from gputrace.analyzers.shard import OneGpu
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.traces.readers import open_trace
+from tests.gpus import gpus_with_lanes
 from tests.synthetic import Plan, Recording, Window, random_plan, simulate, write_nsys
 
 RUNS: Final = 200
@@ -62,9 +63,9 @@ def score(seed: int) -> Score:
         path = Path(folder) / "run.sqlite"
         write_nsys(recording, path, nvtx=_ranges(plan))
         with open_trace(path) as trace:
-            operations = read_operations(trace)
-            lanes, _, found = find_lanes(trace, operations, None)
-    return Score(seed, ", ".join(_wrong_steps(recording, found)), _cause_errors(recording, lanes))
+            gpus, found = gpus_with_lanes(trace)
+            errors = _cause_errors(recording, gpus)
+    return Score(seed, ", ".join(_wrong_steps(recording, found)), errors)
 
 
 def _ranges(plan: Plan) -> tuple[str, ...]:
@@ -96,19 +97,24 @@ def _windows(recording: Recording, rank: int, *phases: str) -> list[Window]:
     ]
 
 
-def _cause_errors(recording: Recording, lanes: list[Lane]) -> dict[str, float]:
+def _cause_errors(recording: Recording, gpus: PerGpu) -> dict[str, float]:
     errors = dict.fromkeys(IDLE_CAUSES, 0.0)
-    for lane in lanes:
-        steady = _windows(recording, lane.gpu.rank, "steady")
-        if not steady:
-            continue
-        spans = [w.start for w in steady], [w.end for w in steady]
-        found = lane.causes.within(*spans).sum(axis=0)
+    steady = [_windows(recording, lane.gpu.rank, "steady") for lane in gpus.lanes]
+    having = [(lane, own) for lane, own in zip(gpus.lanes, steady, strict=True) if own]
+    found = gpus.each(_idle_in, (lane for lane, _ in having), (own for _, own in having))
+    for (lane, _), by_cause in zip(having, found, strict=True):
         truth = recording.truth.breakdown[lane.gpu.gpu]
-        for cause, nanoseconds in zip(IDLE_CAUSES, found.tolist(), strict=True):
+        for cause, nanoseconds in zip(IDLE_CAUSES, by_cause.tolist(), strict=True):
             error = abs(nanoseconds - truth.get(cause, 0)) / truth["total"]
             errors[cause] = max(errors[cause], error)
     return errors
+
+
+def _idle_in(one: OneGpu, windows: list[Window]) -> Times:
+    """Nanoseconds by cause."""
+    spans = [w.start for w in windows], [w.end for w in windows]
+    found: Times = one.lane.causes.within(*spans).sum(axis=0)
+    return found
 
 
 def table(scores: list[Score]) -> str:

@@ -13,13 +13,14 @@ import gputrace
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.collectives.matching import Collectives, match_collectives, operation_of
 from gputrace.analyzers.gpus import Gpu
-from gputrace.analyzers.operations import GpuOperations, read_operations
+from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results.collectives import CollectiveTotals
 from gputrace.api import Report
 from gputrace.traces.events import UNKNOWN, Events, Kind
 from gputrace.traces.memory import MemoryTrace
 from gputrace.traces.readers import open_trace
 from gputrace.traces.trace import Process, Session
+from tests.gpus import gpus_of, handmade
 from tests.synthetic import Plan, Recording, simulate, write_kineto, write_nsys
 
 MS = 1_000_000
@@ -36,13 +37,14 @@ def matched(*ranks: Times, name: str = ALLREDUCE, world: int | None = None) -> C
     session = Session(world_size=world)
     parts, processes = [own.events for own in lanes], [Process(1, rank=0) for _ in lanes]
     trace = MemoryTrace(Path("made"), "kineto", parts, [name], processes, session=session)
-    return match_collectives(trace, lanes)
+    return match_collectives(handmade(trace, lanes))
 
 
 def lane(rank: int, times: Times) -> GpuOperations:
     start, end = np.array(times, np.int64).reshape(-1, 2).T
     columns = {"start": start, "end": end, "kind": np.full(len(start), Kind.KERNEL)}
-    columns |= {"name": np.zeros(len(start)), "bytes": np.full(len(start), UNKNOWN)}
+    columns |= {"name": np.zeros(len(start)), "process": np.full(len(start), rank)}
+    columns |= dict.fromkeys(("bytes", "correlation"), np.full(len(start), UNKNOWN))
     gpu = Gpu(rank, True, rank, 0, rank, True, "", 0, "", ((0, rank),))
     classes = np.full(len(start), OperationClass.COMMUNICATION, np.int8)
     return GpuOperations(gpu, Events(columns), classes)
@@ -161,20 +163,20 @@ def training() -> Recording:
 def test_every_wait_of_a_training_run_is_exact(training: Recording, tmp_path: Path) -> None:
     write_nsys(training, tmp_path / "run.sqlite")
     with open_trace(tmp_path / "run.sqlite") as trace:
-        operations = read_operations(trace)
-        found = match_collectives(trace, operations)
+        gpus = gpus_of(trace)
+        found = match_collectives(gpus)
     assert found.known.all()
-    for index, own in enumerate(operations):
+    for index, own in enumerate(gpus.operations):
         true = training.collectives[training.collectives["rank"] == own.gpu.rank]
         mine = found.lane == index
         assert np.sort(found.arrival[mine]).tolist() == np.sort(true["arrived"]).tolist()
-        assert found.waits(index).total == int((true["arrived"] - true["start"]).sum())
+        assert found.waiting(index).waits.total == int((true["arrived"] - true["start"]).sum())
 
 
 def test_peer_copies_are_of_both_gpus_and_wait_for_nobody(tmp_path: Path) -> None:
     write_nsys(simulate(Plan(steps=6, gpus_per_process=3)), tmp_path / "run.sqlite")
     with open_trace(tmp_path / "run.sqlite") as trace:
-        found = match_collectives(trace, read_operations(trace))
+        found = match_collectives(gpus_of(trace))
     assert found.operations == ("PeerCopy",)
     assert set(np.bincount(found.instance).tolist()) == {2}
     assert found.known.all()

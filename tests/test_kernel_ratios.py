@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from gputrace.analyzers.breakdown import list_steps, measured
-from gputrace.analyzers.gpu_lanes import find_lanes
 from gputrace.analyzers.kernel_ratios import KernelRatio, kernel_ratios
-from gputrace.analyzers.operations import read_operations
 from gputrace.traces.opening import open_traces
 from tests.exports import KERNEL, global_id
+from tests.gpus import gpus_with_lanes
 from tests.handmade import MS, US, Run
 from tests.parts import Node, write_parts
 from tests.synthetic import Plan, simulate, write_nsys
@@ -22,11 +21,10 @@ from tests.synthetic import Plan, simulate, write_nsys
 def ratios(*paths: Path, stepless: bool = False) -> list[KernelRatio]:
     """Over the steady steps, or over everything."""
     with open_traces(paths) as trace:
-        operations = read_operations(trace)
-        lanes, _, found = find_lanes(trace, operations, None)
-        steps = () if stepless else measured(list_steps(lanes, found, None), found)
+        gpus, found = gpus_with_lanes(trace)
+        steps = () if stepless else measured(list_steps(gpus, gpus.lanes, found, None), found)
         assert stepless or steps
-        return list(kernel_ratios(trace, operations, steps))
+        return list(kernel_ratios(gpus, steps))
 
 
 def plan(path: Path, plan: Plan) -> Path:

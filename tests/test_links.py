@@ -15,11 +15,11 @@ import gputrace
 from gputrace.analyzers.collectives.matching import match_collectives
 from gputrace.analyzers.links import Links, measure_links
 from gputrace.analyzers.links.hardware import able, badness
-from gputrace.analyzers.operations import read_operations
 from gputrace.analyzers.results import Finding
 from gputrace.api import Report
 from gputrace.traces.nvml.model import Card
 from tests.exports import D2H, H2D, Export, Opened
+from tests.gpus import gpus_of
 from tests.handmade import MS, US, ids
 from tests.synthetic import Plan, simulate, write_nsys, write_nvml
 from tests.synthetic.nvml import Row, Values, nvlinks, pcie
@@ -226,8 +226,8 @@ class TestPairingOfCopies:
 
     def links(self, opened: Opened, export: Export) -> Links:
         with opened(export) as trace:
-            operations = read_operations(trace)
-            links = measure_links(trace, operations, match_collectives(trace, operations))
+            gpus = gpus_of(trace)
+            links = measure_links(gpus, match_collectives(gpus))
         assert links is not None
         return links
 

@@ -17,7 +17,7 @@ AMOUNTS = st.dictionaries(st.integers(-3, 4), st.integers(0, 50), max_size=6)
 def work(amount: dict[int, int], steps: int) -> Work:
     nobody: Any = None
     spent = {sort: 7 * count for sort, count in amount.items()}
-    return Work(nobody, steps, nobody, nobody, {}, amount, spent)
+    return Work(nobody, steps, nobody, {}, amount, spent, 0, 0)
 
 
 @given(st.lists(st.builds(work, AMOUNTS, st.integers(0, 3)), min_size=2, max_size=6))

@@ -15,6 +15,7 @@ from gputrace.analyzers.results.cards import Curve, GpuCurves
 from gputrace.analyzers.utilization import MOST_POINTS, find_utilization
 from gputrace.traces.nvml.model import Nvml, Samples
 from gputrace.traces.trace import Window
+from tests.gpus import no_gpus
 from tests.synthetic import Plan, simulate, write_nsys, write_nvml
 
 
@@ -26,7 +27,7 @@ def sampled(times: list[int], powers: list[float]) -> Nvml:
 
 
 def power(nvml: Nvml, window: Window | None = None) -> Curve:
-    found = find_utilization(nvml, [], window)
+    found = find_utilization(nvml, no_gpus(), window)
     assert found is not None
     return named(found.gpus[0], "power")
 
@@ -59,10 +60,10 @@ def test_few_samples_are_points_as_they_are() -> None:
 
 
 def test_what_was_not_sampled_has_no_curve() -> None:
-    found = find_utilization(sampled([1, 2], [1.0, 2.0]), [])
+    found = find_utilization(sampled([1, 2], [1.0, 2.0]), no_gpus())
     assert found is not None
     assert [curve.name for curve in found.gpus[0].curves] == ["power"]
-    assert find_utilization(Nvml(), []) is None
+    assert find_utilization(Nvml(), no_gpus()) is None
 
 
 def test_only_the_window_is_shown() -> None:

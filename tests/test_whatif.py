@@ -16,18 +16,17 @@ from benchmarks.whatif import CURED, compare, fair, step_ns
 from gputrace.analyzers.analysis import analyze
 from gputrace.analyzers.breakdown import list_steps, measured
 from gputrace.analyzers.collectives.matching import match_collectives
-from gputrace.analyzers.gpu_lanes import find_lanes
 from gputrace.analyzers.host import read_calls
-from gputrace.analyzers.operations import read_operations
 from gputrace.analyzers.results.whatif import WhatIf
 from gputrace.analyzers.whatif.build import build_graph
 from gputrace.analyzers.whatif.graph import Graph
 from gputrace.analyzers.whatif.predict import MOST_ERROR, predict, replay_error
 from gputrace.analyzers.whatif.replay import replay
-from gputrace.analyzers.whatif.rows import MOST_ITEMS, choose_steps, read_rows
+from gputrace.analyzers.whatif.rows import MOST_ITEMS, choose_steps, read_rows, when_issued
 from gputrace.traces.readers import open_trace
 from tests import recordings
 from tests.command import gputrace
+from tests.gpus import gpus_with_lanes
 from tests.synthetic import Plan, random_plan, simulate, write_nsys
 
 MS = 1_000_000
@@ -54,16 +53,14 @@ def cures(path: Path) -> dict[str, WhatIf]:
 def graph_of(path: Path) -> Graph:
     """The graph of a trace, without its waits for data."""
     with open_trace(path) as trace:
-        operations = read_operations(trace)
-        lanes, calls, found = find_lanes(trace, operations, None)
-        chosen = measured(list_steps(lanes, found, None), found)
-        steps = choose_steps(found, chosen, operations)
-        assert calls is not None
+        gpus, found = gpus_with_lanes(trace)
+        chosen = measured(list_steps(gpus, gpus.lanes, found, None), found)
+        steps = choose_steps(gpus, found, chosen)
         assert steps is not None
-        together = match_collectives(trace, operations)
-        return build_graph(
-            trace, read_rows(trace, operations, calls, found, steps, together), calls, {}
-        )
+        calls = gpus.calls_within(when_issued(gpus, found, steps))
+        assert calls is not None
+        rows = read_rows(gpus, calls, found, steps, match_collectives(gpus))
+        return build_graph(trace, rows, calls, {})
 
 
 PLANTED = {

@@ -1,0 +1,36 @@
+"""The GPUs of a run as analyzers take them, for tests of single analyzers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.per_gpu import Here, PerGpu
+from gputrace.analyzers.shard import Shard
+from gputrace.analyzers.steps import FoundSteps
+from gputrace.traces.trace import Trace
+from tests.memory import MemoryTrace
+
+
+def gpus_of(trace: Trace) -> PerGpu:
+    """Those of a trace, with their operations."""
+    return PerGpu.here(Shard(trace))
+
+
+def handmade(trace: Trace, operations: Sequence[GpuOperations]) -> PerGpu:
+    """Those with these operations, of whatever the trace is."""
+    shard = Shard(trace)
+    return PerGpu(trace, Here(shard), [shard.take(operations)])
+
+
+def no_gpus() -> PerGpu:
+    """Those of a run that did nothing."""
+    return PerGpu.of_hosts(MemoryTrace([]), [])
+
+
+def gpus_with_lanes(trace: Trace) -> tuple[PerGpu, FoundSteps]:
+    """Those of a trace with all that is found of their time, and everyone's steps."""
+    gpus = gpus_of(trace)
+    found = gpus.find_steps()
+    gpus.build_lanes(None, found)
+    return gpus, found
