@@ -26,6 +26,7 @@ from gputrace.traces.trace import Progress, Trace
 if TYPE_CHECKING:
     import pandas
 
+    from gputrace.analyzers.analysis import Spread
     from gputrace.analyzers.launches import Launches
     from gputrace.views.page.material import Material
 
@@ -121,7 +122,7 @@ class OpenTrace:
 
         def run() -> Analysis:
             with self._files.reading(options.window, progress) as trace:
-                return _analyze(trace, options, progress)
+                return _analyze(trace, options, progress, self._files.spread)
 
         result = self._files.answer(Analysis, options, run)
         return Report(**{field.name: getattr(result, field.name) for field in fields(Analysis)})
@@ -272,11 +273,16 @@ class OpenTrace:
         self.close()
 
 
-def _analyze(trace: Trace, options: Options, progress: Progress | None = None) -> Analysis:
+def _analyze(
+    trace: Trace,
+    options: Options,
+    progress: Progress | None = None,
+    spread: Spread | None = None,
+) -> Analysis:
     """Analyzes; what does is imported when it must, since an answer may be known without."""
     from gputrace.analyzers.analysis import analyze
 
-    return analyze(trace, options, progress)
+    return analyze(trace, options, progress, spread=spread)
 
 
 def open(

@@ -17,6 +17,7 @@ from gputrace.traces.trace import Progress, Trace, Window
 from gputrace.traces.within import within
 
 if TYPE_CHECKING:
+    from gputrace.analyzers.analysis import Spread
     from gputrace.traces.opening import Opening
 
 _Result = TypeVar("_Result")
@@ -36,7 +37,7 @@ class Files:
     ) -> None:
         """Takes what `gputrace.open` takes, and raises what it raises."""
         self._paths = here = here_of(paths, progress)
-        self._keep_going = keep_going
+        self._keep_going, self._scheduler = keep_going, scheduler
         self._open = partial(self._opened, here, workers, windows, scheduler)
         self._earlier = Earlier(here, windows)
         self._trace: Trace | None = None
@@ -71,6 +72,15 @@ class Files:
             return self._trace.title
         first, *others = self._paths
         return f"{first} and {len(others)} more" if others else first
+
+    @property
+    def spread(self) -> Spread | None:
+        """What has them analyzed where they are, if that is not here."""
+        if self._scheduler is None:
+            return None
+        from gputrace.cluster.far import spread
+
+        return spread
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:

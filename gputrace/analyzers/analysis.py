@@ -39,8 +39,8 @@ class Watcher(Protocol):
     def facts_found(self, facts: Facts) -> None: ...
 
 
-Spread = Callable[[Trace, Progress | None], PerGpu | None]
-"""Has the rows of a trace read by others; gives None where they must be here."""
+Spread = Callable[[Trace], PerGpu | None]
+"""Has the rows of a trace read and kept by others; gives None where they must be here."""
 
 
 def analyze(
@@ -83,7 +83,7 @@ def analyze(
 
 def _read(trace: Trace, progress: Progress | None, spread: Spread | None) -> PerGpu:
     """The GPUs, on one clock."""
-    far = None if spread is None or plugins("analyzers") else spread(trace, progress)
+    far = None if spread is None or plugins("analyzers") else spread(trace)
     gpus = far or PerGpu.here(Shard(trace, scratch_for(trace)), progress)
     fit = fit_clocks(gpus) if len(trace.paths) > 1 else None
     if fit is not None:

@@ -128,6 +128,11 @@ class Shard:
         found: _Found = self._once[work]
         return found
 
+    def rest(self) -> None:
+        """Gives back what memory was needed for columns on disk."""
+        if self._scratch is not None:
+            self._scratch.let_go()
+
     def keep(self, key: tuple[Place, str], value: _Any) -> _Any:
         """Keeps something of a GPU, on disk if the columns are."""
         self.kept[key] = value if self._scratch is None else self._scratch.keep(value)

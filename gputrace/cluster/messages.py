@@ -1,4 +1,4 @@
-"""What travels between the analysis and a worker, as MessagePack: nothing in it is run."""
+"""What travels between the analysis and a worker, as MessagePack."""
 
 from __future__ import annotations
 
@@ -30,6 +30,19 @@ class File(msgspec.Struct, frozen=True):
     """Of a large file, what is cut out of it and read."""
 
 
+class Work(msgspec.Struct, frozen=True):
+    """What is to be done with the shard of a file."""
+
+    batches: bytes
+    """Of `gputrace.cluster.far.Batch`, pickled: what is found by the last is the answer."""
+    past: int
+    """How many batches have changed the shard before."""
+    large: bool
+    """Whether its columns are to be on disk."""
+    anew: bool
+    """Whether it starts from nothing."""
+
+
 class Request(msgspec.Struct, frozen=True):
     """What is asked of a file: any of these."""
 
@@ -47,6 +60,7 @@ class Request(msgspec.Struct, frozen=True):
     device: tuple[Process, int] | None = None
     """The process itself: workers number them as they meet them."""
     nvml: bool = False
+    work: Work | None = None
 
 
 class About(msgspec.Struct, frozen=True):
@@ -114,6 +128,10 @@ class Reply(msgspec.Struct):
     links: tuple[Link, ...] = ()
     samples: PackedSamples | None = None
     told: Told = Told()
+    found: bytes = b""
+    """By the `Work` that was asked for, pickled."""
+    lost: bool = False
+    """Whether that could not be done, since the shard is not as it is thought to be."""
 
 
 def problem_of(error: GputraceError) -> Problem:

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from gputrace.cluster.messages import File, Recorded, Reply, Request, Told, events_of, nvml_of
+from gputrace.cluster.messages import File, Recorded, Reply, Request, Told, Work, events_of, nvml_of
 from gputrace.traces.events import Column, Events, Kind, concatenate
 from gputrace.traces.nvml.model import Nvml
 from gputrace.traces.trace import Device, Progress, Session, Trace, Window
@@ -164,6 +164,16 @@ class RemoteTrace(Trace):
             (found,) = self._place.ask(asked).reply().devices
             self._devices[process, device] = changed(found, process=process)
         return self._devices[process, device]
+
+    def send(self, work: Work) -> Ticket:
+        """Has the file's worker do something with its shard."""
+        return self._place.ask(Request(self._file, work=work))
+
+    def receive(self, ticket: Ticket) -> bytes | None:
+        """What was found, pickled; None where the shard is not as it is thought to be."""
+        reply = ticket.reply()
+        self._take(reply)
+        return None if reply.lost else reply.found
 
     def ask_nvml(self) -> None:
         if "_nvml" not in self.__dict__ and self._asked_nvml is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import tempfile
 from collections.abc import Sequence
@@ -20,16 +21,19 @@ from gputrace.cluster.messages import (
     Reply,
     Request,
     Told,
+    Work,
     decode_request,
     encode,
     pack_samples,
     problem_of,
 )
 from gputrace.cluster.packing import pack
+from gputrace.cluster.placed import FarShard
 from gputrace.errors import GputraceError
 from gputrace.traces.events import GPU_KINDS, Events, Kind
 from gputrace.traces.quality import Quality
 from gputrace.traces.readers import open_trace
+from gputrace.traces.scratch import Scratch
 from gputrace.traces.trace import Device, Process, Trace
 from gputrace.traces.within import part_of
 
@@ -46,6 +50,9 @@ class _Open:
         self.trace = open_trace(Path(file.path), file.keep_going, file.windows)
         self.closing.callback(self.trace.close)
         self.told = Quality()
+        self.shard: FarShard | None = None
+        self.past = 0
+        """How many batches have changed it."""
         if file.part is not None:
             folder = self.closing.enter_context(tempfile.TemporaryDirectory(prefix="gputrace-"))
             self.trace = part_of(self.trace, file.part, Path(folder), self.closing)
@@ -104,12 +111,7 @@ def _answer(own: _Open, request: Request) -> Reply:
     if request.about:
         reply.about = _about(trace)
     if request.columns:
-        window, kinds = request.window, frozenset(map(Kind, request.kinds))
-        events = trace.read(kinds, request.columns, window, None)
-        reply.events = pack(events)
-        reply.devices = [trace.device(*pair) for pair in _pairs(events)]
-        if request.with_names:
-            reply.names = _names(trace, events)
+        _read(trace, request, reply)
     if request.pattern:
         pattern = re.compile(request.pattern, request.flags)
         reply.names = trace.search(np.array(request.names, np.int64), pattern)
@@ -121,10 +123,47 @@ def _answer(own: _Open, request: Request) -> Reply:
         nvml = trace.read_nvml()
         reply.cards, reply.links = nvml.cards, nvml.links
         reply.samples = pack_samples(nvml.samples)
+    if request.work is not None:
+        found = _work(own, request.work)
+        reply.found, reply.lost = found or b"", found is None
+        reply.devices += _devices(own)
     reply.processes = trace.processes
     reply.recorded = [_recorded(trace, number) for number in range(len(trace.processes))]
     reply.told = _news(trace.quality, own.told)
     return reply
+
+
+def _read(trace: Trace, request: Request, reply: Reply) -> None:
+    """Adds the rows that are asked for."""
+    kinds = frozenset(map(Kind, request.kinds))
+    events = trace.read(kinds, request.columns, request.window, None)
+    reply.events = pack(events)
+    reply.devices = [trace.device(*pair) for pair in _pairs(events)]
+    if request.with_names:
+        reply.names = _names(trace, events)
+
+
+def _work(own: _Open, work: Work) -> bytes | None:
+    """What is found with a file's shard, pickled; None where that is not as it is thought to be."""
+    if work.past != (0 if work.anew else own.past):
+        return None
+    shard = None if work.anew else own.shard
+    shard = shard or FarShard(own.trace, Scratch() if work.large else None)
+    own.shard, own.past = None, 0  # As it stays if anything goes wrong.
+    found, past = [], work.past
+    for changes, jobs in pickle.loads(work.batches):
+        found = [job(shard, *given) for job, *given in jobs]
+        past += changes
+    shard.rest()
+    own.shard, own.past = shard, past
+    return pickle.dumps(found)
+
+
+def _devices(own: _Open) -> list[Device]:
+    """What a file's processes call its GPUs by, as long as these have the file's numbers."""
+    if own.shard is None or own.past != 1:
+        return []
+    return [own.trace.device(*pair) for ran in own.shard.operations for pair in ran.gpu.pairs]
 
 
 def _about(trace: Trace) -> About:

@@ -151,6 +151,9 @@ class Events:
             raise LookupError(f"the event column {name!r} was not asked for")
         raise AttributeError(name)
 
+    def __reduce__(self) -> tuple[type[Events], tuple[dict[str, Column]]]:
+        return Events, ({name: getattr(self, name) for name in self.columns},)
+
     def __len__(self) -> int:
         return next((len(getattr(self, name)) for name in self.columns), 0)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gputrace.traces.clocks import MERGED_BY_WALL_CLOCK, wall_clock_shifts
 from gputrace.traces.events import GPU_KINDS, Column, Events, Kind, concatenate
@@ -158,6 +159,20 @@ class MergedTrace(Trace):
             spans.append(_together(own))
         if kinds == frozenset(GPU_KINDS):
             self._check_overlap(spans)
+
+    def check_spans(self, spans: Sequence[tuple[int, int] | None]) -> None:
+        """Raises NotOneRun where the times of all operations of each, by its clock, tell so."""
+        pairs = zip(self._parts, spans, strict=True)
+        self._check_overlap([s and (s[0] + part.shift, s[1] + part.shift) for part, s in pairs])
+
+    def processes_of(self, number: int) -> Sequence[int]:
+        """The numbers of the processes that one of the traces has met."""
+        self._take_over(self._parts[number])
+        return self._parts[number].processes
+
+    def number_names(self, number: int, ids: Column) -> NDArray[np.int32]:
+        """The numbers of name ids of one of the traces."""
+        return self._names.number(number, ids)
 
     def _check_overlap(self, spans: Sequence[tuple[int, int] | None]) -> None:
         if not self._overlaps:

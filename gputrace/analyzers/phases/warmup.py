@@ -124,43 +124,46 @@ def _named_spans(shard: Shard) -> Mapping[str, Mapping[int, Intervals]]:
 
 def _causes(one: OneGpu, windows: StepWindows, warmup: int) -> dict[str, int]:
     """Of one rank, of which no more steps are given than are compared."""
-    if one.calls is None:
-        return {}
-    return _beyond_usual(_shown(one, one.calls, windows, warmup), windows, warmup)
-
-
-def _shown(
-    one: OneGpu, calls: HostCalls, windows: StepWindows, warmup: int
-) -> dict[str, Intervals]:
-    """When each cause is shown, each nanosecond for one of them alone."""
-    own, lane, spans = one.operations, one.lane, one.once(_named_spans)
-    process, first = own.gpu.process, (int(windows.start[0]), int(windows.end[-1]))
-    mine = _rows_of(calls, process, int(windows.end[-1]))
-    names = one.trace.names(distinct_ids(calls.name[mine]))
-    launch = mine[(calls.sort[mine] == Call.ISSUE) & _long(calls, mine)]
-    busy_threads = distinct_ids(calls.thread[mine[calls.sort[mine] == Call.ISSUE]])
-    inside = mine[np.isin(calls.thread[mine], busy_threads)]
-    proofs = {
-        "compilation": joined(
-            spans["compilation"].get(process, EMPTY), _called(calls, mine, names, _COMPILES)
-        ),
-        "module_loading": joined(
-            joined(
-                spans["module_loading"].get(process, EMPTY), _called(calls, mine, names, _LOADS)
-            ),
-            union(calls.start[launch], calls.end[launch]),
-        ),
-        "allocation": _spans(calls, mine[calls.sort[mine] == Call.ALLOC]),
-        "autotuning": _tried(one.trace, own, windows, warmup),
-        "data_feeding": lane.causes.of["data_feeding"],
-        "host": lane.timeline.gaps.clip(*first).difference(_spans(calls, inside)),
-    }
+    proofs = _on_gpu(one, windows, warmup)
+    for cause, called in _on_host(one, windows).items():
+        proofs[cause] = joined(proofs[cause], called)
     given = EMPTY
     shown = {}
     for cause in WARMUP_CAUSES:
         shown[cause] = proofs[cause].difference(given)
         given = joined(given, proofs[cause])
-    return shown
+    return _beyond_usual(shown, windows, warmup)
+
+
+def _on_gpu(one: OneGpu, windows: StepWindows, warmup: int) -> dict[str, Intervals]:
+    """When each cause is shown by the GPU, or by ranges and overheads that name it."""
+    spans, process = one.once(_named_spans), one.operations.gpu.process
+    return {
+        "compilation": spans["compilation"].get(process, EMPTY),
+        "module_loading": spans["module_loading"].get(process, EMPTY),
+        "allocation": EMPTY,
+        "autotuning": _tried(one.trace, one.operations, windows, warmup),
+        "data_feeding": one.lane.causes.of["data_feeding"],
+        "host": EMPTY,
+    }
+
+
+def _on_host(one: OneGpu, windows: StepWindows) -> dict[str, Intervals]:
+    """When some causes are shown by the calls of the GPU's process, where there are any."""
+    calls, first = one.calls, (int(windows.start[0]), int(windows.end[-1]))
+    mine = None if calls is None else _rows_of(calls, one.operations.gpu.process, first[1])
+    if calls is None or mine is None or not len(mine):
+        return {}
+    names = one.trace.names(distinct_ids(calls.name[mine]))
+    launch = mine[(calls.sort[mine] == Call.ISSUE) & _long(calls, mine)]
+    busy_threads = distinct_ids(calls.thread[mine[calls.sort[mine] == Call.ISSUE]])
+    inside = mine[np.isin(calls.thread[mine], busy_threads)]
+    return {
+        "compilation": _called(calls, mine, names, _COMPILES),
+        "module_loading": joined(_called(calls, mine, names, _LOADS), _spans(calls, launch)),
+        "allocation": _spans(calls, mine[calls.sort[mine] == Call.ALLOC]),
+        "host": one.lane.timeline.gaps.clip(*first).difference(_spans(calls, inside)),
+    }
 
 
 def _rows_of(calls: HostCalls, process: int, until: int) -> NDArray[np.intp]:
