@@ -1,4 +1,4 @@
-"""Dataclasses of analyzers as text and columns, and back: what the cache keeps.
+"""Dataclasses of analyzers as text and columns, and back: what the cache keeps, and what travels.
 
 Only dataclasses and named tuples of the analyzers are ever made of an entry.
 """
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gputrace.traces.cache import Kept
 from gputrace.traces.events import Events
 
-_PACKAGES: Final = ("gputrace.analyzers.", "gputrace.traces.trace")
+_PACKAGES: Final = ("gputrace.analyzers.", "gputrace.traces.trace", "gputrace.cluster.placed")
 """Where the classes are that may be kept."""
 _Record = TypeVar("_Record")
 
@@ -31,12 +31,18 @@ def freeze(value: Any) -> Kept:
 def thaw(entry: Kept, kind: type[_Record]) -> _Record | None:
     """The value of an entry; None where it makes no sense, or is of another kind."""
     try:
-        value = _unpack(json.loads(entry.text), entry.columns)
-    except (LookupError, TypeError, ValueError, AttributeError):
-        return None
-    except (ImportError, RecursionError):
+        value = thaw_any(entry)
+    except ValueError:
         return None
     return value if isinstance(value, kind) else None
+
+
+def thaw_any(entry: Kept) -> Any:
+    """The value of an entry, lists as tuples; raises ValueError where it makes no sense."""
+    try:
+        return _unpack(json.loads(entry.text), entry.columns)
+    except (LookupError, TypeError, AttributeError, ImportError, RecursionError) as error:
+        raise ValueError(f"no value: {error!r}") from error
 
 
 def _class(name: str) -> Any:
@@ -76,8 +82,9 @@ class _Packer:
             return ["o", name, [self.pack(part) for part in _parts(value)]]
         if isinstance(value, Mapping):
             return ["m", [[self.pack(key), self.pack(part)] for key, part in value.items()]]
-        if isinstance(value, (tuple, list)):
-            return ["t", [self.pack(part) for part in value]]
+        if isinstance(value, (tuple, list, set, frozenset)):
+            letter = "t" if isinstance(value, (tuple, list)) else "s"
+            return [letter, [self.pack(part) for part in value]]
         raise TypeError(f"a {type(value).__name__} cannot be kept")
 
     def _place(self, column: NDArray[Any]) -> int:
@@ -106,4 +113,6 @@ def _unpack(packed: Any, columns: Any) -> Any:
         return _class(content)(*(_unpack(part, columns) for part in packed[2]))
     if letter == "m":
         return {_unpack(key, columns): _unpack(part, columns) for key, part in content}
+    if letter == "s":
+        return frozenset(_unpack(part, columns) for part in content)
     return tuple(_unpack(part, columns) for part in content)

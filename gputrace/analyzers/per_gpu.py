@@ -9,22 +9,31 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
-from operator import methodcaller
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gputrace.analyzers.collectives.waiting import Waiting
 from gputrace.analyzers.gpus import Gpu, order_of
 from gputrace.analyzers.host import HostCalls
 from gputrace.analyzers.lanes import AnyLane, Extent, Place
 from gputrace.analyzers.operations import Ran
-from gputrace.analyzers.shard import OneGpu, Shard
+from gputrace.analyzers.shard import Shard
 from gputrace.analyzers.steps import FoundSteps, StepWindows, agree
 from gputrace.traces.trace import Progress, Trace, Window
 
 _Found = TypeVar("_Found")
 _OfGpu = TypeVar("_OfGpu", Ran, Extent)
-Job = tuple[int, Callable[..., Any], tuple[Any, ...]]
-"""The number of a shard, what is to be done with it, and further arguments."""
+
+
+class Job(NamedTuple):
+    """What is to be done with a shard."""
+
+    shard: int
+    work: Callable[..., Any] | str
+    """A function of the module, or the name of a method of `Shard`."""
+    gpu: Place | None = None
+    """The GPU that the function is of; None for one of the shard."""
+    given: tuple[Any, ...] = ()
+    """Further arguments."""
 
 
 class OfGpu(Protocol):
@@ -63,7 +72,7 @@ class Here(Shards):
         return 1
 
     def ask(self, jobs: Sequence[Job], *, changes: bool = False) -> list[Any]:
-        return [work(self.shard, *given) for _, work, given in jobs]
+        return [self.shard.do(job.work, job.gpu, job.given) for job in jobs]
 
     def whole(self, trace: Trace) -> Shard:
         return self.shard
@@ -116,35 +125,35 @@ class PerGpu:
             given: further arguments, by GPU.
             keeps: whether it keeps something where the rows are.
         """
-        jobs: list[Job] = [
-            (self._shard.get(one.gpu, 0), _of_one, (work, one.gpu, *own))
+        jobs = [
+            Job(self._shard.get(one.gpu, 0), work, one.gpu, tuple(own))
             for one, *own in zip(of, *given, strict=True)
         ]
         return self.shards.ask(jobs, changes=keeps)
 
     def in_each_place(self, work: Callable[..., _Found], *given: Any) -> list[_Found]:
         """What a function makes of each shard."""
-        return self.shards.ask([(number, work, given) for number in self._numbers])
+        return self.shards.ask([Job(number, work, given=given) for number in self._numbers])
 
     def move(self, shifts: Mapping[int, int], how: str) -> None:
         """Adds nanoseconds to the times of each host; ``how`` says what told them."""
         self.trace.shift_hosts(shifts, how)
-        self.operations = self._in_order(self._change(methodcaller("move", shifts)))
+        self.operations = self._in_order(self._change("move", shifts))
 
     def find_steps(
         self, chosen: tuple[int, int] | None = None, progress: Progress | None = None
     ) -> FoundSteps:
         """Reads the calls, and finds everyone's steps."""
-        self.has_calls = any(self._change(methodcaller("read_calls", progress)))
+        self.has_calls = any(self._change("read_calls", progress))
         shown: dict[int, StepWindows] = {}
-        for own in self.in_each_place(methodcaller("find_steps")):
+        for own in self.shards.ask([Job(number, "find_steps") for number in self._numbers]):
             shown |= own
         return agree(self.trace, dict(sorted(shown.items())), self.operations, chosen)
 
     def forget_calls(self) -> None:
         """Has them count as not recorded."""
         self.has_calls = False
-        self._change(methodcaller("forget_calls"))
+        self._change("forget_calls")
 
     def build_lanes(self, window: Window | None, found: FoundSteps) -> None:
         """Timelines and causes of all GPUs with anything in the window."""
@@ -152,23 +161,15 @@ class PerGpu:
         for own in self.operations:
             if own.gpu.rank in found.by_rank:
                 steps[self._shard[own.gpu]][own.gpu.rank] = found.by_rank[own.gpu.rank]
-        built = self.shards.ask(
-            [
-                (n, methodcaller("build_lanes", window, steps[n], self.has_calls), ())
-                for n in self._numbers
-            ],
-            changes=True,
-        )
-        self.lanes = self._in_order(built)
+        given = [(window, own, self.has_calls) for own in steps]
+        self.lanes = self._in_order(self._change_each("build_lanes", given))
 
     def add_waits(self, waits: Mapping[Gpu, Waiting]) -> None:
         """Tells of each GPU when it was in collectives that waited for others."""
         own: list[dict[Gpu, Waiting]] = [{} for _ in self._numbers]
         for lane in self.lanes:
             own[self._shard[lane.gpu]][lane.gpu] = waits[lane.gpu]
-        self.shards.ask(
-            [(n, methodcaller("add_waits", own[n]), ()) for n in self._numbers], changes=True
-        )
+        self._change_each("add_waits", [(mine,) for mine in own])
 
     @property
     def whole(self) -> Shard:
@@ -183,17 +184,17 @@ class PerGpu:
     def _numbers(self) -> range:
         return range(len(self.shards))
 
-    def _change(self, work: Callable[[Shard], _Found]) -> list[_Found]:
-        return self.shards.ask([(n, work, ()) for n in self._numbers], changes=True)
+    def _change(self, method: str, *given: Any) -> list[Any]:
+        return self._change_each(method, [given for _ in self._numbers])
+
+    def _change_each(self, method: str, given: Sequence[tuple[Any, ...]]) -> list[Any]:
+        jobs = [Job(number, method, given=own) for number, own in enumerate(given)]
+        return self.shards.ask(jobs, changes=True)
 
     def _in_order(self, by_shard: Sequence[Sequence[_OfGpu]]) -> list[_OfGpu]:
         """What is of each GPU, in order of GPU."""
         everything = [one for own in by_shard for one in own]
         return sorted(everything, key=lambda one: order_of(one.gpu))
-
-
-def _of_one(shard: Shard, work: Callable[..., _Found], gpu: Place, *given: Any) -> _Found:
-    return work(OneGpu(shard, gpu), *given)
 
 
 def repeated(count: int, *given: Any) -> list[Iterable[Any]]:

@@ -128,6 +128,12 @@ class Shard:
         found: _Found = self._once[work]
         return found
 
+    def do(self, work: Callable[..., Any] | str, gpu: Place | None, given: Sequence[Any]) -> Any:
+        """What a method gives, by its name, or a function of the shard, or of one GPU of it."""
+        if isinstance(work, str):
+            return getattr(self, work)(*given)
+        return work(self if gpu is None else OneGpu(self, gpu), *given)
+
     def rest(self) -> None:
         """Gives back what memory was needed for columns on disk."""
         if self._scratch is not None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -14,15 +12,16 @@ from gputrace.analyzers.gpus import Gpu, group_gpus
 from gputrace.analyzers.host import HostCalls, read_calls
 from gputrace.analyzers.per_gpu import Job, PerGpu, Shards
 from gputrace.analyzers.shard import Shard
-from gputrace.cluster.messages import Work
+from gputrace.cluster.messages import Work, understood
 from gputrace.cluster.placed import Census, Pair, Placing
+from gputrace.cluster.records import from_bytes, name_of, to_bytes
 from gputrace.cluster.remote import RemoteTrace, Ticket
 from gputrace.traces.merged import MergedTrace
 from gputrace.traces.scratch import LARGE
 from gputrace.traces.trace import Trace, Window
 
-Batch = tuple[bool, list[tuple[Any, ...]]]
-"""Jobs of one shard, each a function and its arguments; and whether they change it."""
+_Batch = tuple[bool, list[tuple[Any, ...]]]
+"""Jobs of one shard, each the name of a function, a GPU and arguments; whether they change it."""
 
 
 def spread(trace: Trace) -> PerGpu | None:
@@ -51,7 +50,7 @@ def _placed(trace: Trace, far: Far) -> PerGpu | None:
     if gpus is None:
         return None
     placings = [file.placing(own) for file, own in zip(files, gpus, strict=True)]
-    jobs = [(n, methodcaller("place", placing), ()) for n, placing in enumerate(placings)]
+    jobs = [Job(number, "place", given=(placing,)) for number, placing in enumerate(placings)]
     return PerGpu(trace, far, far.ask(jobs, changes=True))
 
 
@@ -110,24 +109,22 @@ class Far(Shards):
     def __init__(self, trace: Trace, files: Sequence[RemoteTrace]) -> None:
         self._trace, self._files = trace, files
         self._large = trace.cut_bytes > LARGE
-        self._past: list[list[Batch]] = [[] for _ in files]
+        self._past: list[list[_Batch]] = [[] for _ in files]
 
     def __len__(self) -> int:
         return len(self._files)
 
     def all(self, method: str) -> list[Any]:
         """Has each shard do something that changes it."""
-        jobs = [(number, methodcaller(method), ()) for number in range(len(self))]
-        return self.ask(jobs, changes=True)
+        return self.ask([Job(number, method) for number in range(len(self))], changes=True)
 
     def ask(self, jobs: Sequence[Job], *, changes: bool = False) -> list[Any]:
         places: dict[int, list[int]] = {}
-        for place, (number, *_) in enumerate(jobs):
-            places.setdefault(number, []).append(place)
-        batches: dict[int, Batch] = {
-            number: (changes, [(jobs[at][1], *jobs[at][2]) for at in own])
-            for number, own in places.items()
-        }
+        batches: dict[int, _Batch] = {}
+        for place, job in enumerate(jobs):
+            places.setdefault(job.shard, []).append(place)
+            batch = batches.setdefault(job.shard, (changes, []))
+            batch[1].append((name_of(job.work), job.gpu, job.given))
         tickets = {number: self._send(number, [batch]) for number, batch in batches.items()}
         found: list[Any] = [None] * len(jobs)
         for number, ticket in tickets.items():
@@ -136,11 +133,11 @@ class Far(Shards):
                 found[place] = one
         return found
 
-    def _send(self, number: int, batches: Sequence[Batch], *, anew: bool = False) -> Ticket:
+    def _send(self, number: int, batches: Sequence[_Batch], *, anew: bool = False) -> Ticket:
         past = 0 if anew else len(self._past[number])
-        return self._files[number].send(Work(pickle.dumps(batches), past, self._large, anew))
+        return self._files[number].send(Work(to_bytes(batches), past, self._large, anew))
 
-    def _found(self, number: int, ticket: Ticket, batch: Batch) -> list[Any]:
+    def _found(self, number: int, ticket: Ticket, batch: _Batch) -> list[Any]:
         file, past = self._files[number], self._past[number]
         raw = file.receive(ticket)
         if raw is None:
@@ -148,7 +145,8 @@ class Far(Shards):
         assert raw is not None
         if batch[0]:
             past.append(batch)
-        found: list[Any] = pickle.loads(raw)
+        with understood():
+            found: list[Any] = from_bytes(raw)
         return found
 
     def forget(self) -> None:

@@ -1,4 +1,4 @@
-"""What travels between the analysis and a worker, as MessagePack."""
+"""What travels between the analysis and a worker, as MessagePack: nothing in it is run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Work(msgspec.Struct, frozen=True):
     """What is to be done with the shard of a file."""
 
     batches: bytes
-    """Of `gputrace.cluster.far.Batch`, pickled: what is found by the last is the answer."""
+    """Jobs of the shard, some at a time (see `records`): the answer is what the last ones find."""
     past: int
     """How many batches have changed the shard before."""
     large: bool
@@ -129,7 +129,7 @@ class Reply(msgspec.Struct):
     samples: PackedSamples | None = None
     told: Told = Told()
     found: bytes = b""
-    """By the `Work` that was asked for, pickled."""
+    """By the `Work` that was asked for."""
     lost: bool = False
     """Whether that could not be done, since the shard is not as it is thought to be."""
 
@@ -160,7 +160,7 @@ def nvml_of(reply: Reply) -> Nvml:
     packed = reply.samples
     if packed is None:
         return Nvml()
-    with _understood():
+    with understood():
         time, host, gpu = (
             np.frombuffer(raw, np.int64) for raw in (packed.time, packed.host, packed.gpu)
         )
@@ -172,19 +172,20 @@ def nvml_of(reply: Reply) -> Nvml:
 
 def events_of(packed: PackedEvents) -> Events:
     """The rows of a reply; raises MissingError as `read_reply`."""
-    with _understood():
+    with understood():
         return unpack(packed)
 
 
 def read_reply(raw: bytes) -> Reply:
     """The answer of a worker; raises MissingError for what no worker of this version sends."""
-    with _understood():
+    with understood():
         reply: Reply = msgspec.msgpack.decode(raw, type=Reply)
     return reply
 
 
 @contextmanager
-def _understood() -> Iterator[None]:
+def understood() -> Iterator[None]:
+    """Raises MissingError, as `read_reply`, for what nobody of this version sends."""
     try:
         yield
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, zlib.error) as error:

@@ -110,7 +110,9 @@ class Placed(Trace):
         self.source, self.quality, self.no_gpu = trace.source, trace.quality, trace.no_gpu
         self.shift = placing.shift
         self._trace, self._number_of = trace, placing.processes
-        self._numbers: dict[int, int] = dict(zip(placing.ids.tolist(), placing.names.tolist(), strict=True))
+        self._numbers: dict[int, int] = dict(
+            zip(placing.ids.tolist(), placing.names.tolist(), strict=True)
+        )
         self._ids = {number: id for id, number in self._numbers.items()}
 
     def pair(self, own: tuple[int, int]) -> tuple[int, int]:

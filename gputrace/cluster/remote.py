@@ -170,7 +170,7 @@ class RemoteTrace(Trace):
         return self._place.ask(Request(self._file, work=work))
 
     def receive(self, ticket: Ticket) -> bytes | None:
-        """What was found, pickled; None where the shard is not as it is thought to be."""
+        """What was found; None where the shard is not as it is thought to be."""
         reply = ticket.reply()
         self._take(reply)
         return None if reply.lost else reply.found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 import tempfile
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from gputrace.cluster.messages import (
 )
 from gputrace.cluster.packing import pack
 from gputrace.cluster.placed import FarShard
+from gputrace.cluster.records import from_bytes, to_bytes, work_of
 from gputrace.errors import GputraceError
 from gputrace.traces.events import GPU_KINDS, Events, Kind
 from gputrace.traces.quality import Quality
@@ -144,19 +144,19 @@ def _read(trace: Trace, request: Request, reply: Reply) -> None:
 
 
 def _work(own: _Open, work: Work) -> bytes | None:
-    """What is found with a file's shard, pickled; None where that is not as it is thought to be."""
+    """What is found with a file's shard; None where that is not as it is thought to be."""
     if work.past != (0 if work.anew else own.past):
         return None
     shard = None if work.anew else own.shard
     shard = shard or FarShard(own.trace, Scratch() if work.large else None)
     own.shard, own.past = None, 0  # As it stays if anything goes wrong.
     found, past = [], work.past
-    for changes, jobs in pickle.loads(work.batches):
-        found = [job(shard, *given) for job, *given in jobs]
+    for changes, jobs in from_bytes(work.batches):
+        found = [shard.do(work_of(name), gpu, given) for name, gpu, given in jobs]
         past += changes
     shard.rest()
     own.shard, own.past = shard, past
-    return pickle.dumps(found)
+    return to_bytes(found)
 
 
 def _devices(own: _Open) -> list[Device]:

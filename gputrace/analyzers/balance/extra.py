@@ -77,6 +77,8 @@ def alone(gpus: PerGpu, works: Sequence[Work], extra: Sequence[dict[int, int]]) 
     # Each is taken to every other GPU, all at once to different ones.
     for turn in range(1, len(works)):
         left = {place: own for place, own in left.items() if len(own)}
+        if not left:
+            break
         others = [works[(place + turn) % len(works)] for place in left]
         parts = gpus.each(
             _without_busy,

@@ -154,7 +154,9 @@ class Known:
     @cached_property
     def working(self) -> list[Extent]:
         """The GPUs that count."""
-        pairs = zip(self.per_gpu.lanes, self.breakdown, strict=True) if self.per_gpu.operations else ()
+        pairs = (
+            zip(self.per_gpu.lanes, self.breakdown, strict=True) if self.per_gpu.operations else ()
+        )
         return [lane for lane, row in pairs if row in self.rows]
 
     @cached_property

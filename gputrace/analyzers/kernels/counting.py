@@ -25,7 +25,7 @@ _LENGTH_BITS: Final = 40
 """A kernel's nanoseconds fit in so many bits: 18 minutes."""
 _LONGEST: Final = (1 << _LENGTH_BITS) - 1
 _PACKED: Final = "packed kernels"
-_ASKED: Final = 64
+_ASKED: Final = 16
 """Lengths of each name that are asked about at once."""
 
 Codes = NDArray[np.int64]

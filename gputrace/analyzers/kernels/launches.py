@@ -17,7 +17,7 @@ from gputrace.analyzers.shard import OneGpu
 _TINY_NS: Final = 5_000
 """A launching call takes a host about so long: shorter kernels cannot keep a GPU fed."""
 _MOST_OF_ONE: Final = 20_000
-_MOST_OF_ALL: Final = 1_280_000
+_MOST_OF_ALL: Final = 160_000
 """Kernels of which calls are looked up; evenly taken from all."""
 
 Rows = NDArray[np.intp]
