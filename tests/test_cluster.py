@@ -6,8 +6,12 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import sys
+import zlib
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,12 +23,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gputrace
+from gputrace.analyzers.analysis import analyze
+from gputrace.analyzers.intervals import Intervals
 from gputrace.cli import run
 from gputrace.cluster import scheduler, worker
+from gputrace.cluster.far import spread
+from gputrace.cluster.messages import understood
 from gputrace.cluster.packing import pack, unpack
+from gputrace.cluster.records import from_bytes, to_bytes, work_of
 from gputrace.cluster.requests import Cluster
-from gputrace.errors import ExitCode, InputError
-from gputrace.traces.events import COLUMN_TYPES, Events
+from gputrace.errors import ExitCode, InputError, MissingError
+from gputrace.traces.events import COLUMN_TYPES, Events, Kind
+from gputrace.traces.opening import open_traces
 from tests.parts import Node, write_parts
 from tests.recordings import unpack as unpack_recording
 from tests.synthetic import Plan, simulate, write_kineto
@@ -43,6 +53,9 @@ PLAN = Plan(
 )  # fmt: skip
 
 
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+
+
 class Deadly(distributed.WorkerPlugin):  # type: ignore[misc]
     """Makes `DEADLY` files what they are, in every worker, those started anew too."""
 
@@ -56,6 +69,26 @@ class Deadly(distributed.WorkerPlugin):  # type: ignore[misc]
             return real(path, *how)
 
         ours.open_trace = open_trace
+
+
+class Mortal(distributed.WorkerPlugin):  # type: ignore[misc]
+    """Makes the first worker die that is asked something for the so many-th time."""
+
+    def __init__(self, questions: int, died: Path) -> None:
+        self.questions, self.died = questions, died
+
+    def setup(self, worker: Any) -> None:
+        ours: Any = import_module("gputrace.cluster.worker")
+        real, asked = ours._work, []
+
+        def work(*how: Any) -> Any:
+            asked.append(how)
+            if len(asked) == self.questions and not self.died.exists():
+                self.died.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*how)
+
+        ours._work = work
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +168,103 @@ class TestTheResultIsThatOfOneProcess:
                 first = next(iter(client.run(os.getpid).values()))
             os.kill(first, signal.SIGKILL)
             assert trace.analyze().render("json") == report(ranks)
+
+    @pytest.mark.parametrize("questions", [2, 9, 30])
+    def test_whoever_dies_meanwhile(self, ranks: Path, tmp_path: Path, questions: int) -> None:
+        """What a dead worker had made of its files, another makes again."""
+        died = tmp_path / "died"
+        with (
+            distributed.LocalCluster(
+                n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
+            ) as mortal,
+            distributed.Client(mortal, set_as_default=False) as client,
+        ):
+            client.register_plugin(Mortal(questions, died))
+            assert report(ranks, scheduler=mortal.scheduler_address) == report(ranks)
+        assert died.exists()
+
+    def test_where_columns_are_on_disk(
+        self, cluster: Any, ranks: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("gputrace.cluster.far.LARGE", 1000)
+        assert report(ranks, scheduler=cluster.scheduler_address) == report(ranks)
+
+    def test_of_a_file_without_calls_beside_others(self, cluster: Any, ranks: Path) -> None:
+        with closing(sqlite3.connect(ranks / "run.2.sqlite")) as database, database:
+            database.execute("DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME")
+        assert report(ranks, scheduler=cluster.scheduler_address) == report(ranks)
+
+    def test_of_a_file_without_gpus_beside_others(self, cluster: Any, ranks: Path) -> None:
+        with closing(sqlite3.connect(ranks / "run.1.sqlite")) as database, database:
+            for kind in ("KERNEL", "MEMCPY", "MEMSET"):
+                database.execute(f"DELETE FROM CUPTI_ACTIVITY_KIND_{kind}")
+        assert report(ranks, scheduler=cluster.scheduler_address) == report(ranks)
+
+    def test_of_one_gpu_in_two_files(self, cluster: Any, tmp_path: Path) -> None:
+        """Its rows come together, as no file has all of them."""
+        nodes = [Node("node0", (rank,)) for rank in range(2)]
+        run = simulate(replace(PLAN, ranks=2, isolated=False, slow_rank=1))
+        files = write_parts(run, tmp_path / "run", nodes)
+        with closing(sqlite3.connect(files[1])) as database, database:
+            for kind in ("KERNEL", "MEMCPY", "MEMSET"):
+                database.execute(f"UPDATE CUPTI_ACTIVITY_KIND_{kind} SET deviceId = 0")
+        told = report(tmp_path / "run", scheduler=cluster.scheduler_address)
+        assert {gpu["gpu"] for gpu in json.loads(told)["gpus"]} == {0}
+        assert told == report(tmp_path / "run")
+
+    def test_for_plugins_that_want_rows(
+        self, cluster: Any, ranks: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen = []
+
+        def find_plugged(facts: Any) -> Any:
+            seen.append(sum(map(len, facts.operations)))
+            return (), ()
+
+        monkeypatch.setattr("gputrace.analyzers.analysis.plugins", lambda _: [object()])
+        monkeypatch.setattr("gputrace.analyzers.analysis.find_plugged", find_plugged)
+        report(ranks, scheduler=cluster.scheduler_address)
+        assert seen[0] > 4 * 8 * 30
+
+
+class TestWhatTravels:
+    def test_is_less_than_a_byte_a_kernel_once_steps_repeat(
+        self, cluster: Any, tmp_path: Path
+    ) -> None:
+        """Each further step adds its own times and its collectives, and no rows."""
+        received = []
+        for steps in (60, 120):
+            plan = replace(PLAN, steps=steps, kernels_per_step=500, ranks=2)
+            nodes = [Node("node0", (rank,)) for rank in range(2)]
+            write_parts(simulate(plan), tmp_path / f"{steps}", nodes)
+            with Cluster(cluster.scheduler_address) as own:
+                analyze(open_traces([tmp_path / f"{steps}"], opening=own.open_each), spread=spread)
+                received.append(own.received)
+        assert received[1] - received[0] < 60 * 500 * 2
+
+    @given(st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+    def test_is_the_same_again(self, value: Any) -> None:
+        assert from_bytes(to_bytes(value)) == _with_tuples(value)
+
+    def test_is_what_analyzers_make(self) -> None:
+        made = Intervals(np.array([1, 5]), np.array([3, 9])), frozenset({Kind.KERNEL}), {(1, 2): 3}
+        again = from_bytes(to_bytes(made))
+        assert again[0].total == 6
+        assert again[1:] == made[1:]
+
+    @pytest.mark.parametrize(
+        "name", ["os:system", "gputrace.analyzers.kept:json", "gputrace.analyzers.nothing:f", "_do"]
+    )
+    def test_nothing_but_analyzers_is_called(self, name: str) -> None:
+        with pytest.raises((ValueError, ImportError)):
+            work_of(name)
+
+    @pytest.mark.parametrize(
+        "raw", [b"", b"\0", zlib.compress(b"\xc1"), zlib.compress(b"\x92\xc4\0\x90")]
+    )
+    def test_what_makes_no_sense_is_refused(self, raw: bytes) -> None:
+        with pytest.raises(MissingError, match="one version"), understood():
+            from_bytes(raw)
 
 
 class TestARankThatCannotBeRead:
@@ -245,6 +375,13 @@ class TestACluster:
             found = list(own.open_each([ranks / "nothing", ranks / "run.0.sqlite"], True))
             assert isinstance(found[0], InputError)
             assert own.received > 0
+
+
+def _with_tuples(value: Any) -> Any:
+    """Lists travel as tuples."""
+    if isinstance(value, dict):
+        return {key: _with_tuples(one) for key, one in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 def _files_open() -> int:
