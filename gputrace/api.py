@@ -303,7 +303,7 @@ def open(
         workers: how many processes decode files of text; chosen by their sizes if not given.
         windows: whether only windows of it will be asked for (``time``): text of over 512 MiB is
             then not held, but gone through again for each.
-        scheduler: a Dask cluster that reads the files: an address, ``local:N`` or ``slurm:N``
+        scheduler: a Dask cluster that analyzes the files: an address, ``local:N`` or ``slurm:N``
             (with ``local``, guard your program by ``if __name__ == "__main__"``).
         progress: called with bytes fetched so far and in all, of files of object stores.
 

@@ -168,7 +168,7 @@ def scheduler(function: _F) -> _F:
     return click.option(
         "--scheduler",
         metavar="WHERE",
-        help="Have the workers of a Dask cluster read the files, with the same result: a "
+        help="Have a Dask cluster analyze each file where it is, with the same result: a "
         "scheduler's address, local:N for N processes, slurm:N for N workers as jobs.",
     )(function)
 
