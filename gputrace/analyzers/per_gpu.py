@@ -138,7 +138,10 @@ class PerGpu:
     def move(self, shifts: Mapping[int, int], how: str) -> None:
         """Adds nanoseconds to the times of each host; ``how`` says what told them."""
         self.trace.shift_hosts(shifts, how)
-        self.operations = self._in_order(self._change("move", shifts))
+        own: list[dict[int, int]] = [{} for _ in self._numbers]
+        for ran in self.operations:
+            own[self._shard[ran.gpu]][ran.gpu.host] = shifts[ran.gpu.host]
+        self.operations = self._in_order(self._change_each("move", [(mine,) for mine in own]))
 
     def find_steps(
         self, chosen: tuple[int, int] | None = None, progress: Progress | None = None

@@ -126,7 +126,7 @@ def _answer(own: _Open, request: Request) -> Reply:
     if request.work is not None:
         found = _work(own, request.work)
         reply.found, reply.lost = found or b"", found is None
-        reply.devices += _devices(own)
+        _introduce(own, reply)
     reply.processes = trace.processes
     reply.recorded = [_recorded(trace, number) for number in range(len(trace.processes))]
     reply.told = _news(trace.quality, own.told)
@@ -159,11 +159,13 @@ def _work(own: _Open, work: Work) -> bytes | None:
     return to_bytes(found)
 
 
-def _devices(own: _Open) -> list[Device]:
-    """What a file's processes call its GPUs by, as long as these have the file's numbers."""
+def _introduce(own: _Open, reply: Reply) -> None:
+    """Adds what a file calls GPUs and operations, while these still have the file's numbers."""
     if own.shard is None or own.past != 1:
-        return []
-    return [own.trace.device(*pair) for ran in own.shard.operations for pair in ran.gpu.pairs]
+        return
+    for operations in own.shard.operations:
+        reply.devices += [own.trace.device(*pair) for pair in operations.gpu.pairs]
+        reply.names |= _names(own.trace, operations.events)
 
 
 def _about(trace: Trace) -> About:

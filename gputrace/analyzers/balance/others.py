@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gputrace.analyzers.balance.work import Work
+from gputrace.analyzers.medians import of_others
 
 
 class Others:
@@ -25,7 +26,8 @@ class Others:
         turns = np.array([work.turns for work in works])
         counted = [work.launches(own) for work, own in zip(works, kernels, strict=True)]
         spent = [work.spent(own) for work, own in zip(works, kernels, strict=True)]
-        self._launches, self._spent = np.array(counted) / turns, np.array(spent) / turns
+        self._launches = of_others(np.array(counted) / turns)
+        self._spent = of_others(np.array(spent) / turns)
 
     def _note(self, sort: int, amount: float, place: int) -> None:
         most = self._first.get(sort, (0.0, -1))[0]
@@ -45,8 +47,8 @@ class Others:
 
     def launches(self, place: int) -> float:
         """The middle one's kernels in a step."""
-        return float(np.median(np.delete(self._launches, place)))
+        return float(self._launches[place])
 
     def spent(self, place: int) -> float:
         """The middle one's nanoseconds in kernels in a step."""
-        return float(np.median(np.delete(self._spent, place)))
+        return float(self._spent[place])

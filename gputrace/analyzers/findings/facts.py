@@ -51,7 +51,7 @@ class Facts(Known):
             return format_ns(self.mean_ns)
         return f"{'a step' if self.trains else 'an iteration'} of {format_ns(self.mean_ns)}"
 
-    @property
+    @cached_property
     def mean_ns(self) -> int:
         """Mean length of a measured step, or of a GPU's span."""
         return self.mean("total")

@@ -115,7 +115,7 @@ class Known:
         """The cards while they were busy, of those that were sampled."""
         return find_cards(self.nvml, self.per_gpu, self.measured)
 
-    @property
+    @cached_property
     def ratios(self) -> tuple[KernelRatio, ...]:
         """How fast the GPUs run what several of them run, in the measured steps."""
         return self.ratios_in({step.step for step in self.measured})

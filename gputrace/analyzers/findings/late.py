@@ -14,6 +14,7 @@ from gputrace.analyzers.findings.idle import how_to_feed_faster
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.kernel_ratios import KernelRatio
 from gputrace.analyzers.late.ranks import Late
+from gputrace.analyzers.medians import of_others
 from gputrace.analyzers.results import Evidence, Finding
 from gputrace.units import format_ns, format_ranges
 
@@ -71,6 +72,9 @@ class _Kernels:
     """Time of a step in kernels that the others do not run, or not as often."""
 
 
+_NOT_COMPARED: Final = _Kernels(None, 0)
+
+
 def straggler(facts: Facts) -> Iterator[Finding]:
     """Others wait at collectives for a GPU that works longer: its kernels are slower (says how
     much), or it has more of them; `low` where slower hosts hide 5 % of a step of more work.
@@ -101,8 +105,9 @@ def _hidden_work(facts: Facts) -> Iterator[Finding]:
     if facts.lateness is None:
         return
     told = {late.lane.gpu for late in facts.late}
+    beside = _beside(facts.ratios)
     for lane, caused in zip(facts.lateness.lanes, facts.lateness.caused, strict=True):
-        extra = _beside(facts.ratios, lane.gpu).extra_ns
+        extra = beside.get(lane.gpu, _NOT_COMPARED).extra_ns
         if lane.gpu in told or extra < MEDIUM * facts.mean_ns:
             continue
         lost, share = int(caused.mean()), extra / max(facts.mean_ns, 1)
@@ -161,18 +166,18 @@ def _works_longer(late: Late, kernels: _Kernels) -> bool:
 
 
 def _kernels(facts: Facts, late: Late) -> _Kernels:
-    return _beside(facts.ratios_in(late.steps), late.lane.gpu)
+    return _beside(facts.ratios_in(late.steps)).get(late.lane.gpu, _NOT_COMPARED)
 
 
-def _beside(ratios: Sequence[KernelRatio], gpu: Gpu) -> _Kernels:
-    """A GPU beside the others."""
-    own = next((ratio for ratio in ratios if ratio.gpu == gpu), None)
-    others = [ratio for ratio in ratios if ratio is not own]
-    if own is None or not others:
-        return _Kernels(None, 0)
-    usual = float(np.median([ratio.ratio for ratio in others]))
-    extra = own.own_ns - int(np.median([ratio.own_ns for ratio in others]))
-    return _Kernels(own.ratio / usual, max(extra, 0))
+def _beside(ratios: Sequence[KernelRatio]) -> dict[Gpu, _Kernels]:
+    """Each GPU beside the others."""
+    if len(ratios) < 2:
+        return {}
+    usual = of_others(np.array([(one.ratio, one.own_ns) for one in ratios]))
+    return {
+        one.gpu: _Kernels(one.ratio / speed, max(one.own_ns - int(alone), 0))
+        for one, (speed, alone) in zip(ratios, usual.tolist(), strict=True)
+    }
 
 
 def _more(late: Late, words: dict[str, str]) -> str:

@@ -93,13 +93,17 @@ def slow_steps(facts: Facts) -> Iterator[Finding]:
 
     Cost: the time they add, spread over all steps.
     """
-    found = [f for rank in facts.ranks if (f := _slow_steps_of(facts, rank)) is not None]
+    by_rank: dict[int, list[Step]] = {rank: [] for rank in facts.ranks}
+    for step in facts.timed:
+        by_rank.setdefault(step.rank, []).append(step)
+    own = ((rank, by_rank[rank]) for rank in facts.ranks)
+    found = [f for rank, steps in own if (f := _slow_steps_of(facts, rank, steps)) is not None]
     if found:
         yield max(found, key=lambda finding: finding.impact_ns)
 
 
-def _slow_steps_of(facts: Facts, rank: int) -> Finding | None:
-    longest = _longest_of_each([step for step in facts.timed if step.rank == rank])
+def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | None:
+    longest = _longest_of_each(steps)
     if len(longest) < 5:
         return None
     lengths = np.array([step.end_ns - step.start_ns for step in longest])

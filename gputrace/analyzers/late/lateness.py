@@ -21,6 +21,7 @@ from gputrace.analyzers.grouping import rows_by, steps_by_gpu
 from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.lanes import Extent
 from gputrace.analyzers.late.pace import find_slack
+from gputrace.analyzers.medians import of_others
 from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import Step
 from gputrace.analyzers.shard import OneGpu
@@ -56,9 +57,7 @@ class Lateness:
     @cached_property
     def excess(self) -> NDArray[np.float64]:
         """``caused`` beyond what the middle one of the other GPUs causes in the same step."""
-        rows = range(len(self.lanes))
-        others = [np.median(np.delete(self.caused, row, axis=0), axis=0) for row in rows]
-        excess: NDArray[np.float64] = self.caused - np.array(others)
+        excess: NDArray[np.float64] = self.caused - of_others(self.caused)
         return excess
 
 

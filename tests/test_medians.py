@@ -1,0 +1,24 @@
+"""The median of all others, for each at once."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from gputrace.analyzers.medians import of_others
+
+
+@given(
+    st.sampled_from([np.int64, np.float64]).flatmap(
+        lambda kind: arrays(
+            kind,
+            array_shapes(min_dims=1, max_dims=2, min_side=2, max_side=9),
+            elements=st.integers(-5, 5) | st.integers(-(2**40), 2**40),
+        )
+    )
+)
+def test_it_is_what_numpy_gives_without_each(values: np.ndarray) -> None:
+    expected = [np.median(np.delete(values, row, axis=0), axis=0) for row in range(len(values))]
+    assert (of_others(values) == np.array(expected)).all()
