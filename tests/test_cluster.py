@@ -32,7 +32,7 @@ from gputrace.cluster.messages import understood
 from gputrace.cluster.packing import pack, unpack
 from gputrace.cluster.records import from_bytes, to_bytes, work_of
 from gputrace.cluster.requests import Cluster
-from gputrace.errors import ExitCode, InputError, MissingError
+from gputrace.errors import ExitCode, InputError, MissingError, UsageError
 from gputrace.traces.events import COLUMN_TYPES, Events, Kind
 from gputrace.traces.opening import open_traces
 from tests.parts import Node, write_parts
@@ -199,6 +199,31 @@ class TestTheResultIsThatOfOneProcess:
             for kind in ("KERNEL", "MEMCPY", "MEMSET"):
                 database.execute(f"DELETE FROM CUPTI_ACTIVITY_KIND_{kind}")
         assert report(ranks, scheduler=cluster.scheduler_address) == report(ranks)
+
+    def test_of_rows_that_make_no_sense(self, cluster: Any, ranks: Path) -> None:
+        """What workers leave out is a finding, as here, in the order of the files."""
+        for number, kind in ((1, "RUNTIME"), (2, "KERNEL"), (3, "RUNTIME")):
+            path = ranks / f"run.{number}.sqlite"
+            with closing(sqlite3.connect(path)) as database, database:
+                table = f"CUPTI_ACTIVITY_KIND_{kind}"
+                three = f"SELECT rowid FROM {table} LIMIT 3"
+                database.execute(f"UPDATE {table} SET end = start - 5 WHERE rowid IN ({three})")
+        told = report(ranks, scheduler=cluster.scheduler_address)
+        assert "lost-records" in {finding["id"] for finding in json.loads(told)["findings"]}
+        assert told == report(ranks)
+
+    def test_where_the_last_steps_have_no_calls(self, cluster: Any, ranks: Path) -> None:
+        for path in ranks.iterdir():
+            with closing(sqlite3.connect(path)) as database, database:
+                table = "CUPTI_ACTIVITY_KIND_RUNTIME"
+                early = f"SELECT min(start) + 10000 FROM {table}"
+                database.execute(f"DELETE FROM {table} WHERE start > ({early})")
+        assert report(ranks, scheduler=cluster.scheduler_address) == report(ranks)
+
+    def test_with_progress_told(self, cluster: Any, ranks: Path) -> None:
+        with gputrace.open(ranks, scheduler=cluster.scheduler_address) as trace:
+            found = trace.analyze(progress=lambda done, of: None)
+        assert found.render("json") == report(ranks)
 
     def test_of_one_gpu_in_two_files(self, cluster: Any, tmp_path: Path) -> None:
         """Its rows come together, as no file has all of them."""
@@ -370,6 +395,17 @@ class TestACluster:
             report(ranks, scheduler=cluster.scheduler_address)
             assert set(client.run(_files_open).values()) == {0}
 
+    def test_keeps_nothing_that_was_made_of_the_rows(self, cluster: Any, ranks: Path) -> None:
+        with (
+            distributed.Client(cluster, set_as_default=False) as client,
+            gputrace.open(ranks, scheduler=cluster.scheduler_address) as trace,
+        ):
+            trace.analyze()
+            with pytest.raises(UsageError):
+                trace.analyze(time="500s:600s")
+            assert sum(client.run(_shards).values()) == 0
+            assert sum(client.run(_files_open).values()) == 4
+
     def test_counts_what_it_receives(self, cluster: Any, ranks: Path) -> None:
         with Cluster(cluster.scheduler_address) as own:
             found = list(own.open_each([ranks / "nothing", ranks / "run.0.sqlite"], True))
@@ -382,6 +418,10 @@ def _with_tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _with_tuples(one) for key, one in value.items()}
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
+def _shards() -> int:
+    return sum(own.shard is not None for own in worker._open.values())
 
 
 def _files_open() -> int:

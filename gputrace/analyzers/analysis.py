@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Protocol
 
 from gputrace.analyzers.breakdown import break_down, list_steps, measured, steady, summarize
@@ -56,9 +57,15 @@ def analyze(
     where that is nothing, or no GPU operation can be used, UsageError where none lies in the window
     or none of the steps asked for is there.
     """
-    options = options or Options()
-    window = _absolute(trace, options.window)
-    gpus = _read(trace, progress, spread if watcher is None else None)
+    far = None if spread is None or watcher is not None or plugins("analyzers") else spread(trace)
+    gpus = far or PerGpu.here(Shard(trace, scratch_for(trace), progress))
+    with closing(gpus):
+        return _analyze(gpus, options or Options(), watcher)
+
+
+def _analyze(gpus: PerGpu, options: Options, watcher: Watcher | None) -> Analysis:
+    trace, window = gpus.trace, _absolute(gpus.trace, options.window)
+    _put_on_one_clock(gpus)
     if watcher is not None:
         watcher.operations_read(gpus.whole.operations)
     if not gpus.operations and trace.no_gpu is None:
@@ -66,7 +73,7 @@ def analyze(
     collectives = match_collectives(gpus)
     lanes: Sequence[AnyExtent]
     if gpus.operations:
-        found = gpus.find_steps(options.steps, progress)
+        found = gpus.find_steps(options.steps)
         gpus.build_lanes(window, found)
         gpus.add_waits({own.gpu: collectives.waiting(n) for n, own in enumerate(gpus.operations)})
         lanes = gpus.lanes
@@ -81,14 +88,11 @@ def analyze(
     return _answer(facts, lanes, window, options.gaps)
 
 
-def _read(trace: Trace, progress: Progress | None, spread: Spread | None) -> PerGpu:
-    """The GPUs, on one clock."""
-    far = None if spread is None or plugins("analyzers") else spread(trace)
-    gpus = far or PerGpu.here(Shard(trace, scratch_for(trace)), progress)
-    fit = fit_clocks(gpus) if len(trace.paths) > 1 else None
+def _put_on_one_clock(gpus: PerGpu) -> None:
+    """Corrects the clocks of several hosts as far as collectives tell."""
+    fit = fit_clocks(gpus) if len(gpus.trace.paths) > 1 else None
     if fit is not None:
         gpus.move(fit.shifts, str(fit))
-    return gpus
 
 
 def _facts(
@@ -158,7 +162,7 @@ def _answer(
         utilization=find_utilization(facts.nvml, gpus, window),
         recorded_calls=recorded_calls,
         # Last: all that reads the trace may have something to say of it.
-        dropped_rows=dict(quality.dropped),
+        dropped_rows=dict(sorted(quality.dropped.items())),
         warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),
         left_out=tuple(quality.left_out),
         tables=tables,

@@ -45,16 +45,16 @@ def _are_whole(one: OneGpu, starts: Times, ends: Times) -> Mask:
     That begins where the operation before a step was issued: from there on its host is seen.
     """
     own, calls = one.operations, one.calls
-    if calls is None:
-        return np.zeros(len(starts), np.bool_)
     first = np.minimum(np.searchsorted(own.start, starts), len(own) - 1)
+    # A GPU that has nothing to do in a step.
+    idle = own.start[first] >= ends
+    if calls is None:
+        return idle
     begins, known = starts, np.ones(len(starts), np.bool_)
     for row in (first, np.maximum(first - 1, 0)):
         issued_by = calls.issued_by(own.events.select(row))
         known &= issued_by != NOBODY
         begins = np.minimum(begins, calls.start[issued_by])
-    # A GPU that has nothing to do in a step.
-    idle = own.start[first] >= ends
     begins = np.where(idle, starts, begins)
     whole: Mask = (known | idle) & calls.all_recorded(own.gpu.process, begins, ends)
     return whole

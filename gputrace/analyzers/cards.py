@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.grouping import StepsOf
-from gputrace.analyzers.intervals import Intervals, Times, union
+from gputrace.analyzers.grouping import StepsOf, stretches
+from gputrace.analyzers.intervals import Intervals, Times
 from gputrace.analyzers.lanes import Extent
 from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import Step
@@ -65,7 +65,7 @@ def find_cards(nvml: Nvml, gpus: PerGpu, steps: Sequence[Step]) -> tuple[CardUse
             lane,
             nvml.card(lane.gpu.host, lane.gpu.gpu) or Card(lane.gpu.gpu, lane.gpu.host),
             samples,
-            _measured(lane, steps_of(lane.gpu)),
+            stretches(steps_of(lane.gpu), lane.window),
             busy,
         )
         for (lane, samples), busy in zip(sampled, worked, strict=True)
@@ -77,12 +77,6 @@ def _worked(one: OneGpu, moments: Times) -> NDArray[np.bool_]:
     busy = one.lane.timeline.busy.within(moments - _BEFORE, moments)
     found: NDArray[np.bool_] = busy >= _BUSY * _BEFORE
     return found
-
-
-def _measured(lane: Extent, own: Sequence[Step]) -> Intervals:
-    if not own:
-        return union([lane.window.start], [lane.window.end])
-    return union([step.start_ns for step in own], [step.end_ns for step in own])
 
 
 def _use(

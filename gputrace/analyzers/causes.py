@@ -86,7 +86,7 @@ def _named(trace: Trace, events: Events, pattern: re.Pattern[str]) -> Events:
 
 
 def _by_thread(events: Events) -> dict[tuple[int, int], Intervals]:
-    pairs = set(zip(events.process.tolist(), events.thread.tolist(), strict=True))
+    pairs = sorted(set(zip(events.process.tolist(), events.thread.tolist(), strict=True)))
     found = {}
     for process, thread in pairs:
         rows = (events.process == process) & (events.thread == thread)

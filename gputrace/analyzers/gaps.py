@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -14,7 +14,7 @@ from gputrace.analyzers.host import NOBODY, HostCalls
 from gputrace.analyzers.intervals import Intervals, Times, union
 from gputrace.analyzers.lanes import Lane
 from gputrace.analyzers.lines import Lines
-from gputrace.analyzers.per_gpu import PerGpu, repeated
+from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import IDLE_CAUSES, Gap, Gaps, Step
 from gputrace.analyzers.shard import OneGpu
 from gputrace.analyzers.steps import FoundSteps, StepWindows
@@ -35,7 +35,7 @@ def find_gaps(
     """All gaps counted, and the ``most`` largest listed with their evidence."""
     steps_of = StepsOf(measured)
     steps = [_windows(steps_of(lane.gpu)) for lane in gpus.lanes]
-    own = gpus.each(_own_gaps, gpus.lanes, steps, repeat(most, len(steps)))
+    own = gpus.each(_own_gaps, gpus.lanes, steps, same=(most,))
     listed = [_longest([one.anywhere for one in own], most)]
     listed.append(_longest([one.in_steps for one in own], most))
     told = iter(_told(gpus, found, lines, [gap for some in listed for gap in some]))
@@ -108,7 +108,7 @@ def _told(
         by_lane.setdefault(place, []).append((start, end))
     lanes = [gpus.lanes[place] for place in by_lane]
     has = gpus.has_calls, Kind.DATA_WAIT in gpus.trace.kinds
-    answers = gpus.each(_explained, lanes, by_lane.values(), *repeated(len(lanes), *has))
+    answers = gpus.each(_explained, lanes, by_lane.values(), same=has)
     explained = {place: iter(own) for place, own in zip(by_lane, answers, strict=True)}
     for place, start, end in gaps:
         gpu, own = gpus.lanes[place].gpu, next(explained[place])

@@ -8,8 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.analyzers.intervals import Intervals, union
 from gputrace.analyzers.results import Step
 from gputrace.traces.events import Column
+from gputrace.traces.trace import Window
 
 
 def rows_by(groups: Column, count: int) -> list[NDArray[np.intp]]:
@@ -37,6 +39,13 @@ class StepsOf:
 
     def __call__(self, whose: OfGpu) -> Sequence[Step]:
         return self._steps.get((whose.gpu, whose.rank), ())
+
+
+def stretches(steps: Sequence[Step], window: Window) -> Intervals:
+    """The time of some steps of a GPU, or a window where there are none."""
+    if not steps:
+        return union([window.start], [window.end])
+    return union([step.start_ns for step in steps], [step.end_ns for step in steps])
 
 
 def steps_by_gpu(steps: Iterable[Step]) -> dict[tuple[Any, int], list[Step]]:

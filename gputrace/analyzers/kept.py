@@ -6,7 +6,7 @@ Only dataclasses and named tuples of the analyzers are ever made of an entry.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import Any, Final, TypeVar
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gputrace.traces.cache import Kept
 from gputrace.traces.events import Events
 
-_PACKAGES: Final = ("gputrace.analyzers.", "gputrace.traces.trace", "gputrace.cluster.placed")
+_PACKAGES: Final = ("gputrace.analyzers.", "gputrace.traces.trace")
 """Where the classes are that may be kept."""
 _Record = TypeVar("_Record")
 
@@ -37,23 +37,15 @@ def thaw(entry: Kept, kind: type[_Record]) -> _Record | None:
     return value if isinstance(value, kind) else None
 
 
-def thaw_any(entry: Kept) -> Any:
-    """The value of an entry, lists as tuples; raises ValueError where it makes no sense."""
+def thaw_any(entry: Kept, *packages: str) -> Any:
+    """The value of an entry, lists as tuples; raises ValueError where it makes no sense.
+
+    ``packages`` have more classes that may be made.
+    """
     try:
-        return _unpack(json.loads(entry.text), entry.columns)
+        return _Unpacker(entry.columns, (*_PACKAGES, *packages)).unpack(json.loads(entry.text))
     except (LookupError, TypeError, AttributeError, ImportError, RecursionError) as error:
         raise ValueError(f"no value: {error!r}") from error
-
-
-def _class(name: str) -> Any:
-    """The dataclass or named tuple of that name; raises LookupError for anything else."""
-    module, _, own = name.partition(":")
-    if not module.startswith(_PACKAGES):
-        raise LookupError(name)
-    found = getattr(import_module(module), own, None)
-    if not isinstance(found, type) or not _is_record(found):
-        raise LookupError(name)
-    return found
 
 
 def _is_record(kind: type) -> bool:
@@ -101,18 +93,32 @@ def _parts(value: Any) -> list[Any]:
     return [getattr(value, field.name) for field in fields(value)]
 
 
-def _unpack(packed: Any, columns: Any) -> Any:
-    if not isinstance(packed, list):
-        return packed
-    letter, content = packed[0], packed[1]
-    if letter == "c":
-        return columns[content]
-    if letter == "e":
-        return Events({name: _unpack(column, columns) for name, column in content.items()})
-    if letter == "o":
-        return _class(content)(*(_unpack(part, columns) for part in packed[2]))
-    if letter == "m":
-        return {_unpack(key, columns): _unpack(part, columns) for key, part in content}
-    if letter == "s":
-        return frozenset(_unpack(part, columns) for part in content)
-    return tuple(_unpack(part, columns) for part in content)
+class _Unpacker:
+    """Makes values of plain ones; raises LookupError for classes that no analyzer has."""
+
+    def __init__(self, columns: Sequence[NDArray[Any]], packages: tuple[str, ...]) -> None:
+        self._columns, self._packages = columns, packages
+
+    def unpack(self, packed: Any) -> Any:
+        if not isinstance(packed, list):
+            return packed
+        letter, content = packed[0], packed[1]
+        if letter == "c":
+            return self._columns[content]
+        if letter == "e":
+            return Events({name: self.unpack(column) for name, column in content.items()})
+        if letter == "o":
+            return self._class(content)(*map(self.unpack, packed[2]))
+        if letter == "m":
+            return {self.unpack(key): self.unpack(part) for key, part in content}
+        return (frozenset if letter == "s" else tuple)(map(self.unpack, content))
+
+    def _class(self, name: str) -> Any:
+        """The dataclass or named tuple of that name."""
+        module, _, own = name.partition(":")
+        if not module.startswith(self._packages):
+            raise LookupError(name)
+        found = getattr(import_module(module), own, None)
+        if not isinstance(found, type) or not _is_record(found):
+            raise LookupError(name)
+        return found

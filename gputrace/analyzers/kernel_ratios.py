@@ -21,7 +21,7 @@ from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.intervals import Intervals, Times, union
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.per_gpu import PerGpu
+from gputrace.analyzers.per_gpu import PerGpu, same_names
 from gputrace.analyzers.results import Step
 from gputrace.analyzers.shard import OneGpu
 from gputrace.traces.events import Kind, Mask
@@ -87,7 +87,8 @@ def kernel_ratios(gpus: PerGpu, steps: Sequence[Step]) -> tuple[KernelRatio, ...
         return ()
     steps_of = StepsOf(steps)
     edges = [_edges(steps_of(own.gpu)) for own in operations]
-    launches = gpus.each(_typical, operations, edges, _same_names(gpus))
+    _, names = same_names(gpus, [own.computing for own in operations])
+    launches = gpus.each(_typical, operations, edges, names)
     keys = distinct_ids(np.concatenate([own.keys for own in launches]))
     table = _table(keys, [(own.keys, own.lengths) for own in launches])
     shared = _shared(table)
@@ -132,15 +133,6 @@ def _shared(table: Floats) -> Floats:
     """The columns of which several GPUs have something."""
     found: Floats = table[:, np.isfinite(table).sum(axis=0) > 1]
     return found
-
-
-def _same_names(gpus: PerGpu) -> list[dict[int, int]]:
-    """One number for each text, by the name ids of each GPU: files have ids of their own for it."""
-    ids = distinct_ids(np.concatenate([own.computing for own in gpus.operations]))
-    numbers: dict[str, int] = {}
-    texts = gpus.trace.names(ids).items()
-    known = {id: numbers.setdefault(text, len(numbers)) for id, text in texts}
-    return [{id: known[id] for id in own.computing.tolist()} for own in gpus.operations]
 
 
 def _kernels(own: GpuOperations) -> Mask:

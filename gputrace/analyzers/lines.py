@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, repeat
+from itertools import count
 from pathlib import PurePath
 from typing import Final
 
@@ -84,23 +84,24 @@ def read_lines(trace: Trace) -> Lines | None:
     samples = trace.events([Kind.SAMPLE], ("start", "end", "name", "process", "thread"))
     samples = samples.select(np.argsort(samples.start, kind="stable"))
     times, names = {}, {}
-    for thread in _threads(samples.process, samples.thread):
+    for thread in sorted(_threads(samples.process, samples.thread)):
         rows = (samples.process == thread[0]) & (samples.thread == thread[1])
         times[thread], names[thread] = samples.start[rows], samples.name[rows]
     text = _shortened(trace.names(distinct_ids(samples.name)))
-    return Lines(times, names, text, _stand_ins(trace, list(times)))
+    return Lines(times, names, text, _stand_ins(trace, times))
 
 
 def _threads(process: NDArray[np.int16], thread: NDArray[np.int32]) -> set[Thread]:
     return set(zip(process.tolist(), thread.tolist(), strict=True))
 
 
-def _stand_ins(trace: Trace, sampled: Sequence[Thread]) -> dict[int, Thread]:
-    """The sampled threads, but where it is another that steps and waits for data."""
+def _stand_ins(trace: Trace, sampled: Mapping[Thread, Times]) -> dict[int, Thread]:
+    """The most sampled threads, but where it is another that steps and waits for data."""
     marks = trace.events([Kind.STEP, Kind.DATA_WAIT], ("process", "thread"))
     marking = _threads(marks.process, marks.thread)
-    elsewhere = {process for process, _ in marking - set(sampled)}
-    return {t[0]: t for t in sampled if t in marking or t[0] not in elsewhere}
+    elsewhere = {process for process, _ in marking - sampled.keys()}
+    telling = [t for t in sampled if t in marking or t[0] not in elsewhere]
+    return {t[0]: t for t in sorted(telling, key=lambda t: len(sampled[t]))}
 
 
 def dominating(
@@ -116,7 +117,7 @@ def dominating(
         cause: one of `IDLE_CAUSES`.
     """
     seen: dict[Thread, set[int]] = {}
-    for found in gpus.each(_samples, lanes, idle, repeat(cause, len(lanes))):
+    for found in gpus.each(_samples, lanes, idle, same=(cause,)):
         for thread, samples in found.items():
             seen.setdefault(thread, set()).update(samples.tolist())
     return lines.place({thread: np.array(sorted(own)) for thread, own in seen.items()})

@@ -10,7 +10,7 @@ import numpy as np
 
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.gpus import Gpu
-from gputrace.analyzers.grouping import StepsOf
+from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.intervals import Intervals, union
 from gputrace.analyzers.lanes import Extent
 from gputrace.analyzers.links.hardware import pcie_rate
@@ -53,7 +53,7 @@ def find_pageable(gpus: PerGpu, lanes: Sequence[Extent], measured: Sequence[Step
     every = gpus.trace.events([Kind.COPY_H2D], columns)
     copies = every.select(every.source_memory == Memory.PAGEABLE)
     steps_of = StepsOf(measured)
-    windows = [_measured_time(lane, steps_of(lane.gpu)) for lane in lanes if len(copies)]
+    windows = [stretches(steps_of(lane.gpu), lane.window) for lane in lanes if len(copies)]
     mine = [
         copies.select(_inside(copies, time) & _on(copies, lane.gpu))
         for lane, time in zip(lanes, windows, strict=False)
@@ -83,13 +83,6 @@ def _on(copies: Events, gpu: Gpu) -> Mask:
     for process, device in gpu.pairs:
         found |= (copies.process == process) & (copies.device == device)
     return found
-
-
-def _measured_time(lane: Extent, own: Sequence[Step]) -> Intervals:
-    """The measured steps of a GPU, or its part of the trace where there are none at all."""
-    if own:
-        return union([s.start_ns for s in own], [s.end_ns for s in own])
-    return union([lane.window.start], [lane.window.end])
 
 
 def _pinned_rate(trace: Trace, copies: Events, lanes: Sequence[Extent]) -> float | None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import repeat
 from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives.waiting import Waiting
 from gputrace.analyzers.gpus import Gpu, order_of
@@ -18,7 +20,8 @@ from gputrace.analyzers.lanes import AnyLane, Extent, Place
 from gputrace.analyzers.operations import Ran
 from gputrace.analyzers.shard import Shard
 from gputrace.analyzers.steps import FoundSteps, StepWindows, agree
-from gputrace.traces.trace import Progress, Trace, Window
+from gputrace.traces.ids import distinct_ids
+from gputrace.traces.trace import Trace, Window
 
 _Found = TypeVar("_Found")
 _OfGpu = TypeVar("_OfGpu", Ran, Extent)
@@ -36,7 +39,7 @@ class Job(NamedTuple):
     """Further arguments."""
 
 
-class OfGpu(Protocol):
+class HasGpu(Protocol):
     """Whatever is of one GPU."""
 
     @property
@@ -61,6 +64,10 @@ class Shards(ABC):
     def calls_within(self, trace: Trace, window: Window) -> HostCalls | None:
         """As of `PerGpu`."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Gives them back."""
+
 
 class Here(Shards):
     """The one that has all of a trace, in this process."""
@@ -79,6 +86,9 @@ class Here(Shards):
 
     def calls_within(self, trace: Trace, window: Window) -> HostCalls | None:
         return self.shard.calls
+
+    def close(self) -> None:
+        """Views go on with it; it ends with the last of them."""
 
 
 class PerGpu:
@@ -101,9 +111,9 @@ class PerGpu:
         self.has_calls = False
 
     @classmethod
-    def here(cls, shard: Shard, progress: Progress | None = None) -> PerGpu:
+    def here(cls, shard: Shard) -> PerGpu:
         """Those of a trace that is read in this process."""
-        return cls(shard.trace, Here(shard), [shard.read(progress)])
+        return cls(shard.trace, Here(shard), [shard.read()])
 
     @classmethod
     def of_hosts(cls, trace: Trace, lanes: Sequence[AnyLane]) -> PerGpu:
@@ -113,8 +123,9 @@ class PerGpu:
     def each(
         self,
         work: Callable[..., _Found],
-        of: Iterable[OfGpu],
+        of: Iterable[HasGpu],
         *given: Iterable[Any],
+        same: Sequence[Any] = (),
         keeps: bool = False,
     ) -> list[_Found]:
         """What a function makes of each of some GPUs.
@@ -123,10 +134,11 @@ class PerGpu:
             work: of a module, with a `OneGpu` and what is given for it.
             of: the GPUs.
             given: further arguments, by GPU.
+            same: arguments after these that are the same for all.
             keeps: whether it keeps something where the rows are.
         """
         jobs = [
-            Job(self._shard.get(one.gpu, 0), work, one.gpu, tuple(own))
+            Job(self._shard.get(one.gpu, 0), work, one.gpu, (*own, *same))
             for one, *own in zip(of, *given, strict=True)
         ]
         return self.shards.ask(jobs, changes=keeps)
@@ -143,11 +155,9 @@ class PerGpu:
             own[self._shard[ran.gpu]][ran.gpu.host] = shifts[ran.gpu.host]
         self.operations = self._in_order(self._change_each("move", [(mine,) for mine in own]))
 
-    def find_steps(
-        self, chosen: tuple[int, int] | None = None, progress: Progress | None = None
-    ) -> FoundSteps:
+    def find_steps(self, chosen: tuple[int, int] | None = None) -> FoundSteps:
         """Reads the calls, and finds everyone's steps."""
-        self.has_calls = any(self._change("read_calls", progress))
+        self.has_calls = any(self._change("read_calls"))
         shown: dict[int, StepWindows] = {}
         for own in self.shards.ask([Job(number, "find_steps") for number in self._numbers]):
             shown |= own
@@ -183,6 +193,10 @@ class PerGpu:
         """The calls that touch a window, and maybe others; None where there are none."""
         return self.shards.calls_within(self.trace, window)
 
+    def close(self) -> None:
+        """Gives the rows back, and all that was made of them elsewhere."""
+        self.shards.close()
+
     @property
     def _numbers(self) -> range:
         return range(len(self.shards))
@@ -200,6 +214,14 @@ class PerGpu:
         return sorted(everything, key=lambda one: order_of(one.gpu))
 
 
-def repeated(count: int, *given: Any) -> list[Iterable[Any]]:
-    """The same arguments for so many GPUs."""
-    return [repeat(one, count) for one in given]
+def same_names(
+    gpus: PerGpu, ids: Sequence[NDArray[np.int64]]
+) -> tuple[list[str], list[dict[int, int]]]:
+    """The texts of some name ids of each GPU, each once; for each GPU, which of them its ids are.
+
+    Files of one run have ids of their own for the same text.
+    """
+    known = gpus.trace.names(distinct_ids(np.concatenate(ids)))
+    texts = list(dict.fromkeys(known.values()))
+    place = {text: number for number, text in enumerate(texts)}
+    return texts, [{id: place[known[id]] for id in own.tolist()} for own in ids]

@@ -36,12 +36,15 @@ class Shard:
         kept: what analyzers keep of GPUs, by name.
     """
 
-    def __init__(self, trace: Trace, scratch: Scratch | None = None) -> None:
+    def __init__(
+        self, trace: Trace, scratch: Scratch | None = None, progress: Progress | None = None
+    ) -> None:
         """With a ``scratch``, columns are on disk, those of one GPU in memory at a time."""
-        self.trace, self._scratch = trace, scratch
+        self.trace, self._scratch, self._progress = trace, scratch, progress
         self.operations: Sequence[GpuOperations] = ()
         self.calls: HostCalls | None = None
         self.lanes: Sequence[AnyLane] = ()
+        self._ran: list[Ran] = []
         self._places: dict[Place, int] = {}
         self._lanes: dict[Place, int] = {}
         self.kept: dict[tuple[Place, str], Any] = {}
@@ -54,29 +57,31 @@ class Shard:
         shard.take_lanes(lanes)
         return shard
 
-    def read(self, progress: Progress | None = None) -> list[Ran]:
+    def read(self) -> list[Ran]:
         """Reads the GPUs' operations."""
         if self._scratch is None:
-            return self.take(read_operations(self.trace, progress))
-        return self.take(gather_operations(self.trace, self._scratch, progress))
+            return self.take(read_operations(self.trace, self._progress))
+        return self.take(gather_operations(self.trace, self._scratch, self._progress))
 
     def take(self, operations: Iterable[GpuOperations]) -> list[Ran]:
         """Sets the operations of all GPUs; what ran on each."""
         self.operations = self._kept(operations)
-        found = [Ran.of(own) for own in self.operations]
-        self._places = {ran.gpu: place for place, ran in enumerate(found)}
-        return found
+        self._ran = [Ran.of(own) for own in self.operations]
+        self._places = {ran.gpu: place for place, ran in enumerate(self._ran)}
+        return self._ran
 
     def move(self, shifts: Mapping[int, int]) -> list[Ran]:
         """Adds nanoseconds to the times of the operations by host; the trace has moved already."""
+        if not any(shifts.values()):
+            return self._ran
         return self.take(own.moved(shifts[own.gpu.host]) for own in self.operations)
 
-    def read_calls(self, progress: Progress | None = None) -> bool:
+    def read_calls(self) -> bool:
         """Reads the hosts' CUDA calls; whether there are any."""
         if self._scratch is None:
-            self.calls = read_calls(self.trace, progress)
+            self.calls = read_calls(self.trace, self._progress)
         else:
-            self.calls = gather_calls(self.trace, self._scratch, progress)
+            self.calls = gather_calls(self.trace, self._scratch, self._progress)
         return self.calls is not None
 
     def forget_calls(self) -> None:

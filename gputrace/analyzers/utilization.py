@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Final
 
 import numpy as np
@@ -104,7 +103,7 @@ def _busy(gpus: PerGpu, whole: Window) -> Iterator[_Busy]:
     edges = _edges(whole)
     lengths = np.diff(edges)
     middles = tuple((edges[:-1] + lengths // 2).tolist())
-    found = gpus.each(_busy_between, gpus.lanes, repeat(edges, len(gpus.lanes)))
+    found = gpus.each(_busy_between, gpus.lanes, same=(edges,))
     for lane, busy in zip(gpus.lanes, found, strict=True):
         shares = _rounded(100 * busy / lengths)
         yield _Busy(lane.gpu, (Curve("busy", "%", middles, shares, shares, shares),))

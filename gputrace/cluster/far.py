@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from typing import Any
 
@@ -12,16 +13,14 @@ from gputrace.analyzers.gpus import Gpu, group_gpus
 from gputrace.analyzers.host import HostCalls, read_calls
 from gputrace.analyzers.per_gpu import Job, PerGpu, Shards
 from gputrace.analyzers.shard import Shard
-from gputrace.cluster.messages import Work, understood
+from gputrace.cluster.messages import Batch, Order, Work, understood
 from gputrace.cluster.placed import Census, Pair, Placing
 from gputrace.cluster.records import from_bytes, name_of, to_bytes
 from gputrace.cluster.remote import RemoteTrace, Ticket
+from gputrace.errors import GputraceError
 from gputrace.traces.merged import MergedTrace
 from gputrace.traces.scratch import LARGE
 from gputrace.traces.trace import Trace, Window
-
-_Batch = tuple[bool, list[tuple[Any, ...]]]
-"""Jobs of one shard, each the name of a function, a GPU and arguments; whether they change it."""
 
 
 def spread(trace: Trace) -> PerGpu | None:
@@ -34,17 +33,19 @@ def spread(trace: Trace) -> PerGpu | None:
     if len(remote) < len(files):
         return None
     far = Far(trace, remote)
-    gpus = _placed(trace, far)
-    if gpus is None:
-        far.forget()
+    with ExitStack() as undone:
+        undone.callback(far.close)
+        gpus = _placed(trace, far)
+        if gpus is not None:
+            undone.pop_all()
     return gpus
 
 
 def _placed(trace: Trace, far: Far) -> PerGpu | None:
-    counted = far.all("count")
+    counted: list[Census] = far.ask([Job(n, "count") for n in range(len(far))], changes=True)
     if isinstance(trace, MergedTrace):
         trace.check_spans([own.span for own in counted])
-    files = [_File(trace, number, own) for number, own in enumerate(counted)]
+    files = [_File(trace, far.files[number], number, own) for number, own in enumerate(counted)]
     work = {pair: count for file in files for pair, count in file.work.items()}
     gpus = _by_file(group_gpus(trace, dict(sorted(work.items()))), files)
     if gpus is None:
@@ -57,16 +58,14 @@ def _placed(trace: Trace, far: Far) -> PerGpu | None:
 class _File:
     """A file of the run, and what it holds of GPUs."""
 
-    def __init__(self, trace: Trace, number: int, census: Census) -> None:
-        self._census = census
-        self._shift = 0
+    def __init__(self, trace: Trace, own: RemoteTrace, number: int, census: Census) -> None:
+        own.learn(census.devices, census.texts)
+        self._census, self._shift = census, 0
+        self._names = census.names.astype(np.int32)
+        numbers: Sequence[int] = range(len(own.processes))
         if isinstance(trace, MergedTrace):
-            own, self._shift = trace.traces[number], trace.shifts[number]
-            numbers = trace.processes_of(number)
+            self._shift, numbers = trace.shifts[number], trace.processes_of(number)
             self._names = trace.number_names(number, census.names)
-        else:
-            own, numbers = trace, range(len(trace.processes))
-            self._names = census.names.astype(np.int32)
         self._processes = dict(zip(own.processes, numbers, strict=True))
 
     @property
@@ -107,52 +106,48 @@ class Far(Shards):
     """
 
     def __init__(self, trace: Trace, files: Sequence[RemoteTrace]) -> None:
-        self._trace, self._files = trace, files
+        self.files = files
+        self._trace = trace
         self._large = trace.cut_bytes > LARGE
-        self._past: list[list[_Batch]] = [[] for _ in files]
+        self._past: list[list[Batch]] = [[] for _ in files]
 
     def __len__(self) -> int:
-        return len(self._files)
-
-    def all(self, method: str) -> list[Any]:
-        """Has each shard do something that changes it."""
-        return self.ask([Job(number, method) for number in range(len(self))], changes=True)
+        return len(self.files)
 
     def ask(self, jobs: Sequence[Job], *, changes: bool = False) -> list[Any]:
-        places: dict[int, list[int]] = {}
-        batches: dict[int, _Batch] = {}
-        for place, job in enumerate(jobs):
-            places.setdefault(job.shard, []).append(place)
-            batch = batches.setdefault(job.shard, (changes, []))
-            batch[1].append((name_of(job.work), job.gpu, job.given))
+        batches, places = _batches(jobs, changes)
         tickets = {number: self._send(number, [batch]) for number, batch in batches.items()}
         found: list[Any] = [None] * len(jobs)
         for number, ticket in tickets.items():
             own = self._found(number, ticket, batches[number])
             for place, one in zip(places[number], own, strict=True):
                 found[place] = one
+        if isinstance(self._trace, MergedTrace):
+            self._trace.take_over()
         return found
 
-    def _send(self, number: int, batches: Sequence[_Batch], *, anew: bool = False) -> Ticket:
+    def _send(self, number: int, batches: Sequence[Batch], *, anew: bool = False) -> Ticket:
         past = 0 if anew else len(self._past[number])
-        return self._files[number].send(Work(to_bytes(batches), past, self._large, anew))
+        return self.files[number].send(Work(list(batches), past, self._large, anew))
 
-    def _found(self, number: int, ticket: Ticket, batch: _Batch) -> list[Any]:
-        file, past = self._files[number], self._past[number]
+    def _found(self, number: int, ticket: Ticket, batch: Batch) -> list[Any]:
+        file, past = self.files[number], self._past[number]
         raw = file.receive(ticket)
         if raw is None:
             raw = file.receive(self._send(number, [*past, batch], anew=True))
         assert raw is not None
-        if batch[0]:
+        if batch.changes:
             past.append(batch)
         with understood():
             found: list[Any] = from_bytes(raw)
         return found
 
-    def forget(self) -> None:
+    def close(self) -> None:
         """Has the workers give back what they made."""
+        self._past = [[] for _ in self.files]
         for ticket in [self._send(number, [], anew=True) for number in range(len(self))]:
-            ticket.reply()
+            with suppress(GputraceError):
+                ticket.reply()
 
     @cached_property
     def _whole(self) -> Shard:
@@ -163,3 +158,22 @@ class Far(Shards):
 
     def calls_within(self, trace: Trace, window: Window) -> HostCalls | None:
         return read_calls(trace, window=window)
+
+
+def _batches(jobs: Sequence[Job], changes: bool) -> tuple[dict[int, Batch], dict[int, list[int]]]:
+    """The jobs of each shard as they travel, and their places among all."""
+    batches: dict[int, Batch] = {}
+    places: dict[int, list[int]] = {}
+    packed: dict[int, bytes] = {}
+
+    def pack(value: Any) -> bytes:
+        """What is given to several is made bytes once; the jobs keep it, so ids tell."""
+        if id(value) not in packed:
+            packed[id(value)] = to_bytes(value)
+        return packed[id(value)]
+
+    for place, job in enumerate(jobs):
+        batch = batches.setdefault(job.shard, Batch(changes, []))
+        batch.orders.append(Order(name_of(job.work), pack(job.gpu), [*map(pack, job.given)]))
+        places.setdefault(job.shard, []).append(place)
+    return batches, places

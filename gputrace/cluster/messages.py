@@ -30,16 +30,33 @@ class File(msgspec.Struct, frozen=True):
     """Of a large file, what is cut out of it and read."""
 
 
+class Order(msgspec.Struct, array_like=True, frozen=True):
+    """One thing to be done with the shard of a file."""
+
+    work: str
+    """Of `records.name_of`."""
+    gpu: bytes
+    given: list[bytes]
+    """The GPU that it is of, and arguments; each as `records.to_bytes` makes it."""
+
+
+class Batch(msgspec.Struct, array_like=True, frozen=True):
+    """Things to be done one after the other, and whether they change the shard."""
+
+    changes: bool
+    orders: list[Order]
+
+
 class Work(msgspec.Struct, frozen=True):
     """What is to be done with the shard of a file."""
 
-    batches: bytes
-    """Jobs of the shard, some at a time (see `records`): the answer is what the last ones find."""
+    batches: list[Batch]
+    """The answer is what the last one finds; without any, the shard is given back."""
     past: int
     """How many batches have changed the shard before."""
-    large: bool
+    large: bool = False
     """Whether its columns are to be on disk."""
-    anew: bool
+    anew: bool = False
     """Whether it starts from nothing."""
 
 

@@ -22,8 +22,10 @@ Pair = tuple[Process, int]
 """A process, which files number as they meet them, and what it calls a GPU by."""
 _FREE: Final = 1 << 30
 """Numbers from here on are of names that mean nothing outside of the worker,"""
-_IDLE: Final = 1 << 14
-"""and these of processes that did nothing on a GPU."""
+_IDLE: Final = -2
+"""and from here down of processes that did nothing on a GPU."""
+_FEW: Final = 4096
+"""So many names travel with the ids; of more, those that are asked for."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +35,18 @@ class Census:
     Attributes:
         work: how many operations each pair has.
         together: the pairs of each GPU.
+        devices: what each pair is.
         names: the file's ids of the operations' names, in order.
+        texts: what they stand for, where they are few.
         span: from the first start to the last end, on the file's clock; None where there is no
             operation.
     """
 
     work: Mapping[Pair, int]
     together: tuple[frozenset[Pair], ...]
+    devices: Mapping[Pair, Device]
     names: NDArray[np.int64]
+    texts: Mapping[int, str]
     span: tuple[int, int] | None
 
 
@@ -73,14 +79,18 @@ class FarShard(Shard):
         for own in self.operations:
             keys, place = number_ids(pair_keys(own.events))
             counts = np.bincount(place).tolist()
-            pairs = map(self._pair, map(pair_of, keys.tolist()))
-            work.update(dict(zip(pairs, counts, strict=True)))
-        names = [distinct_ids(own.events.name) for own in self.operations]
+            whose = map(self._pair, map(pair_of, keys.tolist()))
+            work.update(dict(zip(whose, counts, strict=True)))
+        each = [distinct_ids(own.events.name) for own in self.operations]
+        names = distinct_ids(np.concatenate([np.empty(0, np.int64), *each]))
+        pairs = [pair for own in self.operations for pair in own.gpu.pairs]
         spans = [own.span for own in self.operations]
         return Census(
             dict(work),
             tuple(frozenset(map(self._pair, own.gpu.pairs)) for own in self.operations),
-            distinct_ids(np.concatenate([np.empty(0, np.int64), *names])),
+            {self._pair(pair): self.trace.device(*pair) for pair in pairs},
+            names,
+            self.trace.names(names) if len(names) <= _FEW else {},
             (min(s.start for s in spans), max(s.end for s in spans)) if spans else None,
         )
 
@@ -186,7 +196,7 @@ class Placed(Trace):
         return None if own is None else [self._later(window) for window in own]
 
     def _process(self, own: int) -> int:
-        return self._number_of.get(self._trace.processes[own], _IDLE + own)
+        return self._number_of.get(self._trace.processes[own], _IDLE - own)
 
     def _own_number(self, process: int) -> int:
         places = range(len(self._trace.processes))

@@ -22,6 +22,17 @@ from gputrace.traces.cache import Kept
 
 _HOME: Final = "gputrace.analyzers."
 """Where the functions are."""
+_METHODS: Final = frozenset(
+    (
+        *("count", "place", "move", "read_calls", "forget_calls", "find_steps"),
+        *("build_lanes", "add_waits"),
+    )
+)
+"""What else may be asked of a shard."""
+
+
+_PLACES: Final = "gputrace.cluster.placed"
+"""What has dataclasses beside those of the analyzers."""
 
 
 class _Column(msgspec.Struct, array_like=True):
@@ -45,7 +56,7 @@ def to_bytes(value: Any) -> bytes:
 def from_bytes(raw: bytes) -> Any:
     """The value that it was, lists as tuples; raises ValueError for anything else."""
     record = msgspec.msgpack.decode(zlib.decompress(raw), type=_Record)
-    return thaw_any(Kept(record.text, [_array(column) for column in record.columns]))
+    return thaw_any(Kept(record.text, [_array(column) for column in record.columns]), _PLACES)
 
 
 def _column(array: NDArray[Any]) -> _Column:
@@ -67,9 +78,9 @@ def name_of(work: Callable[..., Any] | str) -> str:
 
 def work_of(name: str) -> Callable[..., Any] | str:
     """What is to be called; raises ValueError for anything but an analyzer's function."""
+    if name in _METHODS:
+        return name
     module, _, own = name.rpartition(":")
-    if not module and not own.startswith("_"):
-        return own
     found = getattr(import_module(module), own, None) if module.startswith(_HOME) else None
     if not isfunction(found) or found.__module__ != module:
         raise ValueError(f"{name!r} is no function of an analyzer")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace as changed
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 from gputrace.cluster.messages import File, Recorded, Reply, Request, Told, Work, events_of, nvml_of
 from gputrace.traces.events import Column, Events, Kind, concatenate
 from gputrace.traces.nvml.model import Nvml
-from gputrace.traces.trace import Device, Progress, Session, Trace, Window
+from gputrace.traces.trace import Device, Process, Progress, Session, Trace, Window
 
 
 class Ticket(Protocol):
@@ -174,6 +174,15 @@ class RemoteTrace(Trace):
         reply = ticket.reply()
         self._take(reply)
         return None if reply.lost else reply.found
+
+    def learn(
+        self, devices: Mapping[tuple[Process, int], Device], names: Mapping[int, str]
+    ) -> None:
+        """Takes what need not be asked for any more."""
+        for (process, ordinal), device in devices.items():
+            number = self.processes.index(process)
+            self._devices[number, ordinal] = changed(device, process=number)
+        self._names |= {id: sys.intern(text) for id, text in names.items()}
 
     def ask_nvml(self) -> None:
         if "_nvml" not in self.__dict__ and self._asked_nvml is None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _TOGETHER: Final = 16
 """Requests in one task at most: a task costs the scheduler a millisecond, whatever is in it."""
+_LARGE: Final = 1 << 20
+"""Bytes of requests from which on a task takes no more: Dask warns of very large ones."""
 _TASKS_EACH: Final = 4
 """Tasks for each worker at least, so that none waits long for another's last."""
 _PARTING_S: Final = 1.0
@@ -116,9 +118,13 @@ class Cluster:
         waiting.sort(key=self._home)
         each = min(_TOGETHER, -(-len(waiting) // (_TASKS_EACH * self._workers)))
         for home, tickets in groupby(waiting, self._home):
-            own = list(tickets)
-            for first in range(0, len(own), each):
-                self._submit(own[first : first + each], home)
+            own: list[Ticket] = []
+            for ticket in tickets:
+                if len(own) == each or sum(len(one.raw) for one in own) > _LARGE:
+                    self._submit(own, home)
+                    own = []
+                own.append(ticket)
+            self._submit(own, home)
 
     def _home(self, ticket: Ticket) -> str:
         return self._homes.get(ticket.path, "")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from gputrace import __version__
 from gputrace.cluster.messages import (
     About,
     File,
+    Order,
     Recorded,
     Reply,
     Request,
@@ -126,7 +127,6 @@ def _answer(own: _Open, request: Request) -> Reply:
     if request.work is not None:
         found = _work(own, request.work)
         reply.found, reply.lost = found or b"", found is None
-        _introduce(own, reply)
     reply.processes = trace.processes
     reply.recorded = [_recorded(trace, number) for number in range(len(trace.processes))]
     reply.told = _news(trace.quality, own.told)
@@ -148,24 +148,22 @@ def _work(own: _Open, work: Work) -> bytes | None:
     if work.past != (0 if work.anew else own.past):
         return None
     shard = None if work.anew else own.shard
-    shard = shard or FarShard(own.trace, Scratch() if work.large else None)
     own.shard, own.past = None, 0  # As it stays if anything goes wrong.
+    if not work.batches:
+        return to_bytes(None)
+    shard = shard or FarShard(own.trace, Scratch() if work.large else None)
     found, past = [], work.past
-    for changes, jobs in from_bytes(work.batches):
-        found = [shard.do(work_of(name), gpu, given) for name, gpu, given in jobs]
-        past += changes
+    for batch in work.batches:
+        found = [_done(shard, order) for order in batch.orders]
+        past += batch.changes
     shard.rest()
     own.shard, own.past = shard, past
     return to_bytes(found)
 
 
-def _introduce(own: _Open, reply: Reply) -> None:
-    """Adds what a file calls GPUs and operations, while these still have the file's numbers."""
-    if own.shard is None or own.past != 1:
-        return
-    for operations in own.shard.operations:
-        reply.devices += [own.trace.device(*pair) for pair in operations.gpu.pairs]
-        reply.names |= _names(own.trace, operations.events)
+def _done(shard: FarShard, order: Order) -> Any:
+    given = [from_bytes(one) for one in order.given]
+    return shard.do(work_of(order.work), from_bytes(order.gpu), given)
 
 
 def _about(trace: Trace) -> About:

@@ -191,6 +191,11 @@ class MergedTrace(Trace):
             arrays["name"] = self._names.number(part.number, arrays["name"])
         return Events(arrays)
 
+    def take_over(self) -> None:
+        """Makes what is wrong with any of the traces ours, as far as it is known."""
+        for part in self._parts:
+            self._take_over(part)
+
     def _take_over(self, part: _Part) -> None:
         """Makes the part's processes and what is wrong with it ours, as far as it is known."""
         for process in part.trace.processes[len(part.processes) :]:
@@ -201,7 +206,17 @@ class MergedTrace(Trace):
             self._part_of[len(self.processes)] = part
             part.processes.append(len(self.processes))
             self.processes.append(own)
-        part.tell(self)
+        if part.tell(self):
+            self._put_in_order()
+
+    def _put_in_order(self) -> None:
+        """What was told of the traces, in the order of these, whichever was read first."""
+        number = {text: part.number for part in self._parts for text in part.told}
+        for texts in (self.quality.warnings, self.quality.notes):
+            places = [place for place, text in enumerate(texts) if text in number]
+            ordered = sorted((texts[place] for place in places), key=number.__getitem__)
+            for place, text in zip(places, ordered, strict=True):
+                texts[place] = text
 
     def recorded(self, process: int) -> Sequence[Window]:
         part = next(part for part in self._parts if process in part.own_process)
@@ -248,18 +263,24 @@ class _Part:
         """The merged number of each of its processes."""
         self.own_process: dict[int, int] = {}
         """The same the other way round."""
+        self.told: list[str] = []
+        """Warnings and notes, as the merged trace has them."""
         self._told = (0, 0, 0)
 
-    def tell(self, merged: Trace) -> None:
-        """Adds what is wrong with this trace, once, and says which it is."""
+    def tell(self, merged: Trace) -> bool:
+        """Adds what is wrong with this trace, once, and says which it is; whether that is news."""
         quality, where = self.trace.quality, self.trace.path.name
         warnings, notes, left_out = self._told
         self._told = len(quality.warnings), len(quality.notes), len(quality.left_out)
         merged.quality.left_out += quality.left_out[left_out:]
-        merged.quality.warnings += [f"{where}: {text}" for text in quality.warnings[warnings:]]
-        merged.quality.notes += [f"{where}: {text}" for text in quality.notes[notes:]]
+        new = [f"{where}: {text}" for text in quality.warnings[warnings:]]
+        noted = [f"{where}: {text}" for text in quality.notes[notes:]]
+        merged.quality.warnings += new
+        merged.quality.notes += noted
+        self.told += new + noted
         for reason, rows in quality.dropped.items():
             merged.quality.drop(reason, rows, str(self.number))
+        return bool(new or noted)
 
 
 def _host_key(part: _Part, process: Process) -> tuple[str, int]:

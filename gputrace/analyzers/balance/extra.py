@@ -21,6 +21,8 @@ _MORE: Final = 1.2
 """So many times as much as any other GPU has is more than theirs."""
 _LAUNCHES: Final = 0.5
 """Launches a step that a kernel must have more: what comes less often is not of every step."""
+_AT_ONCE: Final = 256
+"""Questions to GPUs that are asked together."""
 _ALL_LAUNCHES: Final = 1.01
 """So many times the other GPUs' launches in all: else kernels took the place of others."""
 
@@ -74,20 +76,23 @@ def alone(gpus: PerGpu, works: Sequence[Work], extra: Sequence[dict[int, int]]) 
         (set(extra[place]) for place in having),
     )
     left = dict(zip(having, busy, strict=True))
-    # Each is taken to every other GPU, all at once to different ones.
-    for turn in range(1, len(works)):
+    each = max(1, _AT_ONCE // max(len(having), 1))
+    for first in range(1, len(works), each):
         left = {place: own for place, own in left.items() if len(own)}
-        if not left:
-            break
-        others = [works[(place + turn) % len(works)] for place in left]
+        asked = [
+            (place, works[(place + turn) % len(works)])
+            for place in left
+            for turn in range(first, min(first + each, len(works)))
+        ]
         parts = gpus.each(
             _without_busy,
-            [other.lane for other in others],
-            (other.windows for other in others),
-            (other.numbers for other in others),
-            left.values(),
+            [other.lane for _, other in asked],
+            (other.windows for _, other in asked),
+            (other.numbers for _, other in asked),
+            (left[place] for place, _ in asked),
         )
-        left = dict(zip(left, parts, strict=True))
+        for (place, _), part in zip(asked, parts, strict=True):
+            left[place] = left[place].intersection(part)
     for place, own in left.items():
         found[place] = min(own.total, sum(extra[place].values()))
     return found

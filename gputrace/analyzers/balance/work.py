@@ -10,16 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.classes import OperationClass
-from gputrace.analyzers.gpus import Gpu
-from gputrace.analyzers.grouping import StepsOf
-from gputrace.analyzers.intervals import Intervals, union
+from gputrace.analyzers.grouping import StepsOf, stretches
+from gputrace.analyzers.intervals import Intervals
 from gputrace.analyzers.lanes import Extent
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.per_gpu import PerGpu
+from gputrace.analyzers.per_gpu import PerGpu, same_names
 from gputrace.analyzers.results import Step
 from gputrace.analyzers.shard import OneGpu
 from gputrace.traces.events import Column, Kind
-from gputrace.traces.ids import distinct_ids, number_ids
+from gputrace.traces.ids import number_ids
 
 COPIES: Final = {
     "h2d": Kind.COPY_H2D,
@@ -46,7 +45,7 @@ class Work:
     windows: Intervals
     """These steps, or the whole window."""
     numbers: Mapping[int, int]
-    """Of the kernels, from `number_kernels`."""
+    """The kernels' numbers by name id."""
     amount: Mapping[int, int]
     """Launches, or bytes, in all steps; by sort."""
     ns: Mapping[int, int]
@@ -82,30 +81,17 @@ def sort_of(copies: str) -> int:
     return -1 - COPIES[copies]
 
 
-def number_kernels(gpus: PerGpu) -> dict[Gpu, dict[int, int]]:
-    """By GPU, a number for each name id; ids of several files that mean one name get the same."""
-    ids = distinct_ids(np.concatenate([own.names for own in gpus.operations]))
-    numbers: dict[str, int] = {}
-    texts = gpus.trace.names(ids)
-    known = {id: numbers.setdefault(text, len(numbers)) for id, text in texts.items()}
-    return {own.gpu: {id: known[id] for id in own.names.tolist()} for own in gpus.operations}
-
-
 def find_works(gpus: PerGpu, lanes: Sequence[Extent], measured: Sequence[Step]) -> list[Work]:
     """Counts the operations of some GPUs that start in their own measured steps."""
-    numbers, steps_of = number_kernels(gpus), StepsOf(measured)
+    _, numbers = same_names(gpus, [own.names for own in gpus.operations])
+    numbers_of = dict(zip((own.gpu for own in gpus.operations), numbers, strict=True))
+    steps_of = StepsOf(measured)
     steps = [steps_of(lane.gpu) for lane in lanes]
-    windows = [_windows(lane, own) for lane, own in zip(lanes, steps, strict=True)]
-    own_numbers = [numbers[lane.gpu] for lane in lanes]
+    windows = [stretches(own, lane.window) for lane, own in zip(lanes, steps, strict=True)]
+    own_numbers = [numbers_of[lane.gpu] for lane in lanes]
     sums = gpus.each(_sum_up, lanes, windows, own_numbers)
     rows = zip(lanes, map(len, steps), windows, own_numbers, sums, strict=True)
     return [Work(lane, count, time, own, *found) for lane, count, time, own, found in rows]
-
-
-def _windows(lane: Extent, own: Sequence[Step]) -> Intervals:
-    span = lane.window
-    starts, ends = [s.start_ns for s in own], [s.end_ns for s in own]
-    return union(starts or [span.start], ends or [span.end])
 
 
 _Sums = tuple[dict[int, int], dict[int, int], int, int]

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Final
 
 from gputrace.analyzers.findings.known import Known
-from gputrace.analyzers.grouping import StepsOf
-from gputrace.analyzers.intervals import Intervals, union
+from gputrace.analyzers.grouping import StepsOf, stretches
+from gputrace.analyzers.intervals import Intervals
 from gputrace.analyzers.lanes import Extent
 from gputrace.analyzers.lines import Place, dominating
 from gputrace.analyzers.results import Evidence, Finding
@@ -140,9 +140,7 @@ class Facts(Known):
         """The measured steps of a GPU, or some of them; its window where there are none."""
         own = self.measured_of(lane.gpu)
         own = own if steps is None else [step for step in own if step.step in steps]
-        if not own:
-            return union([lane.window.start], [lane.window.end])
-        return union([s.start_ns for s in own], [s.end_ns for s in own])
+        return stretches(own, lane.window)
 
 
 Rule = Callable[[Facts], Iterator[Finding]]

@@ -76,8 +76,11 @@ class Known:
 
     @property
     def operations(self) -> Sequence[GpuOperations]:
-        """The rows of each GPU."""
-        return self.per_gpu.whole.operations
+        """The rows of each GPU; raises LookupError where they are not here."""
+        found = self.per_gpu.whole.operations
+        if len(found) < len(self.per_gpu.operations):
+            raise LookupError("the rows are on the workers of a cluster")
+        return found
 
     @property
     def lanes(self) -> Sequence[Lane]:

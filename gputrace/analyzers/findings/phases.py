@@ -12,7 +12,6 @@ import numpy as np
 from gputrace.analyzers.findings.facts import HIGH, MEDIUM, Facts, severity_of
 from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.lanes import Extent
-from gputrace.analyzers.per_gpu import repeated
 from gputrace.analyzers.results import CLASSES, IDLE_CAUSES, Finding, Phase
 from gputrace.analyzers.shard import OneGpu
 from gputrace.analyzers.steps import StepWindows
@@ -135,7 +134,7 @@ def _waits(facts: Facts, phases: Sequence[Phase], working: Sequence[int]) -> dic
     starts = np.array([phase.start_ns for phase in phases], np.int64)
     ends = np.array([phase.end_ns for phase in phases], np.int64)
     length = int((ends - starts).sum())
-    waited = facts.per_gpu.each(_waited, lanes.values(), *repeated(len(lanes), starts, ends))
+    waited = facts.per_gpu.each(_waited, lanes.values(), same=(starts, ends))
     return {rank: ns for rank, ns in zip(lanes, waited, strict=True) if ns >= _WAITS * length}
 
 

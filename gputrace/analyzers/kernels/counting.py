@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.intervals import Intervals, Times
 from gputrace.analyzers.kernels.launches import LaunchTimes, look_at
-from gputrace.analyzers.per_gpu import OfGpu, PerGpu, repeated
+from gputrace.analyzers.per_gpu import HasGpu, PerGpu
 from gputrace.analyzers.shard import OneGpu
 from gputrace.traces.events import Kind
 from gputrace.traces.ids import number_ids
@@ -27,6 +27,9 @@ _LONGEST: Final = (1 << _LENGTH_BITS) - 1
 _PACKED: Final = "packed kernels"
 _ASKED: Final = 16
 """Lengths of each name that are asked about at once."""
+
+_TOGETHER: Final = 512
+"""GPUs that are asked at once."""
 
 Codes = NDArray[np.int64]
 
@@ -90,7 +93,7 @@ def _pack(one: OneGpu, rows: NDArray[np.intp], codes: dict[int, int]) -> NDArray
     return packed
 
 
-def medians(gpus: PerGpu, of: Sequence[OfGpu], counted: Sequence[Counted]) -> dict[int, int]:
+def medians(gpus: PerGpu, of: Sequence[HasGpu], counted: Sequence[Counted]) -> dict[int, int]:
     """By code, nanoseconds of the (lower) middle one of all kernels of some GPUs."""
     codes, place = np.unique(np.concatenate([own.code for own in counted]), return_inverse=True)
     known = np.concatenate([own.median for own in counted])
@@ -102,9 +105,20 @@ def medians(gpus: PerGpu, of: Sequence[OfGpu], counted: Sequence[Counted]) -> di
     wanted = (count - 1) // 2 + 1
     while len(left := np.flatnonzero(low < high)):
         asked = low[left, None] + (high - low)[left, None] * np.arange(_ASKED) // _ASKED
-        found = sum(gpus.each(_no_longer, of, *repeated(len(of), codes[left], asked)))
+        found = _counted_on_all(gpus, of, codes[left], asked)
         low[left], high[left] = _narrowed(asked, found >= wanted[left, None], high[left])
     return dict(zip(codes.tolist(), low.tolist(), strict=True))
+
+
+def _counted_on_all(
+    gpus: PerGpu, of: Sequence[HasGpu], codes: Codes, lengths: Times
+) -> NDArray[np.int64]:
+    """As `_no_longer` of all GPUs; of some thousand, not all answers are held at once."""
+    found = np.zeros(lengths.shape, np.int64)
+    for first in range(0, len(of), _TOGETHER):
+        for own in gpus.each(_no_longer, of[first : first + _TOGETHER], same=(codes, lengths)):
+            found += own
+    return found
 
 
 def _narrowed(asked: Times, enough: NDArray[np.bool_], high: Times) -> tuple[Times, Times]:

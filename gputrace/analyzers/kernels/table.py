@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Final
 
-import numpy as np
-
-from gputrace.analyzers.gpus import Gpu
-from gputrace.analyzers.grouping import StepsOf
-from gputrace.analyzers.intervals import Intervals, union
+from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.kernels.counting import Counted, count, forget, medians
 from gputrace.analyzers.kernels.families import converts_layout, family_of
 from gputrace.analyzers.kernels.launches import launch_cost, most_looked_at
 from gputrace.analyzers.kernels.naming import short_name
 from gputrace.analyzers.kernels.tensorcores import generation, on_tensor_cores, precision_of
 from gputrace.analyzers.lanes import Extent
-from gputrace.analyzers.per_gpu import PerGpu
+from gputrace.analyzers.per_gpu import PerGpu, same_names
 from gputrace.analyzers.results import Step
 from gputrace.analyzers.results.kernels import (
     Family,
@@ -28,7 +23,6 @@ from gputrace.analyzers.results.kernels import (
     KernelUse,
     Product,
 )
-from gputrace.traces.ids import distinct_ids
 
 _MOST: Final = 50
 _MOST_OF_FIRST_GPU: Final = 20
@@ -51,15 +45,14 @@ def count_kernels(gpus: PerGpu, measured: Sequence[Step]) -> Kernels | None:
 
     Of the GPUs that do the work; None where no kernel does.
     """
-    names, codes = _names(gpus)
+    names, codes = same_names(gpus, [own.kernels for own in gpus.operations])
+    codes_of = dict(zip((own.gpu for own in gpus.operations), codes, strict=True))
     steps_of = StepsOf(measured)
     steps = [steps_of(lane.gpu) for lane in gpus.lanes]
-    windows = [_windows(lane, own) for lane, own in zip(gpus.lanes, steps, strict=True)]
-    own_codes = [codes[lane.gpu] for lane in gpus.lanes]
+    windows = [stretches(own, lane.window) for lane, own in zip(gpus.lanes, steps, strict=True)]
+    own_codes = [codes_of[lane.gpu] for lane in gpus.lanes]
     most = most_looked_at(len(gpus.lanes))
-    counted = gpus.each(
-        count, gpus.lanes, windows, own_codes, repeat(most, len(windows)), keeps=True
-    )
+    counted = gpus.each(count, gpus.lanes, windows, own_codes, same=(most,), keeps=True)
     spans = [own.total for own in windows]
     rows = zip(gpus.lanes, map(len, steps), spans, counted, strict=True)
     found = _that_count([_OnGpu(*row) for row in rows])
@@ -96,23 +89,6 @@ def _that_count(found: Sequence[_OnGpu]) -> list[_OnGpu]:
         found = [own for own in found if own.steps]
     most = max((own.counted.kernels for own in found), default=0)
     return [own for own in found if own.counted.kernels >= max(_STRAY * most, 1)]
-
-
-def _names(gpus: PerGpu) -> tuple[list[str], dict[Gpu, dict[int, int]]]:
-    """The kernels' names, each once; for each GPU, which of them its name ids are."""
-    ids = distinct_ids(np.concatenate([own.kernels for own in gpus.operations]))
-    text = gpus.trace.names(ids)
-    names = list(dict.fromkeys(text.values()))
-    place = {name: index for index, name in enumerate(names)}
-    return names, {
-        own.gpu: {id: place[text[id]] for id in own.kernels.tolist()} for own in gpus.operations
-    }
-
-
-def _windows(lane: Extent, steps: Sequence[Step]) -> Intervals:
-    starts = [step.start_ns for step in steps] or [lane.window.start]
-    ends = [step.end_ns for step in steps] or [lane.window.end]
-    return union(starts, ends)
 
 
 def _uses(

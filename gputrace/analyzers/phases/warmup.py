@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import repeat
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -84,7 +83,7 @@ def find_warmup_causes(gpus: PerGpu, found: FoundSteps) -> dict[int, dict[str, i
         if len(found.by_rank.get(lane.gpu.rank, ())) > found.warmup:
             lanes.setdefault(lane.gpu.rank, lane)
     windows = [_first(found.by_rank[rank], found.warmup + _COMPARED) for rank in lanes]
-    causes = gpus.each(_causes, lanes.values(), windows, repeat(found.warmup, len(lanes)))
+    causes = gpus.each(_causes, lanes.values(), windows, same=(found.warmup,))
     return dict(zip(lanes, causes, strict=True))
 
 

@@ -20,7 +20,7 @@ __all__ = ["what_if"]
 def what_if(facts: Facts, findings: Collection[str]) -> tuple[WhatIf, ...]:
     """The cures that are worth it, the greatest gain first.
 
-    None without host calls, which tell what the GPUs wait for, or with too few steps.
+    None without host calls in the steps, which tell what GPUs wait for, or with too few steps.
 
     Args:
         facts: what has been found out about the trace.
@@ -31,8 +31,9 @@ def what_if(facts: Facts, findings: Collection[str]) -> tuple[WhatIf, ...]:
     if steps is None:
         return ()
     window = when_issued(gpus, found, steps)
-    calls = gpus.calls_within(window)
-    assert calls is not None
+    calls = None if window is None else gpus.calls_within(window)
+    if window is None or calls is None:
+        return ()
     rows = read_rows(gpus, calls, found, steps, facts.collectives)
     graph = build_graph(facts.trace, rows, calls, data_within(gpus, window))
     lengths = {(s.rank, s.step): s.end_ns - s.start_ns for s in facts.measured}

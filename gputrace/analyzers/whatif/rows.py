@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Final
 
 import numpy as np
@@ -108,31 +107,36 @@ def _starting_in(one: OneGpu, span: Window) -> int:
     return int(last - first)
 
 
-def when_issued(gpus: PerGpu, found: FoundSteps, steps: range) -> Window:
-    """The time of some steps, with that of the calls that issued what ran in them."""
+def when_issued(gpus: PerGpu, found: FoundSteps, steps: range) -> Window | None:
+    """The time of some steps, with that of the calls that issued what ran in them.
+
+    None where no call did.
+    """
     having = [own for own in gpus.operations if own.gpu.rank in found.by_rank]
     spans = [_span(found.by_rank[own.gpu.rank], steps) for own in having]
-    reach = gpus.each(_with_issuers, having, spans)
-    return Window(min(own.start for own in reach), max(own.end for own in reach))
+    known = [own for own in gpus.each(_with_issuers, having, spans) if own is not None]
+    if not known:
+        return None
+    starts, ends = zip(*known, *spans, strict=True)
+    return Window(min(starts), max(ends))
 
 
-def _with_issuers(one: OneGpu, span: Window) -> Window:
+def _with_issuers(one: OneGpu, span: Window) -> Window | None:
     own, calls = one.operations, one.calls
     if calls is None:
-        return span
+        return None
     first, last = np.searchsorted(own.start, span)
     issuer = own.events.having("process", "correlation").select(slice(first, last))
     issued = calls.issued_by(issuer)
     issued = issued[issued != NOBODY]
-    return Window(
-        int(calls.start[issued].min(initial=span.start)),
-        int(calls.end[issued].max(initial=span.end)),
-    )
+    if not len(issued):
+        return None
+    return Window(int(calls.start[issued].min()), int(calls.end[issued].max()))
 
 
 def data_within(gpus: PerGpu, window: Window) -> dict[tuple[int, int], Intervals]:
     """When threads, by (process, thread), waited for data."""
-    found = gpus.each(_data_within, gpus.lanes, repeat(window, len(gpus.lanes)))
+    found = gpus.each(_data_within, gpus.lanes, same=(window,))
     return {thread: waits for own in found for thread, waits in own.items()}
 
 
