@@ -141,10 +141,11 @@ def _with_own_numbering(trace: Trace, work: Mapping[_Pair, int]) -> set[int]:
 
 def _main_devices(work: Mapping[_Pair, int]) -> dict[int, int]:
     """The device that each process uses most."""
-    return {
-        process: max((pair for pair in work if pair[0] == process), key=lambda pair: work[pair])[1]
-        for process in {process for process, _ in work}
-    }
+    main: dict[int, int] = {}
+    for (process, device), count in work.items():
+        if process not in main or count > work[process, main[process]]:
+            main[process] = device
+    return main
 
 
 def _ranks(

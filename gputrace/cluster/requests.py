@@ -27,6 +27,8 @@ _LARGE: Final = 1 << 20
 """Bytes of requests from which on a task takes no more: Dask warns of very large ones."""
 _TASKS_EACH: Final = 4
 """Tasks for each worker at least, so that none waits long for another's last."""
+_LOOKED_AFTER_S: Final = 2.0
+"""A task that takes longer is looked after."""
 _PARTING_S: Final = 1.0
 """For workers to close what is open; later, they are left to themselves."""
 
@@ -51,8 +53,9 @@ class Ticket:
 class _Task:
     """Requests that one worker answers, one after the other."""
 
-    def __init__(self, tickets: Sequence[Ticket], future: Future) -> None:
-        self.tickets, self.future = tickets, future
+    def __init__(self, tickets: Sequence[Ticket], future: Future, home: str) -> None:
+        """``home`` is the worker that has the files, if any has."""
+        self.tickets, self.future, self.home = tickets, future, home
         for ticket in tickets:
             ticket.task = self
 
@@ -137,7 +140,7 @@ class Cluster:
             allow_other_workers=bool(home),
             pure=False,
         )
-        return _Task(tickets, future)
+        return _Task(tickets, future, home)
 
     def _collect(self, task: _Task, alone: bool = False) -> None:
         """Takes the answers.
@@ -147,7 +150,7 @@ class Cluster:
         """
         from distributed.scheduler import KilledWorker
 
-        error = task.future.exception()
+        error = self._outcome(task)
         if error is None:
             for ticket, raw in zip(task.tickets, task.future.result(), strict=True):
                 ticket.answer = raw
@@ -159,6 +162,28 @@ class Cluster:
             for ticket in task.tickets:
                 ticket.error = _error_of(error, ticket.path, self._where)
         task.future.release()
+
+    def _outcome(self, task: _Task) -> Any:
+        """What a task raised, once it is done."""
+        while True:
+            try:
+                return task.future.exception(timeout=_LOOKED_AFTER_S)
+            except TimeoutError:
+                if self._is_stuck(task):
+                    again = self._submit(task.tickets, "")
+                    task.future.release()
+                    task.future, task.home = again.future, ""
+
+    def _is_stuck(self, task: _Task) -> bool:
+        """Whether it waits for a worker that is gone, though there are others.
+
+        Dask places it elsewhere while there are any; where all died at once, it forgets that it
+        may, and new ones do not get it.
+        """
+        running = self._client.processing() if task.home else {}
+        if not running or task.home in running:
+            return False
+        return not any(task.future.key in keys for keys in running.values())
 
     def read(self, ticket: Ticket) -> Reply:
         """The answer of a ticket that was fetched; raises what it says is wrong."""

@@ -219,12 +219,12 @@ class MergedTrace(Trace):
                 texts[place] = text
 
     def recorded(self, process: int) -> Sequence[Window]:
-        part = next(part for part in self._parts if process in part.own_process)
+        part = self._part_of[process]
         own = part.trace.recorded(part.own_process[process])
         return [Window(start + part.shift, end + part.shift) for start, end in own]
 
     def calls_recorded(self, process: int) -> Sequence[Window] | None:
-        part = next(part for part in self._parts if process in part.own_process)
+        part = self._part_of[process]
         own = part.trace.calls_recorded(part.own_process[process])
         if own is None:
             return None
