@@ -57,7 +57,9 @@ def graph_of(path: Path) -> Graph:
         chosen = measured(list_steps(gpus, gpus.lanes, found, None), found)
         steps = choose_steps(gpus, found, chosen)
         assert steps is not None
-        calls = gpus.calls_within(when_issued(gpus, found, steps))
+        window = when_issued(gpus, found, steps)
+        assert window is not None
+        calls = gpus.calls_within(window)
         assert calls is not None
         rows = read_rows(gpus, calls, found, steps, match_collectives(gpus))
         return build_graph(trace, rows, calls, {})
