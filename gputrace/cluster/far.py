@@ -118,12 +118,26 @@ class Far(Shards):
         batches, places = _batches(jobs, changes)
         tickets = {number: self._send(number, [batch]) for number, batch in batches.items()}
         found: list[Any] = [None] * len(jobs)
-        for number, ticket in tickets.items():
-            own = self._found(number, ticket, batches[number])
+        for number, own in self._results(tickets, batches).items():
             for place, one in zip(places[number], own, strict=True):
                 found[place] = one
         if isinstance(self._trace, MergedTrace):
             self._trace.take_over()
+        return found
+
+    def _results(
+        self, tickets: Mapping[int, Ticket], batches: Mapping[int, Batch]
+    ) -> dict[int, list[Any]]:
+        """What each shard found; raises the first error once all have answered, for `close`."""
+        found: dict[int, list[Any]] = {}
+        errors = []
+        for number, ticket in tickets.items():
+            try:
+                found[number] = self._found(number, ticket, batches[number])
+            except GputraceError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
         return found
 
     def _send(self, number: int, batches: Sequence[Batch], *, anew: bool = False) -> Ticket:
@@ -144,8 +158,8 @@ class Far(Shards):
 
     def close(self) -> None:
         """Has the workers give back what they made."""
-        self._past = [[] for _ in self.files]
-        for ticket in [self._send(number, [], anew=True) for number in range(len(self))]:
+        made = [number for number, past in enumerate(self._past) if past]
+        for ticket in [self._send(number, [], anew=True) for number in made]:
             with suppress(GputraceError):
                 ticket.reply()
 
