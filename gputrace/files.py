@@ -78,7 +78,7 @@ class Files:
         """What has them analyzed where they are, if that is not here."""
         if self._scheduler is None:
             return None
-        from gputrace.cluster.far import spread
+        from gputrace.cluster.shards import spread
 
         return spread
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.per_gpu import Here, PerGpu
+from gputrace.analyzers.per_gpu import LocalShards, PerGpu
 from gputrace.analyzers.shard import Shard
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.traces.trace import Trace
@@ -20,7 +20,7 @@ def gpus_of(trace: Trace) -> PerGpu:
 def handmade(trace: Trace, operations: Sequence[GpuOperations]) -> PerGpu:
     """Those with these operations, of whatever the trace is."""
     shard = Shard(trace)
-    return PerGpu(trace, Here(shard), [shard.take(operations)])
+    return PerGpu(trace, LocalShards(shard), [shard.take(operations)])
 
 
 def no_gpus() -> PerGpu:

@@ -27,11 +27,11 @@ from gputrace.analyzers.analysis import analyze
 from gputrace.analyzers.intervals import Intervals
 from gputrace.cli import run
 from gputrace.cluster import scheduler, worker
-from gputrace.cluster.far import spread
 from gputrace.cluster.messages import understood
 from gputrace.cluster.packing import pack, unpack
 from gputrace.cluster.records import from_bytes, to_bytes, work_of
 from gputrace.cluster.requests import Cluster
+from gputrace.cluster.shards import spread
 from gputrace.errors import ExitCode, InputError, MissingError, UsageError
 from gputrace.traces.events import COLUMN_TYPES, Events, Kind
 from gputrace.traces.opening import open_traces
@@ -185,7 +185,7 @@ class TestTheResultIsThatOfOneProcess:
     def test_where_columns_are_on_disk(
         self, cluster: Any, ranks: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("gputrace.cluster.far.LARGE", 1000)
+        monkeypatch.setattr("gputrace.cluster.shards.LARGE", 1000)
         assert report(ranks, scheduler=cluster.scheduler_address) == report(ranks)
 
     def test_of_a_file_without_calls_beside_others(self, cluster: Any, ranks: Path) -> None:

@@ -15,7 +15,7 @@ from gputrace.analyzers.findings import Facts, find
 from gputrace.analyzers.gaps import find_gaps
 from gputrace.analyzers.host_lanes import find_host_lanes
 from gputrace.analyzers.kernels import count_kernels
-from gputrace.analyzers.lanes import AnyExtent, Extent
+from gputrace.analyzers.lanes import AnyLaneSummary, LaneSummary
 from gputrace.analyzers.lines import find_lines
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.options import Options
@@ -71,7 +71,7 @@ def _analyze(gpus: PerGpu, options: Options, watcher: Watcher | None) -> Analysi
     if not gpus.operations and trace.no_gpu is None:
         raise InputError(trace.title, "no GPU operation in it has usable times; record it again")
     collectives = match_collectives(gpus)
-    lanes: Sequence[AnyExtent]
+    lanes: Sequence[AnyLaneSummary]
     if gpus.operations:
         found = gpus.find_steps(options.steps)
         gpus.build_lanes(window, found)
@@ -97,7 +97,7 @@ def _put_on_one_clock(gpus: PerGpu) -> None:
 
 def _facts(
     gpus: PerGpu,
-    lanes: Sequence[AnyExtent],
+    lanes: Sequence[AnyLaneSummary],
     found: FoundSteps,
     collectives: Collectives,
     window: Window | None,
@@ -129,7 +129,7 @@ def _facts(
 
 
 def _answer(
-    facts: Facts, lanes: Sequence[AnyExtent], window: Window | None, most_gaps: int
+    facts: Facts, lanes: Sequence[AnyLaneSummary], window: Window | None, most_gaps: int
 ) -> Analysis:
     gpus, chosen = facts.per_gpu, facts.measured
     trace, quality = facts.trace, facts.trace.quality
@@ -175,7 +175,7 @@ def _absolute(trace: Trace, window: Window | None) -> Window | None:
     return Window(window.start + trace.origin, window.end + trace.origin)
 
 
-def _span(lanes: Sequence[AnyExtent]) -> int:
+def _span(lanes: Sequence[AnyLaneSummary]) -> int:
     windows = [lane.window for lane in lanes]
     return max(window.end for window in windows) - min(window.start for window in windows)
 
@@ -202,7 +202,7 @@ def _no_such_steps(trace: Trace, options: Options, found: FoundSteps) -> str:
     return f"{trace.title}: no steps {first}:{end}{where}; {have}"
 
 
-def _totals(lane: Extent) -> GpuTotals:
+def _totals(lane: LaneSummary) -> GpuTotals:
     gpu, shares = lane.gpu, lane.shares
     return GpuTotals(
         gpu=gpu.gpu,

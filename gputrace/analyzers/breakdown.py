@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.intervals import Times
-from gputrace.analyzers.lanes import AnyExtent, Place
+from gputrace.analyzers.lanes import AnyLaneSummary, Place
 from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import CLASSES, Breakdown, Step, Steps
 from gputrace.analyzers.shard import OneGpu
@@ -20,7 +20,7 @@ from gputrace.traces.trace import Window
 
 
 def list_steps(
-    gpus: PerGpu, lanes: Sequence[AnyExtent], found: FoundSteps, window: Window | None
+    gpus: PerGpu, lanes: Sequence[AnyLaneSummary], found: FoundSteps, window: Window | None
 ) -> tuple[Step, ...]:
     """Every step on every GPU of its rank; with a window, those that lie inside it."""
     waits = {(held.rank, held.step): held.interlude.phase for held in held_up(found.by_rank)}
@@ -103,7 +103,7 @@ def steady(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 def break_down(
-    gpus: PerGpu, lanes: Sequence[AnyExtent], steps: Sequence[Step]
+    gpus: PerGpu, lanes: Sequence[AnyLaneSummary], steps: Sequence[Step]
 ) -> tuple[Breakdown, ...]:
     """Each GPU over the measured steps, or over its whole span where it has none."""
     steps_of = StepsOf(steps)
@@ -114,7 +114,7 @@ def break_down(
     return tuple(_row(lane.gpu, len(mine), part, table) for lane, mine, part, table in rows)
 
 
-def _part(lane: AnyExtent, own: Sequence[Step]) -> tuple[Times, Times]:
+def _part(lane: AnyLaneSummary, own: Sequence[Step]) -> tuple[Times, Times]:
     """Starts and ends of the steps; else of a lane's span, or the parts of it that have calls."""
     if own:
         return np.array([step.start_ns for step in own]), np.array([step.end_ns for step in own])

@@ -13,7 +13,7 @@ import numpy as np
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.host import NOBODY
 from gputrace.analyzers.intervals import Times
-from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import RecordedCalls, Step
 from gputrace.analyzers.shard import OneGpu
@@ -61,7 +61,7 @@ def _are_whole(one: OneGpu, starts: Times, ends: Times) -> Mask:
 
 
 def tell_calls(
-    lanes: Sequence[Extent], measured: Sequence[Step], steps: Sequence[Step]
+    lanes: Sequence[LaneSummary], measured: Sequence[Step], steps: Sequence[Step]
 ) -> RecordedCalls | None:
     """How much of the calls was recorded; None where all were.
 

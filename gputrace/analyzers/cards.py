@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.intervals import Intervals, Times
-from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import Step
 from gputrace.analyzers.results.cards import CardUse
@@ -80,7 +80,7 @@ def _worked(one: OneGpu, moments: Times) -> NDArray[np.bool_]:
 
 
 def _use(
-    lane: Extent,
+    lane: LaneSummary,
     card: Card,
     samples: Samples,
     measured: Intervals,

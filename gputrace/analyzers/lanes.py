@@ -104,7 +104,7 @@ class Lane:
         return self.waiting.within(starts, ends)
 
 
-class AnyExtent(Protocol):
+class AnyLaneSummary(Protocol):
     """A lane in brief."""
 
     @property
@@ -116,7 +116,7 @@ class AnyExtent(Protocol):
 
 
 @dataclass(frozen=True)
-class Extent:
+class LaneSummary:
     """The lane of a GPU in brief: where it reaches, and what ran in it."""
 
     gpu: Gpu
@@ -130,7 +130,7 @@ class Extent:
     """These four as of `Timeline`."""
 
     @classmethod
-    def of(cls, lane: Lane) -> Extent:
+    def of(cls, lane: Lane) -> LaneSummary:
         """A lane in brief."""
         own = lane.timeline
         counts = own.kernels, own.copies, own.opaque_graphs

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.host import NOBODY
 from gputrace.analyzers.intervals import EMPTY, Intervals, Times, joined
-from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.shard import OneGpu, Shard
 from gputrace.traces.events import Kind
@@ -105,7 +105,7 @@ def _stand_ins(trace: Trace, sampled: Mapping[Thread, Times]) -> dict[int, Threa
 
 
 def dominating(
-    gpus: PerGpu, lines: Lines, lanes: Sequence[Extent], idle: Sequence[Intervals], cause: str
+    gpus: PerGpu, lines: Lines, lanes: Sequence[LaneSummary], idle: Sequence[Intervals], cause: str
 ) -> Place | None:
     """Where the host was while GPUs were idle for a cause, each by its feeding threads.
 

@@ -92,7 +92,7 @@ class GpuOperations:
 
 
 @dataclass(frozen=True)
-class Ran:
+class GpuSummary:
     """What ran on one GPU, in brief."""
 
     gpu: Gpu
@@ -112,7 +112,7 @@ class Ran:
     """The same of kernels that compute."""
 
     @classmethod
-    def of(cls, own: GpuOperations) -> Ran:
+    def of(cls, own: GpuOperations) -> GpuSummary:
         """The operations of a GPU in brief."""
         kinds, names, classes = own.events.kind, own.events.name, own.classes
         kernels = kinds == Kind.KERNEL

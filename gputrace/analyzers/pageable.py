@@ -12,7 +12,7 @@ from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.intervals import Intervals, union
-from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.links.hardware import pcie_rate
 from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import Step
@@ -47,7 +47,7 @@ class Pageable:
         return round(self.exposed_ns * max(0.0, 1 - pinned / self.copy_ns))
 
 
-def find_pageable(gpus: PerGpu, lanes: Sequence[Extent], measured: Sequence[Step]) -> Pageable:
+def find_pageable(gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence[Step]) -> Pageable:
     """Adds the copies of some of the GPUs up."""
     columns = ("start", "end", "bytes", "source_memory", "process", "device")
     every = gpus.trace.events([Kind.COPY_H2D], columns)
@@ -85,7 +85,7 @@ def _on(copies: Events, gpu: Gpu) -> Mask:
     return found
 
 
-def _pinned_rate(trace: Trace, copies: Events, lanes: Sequence[Extent]) -> float | None:
+def _pinned_rate(trace: Trace, copies: Events, lanes: Sequence[LaneSummary]) -> float | None:
     """The middle of the trace's own large copies from pinned memory, else what the slots carry."""
     large = (copies.bytes >= _LARGE) & (copies.end > copies.start)
     pinned = copies.select(large & (copies.source_memory == Memory.PINNED))

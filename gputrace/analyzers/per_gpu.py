@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from gputrace.analyzers.collectives.waiting import Waiting
 from gputrace.analyzers.gpus import Gpu, order_of
 from gputrace.analyzers.host import HostCalls
-from gputrace.analyzers.lanes import AnyLane, Extent, Place
-from gputrace.analyzers.operations import Ran
+from gputrace.analyzers.lanes import AnyLane, LaneSummary, Place
+from gputrace.analyzers.operations import GpuSummary
 from gputrace.analyzers.shard import Shard
 from gputrace.analyzers.steps import FoundSteps, StepWindows, agree
 from gputrace.traces.ids import distinct_ids
 from gputrace.traces.trace import Trace, Window
 
 _Found = TypeVar("_Found")
-_OfGpu = TypeVar("_OfGpu", Ran, Extent)
+_OfGpu = TypeVar("_OfGpu", GpuSummary, LaneSummary)
 
 
 class Job(NamedTuple):
@@ -69,7 +69,7 @@ class Shards(ABC):
         """Gives them back."""
 
 
-class Here(Shards):
+class LocalShards(Shards):
     """The one that has all of a trace, in this process."""
 
     def __init__(self, shard: Shard) -> None:
@@ -102,23 +102,23 @@ class PerGpu:
         has_calls: whether CUDA calls of the hosts were recorded, once they are read.
     """
 
-    def __init__(self, trace: Trace, shards: Shards, ran: Sequence[Sequence[Ran]]) -> None:
+    def __init__(self, trace: Trace, shards: Shards, ran: Sequence[Sequence[GpuSummary]]) -> None:
         """``ran`` is what ran on each GPU, by shard."""
         self.trace, self.shards = trace, shards
         self._shard = {one.gpu: number for number, own in enumerate(ran) for one in own}
         self.operations = self._in_order(ran)
-        self.lanes: Sequence[Extent] = ()
+        self.lanes: Sequence[LaneSummary] = ()
         self.has_calls = False
 
     @classmethod
     def here(cls, shard: Shard) -> PerGpu:
         """Those of a trace that is read in this process."""
-        return cls(shard.trace, Here(shard), [shard.read()])
+        return cls(shard.trace, LocalShards(shard), [shard.read()])
 
     @classmethod
     def of_hosts(cls, trace: Trace, lanes: Sequence[AnyLane]) -> PerGpu:
         """Of ranks of which no GPU was seen: there are lanes, and no GPUs."""
-        return cls(trace, Here(Shard.of_hosts(trace, lanes)), [])
+        return cls(trace, LocalShards(Shard.of_hosts(trace, lanes)), [])
 
     def each(
         self,

@@ -14,8 +14,8 @@ from gputrace.analyzers.gathered import gather_calls, gather_operations
 from gputrace.analyzers.gpu_lanes import find_lanes
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.host import HostCalls, read_calls
-from gputrace.analyzers.lanes import AnyLane, Extent, Lane, Place
-from gputrace.analyzers.operations import GpuOperations, Ran, read_operations
+from gputrace.analyzers.lanes import AnyLane, Lane, LaneSummary, Place
+from gputrace.analyzers.operations import GpuOperations, GpuSummary, read_operations
 from gputrace.analyzers.steps import StepWindows, steps_by_rank
 from gputrace.traces.scratch import OneByOne, Scratch
 from gputrace.traces.trace import Progress, Trace, Window
@@ -44,7 +44,7 @@ class Shard:
         self.operations: Sequence[GpuOperations] = ()
         self.calls: HostCalls | None = None
         self.lanes: Sequence[AnyLane] = ()
-        self._ran: list[Ran] = []
+        self._ran: list[GpuSummary] = []
         self._places: dict[Place, int] = {}
         self._lanes: dict[Place, int] = {}
         self.kept: dict[tuple[Place, str], Any] = {}
@@ -57,20 +57,20 @@ class Shard:
         shard.take_lanes(lanes)
         return shard
 
-    def read(self) -> list[Ran]:
+    def read(self) -> list[GpuSummary]:
         """Reads the GPUs' operations."""
         if self._scratch is None:
             return self.take(read_operations(self.trace, self._progress))
         return self.take(gather_operations(self.trace, self._scratch, self._progress))
 
-    def take(self, operations: Iterable[GpuOperations]) -> list[Ran]:
+    def take(self, operations: Iterable[GpuOperations]) -> list[GpuSummary]:
         """Sets the operations of all GPUs; what ran on each."""
         self.operations = self._kept(operations)
-        self._ran = [Ran.of(own) for own in self.operations]
+        self._ran = [GpuSummary.of(own) for own in self.operations]
         self._places = {ran.gpu: place for place, ran in enumerate(self._ran)}
         return self._ran
 
-    def move(self, shifts: Mapping[int, int]) -> list[Ran]:
+    def move(self, shifts: Mapping[int, int]) -> list[GpuSummary]:
         """Adds nanoseconds to the times of the operations by host; the trace has moved already."""
         if not any(shifts.values()):
             return self._ran
@@ -94,7 +94,7 @@ class Shard:
 
     def build_lanes(
         self, window: Window | None, steps: Mapping[int, StepWindows], has_calls: bool
-    ) -> list[Extent]:
+    ) -> list[LaneSummary]:
         """Timelines and causes of all GPUs with anything in the window.
 
         Args:
@@ -106,7 +106,7 @@ class Shard:
             self.trace, self.operations, self.calls, steps, window, self._scratch, has_calls
         )
         self.take_lanes(self._kept(lanes))
-        return [Extent.of(lane) for lane in lanes]
+        return [LaneSummary.of(lane) for lane in lanes]
 
     def take_lanes(self, lanes: Sequence[AnyLane]) -> None:
         """Sets the lanes of all GPUs."""

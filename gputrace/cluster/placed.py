@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpus import Gpu, pair_keys, pair_of
-from gputrace.analyzers.operations import GpuOperations, Ran, when_calls_were
+from gputrace.analyzers.operations import GpuOperations, GpuSummary, when_calls_were
 from gputrace.analyzers.shard import Shard
 from gputrace.traces.events import UNKNOWN, Column, Events, Kind
 from gputrace.traces.ids import distinct_ids, number_ids
@@ -69,7 +69,7 @@ class Placing:
     gpus: tuple[Gpu, ...]
 
 
-class FarShard(Shard):
+class RemoteShard(Shard):
     """The GPUs of a file."""
 
     def count(self) -> Census:
@@ -97,22 +97,22 @@ class FarShard(Shard):
     def _pair(self, pair: tuple[int, int]) -> Pair:
         return self.trace.processes[pair[0]], pair[1]
 
-    def place(self, placing: Placing) -> list[Ran]:
+    def place(self, placing: Placing) -> list[GpuSummary]:
         """Gives everything its place in the run."""
-        trace = Placed(self.trace, placing)
+        trace = PlacedTrace(self.trace, placing)
         self.trace = trace
         gpu_of = {pair: gpu for gpu in placing.gpus for pair in gpu.pairs}
         return self.take(
             trace.placed(own, gpu_of[trace.pair(own.gpu.pairs[0])]) for own in self.operations
         )
 
-    def move(self, shifts: Mapping[int, int]) -> list[Ran]:
-        assert isinstance(self.trace, Placed)
+    def move(self, shifts: Mapping[int, int]) -> list[GpuSummary]:
+        assert isinstance(self.trace, PlacedTrace)
         self.trace.shift += next((shifts[own.gpu.host] for own in self.operations), 0)
         return super().move(shifts)
 
 
-class Placed(Trace):
+class PlacedTrace(Trace):
     """A file's trace in the numbers and on the clock of the run."""
 
     def __init__(self, trace: Trace, placing: Placing) -> None:
@@ -206,7 +206,7 @@ class Placed(Trace):
         return Window(window.start + self.shift, window.end + self.shift)
 
     def device(self, process: int, device: int) -> Device:
-        raise NotImplementedError  # Which GPU is which is known already.
+        return replace(self._trace.device(self._own_number(process), device), process=process)
 
     def close(self) -> None:
         """The file is closed by who opened it."""

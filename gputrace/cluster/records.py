@@ -22,15 +22,17 @@ from gputrace.traces.cache import Kept
 
 _HOME: Final = "gputrace.analyzers."
 """Where the functions are."""
-_METHODS: Final = frozenset(
-    (
-        *("count", "place", "move", "read_calls", "forget_calls", "find_steps"),
-        *("build_lanes", "add_waits"),
-    )
+_METHODS: Final = (
+    "count",
+    "place",
+    "move",
+    "read_calls",
+    "forget_calls",
+    "find_steps",
+    "build_lanes",
+    "add_waits",
 )
 """What else may be asked of a shard."""
-
-
 _PLACES: Final = "gputrace.cluster.placed"
 """What has dataclasses beside those of the analyzers."""
 
@@ -54,7 +56,10 @@ def to_bytes(value: Any) -> bytes:
 
 
 def from_bytes(raw: bytes) -> Any:
-    """The value that it was, lists as tuples; raises ValueError for anything else."""
+    """The value that it was, lists as tuples.
+
+    Raises ValueError, zlib.error or msgspec's errors for anything else; see `messages.understood`.
+    """
     record = msgspec.msgpack.decode(zlib.decompress(raw), type=_Record)
     return thaw_any(Kept(record.text, [_array(column) for column in record.columns]), _PLACES)
 

@@ -28,7 +28,7 @@ from gputrace.cluster.messages import (
     problem_of,
 )
 from gputrace.cluster.packing import pack
-from gputrace.cluster.placed import FarShard
+from gputrace.cluster.placed import RemoteShard
 from gputrace.cluster.records import from_bytes, to_bytes, work_of
 from gputrace.errors import GputraceError
 from gputrace.traces.events import GPU_KINDS, Events, Kind
@@ -51,7 +51,7 @@ class _Open:
         self.trace = open_trace(Path(file.path), file.keep_going, file.windows)
         self.closing.callback(self.trace.close)
         self.told = Quality()
-        self.shard: FarShard | None = None
+        self.shard: RemoteShard | None = None
         self.past = 0
         """How many batches have changed it."""
         if file.part is not None:
@@ -151,7 +151,7 @@ def _work(own: _Open, work: Work) -> bytes | None:
     own.shard, own.past = None, 0  # As it stays if anything goes wrong.
     if not work.batches:
         return to_bytes(None)
-    shard = shard or FarShard(own.trace, Scratch() if work.large else None)
+    shard = shard or RemoteShard(own.trace, Scratch() if work.large else None)
     found, past = [], work.past
     for batch in work.batches:
         found = [_done(shard, order) for order in batch.orders]
@@ -161,7 +161,7 @@ def _work(own: _Open, work: Work) -> bytes | None:
     return to_bytes(found)
 
 
-def _done(shard: FarShard, order: Order) -> Any:
+def _done(shard: RemoteShard, order: Order) -> Any:
     given = [from_bytes(one) for one in order.given]
     return shard.do(work_of(order.work), from_bytes(order.gpu), given)
 

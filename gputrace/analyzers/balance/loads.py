@@ -9,7 +9,7 @@ import numpy as np
 from gputrace.analyzers.balance.extra import alone, by_name, more_than_others
 from gputrace.analyzers.balance.others import Others
 from gputrace.analyzers.balance.work import COPIES, Work, find_works, sort_of
-from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import Step
 from gputrace.analyzers.results.balance import Load
@@ -18,7 +18,7 @@ from gputrace.traces.nvml.model import Nvml
 
 def compare_loads(
     gpus: PerGpu,
-    lanes: Sequence[Extent],
+    lanes: Sequence[LaneSummary],
     measured: Sequence[Step],
     memory: Mapping[int, int],
 ) -> tuple[Load, ...]:
@@ -39,7 +39,7 @@ def compare_loads(
     return tuple(_load(work, others, more, alone_ns, memory) for work, more, alone_ns in rows)
 
 
-def most_memory(nvml: Nvml, lanes: Sequence[Extent]) -> dict[int, int]:
+def most_memory(nvml: Nvml, lanes: Sequence[LaneSummary]) -> dict[int, int]:
     """The most bytes that were in use on each card while it worked, by its index.
 
     Of GPUs of several hosts nothing is said: their indices are not told apart.

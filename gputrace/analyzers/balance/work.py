@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.intervals import Intervals
-from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.per_gpu import PerGpu, same_names
 from gputrace.analyzers.results import Step
@@ -39,7 +39,7 @@ class Work:
     A sort of work is a kernel's number from 0 on, the same on all GPUs, or `sort_of` a copy.
     """
 
-    lane: Extent
+    lane: LaneSummary
     steps: int
     """How many steps it is of; 0 for the whole window."""
     windows: Intervals
@@ -81,7 +81,7 @@ def sort_of(copies: str) -> int:
     return -1 - COPIES[copies]
 
 
-def find_works(gpus: PerGpu, lanes: Sequence[Extent], measured: Sequence[Step]) -> list[Work]:
+def find_works(gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence[Step]) -> list[Work]:
     """Counts the operations of some GPUs that start in their own measured steps."""
     _, numbers = same_names(gpus, [own.names for own in gpus.operations])
     numbers_of = dict(zip((own.gpu for own in gpus.operations), numbers, strict=True))

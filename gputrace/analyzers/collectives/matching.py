@@ -16,7 +16,7 @@ from gputrace.analyzers.collectives.pairing import ALONE, Joined, Part, group, j
 from gputrace.analyzers.collectives.waiting import Waiting
 from gputrace.analyzers.grouping import rows_by, steps_by_gpu
 from gputrace.analyzers.intervals import Times, union
-from gputrace.analyzers.operations import Ran
+from gputrace.analyzers.operations import GpuSummary
 from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import Step
 from gputrace.analyzers.shard import OneGpu
@@ -134,7 +134,7 @@ def match_collectives(gpus: PerGpu) -> Collectives:
 
 
 def steps_of(
-    collectives: Collectives, operations: Sequence[Ran], steps: Sequence[Step]
+    collectives: Collectives, operations: Sequence[GpuSummary], steps: Sequence[Step]
 ) -> NDArray[np.int64]:
     """Of each row, the number of the step in which it begins on its GPU, of those given.
 

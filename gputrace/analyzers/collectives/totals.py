@@ -17,7 +17,7 @@ from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.collectives.matching import PEER_COPY, Collectives, steps_of
 from gputrace.analyzers.grouping import rows_by
 from gputrace.analyzers.intervals import Times
-from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import Step
 from gputrace.analyzers.results.collectives import CollectiveTotals
@@ -83,7 +83,7 @@ def _kinds(collectives: Collectives, chosen: Mask) -> Iterator[NDArray[np.int64]
 
 
 def _total(
-    of_lane: Mapping[int, Extent],
+    of_lane: Mapping[int, LaneSummary],
     collectives: Collectives,
     rows: NDArray[np.int64],
     steps: int,
@@ -118,7 +118,7 @@ def _total(
 
 
 def _exposed(
-    gpus: PerGpu, of_lane: Mapping[int, Extent], collectives: Collectives, chosen: Mask
+    gpus: PerGpu, of_lane: Mapping[int, LaneSummary], collectives: Collectives, chosen: Mask
 ) -> NDArray[np.int64]:
     """Of each chosen row, the nanoseconds with no kernel beside it that computes; else 0."""
     exposed = np.zeros(len(collectives), np.int64)

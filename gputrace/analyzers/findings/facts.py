@@ -10,7 +10,7 @@ from typing import Final
 from gputrace.analyzers.findings.known import Known
 from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.intervals import Intervals
-from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.lines import Place, dominating
 from gputrace.analyzers.results import Evidence, Finding
 from gputrace.units import format_ns
@@ -117,12 +117,12 @@ class Facts(Known):
         """The line that dominates while GPUs that count are idle for a cause; None if none does."""
         return self._place(self.working, [self.time_of(lane) for lane in self.working], cause)
 
-    def place_of(self, lane: Extent, cause: str, steps: Sequence[int]) -> Place | None:
+    def place_of(self, lane: LaneSummary, cause: str, steps: Sequence[int]) -> Place | None:
         """The same of one GPU in some of the measured steps."""
         return self._place([lane], [self.time_of(lane, steps)], cause)
 
     def _place(
-        self, lanes: Sequence[Extent], time: Sequence[Intervals], cause: str
+        self, lanes: Sequence[LaneSummary], time: Sequence[Intervals], cause: str
     ) -> Place | None:
         if not self.per_gpu.has_calls or self.lines is None or cause not in _OF_THE_HOST:
             return None
@@ -136,7 +136,7 @@ class Facts(Known):
         """The measured steps of one GPU."""
         return StepsOf(self.measured)
 
-    def time_of(self, lane: Extent, steps: Sequence[int] | None = None) -> Intervals:
+    def time_of(self, lane: LaneSummary, steps: Sequence[int] | None = None) -> Intervals:
         """The measured steps of a GPU, or some of them; its window where there are none."""
         own = self.measured_of(lane.gpu)
         own = own if steps is None else [step for step in own if step.step in steps]

@@ -14,7 +14,7 @@ from gputrace.analyzers.cards import find_cards
 from gputrace.analyzers.collectives.matching import Collectives
 from gputrace.analyzers.kernel_ratios import KernelRatio, kernel_ratios
 from gputrace.analyzers.kernels import Kernels
-from gputrace.analyzers.lanes import Extent, Lane
+from gputrace.analyzers.lanes import Lane, LaneSummary
 from gputrace.analyzers.late.lateness import Lateness, find_lateness
 from gputrace.analyzers.late.ranks import Late, find_late
 from gputrace.analyzers.lines import Lines
@@ -25,6 +25,7 @@ from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import Breakdown, Phase, Step
 from gputrace.analyzers.results.balance import Load
 from gputrace.analyzers.results.cards import CardUse
+from gputrace.analyzers.shard import Shard
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.traces.events import Kind
 from gputrace.traces.ids import distinct_ids
@@ -77,15 +78,19 @@ class Known:
     @property
     def operations(self) -> Sequence[GpuOperations]:
         """The rows of each GPU; raises LookupError where they are not here."""
-        found = self.per_gpu.whole.operations
-        if len(found) < len(self.per_gpu.operations):
-            raise LookupError("the rows are on the workers of a cluster")
-        return found
+        return self._rows_here.operations
 
     @property
     def lanes(self) -> Sequence[Lane]:
-        """What was found of the time of each."""
-        return [lane for lane in self.per_gpu.whole.lanes if isinstance(lane, Lane)]
+        """What was found of the time of each; raises LookupError where its rows are not here."""
+        return [lane for lane in self._rows_here.lanes if isinstance(lane, Lane)]
+
+    @property
+    def _rows_here(self) -> Shard:
+        found = self.per_gpu.whole
+        if len(found.operations) < len(self.per_gpu.operations):
+            raise LookupError("the rows are on the workers of a cluster")
+        return found
 
     @cached_property
     def lateness(self) -> Lateness | None:
@@ -155,7 +160,7 @@ class Known:
         return tuple([row for row in rows if row.steps] or rows)
 
     @cached_property
-    def working(self) -> list[Extent]:
+    def working(self) -> list[LaneSummary]:
         """The GPUs that count."""
         pairs = (
             zip(self.per_gpu.lanes, self.breakdown, strict=True) if self.per_gpu.operations else ()

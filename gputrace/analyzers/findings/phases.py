@@ -11,7 +11,7 @@ import numpy as np
 
 from gputrace.analyzers.findings.facts import HIGH, MEDIUM, Facts, severity_of
 from gputrace.analyzers.intervals import Times
-from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.results import CLASSES, IDLE_CAUSES, Finding, Phase
 from gputrace.analyzers.shard import OneGpu
 from gputrace.analyzers.steps import StepWindows
@@ -127,7 +127,7 @@ def _times(facts: Facts, name: str) -> _Times | None:
 
 def _waits(facts: Facts, phases: Sequence[Phase], working: Sequence[int]) -> dict[int, int]:
     """Of the ranks that have no such phase, those that wait while the others are in it."""
-    lanes: dict[int, Extent] = {}
+    lanes: dict[int, LaneSummary] = {}
     for lane in facts.per_gpu.lanes:
         if lane.gpu.rank not in working and lane.gpu.rank in facts.found.by_rank:
             lanes.setdefault(lane.gpu.rank, lane)

@@ -27,7 +27,6 @@ _LONGEST: Final = (1 << _LENGTH_BITS) - 1
 _PACKED: Final = "packed kernels"
 _ASKED: Final = 16
 """Lengths of each name that are asked about at once."""
-
 _TOGETHER: Final = 512
 """GPUs that are asked at once."""
 

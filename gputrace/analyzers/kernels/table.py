@@ -13,7 +13,7 @@ from gputrace.analyzers.kernels.families import converts_layout, family_of
 from gputrace.analyzers.kernels.launches import launch_cost, most_looked_at
 from gputrace.analyzers.kernels.naming import short_name
 from gputrace.analyzers.kernels.tensorcores import generation, on_tensor_cores, precision_of
-from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.per_gpu import PerGpu, same_names
 from gputrace.analyzers.results import Step
 from gputrace.analyzers.results.kernels import (
@@ -34,7 +34,7 @@ _STRAY: Final = 0.01
 class _OnGpu:
     """The kernels of one GPU that start in its measured time."""
 
-    lane: Extent
+    lane: LaneSummary
     steps: int
     measured_ns: int
     counted: Counted
@@ -161,7 +161,7 @@ def _all_have(cards: Sequence[int | None], least: int) -> bool | None:
     return True if len(known) == len(cards) else None
 
 
-def _of_first_gpu(uses: Sequence[KernelUse], lanes: Sequence[Extent]) -> list[KernelUse]:
+def _of_first_gpu(uses: Sequence[KernelUse], lanes: Sequence[LaneSummary]) -> list[KernelUse]:
     """Kernels that of several GPUs only the first one runs."""
     if len(lanes) < 2:
         return []

@@ -19,7 +19,7 @@ from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.collectives.matching import JOINT, Collectives, steps_of
 from gputrace.analyzers.grouping import rows_by, steps_by_gpu
 from gputrace.analyzers.intervals import Times
-from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.late.pace import find_slack
 from gputrace.analyzers.medians import of_others
 from gputrace.analyzers.per_gpu import PerGpu
@@ -48,7 +48,7 @@ class Lateness:
         length_ns: mean length of a step.
     """
 
-    lanes: tuple[Extent, ...]
+    lanes: tuple[LaneSummary, ...]
     steps: NDArray[np.int64]
     caused: NDArray[np.int64]
     last: NDArray[np.float64]
@@ -136,7 +136,7 @@ def _bound(losses: NDArray[np.int64], known: Slack | None, numbers: NDArray[np.i
 
 def _losses(
     gpus: PerGpu,
-    lanes: Sequence[Extent],
+    lanes: Sequence[LaneSummary],
     own: NDArray[np.int64],
     collectives: Collectives,
     row: NDArray[np.int64],

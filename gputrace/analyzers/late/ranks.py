@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.late.lateness import Lateness
 from gputrace.analyzers.results import CLASSES, Step
 from gputrace.traces.events import Mask
@@ -49,7 +49,7 @@ class Late:
             middle one of the others; negative where it has less.
     """
 
-    lane: Extent
+    lane: LaneSummary
     pattern: str
     steps: tuple[int, ...]
     cost_ns: int

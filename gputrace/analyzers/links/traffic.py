@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.intervals import Intervals, Times, union
-from gputrace.analyzers.operations import Ran
+from gputrace.analyzers.operations import GpuSummary
 from gputrace.traces.events import Events, Kind, Mask
 from gputrace.traces.trace import Trace
 
@@ -65,7 +65,7 @@ class Traffic:
 _NO_TRAFFIC: Final = Traffic(*(np.empty(0, np.int64) for _ in fields(Traffic)))
 
 
-def read_peer_copies(trace: Trace, operations: Sequence[Ran]) -> Traffic:
+def read_peer_copies(trace: Trace, operations: Sequence[GpuSummary]) -> Traffic:
     """The copies straight from one GPU to another, of which both ends are known."""
     if not any(Kind.COPY_PEER in own.kinds for own in operations):
         return _NO_TRAFFIC
@@ -78,7 +78,7 @@ def read_peer_copies(trace: Trace, operations: Sequence[Ran]) -> Traffic:
     return found.select((source != _NOBODY) & (target != _NOBODY) & (source != target))
 
 
-def find_staged(trace: Trace, operations: Sequence[Ran], talks: bool) -> Traffic:
+def find_staged(trace: Trace, operations: Sequence[GpuSummary], talks: bool) -> Traffic:
     """Copies to the host that were followed by one of the same size from it to another GPU.
 
     Args:
@@ -153,7 +153,7 @@ def _is_soon(copies: Events, first: int, start: int) -> bool:
 
 
 def _places(
-    operations: Sequence[Ran], process: NDArray[np.int16], device: NDArray[np.int16]
+    operations: Sequence[GpuSummary], process: NDArray[np.int16], device: NDArray[np.int16]
 ) -> NDArray[np.int64]:
     """The index of the GPU that a process means by each ordinal."""
     known = {pair: index for index, own in enumerate(operations) for pair in own.gpu.pairs}

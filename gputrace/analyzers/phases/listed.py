@@ -11,7 +11,7 @@ import numpy as np
 
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.intervals import Intervals
-from gputrace.analyzers.lanes import AnyExtent, AnyLane, Lane
+from gputrace.analyzers.lanes import AnyLane, AnyLaneSummary, Lane
 from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.phases.epochs import find_epochs
 from gputrace.analyzers.phases.warmup import WARMUP_CAUSES
@@ -28,7 +28,7 @@ _TOLD: Final = 0.05
 
 def list_phases(
     gpus: PerGpu,
-    lanes: Sequence[AnyExtent],
+    lanes: Sequence[AnyLaneSummary],
     found: FoundSteps,
     steps: Sequence[Step] = (),
     causes: Mapping[int, Mapping[str, int]] | None = None,
@@ -84,7 +84,7 @@ def _waits(steps: Sequence[Step]) -> dict[int, int]:
     return {step.step: _wait(step) for step in steps}
 
 
-def _one_of_each_rank(lanes: Sequence[AnyExtent]) -> list[AnyExtent]:
+def _one_of_each_rank(lanes: Sequence[AnyLaneSummary]) -> list[AnyLaneSummary]:
     return list({lane.gpu.rank: lane for lane in reversed(lanes)}.values())[::-1]
 
 

@@ -14,7 +14,7 @@ from gputrace.analyzers.host import Call, HostCalls
 from gputrace.analyzers.intervals import EMPTY, Intervals, joined, union
 from gputrace.analyzers.kernels.families import family_of
 from gputrace.analyzers.kernels.tensorcores import PRODUCTS
-from gputrace.analyzers.lanes import Extent
+from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.shard import OneGpu, Shard
@@ -78,7 +78,7 @@ def find_warmup_causes(gpus: PerGpu, found: FoundSteps) -> dict[int, dict[str, i
     """
     if not gpus.has_calls or not found.warmup:
         return {}
-    lanes: dict[int, Extent] = {}
+    lanes: dict[int, LaneSummary] = {}
     for lane in gpus.lanes:
         if len(found.by_rank.get(lane.gpu.rank, ())) > found.warmup:
             lanes.setdefault(lane.gpu.rank, lane)

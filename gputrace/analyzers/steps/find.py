@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gputrace.analyzers.host import HostCalls
-from gputrace.analyzers.operations import GpuOperations, Ran
+from gputrace.analyzers.operations import GpuOperations, GpuSummary
 from gputrace.analyzers.steps.anchors import Rows, find_bursts, inputs_alone, inputs_of_steps
 from gputrace.analyzers.steps.inferred import infer_training
 from gputrace.analyzers.steps.interludes import until_written
@@ -60,7 +60,7 @@ def steps_by_rank(
 def agree(
     trace: Trace,
     shown: Mapping[int, StepWindows],
-    gpus: Sequence[Ran],
+    gpus: Sequence[GpuSummary],
     chosen: tuple[int, int] | None = None,
 ) -> FoundSteps:
     """Everyone's steps, of what each rank shows; a kind that only some ranks show is dropped."""

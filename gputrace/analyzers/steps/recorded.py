@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 
 from gputrace.analyzers.intervals import Intervals
-from gputrace.analyzers.operations import Ran
+from gputrace.analyzers.operations import GpuSummary
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.traces.events import Mask
 from gputrace.traces.trace import FROM_THE_START
@@ -46,7 +46,9 @@ def _select(windows: StepWindows, kept: Mask, recorded: Intervals) -> StepWindow
     )
 
 
-def same_steps(by_rank: Mapping[int, StepWindows], gpus: Sequence[Ran]) -> dict[int, StepWindows]:
+def same_steps(
+    by_rank: Mapping[int, StepWindows], gpus: Sequence[GpuSummary]
+) -> dict[int, StepWindows]:
     """The steps that every rank has, where ranks were not recorded from their first step on.
 
     Windows begin on each rank when it is there, so that one may have a step more; steps that
@@ -65,7 +67,7 @@ def same_steps(by_rank: Mapping[int, StepWindows], gpus: Sequence[Ran]) -> dict[
     }
 
 
-def _is_cut(gpu: Ran) -> bool:
+def _is_cut(gpu: GpuSummary) -> bool:
     """Whether the GPU did something that was not recorded, or steps may not have been found."""
     windows = gpu.windows
     return (

@@ -15,7 +15,7 @@ from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.grouping import rows_by
 from gputrace.analyzers.host import NOBODY, Call, HostCalls
 from gputrace.analyzers.intervals import Intervals, Times
-from gputrace.analyzers.operations import Ran
+from gputrace.analyzers.operations import GpuSummary
 from gputrace.analyzers.per_gpu import PerGpu
 from gputrace.analyzers.results import Step
 from gputrace.analyzers.shard import OneGpu
@@ -72,7 +72,7 @@ def choose_steps(gpus: PerGpu, found: FoundSteps, measured: Sequence[Step]) -> r
     return _most_usual(found, longest, count)
 
 
-def _breaks(found: FoundSteps, operations: Sequence[Ran]) -> set[int]:
+def _breaks(found: FoundSteps, operations: Sequence[GpuSummary]) -> set[int]:
     """The steps after which there is something else, or nothing was recorded for a while."""
     recorded = {own.gpu.rank: own.recorded.start for own in operations}
     breaks = set[int]()

@@ -32,7 +32,7 @@ def spread(trace: Trace) -> PerGpu | None:
     remote = [file for file in files if isinstance(file, RemoteTrace)]
     if len(remote) < len(files):
         return None
-    far = Far(trace, remote)
+    far = RemoteShards(trace, remote)
     with ExitStack() as undone:
         undone.callback(far.close)
         gpus = _placed(trace, far)
@@ -41,7 +41,7 @@ def spread(trace: Trace) -> PerGpu | None:
     return gpus
 
 
-def _placed(trace: Trace, far: Far) -> PerGpu | None:
+def _placed(trace: Trace, far: RemoteShards) -> PerGpu | None:
     counted: list[Census] = far.ask([Job(n, "count") for n in range(len(far))], changes=True)
     if isinstance(trace, MergedTrace):
         trace.check_spans([own.span for own in counted])
@@ -99,7 +99,7 @@ def _by_file(gpus: Sequence[Gpu], files: Sequence[_File]) -> list[list[Gpu]] | N
     return found
 
 
-class Far(Shards):
+class RemoteShards(Shards):
     """The shards of a run, each a file that a worker has open.
 
     A worker may take over from another: it is told all that the shard went through.
