@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ BENCHMARKS: Final = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what the command line asks for; gives back the worst exit code."""
+    # Who installs a package has it compiled; so must be what is measured.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     parser = _parser()
     parsed = parser.parse_args(arguments)
     names: list[str] = parsed.names

@@ -23,6 +23,9 @@ GOLDEN: Final = Path(__file__).parent / "golden"
 settings.register_profile("gputrace", deadline=None)
 settings.load_profile("gputrace")
 
+# Hundreds of tests start the command; without compiled files, each of them would compile it anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A shell's background job is started with Ctrl+C ignored, which its children would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -104,7 +104,7 @@ def package_files() -> set[str]:
     return {
         path.as_posix()
         for path in files
-        if path.suffix in {".py", ".typed"} or path.parts[1] == "data"
+        if path.suffix in {".py", ".typed"} or (path.parts[1] == "data" and path.suffix != ".pyc")
     }
 
 

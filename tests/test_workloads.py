@@ -9,12 +9,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from gputrace.bench.answer import Check
 from gputrace.bench.checks import check_run
 from gputrace.bench.environments import Environments, Unavailable
 from gputrace.bench.frameworks import read_frameworks
@@ -25,6 +26,8 @@ from tests.command import ROOT, Ran, environment
 WORKLOADS: Final = ROOT / "workloads"
 FRAMEWORKS: Final = read_frameworks(WORKLOADS / "frameworks.toml")
 STEPS: Final = 6
+TRIES: Final = 3
+"""A busy machine may take the processor away between the two clocks of a wait; not each time."""
 USERS_CACHE: Final = {k: v for k, v in os.environ.items() if k == "XDG_CACHE_HOME"}
 """As it is before the tests get a cache folder of their own."""
 
@@ -76,15 +79,23 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Command:
 def test_a_recording_has_every_step_and_wait_that_a_script_tells(
     name: str, start: Command, pictures: Path, tmp_path: Path
 ) -> None:
-    options = ["--device", "cpu", "--batch", "8", "--steps", str(STEPS), "--warmup", "1"]
-    trace = tmp_path / "trace.sqlite"
+    command = [*start(name), "--data", str(pictures)]
+    for trial in range(TRIES):
+        check = check_recording(name, command, tmp_path / f"{trial}.sqlite")
+        if not check.reason.startswith("waits for data differ"):
+            break
+    assert (check.reason, check.steps_found) == ("", {0: STEPS})
+
+
+def check_recording(name: str, command: Sequence[str], trace: Path) -> Check:
+    """A run of a few steps on the CPU, beside its recording."""
     record = [sys.executable, "-m", "gputrace", "record", "--backend", "host", "-o", str(trace)]
-    ran = run(*record, "--", *start(name), *options, "--data", pictures)
+    options = ["--device", "cpu", "--batch", "8", "--steps", str(STEPS), "--warmup", "1"]
+    ran = run(*record, "--", *command, *options)
     assert ran.code == 0, ran.err
     told = json.loads(ran.out.splitlines()[-1])
     assert told["steps"] == STEPS
-    check = check_run(name, RunResult({}, 1, True, "done", told=told, measure=measure(trace)))
-    assert (check.reason, check.steps_found) == ("", {0: STEPS})
+    return check_run(name, RunResult({}, 1, True, "done", told=told, measure=measure(trace)))
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)

@@ -17,6 +17,8 @@ def main(arguments: list[str]) -> None:
     """
     names, above, engine, seed, inputs, seconds = arguments
     folder = Path(above).resolve()
+    # A module that is first needed by an input would be a file that the input wrote.
+    sys.dont_write_bytecode = True
     # For readers of others gputrace asks a file of each package that is installed; here, once.
     metadata.entry_points = cache(metadata.entry_points)  # type: ignore[assignment]
     os.environ |= {"GPUTRACE_CACHE": "off", "XDG_CACHE_HOME": str(folder)}
