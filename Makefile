@@ -26,8 +26,9 @@ help: ## List the targets
 demo: $(VENV)/.runtime ## Analyze the trace that comes with gputrace, and one made here
 	@$(BIN)/gputrace demo
 
+# Three at a time, whatever the cores: for a third of their time, tests wait for others.
 test: $(VENV)/.dev ## Run the tests
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 3
 
 lint: $(VENV)/.dev ## Check style, types, imports and spelling
 	$(BIN)/ruff check $(CODE) examples workloads .ci
