@@ -154,12 +154,14 @@ def _typical(one: OneGpu, steps: tuple[Times, Times], names: dict[int, int]) -> 
     rows = np.flatnonzero(_kernels(own))
     rows, step, count = _in_steps(own, rows, *steps)
     texts = _renumbered(own.events.name[rows], names)
-    order = np.lexsort((own.start[rows], texts, step))
+    order = np.argsort(step << 32 | texts, kind="stable")  # The rows are in order of start.
     rows, step, texts = rows[order], step[order], texts[order]
     keys = texts << 32 | _places(step, texts)
-    lengths = (own.end[rows] - own.start[rows]).astype(np.float64)
-    distinct, medians = _medians(keys, lengths, count)
+    lengths = own.end[rows] - own.start[rows]
     free = _communication(own).within(own.start[rows], own.end[rows]) == 0
+    order = np.lexsort((lengths, keys))
+    keys, lengths, free = keys[order], lengths[order], free[order]
+    distinct, medians = _medians(keys, lengths, count)
     some, unmixed = _medians(keys[free], lengths[free], count)
     alone = np.full(len(distinct), np.nan)
     alone[np.searchsorted(distinct, some)] = unmixed
@@ -204,16 +206,15 @@ def _places(step: NDArray[np.intp], texts: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def _medians(
-    keys: NDArray[np.int64], lengths: Floats, steps: int
+    keys: NDArray[np.int64], lengths: Times, steps: int
 ) -> tuple[NDArray[np.int64], Floats]:
-    """The keys of most steps, and the median length of each."""
-    order = np.lexsort((lengths, keys))
-    keys, lengths = keys[order], lengths[order]
-    distinct, first, count = np.unique(keys, return_index=True, return_counts=True)
-    often = 2 * count > steps
+    """The keys of most steps, and the median length of each; both come in order of both."""
+    first = np.flatnonzero(np.diff(keys, prepend=-1))
+    count = np.diff(first, append=len(keys))
     low, high = first + (count - 1) // 2, first + count // 2
-    middle = (lengths[low] + lengths[high]) / 2 if len(lengths) else lengths
-    return distinct[often], np.maximum(middle[often], 1.0)
+    middle = lengths[low] / 2 + lengths[high] / 2
+    often = 2 * count > steps
+    return keys[first[often]], np.maximum(middle[often], 1.0)
 
 
 def _quartiles(lengths: Floats, usual: Floats) -> Floats:

@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from gputrace.analyzers.classes import OperationClass
 from gputrace.analyzers.gpus import Gpu
-from gputrace.analyzers.intervals import EMPTY, Intervals, Times, joined, union
+from gputrace.analyzers.intervals import EMPTY, Intervals, Times, union
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.traces.events import COPY_KINDS, Kind
+from gputrace.traces.events import COPY_KINDS, Kind, Mask
 from gputrace.traces.trace import Window
 
 
@@ -105,8 +105,13 @@ def _classes(
     found: list[Intervals] = []
     busy = EMPTY
     for which in OperationClass:
-        rows = classes == which
-        own = union(start[rows], end[rows], is_sorted=True)
+        own = _union(start, end, classes == which)
         found.append(own.difference(busy))
-        busy = joined(busy, own)
+        if len(own):
+            # At once, of all rows so far: to put the new ones among the others takes longer.
+            busy = _union(start, end, classes <= which) if len(busy) else own
     return tuple(found), busy
+
+
+def _union(start: Times, end: Times, rows: Mask) -> Intervals:
+    return union(start[rows], end[rows], is_sorted=True)

@@ -4,6 +4,7 @@ mostly are.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -33,10 +34,14 @@ def number_ids(ids: Column) -> tuple[NDArray[np.int64], NDArray[np.signedinteger
     if not _are_dense(ids, 4 * _DENSE):
         distinct, place = np.unique(ids, return_inverse=True)
         return distinct.astype(np.int64), place
-    distinct, low = _counted(ids), int(ids.min())
+    distinct = _counted(ids)
+    low = int(distinct[0])
     places = np.empty(int(distinct[-1]) - low + 1, np.int32)
     places[distinct - low] = np.arange(len(distinct))
-    return distinct, places.take(ids - low if low else ids)
+    numbers = np.empty(ids.size, np.int32)
+    for rows in _blocks(ids):
+        places.take(ids[rows].astype(np.intp) - low, out=numbers[rows], mode="clip")
+    return distinct, numbers
 
 
 class Lookup:
@@ -72,6 +77,10 @@ def _are_dense(ids: Column, times: int) -> bool:
 def _counted(ids: Column) -> NDArray[np.int64]:
     low, high = int(ids.min()), int(ids.max())
     seen = np.zeros(high - low + 1, bool)
-    for first in range(0, ids.size, _BLOCK):
-        seen[ids[first : first + _BLOCK].astype(np.intp) - low] = True
+    for rows in _blocks(ids):
+        seen[ids[rows].astype(np.intp) - low] = True
     return np.flatnonzero(seen) + low
+
+
+def _blocks(ids: Column) -> Iterator[slice]:
+    return (slice(first, first + _BLOCK) for first in range(0, ids.size, _BLOCK))

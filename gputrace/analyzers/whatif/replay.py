@@ -122,9 +122,9 @@ class _Replay:
                 returned[i] = reached[at] = done
                 if on < 0:
                     ended[i] = done
-        single = self.parts.items[self.parts.alone]
+        single = self.parts.items[self.parts.alone].tolist()
         for times, found in (self.began, began), (self.ended, ended), (self.returned, returned):
-            times[single] = np.array(found, np.int64)[single]
+            times[single] = [found[i] for i in single]
         return np.array(frees, np.int64).reshape(-1, 2).T
 
     def _listed(self, queued: bool) -> Iterator[tuple[Any, ...]]:
