@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import gputrace
 from gputrace.analyzers.classes import OperationClass
-from gputrace.analyzers.collectives.matching import Collectives, match_collectives, operation_of
+from gputrace.analyzers.collectives.matched import Collectives
+from gputrace.analyzers.collectives.matching import match_collectives, operation_of
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.results.collectives import CollectiveTotals

@@ -9,7 +9,8 @@ from typing import Protocol
 from gputrace.analyzers.breakdown import break_down, list_steps, measured, steady, summarize
 from gputrace.analyzers.called import tell_calls, with_calls
 from gputrace.analyzers.clocks import fit_clocks
-from gputrace.analyzers.collectives.matching import Collectives, match_collectives
+from gputrace.analyzers.collectives.matched import Collectives
+from gputrace.analyzers.collectives.matching import match_collectives
 from gputrace.analyzers.collectives.totals import total_collectives
 from gputrace.analyzers.findings import Facts, find
 from gputrace.analyzers.gaps import find_gaps

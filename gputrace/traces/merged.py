@@ -18,6 +18,7 @@ from gputrace.traces.clocks import MERGED_BY_WALL_CLOCK, wall_clock_shifts
 from gputrace.traces.events import GPU_KINDS, Column, Events, Kind, concatenate
 from gputrace.traces.numbering import Numbering
 from gputrace.traces.nvml.model import Nvml, together
+from gputrace.traces.part import Part
 from gputrace.traces.runs import check_overlap, check_parts, machines, missing_ranks, several_jobs
 from gputrace.traces.trace import Device, Process, Progress, Session, Trace, Window
 
@@ -34,10 +35,10 @@ class MergedTrace(Trace):
         self.source = "+".join(sorted({trace.source for trace in traces}))
         self._names = Numbering()
         self._hosts: dict[tuple[str, int], int] = {}
-        self._part_of: dict[int, _Part] = {}
+        self._part_of: dict[int, Part] = {}
         """By the merged number of a process."""
         self._parts = [
-            _Part(number, trace, shift, machine, traces[machine].path.stem)
+            Part(number, trace, shift, machine, traces[machine].path.stem)
             for number, (trace, shift, machine) in enumerate(
                 zip(traces, shifts, machines(traces), strict=True)
             )
@@ -106,7 +107,7 @@ class MergedTrace(Trace):
     def _explained(
         self,
         ids: Collection[int] | Column,
-        explain: Callable[[_Part, Column], dict[int, str]],
+        explain: Callable[[Part, Column], dict[int, str]],
     ) -> dict[int, str]:
         """Texts by merged id, of what each trace says about its own ids."""
         found: dict[int, str] = {}
@@ -129,15 +130,11 @@ class MergedTrace(Trace):
         progress: Progress | None,
     ) -> Events:
         for part in self._parts:
-            part.trace.ask(kinds, columns, _on_own_clock(part, window))
-        parts = [
-            self._translated(
-                part,
-                part.trace.read(kinds, columns, _on_own_clock(part, window), progress),
-                columns,
-            )
-            for part in self._parts
-        ]
+            part.trace.ask(kinds, columns, part.on_own_clock(window))
+        parts = []
+        for part in self._parts:
+            events = part.trace.read(kinds, columns, part.on_own_clock(window), progress)
+            parts.append(self._translated(part, events, columns))
         everything = window is None and kinds == frozenset(GPU_KINDS)
         if everything and {"start", "end"} <= set(columns):
             self._check_overlap([_span(events) for events in parts])
@@ -179,7 +176,7 @@ class MergedTrace(Trace):
             check_overlap([part.trace.path for part in self._parts], spans)
             self._overlaps = True
 
-    def _translated(self, part: _Part, events: Events, columns: Sequence[str]) -> Events:
+    def _translated(self, part: Part, events: Events, columns: Sequence[str]) -> Events:
         """What was read of a part, on our clock and with our numbers."""
         self._take_over(part)
         arrays: dict[str, Column] = {name: getattr(events, name) for name in columns}
@@ -196,11 +193,11 @@ class MergedTrace(Trace):
         for part in self._parts:
             self._take_over(part)
 
-    def _take_over(self, part: _Part) -> None:
+    def _take_over(self, part: Part) -> None:
         """Makes the part's processes and what is wrong with it ours, as far as it is known."""
         for process in part.trace.processes[len(part.processes) :]:
             name = process.host_name or (part.machine_name if len(self._parts) > 1 else "")
-            host = self._hosts.setdefault(_host_key(part, process), len(self._hosts))
+            host = self._hosts.setdefault(part.host_key(process), len(self._hosts))
             own = Process(process.pid, host, process.rank, process.name, name)
             part.own_process[len(self.processes)] = len(part.processes)
             self._part_of[len(self.processes)] = part
@@ -220,22 +217,19 @@ class MergedTrace(Trace):
 
     def recorded(self, process: int) -> Sequence[Window]:
         part = self._part_of[process]
-        own = part.trace.recorded(part.own_process[process])
-        return [Window(start + part.shift, end + part.shift) for start, end in own]
+        return part.on_our_clock(part.trace.recorded(part.own_process[process]))
 
     def calls_recorded(self, process: int) -> Sequence[Window] | None:
         part = self._part_of[process]
         own = part.trace.calls_recorded(part.own_process[process])
-        if own is None:
-            return None
-        return [Window(start + part.shift, end + part.shift) for start, end in own]
+        return None if own is None else part.on_our_clock(own)
 
     def read_nvml(self) -> Nvml:
         for part in self._parts:
             part.trace.ask_nvml()
         return together([self._nvml_of(part) for part in self._parts])
 
-    def _nvml_of(self, part: _Part) -> Nvml:
+    def _nvml_of(self, part: Part) -> Nvml:
         found = part.trace.nvml
         if not found:
             return found
@@ -243,55 +237,13 @@ class MergedTrace(Trace):
         name = next(iter(named)) if len(named) == 1 else ""
         numbers = {}
         for host in sorted({host for host, _ in found.places}):
-            key = _host_key(part, Process(0, host, host_name=name))
+            key = part.host_key(Process(0, host, host_name=name))
             numbers[host] = self._hosts.setdefault(key, len(self._hosts))
         return found.moved(part.shift, numbers)
 
     def close(self) -> None:
         for part in self._parts:
             part.trace.close()
-
-
-class _Part:
-    """One of the traces, and how its numbers become those of all."""
-
-    def __init__(self, number: int, trace: Trace, shift: int, machine: int, name: str) -> None:
-        """``machine`` is the number of the first trace of its machine, ``name`` what that has."""
-        self.number, self.trace, self.shift = number, trace, shift
-        self.machine, self.machine_name = machine, name
-        self.processes: list[int] = []
-        """The merged number of each of its processes."""
-        self.own_process: dict[int, int] = {}
-        """The same the other way round."""
-        self.told: list[str] = []
-        """Warnings and notes, as the merged trace has them."""
-        self._told = (0, 0, 0)
-
-    def tell(self, merged: Trace) -> bool:
-        """Adds what is wrong with this trace, once, and says which it is; whether that is news."""
-        quality, where = self.trace.quality, self.trace.path.name
-        warnings, notes, left_out = self._told
-        self._told = len(quality.warnings), len(quality.notes), len(quality.left_out)
-        merged.quality.left_out += quality.left_out[left_out:]
-        new = [f"{where}: {text}" for text in quality.warnings[warnings:]]
-        noted = [f"{where}: {text}" for text in quality.notes[notes:]]
-        merged.quality.warnings += new
-        merged.quality.notes += noted
-        self.told += new + noted
-        for reason, rows in quality.dropped.items():
-            merged.quality.drop(reason, rows, str(self.number))
-        return bool(new or noted)
-
-
-def _host_key(part: _Part, process: Process) -> tuple[str, int]:
-    """A host of that name is one machine in all files; one without a name, that of its cards."""
-    if process.host_name:
-        return process.host_name, 0
-    return f"/{part.machine}", process.host
-
-
-def _on_own_clock(part: _Part, window: Window | None) -> Window | None:
-    return window and Window(window.start - part.shift, window.end - part.shift)
 
 
 _Span = tuple[int, int] | None

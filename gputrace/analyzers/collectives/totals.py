@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.classes import OperationClass
-from gputrace.analyzers.collectives.matching import PEER_COPY, Collectives, steps_of
+from gputrace.analyzers.collectives.matched import PEER_COPY, Collectives, steps_of
 from gputrace.analyzers.grouping import rows_by
 from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.lanes import LaneSummary

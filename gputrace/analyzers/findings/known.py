@@ -11,7 +11,7 @@ import numpy as np
 
 from gputrace.analyzers.balance import compare_loads, most_memory
 from gputrace.analyzers.cards import find_cards
-from gputrace.analyzers.collectives.matching import Collectives
+from gputrace.analyzers.collectives.matched import Collectives
 from gputrace.analyzers.kernel_ratios import KernelRatio, kernel_ratios
 from gputrace.analyzers.kernels import Kernels
 from gputrace.analyzers.lanes import Lane, LaneSummary

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.classes import OperationClass
-from gputrace.analyzers.collectives.matching import JOINT, Collectives, steps_of
+from gputrace.analyzers.collectives.matched import JOINT, Collectives, steps_of
 from gputrace.analyzers.grouping import rows_by, steps_by_gpu
 from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.lanes import LaneSummary

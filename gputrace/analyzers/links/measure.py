@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.collectives.matching import PEER_COPY, Collectives
+from gputrace.analyzers.collectives.matched import PEER_COPY, Collectives
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.links.topology import Topology
 from gputrace.analyzers.links.traffic import Traffic, find_staged, read_peer_copies

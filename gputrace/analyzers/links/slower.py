@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.collectives.matching import Collectives
+from gputrace.analyzers.collectives.matched import Collectives
 from gputrace.analyzers.intervals import Intervals, union
 from gputrace.analyzers.links.hardware import badness
 from gputrace.analyzers.links.measure import FEWEST, Links, by_class, speeds_of

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.classes import classify
-from gputrace.analyzers.collectives.matching import Collectives
+from gputrace.analyzers.collectives.matched import Collectives
 from gputrace.analyzers.gpus import Gpu
 from gputrace.analyzers.grouping import rows_by
 from gputrace.analyzers.host import NOBODY, Call, HostCalls
