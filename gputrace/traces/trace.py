@@ -10,10 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-import numpy as np
-
-from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind
-from gputrace.traces.ids import number_ids
+from gputrace.traces.derived import derive, to_read
+from gputrace.traces.events import UNKNOWN, Column, Events, Kind
 from gputrace.traces.nvml.model import Nvml, together
 from gputrace.traces.quality import Quality
 from gputrace.traces.sqlite import Database
@@ -21,10 +19,6 @@ from gputrace.traces.tables import Tables
 
 Progress = Callable[[int, int], None]
 """Called with rows read so far and rows in all, from any thread."""
-
-DERIVED: Final = {"rank", "gpu"}
-"""Columns that `Trace` fills from the process and the device."""
-
 
 FROM_THE_START: Final = -(1 << 62)
 
@@ -244,9 +238,8 @@ class Trace(ABC):
         With a window, only rows that touch it, whole. Rows whose times make no sense are left out
         and counted in `quality`. Raises InputError where the file is broken.
         """
-        return self._derived(
-            self.read(frozenset(kinds), _to_read(columns), window, progress), columns
-        )
+        events = self.read(frozenset(kinds), to_read(columns), window, progress)
+        return derive(self, events, columns)
 
     def parts(
         self, kinds: Iterable[Kind], columns: Sequence[str], progress: Progress | None = None
@@ -255,31 +248,8 @@ class Trace(ABC):
 
         Needs no memory in proportion to the file then.
         """
-        for events in self.read_parts(frozenset(kinds), _to_read(columns), progress):
-            yield self._derived(events, columns)
-
-    def _derived(self, events: Events, wanted: Sequence[str]) -> Events:
-        """The columns wanted, of those that were read for them."""
-        if not DERIVED & set(wanted):
-            return events
-        arrays: dict[str, Column] = {
-            name: getattr(events, name) for name in events.columns if name in wanted
-        }
-        if "gpu" in wanted:
-            arrays["gpu"] = self._gpus(events)
-        if "rank" in wanted:
-            ranks = np.array([process.rank for process in self.processes] or [UNKNOWN])
-            arrays["rank"] = ranks[events.process]
-        return Events(arrays)
-
-    def _gpus(self, events: Events) -> Column:
-        pairs = events.process.astype(np.int32) << 16 | (events.device.astype(np.int32) & 0xFFFF)
-        distinct, where = number_ids(pairs)
-        devices = distinct.astype(np.int16).tolist()
-        processes = (distinct >> 16).tolist()
-        gpus = [self.device(*pair).gpu for pair in zip(processes, devices, strict=True)]
-        found: Column = np.array(gpus or [UNKNOWN]).take(where)
-        return found
+        for events in self.read_parts(frozenset(kinds), to_read(columns), progress):
+            yield derive(self, events, columns)
 
     @abstractmethod
     def close(self) -> None:
@@ -295,12 +265,3 @@ class Trace(ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _to_read(wanted: Sequence[str]) -> list[str]:
-    """The columns that readers know and that the columns wanted are made of."""
-    read = [name for name in COLUMN_TYPES if name in wanted and name not in DERIVED]
-    needed = {"gpu": ("process", "device"), "rank": ("process",)}
-    for name in DERIVED & set(wanted):
-        read += [column for column in needed[name] if column not in read]
-    return read

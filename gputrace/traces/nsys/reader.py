@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.errors import InputError
-from gputrace.traces.arrow import NULL, Integers
+from gputrace.traces.arrow import Integers
 from gputrace.traces.broken import drop_broken
 from gputrace.traces.columns import Rows, read_integers, stretches
 from gputrace.traces.events import (
@@ -30,9 +29,9 @@ from gputrace.traces.events import (
 )
 from gputrace.traces.exported import read_notes
 from gputrace.traces.ids import number_ids
-from gputrace.traces.names import bounded
 from gputrace.traces.nsys.devices import DeviceMap
-from gputrace.traces.nsys.queries import GRAPHS, INLINE_TEXT, build_query
+from gputrace.traces.nsys.names import Names, plain
+from gputrace.traces.nsys.queries import build_query
 from gputrace.traces.nsys.schema import KIND_OF, MEMORY_OF, TABLES, Table
 from gputrace.traces.nsys.session import NOBODY, Member, read_members, read_session
 from gputrace.traces.nsys.tables import nsys_tables
@@ -42,7 +41,6 @@ from gputrace.traces.nvml.tables import read_nvml
 from gputrace.traces.quality import Quality
 from gputrace.traces.sqlite import Database, quoted
 from gputrace.traces.tables import Tables
-from gputrace.traces.texts import Texts, read_texts
 from gputrace.traces.trace import Device, NoGpu, Process, Progress, Session, Trace, Window
 
 
@@ -68,6 +66,7 @@ class NsysTrace(Trace):
     def __init__(self, path: Path, database: Database) -> None:
         super().__init__(path)
         self._database = database
+        self._names = Names(database)
         self._process_keys: dict[int, int] = {}
         self._zones: dict[str, Zones | None] = {}
         self._tables = [table for table in TABLES if _usable(database, table)]
@@ -88,7 +87,7 @@ class NsysTrace(Trace):
         part._database = database
         part.processes, part._process_keys = list(self.processes), dict(self._process_keys)
         part._zones = {}
-        part.__dict__.pop("_inline_texts", None)  # They go by row.
+        part._names = Names(database)  # Some go by row.
         return part
 
     @property
@@ -103,31 +102,10 @@ class NsysTrace(Trace):
         self._database.close()
 
     def names(self, ids: Collection[int] | Column) -> dict[int, str]:
-        wanted = sorted({int(id) for id in ids})
-        text: dict[int, str] = {}
-        if self._database.has("StringIds", "id", "value"):
-            sql = "SELECT id, value FROM StringIds WHERE id IN (SELECT value FROM json_each(?))"
-            listed = json.dumps([id for id in wanted if id >= 0])
-            text = {id: _plain(value) for id, value in self._database.query(sql, (listed,))}
-        text |= {id: f"CUDA graph {GRAPHS - id}" for id in wanted if id <= GRAPHS}
-        inline = [INLINE_TEXT - id for id in wanted if GRAPHS < id <= INLINE_TEXT]
-        if inline:
-            text |= {INLINE_TEXT - n: text for n, text in self._inline_texts.texts(inline).items()}
-        return {id: text.get(id, f"<name {id}>") for id in wanted}
+        return self._names.texts(ids)
 
     def search(self, ids: Collection[int] | Column, pattern: re.Pattern[str]) -> dict[int, str]:
-        all_ids = np.fromiter(ids, np.int64, len(ids))
-        inline = (all_ids > GRAPHS) & (all_ids <= INLINE_TEXT)
-        found = super().search(all_ids[~inline], pattern)
-        if inline.any():
-            numbers = self._inline_texts.matching(pattern, INLINE_TEXT - all_ids[inline])
-            found |= self.names(INLINE_TEXT - numbers)
-        return found
-
-    @cached_property
-    def _inline_texts(self) -> Texts:
-        """The texts of NVTX rows that are not in StringIds."""
-        return read_texts(self._database, "NVTX_EVENTS", "text", "textId IS NULL")
+        return self._names.matching(ids, pattern)
 
     def device(self, process: int, device: int) -> Device:
         return Device(process, device, *self._devices.find(self.processes[process].pid, device))
@@ -206,21 +184,12 @@ class NsysTrace(Trace):
             bounds = (rows[0], rows[1] - 1) if rows else self._database.row_bounds(table.name)
             self._zones[table.name] = find_zones(raw["start"], raw["end"], bounds)
         if table.name == "NVTX_EVENTS" and "name" in raw:
-            raw["name"] = self._number_inline_texts(raw["name"])
+            raw["name"] = self._names.numbered(raw["name"])
         arrays = {name: self._translate(table, name, raw) for name in needed}
         events = drop_broken(Events(arrays), quality, table.name)
         if partial:
             events = events.select(np.isin(events.kind, sorted(kinds)))
         return Events({name: getattr(events, name) for name in columns})
-
-    def _number_inline_texts(self, names: Integers) -> Integers:
-        """Names with the number of the text, which equal texts share, in place of the rowid."""
-        inline = names <= INLINE_TEXT
-        if not inline.any():
-            return names
-        numbers = self._inline_texts.numbers(INLINE_TEXT - names[inline].astype(np.int64))
-        names[inline] = np.where(numbers == NULL, UNKNOWN, INLINE_TEXT - numbers)
-        return names
 
     def _translate(self, table: Table, column: str, raw: dict[str, Integers]) -> Column:
         """An event column from what was read."""
@@ -272,7 +241,7 @@ class NsysTrace(Trace):
         if not self._database.has("PROCESSES", "pid", "name"):
             return {}
         return {
-            pid: _plain(name)
+            pid: plain(name)
             for pid, name in self._database.query("SELECT pid, name FROM PROCESSES")
         }
 
@@ -299,11 +268,6 @@ def _lookup(
         values[number] = meaning
     numbers = raw[column]
     return values[np.where((numbers < 0) | (numbers > max(known)), max(known) + 1, numbers)]
-
-
-def _plain(value: object) -> str:
-    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-    return bounded(text)
 
 
 def _nothing_on_gpu(trace: NsysTrace) -> str:
