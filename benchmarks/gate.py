@@ -25,11 +25,11 @@ class Bound(NamedTuple):
 
 
 BOUNDS: Final = {
-    "analyze: time / floor's time": Bound(12.0, 0.5),
+    "analyze: time / floor's time": Bound(11.0, 0.5),
     "analyze: processor time / floor's": Bound(13.0, 0.25),
     "analyze: peak memory / size of the file": Bound(2.5, 0.2),
     "analyze: time of 3 M / of 0.8 M, a kernel": Bound(0.82, 0.4),
-    "--help: time / Python's start": Bound(5.0, 0.4),
+    "--help: time / Python's start": Bound(3.0, 0.4),
 }
 """Lower one when gputrace has become better, so that it stays so."""
 
