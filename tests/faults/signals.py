@@ -60,6 +60,12 @@ def _stopped(at: str) -> Maker:
     return make
 
 
+def _stopped_for_long(choose: random.Random) -> Fault:
+    """Beyond the five seconds for which a recorder waits for signals at a time."""
+    strike = Strike(SIGSTOP, choose.uniform(0, 1), choose.choice(("recorder", "both")), 5.2)
+    return Fault(("plain", "7"), {}, choose.choice(_BACKENDS), (strike,))
+
+
 def _stopped_and_killed(choose: random.Random) -> Fault:
     begin = choose.uniform(0, 1.5)
     strikes = (Strike(SIGSTOP, begin), Strike(SIGKILL, begin + choose.uniform(0.1, 1)))
@@ -94,6 +100,7 @@ KINDS: Final = (
         _ends("recorder", SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2),
     ),
     Kind(_RECORDER, "SIGSTOP to it alone, and SIGCONT up to 1.5 s later", 20, _stopped("recorder")),
+    Kind(_RECORDER, "SIGSTOP to it or both, and SIGCONT 5.2 s later", 10, _stopped_for_long),
     Kind(_RECORDER, "SIGKILL to both at once", 30, _ends("both", SIGKILL)),
     Kind(_RECORDER, "SIGKILL while it makes the trace", 30, _merging(SIGKILL)),
     Kind(_RECORDER, "SIGINT or SIGTERM while it makes the trace", 20, _merging(SIGINT, SIGTERM)),

@@ -20,8 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from gputrace.collectors.program.child import FORWARDED
 from gputrace.collectors.program.held import Held
+from gputrace.collectors.program.signals import FORWARDED
 from gputrace.errors import UsageError
 
 _POLL_S: Final = 0.1

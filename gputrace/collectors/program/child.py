@@ -9,26 +9,15 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from gputrace.collectors.program.signals import FORWARDED, forget, wait_for
+
 NOT_FOUND: Final = 127
 NOT_RUNNABLE: Final = 126
 LOOK_S: Final = 5.0
 """Seconds between two calls of what is to be done meanwhile."""
 
-FORWARDED: Final = (
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGTERM,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
-
 PYTHONS: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores, and a program that it starts should not."""
-
-
-_OF_THE_KERNEL: Final = 0x80
-"""SI_KERNEL of signal.h."""
 
 
 class CannotRun(Exception):
@@ -47,14 +36,6 @@ def find_program(name: str) -> str:
     if os.sep in name and os.path.exists(name):  # noqa: PTH110
         raise CannotRun(f"{name}: cannot be run (no permission, or a directory)", NOT_RUNNABLE)
     raise CannotRun(f"{name}: no such program", NOT_FOUND)
-
-
-def is_typed(came: signal.struct_siginfo) -> bool:
-    """Whether a signal was typed at the terminal: the kernel sends that to the whole group.
-
-    The sender's id tells less: it is 0 for one outside our container too, as `docker stop` is.
-    """
-    return came.si_code == _OF_THE_KERNEL
 
 
 def run(
@@ -100,24 +81,17 @@ def _spawn(
         return spawn("/bin/sh", ["/bin/sh", program, *command[1:]])
 
 
-def _forget(signals: set[signal.Signals]) -> None:
-    """Drops signals that were for the program, and came too late for it."""
-    while signal.sigtimedwait(signals, 0) is not None:
-        pass
-
-
 def _wait(
     child: int, watched: set[signal.Signals], meanwhile: Callable[[], None], every_s: float
 ) -> int:
     while True:
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
-            _forget(watched)
+            forget(watched)
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
-        came = signal.sigtimedwait(watched, every_s)
+        came = wait_for(watched, every_s)
         if came is None:
             meanwhile()
-            continue
-        if came.si_signo != signal.SIGCHLD and not is_typed(came):
-            os.kill(child, came.si_signo)
+        elif came.number != signal.SIGCHLD and not came.is_typed:
+            os.kill(child, came.number)

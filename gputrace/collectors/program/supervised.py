@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gputrace.collectors.backend import Launch
-from gputrace.collectors.program.child import FORWARDED, NOT_RUNNABLE, PYTHONS, CannotRun, is_typed
+from gputrace.collectors.program.child import NOT_RUNNABLE, PYTHONS, CannotRun
+from gputrace.collectors.program.signals import FORWARDED, wait_for
 from gputrace.errors import InputError, MissingError
 
 SUPERVISOR: Final = Path(__file__).with_name("supervisor.py")
@@ -106,9 +107,9 @@ class Supervision:
     def _wait(self, meanwhile: Callable[[], None]) -> None:
         while not self._is_over():
             meanwhile()
-            came = signal.sigtimedwait(_WATCHED, _LOOK_S)
-            if came is not None and came.si_signo != signal.SIGCHLD:
-                self._pass_on(came.si_signo, typed=is_typed(came))
+            came = wait_for(_WATCHED, _LOOK_S)
+            if came is not None and came.number != signal.SIGCHLD:
+                self._pass_on(came.number, came.is_typed)
 
     def _is_over(self) -> bool:
         if self._pid is not None:

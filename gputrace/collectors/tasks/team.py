@@ -19,6 +19,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, Final
 
+from gputrace.collectors.program.signals import wait_for
 from gputrace.errors import InputError, UsageError
 
 PATIENCE_S: Final = 10.0
@@ -140,7 +141,7 @@ class Team:
                 with self._undisturbed():
                     if self._has_company():
                         return
-                if signal.sigtimedwait(_ENDINGS, _POLL_S):
+                if wait_for(_ENDINGS, _POLL_S):
                     return
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
