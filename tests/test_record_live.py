@@ -120,6 +120,19 @@ def test_who_leaves_the_screen_has_the_programs_terminal(tmp_path: Path) -> None
     assert ran.left.startswith("first\n? an answer\ngot an answer\n")
 
 
+def test_a_screen_that_is_left_does_not_come_again_where_the_recorder_was_stopped(
+    tmp_path: Path,
+) -> None:
+    ran = record(tmp_path, sys.executable, "-c", "print('first', flush=True); input('? ')")
+    ran.until("first")
+    ran.type("q")
+    ran.until("first\n? ", left=True)
+    ran.send(signal.SIGCONT)
+    ran.type("\r")
+    assert ran.end() == 0
+    assert ran.text.count("\x1b[?1049h") == 1
+
+
 def test_what_is_too_much_for_the_terminal_is_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "t.sqlite.log").write_text("another's")
     words = "import sys; sys.stdout.write('x' * 79 + '\\n'); sys.stdout.write('y' * (5 << 20))"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -47,6 +48,10 @@ def _show(prepared: Prepared, aside: Aside) -> str:
     except Exception as error:
         # Whatever became of the screen, the program goes on.
         return f"nothing more is shown ({error}); the recording goes on"
+    finally:
+        # Textual's handlers would draw the screen anew, and it is gone.
+        for number in (signal.SIGTSTP, signal.SIGCONT):
+            signal.signal(number, signal.SIG_DFL)
     return ""
 
 
