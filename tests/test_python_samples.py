@@ -36,6 +36,8 @@ while sum(spent.values()) < 1.0:
     turn(compute); turn(call, data); turn(wait)
 print(*[time / sum(spent.values()) for time in spent.values()])
 """
+TRIES: Final = 3
+"""A busy machine may hold the sampler up for long while the program goes on; not each time."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +95,17 @@ def find_python(version: str) -> str:
 @pytest.mark.parametrize("version", PYTHONS)
 def test_functions_have_samples_by_the_time_they_take(tmp_path: Path, version: str) -> None:
     """Be it in Python, in C that keeps the interpreter's lock, or in C that lets go of it."""
-    found = record(tmp_path, KNOWN, python=find_python(version))
-    times = [float(part) for part in found.ran.out.split()]
-    total = found.functions.total()
+    for _ in range(TRIES):
+        found = record(tmp_path, KNOWN, python=find_python(version))
+        times = [float(part) for part in found.ran.out.split()]
+        told = dict(zip(("compute", "call", "wait"), times, strict=True))
+        total = found.functions.total()
+        shares = {name: found.functions[name] / max(total, 1) for name in told}
+        if shares == pytest.approx(told, abs=0.2):
+            break
     # Of 100; a machine under load loses some.
     assert total > 20
-    for name, time in zip(("compute", "call", "wait"), times, strict=True):
-        assert found.functions[name] / total == pytest.approx(time, abs=0.2), found.functions
+    assert shares == pytest.approx(told, abs=0.2)
 
 
 def test_a_sample_has_the_users_line_and_the_innermost_one(tmp_path: Path) -> None:
@@ -189,7 +195,7 @@ def test_forking_warns_of_no_thread_and_sampling_goes_on(tmp_path: Path, version
         "    pid = os.fork()\n"
         "    if not pid: os._exit(len(os.listdir('/proc/self/task')) - 1)\n"
         "    assert os.waitpid(pid, 0)[1] == 0\n"
-        "time.sleep(0.3)\n",
+        "time.sleep(0.6)\n",
         "-W",
         "error",
         python=find_python(version),
@@ -205,7 +211,7 @@ def test_processes_of_multiprocessing_are_sampled(tmp_path: Path, method: str) -
         tmp_path,
         "import multiprocessing, os, time\n"
         "def work():\n"
-        "    for _ in range(30): time.sleep(0.01)\n"
+        "    for _ in range(60): time.sleep(0.01)\n"
         "    os.write(1, b'%d\\n' % os.getpid())\n"
         "if __name__ == '__main__':\n"
         f"    context = multiprocessing.get_context({method!r})\n"
@@ -228,7 +234,7 @@ def test_a_forked_child_that_records_something_is_sampled(tmp_path: Path) -> Non
         "pid = os.fork()\n"
         "if pid: os.waitpid(pid, 0); raise SystemExit\n"
         "gputrace.step()\n"
-        "time.sleep(0.2)\n",
+        "time.sleep(0.6)\n",
     )
     assert found.lines["train.py:5 <module>"] > 8
 

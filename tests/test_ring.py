@@ -400,7 +400,7 @@ def test_a_ring_becomes_a_trace_at_the_end_and_says_what_it_keeps(tmp_path: Path
 def test_a_slow_step_gets_a_trace_of_its_own(tmp_path: Path) -> None:
     output = tmp_path / "t.sqlite"
     # So slow that no other step is, however busy the machine.
-    ran = record("-o", str(output), "--keep", "4s", "--when-slow", "20x", words=("400", "60"))
+    ran = record("-o", str(output), "--keep", "4s", "--when-slow", "40x", words=("400", "60"))
     assert ran.code == 0, ran.err
     told = next(line for line in ran.err.splitlines() if "slow1" in line)
     assert "t.slow1.sqlite: step 60 took " in told
