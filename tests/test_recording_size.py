@@ -14,7 +14,6 @@ from typing import Final
 import pytest
 
 from gputrace.collectors.growth import Growth, Size
-from gputrace.collectors.program.child import run
 from tests import command
 
 SMALL: Final = """
@@ -63,22 +62,29 @@ def test_files_in_folders_count_and_a_folder_that_is_gone_is_nothing(tmp_path: P
     assert len(told) == 1
 
 
+OFTEN: Final = """
+import os, sys, time
+from pathlib import Path
+over, calls = Path(sys.argv[1]), 0
+def call():
+    global calls
+    calls += 1
+    if calls == 5: over.touch()
+began = time.monotonic()
+code = run(["sh", "-c", f"until [ -e '{over}' ]; do sleep 0.01; done; exit 3"], os.environ, call, 0.02)
+print(code, 5 <= calls <= (time.monotonic() - began) / 0.02)
+"""
+SELDOM: Final = """
+import os
+print(run(["true"], os.environ, lambda: print("called"), 60))
+"""
+
+
 def test_what_is_done_meanwhile_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    calls: list[float] = []
-
-    def call() -> None:
-        calls.append(time.monotonic())
-        if len(calls) == 5:
-            (tmp_path / "over").touch()
-
-    waits = f"until [ -e '{tmp_path}/over' ]; do sleep 0.01; done; exit 3"
+    """In processes of one thread: pytest has more, which may take the signals."""
+    assert command.python("-c", OFTEN, str(tmp_path / "over")).out == "3 True\n"
     began = time.monotonic()
-    assert run(["sh", "-c", waits], os.environ, call, 0.02) == 3
-    assert 5 <= len(calls) <= (time.monotonic() - began) / 0.02
-    calls.clear()
-    began = time.monotonic()
-    assert run(["true"], os.environ, call, 60) == 0
-    assert not calls
+    assert command.python("-c", SELDOM).out == "0\n"
     assert time.monotonic() - began < 50
 
 

@@ -21,6 +21,7 @@ FORWARDED: Final = (
 """Those that go on to the program."""
 _OF_THE_KERNEL: Final = 0x80
 """SI_KERNEL of signal.h."""
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class Came(NamedTuple):
@@ -43,18 +44,18 @@ def wait_for(signals: Iterable[int], seconds: float) -> Came | None:
     """Takes one of some blocked signals; None where none comes in so many seconds.
 
     As Python's own sigtimedwait, which gives a signal that never came where the process is stopped
-    (Ctrl+Z, `docker pause`) and goes on after its time was up.
+    (Ctrl+Z, `docker pause`) and goes on after its time was up. No other thread may let the signals
+    through, or it takes some.
     """
     until = time.monotonic() + seconds
     wanted = (ctypes.c_uint64 * 16)()  # sigset_t
     for number in signals:
         wanted[(number - 1) // 64] |= 1 << (number - 1) % 64
     found = (ctypes.c_int * 32)()  # siginfo_t: the signal, an error, the code
-    sigtimedwait = ctypes.CDLL(None, use_errno=True).sigtimedwait
     while True:
         left = max(until - time.monotonic(), 0.0)
         span = (ctypes.c_long * 2)(int(left), int(left % 1 * 1e9))  # timespec
-        number = sigtimedwait(wanted, found, span)
+        number = _LIBC.sigtimedwait(wanted, found, span)
         if number > 0:
             return Came(number, found[2])
         problem = ctypes.get_errno()
