@@ -22,7 +22,8 @@ from gputrace.bench.keeping import read_results
 from gputrace.bench.study import read_study
 from gputrace.cluster.messages import encode, events_of, nvml_of, read_reply
 from gputrace.cluster.packing import PackedColumn, PackedEvents
-from gputrace.collectors.files.chunks import CHUNK, CLOCKS, HEADER
+from gputrace.collectors.files.chunks import CHUNK, HEADER
+from gputrace.collectors.files.records import CLOCKS
 from gputrace.collectors.files.spool import SPOOL, read_spool
 from gputrace.collectors.files.windows import windows_of
 from gputrace.collectors.merge import merge

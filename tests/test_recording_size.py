@@ -65,17 +65,20 @@ def test_files_in_folders_count_and_a_folder_that_is_gone_is_nothing(tmp_path: P
 OFTEN: Final = """
 import os, sys, time
 from pathlib import Path
+from gputrace.collectors.program.child import run
 over, calls = Path(sys.argv[1]), 0
 def call():
     global calls
     calls += 1
     if calls == 5: over.touch()
 began = time.monotonic()
-code = run(["sh", "-c", f"until [ -e '{over}' ]; do sleep 0.01; done; exit 3"], os.environ, call, 0.02)
+waits = f"until [ -e '{over}' ]; do sleep 0.01; done; exit 3"
+code = run(["sh", "-c", waits], os.environ, call, 0.02)
 print(code, 5 <= calls <= (time.monotonic() - began) / 0.02)
 """
 SELDOM: Final = """
 import os
+from gputrace.collectors.program.child import run
 print(run(["true"], os.environ, lambda: print("called"), 60))
 """
 

@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.collectors.files.chunks import CLOCKS
 from gputrace.collectors.files.host_events import EVENT, HostEvents
+from gputrace.collectors.files.records import CLOCKS
 from gputrace.collectors.files.spool import RECORDS, Spool
 from gputrace.collectors.files.steady import make_steady
 from gputrace.collectors.nvml.log import make_steady as make_log_steady

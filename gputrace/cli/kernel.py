@@ -59,7 +59,9 @@ def command(
     """
     import gputrace
     from gputrace.collectors.ncu import Filter, words
+    from gputrace.collectors.program.signals import load_numpy
 
+    load_numpy()
     if command and not force and output.exists():
         raise UsageError(f"{output}: exists; name another with -o, or give --force")
     with (

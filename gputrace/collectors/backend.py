@@ -90,6 +90,17 @@ def run_directly(
     return run(launch.command, launch.environment, meanwhile, *often)
 
 
+def merge_files(folder: Path, output: Path, told: Mapping[str, str]) -> Merged:
+    """Makes the trace of what hooks and the embedded collector left.
+
+    What needs numpy is imported here: while a program runs, its threads would take signals that
+    are the program's.
+    """
+    from gputrace.collectors.merge import merge
+
+    return merge(folder, output, told)
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """One way to record GPU activity.

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gputrace.collectors.backend import Backend, Launch, Plan, look_s
+from gputrace.collectors.backend import Backend, Launch, Plan, look_s, merge_files
 from gputrace.collectors.built import HOW_TO_BUILD, built_library
 from gputrace.collectors.cuda import other_recorder
-from gputrace.collectors.merge import merge
 
 _HOLD_NS: Final = 10_000_000_000
 """After a window that comes again: by then letting go of CUPTI costs less than holding it."""
@@ -69,4 +68,4 @@ def _launch(
     return Launch(tuple(command), changed, look_s=look_s(plan))
 
 
-CUPTI: Final = Backend("cupti", _obstacle, _launch, merge, shares=True, heeds_long=True)
+CUPTI: Final = Backend("cupti", _obstacle, _launch, merge_files, shares=True, heeds_long=True)

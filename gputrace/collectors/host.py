@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gputrace.collectors.backend import Backend, Launch, Plan, look_s
-from gputrace.collectors.merge import merge
+from gputrace.collectors.backend import Backend, Launch, Plan, look_s, merge_files
 
 
 def _obstacle(_inherited: Mapping[str, str]) -> str | None:
@@ -35,4 +34,4 @@ def unheeded(plan: Plan) -> str:
     return f"{names}: not heeded: {why}; `gputrace analyze --steps` takes a part" if names else ""
 
 
-HOST: Final = Backend("host", _obstacle, _launch, merge, shares=True, heeds_long=True)
+HOST: Final = Backend("host", _obstacle, _launch, merge_files, shares=True, heeds_long=True)

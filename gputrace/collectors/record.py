@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gputrace.collectors.backend import Backend, Merged
 from gputrace.collectors.backends import backend_named
@@ -24,12 +25,14 @@ from gputrace.collectors.growth import Growth, Size
 from gputrace.collectors.host import HOST, unheeded
 from gputrace.collectors.nvml.sampler import Sampler
 from gputrace.collectors.prepare import Prepared
+from gputrace.collectors.program.signals import load_numpy
 from gputrace.collectors.record_meta import read_meta, write_meta
 from gputrace.collectors.secrets import masked
-from gputrace.collectors.slow import SlowSteps
 from gputrace.collectors.tasks.team import assert_ours, ranks_in
-from gputrace.traces.writer import remove_unfinished
 from gputrace.units import format_ranges
+
+if TYPE_CHECKING:
+    from gputrace.collectors.slow import SlowSteps
 
 
 def record(
@@ -71,6 +74,9 @@ def _watched(
     bounds = Bounds(folder, plan.limits, tell)
     slow: list[SlowSteps] = []
     if plan.when_slow:
+        load_numpy()
+        from gputrace.collectors.slow import SlowSteps
+
         ring_ns = plan.limits.longest_ns
         steps = SlowSteps(folder, plan.output, plan.when_slow, ring_ns, tell)
         prepared.team.let_one("slow", lambda: slow.append(steps))
@@ -139,6 +145,8 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
     Raises InputError where nothing in it can be read, OSError where the trace cannot be written;
     the folder stays then.
     """
+    from gputrace.traces.writer import remove_unfinished
+
     assert_ours(folder)
     meta = read_meta(folder)
     if "world_size" in meta:

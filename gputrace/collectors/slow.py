@@ -18,8 +18,9 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from gputrace.collectors.files.chunks import base_of, in_order, read_records
+from gputrace.collectors.files.chunks import base_of, in_order
 from gputrace.collectors.files.host_events import EVENT, HOST, KINDS
+from gputrace.collectors.files.records import read_records
 from gputrace.collectors.live.tail import ChunkTail
 from gputrace.collectors.nvml.sampler import own_environment
 from gputrace.collectors.record_meta import read_meta, write_meta

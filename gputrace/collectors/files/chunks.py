@@ -3,7 +3,7 @@
 The header is magic, version, pid and the start on CLOCK_REALTIME and CLOCK_MONOTONIC; a chunk is a
 tag of four letters, a size and that many bytes. All is little-endian. What the chunks hold is said
 in native/spool.h and hooks/_gputrace_hooks/host_file.py; both begin with a place for the reason why
-nothing more could be written.
+nothing more could be written. `records` reads what chunks hold many of.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Final, TypeVar
 
 from gputrace.errors import InputError
 
@@ -30,11 +27,6 @@ _ERRORS: Final = 4096
 """What errno stays below."""
 TOO_LARGE: Final = 5000
 """STOP_SIZE of native/spool.h: the recording has become as large as it may."""
-
-Records = NDArray[np.void]
-
-CLOCKS: Final = np.dtype([("realtime", "<u8"), ("monotonic", "<u8"), ("raw", "<u8")])
-"""Records of CLOK, in both kinds of files: the same moment on three clocks, nanoseconds."""
 
 Loss = tuple[int, int, str]
 """When (nanoseconds of CLOCK_REALTIME), how many records (0: not counted), and why."""
@@ -125,11 +117,6 @@ def read_stop(body: bytes) -> Loss | None:
         return time, records, "the recording had become as large as --max-size lets it"
     why = os.strerror(error) if 0 < error < _ERRORS else "an error in gputrace"
     return (time, records, f"nothing more could be written: {why}") if time else None
-
-
-def read_records(body: memoryview, kind: np.dtype[Any]) -> Records:
-    """The whole records of a chunk."""
-    return np.frombuffer(body[: len(body) - len(body) % kind.itemsize], kind)
 
 
 def read_numbered(body: bytes) -> tuple[int, bytes] | None:

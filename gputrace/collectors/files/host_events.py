@@ -15,16 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.collectors.files.chunks import (
-    CLOCKS,
     Format,
     Loss,
-    Records,
     read_chunk_file,
     read_info,
     read_numbered,
-    read_records,
     read_stop,
 )
+from gputrace.collectors.files.records import CLOCKS, Records, read_records
 
 HOST: Final = Format(b"GPUTRHST", 1, "a host file", "a file of gputrace's hooks")
 KINDS: Final = {"data_wait": 1, "step": 2, "annotation": 3, "note": 4, "sample": 5}

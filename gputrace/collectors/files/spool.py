@@ -17,17 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.collectors.files.chunks import (
-    CLOCKS,
     LATEST,
     Format,
     Loss,
-    Records,
     read_chunk_file,
     read_info,
     read_numbered,
-    read_records,
     read_stop,
 )
+from gputrace.collectors.files.records import CLOCKS, Records, read_records
 
 SPOOL: Final = Format(b"GPUTRSPL", 2, "a spool", "a spool file of gputrace")
 

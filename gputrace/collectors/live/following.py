@@ -13,8 +13,9 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from gputrace.collectors.files.chunks import Records, base_of, in_order
+from gputrace.collectors.files.chunks import base_of, in_order
 from gputrace.collectors.files.host_events import HostEvents
+from gputrace.collectors.files.records import Records
 from gputrace.collectors.files.spool import Spool, join_spools
 from gputrace.collectors.growth import bytes_in
 from gputrace.collectors.live.recent import ON_GPU, RecentHost, RecentSpool

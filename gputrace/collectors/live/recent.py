@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.files.chunks import CLOCKS, Records, read_records
 from gputrace.collectors.files.host_events import EVENT, HOST, HostEvents, by_kind
 from gputrace.collectors.files.host_events import take_text as take_host_text
+from gputrace.collectors.files.records import CLOCKS, Records, read_records
 from gputrace.collectors.files.spool import RECORDS, SPOOL, Spool
 from gputrace.collectors.files.spool import take_text as take_spool_text
 from gputrace.collectors.live.tail import ChunkTail

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gputrace.collectors.backend import Backend, Launch, Plan
+from gputrace.collectors.backend import Backend, Launch, Merged, Plan
 from gputrace.collectors.cuda import other_recorder
-from gputrace.collectors.nsys.convert import convert
 from gputrace.collectors.nsys.run import run_under_nsys
 from gputrace.collectors.program.supervised import supervised
 from gputrace.collectors.program.tool import ask
@@ -118,4 +117,10 @@ def _takes(help_text: str, value: str) -> bool:
     return "Possible values" not in help_text or value.split(",", maxsplit=1)[0] in help_text
 
 
-NSYS: Final = Backend("nsys", _obstacle, _launch, convert, run_under_nsys)
+def _merge(folder: Path, output: Path, told: Mapping[str, str]) -> Merged:
+    from gputrace.collectors.nsys.convert import convert
+
+    return convert(folder, output, told)
+
+
+NSYS: Final = Backend("nsys", _obstacle, _launch, _merge, run_under_nsys)

@@ -10,9 +10,8 @@ from glob import glob
 from pathlib import Path
 from typing import Final
 
-from gputrace.collectors.backend import Backend, Launch, Plan
+from gputrace.collectors.backend import Backend, Launch, Merged, Plan
 from gputrace.collectors.cuda import other_recorder
-from gputrace.collectors.nvprof.convert import convert
 from gputrace.collectors.nvprof.run import run_under_nvprof
 from gputrace.collectors.program.supervised import supervised
 from gputrace.collectors.program.tool import ask
@@ -97,4 +96,10 @@ def _window(plan: Plan) -> dict[str, str]:
     return {"--profile-from-start": "off"} if later else {}
 
 
-NVPROF: Final = Backend("nvprof", _obstacle, _launch, convert, run_under_nvprof)
+def _merge(folder: Path, output: Path, told: Mapping[str, str]) -> Merged:
+    from gputrace.collectors.nvprof.convert import convert
+
+    return convert(folder, output, told)
+
+
+NVPROF: Final = Backend("nvprof", _obstacle, _launch, _merge, run_under_nvprof)

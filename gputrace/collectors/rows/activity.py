@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.files.chunks import Records
+from gputrace.collectors.files.records import Records
 from gputrace.collectors.files.spool import Spool
 from gputrace.collectors.files.windows import call_windows_of, windows_of
 from gputrace.collectors.rows.clock import global_pid, global_tids, session_time

@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.files.chunks import Records
 from gputrace.collectors.files.host_events import HostEvents
+from gputrace.collectors.files.records import Records
 from gputrace.collectors.rows.clock import OWN, global_pid, global_tids, session_time
 from gputrace.collectors.rows.losses import write_losses
 from gputrace.collectors.rows.nvml import write_nvml

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.files.chunks import Records
+from gputrace.collectors.files.records import Records
 from gputrace.collectors.files.spool import Spool
 from gputrace.collectors.rows.clock import global_tids
 from gputrace.traces.enums import DOMAIN, MARK, PUSH_POP, START_END

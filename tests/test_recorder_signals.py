@@ -1,4 +1,4 @@
-"""A recorder that is stopped for a while (Ctrl+Z and fg, `docker pause`) goes on as before."""
+"""Signals that come to a recorder are the program's; one that is stopped goes on as before."""
 
 from __future__ import annotations
 
@@ -59,6 +59,9 @@ def stop(running: subprocess.Popen[bytes], *meanwhile: signal.Signals) -> None:
     os.killpg(running.pid, signal.SIGCONT)
 
 
+# ---- stopped for a while: Ctrl+Z and fg, `docker pause` ----
+
+
 @pytest.mark.parametrize("come", [(), (signal.SIGUSR1,)], ids=["no signal", "a signal"])
 def test_only_what_came_is_taken(come: tuple[signal.Signals, ...]) -> None:
     with start(sys.executable, "-c", WAITS) as running:
@@ -84,3 +87,40 @@ def test_so_it_does_below_a_tool(tmp_path: Path) -> None:
         assert (running.returncode, out) == (7, b"")
         assert all(line.startswith(b"gputrace: ") for line in err.splitlines())
         assert b"Invalid argument" not in err
+
+
+# ---- taken by no other thread ----
+
+
+def threads(pid: int) -> dict[int, int]:
+    """The threads of a process beside its first, and the signals that each blocks, as bits."""
+    found = {}
+    for folder in Path(f"/proc/{pid}/task").iterdir():
+        status = (folder / "status").read_text()
+        found[int(folder.name)] = int(status.partition("SigBlk:")[2].split()[0], 16)
+    del found[pid]
+    return found
+
+
+HOST: Final = ("--backend", "host")
+
+
+@pytest.mark.parametrize("options", [HOST, (*HOST, "--keep", "4s", "--when-slow", "20x")])
+def test_no_thread_takes_what_comes_to_a_recorder(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """numpy's, of which there are as many as cores, would die of SIGTERM, and hide SIGCHLD."""
+    words = [sys.executable, "-m", "gputrace", "record", *options, "-o", str(tmp_path / "t.sqlite")]
+    with start(*words, "--", *PROGRAM, env={"OPENBLAS_NUM_THREADS": "2"}) as running:
+        there = threads(running.pid)
+        running.communicate(b"\n", timeout=60)
+    assert running.returncode == 7
+    assert not there or "--when-slow" in options, "which needs numpy meanwhile"
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
+        assert all(blocked >> number - 1 & 1 for blocked in there.values())
+
+
+def test_none_does_below_a_tool(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    env = machine.env | {"OPENBLAS_NUM_THREADS": "2"}
+    with start(*machine.words("--", *PROGRAM), env=env) as running:
+        assert not threads(running.pid)
+        running.communicate(b"\n", timeout=60)
