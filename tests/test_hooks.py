@@ -1302,18 +1302,23 @@ def test_a_disk_that_is_full_from_the_start_leaves_an_empty_file(torch: Program)
     assert path.read_bytes() == b""
 
 
-def test_what_a_handler_raises_reaches_the_program_from_within_the_hooks(program: Program) -> None:
+@pytest.mark.parametrize("called", ["os.fstat", "ctypes.CDLL"])
+def test_what_a_handler_raises_reaches_the_program_from_within_the_hooks(
+    program: Program, called: str
+) -> None:
     """TimeoutError, which handlers of alarms raise, is an OSError, as are our own with files."""
     out = program.quietly(
-        "import os, signal, time, gputrace\n"
+        "import ctypes, os, signal, time, gputrace\n"
         "def handler(*_): raise TimeoutError\n"
         "signal.signal(signal.SIGALRM, handler)\n"
-        "fstat = os.fstat\n"
-        "def interrupted(file): signal.raise_signal(signal.SIGALRM); return fstat(file)\n"
-        "gputrace.step(); os.fstat = interrupted\n"
+        f"called = {called}\n"
+        "def interrupted(*given, **named):\n"
+        "    signal.raise_signal(signal.SIGALRM); return called(*given, **named)\n"
+        "os.environ['GPUTRACE_LIBRARY'] = 'none.so'\n"
+        f"gputrace.step(); {called} = interrupted\n"
         "try: time.sleep(0.3); gputrace.step()\n"
         "except TimeoutError: print('too late')\n"
-        "os.fstat = fstat; gputrace.step()\n"
+        f"{called} = called; gputrace.step()\n"
     )
     assert out == "too late\n"
     assert numbers(program.events(), "step") == [0, 1, 2]

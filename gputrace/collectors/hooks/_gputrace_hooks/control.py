@@ -50,8 +50,7 @@ def _find_step() -> None:
         if function is not None:
             _step.append(function)
     except Exception as error:
-        if is_handlers(error):
-            raise
+        _pass_on(error)
         recorder.note_failure("reaching the collector")
 
 
@@ -95,8 +94,7 @@ def deliver() -> None:
                 _pending[function] = values
                 break
     except Exception as error:
-        if is_handlers(error):
-            raise
+        _pass_on(error)
         _pending.clear()
         recorder.note_failure("reaching the collector")
 
@@ -108,8 +106,17 @@ def _loaded_library() -> "ctypes.CDLL | None":
         # Symbols stay out of the program's scope: found through this handle only.
         name = os.environ.get("GPUTRACE_LIBRARY", _DRIVER)
         return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:
+    except OSError as error:
+        _pass_on(error)
         return None
+
+
+def _pass_on(error: Exception) -> None:
+    """Raises again what a signal handler of the program raised: ctypes raises OSError as well."""
+    import ctypes
+
+    if is_handlers(error, ctypes.__file__):
+        raise error
 
 
 recorder.on_write += [deliver, _find_step]

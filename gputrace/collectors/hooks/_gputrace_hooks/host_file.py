@@ -55,12 +55,16 @@ else:
         return int(time.time() * 1e9)
 
 
-def is_handlers(error: BaseException) -> bool:
-    """Whether a signal handler of the program raised it, which Python ran while we were at work."""
+def is_handlers(error: BaseException, used: str = "") -> bool:
+    """Whether a signal handler of the program raised it, which Python ran while we were at work.
+
+    ``used`` is the file of a module that we call, and that may raise by itself.
+    """
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    return last is not None and not last.tb_frame.f_code.co_filename.startswith(_FOLDER)
+    file = _FOLDER if last is None else last.tb_frame.f_code.co_filename
+    return not file.startswith(_FOLDER) and file != used
 
 
 class HostFile:
