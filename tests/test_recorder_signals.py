@@ -92,14 +92,8 @@ def test_so_it_does_below_a_tool(tmp_path: Path) -> None:
 # ---- taken by no other thread ----
 
 
-def threads(pid: int) -> dict[int, int]:
-    """The threads of a process beside its first, and the signals that each blocks, as bits."""
-    found = {}
-    for folder in Path(f"/proc/{pid}/task").iterdir():
-        status = (folder / "status").read_text()
-        found[int(folder.name)] = int(status.partition("SigBlk:")[2].split()[0], 16)
-    del found[pid]
-    return found
+def count_threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
 HOST: Final = ("--backend", "host")
@@ -110,17 +104,14 @@ def test_no_thread_takes_what_comes_to_a_recorder(tmp_path: Path, options: tuple
     """numpy's, of which there are as many as cores, would die of SIGTERM, and hide SIGCHLD."""
     words = [sys.executable, "-m", "gputrace", "record", *options, "-o", str(tmp_path / "t.sqlite")]
     with start(*words, "--", *PROGRAM, env={"OPENBLAS_NUM_THREADS": "2"}) as running:
-        there = threads(running.pid)
+        assert count_threads(running.pid) == 1
         running.communicate(b"\n", timeout=60)
     assert running.returncode == 7
-    assert not there or "--when-slow" in options, "which needs numpy meanwhile"
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
-        assert all(blocked >> number - 1 & 1 for blocked in there.values())
 
 
 def test_none_does_below_a_tool(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     env = machine.env | {"OPENBLAS_NUM_THREADS": "2"}
     with start(*machine.words("--", *PROGRAM), env=env) as running:
-        assert not threads(running.pid)
+        assert count_threads(running.pid) == 1
         running.communicate(b"\n", timeout=60)

@@ -59,7 +59,7 @@ def command(
     """
     import gputrace
     from gputrace.collectors.ncu import Filter, words
-    from gputrace.collectors.program.signals import load_numpy
+    from gputrace.collectors.program.quiet import load_numpy
 
     load_numpy()
     if command and not force and output.exists():

@@ -91,11 +91,7 @@ def run_directly(
 
 
 def merge_files(folder: Path, output: Path, told: Mapping[str, str]) -> Merged:
-    """Makes the trace of what hooks and the embedded collector left.
-
-    What needs numpy is imported here: while a program runs, its threads would take signals that
-    are the program's.
-    """
+    """Makes the trace of what hooks and the embedded collector left."""
     from gputrace.collectors.merge import merge
 
     return merge(folder, output, told)

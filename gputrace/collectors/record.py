@@ -25,7 +25,7 @@ from gputrace.collectors.growth import Growth, Size
 from gputrace.collectors.host import HOST, unheeded
 from gputrace.collectors.nvml.sampler import Sampler
 from gputrace.collectors.prepare import Prepared
-from gputrace.collectors.program.signals import load_numpy
+from gputrace.collectors.program.quiet import load_numpy
 from gputrace.collectors.record_meta import read_meta, write_meta
 from gputrace.collectors.secrets import masked
 from gputrace.collectors.tasks.team import assert_ours, ranks_in
@@ -145,6 +145,7 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
     Raises InputError where nothing in it can be read, OSError where the trace cannot be written;
     the folder stays then.
     """
+    load_numpy()
     from gputrace.traces.writer import remove_unfinished
 
     assert_ours(folder)

@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from importlib import import_module
 from typing import Final, NamedTuple
 
 FORWARDED: Final = (
@@ -39,18 +38,6 @@ class Came(NamedTuple):
         The sender's id tells less: it is 0 for one outside our container too, as `docker stop` is.
         """
         return self.code == _OF_THE_KERNEL
-
-
-def load_numpy() -> None:
-    """Imports numpy so that its threads, as many as cores, take none of what comes to a recorder.
-
-    Those that it would start otherwise die of SIGTERM, and the recorder with them.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, signal.SIGCHLD))
-    try:
-        import_module("numpy")
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def wait_for(signals: Iterable[int], seconds: float) -> Came | None:
