@@ -73,6 +73,7 @@ class HostFile:
     def __init__(self, pid: int, began: "tuple[int, int]") -> None:
         """``began`` is when the process did, on CLOCK_REALTIME and CLOCK_MONOTONIC."""
         self.pid = pid
+        self.held = 0
         self._began = began
         self._path = ""
         self._file = -1
@@ -123,12 +124,16 @@ class HostFile:
         self._path = path
         self._segment += 1
 
-    def append(self, data: bytes) -> None:
-        """Writes whole chunks at the end of the file, which is open, or nothing of them."""
+    def append(self, data: bytes, holds: int = 0) -> None:
+        """Writes whole chunks at the end of the file, which is open, or nothing of them.
+
+        ``held`` is ``holds`` then, whatever a signal handler does next.
+        """
         size = os.fstat(self._file).st_size
         try:
             while data:
                 data = data[_quietly(os.write, self._file, data) :]
+            self.held = holds
         except BaseException:
             # The disk is full, say, or a signal came: leave whole chunks.
             os.ftruncate(self._file, size)

@@ -14,6 +14,7 @@ import os
 import sys
 from array import array
 from struct import pack
+from time import sleep
 
 from . import BEGAN
 from .host_file import (
@@ -43,6 +44,8 @@ _MOST_LASTING = 400
 _MOST_KEPT = 4 * 250000
 # ENFILE, EMFILE
 _NO_FILES = (23, 24)
+# For another thread that is writing at the end of the process: a second in all.
+_PATIENCE, _A_MOMENT_S = 100, 0.01
 # What a process writes of the most that is allowed before it looks again.
 _PART = 16
 
@@ -62,7 +65,9 @@ class _State:
         # Forked since: the fork is what begins it.
         began = (BEGAN[1], BEGAN[2]) if BEGAN[0] == pid else both_clocks()
         self.file = HostFile(pid, began)
-        self.lock = _thread.allocate_lock()
+        # Who writes, if anybody, under 0. A lock would stay locked where a signal handler raises
+        # when it has been taken and the next line is not reached: Python calls them after calls.
+        self.writer: dict[int, object] = {}
         self.names_written = 0
         self.clock_told = 0
         self.failed = False
@@ -151,12 +156,12 @@ def note_failure(doing: str) -> None:
 def write(now: int) -> None:
     """Writes what is there, unless another thread is at it."""
     global _written, _due, _wait_due
-    state = _state
-    if state.file.pid != os.getpid():
+    if _state.file.pid != os.getpid():
         _in_forked_child()
-    if not state.lock.acquire(False):
-        return
+    state, own = _state, object()
     try:
+        if state.writer.setdefault(0, own) is not own:
+            return
         backwards = now < _written
         # Where steps take longer, a wait would be too old by the end of its step.
         _wait_due = 0 if 0 < _written <= now - _SECOND else now + _SECOND
@@ -170,21 +175,29 @@ def write(now: int) -> None:
             raise
         state.failed = True
     finally:
-        state.lock.release()
+        if 0 in state.writer and state.writer[0] is own:
+            del state.writer[0]
     for call in on_write:
         call()
 
 
 def finish() -> None:
     """Writes what is there, at the end of the process."""
-    state = _state
-    if state.file.pid == os.getpid() and _events and state.lock.acquire(True, 1):
-        try:
-            _write_events(state, time_ns())
-        except Exception:
-            state.failed = True
-        finally:
-            state.lock.release()
+    state, own = _state, object()
+    if state.file.pid != os.getpid() or not _events:
+        return
+    for _ in range(_PATIENCE):
+        if state.writer.setdefault(0, own) is own:
+            break
+        sleep(_A_MOMENT_S)
+    else:
+        return
+    try:
+        _write_events(state, time_ns())
+    except Exception:
+        state.failed = True
+    finally:
+        del state.writer[0]
 
 
 def finish_with(util: "Any") -> None:
@@ -216,10 +229,13 @@ def _native_thread_id() -> int:
 
 def _write_events(state: _State, now: int) -> None:
     """Writes what is there; it stays where that fails, and goes with the next."""
+    # Where a signal handler raised between the writing of these and the line that forgets them.
+    del _events[: state.file.held]
+    state.file.held = 0
     count = len(_events)
     try:
         if count and not state.failed:
-            _write_chunks(state, array("Q", _events[:count]).tobytes(), now)
+            _write_chunks(state, _events[:count], now)
     except RecursionError:
         # Not even a call to see whose it is.
         too_deep[:] = [True]
@@ -233,6 +249,7 @@ def _write_events(state: _State, now: int) -> None:
         state.failed = True
         state.errno = getattr(error, "errno", None) or 0
     del _events[:count]
+    state.file.held = 0
     if state.failed:
         _tell_stop(state, count // 4)
 
@@ -288,7 +305,8 @@ def _keep_segments(state: _State, now: int) -> bytes:
     return array("Q", _lasting).tobytes()
 
 
-def _write_chunks(state: _State, events: bytes, now: int) -> None:
+def _write_chunks(state: _State, numbers: "list[int]", now: int) -> None:
+    events = array("Q", numbers).tobytes()
     state.file.open()
     _keep_size(state, now, len(events))
     events = _keep_segments(state, now) + events
@@ -308,7 +326,7 @@ def _write_chunks(state: _State, events: bytes, now: int) -> None:
         chunks.append(chunk(b"NAME", pack("<I", number) + text))
     chunks.append(chunk(b"EVNT", events))
     count, data = len(names), b"".join(chunks)
-    state.file.append(data)
+    state.file.append(data, len(numbers))
     state.names_written = count
 
 

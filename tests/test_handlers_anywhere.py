@@ -1,0 +1,93 @@
+"""What a signal handler of the program raises in the midst of our writing costs no event."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from gputrace.collectors.files.chunks import ChunkFile, read_raw
+from tests import command
+
+HOOKS: Final = command.ROOT / "gputrace" / "collectors" / "hooks"
+EVENTS: Final = 7
+INTERRUPTED: Final = """
+import dis, os, sys
+from functools import lru_cache
+from itertools import count
+hooks, folder = sys.argv[1:]
+sys.path.insert(0, hooks)
+os.environ["GPUTRACE_DIR"] = folder
+from _gputrace_hooks import recorder
+
+@lru_cache(maxsize=None)
+def ends(code):
+    "Where Python calls handlers: after calls, and where functions and turns of loops begin."
+    found = list(dis.get_instructions(code))
+    names = ("CALL", "RESUME", "JUMP_BACKWARD")
+    pairs = zip(found, found[1:])
+    return {after.offset for before, after in pairs if before.opname.startswith(names)}
+
+def interrupt(at):
+    left = [at]
+    def trace(frame, event, _):
+        if not frame.f_code.co_filename.startswith(hooks):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and frame.f_lasti in ends(frame.f_code):
+            left[0] -= 1
+            if not left[0]:
+                sys.settrace(None)
+                raise SystemExit
+        return trace
+    return trace
+
+def mark():
+    now = recorder.time_ns()
+    recorder.record(now, now, what, recorder.STEP)
+
+for at in count(1):
+    os.environ["GPUTRACE_DIR"] = os.path.join(folder, str(at))
+    os.mkdir(os.environ["GPUTRACE_DIR"])
+    recorder._state, recorder._written, recorder._due = recorder._State(), 0, 0
+    what = recorder.word("step")
+    mark()
+    recorder._due = 1 << 62
+    for _ in range(%d): mark()
+    recorder._due = 0
+    sys.settrace(interrupt(at))
+    try:
+        mark()
+        sys.settrace(None)
+        break
+    except SystemExit:
+        pass
+    recorder.finish()
+print(at)
+"""
+
+
+def steps_of(folder: Path) -> list[int]:
+    """The start of each event of the one file of a folder, in order of writing."""
+    (path,) = folder.iterdir()
+    file = read_raw(path)
+    assert isinstance(file, ChunkFile)
+    bodies = [bytes(body) for tag, body, whole in file.chunks() if whole and tag == b"EVNT"]
+    return [start for body in bodies for start, *_ in struct.iter_unpack("<QQQQ", body)]
+
+
+@pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="Python 3.12 does not trace these")
+def test_each_event_is_written_once_wherever_a_handler_ends_the_program(tmp_path: Path) -> None:
+    ran = command.python("-c", INTERRUPTED % (EVENTS - 2), str(HOOKS), str(tmp_path))
+    assert (ran.code, ran.err) == (0, "")
+    places = int(ran.out)
+    assert places > 30
+    for at in range(1, places + 1):
+        starts = steps_of(tmp_path / str(at))
+        assert len(set(starts)) == len(starts), at
+        # The last one may be interrupted before it is anything.
+        assert EVENTS - 1 <= len(starts) <= EVENTS, at
+    assert len(starts) == EVENTS
