@@ -45,7 +45,7 @@ class ProcessRows:
 
     def _process(self, cards: Mapping[bytes, int]) -> None:
         spool, add = self._spool, self._writer.add_rows
-        names = [self._writer.string(name) for name in spool.threads.values()]
+        names = self._writer.strings(list(spool.threads.values()))
         threads = self._threads(np.array(list(spool.threads), np.uint32))
         self._writer.add("ThreadNames", {"nameId": names, "globalTid": threads})
         devices = {int(row["ordinal"]): row for row in spool.records[b"DEVI"]}
@@ -74,7 +74,10 @@ class ProcessRows:
         return session_time(moments, self._start)
 
     def _on_gpu(self, rows: Records) -> dict[str, Any]:
-        return self._span(rows) | {
+        # Of what the GPU was still at when CUPTI had to hand it over, one time or both are 0.
+        timed = (rows["start"] != 0) & (rows["end"] != 0)
+        span = {name: np.where(timed, times, 0) for name, times in self._span(rows).items()}
+        return span | {
             "deviceId": rows["device"],
             "contextId": rows["context"],
             "streamId": rows["stream"],
@@ -84,18 +87,17 @@ class ProcessRows:
 
     def _strings(self, ids: NDArray[np.uint32], form: str = "") -> list[int]:
         """StringIds of spool names; ``form`` demangles or shortens."""
-        found = {int(id): self._string(int(id), form) for id in np.unique(ids)}
-        return [found[id] for id in ids.tolist()]
+        new = [id for id in np.unique(ids).tolist() if (id, form) not in self._texts]
+        # All at once: a program may name each of its ranges anew.
+        added = self._writer.strings([self._text(id, form) for id in new])
+        self._texts.update(((id, form), text) for id, text in zip(new, added, strict=True))
+        return [self._texts[id, form] for id in ids.tolist()]
 
-    def _string(self, id: int, form: str) -> int:
-        if (id, form) not in self._texts:
-            text = self._spool.name(id)
-            if form:
-                text = demangle(text)
-            if form == "short":
-                text = short(text)
-            self._texts[id, form] = self._writer.string(text)
-        return self._texts[id, form]
+    def _text(self, id: int, form: str) -> str:
+        text = self._spool.name(id)
+        if form:
+            text = demangle(text)
+        return short(text) if form == "short" else text
 
     def _kernels(self, rows: Records) -> None:
         columns = self._on_gpu(rows) | {
@@ -160,7 +162,7 @@ class ProcessRows:
         columns = self._span(rows) | {
             "eventClass": [0] * len(rows),
             "globalTid": self._threads(rows["thread"]),
-            "nameId": [self._writer.string(name) for _, name in kinds],
+            "nameId": self._writer.strings([name for _, name in kinds]),
             "overheadType": [number for number, _ in kinds],
         }
         self._writer.add("CUPTI_ACTIVITY_KIND_OVERHEAD", columns)

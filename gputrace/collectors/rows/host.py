@@ -76,5 +76,7 @@ def _spans(
 
 
 def _strings(writer: TraceWriter, host: HostEvents, names: NDArray[np.uint32]) -> list[int]:
-    ids = {int(id): writer.string(host.names.get(int(id), "?")) for id in np.unique(names)}
+    found = np.unique(names).tolist()
+    texts = writer.strings([host.names.get(id, "?") for id in found])
+    ids = dict(zip(found, texts, strict=True))
     return [ids[id] for id in names.tolist()]
