@@ -428,7 +428,7 @@ def said(machine: Machine, folder: Path, script: str, env: dict[str, str]) -> li
     return [int(line) for line in done.stdout.split()]
 
 
-MANUAL: Final = {"GPUTRACE_CAPTURE": "manual"}
+MANUAL: Final = {"GPUTRACE_CAPTURE": "manual", "GPUTRACE_HOLD_NS": "0"}
 
 
 def test_after_a_window_cupti_is_taken_out_of_the_program_once(
@@ -468,7 +468,7 @@ def test_between_cudaprofilerstart_and_stop_cupti_is_there_and_else_gone(
 ) -> None:
     window = "attended profiler 1 sleep 5 sample profiler 0 released {} 0 sample "
     windows = " ".join(window.format(number) for number in (1, 2))
-    env = {"GPUTRACE_CAPTURE": "profiler"}
+    env = {"GPUTRACE_CAPTURE": "profiler", "GPUTRACE_HOLD_NS": "0"}
     assert said(machine, tmp_path, f"inject sample {windows} finalized", env) == [2]
     spool = only(tmp_path)
     assert (kernels(spool), len(spool.records[b"API "])) == (2, 2 * 2)

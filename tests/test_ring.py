@@ -114,15 +114,6 @@ def test_cupti_is_let_go_of_where_the_next_window_is_far(machine: Machine, tmp_p
     assert len(only(tmp_path).records[b"KERN"]) == 2
 
 
-def test_what_the_gpu_is_still_at_when_a_window_ends_is_there(
-    machine: Machine, tmp_path: Path
-) -> None:
-    env = {"GPUTRACE_CAPTURE": "manual", "GPUTRACE_HOLD_NS": str(10 * SECOND)}
-    script = "inject capture 1 sample unfinished 200 capture 0 sleep 2000 exit 0"
-    assert machine.run(tmp_path, script, env).returncode == 0
-    assert len(only(tmp_path).records[b"KERN"]) == 2
-
-
 def test_a_duration_ends_windows_too(machine: Machine, tmp_path: Path) -> None:
     env = WINDOWS | {"GPUTRACE_DURATION_NS": str(400_000_000)}
     machine.run(tmp_path, "inject run 1500 1 1", env)

@@ -11,9 +11,6 @@ from gputrace.collectors.backend import Backend, Launch, Plan, look_s, merge_fil
 from gputrace.collectors.built import HOW_TO_BUILD, built_library
 from gputrace.collectors.cuda import other_recorder
 
-_HOLD_NS: Final = 10_000_000_000
-"""After a window that comes again: by then letting go of CUPTI costs less than holding it."""
-
 
 def collector_library() -> Path | None:
     """The C library that processes load; None where the package was built without a compiler."""
@@ -60,11 +57,9 @@ def _launch(
         changed["GPUTRACE_CAPTURE"] = "profiler"
     if plan.steps is not None and plan.steps[0]:
         changed["GPUTRACE_CAPTURE"] = "manual"
-    if plan.every is not None:
-        changed["GPUTRACE_HOLD_NS"] = str(_HOLD_NS)
-        if not plan.every.in_steps:
-            changed["GPUTRACE_EVERY_NS"] = str(plan.every.distance)
-            changed["GPUTRACE_FOR_NS"] = str(plan.every.length)
+    if plan.every is not None and not plan.every.in_steps:
+        changed["GPUTRACE_EVERY_NS"] = str(plan.every.distance)
+        changed["GPUTRACE_FOR_NS"] = str(plan.every.length)
     return Launch(tuple(command), changed, look_s=look_s(plan))
 
 

@@ -19,8 +19,8 @@
 #include <unistd.h>
 
 enum { INVALID = 1, TAKEN = 39, NO_MORE = 12, KINDS = 64, CALLS = 2048, PARTS = 256 };
-enum { DRIVER_DOMAIN = 1, RUNTIME_DOMAIN = 2, DRIVER = 4, RUNTIME = 5 };
-enum { CU_PROFILER_START = 308, CU_PROFILER_STOP = 309 };
+enum { DRIVER_DOMAIN = 1, RUNTIME_DOMAIN = 2, DRIVER = 4, RUNTIME = 5, KERNEL = 10 };
+enum { CU_PROFILER_START = 308, CU_PROFILER_STOP = 309, CU_GRAPH_INSTANTIATE = 509 };
 
 typedef void (*requested_t)(uint8_t **, size_t *, size_t *);
 typedef void (*completed_t)(void *, uint32_t, uint8_t *, size_t, size_t);
@@ -39,7 +39,7 @@ static const struct { int domain; uint32_t id; const char *name; } names[] = {
     {1, 243, "cuMemAlloc_v2"}, {1, 277, "cuMemcpyHtoDAsync_v2"}, {1, 304, "cuCtxGetCurrent"},
     {1, 307, "cuLaunchKernel"}, {1, CU_PROFILER_START, "cuProfilerStart"},
     {1, CU_PROFILER_STOP, "cuProfilerStop"}, {1, 310, "cuPointerGetAttribute"},
-    {1, 514, "cuGraphLaunch"}, {2, 10, "cudaGetLastError_v3020"}, {2, 17, "cudaGetDevice_v3020"},
+    {1, 509, "cuGraphInstantiateWithFlags"}, {1, 514, "cuGraphLaunch"}, {2, 10, "cudaGetLastError_v3020"}, {2, 17, "cudaGetDevice_v3020"},
     {2, 20, "cudaMalloc_v3020"}, {2, 41, "cudaMemcpyAsync_v3020"}, {2, 51, "cudaMemsetAsync_v3020"},
     {2, 131, "cudaStreamSynchronize_v3020"}, {2, 138, "cudaEventQuery_v3020"},
     {2, 211, "cudaLaunchKernel_v7000"}, {2, 311, "cudaGraphLaunch_v10000"}};
@@ -59,7 +59,7 @@ static uint64_t dropped, late;
 static volatile int forced;
 static uint32_t thread_ids;
 static uint64_t (*timestamp)(void);
-static int finalized;
+static int finalized, at_once;
 /* Whether a record was made while single calls were chosen: such a choice can be made again. */
 static int calls, choices, used, lasting, watched[3];
 /* It ends where a library ends that was loaded as it was: with exit handlers, the last one first. */
@@ -117,10 +117,22 @@ __attribute__((constructor)) static void begin(void) {
     atexit(end);
 }
 
+/* Kernels that run still are handed over without their times. */
+static void cut_short(uint64_t now) {
+    uint32_t kind;
+    for (size_t at = 0; at < current.used; at += strides[kind]) {
+        uint64_t end_of_it;
+        memcpy(&kind, current.bytes + at, 4);
+        memcpy(&end_of_it, current.bytes + at + 24, 8);
+        if (kind == KERNEL && end_of_it > now) memset(current.bytes + at + 16, 0, 16);
+    }
+}
+
 /* With the lock held: the buffer in use goes to the worker. */
 static void let_go(void) {
     while (last - first == PARTS) pthread_cond_wait(&idle, &lock);
     if (current.used) {
+        if (current.end > now_ns()) cut_short(now_ns());
         current.due = late ? now_ns() + late : 0;
         parts[last++ % PARTS] = current;
         pthread_cond_signal(&filled);
@@ -193,6 +205,27 @@ void fake_profiler(int start) {
     uint32_t id = start ? CU_PROFILER_START : CU_PROFILER_STOP;
     if (callback && (profiler[id] || watched[DRIVER_DOMAIN])) tell_call(DRIVER_DOMAIN, id);
 }
+
+/* A call of MS milliseconds, whose begin and end are told. */
+void fake_instantiate(int ms) {
+    static int within;
+    int told = callback && profiler[CU_GRAPH_INSTANTIATE];
+    struct { uint32_t site; const char *function; } data = {0, "cuGraphInstantiateWithFlags"};
+    if (told) callback(callback_user, DRIVER_DOMAIN, CU_GRAPH_INSTANTIATE, &data);
+    int now = __atomic_add_fetch(&within, 1, __ATOMIC_SEQ_CST);
+    for (int most = at_once; now > most;)
+        if (__atomic_compare_exchange_n(&at_once, &most, now, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) break;
+    usleep(1000u * (unsigned)ms);
+    __atomic_sub_fetch(&within, 1, __ATOMIC_SEQ_CST);
+    data.site = 1;
+    if (told && callback) callback(callback_user, DRIVER_DOMAIN, CU_GRAPH_INSTANTIATE, &data);
+}
+
+/* How many such calls were under way at once, at most. */
+int fake_at_once(void) { return at_once; }
+
+/* Whether somebody has the place of a subscriber. */
+int fake_taken(void) { return callback != NULL; }
 
 /* How often cuptiFinalize was called. */
 int fake_finalized(void) { return finalized; }

@@ -22,6 +22,9 @@
  *   choices                       says how often CUPTI was asked to record other calls, or none
  *   finalized                     says how often cuptiFinalize was called
  *   released NUMBER RATE          RATE kernels a millisecond until it was called so often, or a minute
+ *   graphs COUNT THREADS          instantiates as many graphs in each thread, for two milliseconds each
+ *   at_once                       says how many of these calls were under way at once, at most
+ *   taken                         says whether somebody subscribed to CUPTI's callbacks
  *   attended                      waits until somebody is told of cudaProfilerStart, a minute at most
  *   line                          waits for a line on stdin
  *   sleep MS; say, complain TEXT  on stdout and on stderr
@@ -55,6 +58,8 @@ typedef struct { int number, milliseconds, rate; long count; uint64_t longest; }
 static void (*emit)(const void *, uint64_t);
 static void (*fake_profiler)(int);
 static int (*fake_calls)(void), (*fake_choices)(void), (*fake_finalized)(void), (*fake_attended)(void);
+static int (*fake_at_once)(void), (*fake_taken)(void);
+static void (*fake_instantiate)(int);
 static void (*gputrace_capture)(int), (*gputrace_pause)(int), (*gputrace_step)(void);
 static uint32_t correlations;
 static long numbers[THREADS];
@@ -342,6 +347,12 @@ static void copies(void) {
     }
 }
 
+static void *instantiate(void *argument) {
+    job_t *job = argument;
+    for (long i = 0; i < job->count && fake_instantiate; i++) fake_instantiate(2);
+    return NULL;
+}
+
 static void *annotate(void *argument) {
     job_t *job = argument;
     for (uint64_t end = now_ns() + (uint64_t)job->milliseconds * 1000000; now_ns() < end;) {
@@ -387,6 +398,9 @@ static void find(void) {
         *(void **)&fake_finalized = dlsym(cupti, "fake_finalized");
         *(void **)&fake_attended = dlsym(cupti, "fake_attended");
         *(void **)&fake_profiler = dlsym(cupti, "fake_profiler");
+        *(void **)&fake_instantiate = dlsym(cupti, "fake_instantiate");
+        *(void **)&fake_at_once = dlsym(cupti, "fake_at_once");
+        *(void **)&fake_taken = dlsym(cupti, "fake_taken");
     }
     if (collector) {
         *(void **)&gputrace_capture = dlsym(collector, "gputrace_capture");
@@ -521,6 +535,8 @@ int main(int count, char **words) {
         else if (!strcmp(what, "say")) { printf("%s\n", *++w); fflush(stdout); }
         else if (!strcmp(what, "complain")) fprintf(stderr, "%s\n", *++w);
         else if (!strcmp(what, "finalized")) say(fake_finalized);
+        else if (!strcmp(what, "at_once")) say(fake_at_once);
+        else if (!strcmp(what, "taken")) say(fake_taken);
         else if (!strcmp(what, "calls")) say(fake_calls);
         else if (!strcmp(what, "choices")) say(fake_choices);
         else if (!strcmp(what, "fork")) fork_child(*++w);
@@ -545,6 +561,10 @@ int main(int count, char **words) {
             if (!strcmp(what, "storm") || !strcmp(what, "annotate")) {
                 in_parallel(what, number, atoi(w[1]), 0);
                 w++;
+            }
+            if (!strcmp(what, "graphs")) {
+                job_t jobs[THREADS];
+                in_threads(instantiate, atoi(*++w), (job_t){.count = number}, jobs);
             }
             if (!strcmp(what, "train")) {
                 train(number, atoi(w[1]), atoi(w[2]));

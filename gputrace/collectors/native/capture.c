@@ -6,6 +6,7 @@
 #include "library.h"
 #include "sampling.h"
 #include "spool.h"
+#include "subscriber.h"
 #include "threads.h"
 
 #include <limits.h>
@@ -23,22 +24,21 @@ static const int gpu_kinds[] = {KIND_CONCURRENT_KERNEL, KIND_MEMCPY, KIND_MEMSET
 enum { NEEDED = 3 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int by_profiler, over;
+static int over;
 static atomic_int wanted, paused, ready, recording;
 /* Whether calls are kept while the rest is recorded, as the file says: without a word, yes. */
 static int with_calls = 1;
-/* Our callback: held by_profiler, and while CUPTI is to be let go of (leaving). */
-static void *subscriber;
+/* CUPTI is to be let go of, and was. */
 static atomic_int leaving, left;
 static int had_window, stopped;
-/* Windows may come again and again: CUPTI is held for so long after each, since calls chosen anew cost
- * more, and let go of where the next one is far, since even an idle CUPTI costs something. */
+/* CUPTI is held for so long after each window: what the GPU is still at then comes with its times, and for
+ * a window that follows no calls need be chosen anew, which costs more. Then it is let go of, since even
+ * an idle CUPTI costs something. */
 static uint64_t hold, off_since;
-static uint32_t profiler_start_id, profiler_stop_id;
 
 void capture_init(int from_start, int profiler, uint64_t hold_ns) {
     wanted = from_start;
-    by_profiler = profiler;
+    subscriber_init(profiler);
     hold = hold_ns;
 }
 
@@ -74,51 +74,28 @@ static void keep_calls(int on) {
     with_calls = on;
 }
 
-static void on_call(void *user, int domain, uint32_t id, const void *data);
-
-static int subscribe(void) {
-    if (subscriber) return 0;
-    if (cupti.subscribe(&subscriber, on_call, NULL)) subscriber = NULL;
-    if (!subscriber) return -1;
-    if (by_profiler) {
-        cupti.enable_callback(1, subscriber, DOMAIN_DRIVER, profiler_start_id);
-        cupti.enable_callback(1, subscriber, DOMAIN_DRIVER, profiler_stop_id);
-    }
-    return 0;
-}
-
-/* Without a need for callbacks, others may have the place. */
-static void unsubscribe(void) {
-    if (!subscriber || by_profiler) return;
-    cupti.unsubscribe(subscriber);
-    subscriber = NULL;
+/* Those that are recorded to make the choice last, and belong to no window. */
+static void leave_out_calls(uint64_t from) {
+    spool_lock();
+    sampling_turn(0, from);
+    spool_unlock();
 }
 
 /* cuptiFinalize takes CUPTI's instrumentation out of the program, which disabling all kinds does not;
  * it is to be called where a CUDA call of the program returns (CUPTI documentation, 'Dynamic attach and
  * detach'). So every call is watched until the next one does. */
 static void leave(int begin) {
-    if (begin == leaving || (begin && (!cupti.finalize || !cupti.enable_domain || subscribe()))) return;
-    cupti.enable_domain((uint32_t)begin, subscriber, DOMAIN_RUNTIME);
-    cupti.enable_domain((uint32_t)begin, subscriber, DOMAIN_DRIVER);
+    if (begin == leaving || (begin && !cupti.finalize) || subscriber_watch_all(begin)) return;
     leaving = begin;
-    if (!begin && by_profiler) { /* the domain has taken these with it */
-        cupti.enable_callback(1, subscriber, DOMAIN_DRIVER, profiler_start_id);
-        cupti.enable_callback(1, subscriber, DOMAIN_DRIVER, profiler_stop_id);
-    }
-    if (!begin) unsubscribe();
+    if (!begin) subscriber_release(paused);
 }
 
-static void on_call(void *user, int domain, uint32_t id, const void *data) {
-    (void)user;
-    if (u32_at(data, 0) != SITE_EXIT) return;
-    if (by_profiler && domain == DOMAIN_DRIVER && id == profiler_start_id) capture_want(1);
-    if (by_profiler && domain == DOMAIN_DRIVER && id == profiler_stop_id) capture_want(0);
+void capture_call_ends(void) {
     if (!leaving || pthread_mutex_trylock(&lock)) return;
     if (leaving) {
         leaving = 0;
         cupti.finalize();
-        subscriber = NULL;
+        subscriber_forget();
         calls_forget();
         left = 1;
         buffers_wake();
@@ -138,6 +115,7 @@ static int set_up(void) {
 static void turn_on(void) {
     leave(0);
     if (set_up()) return;
+    subscriber_take_if_needed(1);
     for (size_t i = 0; i < sizeof gpu_kinds / sizeof *gpu_kinds; i++) {
         int code = cupti.enable(gpu_kinds[i]);
         if (i < NEEDED) cupti_check(code, "cuptiActivityEnable");
@@ -150,13 +128,14 @@ static void turn_on(void) {
     buffers_wake(); /* to look when it is time for `capture_sample` */
 }
 
+/* What the GPU is still at comes when it is done: a forced flush would hand it over without its times. */
 static void turn_off(void) {
     for (size_t i = 0; i < sizeof gpu_kinds / sizeof *gpu_kinds; i++) cupti.disable(gpu_kinds[i]);
-    /* Before calls were recorded, what is chosen must stay so, or could not be turned on again. */
-    if (calls_do_last() && !buffers_seen()) flush_all(FLUSH_FORCED);
+    flush_all(0);
+    /* Before calls were recorded, what is chosen must stay so, or could not be turned on again: then
+     * let_go does it. */
     if (!calls_do_last() || buffers_seen()) calls_choose(0);
-    /* While CUPTI is held, what the GPU is still at comes when it is done. */
-    flush_all(hold ? 0 : FLUSH_FORCED);
+    else leave_out_calls(clock_ns(CLOCK_REALTIME));
     recording = 0;
     off_since = clock_ns(CLOCK_MONOTONIC);
     tell_moment("capture_off");
@@ -190,15 +169,21 @@ void capture_want(int on) {
     pthread_mutex_unlock(&lock);
 }
 
+/* Whether CUPTI may have records of ours. */
+static int has_some(void) { return !leaving && (recording || calls_are_chosen() || had_window); }
+
 void capture_pause(int pause) {
     pthread_mutex_lock(&lock);
+    int begins = ready && pause && !paused;
     paused = pause;
     if (ready && pause) leave(0);
     settle();
+    /* The other one would be handed what is left of ours, and may reset CUPTI. */
+    if (begins && has_some()) flush_all(FLUSH_FORCED);
     if (ready && pause) {
-        /* The other one may reset CUPTI. */
         if (calls_are_chosen()) calls_choose(0);
         calls_forget();
+        subscriber_release(1);
     }
     pthread_mutex_unlock(&lock);
     if (!pause) return;
@@ -212,7 +197,7 @@ static void let_go(void) {
     if (left) {
         left = 0;
         tell_moment("let_go");
-        if (by_profiler && !over) subscribe();
+        if (!over) subscriber_take_if_needed(0);
     }
     if (recording || paused || over || !ready) return;
     if (calls_are_chosen() && buffers_seen()) calls_choose(0);
@@ -253,8 +238,12 @@ void capture_stop(void) {
     pthread_mutex_unlock(&lock);
 }
 
+void capture_flush(uint32_t force) {
+    if (has_some() && !paused) flush_all(force);
+}
+
 int capture_tend(int flush) {
-    if (flush && (recording || calls_are_chosen() || (had_window && !paused)) && !leaving) flush_all(0);
+    if (flush) capture_flush(0);
     int status = buffers_drain();
     pthread_mutex_lock(&lock);
     let_go();
@@ -267,6 +256,7 @@ void capture_end(void) {
     leaving = 0;
     over = 1;
     settle();
+    if (ready) capture_flush(FLUSH_FORCED);
     pthread_mutex_unlock(&lock);
 }
 
@@ -295,25 +285,17 @@ static void tell_cupti(const char *found) {
     spool_info("cupti_version", text);
     calls_name();
     spool_unlock();
-    profiler_start_id = calls_id("cuProfilerStart");
-    profiler_stop_id = calls_id("cuProfilerStop");
-}
-
-/* They are recorded to make the choice last, and belong to no window. */
-static void leave_out_calls_so_far(void) {
-    spool_lock();
-    sampling_turn(0, 0);
-    spool_unlock();
+    subscriber_look();
 }
 
 static void begin(void) {
     pthread_mutex_lock(&lock);
-    unsubscribe();
+    subscriber_release(0);
     ready = 1;
     if (!paused) calls_make_last();
     if (calls_do_last() && !wanted && sampling_begin(clock_ns(CLOCK_MONOTONIC)) && !set_up()) {
         calls_choose(1);
-        leave_out_calls_so_far();
+        leave_out_calls(0);
     }
     settle();
     pthread_mutex_unlock(&lock);
@@ -325,7 +307,7 @@ static void find_and_begin(void) {
     if (!library) { stand_down("no libcupti was found"); return; }
     if (cupti_load(library)) { stand_down("libcupti lacks functions"); return; }
     tell_cupti(found);
-    if (subscribe()) stand_down("another tool in the process holds CUPTI");
+    if (subscriber_take()) stand_down("another tool in the process holds CUPTI");
     else begin();
 }
 

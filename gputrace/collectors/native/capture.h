@@ -11,6 +11,9 @@ void capture_init(int from_start, int by_profiler, uint64_t hold);
 /* Called in cuInit, where no context is: finds CUPTI and begins, or leaves a word why not. */
 void capture_start(void);
 
+/* A call of CUDA's has ended: where CUPTI is to be let go of, it is now. */
+void capture_call_ends(void);
+
 /* Begins or ends a window. */
 void capture_want(int on);
 
@@ -19,6 +22,9 @@ void capture_pause(int pause);
 
 /* Whether what happens belongs to the recording. */
 int capture_is_on(void);
+
+/* Has CUPTI hand over what is complete, or where forced all that it has. */
+void capture_flush(uint32_t force);
 
 /* What the writer does, time and again: takes over what CUPTI has completed, all of it where FLUSH
  * says so, and lets go of CUPTI after a window. Returns -1 once the disk took no more. */

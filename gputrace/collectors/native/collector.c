@@ -8,13 +8,15 @@
  * Environment: GPUTRACE_DIR, the folder of the spool; GPUTRACE_CAPTURE, when to record: all (the
  * default), profiler (from cudaProfilerStart to Stop), manual (gputrace_capture decides);
  * GPUTRACE_DELAY_NS and GPUTRACE_DURATION_NS, a window in the life of the process, of which GPUTRACE_FOR_NS
- * out of each GPUTRACE_EVERY_NS; GPUTRACE_HOLD_NS, how long to hold CUPTI after a window; GPUTRACE_SEGMENT_NS,
- * to begin a new file so often, and GPUTRACE_SEGMENTS, how many older ones stay; GPUTRACE_MAX_BYTES, what
- * the folder may hold; GPUTRACE_API, of which parts calls are kept, see sampling.h.
+ * out of each GPUTRACE_EVERY_NS; GPUTRACE_HOLD_NS, how long to hold CUPTI after a window (10 s if it is not
+ * told); GPUTRACE_SEGMENT_NS, to begin a new file so often, and GPUTRACE_SEGMENTS, how many older ones stay;
+ * GPUTRACE_MAX_BYTES, what the folder may hold; GPUTRACE_API, of which parts calls are kept, see sampling.h;
+ * GPUTRACE_SERIAL_GRAPHS, see graphs.h.
  */
 #define _GNU_SOURCE
 #include "buffers.h"
 #include "capture.h"
+#include "cupti.h"
 #include "devices.h"
 #include "sampling.h"
 #include "spool.h"
@@ -32,6 +34,7 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 #define SECOND 1000000000u
+#define HOLD (10ull * SECOND)
 
 void nvtx_in_child(void);
 
@@ -65,6 +68,7 @@ static int tend(int flush) {
 /* Returns when all that a window had is in the file: a notebook reads it after each cell. */
 EXPORTED void gputrace_write(void) {
     if (!started_ok || in_child) return;
+    capture_flush(FLUSH_FORCED);
     tend(0);
     tell_devices();
     tell_clocks();
@@ -247,7 +251,7 @@ static void start(void) {
     if (!by_profiler && !by_hand && !environment_number("GPUTRACE_DELAY_NS"))
         spool_info("capture_from", "start");
     capture_init(!by_profiler && !by_hand && !window_is_asked(), by_profiler,
-                 environment_number("GPUTRACE_HOLD_NS"));
+                 getenv("GPUTRACE_HOLD_NS") ? environment_number("GPUTRACE_HOLD_NS") : HOLD);
     sampling_init();
     started_ok = !start_writer();
     if (started_ok) atexit(at_exit);

@@ -1,0 +1,77 @@
+/* CUPTI 13.0 notes what the copies and memsets of a graph are in a map without a lock, whenever the driver
+ * copies nodes. Where two threads had it do so at once, the program crashed, in cuGraphInstantiate or later
+ * (on two H200: 8 threads that kept their graphs, 2 runs of 6; JAX, 4 of 68). With one instantiation
+ * at a time the first never did (9 runs), JAX once in 25: XLA copies nodes with other calls too. So all
+ * calls that make or change a graph wait for each other, but not those that launch one: at graph level
+ * these do not look at that map.
+ *
+ * That needs CUPTI's only place for a subscriber, which others may want. So it is done only where XLA is,
+ * which has a thread for each GPU. */
+#define _GNU_SOURCE
+#include "graphs.h"
+#include "cupti.h"
+
+#include <link.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Most calls are over in a microsecond. */
+#define SHORT_LOOKS 100u
+#define LOOK_US 50u
+/* No program is to hang for our sake: a call may wait for the GPU, and that for another thread. */
+#define MOST_LOOKS 10000u
+
+/* Parts of the names of libraries: JAX's and its older ones', TensorFlow's. */
+static const char *const libraries[] = {"xla_cuda", "xla_extension", "libtensorflow", "_pywrap_tensorflow"};
+
+static uint8_t is_one[CALLS];
+/* The thread that is at it, by pthread_self, which is never 0. */
+static atomic_uintptr_t at_it;
+
+static int has_part(struct dl_phdr_info *library, size_t size, void *unused) {
+    (void)size, (void)unused;
+    for (size_t i = 0; i < sizeof libraries / sizeof *libraries; i++)
+        if (library->dlpi_name && strstr(library->dlpi_name, libraries[i])) return 1;
+    return 0;
+}
+
+int graphs_are_at_risk(void) {
+    const char *asked = getenv("GPUTRACE_SERIAL_GRAPHS");
+    return asked && *asked ? *asked == '1' : dl_iterate_phdr(has_part, NULL);
+}
+
+static int is_of_graphs(uint32_t id) {
+    static const char start[] = "cuGraph";
+    const char *name = NULL;
+    if (cupti.callback_name(DOMAIN_DRIVER, id, &name) || !name) return 0;
+    if (strncmp(name, start, strlen(start))) return 0;
+    return !strstr(name, "Launch") && !strstr(name, "Upload") && !strstr(name, "Graphics");
+}
+
+void graphs_watch(void *subscriber) {
+    for (uint32_t id = 1; id < CALLS; id++) {
+        is_one[id] = (uint8_t)is_of_graphs(id);
+        if (is_one[id]) cupti.enable_callback(1, subscriber, DOMAIN_DRIVER, id);
+    }
+}
+
+void graphs_call(uint32_t id, int ends) {
+    uintptr_t self = (uintptr_t)pthread_self(), nobody = 0;
+    if (id >= CALLS || !is_one[id]) return;
+    if (ends) {
+        atomic_compare_exchange_strong(&at_it, &self, 0);
+        return;
+    }
+    for (unsigned i = 0; i < MOST_LOOKS && at_it != self; i++) {
+        if (atomic_compare_exchange_strong(&at_it, &nobody, self)) return;
+        nobody = 0;
+        if (i < SHORT_LOOKS) sched_yield();
+        else usleep(LOOK_US);
+    }
+}
+
+void graphs_forget(void) { at_it = 0; }

@@ -1,0 +1,66 @@
+#include "subscriber.h"
+#include "calls.h"
+#include "capture.h"
+#include "cupti.h"
+#include "graphs.h"
+
+static void *subscriber;
+static int by_profiler, at_risk;
+static uint32_t profiler_start_id, profiler_stop_id;
+
+void subscriber_init(int heeds_profiler) { by_profiler = heeds_profiler; }
+
+void subscriber_look(void) {
+    profiler_start_id = calls_id("cuProfilerStart");
+    profiler_stop_id = calls_id("cuProfilerStop");
+    at_risk = graphs_are_at_risk();
+}
+
+static void on_call(void *user, int domain, uint32_t id, const void *data) {
+    int ends = u32_at(data, 0) == SITE_EXIT;
+    (void)user;
+    if (domain == DOMAIN_DRIVER) graphs_call(id, ends);
+    if (!ends) return;
+    if (by_profiler && domain == DOMAIN_DRIVER && id == profiler_start_id) capture_want(1);
+    if (by_profiler && domain == DOMAIN_DRIVER && id == profiler_stop_id) capture_want(0);
+    capture_call_ends();
+}
+
+static void watch(void) {
+    if (by_profiler) {
+        cupti.enable_callback(1, subscriber, DOMAIN_DRIVER, profiler_start_id);
+        cupti.enable_callback(1, subscriber, DOMAIN_DRIVER, profiler_stop_id);
+    }
+    if (at_risk) graphs_watch(subscriber);
+}
+
+int subscriber_take(void) {
+    if (subscriber) return 0;
+    if (cupti.subscribe(&subscriber, on_call, NULL)) subscriber = NULL;
+    if (!subscriber) return -1;
+    watch();
+    return 0;
+}
+
+void subscriber_take_if_needed(int records) {
+    if (by_profiler || (at_risk && records)) subscriber_take();
+}
+
+void subscriber_release(int to_profiler) {
+    if (!subscriber || by_profiler || (at_risk && !to_profiler)) return;
+    cupti.unsubscribe(subscriber);
+    subscriber_forget();
+}
+
+int subscriber_watch_all(int on) {
+    if (!cupti.enable_domain || subscriber_take()) return -1;
+    cupti.enable_domain((uint32_t)on, subscriber, DOMAIN_RUNTIME);
+    cupti.enable_domain((uint32_t)on, subscriber, DOMAIN_DRIVER);
+    if (!on) watch(); /* the domain has taken these with it */
+    return 0;
+}
+
+void subscriber_forget(void) {
+    subscriber = NULL;
+    graphs_forget();
+}

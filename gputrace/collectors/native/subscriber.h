@@ -1,0 +1,26 @@
+/* CUPTI's only place for a tool that is told of CUDA's calls: ours while there is need. */
+#ifndef GPUTRACE_SUBSCRIBER_H
+#define GPUTRACE_SUBSCRIBER_H
+
+/* Whether cudaProfilerStart and Stop decide what is recorded. */
+void subscriber_init(int by_profiler);
+
+/* To be called in cuInit, before the first of those below: what the program needs us to be told. */
+void subscriber_look(void);
+
+/* Takes the place; -1 where another tool has it. */
+int subscriber_take(void);
+
+/* Takes it where it is needed while CUPTI records, or before. */
+void subscriber_take_if_needed(int records);
+
+/* Leaves it to others unless it is needed, and for another profiler unless cudaProfilerStart is heeded. */
+void subscriber_release(int to_profiler);
+
+/* Has `capture_call_ends` called as any call of CUDA's ends, or no more; -1 where that cannot be. */
+int subscriber_watch_all(int on);
+
+/* CUPTI was let go of, and the place with it. */
+void subscriber_forget(void);
+
+#endif
