@@ -43,12 +43,12 @@ def test_another_profiler_has_the_place_meanwhile(machine: Machine, tmp_path: Pa
     assert said(machine, tmp_path, script, SERIAL) == [1, 0, 1, 1]
 
 
-@pytest.mark.parametrize("library", ["xla_cuda_plugin.so", "libtensorflow_framework.so.2"])
+@pytest.mark.parametrize("library", ["jaxlib/libjax_common.so", "libtensorflow_framework.so.2"])
 def test_programs_that_do_so_are_known_by_their_libraries(
     machine: Machine, tmp_path: Path, library: str
 ) -> None:
-    (tmp_path / "libs").mkdir()
     preloaded = tmp_path / "libs" / library
+    preloaded.parent.mkdir(parents=True)
     preloaded.symlink_to(machine.folder / "libcuda.so.1")
     (tmp_path / "spools").mkdir()
     env = {"LD_PRELOAD": str(preloaded)}

@@ -19,6 +19,7 @@ from tests.native.build import Machine
 MANUAL: Final = {"GPUTRACE_CAPTURE": "manual"}
 WINDOW: Final = "capture 1 sleep 5 sample unfinished 300 sleep 5 capture 0 "
 """A kernel that has ended as the window ends, and one that runs for 300 ms."""
+ENDLESS: Final = WINDOW.replace("300", "600000")
 
 
 def left_by(machine: Machine, folder: Path, script: str, code: int = 0) -> Spool:
@@ -51,7 +52,7 @@ def test_calls_after_the_window_are_left_out_though_they_are_watched_until_the_g
     assert len(left_by(machine, tmp_path, script).records[b"API "]) == 2
 
 
-@pytest.mark.parametrize("window", [WINDOW, "capture 1 sleep 5 sample unfinished 300 "])
+@pytest.mark.parametrize("window", [ENDLESS, ENDLESS.replace("capture 0 ", "")])
 def test_what_is_not_done_at_the_programs_end_is_there_without_its_times(
     machine: Machine, tmp_path: Path, window: str
 ) -> None:
@@ -62,7 +63,7 @@ def test_what_is_not_done_at_the_programs_end_is_there_without_its_times(
 
 def test_another_profiler_is_handed_nothing_of_ours(machine: Machine, tmp_path: Path) -> None:
     # Killed, so that nothing comes at the end.
-    script = f"inject {WINDOW}pause 1 sleep 1500 raise {signal.SIGKILL.value}"
+    script = f"inject {ENDLESS}pause 1 sleep 1500 raise {signal.SIGKILL.value}"
     spool = left_by(machine, tmp_path, script, -signal.SIGKILL)
     assert timed(spool) == [True, False]
 

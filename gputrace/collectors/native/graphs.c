@@ -1,9 +1,8 @@
 /* CUPTI 13.0 notes what the copies and memsets of a graph are in a map without a lock, whenever the driver
  * copies nodes. Where two threads had it do so at once, the program crashed, in cuGraphInstantiate or later
- * (on two H200: 8 threads that kept their graphs, 2 runs of 6; JAX, 4 of 68). With one instantiation
- * at a time the first never did (9 runs), JAX once in 25: XLA copies nodes with other calls too. So all
- * calls that make or change a graph wait for each other, but not those that launch one: at graph level
- * these do not look at that map.
+ * (on two H200: 8 threads that kept their graphs, 2 runs of 6; JAX, 5 of 93). With one instantiation
+ * at a time the first never did (9 runs). Other calls copy nodes too: so all that make or change a graph
+ * wait for each other, but not those that launch one: at graph level these do not look at that map.
  *
  * That needs CUPTI's only place for a subscriber, which others may want. So it is done only where XLA is,
  * which has a thread for each GPU. */
@@ -25,8 +24,9 @@
 /* No program is to hang for our sake: a call may wait for the GPU, and that for another thread. */
 #define MOST_LOOKS 10000u
 
-/* Parts of the names of libraries: JAX's and its older ones', TensorFlow's. */
-static const char *const libraries[] = {"xla_cuda", "xla_extension", "libtensorflow", "_pywrap_tensorflow"};
+/* Parts of the paths of libraries that are there when XLA starts CUDA: JAX does before it loads XLA. */
+static const char *const libraries[] = {"/jaxlib/", "xla_cuda", "libtensorflow", "_pywrap_tensorflow",
+                                        "/torch_xla/"};
 
 static uint8_t is_one[CALLS];
 /* The thread that is at it, by pthread_self, which is never 0. */
