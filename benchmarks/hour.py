@@ -106,7 +106,8 @@ def _record(folder: Path, minutes: int) -> Iterator[Sample]:
     compile_all(folder)
     output = folder / "trace.sqlite"
     each = f"run {1000 * MINUTE_S} 1 {A_MILLISECOND} calls ".split()
-    program = (str(folder / "workload"), "inject", "calls", *each * minutes)
+    # Still there when its last line is looked at.
+    program = (str(folder / "workload"), "inject", "calls", *each * minutes, "sleep", "2000")
     options = ("--backend", "cupti", "--no-nvml", "--keep", f"{KEEP_S}s", "-o", str(output))
     environment = os.environ | {
         "GPUTRACE_CUPTI": str(folder / "libcupti.so.13"),
