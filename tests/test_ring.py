@@ -262,7 +262,7 @@ STEPS: Final = """
 import gputrace, sys, time
 count, slow = int(sys.argv[1]), int(sys.argv[2])
 for i in range(count):
-    with gputrace.annotate("load batch"): time.sleep(0.8 if i == slow else 0.01)
+    with gputrace.annotate("load batch"): time.sleep(1.6 if i == slow else 0.01)
     gputrace.step()
 """
 
@@ -399,7 +399,7 @@ def test_a_ring_becomes_a_trace_at_the_end_and_says_what_it_keeps(tmp_path: Path
 def test_a_slow_step_gets_a_trace_of_its_own(tmp_path: Path) -> None:
     output = tmp_path / "t.sqlite"
     # So slow that no other step is, however busy the machine.
-    ran = record("-o", str(output), "--keep", "4s", "--when-slow", "40x", words=("400", "60"))
+    ran = record("-o", str(output), "--keep", "4s", "--when-slow", "80x", words=("400", "60"))
     assert ran.code == 0, ran.err
     told = next(line for line in ran.err.splitlines() if "slow1" in line)
     assert "t.slow1.sqlite: step 60 took " in told
