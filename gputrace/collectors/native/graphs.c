@@ -28,9 +28,10 @@
 static const char *const libraries[] = {"/jaxlib/", "xla_cuda", "libtensorflow", "_pywrap_tensorflow",
                                         "/torch_xla/"};
 
-static uint8_t is_one[CALLS];
-/* The thread that is at it, by pthread_self, which is never 0. */
-static atomic_uintptr_t at_it;
+/* By the ids of calls. */
+static uint8_t makes_graphs[CALLS];
+/* The thread within such a call, by pthread_self, which is never 0. */
+static atomic_uintptr_t maker;
 
 static int has_part(struct dl_phdr_info *library, size_t size, void *unused) {
     (void)size, (void)unused;
@@ -54,24 +55,24 @@ static int is_of_graphs(uint32_t id) {
 
 void graphs_watch(void *subscriber) {
     for (uint32_t id = 1; id < CALLS; id++) {
-        is_one[id] = (uint8_t)is_of_graphs(id);
-        if (is_one[id]) cupti.enable_callback(1, subscriber, DOMAIN_DRIVER, id);
+        makes_graphs[id] = (uint8_t)is_of_graphs(id);
+        if (makes_graphs[id]) cupti.enable_callback(1, subscriber, DOMAIN_DRIVER, id);
     }
 }
 
 void graphs_call(uint32_t id, int ends) {
     uintptr_t self = (uintptr_t)pthread_self(), nobody = 0;
-    if (id >= CALLS || !is_one[id]) return;
+    if (id >= CALLS || !makes_graphs[id]) return;
     if (ends) {
-        atomic_compare_exchange_strong(&at_it, &self, 0);
+        atomic_compare_exchange_strong(&maker, &self, 0);
         return;
     }
-    for (unsigned i = 0; i < MOST_LOOKS && at_it != self; i++) {
-        if (atomic_compare_exchange_strong(&at_it, &nobody, self)) return;
+    for (unsigned i = 0; i < MOST_LOOKS && maker != self; i++) {
+        if (atomic_compare_exchange_strong(&maker, &nobody, self)) return;
         nobody = 0;
         if (i < SHORT_LOOKS) sched_yield();
         else usleep(LOOK_US);
     }
 }
 
-void graphs_forget(void) { at_it = 0; }
+void graphs_forget(void) { maker = 0; }
