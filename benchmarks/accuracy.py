@@ -15,12 +15,11 @@ from typing import Final
 import numpy as np
 
 from benchmarks.options import Options
-from gputrace.analyzers.intervals import Times
-from gputrace.analyzers.per_gpu import PerGpu
-from gputrace.analyzers.results import IDLE_CAUSES
-from gputrace.analyzers.shard import OneGpu
+from gputrace.analyzers.execution import GpuShardView, PerGpu
 from gputrace.analyzers.steps import FoundSteps
-from gputrace.traces.readers import open_trace
+from gputrace.model.intervals import Times
+from gputrace.model.time_class import IDLE_CAUSES
+from gputrace.readers.registry import open_trace
 from tests.gpus import gpus_with_lanes
 from tests.synthetic import Plan, Recording, Window, random_plan, simulate, write_nsys
 
@@ -110,7 +109,7 @@ def _cause_errors(recording: Recording, gpus: PerGpu) -> dict[str, float]:
     return errors
 
 
-def _idle_in(one: OneGpu, windows: list[Window]) -> Times:
+def _idle_in(one: GpuShardView, windows: list[Window]) -> Times:
     """Nanoseconds by cause."""
     spans = [w.start for w in windows], [w.end for w in windows]
     found: Times = one.lane.causes.within(*spans).sum(axis=0)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.options import Options
-from gputrace.collectors.cuda import has_driver
+from gputrace.collectors.backend import has_driver
 
 TRAIN: Final = Path(__file__).with_name("overhead_train.py")
 _LAUNCH: Final = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")

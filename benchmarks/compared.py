@@ -18,7 +18,7 @@ import numpy as np
 import gputrace
 from benchmarks.options import Options
 from gputrace.analyzers.compare.results import ClassChange, Comparison
-from gputrace.analyzers.results import CLASSES
+from gputrace.model.time_class import CLASSES
 from tests.synthetic import Plan, Recording, random_plan, simulate, write_nsys
 from tests.synthetic.variants import gpu_step_ns
 

@@ -18,7 +18,7 @@ from typing import Final
 
 import gputrace
 from benchmarks.options import Options
-from gputrace.analyzers.results import Finding
+from gputrace.model.results import Finding
 from tests.synthetic import PLANTS, Plant, Recording, planted
 
 IMBALANCE: Final = frozenset(

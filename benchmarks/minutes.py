@@ -26,7 +26,7 @@ from benchmarks.options import Options
 from benchmarks.overhead_train import LINE_S
 from benchmarks.processes import collector_s, cpu_s, descendants, folder_of, resident
 from benchmarks.tables import mebibytes, show
-from gputrace.collectors.cuda import has_driver
+from gputrace.collectors.backend import has_driver
 
 TRAIN: Final = Path(__file__).with_name("overhead_train.py")
 KINDS: Final[dict[str, tuple[str, ...]]] = {"whole": (), "ring": ("--keep", "1min")}

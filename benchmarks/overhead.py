@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from benchmarks.options import Options
-from gputrace.collectors.cuda import has_driver
+from gputrace.collectors.backend import has_driver
 
 TRAIN: Final = Path(__file__).with_name("overhead_train.py")
 CASES: Final = (("resnet50", 128), ("resnet18", 8))

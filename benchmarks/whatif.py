@@ -18,9 +18,9 @@ from typing import Final
 import numpy as np
 
 from benchmarks.options import Options
-from gputrace.analyzers.analysis import analyze
-from gputrace.analyzers.results.whatif import WhatIf
-from gputrace.traces.readers import open_trace
+from gputrace.analyzers.pipeline import analyze
+from gputrace.model.results import WhatIf
+from gputrace.readers.registry import open_trace
 from tests.synthetic import Plan, Recording, random_plan, simulate, write_nsys
 
 RUNS: Final = 100

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
 __all__ = ["GputraceError", "__version__", "annotate", "compare", "open", "step"]
 
 if TYPE_CHECKING:
-    from gputrace.api import open
-    from gputrace.comparing import compare
+    from gputrace.api import compare, open
     from gputrace.errors import GputraceError
     from gputrace.marks import annotate, step
+    from gputrace.version import __version__
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the public names when they are first used, so that ``import gputrace`` is light."""
+    """Import the public names when they are first used, so that ``import gputrace`` is light."""
     modules = {
         "open": "api",
-        "compare": "comparing",
+        "compare": "api",
         "annotate": "marks",
         "step": "marks",
         "GputraceError": "errors",
+        "__version__": "version",
     }
     if name not in modules:
         raise AttributeError(f"module 'gputrace' has no attribute {name!r}")
@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Any:
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """What ``%load_ext gputrace`` calls in a notebook: gives it ``%%gputrace``."""
+    """Register ``%%gputrace``; called by ``%load_ext gputrace`` in a notebook."""
     from importlib import import_module
 
     import_module("gputrace.notebook").load(ipython)

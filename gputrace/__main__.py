@@ -1,4 +1,4 @@
-"""``python -m gputrace`` is the command ``gputrace``."""
+"""Entry point of ``python -m gputrace``."""
 
 from gputrace.cli import main
 

@@ -1,44 +1,47 @@
-"""The Python interface: open a trace, analyze it, look at it in any form.
-
-report = gputrace.open("trace.sqlite").analyze()  # or several: open("a.sqlite", "b.sqlite")
-print(report)                    # what `gputrace analyze` prints
-report.findings[0].advice        # plain dataclasses, times in integer nanoseconds
-report.to_pandas("gaps")         # a DataFrame
-gputrace.open("trace.sqlite").report("report.html")   # the page of `gputrace report`
-"""
+"""The public functions: open, analyze and compare."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from gputrace import views
-from gputrace.analyzers.options import Options, read_options, read_window
-from gputrace.analyzers.results import Analysis
-from gputrace.errors import GputraceError
-from gputrace.files import Files
-from gputrace.traces.quality import LeftOut
-from gputrace.traces.trace import Progress, Trace
+from gputrace import report
+from gputrace.analyzers.compare import compare as compare_runs
+from gputrace.analyzers.compare import with_batch
+from gputrace.analyzers.compare.results import Comparison
+from gputrace.analyzers.compare.runs import Run, read_run
+from gputrace.analyzers.pipeline import Options, read_options, read_steps, read_window
+from gputrace.analyzers.result_cache import ResultCache
+from gputrace.errors import GputraceError, InputError, UsageError
+from gputrace.model.results import Analysis
+from gputrace.model.trace import LeftOut, Progress, Trace, Window
+from gputrace.readers.open import here_of, leave_out, open_traces
+from gputrace.store.slice import windowed
 
 if TYPE_CHECKING:
     import pandas
 
-    from gputrace.analyzers.analysis import Spread
-    from gputrace.analyzers.launches import Launches
-    from gputrace.views.page.material import Material
+    from gputrace.analyzers.kernel_launches import Launches
+    from gputrace.analyzers.pipeline import Spread
+    from gputrace.readers.open import Opening
+    from gputrace.report.html.timeline import Material
 
-__all__ = ["OpenTrace", "Report", "open"]
+
+__all__ = ["ComparisonReport", "OpenTrace", "Report", "compare", "open"]
 
 
 @dataclass(frozen=True, slots=True)
 class Report(Analysis):
-    """An analysis that can show itself."""
+    """Analysis that can render itself."""
 
     def render(self, form: str = "text") -> str:
-        """The report as a text for people or programs.
+        """Return the report as text for people or programs.
 
         Args:
             form: ``text`` (lines of 80 columns), ``json`` (one line), ``markdown``, ``csv`` (a line
@@ -46,10 +49,10 @@ class Report(Analysis):
 
         Raises UsageError for any other form.
         """
-        return views.render(self, form)
+        return report.render(self, form)
 
     def to_pandas(self, table: str = "breakdown") -> pandas.DataFrame:
-        """One of the tables as a DataFrame: a row for each entry, a column for each of its names.
+        """Return one of the tables as a DataFrame: a row for each entry, a column for each field.
 
         Args:
             table: ``breakdown`` or ``gpus`` (a row for each GPU), ``step_list`` (for each step and
@@ -57,11 +60,11 @@ class Report(Analysis):
                 each of the 50 that take most time and each GPU).
 
         Columns that end in ``_ns`` are integer nanoseconds, on the trace's own clock where they are
-        moments; what is not known is None or NaN.
+        points in time; unknown values are None or NaN.
 
-        Raises MissingError where pandas is not installed, UsageError for another name.
+        Raises MissingError if pandas is not installed, UsageError for any other table.
         """
-        from gputrace.views.frames import frame
+        from gputrace.report.notebook import frame
 
         return frame(self, table)
 
@@ -69,13 +72,13 @@ class Report(Analysis):
         return self.render()
 
     def _repr_html_(self) -> str:
-        from gputrace.views.html import render
+        from gputrace.report.notebook import render
 
         return render(self)
 
 
 class OpenTrace:
-    """Trace files of a run, open for reading; close them, or use a ``with`` statement."""
+    """Open trace files of one run; close them, or use a ``with`` statement."""
 
     def __init__(
         self,
@@ -91,9 +94,10 @@ class OpenTrace:
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """The files that could not be read, or not to their end, where one goes on without them.
+        """Return the files that were left out, wholly or in part, because they cannot be read.
 
-        Each has its ``path`` and its ``problem``. `analyze` and `export` may find more.
+        Each has a ``path`` and a ``problem``. Filled only with ``keep_going``; `analyze` and
+        `export` may add more.
         """
         return self._files.left_out
 
@@ -105,18 +109,18 @@ class OpenTrace:
         gaps: int = 50,
         progress: Progress | None = None,
     ) -> Report:
-        """Where the time went, as exact integer nanoseconds.
+        """Measure where the time went, as exact integer nanoseconds.
 
         Args:
             steps: the steps to measure, as ``"8:25"`` or as two numbers, counted from 0, the end
-                not included; the steady ones if not given.
-            time: a window of the trace, as ``"12s:14s"`` or as two nanosecond counts, both from
-                the report's moment 0 (``origin_ns``), the end not included.
+                excluded; by default the steady steps.
+            time: a window of the trace, as ``"12s:14s"`` or as two nanosecond counts, both relative
+                to the report's time 0 (``origin_ns``), the end excluded.
             gaps: how many of the largest gaps to list.
             progress: called with rows read so far and in all.
 
-        Raises InputError where the file is broken, UsageError for a window with nothing in it and
-        for steps that there are not.
+        Raises InputError for a corrupt file, UsageError for an empty window and for steps that do
+        not exist.
         """
         options = read_options(steps, time, gaps)
 
@@ -137,22 +141,22 @@ class OpenTrace:
         force: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        """Writes the report as one HTML file that opens offline, with charts and the timeline.
+        """Write the report as one HTML file that opens offline, with charts and the timeline.
 
         Args:
             target: the file to write.
-            steps, time, gaps: as of `analyze`.
+            steps, time, gaps: see `analyze`.
             force: whether to replace a target that exists.
             progress: called with rows read so far and in all.
 
-        Raises what `analyze` raises, UsageError for a target that exists, MissingError without
-        bokeh, OSError where the target cannot be written.
+        Raises what `analyze` raises, UsageError for an existing target, MissingError without
+        bokeh, OSError if the target cannot be written.
         """
-        from gputrace.views.exports.targets import check_target, unfinished_file
-        from gputrace.views.page import load
+        from gputrace.report.html import load
+        from gputrace.report.output_file import check_target, unfinished_file
 
         path = check_target(Path(target), self._files.trace.paths, force)
-        text = load("document").render(
+        text = load("page").render(
             self.material(steps=steps, time=time, gaps=gaps, progress=progress)
         )
         with unfinished_file(path) as unfinished:
@@ -166,13 +170,13 @@ class OpenTrace:
         gaps: int = 50,
         progress: Progress | None = None,
     ) -> Material:
-        """What a page shows: the analysis, and the timeline as runs.
+        """Return the content of a report page: the analysis, and the run-length encoded timeline.
 
-        ``steps``, ``time``, ``gaps`` and ``progress`` are as of `analyze`, and so is what it
-        raises. What it gives is for gputrace's own pages, and may change.
+        Takes the arguments of `analyze`, and raises what it raises. The result is for gputrace's
+        own pages, and may change.
         """
-        from gputrace.analyzers.scene.scene import Scene
-        from gputrace.views.page.material import gather, read_scene
+        from gputrace.analyzers.timeline_model import Scene
+        from gputrace.report.html.timeline import gather, read_scene
 
         options = read_options(steps, time, gaps)
 
@@ -183,15 +187,15 @@ class OpenTrace:
         return gather(self._files.answer(Scene, options, run))
 
     def launches(self, kernel: str, *, progress: Progress | None = None) -> Launches:
-        """One kernel, and which of its launches a profiler of kernels is to look at.
+        """Find a kernel, and the launches of it that a kernel profiler should capture.
 
         Args:
-            kernel: its name, a part of one, or its place by time, from ``"1"``.
+            kernel: its name, a part of its name, or its rank by total time, from ``"1"``.
             progress: called with rows read so far and in all.
 
-        Raises what `analyze` raises, UsageError where there is no such kernel.
+        Raises what `analyze` raises, UsageError if there is no such kernel.
         """
-        from gputrace.analyzers.launches import find_launches
+        from gputrace.analyzers.kernel_launches import find_launches
 
         def run() -> Launches:
             with self._files.reading(None, progress) as trace:
@@ -209,22 +213,22 @@ class OpenTrace:
         force: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        """Writes the trace for other programs, or a part of it.
+        """Export the trace, or a part of it, for other programs.
 
         Args:
-            form: ``trace`` (a smaller one of the same kind), ``perfetto``, ``parquet`` or ``csv``.
+            form: ``trace`` (the same format, but smaller), ``perfetto``, ``parquet`` or ``csv``.
             target: the file to write; a folder for ``parquet`` and ``csv``.
             time: a window of the trace, as `analyze` takes it; all of it if not given.
             redact: whether to replace the names of hosts, users, paths and programs.
             force: whether to replace a target that exists.
             progress: called with work done so far and in all.
 
-        Raises InputError where the file is broken, UsageError for a target that exists and for what
-        has no such form, OSError where the target cannot be written.
+        Raises InputError for a corrupt file, UsageError for an existing target and for a trace that
+        has no such form, OSError if the target cannot be written.
         """
-        from gputrace.traces.redacted import RedactedTrace
-        from gputrace.views.exports import Job, export
-        from gputrace.views.exports.targets import check_target
+        from gputrace.report.export import Job, export
+        from gputrace.report.output_file import check_target
+        from gputrace.store.redact import RedactedTrace
 
         window = read_window(time)
         path = check_target(Path(target), self._files.trace.paths, force)
@@ -249,7 +253,7 @@ class OpenTrace:
         return f"<gputrace.OpenTrace {self._files.title}>"
 
     def _repr_html_(self) -> str:
-        """The report, in notebooks; or why there is none."""
+        """Return the report for notebooks, or the reason why there is none."""
         try:
             return self.analyze()._repr_html_()
         except GputraceError as error:
@@ -258,7 +262,7 @@ class OpenTrace:
             return f"<p>{escape(str(error))}</p>"
 
     def close(self) -> None:
-        """Gives back the files; nothing can be asked for then. Raises nothing, also if repeated."""
+        """Close the files; nothing can be read afterwards. Idempotent; raises nothing."""
         self._files.close()
 
     def __enter__(self) -> Self:
@@ -279,8 +283,8 @@ def _analyze(
     progress: Progress | None = None,
     spread: Spread | None = None,
 ) -> Analysis:
-    """Analyzes; what does is imported when it must, since an answer may be known without."""
-    from gputrace.analyzers.analysis import analyze
+    """Run the pipeline, which is imported only here, since a cached result needs none of it."""
+    from gputrace.analyzers.pipeline import analyze
 
     return analyze(trace, options, progress, spread=spread)
 
@@ -294,21 +298,21 @@ def open(
     scheduler: str | None = None,
     progress: Progress | None = None,
 ) -> OpenTrace:
-    """Opens a trace of any recorder, or the traces of one run as one: a file a machine or a rank.
+    """Open a trace of any recorder, or the traces of one run (a file per machine or rank) as one.
 
     Args:
-        path: a file, or a folder, which stands for the traces in it.
-        more: further ones of the same run; logs of nvidia-smi say what the GPUs did meanwhile.
-        keep_going: whether to go on without what cannot be read; `OpenTrace.left_out` says what.
-        workers: how many processes decode files of text; chosen by their sizes if not given.
-        windows: whether only windows of it will be asked for (``time``): text of over 512 MiB is
-            then not held, but gone through again for each.
+        path: a file, or a folder, which stands for all traces in it.
+        more: further files of the same run; logs of nvidia-smi add GPU clocks and utilization.
+        keep_going: whether to skip what cannot be read; `OpenTrace.left_out` lists it.
+        workers: how many processes decode text files; chosen by file size if not given.
+        windows: whether only windows will be analyzed (``time``): text of over 512 MiB is then
+            not held in memory, but scanned again for each window.
         scheduler: a Dask cluster that analyzes the files: an address, ``local:N`` or ``slurm:N``
             (with ``local``, guard your program by ``if __name__ == "__main__"``).
-        progress: called with bytes fetched so far and in all, of files of object stores.
+        progress: called with bytes fetched so far and in all, for files in object stores.
 
-    Raises InputError where a file cannot be read, or is not of the same run as the others; with
-    ``keep_going`` only where nothing can be read. MissingError where this machine lacks what a
+    Raises InputError if a file cannot be read, or is not of the same run as the others; with
+    ``keep_going`` only if nothing can be read. Raises MissingError if this machine lacks what a
     file or the cluster needs: nsys, dask, fsspec.
     """
     return OpenTrace(
@@ -320,3 +324,249 @@ def open(
         scheduler=scheduler,
         progress=progress,
     )
+
+
+Batch = float | Sequence[float] | None
+Progresses = Callable[[str], AbstractContextManager[Progress | None]]
+"""Factory of progress callbacks, given the name of what is being read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonReport(Comparison):
+    """Comparison that can render itself."""
+
+    def render(self, form: str = "text") -> str:
+        """Return the comparison as text for people or programs.
+
+        Args:
+            form: ``text`` (lines of 80 columns), ``json`` (one line), ``markdown`` or ``csv``
+                (times in nanoseconds).
+
+        Raises UsageError for any other form.
+        """
+        from gputrace.report.comparison import render as render_comparison
+
+        return render_comparison(self, form)
+
+    def save(self, target: str | PathLike[str], *, force: bool = False) -> None:
+        """Write the comparison as one HTML file that opens offline.
+
+        Args:
+            target: the file to write.
+            force: whether to replace a target that exists.
+
+        Raises UsageError for an existing target, unless ``force``; MissingError without bokeh.
+        """
+        from gputrace.report.html import load
+        from gputrace.report.output_file import check_target, unfinished_file
+
+        inputs = [Path(path) for run in self.runs for path in run.paths]
+        path = check_target(Path(target), inputs, force)
+        text = load("page").render_comparison(self)
+        with unfinished_file(path) as unfinished:
+            unfinished.write_text(text, encoding="utf-8")
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def _repr_markdown_(self) -> str:
+        return self.render("markdown")
+
+
+def compare(
+    *traces: str | PathLike[str],
+    labels: Sequence[str] | None = None,
+    steps: str | tuple[int, int] | None = None,
+    batch: Batch = None,
+    global_batch: Batch = None,
+    progress: Progresses | None = None,
+) -> ComparisonReport:
+    """Compare two runs, or measure how several scale with their number of GPUs.
+
+    Only one trace is open at a time. Times in the result are means over steps and GPUs, in
+    nanoseconds, with 95 % confidence bounds.
+
+    Args:
+        traces: a file or folder for each run, at least two; a folder is a run of several files.
+        labels: names of the runs; by default A and B, or the file names if there are more than two.
+        steps: the steps to measure of each, as `OpenTrace.analyze` takes them.
+        batch: samples that a GPU gets in a step, one number for all runs or one for each.
+        global_batch: samples of a step on all GPUs together, likewise; not with ``batch``.
+        progress: called with the name of each trace; returns a context manager that yields the
+            callback for rows read so far and in all.
+
+    Raises InputError if a trace cannot be read, UsageError for inconsistent arguments.
+    """
+    if len(traces) < 2:
+        raise UsageError("a comparison takes two traces or more; a folder is one run")
+    names = _labels(traces, labels)
+    runs = open_runs(
+        traces, names, steps=steps, batch=batch, global_batch=global_batch, progress=progress
+    )
+    result = compare_runs(runs)
+    values = {field.name: getattr(result, field.name) for field in fields(Comparison)}
+    return ComparisonReport(**values)
+
+
+def open_runs(
+    traces: Sequence[str | PathLike[str]],
+    labels: Sequence[str],
+    *,
+    steps: str | tuple[int, int] | None = None,
+    batch: Batch = None,
+    global_batch: Batch = None,
+    progress: Progresses | None = None,
+) -> list[Run]:
+    """Read what a comparison needs from each trace; each is closed before the next is opened."""
+    if batch is not None and global_batch is not None:
+        raise UsageError("give the batch of a GPU or that of all GPUs, not both")
+    options = Options(steps=read_steps(steps), gaps=0)
+    gpu_batches, global_batches = (_of_each(given, len(traces)) for given in (batch, global_batch))
+    runs = []
+    for path, label, per_gpu, per_step in zip(
+        traces, labels, gpu_batches, global_batches, strict=True
+    ):
+        reporting = progress(Path(path).name) if progress is not None else nullcontext()
+        with open_traces([str(path)]) as trace, reporting as tell:
+            runs.append(with_batch(read_run(trace, label, options, tell), per_gpu, per_step))
+    return runs
+
+
+def _labels(traces: Sequence[str | PathLike[str]], given: Sequence[str] | None) -> list[str]:
+    if given:
+        if len(given) != len(traces) or len(set(given)) < len(given):
+            raise UsageError(f"give each of the {len(traces)} traces a label of its own, or none")
+        return list(given)
+    if len(traces) == 2:
+        return ["A", "B"]
+    paths = [Path(path) for path in traces]
+    short = [path.name.partition(".")[0] or path.name for path in paths]
+    if len(set(short)) == len(short):
+        return short
+    return [f"{number} {name}" for number, name in enumerate(short, 1)]
+
+
+def _of_each(batch: Batch, runs: int) -> list[float | None]:
+    """Expand a batch to one value per run; raises UsageError for a wrong count or a value <= 0."""
+    if batch is None:
+        return [None] * runs
+    given = [batch] * runs if isinstance(batch, (int, float)) else list(batch)
+    given = given * runs if len(given) == 1 else given
+    if len(given) != runs or min(given) <= 0:
+        raise UsageError(f"give one batch for all {runs} traces, or one for each, above 0")
+    return list(given)
+
+
+_Result = TypeVar("_Result")
+
+
+class Files:
+    """Readable files, opened lazily by the first request that the result cache cannot answer."""
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        keep_going: bool,
+        workers: int | None,
+        windows: bool,
+        scheduler: str | None,
+        progress: Progress | None,
+    ) -> None:
+        """Take the arguments of `gputrace.open`, and raise what it raises."""
+        self._paths = here = here_of(paths, progress)
+        self._keep_going, self._scheduler = keep_going, scheduler
+        self._open = partial(self._opened, here, workers, windows, scheduler)
+        self._earlier = ResultCache(here, windows)
+        self._trace: Trace | None = None
+        self._closing = ExitStack()
+        self._closed = False
+        if not self._earlier.any:
+            # Report unreadable files immediately.
+            self._trace = self._open()
+
+    def _opened(
+        self, here: list[str], workers: int | None, windows: bool, scheduler: str | None
+    ) -> Trace:
+        with ExitStack() as opened:
+            opening = _opening(scheduler, opened)
+            trace = open_traces(here, self._keep_going, workers, windows, opening)
+            self._closing = opened.pop_all()
+        return trace
+
+    @property
+    def trace(self) -> Trace:
+        """Return all files as one trace, opened if need be; raises UsageError once closed."""
+        if self._closed:
+            raise UsageError("the trace is closed; open it again")
+        if self._trace is None:
+            self._trace = self._open()
+        return self._trace
+
+    @property
+    def title(self) -> str:
+        """Return the name for messages; works also after `close`."""
+        if self._trace is not None:
+            return self._trace.title
+        first, *others = self._paths
+        return f"{first} and {len(others)} more" if others else first
+
+    @property
+    def spread(self) -> Spread | None:
+        """Return the function that spreads the analysis over the cluster; None without one."""
+        if self._scheduler is None:
+            return None
+        from gputrace.cluster.shards import spread
+
+        return spread
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Return the files that could not be read; empty if none had to be opened."""
+        return () if self._trace is None else tuple(self._trace.quality.left_out)
+
+    def absolute(self, window: Window | None) -> Window | None:
+        """Convert a window relative to the trace's origin to the trace's own clock."""
+        if window is None:
+            return None
+        return Window(window.start + self.trace.origin, window.end + self.trace.origin)
+
+    def reading(
+        self, window: Window | None, progress: Progress | None
+    ) -> AbstractContextManager[Trace]:
+        """Return the trace, restricted to a window relative to its origin if one is given."""
+        return windowed(self.trace, self.absolute(window), progress)
+
+    def answer(self, kind: type[_Result], options: Options, work: Callable[[], _Result]) -> _Result:
+        """Return the cached result, or do the work and cache its result."""
+        if not self._closed and (known := self._earlier.find(kind, options)) is not None:
+            return known
+        result = self.going_on(work)
+        if not self.left_out:
+            self._earlier.keep(result, options)
+        return result
+
+    def going_on(self, work: Callable[[], _Result]) -> _Result:
+        """Do the work, dropping files that turn out to be corrupt if ``keep_going`` allows it."""
+        while True:
+            try:
+                return work()
+            except InputError as error:
+                if not self._keep_going:
+                    raise
+                self._trace = leave_out(self.trace, error)
+
+    def close(self) -> None:
+        """Close the files; idempotent."""
+        self._closed = True
+        with self._closing:
+            if self._trace is not None:
+                self._trace.close()
+
+
+def _opening(scheduler: str | None, opened: ExitStack) -> Opening | None:
+    """Return the cluster's file opener, closed with ``opened``; None without a scheduler."""
+    if scheduler is None:
+        return None
+    from gputrace.cluster.requests import Cluster
+
+    return opened.enter_context(Cluster(scheduler)).open_each

@@ -1,10 +1,10 @@
-"""The errors a person may see, each with the exit code of the command line.
+"""User-facing errors, each with its exit code on the command line.
 
     GputraceError
     ├── UsageError      2   the command was called wrongly
     ├── InputError      3   a trace cannot be read
     ├── MissingError    4   this machine lacks something (nsys, a driver, an extra)
-    └── PluginError     4   what another package adds does not work
+    └── PluginError     4   a plugin does not work
 
 A message is one line: what is wrong, where, and what to do.
 """
@@ -18,11 +18,11 @@ from typing import Final
 _CONTROL: Final = (*range(32), *range(127, 160))
 _SPACES: Final = "\t\n\v\f\r\x85\u2028\u2029"
 _SHOWN: Final = dict.fromkeys(_CONTROL, "\ufffd") | dict.fromkeys(map(ord, _SPACES), " ")
-"""Control characters, which a file may hold to make a terminal do things, as they are shown."""
+"""Replacements of control characters, which a file may hold to manipulate a terminal."""
 
 
 class ExitCode(IntEnum):
-    """Exit codes of every command but ``record``, which returns its child's."""
+    """Exit codes of every command but ``record``, which returns its child's own."""
 
     DONE = 0
     GATE_NOT_MET = 1
@@ -31,7 +31,7 @@ class ExitCode(IntEnum):
     MISSING_HERE = 4
     DONE_IN_PART = 5
     RECORDING_FAILED = 125
-    """Of ``record``, as of ``timeout`` and ``docker run``: not the program failed."""
+    """``record`` itself failed, not its program; the code of ``timeout`` and ``docker run``."""
     INTERRUPTED = 130
 
 
@@ -45,11 +45,11 @@ class GputraceError(Exception):
 
 
 class UsageError(GputraceError):
-    """The command or the function was called with arguments that make no sense."""
+    """Error for invalid arguments of a command or function."""
 
 
 class InputError(GputraceError):
-    """A trace cannot be read: not there, not a trace, broken, or holding nothing to analyze."""
+    """Error for a trace that is missing, not a trace, corrupt, or has nothing to analyze."""
 
     exit_code = ExitCode.UNREADABLE_INPUT
 
@@ -59,17 +59,17 @@ class InputError(GputraceError):
         self.problem = problem.translate(_SHOWN)
 
     def __reduce__(self) -> tuple[type[InputError], tuple[Path, str]]:
-        """For programs that send it from one process to another."""
+        """Support pickling between processes."""
         return InputError, (self.path, self.problem)
 
 
 class MissingError(GputraceError):
-    """Something that the command needs is not on this machine."""
+    """Error for something that the command needs and this machine lacks."""
 
     exit_code = ExitCode.MISSING_HERE
 
 
 class PluginError(GputraceError):
-    """What another package adds does not work."""
+    """Error for a plugin that does not work."""
 
     exit_code = ExitCode.MISSING_HERE

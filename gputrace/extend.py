@@ -1,7 +1,7 @@
-"""What plugins are made of: the names that stay, wherever they are defined.
+"""Stable API for plugins: names that stay here wherever they are defined.
 
-`docs/plugins.md` says how they go together. Each is imported when it is first used, so that a view
-brings no collectors with it.
+`docs/plugins.md` explains how to use them. Each is imported on first use, so that a view does not
+import the collectors.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from gputrace.analyzers.findings.facts import Facts
-    from gputrace.analyzers.results import Analysis, ExtraTable, Finding
-    from gputrace.collectors.backend import Backend, Launch, Merged, Plan
-    from gputrace.collectors.host import HOST
+    from gputrace.analyzers.findings.context import Facts
+    from gputrace.collectors.backend import Backend, Merged, Plan
+    from gputrace.collectors.backends.host import HOST
+    from gputrace.collectors.launch import Launch
     from gputrace.errors import InputError, MissingError, UsageError
-    from gputrace.traces.candidate import Candidate
-    from gputrace.traces.events import Events, Kind
-    from gputrace.traces.memory import MemoryTrace, Names
-    from gputrace.traces.readers import Reader
-    from gputrace.traces.trace import Device, Process, Session, Trace
+    from gputrace.model.events import Events, Kind
+    from gputrace.model.results import Analysis, ExtraTable, Finding
+    from gputrace.model.trace import Device, Process, Session, Trace
+    from gputrace.readers.in_memory import MemoryTrace, Names
+    from gputrace.readers.registry import Candidate, Reader
     from gputrace.units import format_ns
 
 __all__ = [
@@ -49,16 +49,16 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "analyzers.findings.facts": ("Facts",),
-    "analyzers.results": ("Analysis", "ExtraTable", "Finding"),
-    "collectors.backend": ("Backend", "Launch", "Merged", "Plan"),
-    "collectors.host": ("HOST",),
+    "analyzers.findings.context": ("Facts",),
+    "model.results": ("Analysis", "ExtraTable", "Finding"),
+    "collectors.backend": ("Backend", "Merged", "Plan"),
+    "collectors.launch": ("Launch",),
+    "collectors.backends.host": ("HOST",),
     "errors": ("InputError", "MissingError", "UsageError"),
-    "traces.candidate": ("Candidate",),
-    "traces.events": ("Events", "Kind"),
-    "traces.memory": ("MemoryTrace", "Names"),
-    "traces.readers": ("Reader",),
-    "traces.trace": ("Device", "Process", "Session", "Trace"),
+    "model.events": ("Events", "Kind"),
+    "readers.in_memory": ("MemoryTrace", "Names"),
+    "readers.registry": ("Candidate", "Reader"),
+    "model.trace": ("Device", "Process", "Session", "Trace"),
     "units": ("format_ns",),
 }
 

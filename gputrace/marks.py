@@ -1,4 +1,4 @@
-"""Marks that a program may set for ``gputrace record``: steps, and stretches of code with a name.
+"""Markers that a program can set for ``gputrace record``: steps and named code ranges.
 
 for batch in loader:
     with gputrace.annotate("forward"):
@@ -6,7 +6,7 @@ for batch in loader:
     ...
     gputrace.step()
 
-They do nothing, in under a tenth of a microsecond each, unless the program is being recorded.
+They are no-ops of under 0.1 us each unless the program is being recorded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Result = TypeVar("_Result")
 
 
 class Annotation:
-    """Nothing is recorded: what ``annotate`` gives then."""
+    """No-op annotation, returned by ``annotate`` when nothing is recorded."""
 
     __slots__ = ()
 
@@ -39,7 +39,7 @@ class Annotation:
 
 
 class _Recorded(Annotation):
-    """Records each stretch under its name; the same one may be entered again within itself."""
+    """Annotation that records each range under its name; re-entrant."""
 
     __slots__ = ("_recorder", "_starts", "_what")
 
@@ -71,7 +71,7 @@ class _Recorded(Annotation):
 
 
 def _hooks(module: str) -> Any:
-    """A module of the hooks in this process; None where nothing is recorded."""
+    """Import a module of the hooks in this process; return None if nothing is recorded."""
     # A program may have cleared its environment since it started.
     started = getattr(sys.modules.get("_gputrace_hooks"), "FOLDER", "")
     folder = os.environ.get("GPUTRACE_DIR") or started
@@ -80,7 +80,7 @@ def _hooks(module: str) -> Any:
     try:
         return importlib.import_module(f"_gputrace_hooks.{module}")
     except ImportError:
-        # The program was started with -S, say, so that nothing else is hooked.
+        # E.g. started with -S, so that no other hook is installed.
         return _hooks_from_here(module)
 
 
@@ -101,28 +101,28 @@ _recorder: Any = _hooks("recorder")
 
 
 def look_again() -> None:
-    """Finds the hooks that have come since: a notebook takes them in while it runs."""
+    """Look the hooks up again: a notebook installs them while it runs."""
     global _steps, _recorder
     _steps, _recorder = _hooks("steps"), _hooks("recorder")
 
 
 def step() -> None:
-    """Marks the end of a training step; from its first call on, only its calls count as steps.
+    """Mark the end of a training step; from the first call on, only these calls delimit steps.
 
-    Raises nothing, and does nothing in a program that is not recorded.
+    Never raises; a no-op in a program that is not recorded.
     """
     if _steps is not None:
         _steps.step_by_user()
 
 
 def annotate(name: str) -> Annotation:
-    """Names a stretch of code, in a ``with`` statement or as the decorator of a function.
+    """Name a code range, in a ``with`` statement or as the decorator of a function.
 
     Args:
-        name: what reports call it; ``data``, ``load batch``, ``next batch`` and the like count as
+        name: the name in reports; ``data``, ``load batch``, ``next batch`` and the like count as
             waiting for data.
 
-    Raises nothing, and does nothing in a program that is not recorded.
-    A coroutine or a generator is named by ``with`` inside it; the decorator sees only its creation.
+    Never raises; a no-op in a program that is not recorded.
+    Use ``with`` inside a coroutine or generator; the decorator would time only its creation.
     """
     return _NOTHING if _recorder is None else _Recorded(_recorder, name)

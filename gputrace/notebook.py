@@ -1,4 +1,4 @@
-"""The notebook magic ``%%gputrace``: a cell is recorded, and its report shown below it.
+"""Notebook magic ``%%gputrace``: record a cell and show its report below it.
 
 %load_ext gputrace
 
@@ -6,8 +6,8 @@
 for batch in loader:
     ...
 
-IPython is not imported: all that is needed of it is the shell that loads us. A failure of the cell
-is the notebook's, with the traceback that it would have had without us.
+IPython is not imported: only the shell that loads this extension is needed. An exception in the
+cell reaches the notebook with the traceback that it would have without gputrace.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from types import CodeType, TracebackType
 from typing import Any, Final
 
 from gputrace.api import open as open_trace
-from gputrace.cleaning import message
-from gputrace.collectors.inside import Inside
+from gputrace.collectors.in_process import Inside
 from gputrace.errors import GputraceError, InputError, MissingError, UsageError
-from gputrace.views.exports.targets import check_target
+from gputrace.report.output_file import check_target
+from gputrace.sanitize import message
 
 _HOST_ONLY: Final = "only steps and waits for data are recorded, nothing of the GPUs"
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The options of a cell."""
+    """Options of a cell."""
 
     backend: str = "auto"
     gaps: int = 50
@@ -43,14 +43,14 @@ class Asked:
 
 
 def load(shell: Any) -> None:
-    """Gives an IPython shell the magic; CUDA is recorded if the process starts it after this."""
+    """Register the magic; CUDA is recorded only if the process initializes it afterwards."""
     inside = None if os.environ.get("GPUTRACE_DIR") else Inside()
     magic = partial(record_cell, shell, inside)
     shell.register_magic_function(magic, magic_kind="cell", magic_name="gputrace")
 
 
 def record_cell(shell: Any, inside: Inside | None, line: str, cell: str) -> None:
-    """Runs a cell, records it, and shows its report, also where the cell fails."""
+    """Run and record a cell, and show its report, even if the cell fails."""
     __tracebackhide__ = True
     if inside is None:
         _tell("not recorded by itself: all of this notebook is, by the `gputrace record` around it")
@@ -74,7 +74,7 @@ def record_cell(shell: Any, inside: Inside | None, line: str, cell: str) -> None
 
 
 def read_options(line: str) -> Asked:
-    """What stands behind ``%%gputrace``; raises UsageError for what is none of the options."""
+    """Parse the options after ``%%gputrace``; raises UsageError for anything else."""
     import click
 
     command = click.Command(
@@ -89,9 +89,9 @@ def read_options(line: str) -> Asked:
     try:
         given = command.make_context("%%gputrace", shlex.split(line)).params
     except (click.ClickException, ValueError) as error:
-        told = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        problem = error.format_message() if isinstance(error, click.ClickException) else str(error)
         raise UsageError(
-            f"%%gputrace: {told} (options: --backend auto|cupti|host, --gaps N, -o TRACE)"
+            f"%%gputrace: {problem} (options: --backend auto|cupti|host, --gaps N, -o TRACE)"
         ) from None
     asked = Asked(**{name: value for name, value in given.items() if value is not None})
     if asked.output is not None:
@@ -100,9 +100,9 @@ def read_options(line: str) -> Asked:
 
 
 def compile_cell(shell: Any, cell: str) -> list[CodeType]:
-    """A cell as the shell would run it: IPython's own syntax works, a last expression is shown."""
+    """Compile a cell as the shell would: with IPython syntax, showing a final expression."""
     source = shell.transform_cell(cell)
-    # Tracebacks call it by the number of the cell under way, which is the last of those typed in.
+    # Tracebacks name a cell by its number, which is that of the last input.
     number = len(shell.user_ns.get("In", ())) - 1
     name = shell.compile.cache(source, number, raw_code=cell)
     tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
@@ -114,7 +114,7 @@ def compile_cell(shell: Any, cell: str) -> list[CodeType]:
 
 
 def run(shell: Any, codes: Sequence[CodeType]) -> None:
-    """Runs what was compiled in the notebook's names."""
+    """Run compiled code in the notebook's namespace."""
     __tracebackhide__ = True
     try:
         for code in codes:
@@ -125,15 +125,15 @@ def run(shell: Any, codes: Sequence[CodeType]) -> None:
 
 
 def _show_from_cell(shell: Any, error: Exception) -> None:
-    """Has the traceback begin in the cell; it has our frame first."""
+    """Start the traceback in the cell, without the frame of this module."""
     show = getattr(getattr(shell, "InteractiveTB", None), "structured_traceback", None)
-    own: TracebackType | None = error.__traceback__
-    if show is not None and own is not None and own.tb_next is not None:
-        _show_as(error, partial(show, type(error), error, own.tb_next, tb_offset=0))
+    ours: TracebackType | None = error.__traceback__
+    if show is not None and ours is not None and ours.tb_next is not None:
+        _show_as(error, partial(show, type(error), error, ours.tb_next, tb_offset=0))
 
 
 def _show_as(error: Exception, lines: Callable[[], list[str]]) -> None:
-    """What IPython shows of an error, where the error takes it."""
+    """Set the traceback that IPython shows, if the error accepts attributes."""
     try:
         error._render_traceback_ = lines  # type: ignore[attr-defined]
     except AttributeError:
@@ -141,7 +141,7 @@ def _show_as(error: Exception, lines: Callable[[], list[str]]) -> None:
 
 
 def _report(shell: Any, inside: Inside, asked: Asked) -> None:
-    """Shows the report of what was recorded, or a line that says why there is none."""
+    """Show the report of the cell, or a line that says why there is none."""
     if inside.obstacle is not None and asked.backend != "host":
         _tell(f"{inside.obstacle}; {_HOST_ONLY}")
     if inside.notice:

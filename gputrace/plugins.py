@@ -1,8 +1,8 @@
-"""What other packages add: readers, analyzers, views and collectors, as entry points.
+"""Plugins of other packages: readers, analyzers, views and collectors, as entry points.
 
-Names are listed without importing anything; a plugin is imported when it is used. One that does not
-work costs a line on stderr, and nothing else where anything else can go on. `GPUTRACE_NO_PLUGINS`
-leaves all out. `gputrace.extend` has what a plugin is made of.
+Names are listed without importing anything; a plugin is imported when it is used. One that fails is
+reported on stderr and skipped wherever the command can go on. `GPUTRACE_NO_PLUGINS` disables all.
+`gputrace.extend` is the API for plugins.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gputrace.cleaning import message
 from gputrace.errors import GputraceError, PluginError
+from gputrace.sanitize import message
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -27,26 +27,26 @@ KINDS: Final = {
     "views": "view",
     "collectors": "collector",
 }
-"""What there can be plugins of, and what one is called; their groups are ``gputrace.readers``…"""
+"""Kinds of plugins and the noun for each; the entry point groups are ``gputrace.readers``…"""
 
 NONE: Final = "GPUTRACE_NO_PLUGINS"
-"""The variable that leaves all plugins out."""
+"""Environment variable that disables all plugins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """An entry point of another package, not imported yet."""
+    """Entry point of another package, not imported yet."""
 
     kind: str
     """One of `KINDS`."""
     name: str
     package: str
-    """The distribution that brings it, with its version."""
+    """The distribution that provides it, with its version."""
     entry: EntryPoint
 
     @property
     def value(self) -> str:
-        """The module, and what of it: ``package.module:name``."""
+        """Return the entry point's target: ``package.module:name``."""
         return self.entry.value
 
     def __str__(self) -> str:
@@ -54,23 +54,23 @@ class Plugin:
 
 
 def plugins(kind: str) -> tuple[Plugin, ...]:
-    """The plugins of one of `KINDS`, in order of names; of two with one name, the first counts."""
-    found = {plugin.name: plugin for plugin in reversed(all_plugins()) if plugin.kind == kind}
-    return tuple(found[name] for name in sorted(found))
+    """Return the plugins of one of `KINDS`, by name; the first wins where two share a name."""
+    by_name = {plugin.name: plugin for plugin in reversed(all_plugins()) if plugin.kind == kind}
+    return tuple(by_name[name] for name in sorted(by_name))
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """What they are called."""
+    """Return the names of the plugins of a kind."""
     return tuple(plugin.name for plugin in plugins(kind))
 
 
 def named(kind: str, name: str) -> Plugin | None:
-    """The plugin of that name."""
+    """Return the plugin of that name, if any."""
     return next((plugin for plugin in plugins(kind) if plugin.name == name), None)
 
 
 def all_plugins() -> tuple[Plugin, ...]:
-    """All that are installed, of two with one name both; none where they are left out."""
+    """Return all installed plugins, with duplicate names; none if plugins are disabled."""
     return () if os.environ.get(NONE) else _installed(tuple(sys.path))
 
 
@@ -80,18 +80,18 @@ def _installed(path: tuple[str, ...]) -> tuple[Plugin, ...]:
         return ()
     from importlib.metadata import entry_points
 
-    found = [
+    installed = [
         Plugin(kind, entry.name, _package(entry), entry)
         for kind in KINDS
         for entry in entry_points(group=f"gputrace.{kind}")
     ]
-    return tuple(sorted(found, key=lambda plugin: (plugin.kind, plugin.name, plugin.package)))
+    return tuple(sorted(installed, key=lambda plugin: (plugin.kind, plugin.name, plugin.package)))
 
 
 def _may_have_some(folder: str) -> bool:
-    """Whether a package in a folder of the path may bring plugins.
+    """Return whether a distribution in a folder of ``sys.path`` may provide plugins.
 
-    Asking importlib.metadata takes ten times as long, and most people have none.
+    Querying importlib.metadata takes ten times as long, and most people have no plugins.
     """
     try:
         with os.scandir(folder or ".") as there:
@@ -115,18 +115,18 @@ def _package(entry: EntryPoint) -> str:
 
 
 _modules: dict[str, Plugin] = {}
-"""Top-level modules of the plugins that were asked for."""
+"""Loaded plugins by their top-level module."""
 
 
 def load(plugin: Plugin, *kinds: type) -> Any:
-    """What the entry point names, imported; raises PluginError where it is not of these types."""
+    """Import the entry point; raises PluginError if it is not of one of these types."""
     _modules[plugin.entry.module.partition(".")[0]] = plugin
     loaded = call(plugin, plugin.entry.load)
     return expect(plugin, loaded, *kinds) if kinds else loaded
 
 
 def load_function(plugin: Plugin) -> Callable[..., Any]:
-    """The same of a function."""
+    """Load an entry point that must be callable."""
     loaded = load(plugin)
     if not callable(loaded):
         raise PluginError(f"{plugin} does not work: {plugin.value} cannot be called")
@@ -134,7 +134,7 @@ def load_function(plugin: Plugin) -> Callable[..., Any]:
 
 
 def expect(plugin: Plugin, value: Any, *kinds: type) -> Any:
-    """What a plugin gave, if it is of these types; else raises PluginError."""
+    """Return a plugin's value; raises PluginError if it is not of one of these types."""
     if isinstance(value, kinds):
         return value
     wanted = " or ".join(kind.__name__ for kind in kinds)
@@ -142,7 +142,7 @@ def expect(plugin: Plugin, value: Any, *kinds: type) -> Any:
 
 
 def call(plugin: Plugin, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function of a plugin gives; raises PluginError for anything but our own errors."""
+    """Call a plugin's function; raises PluginError for any error that is not gputrace's own."""
     try:
         return function(*arguments)
     except (GputraceError, MemoryError, BrokenPipeError):
@@ -152,7 +152,7 @@ def call(plugin: Plugin, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def tell(error: PluginError) -> None:
-    """Says once on stderr what does not work, where one goes on without."""
+    """Report on stderr, once, a plugin that is skipped because it does not work."""
     _tell(" ".join(str(error).split()))
 
 
@@ -162,16 +162,16 @@ def _tell(line: str) -> None:
 
 
 def blame(error: BaseException) -> PluginError | None:
-    """The plugin in whose code an error was raised, as an error; None where it was in none.
+    """Return a PluginError for the plugin in whose code an error was raised; None if in no plugin.
 
-    For what a plugin gave and others use, as the rows of a trace.
+    For objects of a plugin that other code uses, such as the rows of a trace.
     """
-    trace, found = error.__traceback__, None
+    trace, plugin = error.__traceback__, None
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
-        found = _modules.get(module.partition(".")[0], found)
+        plugin = _modules.get(module.partition(".")[0], plugin)
         trace = trace.tb_next
-    return PluginError(f"{found} does not work: {_told(error)}") if found is not None else None
+    return PluginError(f"{plugin} does not work: {_told(error)}") if plugin is not None else None
 
 
 def _told(error: BaseException) -> str:

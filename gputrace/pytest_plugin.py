@@ -1,12 +1,12 @@
-"""The marker `gputrace` of pytest: records a test that trains, and holds it to limits.
+"""Pytest marker `gputrace`: record a training test and check it against limits.
 
     @pytest.mark.gputrace(max_data_feeding="10%", max_step_time="50ms")
     def test_training(): ...
 
-The test runs in a process of its own under `gputrace record`, since what records a GPU has to be
-there before the process uses it. Its fixtures are set up in that process alone. The marker takes
-the options of `gputrace check` by their names, with ``_`` for ``-``, and ``backend``, as `record`
-does. pytest imports this wherever gputrace is installed: all else is imported by a marked test.
+The test runs in its own process under `gputrace record`, since the recorder must be loaded before
+the process uses the GPU. Its fixtures are set up in that process only. The marker takes the options
+of `gputrace check`, with ``_`` for ``-``, and ``backend`` of `gputrace record`. pytest imports this
+module wherever gputrace is installed: everything else is imported by a marked test.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _REPORTS: Final = "GPUTRACE_PYTEST_REPORTS"
-"""The variable that names a recorded process the file for what came of its test."""
+"""Environment variable with the file in which a recorded process reports its test."""
 _CHILD: Final = "gputrace-child"
 _MARKER: Final = (
     'gputrace(max_data_feeding="10%", …): record the test in a process of its own, and hold it to '
@@ -30,20 +30,20 @@ _MARKER: Final = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--gputrace-dir``."""
-    told = "keep the traces of marked tests in this folder"
-    parser.getgroup("gputrace").addoption("--gputrace-dir", metavar="DIR", help=told)
+    """Add ``--gputrace-dir``."""
+    text = "keep the traces of marked tests in this folder"
+    parser.getgroup("gputrace").addoption("--gputrace-dir", metavar="DIR", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes the marker known; in a recorded process, writes down what comes of its test."""
+    """Register the marker; in a recorded process, also the reporter of the test's outcome."""
     config.addinivalue_line("markers", _MARKER)
     if path := os.environ.pop(_REPORTS, ""):
         config.pluginmanager.register(_Child(path), _CHILD)
 
 
 class _Child:
-    """Writes down what came of the test in a recorded process."""
+    """Write the outcome of the test in a recorded process to a file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -51,7 +51,7 @@ class _Child:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         import json
 
-        found = {
+        outcome = {
             "when": report.when,
             "outcome": report.outcome,
             "text": report.longreprtext,
@@ -59,31 +59,31 @@ class _Child:
             "sections": report.sections,
         }
         with open(self._path, "a", encoding="utf-8") as file:  # noqa: PTH123
-            file.write(json.dumps(found) + "\n")
+            file.write(json.dumps(outcome) + "\n")
 
 
 def _is_ours(item: pytest.Item) -> bool:
-    """Whether a test is to be recorded, here and not by the process that recorded this one."""
+    """Return whether a test is marked and this is not already its recorded process."""
     marked = item.get_closest_marker("gputrace") is not None
     return marked and not item.config.pluginmanager.has_plugin(_CHILD)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leaves the fixtures of a marked test to its own process."""
+    """Leave the fixtures of a marked test to its recorded process."""
     if not _is_ours(item):
         return
     from unittest import TestCase
 
     if not isinstance(item, pytest.Function) or issubclass(item.cls or object, TestCase):
-        told = "the marker `gputrace` is for test functions and methods of plain classes"
-        pytest.fail(told, pytrace=False)
+        problem = "the marker `gputrace` is for test functions and methods of plain classes"
+        pytest.fail(problem, pytrace=False)
     item.setup = lambda: None  # type: ignore[method-assign]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Runs a marked test under `record`, gives its outcome, and checks its trace."""
+    """Run a marked test under `record`, replay its outcome, and check its trace."""
     if not _is_ours(pyfuncitem):
         return None
     from shutil import rmtree
@@ -106,24 +106,24 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _options(item: pytest.Item) -> dict[str, Any]:
-    """What the marker says; fails where `gputrace check` has no such option."""
+    """Return the marker's arguments; fails for options that `gputrace check` does not have."""
     from gputrace.cli.check import command
 
     marker = item.get_closest_marker("gputrace")
     assert marker is not None
-    known = {str(one.name) for one in command.params} - {"trace", "form"} | {"backend"}
+    known = {str(parameter.name) for parameter in command.params} - {"trace", "form"} | {"backend"}
     for name in marker.kwargs:
         if name not in known:
-            told = f"the marker `gputrace` knows no {name}; it takes {', '.join(sorted(known))}"
-            pytest.fail(told, pytrace=False)
+            problem = f"the marker `gputrace` knows no {name}; it takes {', '.join(sorted(known))}"
+            pytest.fail(problem, pytrace=False)
     if marker.args:
-        told = 'the marker `gputrace` takes limits by name, as max_data_feeding="10%"'
-        pytest.fail(told, pytrace=False)
+        problem = 'the marker `gputrace` takes limits by name, as max_data_feeding="10%"'
+        pytest.fail(problem, pytrace=False)
     return dict(marker.kwargs)
 
 
 def _as_words(item: pytest.Item, options: dict[str, Any]) -> Iterator[str]:
-    """The options as the command line takes them; a baseline lies beside the test's file."""
+    """Yield the options as command-line words; a baseline is relative to the test's file."""
     for name, given in options.items():
         for value in given if isinstance(given, (list, tuple)) else [given]:
             yield f"--{name.replace('_', '-')}"
@@ -131,7 +131,7 @@ def _as_words(item: pytest.Item, options: dict[str, Any]) -> Iterator[str]:
 
 
 def _folder(item: pytest.Item) -> tuple[Path, bool]:
-    """Where the trace goes, and whether it stays there whatever comes of the test."""
+    """Return the folder of the trace, and whether it is kept regardless of the outcome."""
     from pathlib import Path
     from tempfile import mkdtemp
 
@@ -149,7 +149,7 @@ def _file_name(item: pytest.Item) -> str:
 
 
 def _record(item: pytest.Item, trace: Path, backend: str) -> None:
-    """Records the test; fails or skips as it did."""
+    """Record the test, and fail or skip as it did."""
     import json
     import sys
 
@@ -162,17 +162,17 @@ def _record(item: pytest.Item, trace: Path, backend: str) -> None:
     code, output = _gputrace([*recorder, "--", *program], environment | {_REPORTS: str(reports)})
     lines = reports.read_text(encoding="utf-8").splitlines() if reports.exists() else []
     reports.unlink(missing_ok=True)
-    found = [json.loads(line) for line in lines]
-    for report in found:
+    outcomes = [json.loads(line) for line in lines]
+    for report in outcomes:
         _replay(item, report)
-    if not any(report["when"] == "teardown" for report in found):
+    if not any(report["when"] == "teardown" for report in outcomes):
         pytest.fail(f"the recorded process ended with exit code {code}:\n{output}", pytrace=False)
     if not trace.exists():
         pytest.fail(f"nothing was recorded:\n{output}", pytrace=False)
 
 
 def _replay(item: pytest.Item, report: dict[str, Any]) -> None:
-    """Fails or skips as the recorded test did, with its output."""
+    """Fail or skip as the recorded test did, with its output."""
     if report["outcome"] == "passed":
         return
     for title, text in report["sections"]:
@@ -184,15 +184,15 @@ def _replay(item: pytest.Item, report: dict[str, Any]) -> None:
 
 
 def _pytest_words(item: pytest.Item) -> Iterator[str]:
-    """What makes pytest run that test alone, as here."""
+    """Yield the pytest arguments that run only this test, configured as here."""
     import sys
 
     config = item.config
     yield f"--rootdir={config.rootpath}"
     if config.inipath is not None:
         yield f"--config-file={config.inipath}"
-    own = config.pluginmanager.get_name(sys.modules[__name__])
-    for name in (own, *(config.getoption("plugins", None) or ())):
+    this = config.pluginmanager.get_name(sys.modules[__name__])
+    for name in (this, *(config.getoption("plugins", None) or ())):
         yield f"-p{name}"
     for name in config.getoption("override_ini", None) or ():
         yield f"--override-ini={name}"
@@ -211,7 +211,7 @@ def _check(trace: Path, words: Sequence[str]) -> None:
 
 
 def _gputrace(words: Sequence[str], environment: dict[str, str]) -> tuple[int, str]:
-    """The command's exit code, and what it and its program say."""
+    """Run a gputrace command; return its exit code and the output of it and its program."""
     import subprocess
     import sys
 

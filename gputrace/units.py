@@ -1,4 +1,4 @@
-"""Durations and counts as people write and read them; inside, all are integer nanoseconds."""
+"""Parsing and formatting of durations, sizes and counts; times are integer nanoseconds inside."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FOREVER: Final = 1 << 62
 
 
 def parse_duration(text: str) -> int:
-    """Nanoseconds of ``12s``, ``3.5ms``, ``250us``, ``5min``, ``2h``; a bare number is in seconds.
+    """Parse ``12s``, ``3.5ms``, ``250us``, ``5min``, ``2h`` to nanoseconds; a bare number is in s.
 
     Raises ValueError for anything else.
     """
@@ -36,9 +36,9 @@ def parse_duration(text: str) -> int:
 
 
 def parse_window(text: str) -> tuple[int, int]:
-    """Start and end in nanoseconds of ``12s:14s``; either side may be left out.
+    """Return start and end in nanoseconds of ``12s:14s``; either side may be omitted.
 
-    Raises ValueError where that is not a window of some length.
+    Raises ValueError for anything else, and for an empty window.
     """
     first, colon, last = text.partition(":")
     if not colon:
@@ -51,7 +51,7 @@ def parse_window(text: str) -> tuple[int, int]:
 
 
 def format_ns(nanoseconds: int | float) -> str:
-    """``969 ms``, ``25.1 ms``, ``340 ns``: three digits and the unit that suits them."""
+    """Format as ``969 ms``, ``25.1 ms``, ``340 ns``: three digits and a suitable unit."""
     size = abs(nanoseconds)
     if size < 1000:
         return f"{nanoseconds:.0f} ns"
@@ -64,7 +64,7 @@ def format_ns(nanoseconds: int | float) -> str:
 
 
 def format_bytes(count: int | float) -> str:
-    """``1.39 GB``, ``4.61 MB``, ``340 B``."""
+    """Format as ``1.39 GB``, ``4.61 MB``, ``340 B``."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.3g} {unit}"
@@ -72,7 +72,7 @@ def format_bytes(count: int | float) -> str:
 
 
 def format_share(part: float, whole: float) -> str:
-    """``40.1%``; a dash where there is nothing, ``<0.1%`` where there is hardly anything."""
+    """Format as ``40.1%``; a dash for nothing, ``<0.1%`` for very little."""
     if not part or not whole:
         return "–"
     share = 100 * part / whole
@@ -80,7 +80,7 @@ def format_share(part: float, whole: float) -> str:
 
 
 def format_ranges(numbers: Sequence[int]) -> str:
-    """Different numbers in order: ``0-3, 7``."""
+    """Format distinct sorted numbers as ``0-3, 7``."""
     runs = [
         [number for _, number in run]
         for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
@@ -89,7 +89,7 @@ def format_ranges(numbers: Sequence[int]) -> str:
 
 
 def format_window(start: int, end: int) -> str:
-    """``12s to 14.5s``, as `parse_window` reads the two; ``the start`` and ``the end`` if open."""
+    """Format a window as ``12s to 14.5s``; open sides as ``its start`` and ``its end``."""
     first = "its start" if start <= -_FOREVER else f"{start / 10**9:.9g}s"
     last = "its end" if end >= _FOREVER else f"{end / 10**9:.9g}s"
     return f"{first} to {last}"

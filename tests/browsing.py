@@ -10,7 +10,7 @@ from typing import Final
 
 from textual.pilot import Pilot
 
-from gputrace.views.browse.app import BrowseApp
+from gputrace.report.tui.app import BrowseApp
 
 PATIENCE_S: Final = 60.0
 

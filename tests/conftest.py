@@ -12,8 +12,8 @@ from typing import Final
 import pytest
 from hypothesis import settings
 
-from gputrace.traces.readers import open_trace
-from gputrace.traces.trace import Trace
+from gputrace.model.trace import Trace
+from gputrace.readers.registry import open_trace
 from tests.exports import Export, Opened
 from tests.native.build import Machine, compile_once
 from tests.recordings import unpack

@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import gputrace
-from gputrace.analyzers.results import CLASSES
 from gputrace.api import OpenTrace
-from gputrace.views.palette import LOOKS
+from gputrace.model.time_class import CLASSES
+from gputrace.report.palette import LOOKS
 from tests.exports import D2D, NVTX, PUSH_POP_RANGE, Export, global_id
 from tests.handmade import US, Run, train
 

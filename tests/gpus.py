@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gputrace.analyzers.execution import LocalShards, PerGpu, Shard
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.per_gpu import LocalShards, PerGpu
-from gputrace.analyzers.shard import Shard
 from gputrace.analyzers.steps import FoundSteps
-from gputrace.traces.trace import Trace
+from gputrace.model.trace import Trace
 from tests.memory import MemoryTrace
 
 

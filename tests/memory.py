@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind
-from gputrace.traces.trace import Device, Process, Progress, Trace, Window
+from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind
+from gputrace.model.trace import Device, Process, Progress, Trace, Window
 
 Row = Mapping[str, int]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gputrace.analyzers.results import CLASSES
-from gputrace.bench.results import (
+from gputrace.model.time_class import CLASSES
+from gputrace.studies.measures import (
     FindingMeasure,
     GpuMeasure,
     LinkMeasure,

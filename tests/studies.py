@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from gputrace import cli
-from gputrace.bench.database import Database, Run
+from gputrace.studies.database import Database, Run
 from tests import command
 
 SCRIPT: Final = """

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 import gputrace
-from gputrace.analyzers.results import Finding
-from gputrace.analyzers.results.balance import Load
 from gputrace.api import Report
+from gputrace.model.results import Finding, Load
 from tests.handmade import MS, US, Run, analyze, ids
 from tests.recordings import packed, unpack
 from tests.synthetic import Kind, Plan, Recording, simulate, write_nsys, write_nvml

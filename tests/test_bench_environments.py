@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gputrace.bench.environments import Environments, Unavailable
-from gputrace.bench.frameworks import Framework, Needs, read_needs
 from gputrace.errors import InputError
+from gputrace.studies.environments import Environments, Framework, Needs, Unavailable, read_needs
 
 HEADER = """
 # /// script

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gputrace.bench.database import Run
 from gputrace.errors import InputError
+from gputrace.studies.database import Run
 from tests import command
 from tests.on_terminal import OnTerminal
 from tests.studies import Bench, is_running

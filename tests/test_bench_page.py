@@ -11,14 +11,13 @@ import pytest
 from bokeh.models import ColumnDataSource, FactorRange
 from bokeh.models.renderers import GlyphRenderer
 
-from gputrace.bench.database import Configuration
-from gputrace.bench.frameworks import Framework, find_workloads
-from gputrace.bench.plan import Planned, arguments_of
-from gputrace.bench.results import RunResult
-from gputrace.bench.study import read_study
-from gputrace.bench.summary import summarize
-from gputrace.bench.views import markdown, page
-from gputrace.bench.views.charts import find_charts
+from gputrace.studies import page, report
+from gputrace.studies.database import Configuration
+from gputrace.studies.environments import Framework, find_workloads
+from gputrace.studies.measures import RunResult
+from gputrace.studies.page import find_charts
+from gputrace.studies.plan import Planned, arguments_of, read_study
+from gputrace.studies.summary import summarize
 from tests import planted_study as planted
 from tests.chromium import Browser, chromium, needs_chromium
 from tests.planted_study import run, study
@@ -55,7 +54,7 @@ def test_speeds_are_bars_where_lines_over_gpus_would_leave_some_out() -> None:
 def test_sentences_in_tables_begin_on_the_left() -> None:
     shown = page.render(summarize(planted.staging()))
     assert '<td class="text">the GPU waits for data</td>' in shown
-    written = markdown.render(summarize(planted.staging()))
+    written = report.render_markdown(summarize(planted.staging()))
     assert "|  | evidence |\n| :-- | :-- |" in written
 
 

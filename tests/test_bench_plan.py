@@ -6,11 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from gputrace.bench.cards import find_gpus, groups
-from gputrace.bench.frameworks import Framework, check_names
-from gputrace.bench.plan import Planned, arguments_of, configurations_of, label, make_plan, why_not
-from gputrace.bench.study import read_study
 from gputrace.errors import MissingError, UsageError
+from gputrace.studies.environments import Framework, check_names
+from gputrace.studies.plan import (
+    Planned,
+    arguments_of,
+    configurations_of,
+    find_gpus,
+    groups,
+    make_plan,
+    read_study,
+    run_label,
+    why_not,
+)
 
 FRAMEWORKS = {
     "torch": Framework("torch", "PyTorch", Path("torch_ddp.py"), updates=("single", "ddp")),
@@ -93,7 +101,7 @@ def test_another_number_of_images_is_another_configuration(tmp_path: Path) -> No
 def test_a_label_names_what_differs(tmp_path: Path) -> None:
     runs = plan(tmp_path, '[matrix]\nframework = ["torch"]\nbatch = [32]\ngpus = [1, 2]\n')
     configurations = configurations_of(runs)
-    assert [label(each, configurations) for each in configurations] == [
+    assert [run_label(each, configurations) for each in configurations] == [
         "torch, 1 GPU",
         "torch, 2 GPUs",
     ]

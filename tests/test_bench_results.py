@@ -14,17 +14,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.analyzers.results import CLASSES
-from gputrace.bench.answer import Summary
-from gputrace.bench.checks import check_run
-from gputrace.bench.database import Configuration, Database, Run, StudyRow
-from gputrace.bench.keeping import from_rows, measure_runs, read_results, to_rows
-from gputrace.bench.measure import measure
-from gputrace.bench.results import GpuMeasure, Measure, Prediction, Results, RunResult
-from gputrace.bench.summary import summarize
-from gputrace.bench.views import csv as csv_view
-from gputrace.bench.views import json as json_view
-from gputrace.bench.views import markdown, text
+from gputrace.model.time_class import CLASSES
+from gputrace.studies import report
+from gputrace.studies.database import Configuration, Database, Run, StudyRow
+from gputrace.studies.measures import (
+    GpuMeasure,
+    Measure,
+    Prediction,
+    Results,
+    RunResult,
+    from_rows,
+    measure,
+    measure_runs,
+    read_results,
+    to_rows,
+)
+from gputrace.studies.results import Summary
+from gputrace.studies.summary import check_run, summarize
 from tests import command
 from tests import planted_study as planted
 from tests.handmade import STEP
@@ -172,8 +178,8 @@ def test_a_prediction_says_how_many_of_the_recordings_made_it() -> None:
     summary = summarize(study(*runs))
     (row,) = summary.predictions
     assert (row.made, row.recordings) == (1, 2)
-    assert "1 of 2" in text.render(summary, 120)
-    assert "foretold by" not in text.render(summarize(planted.staging()), 120)
+    assert "1 of 2" in report.render_text(summary, 120)
+    assert "foretold by" not in report.render_text(summarize(planted.staging()), 120)
 
 
 def test_ddp_was_foretold_by_both_kinds_of_dataparallel() -> None:
@@ -193,8 +199,8 @@ def test_placements_that_failed_are_none_to_set_beside_another() -> None:
 
 
 def test_a_table_of_single_gpus_does_not_speak_of_means_over_gpus() -> None:
-    assert "(mean over steps)" in text.render(summarize(planted.staging()), 120)
-    assert "(mean over steps and GPUs)" in text.render(summarize(planted.scaling()), 120)
+    assert "(mean over steps)" in report.render_text(summarize(planted.staging()), 120)
+    assert "(mean over steps and GPUs)" in report.render_text(summarize(planted.scaling()), 120)
 
 
 def test_each_setting_is_compared_where_all_others_are_the_same() -> None:
@@ -229,8 +235,8 @@ def test_the_bandwidth_of_a_pair_is_that_of_copies_or_else_of_collectives() -> N
 
 
 def test_pairs_of_one_kind_of_link_are_said_to_be_so() -> None:
-    assert "linked by NV18" in text.render(summarize(planted.pairs(["NV18"] * 3)), 120)
-    assert "linked by" not in text.render(summarize(planted.pairs()), 120)
+    assert "linked by NV18" in report.render_text(summarize(planted.pairs(["NV18"] * 3)), 120)
+    assert "linked by" not in report.render_text(summarize(planted.pairs()), 120)
 
 
 def test_a_card_with_a_lower_clock_is_slower_by_as_much() -> None:
@@ -296,7 +302,7 @@ def test_the_batch_and_the_learning_rate_are_said() -> None:
 def test_failed_and_skipped_runs_say_why() -> None:
     failed = RunResult({"framework": "jax"}, 1, True, "failed", "exit code 1: ValueError")
     skipped = RunResult({"framework": "cntk"}, 1, True, "skipped", "no Python 3.6")
-    shown = text.render(summarize(study(run(100, measured(None)), failed, skipped)), 100)
+    shown = report.render_text(summarize(study(run(100, measured(None)), failed, skipped)), 100)
     assert "1 failed, 1 skipped" in shown
     assert "exit code 1: ValueError" in shown
     assert "no Python 3.6" in shown
@@ -305,7 +311,7 @@ def test_failed_and_skipped_runs_say_why() -> None:
 def test_the_table_of_classes_says_how_much_of_communication_is_waiting() -> None:
     summary = summarize(planted.scaling())
     rows = [replace(row, wait_ns=(row.gpus - 1) * MS) for row in summary.rows]
-    shown = markdown.render(replace(summary, rows=tuple(rows)))
+    shown = report.render_markdown(replace(summary, rows=tuple(rows)))
     assert (
         "| communication | 0 | 12.0 ms | 25.0 ms |\n| of that waiting | 0 | 1.00 ms | 3.00 ms |"
         in shown
@@ -315,25 +321,25 @@ def test_the_table_of_classes_says_how_much_of_communication_is_waiting() -> Non
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
-    shown = text.render(summarize(made(name)), width)
+    shown = report.render_text(summarize(made(name)), width)
     assert max(map(len, shown.splitlines())) <= width
 
 
 @pytest.mark.parametrize("name", ["scaling", "placements", "host"])
 def test_the_report_is_as_it_was(name: str) -> None:
     golden = GOLDEN / f"bench-{name}.txt"
-    assert text.render(summarize(made(name)), 100) == golden.read_text(encoding="utf-8")
+    assert report.render_text(summarize(made(name)), 100) == golden.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_json_has_a_version_and_is_one_line(name: str) -> None:
-    shown = json_view.render(summarize(made(name)))
+    shown = report.render_json(summarize(made(name)))
     assert shown.count("\n") == 1
     assert json.loads(shown)["schema_version"] == 1
 
 
 def test_the_csv_has_a_row_for_each_configuration() -> None:
-    rows = list(csv.DictReader(io.StringIO(csv_view.render(summarize(planted.scaling())))))
+    rows = list(csv.DictReader(io.StringIO(report.render_csv(summarize(planted.scaling())))))
     assert [row["gpus"] for row in rows] == ["1", "2", "4"]
     assert float(rows[0]["rate"]) == 640
     assert int(rows[1]["communication_ns"]) == 12 * MS
@@ -341,7 +347,7 @@ def test_the_csv_has_a_row_for_each_configuration() -> None:
 
 def test_a_run_that_failed_is_not_told_to_have_a_recording_that_does_not_hold() -> None:
     failed = RunResult({"framework": "jax"}, 1, True, "failed", "exit code 1")
-    shown = text.render(summarize(study(run(100, recorded=False), failed)))
+    shown = report.render_text(summarize(study(run(100, recorded=False), failed)))
     assert "1 run of 2 configurations is done, 1 failed.\n" in shown
     assert "The recordings beside" not in shown
 
@@ -350,13 +356,13 @@ def test_a_run_that_failed_is_not_told_to_have_a_recording_that_does_not_hold() 
 def test_what_is_not_done_is_shown_however_narrow_the_terminal(width: int) -> None:
     skipped = RunResult({"framework": "cntk"}, 1, True, "skipped", "no Python 3.6")
     told = {"loss_first": 2.5, "loss_last": 1.5, "data_wait_s": 0.5, "steps": 20}
-    shown = text.render(summarize(study(run(100, told=told), skipped)), width)
+    shown = report.render_text(summarize(study(run(100, told=told), skipped)), width)
     assert "1 skipped" in shown.split("The runs")[1].split("note:")[0]
 
 
 def test_words_of_scripts_are_no_markdown() -> None:
     failed = RunResult({"framework": "jax"}, 1, True, "failed", "<b>*no*</b>")
-    shown = markdown.render(summarize(study(failed)))
+    shown = report.render_markdown(summarize(study(failed)))
     assert "\\<b\\>\\*no\\*" in shown
 
 

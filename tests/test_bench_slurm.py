@@ -10,12 +10,11 @@ from typing import Any, Final
 
 import pytest
 
-from gputrace.bench.database import Configuration
-from gputrace.bench.folder import Folder
-from gputrace.bench.frameworks import Framework
-from gputrace.bench.nodes import Nodes
-from gputrace.bench.plan import Planned
 from gputrace.errors import ExitCode
+from gputrace.studies.database import Configuration, Folder
+from gputrace.studies.environments import Framework
+from gputrace.studies.plan import Planned
+from gputrace.studies.slurm import Nodes
 from tests import command, slurm
 from tests.studies import Bench
 

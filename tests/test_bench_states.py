@@ -13,8 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gputrace.bench.database import Configuration, Database, Recording, Run, StudyRow
-from gputrace.bench.plan import key_of
+from gputrace.studies.database import Configuration, Database, Recording, Run, StudyRow
+from gputrace.studies.plan import key_of
 
 BATCHES = (16, 32, 64)
 STATES = ("done", "failed", "skipped")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gputrace.bench.study import Study, read_study
 from gputrace.errors import InputError, UsageError
+from gputrace.studies.plan import Study, read_study
 from tests.command import assert_refused
 from tests.studies import Bench
 

@@ -18,16 +18,14 @@ from typing import Final
 import pytest
 from textual.pilot import Pilot
 
-from gputrace.analyzers.findings import Facts
-from gputrace.analyzers.results import Analysis
-from gputrace.analyzers.scene.scene import Scene, full_scene
+from gputrace.analyzers.findings.context import Facts
+from gputrace.analyzers.timeline_model import Scene, full_scene
 from gputrace.errors import InputError
-from gputrace.views.browse import source
-from gputrace.views.browse.app import BrowseApp
-from gputrace.views.browse.keys import KEYS
-from gputrace.views.browse.picture import picture
-from gputrace.views.browse.screens import Help, Prompt
-from gputrace.views.palette import Palette
+from gputrace.model.results import Analysis
+from gputrace.report.palette import Palette
+from gputrace.report.tui import screen as browser_screen
+from gputrace.report.tui.app import BrowseApp, Help, Prompt, picture
+from gputrace.report.tui.screen import KEYS
 from tests import command
 from tests.browsing import answer, browse, loaded, press, screen, until
 from tests.command import assert_refused
@@ -119,7 +117,7 @@ def test_lanes_are_there_while_causes_are_still_looked_for(
         go_on.wait(60)
         return full_scene(facts, analysis)
 
-    monkeypatch.setattr(source, "full_scene", slow)
+    monkeypatch.setattr(browser_screen, "full_scene", slow)
 
     async def run() -> None:
         app = BrowseApp([[starved]])

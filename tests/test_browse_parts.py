@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gputrace.analyzers.results import CLASSES, IDLE_CAUSES
-from gputrace.analyzers.scene.gap_table import SORTS, GapFilter, GapTable, join, order
-from gputrace.cleaning import clean
-from gputrace.views.browse.keys import KEYS
-from gputrace.views.browse.ruler import round_step
-from gputrace.views.browse.typed import parse_filter, parse_ranks
-from gputrace.views.browse.viewport import Viewport
-from gputrace.views.palette import LOOKS
-from gputrace.views.words import label, moment
+from gputrace.analyzers.timeline_model import SORTS, GapFilter, GapTable, join, order
+from gputrace.model.time_class import CLASSES, IDLE_CAUSES
+from gputrace.report.palette import LOOKS
+from gputrace.report.tables import label, moment
+from gputrace.report.tui.app import parse_filter, parse_ranks
+from gputrace.report.tui.screen import KEYS
+from gputrace.report.tui.state import Viewport
+from gputrace.report.tui.timeline import round_step
+from gputrace.sanitize import clean
 
 MOVES: Final = st.lists(
     st.one_of(

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gputrace.analyzers.analysis import analyze
-from gputrace.analyzers.findings import Facts
-from gputrace.analyzers.kept import freeze, thaw
+from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.scene.gap_detail import describe_gap
-from gputrace.analyzers.scene.scene import Scene, full_scene
-from gputrace.traces import cache
-from gputrace.traces.cache import Kept, keep, key_of, load
-from gputrace.traces.readers import open_trace
+from gputrace.analyzers.pipeline import analyze
+from gputrace.analyzers.result_cache import dump_columns, load_columns
+from gputrace.analyzers.timeline_model import Scene, full_scene
+from gputrace.analyzers.timeline_model.gaps import describe_gap
+from gputrace.readers.registry import open_trace
+from gputrace.store import cache
+from gputrace.store.cache import Kept, key_of, load, store
 
 STARVED = "h200x4-ddp-starved-9-15.sqlite"
 ENTRY = Kept(b"text", [np.arange(5), np.array([], np.int16), np.array([True, False])])
@@ -57,7 +57,7 @@ def scene_of(path: Path) -> Scene:
 def test_an_entry_comes_back_as_it_was(folder: Path, trace: Path) -> None:
     key = key_of([trace], "scene")
     assert load(key) is None
-    keep(key, ENTRY)
+    store(key, ENTRY)
     kept = load(key)
     assert kept is not None
     assert kept.text == ENTRY.text
@@ -67,7 +67,7 @@ def test_an_entry_comes_back_as_it_was(folder: Path, trace: Path) -> None:
 
 
 def test_a_file_that_changed_has_no_entry(folder: Path, trace: Path) -> None:
-    keep(key_of([trace], "scene"), ENTRY)
+    store(key_of([trace], "scene"), ENTRY)
     status = trace.stat()
     trace.write_bytes(b"another")
     os.utime(trace, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
@@ -76,7 +76,7 @@ def test_a_file_that_changed_has_no_entry(folder: Path, trace: Path) -> None:
 
 
 def test_only_the_owner_may_read_entries(folder: Path, trace: Path) -> None:
-    keep(key_of([trace], "scene"), ENTRY)
+    store(key_of([trace], "scene"), ENTRY)
     (path,) = folder.iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -85,7 +85,7 @@ def test_only_the_owner_may_read_entries(folder: Path, trace: Path) -> None:
 @pytest.mark.parametrize("left", [0, 1, 100, -1, -100])
 def test_a_broken_entry_counts_as_none_and_is_removed(folder: Path, trace: Path, left: int) -> None:
     key = key_of([trace], "scene")
-    keep(key, ENTRY)
+    store(key, ENTRY)
     (path,) = folder.iterdir()
     path.write_bytes(path.read_bytes()[:left])
     assert load(key) is None
@@ -94,14 +94,14 @@ def test_a_broken_entry_counts_as_none_and_is_removed(folder: Path, trace: Path,
 
 def test_an_entry_of_other_bytes_is_no_scene(folder: Path) -> None:
     for text in (b"", b"{}", b'["o","Scene",[]]', b'["o","Path",["/"]]', b'["c",7]', b"[1]"):
-        assert thaw(Kept(text, []), Scene) is None
+        assert load_columns(Kept(text, []), Scene) is None
 
 
 def test_nothing_is_kept_where_the_cache_is_off(
     folder: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUTRACE_CACHE", "off")
-    keep(key_of([trace], "scene"), ENTRY)
+    store(key_of([trace], "scene"), ENTRY)
     assert load(key_of([trace], "scene")) is None
     assert not folder.exists()
 
@@ -110,7 +110,7 @@ def test_a_folder_that_cannot_be_written_does_no_harm(
     trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUTRACE_CACHE", str(trace / "below a file"))
-    keep(key_of([trace], "scene"), ENTRY)
+    store(key_of([trace], "scene"), ENTRY)
     assert load(key_of([trace], "scene")) is None
 
 
@@ -119,7 +119,7 @@ def test_a_folder_that_cannot_be_looked_into_does_no_harm(
 ) -> None:
     """To root nothing is forbidden; a name that is too long is refused to anybody."""
     monkeypatch.setenv("GPUTRACE_CACHE", str(tmp_path / ("long" * 100)))
-    keep(key_of([trace], "scene"), ENTRY)
+    store(key_of([trace], "scene"), ENTRY)
     assert load(key_of([trace], "scene")) is None
 
 
@@ -133,12 +133,12 @@ def test_entries_not_used_for_longest_make_room(
         keys.append(key_of([path], "scene"))
     large = Kept(b"", [np.zeros(1_000)])
     for number, key in enumerate(keys[:2]):
-        keep(key, large)
+        store(key, large)
         for path in folder.iterdir():
             os.utime(path, (number, number))
     assert load(keys[0]) is not None
     monkeypatch.setattr(cache, "MOST_BYTES", 20_000)
-    keep(keys[2], large)
+    store(keys[2], large)
     assert load(keys[0]) is not None
     assert load(keys[1]) is None
     assert load(keys[2]) is not None
@@ -150,9 +150,9 @@ def test_a_scene_is_the_same_after_it_was_kept(
     path = recording(STARVED)
     scene = scene_of(path)
     key = key_of([path], "scene")
-    keep(key, freeze(scene))
+    store(key, dump_columns(scene))
     kept = load(key)
-    again = thaw(kept, Scene) if kept else None
+    again = load_columns(kept, Scene) if kept else None
     assert again is not None
     assert again.analysis == scene.analysis
     assert (again.title, again.span, again.names) == (scene.title, scene.span, scene.names)

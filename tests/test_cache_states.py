@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gputrace.traces.cache import Kept, keep, key_of, load
+from gputrace.store.cache import Kept, key_of, load, store
 
 Content = tuple[bytes, int]
 TRACES = ("a.sqlite", "b.sqlite")
@@ -64,7 +64,7 @@ class Cache(RuleBasedStateMachine):
     @rule(name=st.sampled_from(TRACES), text=st.binary(max_size=40), rows=st.integers(0, 2000))
     def keep_it(self, name: str, text: bytes, rows: int) -> None:
         key = self._key(name)
-        keep(key, Kept(text, [np.arange(rows), np.array([True, False])]))
+        store(key, Kept(text, [np.arange(rows), np.array([True, False])]))
         self.kept[key] = {(text, rows)}
         assert load(key) is not None
 
@@ -75,13 +75,13 @@ class Cache(RuleBasedStateMachine):
 
         def write(content: tuple[bytes, int]) -> None:
             with patch("os.getpid", lambda: 10**9 + int(content[0])):
-                keep(key, Kept(content[0], [np.arange(content[1]), np.array([True, False])]))
+                store(key, Kept(content[0], [np.arange(content[1]), np.array([True, False])]))
 
         for content in contents:
             write(content)
         with ThreadPoolExecutor(4) as pool:
             readers = [pool.submit(load, key) for _ in range(4)]
-            pool.submit(keep, key, Kept(b"last", [np.arange(3), np.array([True, False])])).result()
+            pool.submit(store, key, Kept(b"last", [np.arange(3), np.array([True, False])])).result()
         found = {self._content(reader.result()) for reader in readers}
         assert found <= {contents[-1], (b"last", 3)}
         self.kept[key] = {(b"last", 3)}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import gputrace
-from gputrace.analyzers.results import Finding
 from gputrace.api import Report
+from gputrace.model.results import Finding
 from tests import command
 from tests.synthetic import NvmlCard, Plan, simulate, write_nsys, write_nvml
 from tests.synthetic.nvml import MIB

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.analyzers.intervals import union
-from gputrace.analyzers.scene.cells import Layers, edges_of, stack
+from gputrace.analyzers.timeline_model.cells import Layers, edges_of, stack
+from gputrace.model.intervals import union
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 500), st.integers(0, 60)), max_size=30)
 

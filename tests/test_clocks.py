@@ -10,14 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gputrace
-from gputrace.analyzers.classes import OperationClass
-from gputrace.analyzers.clocks import ClockFit, fit_clocks
-from gputrace.analyzers.gpus import Gpu
-from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.collectives import ClockFit, fit_clocks
+from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
 from gputrace.api import Report
-from gputrace.traces.events import Events, Kind
-from gputrace.traces.memory import MemoryTrace
-from gputrace.traces.trace import Process
+from gputrace.model.events import Events, Kind
+from gputrace.model.trace import Process
+from gputrace.readers.in_memory import MemoryTrace
 from tests.gpus import handmade
 from tests.parts import Node, write_parts, write_whole
 from tests.synthetic import Plan, Recording, simulate

@@ -23,8 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gputrace
-from gputrace.analyzers.analysis import analyze
-from gputrace.analyzers.intervals import Intervals
+from gputrace.analyzers.pipeline import analyze
 from gputrace.cli import run
 from gputrace.cluster import scheduler, worker
 from gputrace.cluster.messages import understood
@@ -33,8 +32,9 @@ from gputrace.cluster.records import from_bytes, to_bytes, work_of
 from gputrace.cluster.requests import Cluster
 from gputrace.cluster.shards import spread
 from gputrace.errors import ExitCode, InputError, MissingError, UsageError
-from gputrace.traces.events import COLUMN_TYPES, Events, Kind
-from gputrace.traces.opening import open_traces
+from gputrace.model.events import COLUMN_TYPES, Events, Kind
+from gputrace.model.intervals import Intervals
+from gputrace.readers.open import open_traces
 from tests.parts import Node, write_parts
 from tests.recordings import unpack as unpack_recording
 from tests.synthetic import Plan, simulate, write_kineto
@@ -152,7 +152,7 @@ class TestTheResultIsThatOfOneProcess:
     def test_of_a_window_of_large_files(
         self, cluster: Any, ranks: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("gputrace.traces.within.LARGE", 1000)
+        monkeypatch.setattr("gputrace.store.slice.LARGE", 1000)
         with (
             gputrace.open(ranks, scheduler=cluster.scheduler_address) as there,
             gputrace.open(ranks) as here,
@@ -185,7 +185,7 @@ class TestTheResultIsThatOfOneProcess:
     def test_where_columns_are_on_disk(
         self, cluster: Any, ranks: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("gputrace.cluster.shards.LARGE", 1000)
+        monkeypatch.setattr("gputrace.store.spill_file.LARGE", 1000)
         assert report(ranks, scheduler=cluster.scheduler_address) == report(ranks)
 
     def test_of_a_file_without_calls_beside_others(self, cluster: Any, ranks: Path) -> None:
@@ -245,8 +245,8 @@ class TestTheResultIsThatOfOneProcess:
             seen.append(sum(map(len, facts.operations)))
             return (), ()
 
-        monkeypatch.setattr("gputrace.analyzers.analysis.plugins", lambda _: [object()])
-        monkeypatch.setattr("gputrace.analyzers.analysis.find_plugged", find_plugged)
+        monkeypatch.setattr("gputrace.plugins.plugins", lambda _: [object()])
+        monkeypatch.setattr("gputrace.analyzers.pipeline.run_plugins", find_plugged)
         report(ranks, scheduler=cluster.scheduler_address)
         assert seen[0] > 4 * 8 * 30
 
@@ -277,7 +277,13 @@ class TestWhatTravels:
         assert again[1:] == made[1:]
 
     @pytest.mark.parametrize(
-        "name", ["os:system", "gputrace.analyzers.kept:json", "gputrace.analyzers.nothing:f", "_do"]
+        "name",
+        [
+            "os:system",
+            "gputrace.analyzers.result_cache:json",
+            "gputrace.analyzers.nothing:f",
+            "_do",
+        ],
     )
     def test_nothing_but_analyzers_is_called(self, name: str) -> None:
         with pytest.raises((ValueError, ImportError)):

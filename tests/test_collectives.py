@@ -10,17 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gputrace
-from gputrace.analyzers.classes import OperationClass
-from gputrace.analyzers.collectives.matched import Collectives
-from gputrace.analyzers.collectives.matching import match_collectives, operation_of
-from gputrace.analyzers.gpus import Gpu
-from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.results.collectives import CollectiveTotals
+from gputrace.analyzers.collectives import Collectives, match_collectives, operation_of
+from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
 from gputrace.api import Report
-from gputrace.traces.events import UNKNOWN, Events, Kind
-from gputrace.traces.memory import MemoryTrace
-from gputrace.traces.readers import open_trace
-from gputrace.traces.trace import Process, Session
+from gputrace.model.events import UNKNOWN, Events, Kind
+from gputrace.model.results import CollectiveTotals
+from gputrace.model.trace import Process, Session
+from gputrace.readers.in_memory import MemoryTrace
+from gputrace.readers.registry import open_trace
 from tests.gpus import gpus_of, handmade
 from tests.synthetic import Plan, Recording, simulate, write_kineto, write_nsys
 

@@ -16,9 +16,9 @@ from uuid import UUID
 
 import pytest
 
-from gputrace.collectors.cupti import cupti_folders
-from gputrace.collectors.files.spool import Spool, read_spool
-from gputrace.collectors.merge import merge
+from gputrace.collectors.backends.cupti import cupti_folders
+from gputrace.collectors.finalize import merge
+from gputrace.collectors.spool.activity import Spool, read_spool
 from tests.native.build import Machine
 
 

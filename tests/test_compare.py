@@ -10,13 +10,14 @@ from typing import Any, Final
 import pytest
 
 import gputrace
-from gputrace.analyzers.compare import Run as Read
-from gputrace.analyzers.compare import compare, read_run
+from gputrace.analyzers.compare import compare
 from gputrace.analyzers.compare.results import ClassChange, KernelChange
-from gputrace.analyzers.options import Options
-from gputrace.analyzers.results import CLASSES
-from gputrace.comparing import ComparisonReport
-from gputrace.traces.opening import open_traces
+from gputrace.analyzers.compare.runs import Run as Read
+from gputrace.analyzers.compare.runs import read_run
+from gputrace.analyzers.pipeline import Options
+from gputrace.api import ComparisonReport
+from gputrace.model.time_class import CLASSES
+from gputrace.readers.open import open_traces
 from tests.handmade import MS, STEP, US, Run, train
 from tests.recordings import REFERENCE
 from tests.synthetic import Plan, simulate, write_nsys

@@ -12,8 +12,8 @@ import pytest
 
 import gputrace
 from gputrace.analyzers.compare import results
-from gputrace.comparing import ComparisonReport
-from gputrace.traces.trace import Trace
+from gputrace.api import ComparisonReport
+from gputrace.model.trace import Trace
 from tests import command
 from tests.command import assert_refused
 from tests.handmade import MS, Run, train

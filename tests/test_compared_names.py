@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputrace.views.compare.names import short_kernel, short_kernels
+from gputrace.report.comparison import short_kernel, short_kernels
 
 
 @pytest.mark.parametrize(

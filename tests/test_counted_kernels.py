@@ -8,10 +8,10 @@ from typing import Final
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.analyzers.intervals import union
-from gputrace.analyzers.kernels.counting import Counted, count, forget, medians
-from gputrace.analyzers.per_gpu import PerGpu
-from gputrace.traces.events import Kind
+from gputrace.analyzers.execution import PerGpu
+from gputrace.analyzers.kernels import Counted, count_by_name, forget_counts, medians
+from gputrace.model.events import Kind
+from gputrace.model.intervals import union
 from tests.gpus import gpus_of
 from tests.memory import MemoryTrace, Row
 
@@ -49,7 +49,12 @@ def counted(run: list[Lengths]) -> tuple[PerGpu, list[Counted]]:
     whole = union([0], [max(map(len, run)) + 1])
     codes = [{id_of(gpu, name): name for name in range(NAMES)} for gpu in range(len(run))]
     found = gpus.each(
-        count, gpus.operations, repeat(whole, len(run)), codes, repeat(1, len(run)), keeps=True
+        count_by_name,
+        gpus.operations,
+        repeat(whole, len(run)),
+        codes,
+        repeat(1, len(run)),
+        keeps=True,
     )
     return gpus, found
 
@@ -106,5 +111,5 @@ def test_a_kernel_that_takes_longer_than_can_be_told_is_the_longest() -> None:
 def test_nothing_is_kept_once_all_is_known() -> None:
     gpus, _ = counted([[(0, 5)], [(0, 6)]])
     assert any(len(kept) for kept in gpus.whole.kept.values())
-    gpus.each(forget, gpus.operations, keeps=True)
+    gpus.each(forget_counts, gpus.operations, keeps=True)
     assert all(kept is None for kept in gpus.whole.kept.values())

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.analyzers.scene.cells import edges_of
-from gputrace.analyzers.scene.curves import Curve
+from gputrace.analyzers.timeline_model.cells import Curve, edges_of
 
 
 def curve(*values: float, every: int = 10) -> Curve:

@@ -16,9 +16,8 @@ import gputrace
 from docs.site import findings as made_findings
 from docs.site import names
 from gputrace import errors
-from gputrace.api import OpenTrace, Report
-from gputrace.bench.frameworks import read_frameworks, read_needs
-from gputrace.comparing import ComparisonReport
+from gputrace.api import ComparisonReport, OpenTrace, Report
+from gputrace.studies.environments import read_frameworks, read_needs
 from tests.drawings import DRAWINGS, draw
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
@@ -77,7 +76,7 @@ def test_every_target_of_make_that_is_named_exists() -> None:
 
 
 def test_every_key_of_the_browser_is_documented() -> None:
-    from gputrace.views.browse.keys import KEYS
+    from gputrace.report.tui.screen import KEYS
 
     text = (DOCS / "browse.md").read_text(encoding="utf-8")
     rows = [f"| `{key.written.replace(' ', '` `')}` | {key.does} |" for key in KEYS]

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from gputrace.collectors.container import container, how_to_get_gpus, missing_capabilities
+from gputrace.collectors.doctor import container, how_to_get_gpus, missing_capabilities
 from tests.command import Ran, gputrace, python
 from tests.packages import install
 from tests.test_nvml import build

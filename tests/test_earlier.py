@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import gputrace
-from gputrace.analyzers.kept import freeze, thaw
-from gputrace.analyzers.results import Analysis
+from gputrace.analyzers.result_cache import dump_columns, load_columns
 from gputrace.api import OpenTrace, Report
 from gputrace.errors import InputError
+from gputrace.model.results import Analysis
 from tests import command
 from tests.exports import Export
 from tests.recordings import DATA
@@ -40,7 +40,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("a trace is opened")
 
-    return lambda: monkeypatch.setattr("gputrace.files.open_traces", refuse)
+    return lambda: monkeypatch.setattr("gputrace.readers.open.open_traces", refuse)
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_a_page_again_needs_no_analysis(
     with gputrace.open(trace) as opened:
         first = opened.material()
     wait_until_kept()
-    monkeypatch.delattr("gputrace.analyzers.analysis.analyze")
+    monkeypatch.delattr("gputrace.analyzers.pipeline.analyze")
     with gputrace.open(trace) as opened:
         opened.report(tmp_path / "page.html")
         assert opened.material().analysis == first.analysis
@@ -202,11 +202,11 @@ def test_numbers_that_json_has_no_word_for_come_back(trace: Path) -> None:
     odd = [float("inf"), float("-inf"), 0.1, 1e300, -0.0, 2**70]
     assert unpacked(odd) == tuple(odd)
     assert str(unpacked([float("nan")])[0]) == "nan"
-    assert thaw(freeze(report), OpenTrace) is None, "of another kind"
+    assert load_columns(dump_columns(report), OpenTrace) is None, "of another kind"
 
 
 def unpacked(values: list[Any]) -> tuple[Any, ...]:
-    again = thaw(freeze(values), tuple)
+    again = load_columns(dump_columns(values), tuple)
     assert again is not None
     return again
 
@@ -219,5 +219,5 @@ class Stranger:
 
 
 def test_only_classes_of_analyzers_are_made() -> None:
-    assert thaw(freeze(Stranger(1)), Stranger) is None
-    assert thaw(freeze(Stranger(1)), Analysis) is None
+    assert load_columns(dump_columns(Stranger(1)), Stranger) is None
+    assert load_columns(dump_columns(Stranger(1)), Analysis) is None

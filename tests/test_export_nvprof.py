@@ -10,12 +10,11 @@ from typing import Any, Final
 
 import pytest
 
-from gputrace.traces.cut import cut
-from gputrace.traces.nvprof.cutting import nvprof_tables
-from gputrace.traces.nvprof.file import read_file
-from gputrace.traces.redaction import redaction_of
-from gputrace.traces.sqlite import Database
-from gputrace.traces.trace import Window
+from gputrace.model.trace import Window
+from gputrace.readers.nvprof_schema import nvprof_tables, read_file
+from gputrace.store.redact import redaction_for
+from gputrace.store.slice import slice_trace
+from gputrace.store.sqlite import Database
 from tests.recordings import DATA
 
 KERNEL: Final = "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL"
@@ -45,7 +44,7 @@ def window(whole: Path) -> Window:
 @pytest.fixture(scope="module")
 def part(whole: Path, window: Window) -> Path:
     target, database = whole.with_name("part.nvvp"), Database(whole)
-    cut(nvprof_tables(database), target, window)
+    slice_trace(nvprof_tables(database), target, window)
     database.close()
     return target
 
@@ -82,7 +81,7 @@ def test_markers_keep_both_their_ends(whole: Path, part: Path) -> None:
 
 def test_it_can_be_redacted(whole: Path, window: Window) -> None:
     target, database = whole.with_name("redacted.nvvp"), Database(whole)
-    cut(nvprof_tables(database), target, window, redaction_of(database))
+    slice_trace(nvprof_tables(database), target, window, redaction_for(database))
     database.close()
     named = f"SELECT value FROM {KERNEL} k JOIN StringTable s ON s._id_ = k.name ORDER BY start"
     inside = f" WHERE start >= {window.start} AND end < {window.end} ORDER"

@@ -9,12 +9,11 @@ from typing import Final
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.analyzers.balance.extra import alone
-from gputrace.analyzers.balance.work import Work, find_works, sort_of
-from gputrace.analyzers.intervals import Intervals, union
+from gputrace.analyzers.execution import PerGpu
 from gputrace.analyzers.lanes import Lane
-from gputrace.analyzers.per_gpu import PerGpu
-from gputrace.traces.events import Kind
+from gputrace.analyzers.load_balance import Work, alone, find_works, sort_of
+from gputrace.model.events import Kind
+from gputrace.model.intervals import Intervals, union
 from tests.gpus import gpus_with_lanes
 from tests.memory import MemoryTrace, Row
 

@@ -16,8 +16,8 @@ from typing import Final
 
 import pytest
 
-from gputrace.collectors.cupti import collector_library
-from gputrace.collectors.files.spool import read_spool
+from gputrace.collectors.backends.cupti import collector_library
+from gputrace.collectors.spool.activity import read_spool
 from gputrace.errors import InputError
 from tests.faults.building import build
 from tests.faults.catalogue import KINDS

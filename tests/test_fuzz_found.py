@@ -15,22 +15,20 @@ import numpy as np
 import pytest
 
 import gputrace
-from gputrace.analyzers.kept import thaw
-from gputrace.analyzers.scene.scene import Scene
-from gputrace.bench.database import Database
-from gputrace.bench.keeping import read_results
-from gputrace.bench.study import read_study
+from gputrace.analyzers.result_cache import load_columns
+from gputrace.analyzers.timeline_model import Scene
 from gputrace.cluster.messages import encode, events_of, nvml_of, read_reply
 from gputrace.cluster.packing import PackedColumn, PackedEvents
-from gputrace.collectors.files.chunks import CHUNK, HEADER
-from gputrace.collectors.files.records import CLOCKS
-from gputrace.collectors.files.spool import SPOOL, read_spool
-from gputrace.collectors.files.windows import windows_of
-from gputrace.collectors.merge import merge
+from gputrace.collectors.finalize import merge
+from gputrace.collectors.spool.activity import SPOOL, read_spool, windows_of
+from gputrace.collectors.spool.chunks import CHUNK, CLOCKS, HEADER
 from gputrace.errors import GputraceError, InputError, MissingError, UsageError
-from gputrace.traces import names
-from gputrace.traces.cache import Kept
-from gputrace.traces.sqlite import Database as TraceDatabase
+from gputrace.model import names
+from gputrace.store.cache import Kept
+from gputrace.store.sqlite import Database as TraceDatabase
+from gputrace.studies.database import Database
+from gputrace.studies.measures import read_results
+from gputrace.studies.plan import read_study
 from tests.exports import KERNEL, NVTX, Export, global_id
 from tests.fuzz.others import results
 from tests.nvprof import EPOCH, Nvvp
@@ -330,7 +328,7 @@ def test_results_whose_table_is_a_view_without_end_are_refused(tmp_path: Path) -
 
 
 def test_an_entry_of_the_cache_that_is_nested_too_deep_is_none() -> None:
-    assert thaw(Kept(b"[" * 100_000 + b"]" * 100_000, []), Scene) is None
+    assert load_columns(Kept(b"[" * 100_000 + b"]" * 100_000, []), Scene) is None
 
 
 ROW: Final = "2026/02/03 04:05:06.000, {}, 93 %, 510.2 W\n"

@@ -8,15 +8,15 @@ from typing import Final
 
 import pytest
 
-from gputrace.analyzers.analysis import analyze
-from gputrace.analyzers.findings import Facts
+from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.results import Gap
-from gputrace.analyzers.scene.gap_detail import GapDetail, describe_gap
-from gputrace.analyzers.scene.scene import Scene, full_scene
-from gputrace.traces.events import Kind
-from gputrace.traces.readers import open_trace
-from gputrace.traces.trace import Trace
+from gputrace.analyzers.pipeline import analyze
+from gputrace.analyzers.timeline_model import Scene, full_scene
+from gputrace.analyzers.timeline_model.gaps import GapDetail, describe_gap
+from gputrace.model.events import Kind
+from gputrace.model.results import Gap
+from gputrace.model.trace import Trace
+from gputrace.readers.registry import open_trace
 from tests.synthetic import Plan, simulate, write_nsys
 
 STARVED: Final = "h200x4-ddp-starved-9-15.sqlite"

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gputrace
-from gputrace.analyzers.results import CLASSES, IDLE_CAUSES
 from gputrace.api import Report
+from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from tests.synthetic import Plan, Recording, simulate, write_nsys
 
 SMALL = Plan(steps=12, warmup_steps=0, kernels_per_step=60, ranks=1, seed=3)

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from gputrace.collectors.files.chunks import ChunkFile, read_raw
+from gputrace.collectors.spool.chunks import ChunkFile, read_raw
 from tests import command
 
 HOOKS: Final = command.ROOT / "gputrace" / "collectors" / "hooks"

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 import gputrace
-from gputrace.collectors.files.host_events import HostEvents, read_host
-from gputrace.collectors.merge import merge
+from gputrace.collectors.finalize import merge
+from gputrace.collectors.spool.host_events import HostEvents, read_host
 from gputrace.errors import InputError
 from tests.command import ROOT, Ran
 

@@ -107,7 +107,7 @@ class Made:
         self._meta |= meta
 
     def report(self, **options: Any) -> Report:
-        from gputrace.traces.writer import TABLES, TraceWriter
+        from gputrace.store.writer import TABLES, TraceWriter
 
         with TraceWriter(self.path) as writer:
             writer.add_rows("GPUTRACE_META", ["name", "value"], self._meta.items())

@@ -19,13 +19,12 @@ import pytest
 from pyarrow import parquet
 
 import gputrace
-from gputrace.collectors.tasks import team
+from gputrace.collectors import job
 from gputrace.errors import InputError, UsageError
-from gputrace.traces import packed
-from gputrace.traces.cache import Kept, keep, load
-from gputrace.traces.demangling import demangle_all
-from gputrace.traces.names import short
-from gputrace.traces.nsys import folder as table_folder
+from gputrace.model.names import demangle_all, short
+from gputrace.readers import gzip_io
+from gputrace.readers import nsys_export as table_folder
+from gputrace.store.cache import Kept, load, store
 from tests import command
 from tests.command import ROOT
 from tests.exports import Export
@@ -85,7 +84,7 @@ def bomb(content: bytes, size: int) -> bytes:
 def test_a_gzip_bomb_is_not_unpacked(
     head: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed, "FREE_BYTES", 8 << 20)
+    monkeypatch.setattr(gzip_io, "FREE_BYTES", 8 << 20)
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(bomb(head, 64 << 20))
     assert path.stat().st_size < 100_000
@@ -121,7 +120,7 @@ def test_protobuf_whose_lengths_lie(content: bytes, tmp_path: Path) -> None:
 def test_a_table_that_comes_to_far_more_than_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed, "FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(gzip_io, "FREE_BYTES", 1 << 20)
     folder = tmp_path / "run_pqtdir"
     folder.mkdir()
     rows = pyarrow.table({"start": pyarrow.array([7] * 2_000_000, pyarrow.int64())})
@@ -200,7 +199,7 @@ class TestWhatIsWritten:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("GPUTRACE_CACHE", str(tmp_path / "cache"))
-        keep("k" * 32, Kept(b"text", []))
+        store("k" * 32, Kept(b"text", []))
         (entry,) = (tmp_path / "cache").iterdir()
         assert [stat.S_IMODE(p.stat().st_mode) for p in (entry, entry.parent)] == [0o600, 0o700]
         assert load("k" * 32) is not None
@@ -229,7 +228,7 @@ class TestASpool:
 
     def test_of_a_job_is_joined_where_we_made_it(self, tmp_path: Path) -> None:
         self.told(tmp_path / "t.spool", "77")
-        joined = team.Team(tmp_path / "t.spool", "77")
+        joined = job.Team(tmp_path / "t.spool", "77")
         with joined.leave() as is_last:
             assert is_last
 
@@ -244,10 +243,10 @@ class TestASpool:
         else:
             self.told(folder, "77", 0o777 if what == "open to others" else 0o700)
         if what == "of another user":
-            real = team._make
-            monkeypatch.setattr(team, "_make", lambda *how: (False, real(*how)[1] + 1))
+            real = job._make
+            monkeypatch.setattr(job, "_make", lambda *how: (False, real(*how)[1] + 1))
         with pytest.raises(UsageError):
-            team.Team(folder, "77")
+            job.Team(folder, "77")
 
     def test_whose_name_is_taken_by_a_link_is_not_followed(self, tmp_path: Path) -> None:
         victim = tmp_path / "victim"

@@ -11,8 +11,8 @@ import pytest
 
 import gputrace
 from gputrace.errors import InputError
-from gputrace.traces import guard
-from gputrace.traces.sqlite import Database
+from gputrace.store import sqlite_security
+from gputrace.store.sqlite import Database
 from tests.command import assert_unreadable
 from tests.exports import KERNEL, Export
 
@@ -123,7 +123,7 @@ def test_a_part_that_is_cut_out_takes_over_no_code(declaration: str, path: Path)
     ],
 )
 def test_a_connection_to_a_trace_reads_and_nothing_else(sql: str, path: Path) -> None:
-    with closing(guard.connect(f"{path.as_uri()}?mode=ro&immutable=1")) as connection:
+    with closing(sqlite_security.connect(f"{path.as_uri()}?mode=ro&immutable=1")) as connection:
         with pytest.raises(sqlite3.DatabaseError, match=r"not authorized|prohibited|too many"):
             connection.execute(sql.format(path.with_name("other.sqlite")))
         with pytest.raises(sqlite3.DatabaseError, match=r"not authorized|no such function"):
@@ -140,7 +140,7 @@ def test_what_adbc_is_to_run_is_looked_at_before(path: Path) -> None:
 
 
 def test_a_text_that_is_far_too_long_is_refused(path: Path) -> None:
-    size = guard.LONGEST_VALUE + 1
+    size = sqlite_security.LONGEST_VALUE + 1
     changed(path, f"UPDATE StringIds SET value = CAST(zeroblob({size}) AS TEXT) WHERE id = 100")
     with pytest.raises(InputError, match="too big"), gputrace.open(path) as trace:
         trace.analyze()

@@ -13,13 +13,13 @@ import pytest
 from rich.text import Text
 
 import gputrace
-from gputrace.cleaning import LONGEST_EXPORTED, cell, clean, json_text, message
-from gputrace.cli import progress
-from gputrace.cli.telling import tell
-from gputrace.traces.names import bounded
-from gputrace.traces.redaction import Redaction
-from gputrace.views import html, markdown
-from gputrace.views.tables import Table
+from gputrace.cli import console
+from gputrace.cli.console import tell
+from gputrace.model.names import bounded
+from gputrace.report import markdown, notebook
+from gputrace.report.tables import Table
+from gputrace.sanitize import LONGEST_EXPORTED, cell, clean, json_text, message
+from gputrace.store.redact import Redaction
 from tests import command
 from tests.exports import Export
 
@@ -124,8 +124,8 @@ def test_a_line_on_stderr_is_one_line(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_progress_bar_takes_no_markup_of_a_file_s_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(progress, "_PATIENCE_S", 0.0)
-    bar = progress._LateBar(f"reading {NAMES['rich']}{TITLE}")
+    monkeypatch.setattr(console, "_PATIENCE_S", 0.0)
+    bar = console._LateBar(f"reading {NAMES['rich']}{TITLE}")
     bar.update(1, 2)
     try:
         assert bar._bar is not None
@@ -155,7 +155,7 @@ def test_markdown_shows_names_and_does_not_follow_them() -> None:
 
 def test_a_notebook_gets_text(hostile: Path) -> None:
     with gputrace.open(hostile) as trace:
-        shown = html.render(trace.analyze())
+        shown = notebook.render(trace.analyze())
     tags = set(re.findall(r"<\s*/?\s*(\w+)", shown))
     assert tags <= {
         "div",

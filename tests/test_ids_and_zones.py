@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gputrace.traces.events import UNKNOWN, Kind
-from gputrace.traces.ids import Lookup, distinct_ids, number_ids
-from gputrace.traces.nsys.zones import find_zones
-from gputrace.traces.readers import open_trace
-from gputrace.traces.trace import Window
+from gputrace.model.events import UNKNOWN, IdLookup, Kind, distinct_ids, number_ids
+from gputrace.model.trace import Window
+from gputrace.readers.nsys import find_zones
+from gputrace.readers.registry import open_trace
 from tests.exports import Export
 from tests.memory import rows
 
@@ -44,7 +43,7 @@ def test_an_id_is_looked_up_at_its_first_row(
     wanted = np.concatenate([column, more])
     known = column.tolist()
     expected = [known.index(id) if id in known else UNKNOWN for id in wanted.tolist()]
-    assert Lookup(column, np.arange(len(column))).rows(wanted).tolist() == expected
+    assert IdLookup(column, np.arange(len(column))).rows(wanted).tolist() == expected
 
 
 @given(st.integers(0, 2**32), st.integers(0, 30_000), st.integers(0, 30_000))

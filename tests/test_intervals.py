@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gputrace.analyzers.intervals import EMPTY, Intervals, union
+from gputrace.model.intervals import EMPTY, Intervals, union
 
 Rows = list[tuple[int, int]]
 

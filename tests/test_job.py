@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.collectors.tasks.job import Task, find_task, tasks_on_node
-from gputrace.collectors.tasks.naming import Name, name_output, of_task, spans_nodes
+from gputrace.collectors.job import (
+    Name,
+    Task,
+    find_task,
+    name_output,
+    of_task,
+    spans_nodes,
+    tasks_on_node,
+)
 from gputrace.errors import UsageError
 
 BATCH = {

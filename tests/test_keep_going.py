@@ -12,8 +12,8 @@ import pytest
 import gputrace
 from gputrace.api import Report
 from gputrace.errors import ExitCode, InputError
-from gputrace.traces.events import Kind
-from gputrace.traces.readers import open_trace
+from gputrace.model.events import Kind
+from gputrace.readers.registry import open_trace
 from tests import command, xla
 from tests.command import UNREADABLE, assert_refused
 from tests.kineto import kernel, write

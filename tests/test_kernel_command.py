@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import pytest
 
-from gputrace.analyzers.launches import pattern_of
+from gputrace.analyzers.kernel_launches import pattern_of
 from gputrace.cli import run
-from gputrace.traces.demangling import demangle_all
+from gputrace.model.names import demangle_all
 from tests import command
 from tests.command import Ran, assert_refused
 from tests.handmade import MS, Run, train

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gputrace.analyzers.kernels.families import FAMILIES, converts_layout, family_of
-from gputrace.analyzers.kernels.naming import short_name
-from gputrace.analyzers.kernels.tensorcores import generation, on_tensor_cores, precision_of
+from gputrace.analyzers.kernel_names import (
+    FAMILIES,
+    converts_layout,
+    family_of,
+    generation,
+    on_tensor_cores,
+    precision_of,
+    short_name,
+)
 
 AT = "void at::native::"
 XMMA = "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gputrace.analyzers.breakdown import list_steps, measured
-from gputrace.analyzers.kernel_ratios import KernelRatio, kernel_ratios
-from gputrace.traces.opening import open_traces
+from gputrace.analyzers.stragglers import KernelRatio, kernel_ratios
+from gputrace.readers.open import open_traces
 from tests.exports import KERNEL, global_id
 from tests.gpus import gpus_with_lanes
 from tests.handmade import MS, US, Run

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gputrace.analyzers.kernels import Kernels, KernelUse
-from gputrace.analyzers.kernels.families import FAMILIES
-from gputrace.analyzers.results import Finding
+from gputrace.analyzers.kernel_names import FAMILIES
 from gputrace.api import Report
+from gputrace.model.results import Finding, Kernels, KernelUse
 from tests.handmade import ADAM, MS, US, Run, analyze, ids
 from tests.synthetic import Kind, Plan
 from tests.test_generated_training import run

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import gputrace
-from gputrace.analyzers.intervals import union
 from gputrace.api import Report
 from gputrace.errors import InputError
-from gputrace.traces.events import GPU_KINDS, Kind
-from gputrace.traces.readers import open_trace
+from gputrace.model.events import GPU_KINDS, Kind
+from gputrace.model.intervals import union
+from gputrace.readers.registry import open_trace
 from tests import command
 from tests.kineto import event, kernel, real, write
 from tests.synthetic import Plan, Recording, simulate, write_kineto, write_nsys

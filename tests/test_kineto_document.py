@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gputrace.errors import InputError
-from gputrace.traces import packed
-from gputrace.traces.events import Kind
-from gputrace.traces.kineto import document as documents
-from gputrace.traces.kineto.decode import Events
-from gputrace.traces.kineto.document import Document
-from gputrace.traces.packed import Content
-from gputrace.traces.readers import open_trace
+from gputrace.model.events import Kind
+from gputrace.readers import chrome_json as documents
+from gputrace.readers import gzip_io
+from gputrace.readers.chrome_json import Document
+from gputrace.readers.gzip_io import Content
+from gputrace.readers.kineto_events import DecodedEvents
+from gputrace.readers.registry import open_trace
 from tests import command
 from tests.kineto import kernel, write
 
@@ -34,7 +34,7 @@ EVENTS = st.lists(st.fixed_dictionaries({"name": NASTY, "args": st.dictionaries(
 def read(path: Path) -> tuple[list[Any], Any]:
     """Names of all events, and what stands around them."""
     with Content(path) as text:
-        document = Document(text, Events().decode)
+        document = Document(text, DecodedEvents().decode)
         names = [event.name for part in document.parts() for event in part]
     return names, json.loads(document.around)
 
@@ -42,7 +42,7 @@ def read(path: Path) -> tuple[list[Any], Any]:
 @pytest.fixture
 def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that end anywhere in an event, as large ones do now and then."""
-    monkeypatch.setattr(packed, "_BLOCK", 40)
+    monkeypatch.setattr(gzip_io, "_BLOCK", 40)
     monkeypatch.setattr(documents, "_TRIED", 64)
 
 
@@ -154,7 +154,7 @@ class TestBroken:
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(documents, "LONGEST", 1 << 12)
-        monkeypatch.setattr(packed, "_BLOCK", 1 << 10)
+        monkeypatch.setattr(gzip_io, "_BLOCK", 1 << 10)
         write(path, kernel(1, 1, "a" * (1 << 14)))
         with pytest.raises(InputError, match="without an end of an event"):
             open_trace(path)
@@ -162,11 +162,11 @@ class TestBroken:
     def test_a_file_that_unpacks_to_far_more_than_a_trace_does_is_not_read_on(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(packed, "FREE_BYTES", 1 << 20)
-        monkeypatch.setattr(packed, "_BLOCK", 1 << 16)
+        monkeypatch.setattr(gzip_io, "FREE_BYTES", 1 << 20)
+        monkeypatch.setattr(gzip_io, "_BLOCK", 1 << 16)
         write(path, *([kernel(1, 1)] * 40_000))
         path.write_bytes(gzip.compress(path.read_bytes()))
-        monkeypatch.setattr(packed, "MOST_RATIO", 20)
+        monkeypatch.setattr(gzip_io, "MOST_RATIO", 20)
         with pytest.raises(InputError, match="no trace packs like that"):
             open_trace(path)
 

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.traces.events import UNKNOWN, Events, Kind, Memory
-from gputrace.traces.kineto.copies import Copy, copy_of
-from gputrace.traces.kineto.decimals import nanoseconds
-from gputrace.traces.readers import open_trace
-from gputrace.traces.trace import Device, Session, Trace
+from gputrace.model.events import UNKNOWN, Events, Kind, Memory
+from gputrace.model.trace import Device, Session, Trace
+from gputrace.readers.kineto_events import Copy, copy_of, nanoseconds
+from gputrace.readers.registry import open_trace
 from tests.kineto import PID, event, kernel, write
 from tests.memory import rows
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import gputrace
 from benchmarks.diagnosis import NONE, diagnose, good, table
-from gputrace.analyzers.late.ranks import late_steps
-from gputrace.analyzers.results import Finding
+from gputrace.analyzers.stragglers import straggling_steps
 from gputrace.api import Report
+from gputrace.model.results import Finding
 from tests.recordings import DATA, packed, unpack
 from tests.synthetic import PLANTS, Plan, simulate, write_nsys
 from tests.synthetic.plants import steady_ns
@@ -137,15 +137,15 @@ def test_nobody_is_late_in_a_balanced_run(ranks: int, synced: bool, tmp_path: Pa
 @given(seed=st.integers(0, 2**32 - 1), steps=st.integers(0, 60), scatter=st.floats(0, 0.02))
 def test_noise_around_nothing_makes_nobody_late(seed: int, steps: int, scatter: float) -> None:
     excess = np.random.default_rng(seed).normal(0, scatter * MS, steps)
-    assert not late_steps(excess, MS).any()
+    assert not straggling_steps(excess, MS).any()
 
 
 @given(steps=st.integers(4, 60), lag=st.floats(0.03, 2))
 def test_a_lag_that_is_always_there_is_found_from_3_percent_of_a_step(
     steps: int, lag: float
 ) -> None:
-    assert late_steps(np.full(steps, np.ceil(lag * MS)), MS).all()
-    assert not late_steps(np.full(steps, 0.02 * MS), MS).any()
+    assert straggling_steps(np.full(steps, np.ceil(lag * MS)), MS).all()
+    assert not straggling_steps(np.full(steps, 0.02 * MS), MS).any()
 
 
 @pytest.mark.parametrize("seed", range(9))

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 import gputrace
-from gputrace.analyzers.collectives.matching import match_collectives
-from gputrace.analyzers.links import Links, measure_links
-from gputrace.analyzers.links.hardware import able, badness
-from gputrace.analyzers.results import Finding
+from gputrace.analyzers.collectives import match_collectives
+from gputrace.analyzers.links import Links, able, badness, measure_links
 from gputrace.api import Report
-from gputrace.traces.nvml.model import Card
+from gputrace.model.nvml import Card
+from gputrace.model.results import Finding
 from tests.exports import D2H, H2D, Export, Opened
 from tests.gpus import gpus_of
 from tests.handmade import MS, US, ids

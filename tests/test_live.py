@@ -17,19 +17,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.pilot import Pilot
 
-from gputrace.analyzers.analysis import analyze
-from gputrace.analyzers.scene.curves import make_curve
-from gputrace.cli.following import RecordingFeed
-from gputrace.collectors.files.chunks import CHUNK, HEADER, Format
-from gputrace.collectors.files.host_events import read_host
-from gputrace.collectors.files.spool import read_spool
-from gputrace.collectors.live import following, recent, tail
-from gputrace.collectors.live.following import Following
-from gputrace.collectors.rows.nvtx import DOMAIN_CREATED
-from gputrace.collectors.tasks.team import Team, holds_lock
-from gputrace.traces.opening import open_traces
-from gputrace.views.live.app import LiveApp
-from gputrace.views.live.now import CardNow, Now, Pace
+from gputrace.analyzers.pipeline import analyze
+from gputrace.analyzers.timeline_model.cells import make_curve
+from gputrace.cli.live_view import RecordingFeed
+from gputrace.collectors import live
+from gputrace.collectors.finalize import DOMAIN_CREATED
+from gputrace.collectors.job import Team, holds_lock
+from gputrace.collectors.live import Following
+from gputrace.collectors.spool import chunks
+from gputrace.collectors.spool.activity import read_spool
+from gputrace.collectors.spool.chunks import CHUNK, HEADER, Format
+from gputrace.collectors.spool.host_events import read_host
+from gputrace.readers.open import open_traces
+from gputrace.report.tui.live import CardNow, LiveApp, Now, Pace
 from tests import command
 from tests.native.build import Machine
 from tests.on_terminal import OnTerminal
@@ -93,7 +93,7 @@ def test_a_file_read_while_it_grows_gives_each_whole_chunk_once(
     whole = HEADER.pack(FORMAT.magic, FORMAT.version, 7, 11, 13)
     whole += b"".join(chunk(*each) for each in bodies)
     path = tmp_path_factory.mktemp("tail") / "host.7.spool"
-    reader, seen = tail.ChunkTail(path, FORMAT), []
+    reader, seen = chunks.ChunkTail(path, FORMAT), []
     for end in [*sorted(cuts), len(whole)]:
         path.write_bytes(whole[:end])
         seen += reader.read({b"KERN"})
@@ -105,12 +105,12 @@ def test_a_file_read_while_it_grows_gives_each_whole_chunk_once(
 def test_of_a_large_file_names_are_read_and_the_last_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail, "_FAR", 250)
+    monkeypatch.setattr(chunks, "_FAR", 250)
     whole = HEADER.pack(FORMAT.magic, FORMAT.version, 7, 11, 13) + chunk(b"NAME", b"first")
     whole += b"".join(chunk(b"KERN", bytes([at]) * 100) for at in range(9))
     path = tmp_path / "host.7.spool"
     path.write_bytes(whole)
-    seen = tail.ChunkTail(path, FORMAT).read({b"KERN"})
+    seen = chunks.ChunkTail(path, FORMAT).read({b"KERN"})
     assert [(tag, body[:1]) for tag, body in seen] == [
         (b"NAME", b"f"),
         (b"KERN", bytes([7])),
@@ -127,7 +127,7 @@ def test_a_log_read_while_it_grows_gives_each_whole_line_once(
 ) -> None:
     whole = b"".join(line + b"\n" for line in lines)
     path = tmp_path_factory.mktemp("tail") / "n.nvml.jsonl"
-    reader, seen = tail.LineTail(path), list[bytes]()
+    reader, seen = chunks.LineTail(path), list[bytes]()
     for end in [*sorted(cuts), len(whole)]:
         path.write_bytes(whole[:end])
         seen += (line.rstrip(b"\n") for line in reader.read())
@@ -150,7 +150,7 @@ def test_steps_are_seen_while_they_are_made(started: Callable[..., Path]) -> Non
 def test_what_is_followed_is_what_the_files_say_in_the_end(started: Callable[..., Path]) -> None:
     folder = started(sys.executable, "-c", STEPS.format(steps=10_000, rest=0))
     (path,) = list_until(folder, "*.host")
-    follower = recent.RecentHost(path)
+    follower = live.RecentHost(path)
 
     def has_steps() -> bool:
         follower.read()
@@ -193,14 +193,14 @@ def test_the_gpus_last_moments_are_analyzed_while_it_runs(
     (gpu,) = now.analysis.gpus
     (row,) = now.analysis.breakdown
     assert gpu.kernels > 100
-    assert row.total_ns <= now.window[1] - now.window[0] <= following.WINDOW_NS
+    assert row.total_ns <= now.window[1] - now.window[0] <= live.WINDOW_NS
     assert now.window[1] <= now.time_ns
 
 
 def test_however_busy_it_is_only_so_much_is_analyzed(
     machine: Machine, started: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(following, "MOST_RECORDS", 1000)
+    monkeypatch.setattr(live, "MOST_RECORDS", 1000)
     followed = Following(busy(machine, started, "storm 100 1 sleep 10 " * 25))
     (path,) = list_until(followed.folder, "*.spool")
 
@@ -223,7 +223,7 @@ def test_what_is_named_once_is_known_in_any_later_window(machine: Machine, tmp_p
     done = machine.run(tmp_path, "inject nvtx sample ranges")
     assert done.returncode == 0
     (path,) = tmp_path.glob("*.spool")
-    follower, whole = recent.RecentSpool(path), read_spool(path)
+    follower, whole = live.RecentSpool(path), read_spool(path)
     follower.read()
     later = follower.between(1 << 62, 1 << 62)
     assert later is not None

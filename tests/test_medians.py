@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from gputrace.analyzers.medians import of_others
+from gputrace.analyzers.grouping import median_of_others
 
 
 @given(
@@ -21,4 +21,4 @@ from gputrace.analyzers.medians import of_others
 )
 def test_it_is_what_numpy_gives_without_each(values: np.ndarray) -> None:
     expected = [np.median(np.delete(values, row, axis=0), axis=0) for row in range(len(values))]
-    assert (of_others(values) == np.array(expected)).all()
+    assert (median_of_others(values) == np.array(expected)).all()

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from gputrace.errors import InputError
-from gputrace.traces.events import UNKNOWN, Events, Kind
-from gputrace.traces.memory import MemoryTrace, Names
-from gputrace.traces.parcels import pack, unpack
-from gputrace.traces.trace import Device, Process, Window
+from gputrace.model.events import UNKNOWN, Events, Kind
+from gputrace.model.trace import Device, Process, Window
+from gputrace.readers.decode_pool import pack, unpack
+from gputrace.readers.in_memory import MemoryTrace, Names
 
 PATH = Path("made up")
 

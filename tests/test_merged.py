@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import gputrace
 from gputrace.api import Report
 from gputrace.errors import InputError
-from gputrace.traces.numbering import Numbering
+from gputrace.store.merge import Numbering
 from gputrace.units import format_ranges
 from tests import command
 from tests.exports import Export

@@ -13,8 +13,8 @@ import pytest
 
 import gputrace
 from gputrace.errors import InputError
-from gputrace.traces.events import COPY_KINDS, Kind
-from gputrace.traces.readers import open_trace
+from gputrace.model.events import COPY_KINDS, Kind
+from gputrace.readers.registry import open_trace
 from tests import command
 from tests.recordings import DATA
 

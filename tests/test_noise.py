@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gputrace.analyzers.compare.noise import ABSENT, Mean, difference, means_of, ratio, student
+from gputrace.analyzers.compare.runs import ABSENT, Mean, difference, means_of, ratio, student
 
 
 def of(series: NDArray[np.float64]) -> Mean:

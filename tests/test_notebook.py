@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 import gputrace
-from gputrace.collectors.cupti import collector_library
+from gputrace.collectors.backends.cupti import collector_library
 from tests.native.build import Machine
 from tests.notebooks import run_notebook
 
@@ -26,7 +26,7 @@ def train(steps):
 """
 GPU: Final = """
 import ctypes, os, struct, time
-from gputrace.collectors import inside
+from gputrace.collectors import in_process as inside
 inside.has_driver = lambda: True
 def start_cuda():
     global cupti

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gputrace.traces.events import Kind
+from gputrace.model.events import Kind
 from tests.exports import KERNEL, MARK, NVTX, PUSH_POP_RANGE, Export, Opened, Value, global_id
 from tests.memory import rows
 

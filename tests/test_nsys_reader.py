@@ -1,4 +1,4 @@
-"""nsys exports become the event columns of gputrace/traces/events.py."""
+"""nsys exports become the event columns of gputrace/model/events.py."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import gputrace
-from gputrace.traces.events import COLUMN_TYPES, UNKNOWN, Kind, Memory
-from gputrace.traces.readers import open_trace
-from gputrace.traces.trace import Window
+from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Kind, Memory
+from gputrace.model.trace import Window
+from gputrace.readers.registry import open_trace
 from tests.exports import (
     D2D,
     D2H,

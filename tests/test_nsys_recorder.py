@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import pytest
 
-from gputrace.collectors.backend import Launch
-from gputrace.collectors.nsys import run as nsys_run
-from gputrace.collectors.program.supervised import supervised
+from gputrace.collectors.backends import nsys as nsys_run
+from gputrace.collectors.launch import Launch
+from gputrace.collectors.launch.supervised import supervised
 from tests import command
 from tests.command import Ran, assert_refused
 from tests.fake_nsys import MACHINE, SECRETS

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from gputrace.collectors.merge import merge
+from gputrace.collectors.finalize import merge
 from tests.native.build import Machine
 
 REFERENCES: Final = {

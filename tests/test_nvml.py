@@ -23,11 +23,10 @@ from typing import Any, Final
 
 import pytest
 
-from gputrace.collectors.nvml.cards import FIELDS, NULL, SAMPLE
+from gputrace.collectors.finalize import write_nvml
 from gputrace.collectors.nvml.log import NvmlLog, read_nvml, tables
-from gputrace.collectors.nvml.topology import ranges
-from gputrace.collectors.rows.nvml import write_nvml
-from gputrace.traces.writer import TraceWriter
+from gputrace.collectors.nvml.queries import FIELDS, NULL, SAMPLE, ranges
+from gputrace.store.writer import TraceWriter
 from tests.command import ROOT, Ran, environment, python
 
 NATIVE: Final = ROOT / "tests" / "native" / "fake_nvml.c"
@@ -35,7 +34,7 @@ NATIVE: Final = ROOT / "tests" / "native" / "fake_nvml.c"
 RECORD: Final = """
 import sys, time
 from pathlib import Path
-from gputrace.collectors.nvml.sampler import Sampler
+from gputrace.collectors.nvml import Sampler
 
 folder, ticks, hz = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 sampler = Sampler(*map(float, sys.argv[4:]))
@@ -54,7 +53,7 @@ SAMPLING: Final = (sys.executable, "-P", "-m", "gputrace.collectors.nvml.samplin
 COST: Final = """
 import sys, time
 from pathlib import Path
-from gputrace.collectors.nvml.sampler import Sampler
+from gputrace.collectors.nvml import Sampler
 from gputrace.collectors.nvml.log import read_nvml
 
 folder, seconds = Path(sys.argv[1]), float(sys.argv[2])
@@ -435,7 +434,7 @@ def test_a_crash_in_the_drivers_library_costs_the_recorder_nothing(
 FULL_DISK: Final = """
 import resource, sys, time
 from pathlib import Path
-from gputrace.collectors.nvml.sampler import Sampler
+from gputrace.collectors.nvml import Sampler
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
 sampler = Sampler()

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import gputrace
-from gputrace.collectors.nvml.cards import SAMPLE
-from gputrace.traces.nvml.model import VALUES, Card, Nvml, Samples, together
-from gputrace.traces.opening import open_traces
-from gputrace.traces.readers import open_trace
-from gputrace.traces.redacted import RedactedTrace
+from gputrace.collectors.nvml.queries import SAMPLE
+from gputrace.model.nvml import VALUES, Card, Nvml, Samples, merge_nvml
+from gputrace.readers.open import open_traces
+from gputrace.readers.registry import open_trace
+from gputrace.store.redact import RedactedTrace
 from tests.parts import Node, write_parts, write_whole
 from tests.synthetic import NvmlCard, Plan, Recording, simulate, write_nsys, write_nvml
 
@@ -130,7 +130,7 @@ def test_a_redacted_trace_keeps_what_cards_do_and_not_which_they_are(path: Path)
 def test_of_several_sources_the_first_that_knows_a_card_is_believed() -> None:
     first = Nvml((Card(0, name="H200", sm_clock_max=1980),))
     second = Nvml((Card(0, name="other", power_limit_mw=700_000), Card(1)))
-    cards = together([first, Nvml(), second]).cards
+    cards = merge_nvml([first, Nvml(), second]).cards
     assert cards == (Card(0, name="H200", sm_clock_max=1980, power_limit_mw=700_000), Card(1))
 
 
@@ -140,7 +140,7 @@ def test_samples_of_several_sources_are_in_order_of_time() -> None:
         columns = {name: np.array(column) for name, column in values.items()}
         return Nvml(samples=Samples(np.array(times), zeros, zeros, columns))
 
-    found = together([rows([10, 30], power=[1.0, 3.0]), rows([20], smClock=[2.0])]).samples
+    found = merge_nvml([rows([10, 30], power=[1.0, 3.0]), rows([20], smClock=[2.0])]).samples
     assert found.time.tolist() == [10, 20, 30]
     assert [None if math.isnan(v) else v for v in found["power"].tolist()] == [1.0, None, 3.0]
     assert [None if math.isnan(v) else v for v in found["smClock"].tolist()] == [None, 2.0, None]

@@ -15,9 +15,9 @@ import pytest
 
 import gputrace
 from gputrace.api import Report
-from gputrace.traces.events import UNKNOWN, Kind, Memory
-from gputrace.traces.readers import open_trace
-from gputrace.traces.trace import Trace, Window
+from gputrace.model.events import UNKNOWN, Kind, Memory
+from gputrace.model.trace import Trace, Window
+from gputrace.readers.registry import open_trace
 from tests import command
 from tests.nvprof import (
     EPOCH,

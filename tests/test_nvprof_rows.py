@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from gputrace.collectors.hooks._gputrace_hooks import host_file, recorder
-from gputrace.traces.nvprof.calls import DRIVER, RUNTIME, call_name
+from gputrace.readers.nvprof_schema import DRIVER, RUNTIME, call_name
 from tests import command
 from tests.nvprof import (
     EPOCH,

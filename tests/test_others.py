@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.analyzers.balance.others import Others
-from gputrace.analyzers.balance.work import Work
+from gputrace.analyzers.load_balance import Others, Work
 
 AMOUNTS = st.dictionaries(st.integers(-3, 4), st.integers(0, 50), max_size=6)
 

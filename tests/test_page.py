@@ -19,8 +19,8 @@ import pytest
 
 import gputrace
 from gputrace.errors import UsageError
-from gputrace.views.page import material
-from gputrace.views.page.document import hashes
+from gputrace.report.html import timeline
+from gputrace.report.html.page import hashes
 from tests import command
 from tests.command import assert_refused
 from tests.exports import H2D, Export
@@ -266,7 +266,7 @@ def test_a_trace_that_was_opened_before_is_not_analyzed_again(
     with gputrace.open(recording(STARVED)) as trace:
         first = trace.material()
         wait_until_kept()
-        monkeypatch.setattr(material, "analyze", refuse)
+        monkeypatch.setattr(timeline, "analyze", refuse)
         again = trace.material()
         assert again.analysis == first.analysis
         assert again.gaps == first.gaps

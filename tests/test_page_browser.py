@@ -16,10 +16,10 @@ from typing import Final
 import pytest
 
 import gputrace
-from gputrace.analyzers.options import Options
-from gputrace.traces.opening import open_traces
-from gputrace.views.page.document import render
-from gputrace.views.page.material import gather, read_scene
+from gputrace.analyzers.pipeline import Options
+from gputrace.readers.open import open_traces
+from gputrace.report.html.page import render
+from gputrace.report.html.timeline import gather, read_scene
 from tests import command
 from tests.chromium import Browser, chromium, needs_chromium
 from tests.command import ROOT, assert_refused, environment

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import gputrace
-from gputrace.analyzers.results import Finding
 from gputrace.api import Report
+from gputrace.model.results import Finding
 from tests.handmade import BATCH_BYTES, MS, US, Run, analyze, ids, train
 from tests.synthetic import Plan, simulate, write_nsys, write_nvml
 

@@ -10,13 +10,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.analyzers.analysis import analyze
-from gputrace.analyzers.classes import OperationClass, is_communication
-from gputrace.analyzers.operations import read_operations
-from gputrace.analyzers.options import Options
-from gputrace.analyzers.partition import Timeline, build_timeline
-from gputrace.traces.events import Kind
-from gputrace.traces.trace import Window
+from gputrace.analyzers.lanes import Timeline, build_timeline
+from gputrace.analyzers.operations import OperationClass, is_communication, read_operations
+from gputrace.analyzers.pipeline import Options, analyze
+from gputrace.model.events import Kind
+from gputrace.model.trace import Window
 from tests.memory import MemoryTrace, Row
 
 CLASSES: Final = ("compute", "communication", "h2d", "other_copy", "memset", "idle")

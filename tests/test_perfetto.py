@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gputrace
-from gputrace.analyzers.scene.tracks import nesting_lanes
-from gputrace.views.exports.perfetto import MOST_GAPS, microseconds
+from gputrace.analyzers.timeline_model.trace_rows import nesting_lanes
+from gputrace.report.export.perfetto import MOST_GAPS, microseconds
 from tests import command
 from tests.exports import Export
 from tests.handmade import MS, Run, train

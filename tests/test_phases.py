@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gputrace.analyzers.phases.epochs import find_epochs
-from gputrace.analyzers.results import Finding, Phase
+from gputrace.analyzers.phases import find_epochs
 from gputrace.api import Report
+from gputrace.model.results import Finding, Phase
 from tests.handmade import MS, US, Run, analyze, assert_training, ids
 from tests.synthetic import Plan, Recording
 from tests.test_generated_training import run

@@ -14,7 +14,7 @@ import pytest
 
 from gputrace import extend, plugins
 from gputrace.cli import run
-from gputrace.traces import plugged
+from gputrace.readers import registry
 from tests import command
 from tests.command import UNREADABLE, Ran, assert_refused
 from tests.packages import install, install_example
@@ -58,7 +58,7 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
     def gputrace(*arguments: str | Path, sites: Sequence[Path]) -> Ran:
         plugins._tell.cache_clear()
-        plugged._of_plugin.cache_clear()
+        registry._of_plugin.cache_clear()
         for site in sites:
             monkeypatch.syspath_prepend(site)
         monkeypatch.delitem(sys.modules, "broken", raising=False)

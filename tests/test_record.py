@@ -14,9 +14,9 @@ from typing import Final
 
 import pytest
 
-from gputrace.collectors.cuda import has_driver
-from gputrace.collectors.program.underway import processes_of
-from gputrace.collectors.secrets import masked
+from gputrace.collectors.backend import has_driver
+from gputrace.collectors.launch import orphans_of
+from gputrace.collectors.session import masked
 from tests import command
 
 MARKED: Final = """
@@ -46,7 +46,7 @@ def cut_short(tmp_path: Path) -> Path:
     folder = tmp_path / "t.sqlite.spool"
     kill = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)\n"
     record(tmp_path / "t.sqlite", "--", sys.executable, "-c", kill + MARKED)
-    while processes_of(folder):
+    while orphans_of(folder):
         time.sleep(0.02)
     return folder
 
@@ -223,7 +223,7 @@ def test_a_time_that_makes_no_sense_is_refused(
 def test_who_interrupts_the_making_of_the_trace_is_told_where_the_recording_is(
     tmp_path: Path,
 ) -> None:
-    stop = "import gputrace.collectors.merge as m, os, signal\n"
+    stop = "import gputrace.collectors.finalize as m, os, signal\n"
     stop += "m.write_session = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
     words = ["record", "-o", str(tmp_path / "t.sqlite"), "--no-nvml", "--", "sh", "-c", "exit 7"]
     ran = command.python("-c", f"{stop}{RUN}({words!r})")
@@ -335,7 +335,7 @@ def test_a_program_that_goes_on_without_its_recorder_is_not_recovered_yet(tmp_pa
         assert command.gputrace("recover", folder, "--keep").code == 0
         assert folder.is_dir()
         running.stdin.close()
-        while processes_of(folder):
+        while orphans_of(folder):
             time.sleep(0.02)
     assert command.gputrace("recover", folder, "--force").code == 0
     assert not folder.exists()
@@ -450,7 +450,7 @@ def test_the_command_offers_every_backend() -> None:
 
 @pytest.mark.skipif(has_driver(), reason="the GPUs of this machine can be sampled")
 def test_it_says_so_where_the_gpus_cannot_be_sampled(tmp_path: Path) -> None:
-    script = "import sys; from gputrace import cli; from gputrace.collectors import record\n"
+    script = "import sys; from gputrace import cli; from gputrace.collectors import session as record\n"
     script += "record.has_driver = lambda: True\nsys.exit(cli.run(sys.argv[1:]))"
     words = ["record", "--backend", "host", "-o", str(tmp_path / "t.sqlite"), "--", "true"]
     ran = command.python("-c", script, *words)

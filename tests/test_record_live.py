@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gputrace.collectors.program.held import Held
+from gputrace.collectors.launch.pty_session import OutputBuffer
 from tests import command
 from tests.on_terminal import OnTerminal
 
@@ -147,7 +147,7 @@ def test_what_is_too_much_for_the_terminal_is_in_a_file(tmp_path: Path) -> None:
 
 
 def test_what_a_program_writes_is_shown_without_its_escape_sequences(tmp_path: Path) -> None:
-    held = Held(tmp_path / "log")
+    held = OutputBuffer(tmp_path / "log")
     held.add(b"one\r\n\x1b[31mred\x1b[0m [bold]\r\n10%\r20%\r\n\x1b]0;title\x07two\xff\r\n")
     assert held.lines(8) == ["one", "red [bold]", "20%", "two\N{REPLACEMENT CHARACTER}"]
     assert held.lines(1) == ["two\N{REPLACEMENT CHARACTER}"]

@@ -19,7 +19,7 @@ LOOK_S: Final = 0.2
 """How long the recorders here wait for a signal at a time."""
 WAITS: Final = f"""
 import signal
-from gputrace.collectors.program.signals import wait_for
+from gputrace.collectors.launch import wait_for
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 print("ready", flush=True)
 came = wait_for([signal.SIGUSR1], {LOOK_S})
@@ -27,7 +27,7 @@ print(came and (came.number, came.is_typed))
 """
 RECORDS: Final = f"""
 import os, sys
-from gputrace.collectors.program.child import run
+from gputrace.collectors.launch import run
 sys.exit(run(sys.argv[1:], os.environ, every_s={LOOK_S}))
 """
 PROGRAM: Final = (sys.executable, "-c", "print('ready', flush=True); input(); raise SystemExit(7)")

@@ -18,10 +18,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gputrace.collectors.files.chunks import read_all
-from gputrace.collectors.files.host_events import HostEvents, join_hosts, read_host_file
+from gputrace.collectors.finalize import merge
 from gputrace.collectors.hooks._gputrace_hooks import host_file
-from gputrace.collectors.merge import merge
+from gputrace.collectors.spool.chunks import read_all
+from gputrace.collectors.spool.host_events import HostEvents, join_hosts, read_host_file
 from gputrace.errors import InputError
 
 ANNOTATION, NOTE = 3, 4

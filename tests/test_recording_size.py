@@ -13,15 +13,15 @@ from typing import Final
 
 import pytest
 
-from gputrace.collectors.growth import Growth, Size
+from gputrace.collectors.limits import Growth, Size
 from tests import command
 
 SMALL: Final = """
 import sys
 from gputrace import cli
 from gputrace.cli import record
-from gputrace.collectors import growth
-from gputrace.collectors.program import child
+from gputrace.collectors import limits as growth
+from gputrace.collectors import launch as child
 record.LARGE, record.LARGE_AT_A_TERMINAL = {large}, 1000
 growth._BETWEEN_LOOKS_NS = 0
 child.run.__defaults__ = (*child.run.__defaults__[:-1], 0.05)
@@ -65,7 +65,7 @@ def test_files_in_folders_count_and_a_folder_that_is_gone_is_nothing(tmp_path: P
 OFTEN: Final = """
 import os, sys, time
 from pathlib import Path
-from gputrace.collectors.program.child import run
+from gputrace.collectors.launch import run
 over, calls = Path(sys.argv[1]), 0
 def call():
     global calls
@@ -78,7 +78,7 @@ print(code, 5 <= calls <= (time.monotonic() - began) / 0.02)
 """
 SELDOM: Final = """
 import os
-from gputrace.collectors.program.child import run
+from gputrace.collectors.launch import run
 print(run(["true"], os.environ, lambda: print("called"), 60))
 """
 

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 import gputrace
-from gputrace.traces.redaction import Redaction
+from gputrace.store.redact import Redaction
 from tests import command
 from tests.exports import NVTX, PUSH_POP_RANGE, RUNTIME, global_id
 from tests.handmade import Run, train

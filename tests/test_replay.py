@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gputrace.analyzers.whatif.cures import CURES, Effect
-from gputrace.analyzers.whatif.graph import LONG_AGO, NONE, Graph
-from gputrace.analyzers.whatif.replay import replay
+from gputrace.analyzers.whatif.graph import LONG_AGO, NONE, Graph, replay
+from gputrace.analyzers.whatif.optimizations import CURES, Effect
 from tests.test_whatif import MS, PLANTED, graph_of, written
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from gputrace.traces.nsys.report import _INSTALLED
+from gputrace.readers.nsys_export import _INSTALLED
 from tests import command
 from tests.command import Ran, assert_refused, state
 from tests.exports import Export

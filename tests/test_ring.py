@@ -21,14 +21,13 @@ from typing import Final
 import numpy as np
 import pytest
 
-from gputrace.collectors.bounds import Bounds, prune
-from gputrace.collectors.files.chunks import in_order, read_all
-from gputrace.collectors.files.host_events import HostEvents, join_hosts, read_host_file
-from gputrace.collectors.files.spool import Spool, join_spools, read_spool
-from gputrace.collectors.files.windows import windows_of
+from gputrace.collectors.finalize import merge
 from gputrace.collectors.limits import Limits, ring
-from gputrace.collectors.merge import merge
-from gputrace.collectors.slow import MOST, Pace, SlowSteps
+from gputrace.collectors.session import Bounds, prune
+from gputrace.collectors.slow_steps import MOST, Pace, SlowSteps
+from gputrace.collectors.spool.activity import Spool, join_spools, read_spool, windows_of
+from gputrace.collectors.spool.chunks import in_order, read_all
+from gputrace.collectors.spool.host_events import HostEvents, join_hosts, read_host_file
 from gputrace.errors import InputError
 from tests import command
 from tests.native.build import Machine
@@ -270,7 +269,7 @@ for i in range(count):
 LOOKING: Final = """
 import sys
 from gputrace import cli
-from gputrace.collectors.program import child
+from gputrace.collectors import launch as child
 child.run.__defaults__ = (*child.run.__defaults__[:-1], 0.1)
 sys.exit(cli.run(sys.argv[1:]))
 """

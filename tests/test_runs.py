@@ -9,10 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gputrace.analyzers.intervals import union
-from gputrace.analyzers.scene.cells import Layers
-from gputrace.analyzers.scene.runs import BEGINS_CELL, IN_CELL, RUN_CLASSES, Runs, reduce, tile
-from gputrace.traces.trace import Window
+from gputrace.analyzers.timeline_model.cells import (
+    BEGINS_CELL,
+    IN_CELL,
+    RUN_CLASSES,
+    Layers,
+    Runs,
+    reduce,
+    tile,
+)
+from gputrace.model.intervals import union
+from gputrace.model.trace import Window
 
 CLASSES = ("compute", "h2d", "launch")
 MOST = 400

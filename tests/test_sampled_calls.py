@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 import gputrace
 from gputrace.api import Report
-from gputrace.collectors.files.spool import Spool, read_spool
-from gputrace.collectors.files.windows import call_windows_of
+from gputrace.collectors.spool.activity import Spool, call_windows_of, read_spool
 from tests import command
 from tests.native.build import Machine, compile_all
 from tests.synthetic import Plan, simulate

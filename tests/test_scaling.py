@@ -10,9 +10,9 @@ import pytest
 
 import gputrace
 from gputrace.analyzers.compare.results import Scaling
-from gputrace.analyzers.results import CLASSES
-from gputrace.comparing import ComparisonReport
+from gputrace.api import ComparisonReport
 from gputrace.errors import UsageError
+from gputrace.model.time_class import CLASSES
 from tests.handmade import Run, train
 from tests.synthetic import Plan, simulate, write_nsys
 

@@ -11,10 +11,10 @@ import pytest
 
 import gputrace
 from gputrace.errors import InputError
-from gputrace.traces.events import Kind
-from gputrace.traces.nsys.reader import is_nsys
-from gputrace.traces.readers import open_trace
-from gputrace.traces.sqlite import Database
+from gputrace.model.events import Kind
+from gputrace.readers.nsys import is_nsys
+from gputrace.readers.registry import open_trace
+from gputrace.store.sqlite import Database
 from tests.exports import D2H, GRAPH_TRACE, H2D, KERNEL, MEMCPY, MEMSET, RUNTIME, Export, insert
 from tests.recordings import shared
 

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 import gputrace
 from gputrace.errors import MissingError
-from gputrace.traces import columns, scratch
-from gputrace.traces.events import Events, Kind
-from gputrace.traces.readers import open_trace
-from gputrace.traces.scratch import OneByOne, Scratch
+from gputrace.model.events import Events, Kind
+from gputrace.readers.registry import open_trace
+from gputrace.store import spill_file, sqlite
+from gputrace.store.spill_file import LazySequence, SpillFile
 from tests.exports import Export
 from tests.parts import Node, write_parts, write_whole
 from tests.recordings import unpack
@@ -36,9 +36,9 @@ Writing = Callable[[Path], list[Path]]
 def small_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Everything goes to disk, a few rows at a time, through many mappings."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(columns, "ROWS_AT_ONCE", 1 << 12)
-    monkeypatch.setattr(scratch, "_SMALL", 1)
-    monkeypatch.setattr(scratch, "_EXTENT", 1 << 16)
+    monkeypatch.setattr(sqlite, "ROWS_AT_ONCE", 1 << 12)
+    monkeypatch.setattr(spill_file, "_SMALL", 1)
+    monkeypatch.setattr(spill_file, "_EXTENT", 1 << 16)
 
 
 # ---- what is kept ----
@@ -53,7 +53,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_columns_are_what_they_were_and_cannot_be_written(kinds: list[tuple[str, int]]) -> None:
     draw = np.random.default_rng(1)
     given = [draw.integers(-100, 100, length).astype(kind) for kind, length in kinds]
-    aside = Scratch()
+    aside = SpillFile()
     kept = [aside.keep(column) for column in given]
     aside.let_go()
     for before, after in zip(given, kept, strict=True):
@@ -65,7 +65,7 @@ def test_columns_are_what_they_were_and_cannot_be_written(kinds: list[tuple[str,
 @given(st.lists(st.integers(0, 9_000), max_size=8))
 def test_a_column_may_come_in_parts(lengths: list[int]) -> None:
     parts = [np.arange(length, dtype=np.int64) for length in lengths]
-    room = Scratch().room(np.int64, sum(lengths))
+    room = SpillFile().room(np.int64, sum(lengths))
     for part in parts:
         room.append(part)
     assert room.column.tolist() == [value for part in parts for value in part.tolist()]
@@ -86,7 +86,7 @@ class Doubled:
 def test_all_columns_of_a_thing_are_kept_and_those_that_it_works_out() -> None:
     values = np.arange(1_000)
     thing = Doubled(values, ({"events": Events({"start": values}), "text": "as it is"},))
-    aside = Scratch()
+    aside = SpillFile()
     kept = aside.keep(thing)
     found = [kept.column, kept.more[0]["events"].start, vars(kept)["twice"]]
     assert [column.tolist() for column in found] == [
@@ -99,15 +99,15 @@ def test_all_columns_of_a_thing_are_kept_and_those_that_it_works_out() -> None:
 
 
 def test_the_file_has_no_name_and_ends_with_the_process(tmp_path: Path) -> None:
-    aside = Scratch()
+    aside = SpillFile()
     aside.keep(np.arange(100_000))
     assert list((tmp_path / "cache" / "gputrace").iterdir()) == []
 
 
 def test_memory_is_given_back_when_another_thing_is_looked_at() -> None:
-    aside = Scratch()
+    aside = SpillFile()
     columns = [aside.keep(np.full(1 << 20, number)) for number in range(4)]
-    things = OneByOne(columns, aside)
+    things = LazySequence(columns, aside)
     before = _mapped_kib()
     sums = [int(thing.sum()) for thing in things]
     assert sums == [number << 20 for number in range(4)]
@@ -172,9 +172,9 @@ def test_the_answer_is_the_same_byte_for_byte(
     folder = tmp_path / "run"
     folder.mkdir()
     paths = write(folder)
-    monkeypatch.setattr(scratch, "LARGE", 1 << 40)
+    monkeypatch.setattr(spill_file, "LARGE", 1 << 40)
     held = gputrace.open(*paths).analyze().render("json")
-    monkeypatch.setattr(scratch, "LARGE", -1)
+    monkeypatch.setattr(spill_file, "LARGE", -1)
     assert gputrace.open(*paths).analyze().render("json") == held
 
 
@@ -195,7 +195,7 @@ def test_rows_that_cannot_be_used_are_counted_once(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    aside = Scratch()
+    aside = SpillFile()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
@@ -210,7 +210,7 @@ def test_a_cache_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) ->
     file.touch()
     trace = recording_of_one_host(tmp_path)[0]
     program = (
-        "import gputrace.traces.scratch as s; s.LARGE = -1; "
+        "import gputrace.store.spill_file as s; s.LARGE = -1; "
         f"from gputrace.cli import main; main(['analyze', {str(trace)!r}])"
     )
     env = os.environ | {"XDG_CACHE_HOME": str(file)}

@@ -7,17 +7,17 @@ from typing import Final
 
 import pytest
 
-from gputrace import cleaning
-from gputrace.traces import cache, chrome, demangling, guard, names, packed, redaction, sqlite
-from gputrace.traces.kineto import document
-from gputrace.traces.xla import xspace
+from gputrace import sanitize
+from gputrace.model import names
+from gputrace.readers import chrome_json, gzip_io, xplane
+from gputrace.store import cache, redact, sqlite, sqlite_security
 from tests.command import ROOT
 
 MODULES: Final = {
     module.__name__.rpartition(".")[2]: module
     for module in (
-        *(cleaning, cache, chrome, demangling, guard, names, packed),
-        *(redaction, sqlite, document, xspace),
+        *(sanitize, cache, names, sqlite_security, gzip_io),
+        *(redact, sqlite, chrome_json, xplane),
     )
 }
 UNITS: Final = {"": 1, "MiB": 1 << 20, "GiB": 1 << 30}

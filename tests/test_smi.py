@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import gputrace
 from gputrace.errors import InputError
-from gputrace.traces.nvml.model import Nvml
-from gputrace.traces.opening import open_traces
+from gputrace.model.nvml import Nvml
+from gputrace.readers.open import open_traces
 from tests import command
 from tests.parts import Node, write_parts
 from tests.synthetic import Plan, simulate, write_kineto, write_nsys

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gputrace.collectors.files.spool import Spool, read_spool
-from gputrace.collectors.merge import merge
+from gputrace.collectors.finalize import merge
+from gputrace.collectors.spool.activity import Spool, read_spool
 from gputrace.errors import InputError
 from tests.native.build import Machine
 

@@ -10,12 +10,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.collectors.files.host_events import EVENT, HostEvents
-from gputrace.collectors.files.records import CLOCKS
-from gputrace.collectors.files.spool import RECORDS, Spool
-from gputrace.collectors.files.steady import make_steady
 from gputrace.collectors.nvml.log import make_steady as make_log_steady
 from gputrace.collectors.nvml.log import read_nvml
+from gputrace.collectors.spool.activity import RECORDS, Spool
+from gputrace.collectors.spool.chunks import CLOCKS
+from gputrace.collectors.spool.clock_correction import correct_clocks
+from gputrace.collectors.spool.host_events import EVENT, HostEvents
 
 SECOND = 1_000_000_000
 AXIS = 1_700_000_000 * SECOND
@@ -65,14 +65,14 @@ def test_every_moment_is_where_it_was_had_nobody_set_the_clock(
             true.append(AXIS + began + number * SECOND + moment)
             wall.append(true[-1] + (by + after * (moment >= at)) * SECOND)
     process = host(began, parts, wall)
-    make_steady([], [process])
+    correct_clocks([], [process])
     assert process.events["end"].tolist() == true
 
 
 def test_the_first_step_is_there_though_the_clock_was_set_back() -> None:
     wall = [AXIS + 5 * SECOND + 10, AXIS + 5 * SECOND + 20 - 50 * SECOND]
     process = host(5 * SECOND, [(0, wall[:1]), (-50 * SECOND, wall[1:])], wall)
-    make_steady([], [process])
+    correct_clocks([], [process])
     assert process.records["step"]["number"].tolist() == [0, 1]
 
 
@@ -80,7 +80,7 @@ def test_processes_that_began_before_and_after_are_on_one_axis() -> None:
     first = host(5 * SECOND, [(0, [1])], [AXIS + 6 * SECOND])
     later = host(9 * SECOND, [(-7 * SECOND, [1])], [AXIS + 10 * SECOND - 7 * SECOND])
     later.started -= 7 * SECOND
-    make_steady([], [later, first])
+    correct_clocks([], [later, first])
     assert (first.started, later.started) == (AXIS + 5 * SECOND, AXIS + 9 * SECOND)
     assert later.events["end"].tolist() == [AXIS + 10 * SECOND]
 
@@ -92,7 +92,7 @@ def test_windows_and_losses_of_a_spool_are_corrected_too() -> None:
     spool.after = {tag: np.zeros(len(rows), np.int64) for tag, rows in spool.records.items()}
     spool.captures, spool.captures_after = [(AXIS + 4 * SECOND - 60 * SECOND, False)], [2]
     spool.losses = [(AXIS + 5 * SECOND - 60 * SECOND, 3, "lost")]
-    make_steady([spool], [])
+    correct_clocks([spool], [])
     assert spool.captures == [(AXIS + 4 * SECOND, False)]
     assert spool.losses == [(AXIS + 5 * SECOND, 3, "lost")]
     assert spool.seen_until == AXIS + 3 * SECOND
@@ -101,7 +101,7 @@ def test_windows_and_losses_of_a_spool_are_corrected_too() -> None:
 def test_a_clock_that_only_wanders_is_left_as_it_is() -> None:
     process = host(5 * SECOND, [(0, [1]), (90_000, [1])], [AXIS + 6 * SECOND, AXIS + 7 * SECOND])
     before = process.events.copy()
-    make_steady([], [process])
+    correct_clocks([], [process])
     assert (process.events == before).all()
 
 

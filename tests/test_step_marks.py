@@ -8,8 +8,8 @@ from typing import Final
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.analyzers.steps.marked import Marks, read_marks
-from gputrace.traces.events import Kind
+from gputrace.analyzers.steps.markers import Marks, read_marks
+from gputrace.model.events import Kind
 from tests.memory import MemoryTrace, Row
 
 NAMES: Final = ("step 1", "step 2", "batch 1", "batch 2", "train 1", "train 2", "iteration")

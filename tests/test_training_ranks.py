@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gputrace.analyzers.results import CLASSES
+from gputrace.model.time_class import CLASSES
 from tests.exports import Export
 from tests.handmade import MS, STEP, US, Run, analyze, assert_training, ids, share, train
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gputrace
-from gputrace.analyzers.results.cards import Curve, GpuCurves
-from gputrace.analyzers.utilization import MOST_POINTS, find_utilization
-from gputrace.traces.nvml.model import Nvml, Samples
-from gputrace.traces.trace import Window
+from gputrace.analyzers.device_metrics import MOST_POINTS, find_utilization
+from gputrace.model.nvml import Nvml, Samples
+from gputrace.model.results import Curve, GpuCurves
+from gputrace.model.trace import Window
 from tests.gpus import no_gpus
 from tests.synthetic import Plan, simulate, write_nsys, write_nvml
 

@@ -13,17 +13,16 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.whatif import CURED, compare, fair, step_ns
-from gputrace.analyzers.analysis import analyze
 from gputrace.analyzers.breakdown import list_steps, measured
-from gputrace.analyzers.collectives.matching import match_collectives
-from gputrace.analyzers.host import read_calls
-from gputrace.analyzers.results.whatif import WhatIf
+from gputrace.analyzers.collectives import match_collectives
+from gputrace.analyzers.host_calls import read_calls
+from gputrace.analyzers.pipeline import analyze
+from gputrace.analyzers.whatif import MOST_ERROR, predict, replay_error
 from gputrace.analyzers.whatif.build import build_graph
-from gputrace.analyzers.whatif.graph import Graph
-from gputrace.analyzers.whatif.predict import MOST_ERROR, predict, replay_error
-from gputrace.analyzers.whatif.replay import replay
-from gputrace.analyzers.whatif.rows import MOST_ITEMS, choose_steps, read_rows, when_issued
-from gputrace.traces.readers import open_trace
+from gputrace.analyzers.whatif.graph import Graph, replay
+from gputrace.analyzers.whatif.step_rows import MOST_ITEMS, choose_steps, read_rows, when_issued
+from gputrace.model.results import WhatIf
+from gputrace.readers.registry import open_trace
 from tests import recordings
 from tests.command import gputrace
 from tests.gpus import gpus_with_lanes

@@ -10,10 +10,9 @@ from typing import Any, Final
 
 import pytest
 
-from gputrace.collectors.files.spool import Spool, read_spool
-from gputrace.collectors.merge import merge, write_all
-from gputrace.collectors.rows.clock import session_time
-from gputrace.traces.writer import TraceWriter
+from gputrace.collectors.finalize import merge, session_time, write_all
+from gputrace.collectors.spool.activity import Spool, read_spool
+from gputrace.store.writer import TraceWriter
 from tests.native.build import Machine
 
 MANUAL: Final = {"GPUTRACE_CAPTURE": "manual"}

@@ -11,9 +11,10 @@ import gputrace
 from gputrace.api import OpenTrace, Report
 from gputrace.cli import analyze
 from gputrace.errors import InputError, UsageError
-from gputrace.traces import opening, within
-from gputrace.traces.readers import open_trace
-from gputrace.traces.trace import Trace, Window
+from gputrace.model.trace import Trace, Window
+from gputrace.readers import open as opening
+from gputrace.readers.registry import open_trace
+from gputrace.store import slice as slicing
 from tests.kineto import event, kernel, write
 from tests.parts import Node, write_parts
 from tests.synthetic import Plan, Recording, simulate, write_kineto, write_nsys, write_nvprof
@@ -41,8 +42,8 @@ def paths(request: pytest.FixtureRequest, recording: Recording, tmp_path: Path) 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every trace is large, and little is read around a window."""
-    monkeypatch.setattr(within, "LARGE", 0)
-    monkeypatch.setattr(within, "_AROUND_NS", 0)
+    monkeypatch.setattr(slicing, "LARGE", 0)
+    monkeypatch.setattr(slicing, "_AROUND_NS", 0)
 
 
 def figures(report: Report) -> list[object]:
@@ -63,8 +64,8 @@ def test_gpus_and_gaps_are_those_of_the_whole(
     with gputrace.open(*paths) as trace:
         window = middle(trace)
         whole = trace.analyze(time=window)
-        monkeypatch.setattr(within, "LARGE", 0)
-        monkeypatch.setattr(within, "_AROUND_NS", 0)
+        monkeypatch.setattr(slicing, "LARGE", 0)
+        monkeypatch.setattr(slicing, "_AROUND_NS", 0)
         part = trace.analyze(time=window)
         after = trace.analyze()
     assert figures(part) == figures(whole)
@@ -126,7 +127,7 @@ class TestText:
             rows.append(len(whole.events(whole.kinds, ["start"])))
         with opening.open_traces(ranks[:1], windows=True) as trace:
             window = Window(middle, middle + (last - first) // 50)
-            with within.within(trace, window, None) as part:
+            with slicing.windowed(trace, window, None) as part:
                 rows.append(len(part.events(part.kinds, ["start"])))
         assert rows[1] < rows[0] / 10
 

@@ -14,10 +14,10 @@ import pytest
 
 import gputrace
 from gputrace.errors import GputraceError, InputError
-from gputrace.traces import workers
-from gputrace.traces.readers import open_trace
-from gputrace.traces.trace import Trace
-from gputrace.traces.workers import open_each
+from gputrace.model.trace import Trace
+from gputrace.readers import decode_pool
+from gputrace.readers.decode_pool import open_each
+from gputrace.readers.registry import open_trace
 from tests import command
 from tests.synthetic import Plan, simulate, write_kineto
 
@@ -51,13 +51,13 @@ def earlier() -> set[int]:
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is slow to decode its first file, so that others get their share."""
-    real, patience = workers.open_here, [1.5, 0, 0]
+    real, patience = decode_pool.open_here, [1.5, 0, 0]
 
     def open_here(file: Path, *how: bool) -> Trace | GputraceError:
         time.sleep(patience.pop(0) if patience else 0)
         return real(file, *how)
 
-    monkeypatch.setattr(workers, "open_here", open_here)
+    monkeypatch.setattr(decode_pool, "open_here", open_here)
 
 
 @pytest.mark.parametrize("keep_going", [False, True])
@@ -87,17 +87,17 @@ def test_the_first_broken_file_is_the_one_that_is_told_of(
 
 DIES = (
     "import json, os, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from gputrace.traces import worker, workers; real = workers.open_here; "
+    "from gputrace.readers import decode_pool as workers; real = workers.open_here; "
     "workers.open_here = lambda file, *how: os.kill(os.getpid(), 9) if 'rank1' in str(file) "
-    "else real(file, *how); worker.serve()"
+    "else real(file, *how); workers.serve()"
 )
 
 
 def test_a_worker_that_dies_is_one_file_s_loss(
     ranks: list[Path], monkeypatch: pytest.MonkeyPatch, earlier: set[int]
 ) -> None:
-    monkeypatch.setattr(workers, "_PROGRAM", DIES)
-    worker = workers.Worker()
+    monkeypatch.setattr(decode_pool, "_PROGRAM", DIES)
+    worker = decode_pool.Worker()
     first, lost, last = (worker.open(path, False) for path in ranks)
     worker.kill()
     assert isinstance(first, Trace)
@@ -111,16 +111,16 @@ def test_a_worker_that_dies_is_one_file_s_loss(
 def test_few_bytes_are_decoded_here(
     late: None, ranks: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "_PROGRAM", "raise SystemExit(1)")
+    monkeypatch.setattr(decode_pool, "_PROGRAM", "raise SystemExit(1)")
     assert all(isinstance(found, Trace) for found in open_each(ranks))
-    monkeypatch.setattr(workers, "_WORTH", 1)
+    monkeypatch.setattr(decode_pool, "_WORTH", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
 
     def slowly(file: Path, *_: bool) -> Trace:
         time.sleep(1)
         return open_trace(file)
 
-    monkeypatch.setattr(workers, "open_here", slowly)
+    monkeypatch.setattr(decode_pool, "open_here", slowly)
     told = [str(found) for found in open_each(ranks) if isinstance(found, InputError)]
     assert len(told) == 1
     assert "died (exit status 1)" in told[0]
@@ -146,7 +146,7 @@ def slow(ranks: list[Path], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]
         "time.sleep(60)\n"
     )
     script.write_text(
-        "import sys\nfrom pathlib import Path\nfrom gputrace.traces import workers\n"
+        "import sys\nfrom pathlib import Path\nfrom gputrace.readers import decode_pool as workers\n"
         "import time\nworkers._PROGRAM = Path(sys.argv[1]).read_text()\n"
         "workers.open_here = lambda file, *how: time.sleep(60)\n"
         "list(workers.open_each(list(map(Path, sys.argv[2:])), workers=3))\n"
@@ -171,7 +171,7 @@ def test_ctrl_c_leaves_no_worker(slow: subprocess.Popen[bytes], tmp_path: Path) 
 
 
 def test_what_a_worker_sends_is_what_reading_here_gives(ranks: list[Path]) -> None:
-    worker = workers.Worker()
+    worker = decode_pool.Worker()
     for path in ranks:
         found = worker.open(path, False)
         assert isinstance(found, Trace)

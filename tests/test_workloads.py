@@ -15,12 +15,10 @@ from typing import Final
 
 import pytest
 
-from gputrace.bench.answer import Check
-from gputrace.bench.checks import check_run
-from gputrace.bench.environments import Environments, Unavailable
-from gputrace.bench.frameworks import read_frameworks
-from gputrace.bench.measure import measure
-from gputrace.bench.results import RunResult
+from gputrace.studies.environments import Environments, Unavailable, read_frameworks
+from gputrace.studies.measures import RunResult, measure
+from gputrace.studies.results import Check
+from gputrace.studies.summary import check_run
 from tests.command import ROOT, Ran, environment
 
 WORKLOADS: Final = ROOT / "workloads"

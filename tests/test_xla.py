@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import gputrace
 from gputrace.api import Report
 from gputrace.errors import InputError
-from gputrace.traces.events import GPU_KINDS, UNKNOWN, Kind, Memory
-from gputrace.traces.readers import open_trace
-from gputrace.traces.trace import Trace
+from gputrace.model.events import GPU_KINDS, UNKNOWN, Kind, Memory
+from gputrace.model.trace import Trace
+from gputrace.readers.registry import open_trace
 from tests import command, xla
 from tests.recordings import DATA
 from tests.synthetic import Plan, simulate, write_nsys

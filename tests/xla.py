@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gputrace.traces.events import GPU_KINDS, Kind, Memory
-from gputrace.traces.trace import Trace
+from gputrace.model.events import GPU_KINDS, Kind, Memory
+from gputrace.model.trace import Trace
 
 NAMES = {
     Kind.COPY_H2D: "MemcpyH2D",

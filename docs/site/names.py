@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, Final, get_args, get_type_hints
 
-from gputrace.analyzers.check.results import Check
 from gputrace.analyzers.compare.results import Comparison
-from gputrace.analyzers.results import Analysis, GpuTotals
-from gputrace.bench.answer import Summary
+from gputrace.analyzers.gates import Check
+from gputrace.model.results import Analysis, GpuTotals
+from gputrace.studies.results import Summary
 
 ROOTS: Final = {
     "Of an analysis": Analysis,

@@ -1,4 +1,4 @@
-"""The breakdown: classes and causes of each step, rank and GPU, and over the steady steps."""
+"""Breakdown: classes and causes of each step, rank and GPU, and over the steady steps."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.analyzers.execution import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf
-from gputrace.analyzers.intervals import Times
 from gputrace.analyzers.lanes import AnyLaneSummary, Place
-from gputrace.analyzers.per_gpu import PerGpu
-from gputrace.analyzers.results import CLASSES, Breakdown, Step, Steps
-from gputrace.analyzers.shard import OneGpu
-from gputrace.analyzers.steps import FoundSteps, StepWindows, held_up
-from gputrace.traces.events import UNKNOWN
-from gputrace.traces.trace import Window
+from gputrace.analyzers.steps import FoundSteps, find_blocked_steps
+from gputrace.analyzers.steps.windows import StepWindows
+from gputrace.model.events import UNKNOWN
+from gputrace.model.intervals import Times
+from gputrace.model.results import Breakdown, Step, Steps
+from gputrace.model.time_class import CLASSES
+from gputrace.model.trace import Window
 
 
 def list_steps(
     gpus: PerGpu, lanes: Sequence[AnyLaneSummary], found: FoundSteps, window: Window | None
 ) -> tuple[Step, ...]:
     """Every step on every GPU of its rank; with a window, those that lie inside it."""
-    waits = {(held.rank, held.step): held.interlude.phase for held in held_up(found.by_rank)}
+    waits = {
+        (held.rank, held.step): held.interlude.phase for held in find_blocked_steps(found.by_rank)
+    }
     having = [lane for lane in lanes if lane.gpu.rank in found.by_rank]
     windows = [found.by_rank[lane.gpu.rank] for lane in having]
     tables = gpus.each(_table, having, (w.start for w in windows), (w.end for w in windows))
@@ -44,7 +47,7 @@ class _Table:
     waited: Times
 
 
-def _table(one: OneGpu, starts: Times, ends: Times) -> _Table:
+def _table(one: GpuShardView, starts: Times, ends: Times) -> _Table:
     lane = one.any_lane
     in_loader = None if lane.host_data is None else lane.host_data.within(starts, ends)
     return _Table(lane.split(starts, ends), in_loader, lane.waited(starts, ends))

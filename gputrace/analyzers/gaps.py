@@ -1,4 +1,4 @@
-"""The gaps: stretches in which a GPU runs nothing, largest first, each with its cause."""
+"""Gaps: stretches in which a GPU runs nothing, largest first, each with its cause."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Final
 
 import numpy as np
 
+from gputrace.analyzers.execution import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf
-from gputrace.analyzers.host import NOBODY, HostCalls
-from gputrace.analyzers.intervals import Intervals, Times, union
+from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.lanes import Lane
-from gputrace.analyzers.lines import Lines
-from gputrace.analyzers.per_gpu import PerGpu
-from gputrace.analyzers.results import IDLE_CAUSES, Gap, Gaps, Step
-from gputrace.analyzers.shard import OneGpu
-from gputrace.analyzers.steps import FoundSteps, StepWindows
-from gputrace.traces.events import Kind
-from gputrace.traces.ids import distinct_ids
-from gputrace.traces.trace import Trace
+from gputrace.analyzers.python_samples import PythonLines
+from gputrace.analyzers.steps import FoundSteps
+from gputrace.analyzers.steps.windows import StepWindows
+from gputrace.model.events import Kind, distinct_ids
+from gputrace.model.intervals import Intervals, Times, union
+from gputrace.model.results import Gap, Gaps, Step
+from gputrace.model.time_class import IDLE_CAUSES
+from gputrace.model.trace import Trace
 from gputrace.units import format_ns
 
 _MOST_CALLS_TOLD: Final = 2
@@ -30,7 +30,7 @@ _NO_ISSUER: Final = "no row tells which thread issued the operation that ends it
 
 
 def find_gaps(
-    gpus: PerGpu, found: FoundSteps, measured: Sequence[Step], most: int, lines: Lines | None
+    gpus: PerGpu, found: FoundSteps, measured: Sequence[Step], most: int, lines: PythonLines | None
 ) -> Gaps:
     """All gaps counted, and the ``most`` largest listed with their evidence."""
     steps_of = StepsOf(measured)
@@ -61,7 +61,7 @@ class _Own:
     """Of those whose middle lies in a measured step, the same."""
 
 
-def _own_gaps(one: OneGpu, steps: Intervals, most: int) -> _Own:
+def _own_gaps(one: GpuShardView, steps: Intervals, most: int) -> _Own:
     lane, gaps = one.lane, one.lane.timeline.gaps
     keep = steps.contains((gaps.start + gaps.end) // 2)
     return _Own(
@@ -100,7 +100,7 @@ def _longest(of_each: Sequence[_Edges], most: int) -> list[tuple[int, int, int]]
 
 
 def _told(
-    gpus: PerGpu, found: FoundSteps, lines: Lines | None, gaps: Sequence[tuple[int, int, int]]
+    gpus: PerGpu, found: FoundSteps, lines: PythonLines | None, gaps: Sequence[tuple[int, int, int]]
 ) -> Iterator[Gap]:
     """What is to be said of some gaps, in order; each GPU is asked once."""
     by_lane: dict[int, list[tuple[int, int]]] = {}
@@ -130,12 +130,14 @@ class _Explained:
 
 
 def _explained(
-    one: OneGpu, gaps: Sequence[tuple[int, int]], has_calls: bool, has_waits: bool
+    one: GpuShardView, gaps: Sequence[tuple[int, int]], has_calls: bool, has_waits: bool
 ) -> list[_Explained]:
     return [_explain(one, start, end, has_calls, has_waits) for start, end in gaps]
 
 
-def _explain(one: OneGpu, start: int, end: int, has_calls: bool, has_waits: bool) -> _Explained:
+def _explain(
+    one: GpuShardView, start: int, end: int, has_calls: bool, has_waits: bool
+) -> _Explained:
     lane, calls = one.lane, one.calls
     shares, feeder = lane.causes.within([start], [end])[0], lane.causes.feeder_of(end)
     told = ""
@@ -170,7 +172,7 @@ def _step_at(windows: StepWindows | None, start: int, end: int) -> int | None:
     return number if number >= 0 and middle < windows.end[number] else None
 
 
-def evidence_of(trace: Trace, calls: HostCalls, feeder: int, start: int, end: int) -> str:
+def evidence_of(trace: Trace, calls: CudaApiCalls, feeder: int, start: int, end: int) -> str:
     """What the feeding thread's own rows say about the time of the gap."""
     if feeder == NOBODY:
         return _NO_ISSUER
@@ -193,7 +195,7 @@ def evidence_of(trace: Trace, calls: HostCalls, feeder: int, start: int, end: in
     return f"{', '.join(parts)} (thread {calls.threads[feeder][1] & 0xFFFFFFFF})"
 
 
-def line_of(lines: Lines, feeder: tuple[int, int], start: int, end: int) -> str:
+def line_of(lines: PythonLines, feeder: tuple[int, int], start: int, end: int) -> str:
     """Where in the user's program most samples of the gap are, of the thread if it has some."""
     thread = lines.teller(feeder)
     if thread is None:

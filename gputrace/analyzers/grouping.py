@@ -1,4 +1,6 @@
-"""Rows and steps put together by whose they are, once for all: runs may have thousands of ranks."""
+"""Rows and steps grouped by GPU or rank, and leave-one-out medians, for runs of thousands of
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.intervals import Intervals, union
-from gputrace.analyzers.results import Step
-from gputrace.traces.events import Column
-from gputrace.traces.trace import Window
+from gputrace.model.events import Column
+from gputrace.model.intervals import Intervals, union
+from gputrace.model.results import Step
+from gputrace.model.trace import Window
 
 
 def rows_by(groups: Column, count: int) -> list[NDArray[np.intp]]:
@@ -53,4 +55,18 @@ def steps_by_gpu(steps: Iterable[Step]) -> dict[tuple[Any, int], list[Step]]:
     found: dict[tuple[Any, int], list[Step]] = {}
     for step in steps:
         found.setdefault((step.gpu, step.rank), []).append(step)
+    return found
+
+
+def median_of_others(values: NDArray[Any]) -> NDArray[np.float64]:
+    """For each row, the median of all other rows, column by column; at least two rows."""
+    order = np.argsort(values, axis=0, kind="stable")
+    ordered = np.take_along_axis(values, order, axis=0).astype(np.float64)
+    place = np.argsort(order, axis=0, kind="stable")
+    others = len(values) - 1
+    low, high = (
+        np.where(place <= middle, ordered[middle + 1], ordered[middle])
+        for middle in ((others - 1) // 2, others // 2)
+    )
+    found: NDArray[np.float64] = (low + high) / 2
     return found

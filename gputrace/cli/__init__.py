@@ -1,4 +1,4 @@
-"""The command ``gputrace``: one file a subcommand, nothing heavy imported until it runs."""
+"""Command ``gputrace``: one file per subcommand, nothing heavy imported until it runs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from gputrace import __version__
-from gputrace.cli.telling import tell
+from gputrace.cli.console import tell
 from gputrace.errors import ExitCode, GputraceError
+from gputrace.version import __version__
 
 COMMANDS: Final = (
     *("record", "analyze", "browse", "report", "compare", "check", "export"),
@@ -24,7 +24,7 @@ COMMANDS: Final = (
 
 
 class _Commands(click.Group):
-    """Imports a subcommand when it is named."""
+    """Group that imports a subcommand when it is named."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -45,12 +45,12 @@ class _Commands(click.Group):
 
 
 class _ReaderGone(Exception):
-    """The reader of our output has had enough."""
+    """Broken pipe: the reader of the output has closed it."""
 
 
 @contextmanager
 def _own_broken_pipe() -> Iterator[None]:
-    """Keeps a broken pipe from click, which would exit with 1: here that means something else."""
+    """Hide a broken pipe from click, which would exit with 1, the code for an unmet gate."""
     try:
         yield
     except BrokenPipeError:
@@ -60,16 +60,16 @@ def _own_broken_pipe() -> Iterator[None]:
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="gputrace")
 def cli() -> None:
-    """Says where each training step's time goes on NVIDIA GPUs, and what to change."""
+    """Show where each training step's time goes on NVIDIA GPUs, and what to change."""
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Runs the command line; every failure ends in one line on stderr and an exit code."""
+    """Run the command line; every failure ends in one line on stderr and an exit code."""
     sys.exit(run(arguments))
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """As `main`, but gives the exit code back."""
+    """Run the command line and return the exit code."""
     _replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
@@ -92,13 +92,13 @@ def run(arguments: list[str] | None = None) -> int:
     except Exception as error:
         from gputrace.plugins import blame
 
-        if (told := blame(error)) is None:
+        if (plugin_error := blame(error)) is None:
             raise
-        return _fail(str(told), told.exit_code)
+        return _fail(str(plugin_error), plugin_error.exit_code)
 
 
 def _replace_closed_streams() -> None:
-    """Nobody reads what would go to a stream that is closed; programs get it closed, as it was."""
+    """Replace closed stdout or stderr by /dev/null here; child programs still get it closed."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8"))
@@ -124,7 +124,7 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _drop_output() -> None:
-    """Keeps Python from trying again, and complaining, at exit."""
+    """Discard pending output, so that Python does not fail on it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""``gputrace analyze``: where the time went."""
+"""``gputrace analyze``: show where the time went."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gputrace.cli import options
-from gputrace.cli.progress import progress_bar
+from gputrace.cli.console import progress_bar
 
 if TYPE_CHECKING:
     from gputrace.api import Report
@@ -31,7 +31,7 @@ def command(
     keep_going: bool,
     scheduler: str | None,
 ) -> int:
-    """Says where the time of TRACE went, and what to change.
+    """Show where the time of TRACE went, and what to change.
 
     TRACE is what `gputrace record` wrote, an nsys export (SQLite, or a folder of Parquet or Arrow
     tables), an nsys report where nsys is installed, a file of nvprof, or a profile of PyTorch,
@@ -60,13 +60,13 @@ def command(
 
 
 def show(report: Report, form: str) -> None:
-    """Prints a report, in the terminal's width and colours where there is a terminal."""
+    """Print a report, in the terminal's width and colours if there is a terminal."""
     if form != "text":
         click.echo(report.render(form), nl=False)
         return
     import shutil
 
-    from gputrace.views import text
+    from gputrace.report import text
 
     width = min(shutil.get_terminal_size((80, 24)).columns, 120)
     click.echo(text.render(report, width, options.use_color()), nl=False, color=True)

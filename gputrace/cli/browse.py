@@ -1,4 +1,4 @@
-"""``gputrace browse``: the timeline and the gaps, in the terminal."""
+"""``gputrace browse``: show the timeline and the gaps in the terminal."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from gputrace.errors import MissingError, UsageError
 )
 @click.option("--demo", is_flag=True, help="Show the recording that `gputrace demo` analyses.")
 def command(traces: tuple[Path, ...], beside: tuple[Path, ...], demo: bool) -> int:
-    """Shows TRACE: what each GPU did when, and the gaps between the batches.
+    """Show TRACE: what each GPU did when, and the gaps between the batches.
 
     TRACE is whatever `gputrace analyze` takes; several are the parts of one run. The worst gap is
     shown first. Press ? for the keys, q to leave.
 
-    Of a recording under way (NAME.sqlite.spool), the speed of the steps, the last steps' time and
-    the GPUs' clocks are shown as they are now.
+    For a recording under way (NAME.sqlite.spool), the current speed of the steps, the last steps'
+    time and the GPUs' clocks are shown.
     """
     if bool(traces) == demo:
         raise UsageError("browse takes either a TRACE or --demo (see gputrace browse --help)")
@@ -53,7 +53,7 @@ def command(traces: tuple[Path, ...], beside: tuple[Path, ...], demo: bool) -> i
 
 
 def _browse(traces: tuple[Path, ...], beside: tuple[Path, ...] = ()) -> int:
-    from gputrace.views.browse.app import browse
+    from gputrace.report.tui.app import browse
 
     return browse(traces, beside)
 
@@ -66,21 +66,21 @@ def _browse_demo(beside: tuple[Path, ...]) -> int:
 
 
 def _watch(folder: Path) -> int:
-    from gputrace.cli.following import RecordingFeed
-    from gputrace.views.live.app import watch
+    from gputrace.cli.live_view import RecordingFeed
+    from gputrace.report.tui.live import watch
 
     code, trace = watch(RecordingFeed(folder))
     return code if trace is None else _browse((trace,))
 
 
 def _under_way(traces: tuple[Path, ...]) -> Path | None:
-    """The folder of the recording that is meant, by its own name or the trace's.
+    """Return the folder of a recording under way, given its own path or the trace's; else None.
 
-    Raises UsageError where it is a folder of a recording that has ended.
+    Raises UsageError if the recording has ended without a trace.
     """
     if len(traces) != 1:
         return None
-    from gputrace.collectors.live.following import Following, is_recordings
+    from gputrace.collectors.live import Following, is_recordings
 
     trace = traces[0]
     folder = trace if trace.is_dir() else trace.with_name(f"{trace.name}.spool")

@@ -1,4 +1,4 @@
-"""``gputrace check``: a gate for continuous integration."""
+"""``gputrace check``: gate for continuous integration."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from gputrace.cli import options
-from gputrace.cli.progress import progress_bar
+from gputrace.cli.console import progress_bar
 from gputrace.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from gputrace.analyzers.check import Asked, Limit
-    from gputrace.analyzers.compare import Run
+    from gputrace.analyzers.compare.runs import Run
+    from gputrace.analyzers.gates import Asked, Limit
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -22,11 +22,11 @@ _SHARES: Final = (
     *("data-feeding", "idle", "launch", "sync", "alloc", "other-idle", "recorder"),
     *("communication", "h2d", "other-copy", "memset", "compute"),
 )
-"""Classes of time, as options are called."""
+"""Classes of time, as spelled in options."""
 
 
 def _limits(function: _F) -> _F:
-    """An option for each figure that can be limited; arrive as ``max_idle`` and the like."""
+    """Add an option for each figure that can be limited; they arrive as ``max_idle`` etc."""
     rows = [
         ("--min-throughput", "RATE", "Samples a second at least; needs --batch."),
         ("--max-step-time-p95", "TIME", "95th percentile of the steps at most."),
@@ -34,8 +34,8 @@ def _limits(function: _F) -> _F:
         ("--min-compute", "SHARE", "Computing at least."),
     ]
     rows += [(f"--max-{name}", "SHARE", f"{name} at most.") for name in reversed(_SHARES)]
-    for name, metavar, told in rows:
-        function = click.option(name, metavar=metavar, help=told)(function)
+    for name, metavar, text in rows:
+        function = click.option(name, metavar=metavar, help=text)(function)
     return function
 
 
@@ -78,19 +78,19 @@ def command(
     form: str,
     **gates: Any,
 ) -> int:
-    """Holds a run to limits: the exit code is 1 where one is not kept, or cannot be told.
+    """Check a run against limits: the exit code is 1 if one is not met, or cannot be evaluated.
 
     A SHARE is of the mean step, as 10%, or a time in it, as 5ms. Figures are means over the
     measured steps and the GPUs. A slow-down counts only where the noise of the steps does not
     explain it.
     """
-    from gputrace.analyzers.check import check
+    from gputrace.analyzers.gates import check
 
     asked = _read(baseline, gates)
     run = _open(trace, steps, batch, global_batch)
     before = _open(baseline, steps, batch, global_batch) if baseline is not None else None
     result = check(run, asked, before)
-    from gputrace.views import check as views
+    from gputrace.report import check as views
 
     if form == "text":
         shown = views.text(result, options.width(), options.use_color())
@@ -101,7 +101,7 @@ def command(
 
 
 def _open(path: Path, steps: str | None, batch: str | None, global_batch: str | None) -> Run:
-    from gputrace.comparing import open_runs
+    from gputrace.api import open_runs
 
     (run,) = open_runs(
         [path],
@@ -115,8 +115,8 @@ def _open(path: Path, steps: str | None, batch: str | None, global_batch: str | 
 
 
 def _read(baseline: Path | None, gates: dict[str, Any]) -> Asked:
-    """The gates that are given; raises UsageError where there are none."""
-    from gputrace.analyzers.check import Asked, check_words
+    """Return the given gates; raises UsageError if there are none."""
+    from gputrace.analyzers.gates import Asked, check_words
 
     slowdown, fail_on = gates.pop("max_slowdown"), gates.pop("fail_on")
     if slowdown is not None and baseline is None:
@@ -130,7 +130,7 @@ def _read(baseline: Path | None, gates: dict[str, Any]) -> Asked:
 
 
 def _limit(name: str, text: str) -> Limit:
-    from gputrace.analyzers.check import Limit
+    from gputrace.analyzers.gates import Limit
     from gputrace.units import parse_duration
 
     bound, _, figure = name.partition("_")
@@ -157,7 +157,7 @@ def _share(option: str, text: str) -> float:
 
 
 def _number(option: str, text: str) -> float:
-    """A number from 0 on."""
+    """Parse a finite number of at least 0."""
     from math import inf
 
     try:

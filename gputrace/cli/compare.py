@@ -1,4 +1,4 @@
-"""``gputrace compare``: what differs between runs."""
+"""``gputrace compare``: show what differs between runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gputrace.cli import options
-from gputrace.cli.progress import progress_bar
+from gputrace.cli.console import progress_bar
 
 
 @click.command("compare")
@@ -30,9 +30,9 @@ def command(
     batch: str | None,
     global_batch: str | None,
 ) -> None:
-    """Says what B does other than A: faster or slower, in which class of time, in which kernels.
+    """Compare B with A: faster or slower, in which class of time, in which kernels.
 
-    Of three runs or more, and of two with different numbers of GPUs, how they scale: speed-up,
+    For three runs or more, or two with different numbers of GPUs, show how they scale: speed-up,
     efficiency, and which class of time eats the loss. Each run is a file, or a folder with the
     files of its machines or ranks.
     """
@@ -49,6 +49,8 @@ def command(
     if form != "text":
         click.echo(report.render(form), nl=False)
         return
-    from gputrace.views.compare import text
+    from gputrace.report import comparison
 
-    click.echo(text.render(report, options.width(), options.use_color()), nl=False, color=True)
+    click.echo(
+        comparison.render_text(report, options.width(), options.use_color()), nl=False, color=True
+    )

@@ -1,4 +1,4 @@
-"""``gputrace completion``: what makes a shell complete the words of ``gputrace``."""
+"""``gputrace completion``: shell completion for ``gputrace``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ PLACES: Final = {
     "zsh": "share/zsh/site-functions/_gputrace",
     "fish": "share/fish/vendor_completions.d/gputrace.fish",
 }
-"""Where a shell looks for its script, below /usr, /usr/local or the folder of an environment."""
+"""Path of each shell's completion script below /usr, /usr/local or an environment's folder."""
 
 
 @click.command("completion")
 @click.argument("shell", metavar="SHELL", type=click.Choice(list(PLACES)))
 def command(shell: str) -> None:
-    """Prints a script that makes SHELL complete commands, options and paths.
+    """Print a script that makes SHELL complete commands, options and paths.
 
     \b
     bash: put  eval "$(gputrace completion bash)"  into ~/.bashrc
@@ -29,10 +29,10 @@ def command(shell: str) -> None:
 
 
 def script(shell: str) -> str:
-    """The script for one of the shells of `PLACES`."""
+    """Return the script for one of the shells of `PLACES`."""
     from gputrace.cli import cli
 
-    found = get_completion_class(shell)
-    assert found is not None
-    # The variable is the one that click looks for when the script asks.
-    return found(cli, {}, "gputrace", "_GPUTRACE_COMPLETE").source()
+    completion = get_completion_class(shell)
+    assert completion is not None
+    # Click looks for this variable when the script calls gputrace.
+    return completion(cli, {}, "gputrace", "_GPUTRACE_COMPLETE").source()

@@ -1,4 +1,4 @@
-"""``gputrace demo``: a real recording that comes with the package, and one made on the spot."""
+"""``gputrace demo``: analyze a bundled recording, and one made on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gputrace.cli import options
-from gputrace.cli.telling import tell
+from gputrace.cli.console import tell
 from gputrace.errors import ExitCode, GputraceError
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ Your own: gputrace record -- python train.py, then gputrace analyze trace.sqlite
 )
 @click.option("--force", is_flag=True, help="Replace that file if it exists.")
 def command(form: str, no_record: bool, output: Path | None, force: bool) -> int:
-    """Analyses a bundled recording: two H200 GPUs training ResNet-50, slower than they should.
+    """Analyze a bundled recording: two H200 GPUs training ResNet-50, slower than they should.
 
-    Then records a small training on this machine (PyTorch where it is installed, else numpy), and
-    analyses that. The JSON is the bundled recording's, and has the other's as "recorded".
+    Then record a small training on this machine (with PyTorch if it is installed, else numpy), and
+    analyze that. The JSON is the bundled recording's, and has the other's as "recorded".
 
-    The exit code is 5 where nothing could be recorded.
+    The exit code is 5 if nothing could be recorded.
     """
     if output is not None:
         return _write(output, force)
@@ -70,9 +70,9 @@ def command(form: str, no_record: bool, output: Path | None, force: bool) -> int
 
 
 def _write(target: Path, force: bool) -> int:
-    """Puts the bundled recording where a person can name it."""
+    """Write the bundled recording to a file."""
     from gputrace.data import unpacked
-    from gputrace.views.exports.targets import check_target, unfinished_file
+    from gputrace.report.output_file import check_target, unfinished_file
 
     path = check_target(target, (), force)
     with unpacked("demo.sqlite.xz") as recording, unfinished_file(path) as unfinished:
@@ -82,7 +82,7 @@ def _write(target: Path, force: bool) -> int:
 
 
 def _tell(message: str, form: str) -> None:
-    """Says what only a person needs, beside the results."""
+    """Write an explanation to stderr, unless the output is for programs."""
     if form == "text":
         click.echo(message, err=True)
 
@@ -96,7 +96,7 @@ def _analyze(name: str) -> Report:
 
 
 def _record(form: str) -> tuple[Report | None, str]:
-    """What was recorded here, or why nothing was."""
+    """Record a training here; return its report, or None and the reason."""
     import gputrace
     from gputrace.data import unpacked
 
@@ -124,7 +124,7 @@ def _record(form: str) -> tuple[Report | None, str]:
 
 
 def why_not(ran: subprocess.CompletedProcess[str]) -> str:
-    """The last line of what failed: of the recording, or of the training."""
+    """Return the last line of the failed recording or training."""
     ours = ran.returncode == ExitCode.RECORDING_FAILED
     lines = [line for line in ran.stderr.splitlines() if line.startswith("gputrace: ") == ours]
     last = lines[-1] if lines else f"no message, exit code {ran.returncode}"
@@ -132,7 +132,7 @@ def why_not(ran: subprocess.CompletedProcess[str]) -> str:
 
 
 def _print_json(bundled: Report, recorded: Report | None, problem: str) -> None:
-    from gputrace.views.json import one_line, plain
+    from gputrace.report.json import one_line, plain
 
     both = plain(bundled)
     assert isinstance(both, dict)

@@ -1,4 +1,4 @@
-"""``gputrace doctor``: what works on this machine."""
+"""``gputrace doctor``: check what works on this machine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _COLORS = {"ok": "green", "missing": "red", "note": "yellow"}
 
 @click.command("doctor")
 def command() -> int:
-    """Says what works here for recording, and what to do about what does not.
+    """Check what works here for recording, and what to do about what does not.
 
-    The exit code is 4 where GPU activity cannot be recorded.
+    The exit code is 4 if GPU activity cannot be recorded.
     """
     from gputrace.collectors.doctor import examine
 

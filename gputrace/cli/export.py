@@ -1,4 +1,4 @@
-"""``gputrace export``: a trace for other programs and other people."""
+"""``gputrace export``: convert a trace for other programs and other people."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Final
 import click
 
 from gputrace.cli import options
-from gputrace.cli.progress import progress_bar
-from gputrace.cli.telling import tell
+from gputrace.cli.console import progress_bar, tell
 
 _SUFFIXES: Final = {"perfetto": ".perfetto.json.gz", "parquet": ".parquet", "csv": ".csv"}
 
@@ -38,7 +37,7 @@ def command(
     force: bool,
     keep_going: bool,
 ) -> int:
-    """Writes TRACE, or a part of it, in another form.
+    """Write TRACE, or a part of it, in another format.
 
     TRACE is whatever `gputrace analyze` takes. The input is never changed.
     """
@@ -57,6 +56,6 @@ def command(
 
 
 def _default(trace: Path, form: str) -> Path:
-    """In the current folder, after the trace."""
+    """Return the default target: in the current folder, named after the trace."""
     stem = trace.resolve().name.partition(".")[0] or "trace"
     return Path(stem + _SUFFIXES.get(form, f".part{trace.suffix or '.sqlite'}"))

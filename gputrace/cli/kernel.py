@@ -1,4 +1,4 @@
-"""``gputrace kernel``: hands a kernel that takes long over to Nsight Compute."""
+"""``gputrace kernel``: profile a slow kernel with Nsight Compute."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gputrace.cli import options
-from gputrace.cli.progress import progress_bar
-from gputrace.cli.telling import tell
+from gputrace.cli.console import progress_bar, tell
 from gputrace.errors import ExitCode, MissingError, UsageError
 
 if TYPE_CHECKING:
-    from gputrace.analyzers.launches import Launches
+    from gputrace.analyzers.kernel_launches import Launches
     from gputrace.collectors.ncu import Filter
 
 _REPORT: Final = Path("kernel.ncu-rep")
@@ -52,14 +51,14 @@ def command(
     skip: int | None,
     as_json: bool,
 ) -> int:
-    """Says where a kernel of TRACE is launched, and profiles it in COMMAND with Nsight Compute.
+    """Show where a kernel of TRACE is launched, and profile it in COMMAND with Nsight Compute.
 
-    KERNEL is a name, a part of one, or a place by time (1 takes most). COMMAND runs the program of
-    the trace again, under ncu; without one, what to run is printed.
+    KERNEL is a name, a part of one, or a rank by total time (1 takes most). COMMAND runs the
+    program of the trace again, under ncu; without one, the command to run is printed.
     """
     import gputrace
+    from gputrace.collectors.launch import load_numpy
     from gputrace.collectors.ncu import Filter, words
-    from gputrace.collectors.program.quiet import load_numpy
 
     load_numpy()
     if command and not force and output.exists():
@@ -68,40 +67,41 @@ def command(
         progress_bar(f"reading {trace.name}") as progress,
         gputrace.open(trace) as opened,
     ):
-        found = opened.launches(kernel, progress=progress)
-    chosen = Filter(found.pattern, found.skip if skip is None else skip, count, found.device)
+        launches = opened.launches(kernel, progress=progress)
+    first = launches.skip if skip is None else skip
+    chosen = Filter(launches.pattern, first, count, launches.device)
     ready = shlex.join(words(chosen, output, command or ("COMMAND",)))
-    _show(found, ready, as_json, bool(command))
+    _show(launches, ready, as_json, bool(command))
     return _profile(chosen, output, command) if command else ExitCode.DONE
 
 
-def _show(found: Launches, ready: str, as_json: bool, runs: bool) -> None:
+def _show(launches: Launches, ready: str, as_json: bool, runs: bool) -> None:
     if as_json:
-        from gputrace.views.json import one_line, plain
+        from gputrace.report.json import one_line, plain
 
-        click.echo(one_line({"launches": plain(found), "command": ready}), nl=False)
+        click.echo(one_line({"launches": plain(launches), "command": ready}), nl=False)
         return
-    from gputrace.views import kernel as view
+    from gputrace.report import kernel as view
 
-    click.echo(view.text(found, options.width(), options.use_color()), nl=False, color=True)
+    click.echo(view.text(launches, options.width(), options.use_color()), nl=False, color=True)
     if not runs:
         click.echo(f"\n{ready}")
 
 
 def _profile(chosen: Filter, output: Path, command: tuple[str, ...]) -> int:
+    from gputrace.collectors.launch import CannotRun
     from gputrace.collectors.ncu import profile, read_report, show_report
-    from gputrace.collectors.program.child import CannotRun
-    from gputrace.views import kernel as view
+    from gputrace.report import kernel as view
 
     try:
         profile(chosen, output, command)
     except CannotRun as error:
         raise MissingError(str(error)) from None
-    found = read_report(output)
-    if found is None:
+    kernels = read_report(output)
+    if kernels is None:
         click.echo(show_report(output), nl=False)
-    for one in found or ():
-        rows = [(label, *value) for label, value in one.figures.items()]
-        click.echo(view.figures(one.name, rows, one.verdict), nl=False)
+    for kernel in kernels or ():
+        rows = [(label, *value) for label, value in kernel.figures.items()]
+        click.echo(view.figures(kernel.name, rows, kernel.verdict), nl=False)
     tell(f"wrote {output}")
     return ExitCode.DONE

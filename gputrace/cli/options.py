@@ -1,4 +1,4 @@
-"""Options that several subcommands share, declared once."""
+"""Options shared by several subcommands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from gputrace.cli.telling import tell
+from gputrace.cli.console import tell
 from gputrace.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def traces(function: _F) -> _F:
-    """``TRACE...``; arrives as ``traces``, paths that nobody has looked at yet."""
+    """Add ``TRACE...``; arrives as ``traces``, unchecked paths."""
     return click.argument(
         "traces",
         metavar="TRACE...",
@@ -40,7 +40,7 @@ def traces(function: _F) -> _F:
 
 
 class OursOrPlugins(_Text):
-    """A name of ours, or of a plugin; plugins are looked for where a name is none of ours."""
+    """Choice among built-in names and plugins, which are looked up only for other names."""
 
     name = "choice"
 
@@ -70,12 +70,12 @@ class OursOrPlugins(_Text):
 
 
 def report_format(function: _F) -> _F:
-    """As `output_format`, of a report on one trace, which plugins may show, too."""
+    """Add ``--format`` and ``--json``, with the views of plugins; arrives as ``form``."""
     return _format(function, OursOrPlugins(FORMATS, "views"))
 
 
 def output_format(function: _F) -> _F:
-    """``--format`` and its short form ``--json``; arrives as ``form``."""
+    """Add ``--format`` and its short form ``--json``; arrives as ``form``."""
     return _format(function, click.Choice(FORMATS))
 
 
@@ -94,7 +94,7 @@ def _format(function: _F, kind: _Any) -> _F:
 
 
 def window(function: _F) -> _F:
-    """``--time A:B``; arrives as ``time``, the text as typed."""
+    """Add ``--time A:B``; arrives as ``time``, the text as typed."""
     return click.option(
         "--time",
         metavar="A:B",
@@ -103,7 +103,7 @@ def window(function: _F) -> _F:
 
 
 def steps(function: _F) -> _F:
-    """``--steps A:B``; arrives as ``steps``, the text as typed."""
+    """Add ``--steps A:B``; arrives as ``steps``, the text as typed."""
     return click.option(
         "--steps",
         metavar="A:B",
@@ -112,7 +112,7 @@ def steps(function: _F) -> _F:
 
 
 def most_gaps(function: _F) -> _F:
-    """``--gaps N``; arrives as ``gaps``."""
+    """Add ``--gaps N``; arrives as ``gaps``."""
     return click.option(
         "--gaps",
         type=click.IntRange(min=0),
@@ -124,7 +124,7 @@ def most_gaps(function: _F) -> _F:
 
 
 def batch(function: _F) -> _F:
-    """``--batch`` and ``--global-batch``; arrive as ``batch``, ``global_batch``, as typed."""
+    """Add ``--batch`` and ``--global-batch``; arrive as ``batch``, ``global_batch``, as typed."""
     function = click.option(
         "--global-batch",
         metavar="N[,N...]",
@@ -138,7 +138,7 @@ def batch(function: _F) -> _F:
 
 
 def read_batch(text: str | None) -> list[float] | None:
-    """The numbers of ``64`` or ``64,32``; raises UsageError for anything else."""
+    """Parse ``64`` or ``64,32``; raises UsageError for anything else."""
     if text is None:
         return None
     try:
@@ -148,14 +148,14 @@ def read_batch(text: str | None) -> list[float] | None:
 
 
 def width() -> int:
-    """Columns of a report: those of the terminal, 80 where there is none."""
+    """Return the width of a report: that of the terminal up to 120, else 80."""
     import shutil
 
     return min(shutil.get_terminal_size((80, 24)).columns, 120)
 
 
 def keep_going(function: _F) -> _F:
-    """``--keep-going``; arrives as ``keep_going``."""
+    """Add ``--keep-going``; arrives as ``keep_going``."""
     return click.option(
         "--keep-going",
         is_flag=True,
@@ -164,7 +164,7 @@ def keep_going(function: _F) -> _F:
 
 
 def scheduler(function: _F) -> _F:
-    """``--scheduler``; arrives as ``scheduler``, the text as typed."""
+    """Add ``--scheduler``; arrives as ``scheduler``, the text as typed."""
     return click.option(
         "--scheduler",
         metavar="WHERE",
@@ -174,14 +174,14 @@ def scheduler(function: _F) -> _F:
 
 
 def tell_left_out(opened: OpenTrace) -> int:
-    """Names on stderr what could not be read; gives the exit code that this asks for."""
-    for told in opened.left_out:
-        tell(f"not all read: {told}")
+    """List on stderr what could not be read; return the resulting exit code."""
+    for file in opened.left_out:
+        tell(f"not all read: {file}")
     return ExitCode.DONE_IN_PART if opened.left_out else ExitCode.DONE
 
 
 def use_color() -> bool:
-    """Whether stdout is a terminal that should get colour (no-color.org)."""
+    """Return whether stdout is a terminal that should get colour (no-color.org)."""
     return (
         sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     )

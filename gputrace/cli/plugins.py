@@ -1,4 +1,4 @@
-"""``gputrace plugins``: what other packages add."""
+"""``gputrace plugins``: list the plugins of other packages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gputrace.cli.telling import tell
+from gputrace.cli.console import tell
 from gputrace.errors import ExitCode, PluginError
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 @click.command("plugins")
 @click.option("--check", is_flag=True, help="Import each; exit code 4 where one does not work.")
 def command(check: bool) -> int:
-    """Lists the readers, analyzers, views and collectors that other packages add.
+    """List the readers, analyzers, views and collectors that other packages add.
 
-    Without --check, none is imported. GPUTRACE_NO_PLUGINS=1 leaves all of them out.
+    Without --check, none is imported. GPUTRACE_NO_PLUGINS=1 disables all of them.
     """
     from gputrace.plugins import KINDS, all_plugins
 
@@ -36,7 +36,7 @@ def command(check: bool) -> int:
 
 
 def _own() -> Iterator[tuple[str, str]]:
-    """The names that plugins cannot have."""
+    """Yield the kinds and names that plugins cannot have."""
     from gputrace.cli import options
     from gputrace.cli.record import BACKENDS
 
@@ -45,12 +45,12 @@ def _own() -> Iterator[tuple[str, str]]:
 
 
 def _problem(plugin: Plugin) -> str:
-    """Why a plugin does not work; nothing where it does, as far as importing it tells."""
+    """Return why a plugin cannot be imported or has the wrong type; empty if it is fine."""
     from gputrace.plugins import load, load_function
 
     try:
         if plugin.kind == "readers":
-            from gputrace.traces.readers import Reader
+            from gputrace.readers.registry import Reader
 
             load(plugin, Reader)
         elif plugin.kind == "collectors":

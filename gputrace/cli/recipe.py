@@ -1,4 +1,4 @@
-"""``gputrace recipe``: our tables for those who use `nsys recipe`."""
+"""``gputrace recipe``: gputrace's tables for users of `nsys recipe`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from gputrace.cli.telling import tell
+from gputrace.cli.console import tell
 
 _USE: Final = (
     "NSYS_RECIPE_PATH=$(gputrace recipe) nsys recipe gputrace_analyze --input RUN.nsys-rep"
@@ -17,7 +17,7 @@ _USE: Final = (
 
 @click.command("recipe")
 def command() -> None:
-    """Prints the folder of gputrace_analyze, a recipe for Nsight Systems.
+    """Print the folder of gputrace_analyze, a recipe for Nsight Systems.
 
     With that folder as NSYS_RECIPE_PATH, `nsys recipe gputrace_analyze --input RUN.nsys-rep` writes
     the tables of `gputrace analyze`.

@@ -1,4 +1,4 @@
-"""``gputrace report``: the report as a page."""
+"""``gputrace report``: write the report as an HTML page."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from gputrace.cli import options
-from gputrace.cli.progress import progress_bar
-from gputrace.cli.telling import tell
+from gputrace.cli.console import progress_bar, tell
 from gputrace.errors import ExitCode, UsageError
 
 
@@ -41,12 +40,12 @@ def command(
     serve: bool,
     port: int,
 ) -> int:
-    """Makes a page of TRACE: findings, charts, a timeline to zoom into, the gaps.
+    """Write a page on TRACE: findings, charts, a timeline to zoom into, the gaps.
 
     The page is one HTML file that opens offline in any browser. TRACE is whatever `gputrace
     analyze` takes; several are the parts of one run. With --serve no file is written: the page is
-    at an address of this machine until Ctrl-C, and shows every window in full detail, however large
-    the trace is. With --compare each TRACE is a run of its own, as for `gputrace compare`; --label,
+    served on this machine until Ctrl-C, and shows every window in full detail, however large the
+    trace is. With --compare each TRACE is a run of its own, as for `gputrace compare`; --label,
     --batch and --global-batch are for that alone.
     """
     if serve and (output is not None or compare):
@@ -60,7 +59,7 @@ def command(
     if any(runs.values()):
         raise UsageError("--label, --batch and --global-batch compare runs: give --compare, too")
     import gputrace
-    from gputrace.views.page import load
+    from gputrace.report.html import load
 
     show = load("server").serve if serve else None
     what = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
@@ -81,9 +80,9 @@ def command(
 
 
 def _compare(traces: tuple[Path, ...], asked: dict[str, Any], target: Path, force: bool) -> int:
-    """``asked`` is what `gputrace.compare` takes, the batches as typed."""
+    """Write the page of a comparison; ``asked`` is for `gputrace.compare`, batches as typed."""
     import gputrace
-    from gputrace.views.exports.targets import check_target
+    from gputrace.report.output_file import check_target
 
     check_target(target, traces, force)
     batches = {name: options.read_batch(asked[name]) for name in ("batch", "global_batch")}
@@ -96,5 +95,5 @@ def _compare(traces: tuple[Path, ...], asked: dict[str, Any], target: Path, forc
 
 
 def _default(trace: Path, suffix: str) -> Path:
-    """In the current folder, after the trace."""
+    """Return the default target: in the current folder, named after the trace."""
     return Path((trace.resolve().name.partition(".")[0] or "trace") + suffix)

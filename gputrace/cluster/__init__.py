@@ -1,6 +1,6 @@
-"""Files of a run read and analyzed by the workers of a Dask cluster, where the files are.
+"""Reading and analysis of a run's files by the workers of a Dask cluster, where the files are.
 
-`shards` has the GPUs that the analysis asks, `remote` the trace, `messages` and `records` what
-travels. On the other side, `worker` answers, and `placed` gives a file its place in the run.
-`scheduler` has the cluster; Dask is imported when one is asked for.
+On the client, `shards` has the GPUs that the analysis queries, `remote` the trace, `messages` and
+`records` the wire format. On the workers, `worker` answers requests, and `placed` maps a file to
+the numbering and clock of the run. `scheduler` connects to the cluster; Dask is imported on demand.
 """

@@ -1,4 +1,4 @@
-"""What travels between the analysis and a worker, as MessagePack: nothing in it is run."""
+"""Messages between the analysis and a worker, as MessagePack: plain data, no code."""
 
 from __future__ import annotations
 
@@ -13,55 +13,54 @@ from numpy.typing import NDArray
 
 from gputrace.cluster.packing import PackedEvents, unpack
 from gputrace.errors import GputraceError, InputError, MissingError, UsageError
-from gputrace.traces.events import Events
-from gputrace.traces.nvml.model import Card, Link, Nvml, Samples
-from gputrace.traces.quality import LeftOut
-from gputrace.traces.trace import Device, NoGpu, Process, Session, Window
+from gputrace.model.events import Events
+from gputrace.model.nvml import Card, Link, Nvml, Samples
+from gputrace.model.trace import Device, LeftOut, NoGpu, Process, Session, Window
 
 
 class File(msgspec.Struct, frozen=True):
-    """One file of a run, as it is to be opened; ``run`` tells runs of one cluster apart."""
+    """File of a run and how to open it; ``run`` distinguishes runs that share a cluster."""
 
     run: str
     path: str
     keep_going: bool = False
     windows: bool = False
     part: Window | None = None
-    """Of a large file, what is cut out of it and read."""
+    """Slice of a large file to read; None for all of it."""
 
 
 class Order(msgspec.Struct, array_like=True, frozen=True):
-    """One thing to be done with the shard of a file."""
+    """Operation on the shard of a file."""
 
     work: str
-    """Of `records.name_of`."""
+    """Name of the operation, see `records.name_of`."""
     gpu: bytes
     given: list[bytes]
-    """The GPU that it is of, and arguments; each as `records.to_bytes` makes it."""
+    """The GPU that it applies to, and its arguments, each encoded by `records.to_bytes`."""
 
 
 class Batch(msgspec.Struct, array_like=True, frozen=True):
-    """Things to be done one after the other, and whether they change the shard."""
+    """Operations to run in order, and whether they change the shard."""
 
     changes: bool
     orders: list[Order]
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What is to be done with the shard of a file."""
+    """Batches to run on the shard of a file."""
 
     batches: list[Batch]
-    """The answer is what the last one finds; without any, the shard is given back."""
+    """The answer is the result of the last one; without any, the shard is released."""
     past: int
-    """How many batches have changed the shard before."""
+    """Number of earlier batches that changed the shard."""
     large: bool = False
-    """Whether its columns are to be on disk."""
+    """Keep its columns on disk."""
     anew: bool = False
-    """Whether it starts from nothing."""
+    """Start with a fresh shard."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What is asked of a file: any of these."""
+    """Query on a file: any combination of the following."""
 
     file: File
     about: bool = False
@@ -69,19 +68,19 @@ class Request(msgspec.Struct, frozen=True):
     columns: tuple[str, ...] = ()
     window: Window | None = None
     with_names: bool = False
-    """Whether the rows' names are to come with them, where they are few."""
+    """Send the rows' names along if they are few."""
     names: tuple[int, ...] = ()
     pattern: str = ""
-    """Of the names, only those in which this is found; with ``flags`` of `re`."""
+    """Regular expression that filters ``names``; with ``flags`` of `re`."""
     flags: int = 0
     device: tuple[Process, int] | None = None
-    """The process itself: workers number them as they meet them."""
+    """The process itself, since workers number processes in order of appearance."""
     nvml: bool = False
     work: Work | None = None
 
 
 class About(msgspec.Struct, frozen=True):
-    """What is known of a file once it is open."""
+    """Metadata of an opened file."""
 
     source: str
     origin: int
@@ -93,14 +92,14 @@ class About(msgspec.Struct, frozen=True):
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """When a process was recorded, and when its calls were where that was not all the time."""
+    """Windows in which a process, and its API calls if only sampled, were recorded."""
 
     windows: tuple[Window, ...]
     calls: tuple[Window, ...] | None
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What reading found wrong while it answered."""
+    """Problems that reading found while answering."""
 
     warnings: list[str] = []
     notes: list[str] = []
@@ -109,7 +108,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class PackedSamples(msgspec.Struct, frozen=True):
-    """The samples of NVML; integers and floats as their bytes."""
+    """NVML samples; each column as raw int64 or float64 bytes."""
 
     time: bytes
     host: bytes
@@ -118,7 +117,7 @@ class PackedSamples(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """An error that a person may see."""
+    """User-facing error."""
 
     kind: str
     path: str
@@ -126,19 +125,19 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct):
-    """The answer to a `Request`: what was asked, and what there is to know with it."""
+    """Answer to a `Request`: what was asked for, and the metadata that goes with it."""
 
     version: str
     worker: str = ""
-    """The address of who answers."""
+    """Address of the answering worker."""
     again: bool = False
-    """Whether the file had to be opened for this answer."""
+    """True if the file had to be opened for this request."""
     problem: Problem | None = None
     about: About | None = None
     events: PackedEvents | None = None
     processes: list[Process] = []
     recorded: list[Recorded] = []
-    """Of each of these."""
+    """Recorded windows of each of ``processes``."""
     devices: list[Device] = []
     names: dict[int, str] = {}
     cards: tuple[Card, ...] = ()
@@ -146,34 +145,34 @@ class Reply(msgspec.Struct):
     samples: PackedSamples | None = None
     told: Told = Told()
     found: bytes = b""
-    """By the `Work` that was asked for."""
+    """Encoded result of the requested `Work`."""
     lost: bool = False
-    """Whether that could not be done, since the shard is not as it is thought to be."""
+    """True if the work was refused because the shard is not in the expected state."""
 
 
 def problem_of(error: GputraceError) -> Problem:
-    """An error as it travels."""
+    """Encode an error."""
     if isinstance(error, InputError):
         return Problem("input", str(error.path), error.problem)
     return Problem("usage" if isinstance(error, UsageError) else "", "", str(error))
 
 
 def error_of(problem: Problem) -> GputraceError:
-    """The error that it was."""
+    """Decode an error."""
     if problem.kind == "input":
         return InputError(problem.path, problem.problem)
     return (UsageError if problem.kind == "usage" else GputraceError)(problem.problem)
 
 
 def pack_samples(samples: Samples) -> PackedSamples:
-    """Samples as they travel."""
+    """Encode NVML samples."""
     values = {name: _bytes(column, np.float64) for name, column in samples.values.items()}
-    time, host, gpu = (_bytes(own, np.int64) for own in (samples.time, samples.host, samples.gpu))
+    time, host, gpu = (_bytes(ids, np.int64) for ids in (samples.time, samples.host, samples.gpu))
     return PackedSamples(time, host, gpu, values)
 
 
 def nvml_of(reply: Reply) -> Nvml:
-    """What NVML said, of a reply that was asked for it; raises MissingError as `read_reply`."""
+    """Decode the NVML data of a reply; raises MissingError like `read_reply`."""
     packed = reply.samples
     if packed is None:
         return Nvml()
@@ -188,13 +187,13 @@ def nvml_of(reply: Reply) -> Nvml:
 
 
 def events_of(packed: PackedEvents) -> Events:
-    """The rows of a reply; raises MissingError as `read_reply`."""
+    """Decode the rows of a reply; raises MissingError like `read_reply`."""
     with understood():
         return unpack(packed)
 
 
 def read_reply(raw: bytes) -> Reply:
-    """The answer of a worker; raises MissingError for what no worker of this version sends."""
+    """Decode a worker's answer; raises MissingError if no worker of this version sends such."""
     with understood():
         reply: Reply = msgspec.msgpack.decode(raw, type=Reply)
     return reply
@@ -202,7 +201,7 @@ def read_reply(raw: bytes) -> Reply:
 
 @contextmanager
 def understood() -> Iterator[None]:
-    """Raises MissingError, as `read_reply`, for what nobody of this version sends."""
+    """Turn decoding errors into a MissingError that asks for one version on all machines."""
     try:
         yield
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, zlib.error) as error:

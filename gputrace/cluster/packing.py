@@ -1,4 +1,4 @@
-"""Integer columns as few bytes: distances instead of times, and no wider than the largest."""
+"""Compact encoding of integer columns: deltas in the narrowest unsigned type, compressed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.traces.events import COLUMN_TYPES, Column, Events
+from gputrace.model.events import COLUMN_TYPES, Column, Events
 
 _Ints = NDArray[np.int64]
 _FAR: Final = 1 << 62
-"""Columns that reach so far are sent as they are: their distances need not fit."""
+"""Columns with larger values are sent without deltas, which might overflow."""
 
 
 class PackedColumn(msgspec.Struct, array_like=True, frozen=True):
-    """Unsigned numbers above ``low``; with ``steps``, they are added up from ``first`` on."""
+    """Unsigned offsets above ``low``; with ``steps``, deltas to be summed up from ``first``."""
 
     name: str
     type: str
@@ -28,19 +28,19 @@ class PackedColumn(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PackedEvents(msgspec.Struct, array_like=True, frozen=True):
-    """Rows of event columns; an end is told as the distance from its start."""
+    """Rows of event columns; ends are encoded as durations."""
 
     rows: int
     columns: tuple[PackedColumn, ...]
 
     @property
     def size(self) -> int:
-        """Bytes of the columns as they travel."""
+        """Return the encoded size of the columns in bytes."""
         return sum(len(column.data) for column in self.columns)
 
 
 def pack(events: Events) -> PackedEvents:
-    """The rows in fewer bytes, and nothing lost."""
+    """Encode the rows, without loss."""
     columns = []
     for name in events.columns:
         values = getattr(events, name).astype(np.int64)
@@ -51,7 +51,7 @@ def pack(events: Events) -> PackedEvents:
 
 
 def unpack(packed: PackedEvents) -> Events:
-    """The rows as they were."""
+    """Decode the rows."""
     arrays: dict[str, Column] = {
         column.name: _unpack(column, packed.rows) for column in packed.columns
     }
@@ -73,7 +73,7 @@ def _pack(name: str, values: _Ints) -> PackedColumn:
 
 
 def _above(values: _Ints) -> tuple[int, NDArray[np.unsignedinteger]]:
-    """The lowest, and how far the others are above it, in the narrowest type."""
+    """Return the minimum, and all values minus it in the narrowest unsigned type."""
     low, high = int(values.min()), int(values.max())
     kind = np.min_scalar_type(high - low)
     return low, (values.view(np.uint64) - np.uint64(low % (1 << 64))).astype(kind)

@@ -1,4 +1,4 @@
-"""One file of a run on a worker, with the numbers and the clock that all of the run has."""
+"""File of a run on a worker, mapped to the numbering and the clock of the run."""
 
 from __future__ import annotations
 
@@ -11,35 +11,39 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.gpus import Gpu, pair_keys, pair_of
-from gputrace.analyzers.operations import GpuOperations, GpuSummary, when_calls_were
-from gputrace.analyzers.shard import Shard
-from gputrace.traces.events import UNKNOWN, Column, Events, Kind
-from gputrace.traces.ids import distinct_ids, number_ids
-from gputrace.traces.trace import Device, Process, Progress, Trace, Window
+from gputrace.analyzers.execution import Shard
+from gputrace.analyzers.operations import (
+    Gpu,
+    GpuOperations,
+    GpuSummary,
+    call_windows,
+    pair_keys,
+    pair_of,
+)
+from gputrace.model.events import UNKNOWN, Column, Events, Kind, distinct_ids, number_ids
+from gputrace.model.trace import Device, Process, Progress, Trace, Window
 
 Pair = tuple[Process, int]
-"""A process, which files number as they meet them, and what it calls a GPU by."""
+"""A process (its number differs from file to file) and its CUDA device ordinal."""
 _FREE: Final = 1 << 30
-"""Numbers from here on are of names that mean nothing outside of the worker,"""
+"""First number for names that are unknown outside of this worker."""
 _IDLE: Final = -2
-"""and from here down of processes that did nothing on a GPU."""
+"""First number, counting down, for processes without GPU work."""
 _FEW: Final = 4096
-"""So many names travel with the ids; of more, those that are asked for."""
+"""Up to this many names are sent with the ids; otherwise only on request."""
 
 
 @dataclass(frozen=True)
 class Census:
-    """What a file holds of GPUs.
+    """GPUs of a file and the work on them.
 
     Attributes:
-        work: how many operations each pair has.
+        work: number of operations of each pair.
         together: the pairs of each GPU.
-        devices: what each pair is.
-        names: the file's ids of the operations' names, in order.
-        texts: what they stand for, where they are few.
-        span: from the first start to the last end, on the file's clock; None where there is no
-            operation.
+        devices: the device of each pair.
+        names: the file's ids of the operations' names, sorted.
+        texts: the names themselves, if they are few.
+        span: first start and last end, on the file's clock; None without operations.
     """
 
     work: Mapping[Pair, int]
@@ -52,14 +56,14 @@ class Census:
 
 @dataclass(frozen=True)
 class Placing:
-    """The numbers and the clock of the run.
+    """Mapping of a file to the numbering and the clock of the run.
 
     Attributes:
-        processes: the number of each process of the file.
-        ids: some name ids of the file, in order.
-        names: the number of each of them.
+        processes: the run's number of each process of the file.
+        ids: name ids of the file, sorted.
+        names: the run's number of each of them.
         shift: nanoseconds to add to all times.
-        gpus: those of the file.
+        gpus: the GPUs of the file.
     """
 
     processes: Mapping[Process, int]
@@ -70,24 +74,24 @@ class Placing:
 
 
 class RemoteShard(Shard):
-    """The GPUs of a file."""
+    """Shard with the GPUs of one file."""
 
     def count(self) -> Census:
-        """Reads the operations, and says whose they are."""
+        """Read the operations and count them by process and device."""
         self.read()
         work: Counter[Pair] = Counter()
-        for own in self.operations:
-            keys, place = number_ids(pair_keys(own.events))
-            counts = np.bincount(place).tolist()
+        for operations in self.operations:
+            keys, inverse = number_ids(pair_keys(operations.events))
+            counts = np.bincount(inverse).tolist()
             whose = map(self._pair, map(pair_of, keys.tolist()))
             work.update(dict(zip(whose, counts, strict=True)))
-        each = [distinct_ids(own.events.name) for own in self.operations]
+        each = [distinct_ids(operations.events.name) for operations in self.operations]
         names = distinct_ids(np.concatenate([np.empty(0, np.int64), *each]))
-        pairs = [pair for own in self.operations for pair in own.gpu.pairs]
-        spans = [own.span for own in self.operations]
+        pairs = [pair for operations in self.operations for pair in operations.gpu.pairs]
+        spans = [operations.span for operations in self.operations]
         return Census(
             dict(work),
-            tuple(frozenset(map(self._pair, own.gpu.pairs)) for own in self.operations),
+            tuple(frozenset(map(self._pair, each.gpu.pairs)) for each in self.operations),
             {self._pair(pair): self.trace.device(*pair) for pair in pairs},
             names,
             self.trace.names(names) if len(names) <= _FEW else {},
@@ -98,22 +102,23 @@ class RemoteShard(Shard):
         return self.trace.processes[pair[0]], pair[1]
 
     def place(self, placing: Placing) -> list[GpuSummary]:
-        """Gives everything its place in the run."""
+        """Map the shard to the numbering and clock of the run."""
         trace = PlacedTrace(self.trace, placing)
         self.trace = trace
         gpu_of = {pair: gpu for gpu in placing.gpus for pair in gpu.pairs}
         return self.take(
-            trace.placed(own, gpu_of[trace.pair(own.gpu.pairs[0])]) for own in self.operations
+            trace.placed(operations, gpu_of[trace.pair(operations.gpu.pairs[0])])
+            for operations in self.operations
         )
 
     def move(self, shifts: Mapping[int, int]) -> list[GpuSummary]:
         assert isinstance(self.trace, PlacedTrace)
-        self.trace.shift += next((shifts[own.gpu.host] for own in self.operations), 0)
+        self.trace.shift += next((shifts[operations.gpu.host] for operations in self.operations), 0)
         return super().move(shifts)
 
 
 class PlacedTrace(Trace):
-    """A file's trace in the numbers and on the clock of the run."""
+    """Trace of a file in the numbering and on the clock of the run."""
 
     def __init__(self, trace: Trace, placing: Placing) -> None:
         super().__init__(trace.path)
@@ -125,26 +130,26 @@ class PlacedTrace(Trace):
         )
         self._ids = {number: id for id, number in self._numbers.items()}
 
-    def pair(self, own: tuple[int, int]) -> tuple[int, int]:
-        """A process by the run's number, and what it calls a GPU by, of the file's own."""
-        return self._process(own[0]), own[1]
+    def pair(self, pair: tuple[int, int]) -> tuple[int, int]:
+        """Map a pair of the file to one with the run's process number."""
+        return self._process(pair[0]), pair[1]
 
-    def placed(self, own: GpuOperations, gpu: Gpu) -> GpuOperations:
-        """Operations as the run has them, of a GPU that it calls so."""
-        events = self._translated(own.events)
+    def placed(self, operations: GpuOperations, gpu: Gpu) -> GpuOperations:
+        """Map the operations of a GPU to the run."""
+        events = self._translated(operations.events)
         windows = tuple(self.recorded(gpu.process))
-        return GpuOperations(gpu, events, own.classes, windows, when_calls_were(self, gpu))
+        return GpuOperations(gpu, events, operations.classes, windows, call_windows(self, gpu))
 
     def _translated(self, events: Events) -> Events:
         arrays: dict[str, Column] = {name: getattr(events, name) for name in events.columns}
         for name in {"start", "end"} & arrays.keys():
             arrays[name] = arrays[name] + self.shift if self.shift else arrays[name]
         if "process" in arrays and len(events):
-            numbers = [self._process(place) for place in range(len(self._trace.processes))]
+            numbers = [self._process(index) for index in range(len(self._trace.processes))]
             arrays["process"] = np.array(numbers, np.int16)[arrays["process"]]
         if "name" in arrays:
-            ids, place = number_ids(arrays["name"])
-            arrays["name"] = np.array([self._number(id) for id in ids.tolist()], np.int32)[place]
+            ids, inverse = number_ids(arrays["name"])
+            arrays["name"] = np.array([self._number(id) for id in ids.tolist()], np.int32)[inverse]
         return Events(arrays)
 
     def _number(self, id: int) -> int:
@@ -160,16 +165,18 @@ class PlacedTrace(Trace):
         return self._trace.kinds
 
     def names(self, ids: Collection[int] | Column) -> dict[int, str]:
-        own = self._own(ids)
-        texts = self._trace.names(list(own))
-        return {int(id): f"<name {id}>" for id in ids} | {own[id]: texts[id] for id in own}
+        numbers = self._own(ids)
+        texts = self._trace.names(list(numbers))
+        unknown = {int(id): f"<name {id}>" for id in ids}
+        return unknown | {number: texts[id] for id, number in numbers.items()}
 
     def search(self, ids: Collection[int] | Column, pattern: re.Pattern[str]) -> dict[int, str]:
-        own = self._own(ids)
-        return {own[id]: text for id, text in self._trace.search(list(own), pattern).items()}
+        numbers = self._own(ids)
+        texts = self._trace.search(list(numbers), pattern)
+        return {numbers[id]: text for id, text in texts.items()}
 
     def _own(self, ids: Collection[int] | Column) -> dict[int, int]:
-        """The numbers that are known, by the file's own ids."""
+        """Return the run's number of each known name by its id in the file."""
         return {self._ids[int(id)]: int(id) for id in ids if int(id) in self._ids}
 
     def read(
@@ -192,15 +199,15 @@ class PlacedTrace(Trace):
         return [self._later(window) for window in self._trace.recorded(self._own_number(process))]
 
     def calls_recorded(self, process: int) -> Sequence[Window] | None:
-        own = self._trace.calls_recorded(self._own_number(process))
-        return None if own is None else [self._later(window) for window in own]
+        windows = self._trace.calls_recorded(self._own_number(process))
+        return None if windows is None else [self._later(window) for window in windows]
 
-    def _process(self, own: int) -> int:
-        return self._number_of.get(self._trace.processes[own], _IDLE - own)
+    def _process(self, number: int) -> int:
+        return self._number_of.get(self._trace.processes[number], _IDLE - number)
 
     def _own_number(self, process: int) -> int:
-        places = range(len(self._trace.processes))
-        return next(place for place in places if self._process(place) == process)
+        numbers = range(len(self._trace.processes))
+        return next(number for number in numbers if self._process(number) == process)
 
     def _later(self, window: Window) -> Window:
         return Window(window.start + self.shift, window.end + self.shift)
@@ -209,4 +216,4 @@ class PlacedTrace(Trace):
         return replace(self._trace.device(self._own_number(process), device), process=process)
 
     def close(self) -> None:
-        """The file is closed by who opened it."""
+        """Do nothing: whoever opened the file closes it."""

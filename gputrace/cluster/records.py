@@ -1,7 +1,7 @@
-"""What is to be done with a shard, and what is found, as bytes.
+"""Encoding of operations on a shard, and of their results, as bytes.
 
-No more is made of them than dataclasses of the analyzers and plain values, and no more is called
-than functions of the analyzers.
+Decoding creates only plain values and dataclasses of the analyzers, and resolves only functions of
+the analyzers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.kept import freeze, thaw_any
-from gputrace.traces.cache import Kept
+from gputrace.analyzers.result_cache import dump_columns, load_any_columns
+from gputrace.store.cache import Kept
 
-_HOME: Final = "gputrace.analyzers."
-"""Where the functions are."""
+_HOME: Final = ("gputrace.analyzers.", "gputrace.model.")
+"""Package of the callable functions."""
 _METHODS: Final = (
     "count",
     "place",
@@ -32,9 +32,9 @@ _METHODS: Final = (
     "build_lanes",
     "add_waits",
 )
-"""What else may be asked of a shard."""
+"""Methods of a shard that may be called."""
 _PLACES: Final = "gputrace.cluster.placed"
-"""What has dataclasses beside those of the analyzers."""
+"""Module with more dataclasses, beside those of the analyzers."""
 
 
 class _Column(msgspec.Struct, array_like=True):
@@ -49,19 +49,21 @@ class _Record(msgspec.Struct, array_like=True):
 
 
 def to_bytes(value: Any) -> bytes:
-    """A value of the analyzers as it travels."""
-    kept = freeze(value)
+    """Encode a value of the analyzers."""
+    kept = dump_columns(value)
     record = _Record(kept.text, [_column(column) for column in kept.columns])
     return zlib.compress(msgspec.msgpack.encode(record), 1)
 
 
 def from_bytes(raw: bytes) -> Any:
-    """The value that it was, lists as tuples.
+    """Decode a value; lists become tuples.
 
-    Raises ValueError, zlib.error or msgspec's errors for anything else; see `messages.understood`.
+    Raises ValueError, zlib.error or msgspec's errors for invalid bytes; see `messages.understood`.
     """
     record = msgspec.msgpack.decode(zlib.decompress(raw), type=_Record)
-    return thaw_any(Kept(record.text, [_array(column) for column in record.columns]), _PLACES)
+    return load_any_columns(
+        Kept(record.text, [_array(column) for column in record.columns]), _PLACES
+    )
 
 
 def _column(array: NDArray[Any]) -> _Column:
@@ -77,16 +79,16 @@ def _array(column: _Column) -> NDArray[Any]:
 
 
 def name_of(work: Callable[..., Any] | str) -> str:
-    """How a function travels; a method of a shard by its name."""
+    """Return the name of a function on the wire; of a method of a shard, its own name."""
     return work if isinstance(work, str) else f"{work.__module__}:{work.__qualname__}"
 
 
 def work_of(name: str) -> Callable[..., Any] | str:
-    """What is to be called; raises ValueError for anything but an analyzer's function."""
+    """Resolve a name on the wire; raises ValueError for anything but an analyzer's function."""
     if name in _METHODS:
         return name
-    module, _, own = name.rpartition(":")
-    found = getattr(import_module(module), own, None) if module.startswith(_HOME) else None
-    if not isfunction(found) or found.__module__ != module:
+    module, _, attribute = name.rpartition(":")
+    work = getattr(import_module(module), attribute, None) if module.startswith(_HOME) else None
+    if not isfunction(work) or work.__module__ != module:
         raise ValueError(f"{name!r} is no function of an analyzer")
-    return found
+    return work

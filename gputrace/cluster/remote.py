@@ -1,4 +1,4 @@
-"""A trace whose file a worker of a cluster reads; the analysis sees a trace as any other."""
+"""Trace whose file is read by a worker of a cluster, with the interface of a local one."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ import msgspec
 import numpy as np
 
 from gputrace.cluster.messages import File, Recorded, Reply, Request, Told, Work, events_of, nvml_of
-from gputrace.traces.events import Column, Events, Kind, concatenate
-from gputrace.traces.nvml.model import Nvml
-from gputrace.traces.trace import Device, Process, Progress, Session, Trace, Window
+from gputrace.model.events import Column, Events, Kind, concatenate
+from gputrace.model.nvml import Nvml
+from gputrace.model.trace import Device, Process, Progress, Session, Trace, Window
 
 
 class Ticket(Protocol):
-    """A request under way."""
+    """Pending request."""
 
     def reply(self) -> Reply:
-        """The answer; raises what kept the file from being read."""
+        """Return the answer; raises the error that kept the file from being read."""
 
 
 class Place(Protocol):
-    """Where requests are answered."""
+    """Destination of requests."""
 
     def ask(self, request: Request) -> Ticket: ...
 
 
 class RemoteTrace(Trace):
-    """One file, open on a worker.
+    """File of a run, open on a worker.
 
-    What it numbers keeps its number though another worker takes over: a process is told by what it
-    is, not by its place among those that a worker has met.
+    Numbers stay stable if another worker takes over: processes are identified by their attributes,
+    not by their index on a worker.
     """
 
     elsewhere = True
 
     def __init__(self, place: Place, file: File, reply: Reply) -> None:
-        """``reply`` is the answer to the request ``about`` the file."""
+        """Take the metadata from ``reply``, the answer to the request ``about`` the file."""
         assert reply.about is not None
         super().__init__(Path(file.path))
         self._place, self._file, self._about = place, file, reply.about
@@ -70,7 +70,7 @@ class RemoteTrace(Trace):
 
     def part(self, window: Window) -> Trace:
         if self.held and not self.cut_bytes:
-            return self  # The worker has it in memory already.
+            return self  # The worker already has it in memory.
         file = msgspec.structs.replace(self._file, part=window)
         return RemoteTrace(self._place, file, self._place.ask(Request(file, about=True)).reply())
 
@@ -112,7 +112,7 @@ class RemoteTrace(Trace):
         return Request(self._file, False, ordered, tuple(columns), window, with_names=named)
 
     def _take(self, reply: Reply) -> Column:
-        """Keeps what comes with an answer; gives our number of each process that the worker has."""
+        """Store the metadata of an answer; return our number of each of the worker's processes."""
         known = {process: number for number, process in enumerate(self.processes)}
         for process in reply.processes:
             if process not in known:
@@ -121,25 +121,25 @@ class RemoteTrace(Trace):
         numbers = [known[process] for process in reply.processes]
         self._recorded |= zip(numbers, reply.recorded, strict=False)
         for device in reply.devices:
-            own = changed(device, process=numbers[device.process])
-            self._devices[own.process, own.device] = own
+            device = changed(device, process=numbers[device.process])
+            self._devices[device.process, device.device] = device
         self._names |= {id: sys.intern(text) for id, text in reply.names.items()}
         self._hear(reply.told, again=reply.again)
         return np.array(numbers, np.int64)
 
     def recorded(self, process: int) -> Sequence[Window]:
-        return own.windows if (own := self._recorded.get(process)) is not None else ()
+        return entry.windows if (entry := self._recorded.get(process)) is not None else ()
 
     def calls_recorded(self, process: int) -> Sequence[Window] | None:
-        return own.calls if (own := self._recorded.get(process)) is not None else None
+        return entry.calls if (entry := self._recorded.get(process)) is not None else None
 
     def _hear(self, told: Told, again: bool) -> None:
-        """Adds what was found wrong; of a file that was opened again, what is not known yet."""
+        """Add reported problems; for a file that was opened again, only new ones."""
         quality = self.quality
         news = ((quality.warnings, told.warnings), (quality.notes, told.notes))
         for ours, theirs in news:
             ours += [text for text in theirs if not (again and text in ours)]
-        quality.left_out += [one for one in told.left_out if one not in quality.left_out]
+        quality.left_out += [file for file in told.left_out if file not in quality.left_out]
         for reason, where, rows in told.dropped:
             quality.drop(reason, rows, where)
 
@@ -161,16 +161,16 @@ class RemoteTrace(Trace):
     def device(self, process: int, device: int) -> Device:
         if (process, device) not in self._devices:
             asked = Request(self._file, device=(self.processes[process], device))
-            (found,) = self._place.ask(asked).reply().devices
-            self._devices[process, device] = changed(found, process=process)
+            (answer,) = self._place.ask(asked).reply().devices
+            self._devices[process, device] = changed(answer, process=process)
         return self._devices[process, device]
 
     def send(self, work: Work) -> Ticket:
-        """Has the file's worker do something with its shard."""
+        """Submit operations on the file's shard."""
         return self._place.ask(Request(self._file, work=work))
 
     def receive(self, ticket: Ticket) -> bytes | None:
-        """What was found; None where the shard is not as it is thought to be."""
+        """Return the encoded result; None if the shard was not in the expected state."""
         reply = ticket.reply()
         self._take(reply)
         return None if reply.lost else reply.found
@@ -178,7 +178,7 @@ class RemoteTrace(Trace):
     def learn(
         self, devices: Mapping[tuple[Process, int], Device], names: Mapping[int, str]
     ) -> None:
-        """Takes what need not be asked for any more."""
+        """Store devices and names, so that they need not be requested."""
         for (process, ordinal), device in devices.items():
             number = self.processes.index(process)
             self._devices[number, ordinal] = changed(device, process=number)
@@ -200,4 +200,4 @@ class RemoteTrace(Trace):
         return nvml_of(reply)
 
     def close(self) -> None:
-        """The worker closes the file when the run is done."""
+        """Do nothing: the worker closes the file at the end of the run."""

@@ -1,4 +1,4 @@
-"""Requests on their way to the workers of a cluster, several in one task, and their answers."""
+"""Requests to the workers of a cluster, batched into Dask tasks, and their answers."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
-from gputrace import __version__
 from gputrace.cluster.messages import File, Reply, Request, encode, error_of, read_reply
 from gputrace.cluster.remote import RemoteTrace
 from gputrace.cluster.scheduler import HINT, connected
 from gputrace.cluster.worker import answer, forget
 from gputrace.errors import GputraceError, InputError, MissingError
-from gputrace.traces.trace import Trace
+from gputrace.model.trace import Trace
+from gputrace.version import __version__
 
 if TYPE_CHECKING:
     from distributed import Client, Future
 
 _TOGETHER: Final = 16
-"""Requests in one task at most: a task costs the scheduler a millisecond, whatever is in it."""
+"""Maximum requests in a task: each task costs the scheduler a millisecond."""
 _LARGE: Final = 1 << 20
-"""Bytes of requests from which on a task takes no more: Dask warns of very large ones."""
+"""Bytes of requests at which a task is full: Dask warns about very large tasks."""
 _TASKS_EACH: Final = 4
-"""Tasks for each worker at least, so that none waits long for another's last."""
+"""Minimum tasks per worker, for load balance at the end."""
 _LOOKED_AFTER_S: Final = 2.0
-"""A task that takes longer is looked after."""
+"""Interval at which a long task is checked for a dead worker."""
 _PARTING_S: Final = 1.0
-"""For workers to close what is open; later, they are left to themselves."""
+"""Timeout for the workers to close their files."""
 
 
 class Ticket:
-    """A request under way, and its answer once that was fetched."""
+    """Pending request, and its answer once fetched."""
 
     def __init__(self, cluster: Cluster, request: Request) -> None:
         self.path, self.raw = request.file.path, encode(request)
@@ -44,39 +44,39 @@ class Ticket:
         self._cluster = cluster
 
     def reply(self) -> Reply:
-        """The answer; raises what kept the file from being read."""
+        """Return the answer; raises the error that kept the file from being read."""
         if self.answer is None and self.error is None:
             self._cluster.fetch(self)
         return self._cluster.read(self)
 
 
 class _Task:
-    """Requests that one worker answers, one after the other."""
+    """Requests that one worker answers in order."""
 
     def __init__(self, tickets: Sequence[Ticket], future: Future, home: str) -> None:
-        """``home`` is the worker that has the files, if any has."""
+        """Link the tickets to this task; ``home`` is the worker with the files open, or empty."""
         self.tickets, self.future, self.home = tickets, future, home
         for ticket in tickets:
             ticket.task = self
 
 
 class Cluster:
-    """Workers that answer requests about files; close it, or use it in a ``with`` statement.
+    """Cluster whose workers answer requests; close it, or use a ``with`` statement.
 
     Attributes:
-        received: bytes of the answers so far.
+        received: bytes of answers so far.
     """
 
     def __init__(self, where: str) -> None:
-        """``where`` is a scheduler's address, ``local:N`` or ``slurm:N``.
+        """Connect to a scheduler's address, or start a cluster: ``local:N`` or ``slurm:N``.
 
-        Raises UsageError for anything else, MissingError where it cannot be had.
+        Raises UsageError for anything else, MissingError if there is no such cluster.
         """
         self.received = 0
         self._run, self._where = uuid.uuid4().hex, where
         self._waiting: list[Ticket] = []
         self._homes: dict[str, str] = {}
-        """By file, the worker that has it open."""
+        """The worker that has each file open."""
         self._closing = ExitStack()
         self._client: Client = self._closing.enter_context(connected(where))
         self._workers = len(self._client.nthreads())
@@ -88,29 +88,29 @@ class Cluster:
         workers: int | None = None,
         windows: bool = False,
     ) -> Iterator[Trace | GputraceError]:
-        """As `gputrace.traces.workers.open_each`; how many workers there are, the cluster says."""
+        """Open files like `decode_pool.open_each`, on the cluster; ``workers`` is ignored."""
         asked = [File(self._run, str(file), keep_going, windows) for file in files]
         tickets = [self.ask(Request(file, about=True)) for file in asked]
         for file, ticket in zip(asked, tickets, strict=True):
-            own: Trace | GputraceError
+            opened: Trace | GputraceError
             try:
-                own = RemoteTrace(self, file, ticket.reply())
+                opened = RemoteTrace(self, file, ticket.reply())
             except MissingError:
                 raise
             except GputraceError as error:
-                own = error
-            yield own
-            if not keep_going and not isinstance(own, Trace):
+                opened = error
+            yield opened
+            if not keep_going and not isinstance(opened, Trace):
                 return
 
     def ask(self, request: Request) -> Ticket:
-        """A request that goes with others, to the worker that has its file open, or to any."""
+        """Queue a request for the worker that has its file open, or for any."""
         ticket = Ticket(self, request)
         self._waiting.append(ticket)
         return ticket
 
     def fetch(self, ticket: Ticket) -> None:
-        """Sends what waits, and fetches the answers of one task."""
+        """Submit all queued requests, and fetch the answers of the ticket's task."""
         with _told(self._where):
             self._send()
             assert ticket.task is not None
@@ -121,13 +121,13 @@ class Cluster:
         waiting.sort(key=self._home)
         each = min(_TOGETHER, -(-len(waiting) // (_TASKS_EACH * self._workers)))
         for home, tickets in groupby(waiting, self._home):
-            own: list[Ticket] = []
+            batch: list[Ticket] = []
             for ticket in tickets:
-                if len(own) == each or sum(len(one.raw) for one in own) > _LARGE:
-                    self._submit(own, home)
-                    own = []
-                own.append(ticket)
-            self._submit(own, home)
+                if len(batch) == each or sum(len(queued.raw) for queued in batch) > _LARGE:
+                    self._submit(batch, home)
+                    batch = []
+                batch.append(ticket)
+            self._submit(batch, home)
 
     def _home(self, ticket: Ticket) -> str:
         return self._homes.get(ticket.path, "")
@@ -143,10 +143,10 @@ class Cluster:
         return _Task(tickets, future, home)
 
     def _collect(self, task: _Task, alone: bool = False) -> None:
-        """Takes the answers.
+        """Store the answers of a task.
 
-        A worker that dies takes with it what waits there, too: then each is asked for again, one
-        after the other, and what is the cause shows.
+        A worker that dies fails all tasks queued there: then each request is repeated in a task of
+        its own, which shows which one is the cause.
         """
         from distributed.scheduler import KilledWorker
 
@@ -164,7 +164,7 @@ class Cluster:
         task.future.release()
 
     def _outcome(self, task: _Task) -> Any:
-        """What a task raised, once it is done."""
+        """Wait for a task, and return the error it raised, if any."""
         while True:
             try:
                 return task.future.exception(timeout=_LOOKED_AFTER_S)
@@ -175,10 +175,10 @@ class Cluster:
                     task.future, task.home = again.future, ""
 
     def _is_stuck(self, task: _Task) -> bool:
-        """Whether it waits for a worker that is gone, though there are others.
+        """Return whether a task waits for a dead worker although there are others.
 
-        Dask places it elsewhere while there are any; where all died at once, it forgets that it
-        may, and new ones do not get it.
+        Dask reschedules a task while other workers live; if all died at once, it no longer offers
+        the task to new ones.
         """
         running = self._client.processing() if task.home else {}
         if not running or task.home in running:
@@ -186,7 +186,7 @@ class Cluster:
         return not any(task.future.key in keys for keys in running.values())
 
     def read(self, ticket: Ticket) -> Reply:
-        """The answer of a ticket that was fetched; raises what it says is wrong."""
+        """Return the answer of a fetched ticket; raises the error that it reports."""
         if ticket.error is not None:
             raise ticket.error
         assert ticket.answer is not None
@@ -202,7 +202,7 @@ class Cluster:
         return reply
 
     def close(self) -> None:
-        """Has the workers close the files, and ends what was started for this."""
+        """Close the files on the workers, and stop what was started for the cluster."""
         forgetting = Thread(target=self._forget, daemon=True)
         forgetting.start()
         forgetting.join(_PARTING_S)
@@ -221,7 +221,7 @@ class Cluster:
 
 @contextmanager
 def _told(where: str) -> Iterator[None]:
-    """What Dask raises when the scheduler is gone, in the words of a person."""
+    """Turn the errors that Dask raises without a scheduler into a MissingError."""
     from distributed.client import FutureCancelledError
 
     try:
@@ -235,7 +235,7 @@ def _gone(where: str) -> MissingError:
 
 
 def _error_of(error: Any, path: str, where: str) -> BaseException:
-    """An error of a worker as a person may see it."""
+    """Convert an error of a worker to a user-facing one."""
     from distributed.scheduler import KilledWorker
 
     if isinstance(error, KilledWorker):

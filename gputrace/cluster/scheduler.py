@@ -1,4 +1,4 @@
-"""A Dask cluster: one that runs, one on this machine, or one that Slurm starts."""
+"""Connection to a Dask cluster: a running one, a local one, or one started through Slurm."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from distributed import Client
 
 _PATIENCE_S: Final = 30
-"""For a scheduler to answer, and for its first worker; a queue of Slurm may take its time."""
+"""Timeout for the scheduler and its first worker; a Slurm queue is waited for indefinitely."""
 HINT: Final = 'pip install "gputrace[cluster]", on all its machines'
 
 
 @contextmanager
 def connected(where: str) -> Iterator[Client]:
-    """A client whose cluster has a worker."""
+    """Yield a client whose cluster has at least one worker."""
     kind, _, count = where.partition(":")
     _check_extra(kind)
     for name in ("distributed", "tornado"):
@@ -92,11 +92,11 @@ def _local(where: str, count: str) -> Iterator[Any]:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Ctrl-C, which reaches all processes of a terminal, is for this one, once this is done.
+    """Block Ctrl-C, which reaches all processes of a terminal, until this is done.
 
-    What is started meanwhile never gets it: this process ends it.
+    Processes started meanwhile inherit the mask and never get it: this process ends them.
     """
-    ensure_running()  # Else that lets interrupts through again.
+    ensure_running()  # It would unblock interrupts if started later.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -106,7 +106,7 @@ def _without_interrupts() -> Iterator[None]:
 
 @contextmanager
 def _slurm(where: str, count: str) -> Iterator[Any]:
-    """Workers as jobs, with what `jobqueue.slurm` of Dask's configuration says of them."""
+    """Start workers as jobs, configured by `jobqueue.slurm` of Dask's configuration."""
     import dask
     from dask_jobqueue import SLURMCluster
 
@@ -128,7 +128,7 @@ def _slurm(where: str, count: str) -> Iterator[Any]:
 
 
 def _end(what: Any, patience_s: float) -> None:
-    """Closes it; what takes longer, on a busy machine, ends with this process."""
+    """Close a client or cluster; if it takes longer, it ends with this process."""
     with suppress(TimeoutError):
         what.close(timeout=patience_s)
 

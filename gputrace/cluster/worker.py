@@ -1,4 +1,4 @@
-"""What runs on the workers: files stay open there, and requests are answered from them."""
+"""Worker side: keeps files open and answers requests about them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from gputrace import __version__
 from gputrace.cluster.messages import (
     About,
     File,
@@ -31,19 +30,19 @@ from gputrace.cluster.packing import pack
 from gputrace.cluster.placed import RemoteShard
 from gputrace.cluster.records import from_bytes, to_bytes, work_of
 from gputrace.errors import GputraceError
-from gputrace.traces.events import GPU_KINDS, Events, Kind
-from gputrace.traces.quality import Quality
-from gputrace.traces.readers import open_trace
-from gputrace.traces.scratch import Scratch
-from gputrace.traces.trace import Device, Process, Trace
-from gputrace.traces.within import part_of
+from gputrace.model.events import GPU_KINDS, Events, Kind
+from gputrace.model.trace import Device, Process, Quality, Trace
+from gputrace.readers.registry import open_trace
+from gputrace.store.slice import slice_window
+from gputrace.store.spill_file import SpillFile
+from gputrace.version import __version__
 
 _FEW: Final = 4096
-"""So many names travel with the rows that have them; of more, those that are asked for."""
+"""Up to this many names are sent with their rows; otherwise only on request."""
 
 
 class _Open:
-    """A file that is open in this process, for one request at a time."""
+    """File that is open in this process, for one request at a time."""
 
     def __init__(self, file: File) -> None:
         self.closing = ExitStack()
@@ -53,10 +52,10 @@ class _Open:
         self.told = Quality()
         self.shard: RemoteShard | None = None
         self.past = 0
-        """How many batches have changed it."""
+        """Number of batches that changed the shard."""
         if file.part is not None:
             folder = self.closing.enter_context(tempfile.TemporaryDirectory(prefix="gputrace-"))
-            self.trace = part_of(self.trace, file.part, Path(folder), self.closing)
+            self.trace = slice_window(self.trace, file.part, Path(folder), self.closing)
 
 
 _open: Final[dict[File, _Open]] = {}
@@ -64,16 +63,16 @@ _opening: Final = Lock()
 
 
 def answer(asked: Sequence[bytes]) -> list[bytes]:
-    """The `Reply` to each `Request`, all as they travel."""
-    return [_reply(one) for one in asked]
+    """Answer each encoded `Request` with an encoded `Reply`."""
+    return [_reply(request) for request in asked]
 
 
 def _reply(asked: bytes) -> bytes:
     request = decode_request(asked)
     try:
-        own, again = _opened(request.file)
-        with own.lock:
-            reply = _answer(own, request)
+        file, again = _opened(request.file)
+        with file.lock:
+            reply = _answer(file, request)
         reply.again = again
     except GputraceError as error:
         reply = Reply(__version__, problem=problem_of(error))
@@ -90,16 +89,16 @@ def _address() -> str:
 
 
 def forget(run: str) -> None:
-    """Closes the files of a run; one that is being read goes when that is done."""
+    """Close the files of a run; a file being read is closed when that is done."""
     for file in [file for file in list(_open) if file.run == run]:
-        own = _open.pop(file)
-        if own.lock.acquire(blocking=False):
-            own.closing.close()
-            own.lock.release()
+        opened = _open.pop(file)
+        if opened.lock.acquire(blocking=False):
+            opened.closing.close()
+            opened.lock.release()
 
 
 def _opened(file: File) -> tuple[_Open, bool]:
-    """A file, and whether it had to be opened, which only one thread may do."""
+    """Return a file, and whether it had to be opened, which only one thread may do."""
     with _opening:
         again = file not in _open
         if again:
@@ -107,8 +106,8 @@ def _opened(file: File) -> tuple[_Open, bool]:
         return _open[file], again
 
 
-def _answer(own: _Open, request: Request) -> Reply:
-    trace, reply = own.trace, Reply(__version__)
+def _answer(file: _Open, request: Request) -> Reply:
+    trace, reply = file.trace, Reply(__version__)
     if request.about:
         reply.about = _about(trace)
     if request.columns:
@@ -125,16 +124,16 @@ def _answer(own: _Open, request: Request) -> Reply:
         reply.cards, reply.links = nvml.cards, nvml.links
         reply.samples = pack_samples(nvml.samples)
     if request.work is not None:
-        found = _work(own, request.work)
-        reply.found, reply.lost = found or b"", found is None
+        result = _work(file, request.work)
+        reply.found, reply.lost = result or b"", result is None
     reply.processes = trace.processes
     reply.recorded = [_recorded(trace, number) for number in range(len(trace.processes))]
-    reply.told = _news(trace.quality, own.told)
+    reply.told = _news(trace.quality, file.told)
     return reply
 
 
 def _read(trace: Trace, request: Request, reply: Reply) -> None:
-    """Adds the rows that are asked for."""
+    """Add the requested rows to the reply."""
     kinds = frozenset(map(Kind, request.kinds))
     events = trace.read(kinds, request.columns, request.window, None)
     reply.events = pack(events)
@@ -143,26 +142,26 @@ def _read(trace: Trace, request: Request, reply: Reply) -> None:
         reply.names = _names(trace, events)
 
 
-def _work(own: _Open, work: Work) -> bytes | None:
-    """What is found with a file's shard; None where that is not as it is thought to be."""
-    if work.past != (0 if work.anew else own.past):
+def _work(file: _Open, work: Work) -> bytes | None:
+    """Run operations on a file's shard; None if it is not in the expected state."""
+    if work.past != (0 if work.anew else file.past):
         return None
-    shard = None if work.anew else own.shard
-    own.shard, own.past = None, 0  # As it stays if anything goes wrong.
+    shard = None if work.anew else file.shard
+    file.shard, file.past = None, 0  # The state after an error.
     if not work.batches:
         return to_bytes(None)
-    shard = shard or RemoteShard(own.trace, Scratch() if work.large else None)
-    found, past = [], work.past
+    shard = shard or RemoteShard(file.trace, SpillFile() if work.large else None)
+    results, past = [], work.past
     for batch in work.batches:
-        found = [_done(shard, order) for order in batch.orders]
+        results = [_done(shard, order) for order in batch.orders]
         past += batch.changes
     shard.rest()
-    own.shard, own.past = shard, past
-    return to_bytes(found)
+    file.shard, file.past = shard, past
+    return to_bytes(results)
 
 
 def _done(shard: RemoteShard, order: Order) -> Any:
-    given = [from_bytes(one) for one in order.given]
+    given = [from_bytes(raw) for raw in order.given]
     return shard.do(work_of(order.work), from_bytes(order.gpu), given)
 
 
@@ -185,14 +184,14 @@ def _recorded(trace: Trace, process: int) -> Recorded:
 
 
 def _device(trace: Trace, process: Process, device: int) -> Device:
-    """What a process calls by an ordinal, though nothing of it was read here yet."""
+    """Return a device of a process, also if nothing of it was read here yet."""
     if process not in trace.processes:
         trace.read(trace.kinds, ("process",), None, None)
     return trace.device(trace.processes.index(process), device)
 
 
 def _pairs(events: Events) -> set[tuple[int, int]]:
-    """Whose GPU operations are among the rows."""
+    """Return the (process, device) pairs of the GPU operations among the rows."""
     if not {"process", "device", "kind"} <= set(events.columns):
         return set()
     gpu = np.isin(events.kind, GPU_KINDS)
@@ -205,14 +204,14 @@ def _names(trace: Trace, events: Events) -> dict[int, str]:
     return trace.names(ids) if len(ids) <= _FEW else {}
 
 
-def _news(quality: Quality, told: Quality) -> Told:
-    """What was found wrong since the last answer."""
+def _news(quality: Quality, reported: Quality) -> Told:
+    """Return the problems found since the last answer."""
     news = Told(
-        quality.warnings[len(told.warnings) :],
-        quality.notes[len(told.notes) :],
-        quality.left_out[len(told.left_out) :],
+        quality.warnings[len(reported.warnings) :],
+        quality.notes[len(reported.notes) :],
+        quality.left_out[len(reported.left_out) :],
         [(reason, where, rows) for (reason, where), rows in quality.places.items()],
     )
-    told.warnings, told.notes = list(quality.warnings), list(quality.notes)
-    told.left_out = list(quality.left_out)
+    reported.warnings, reported.notes = list(quality.warnings), list(quality.notes)
+    reported.left_out = list(quality.left_out)
     return news

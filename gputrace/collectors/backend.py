@@ -1,13 +1,14 @@
-"""What a backend is: the contract between `gputrace record` and what records the GPUs for it."""
+"""The contract between `gputrace record` and what records the GPUs for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from gputrace.collectors.launch import Launch, run
 from gputrace.collectors.limits import NONE, Limits
-from gputrace.collectors.program.child import run
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +48,6 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """How the program is started so that it is recorded."""
-
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
-    stop: tuple[str, ...] = ()
-    """A command that ends the recording while the program goes on, where one is to be run."""
-    stop_after_ns: int = 0
-    """When to run it, from the program's start."""
-    look_s: float = 0.0
-    """Seconds from one look at what is recorded to the next; 0 for the usual ones."""
-
-
-@dataclass(frozen=True, slots=True)
 class Merged:
     """What went into a trace."""
 
@@ -90,13 +77,6 @@ def run_directly(
     return run(launch.command, launch.environment, meanwhile, *often)
 
 
-def merge_files(folder: Path, output: Path, told: Mapping[str, str]) -> Merged:
-    """Makes the trace of what hooks and the embedded collector left."""
-    from gputrace.collectors.merge import merge
-
-    return merge(folder, output, told)
-
-
 @dataclass(frozen=True, slots=True)
 class Backend:
     """One way to record GPU activity.
@@ -124,3 +104,34 @@ class Backend:
     run: Callable[[Launch, Path, Callable[[str], object], Callable[[], None]], int] = run_directly
     shares: bool = False
     heeds_long: bool = False
+
+
+_OTHER_TOOLS: Final = ("NSYS_PROFILING_SESSION_ID", "QUADD_INJECTION_PROXY")
+
+
+def has_driver() -> bool:
+    """Whether an NVIDIA kernel driver is there."""
+    return Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia/version").exists()
+
+
+def other_recorder(inherited: Mapping[str, str], own: Path | None = None) -> str | None:
+    """What else in an environment records CUDA, and what to do about it; None where nothing."""
+    if any(variable in inherited for variable in _OTHER_TOOLS):
+        return "this shell runs under nsys, and CUDA has room for one recorder; run without nsys"
+    other = inherited.get("CUDA_INJECTION64_PATH")
+    if other and Path(other) != own:
+        return f"CUDA_INJECTION64_PATH names another tool ({other}); unset it to record"
+    return None
+
+
+HOW_TO_BUILD: Final = (
+    "install a C compiler, and then gputrace again (pip install --force-reinstall --no-deps "
+    "--no-cache-dir gputrace)"
+)
+"""Without the cache, where pip may keep what it built without a compiler."""
+
+
+def built_library(name: str) -> Path | None:
+    """The library of that name; None where the package was built without a compiler."""
+    path = Path(__file__).with_name(f"{name}.so")
+    return path if path.exists() else None

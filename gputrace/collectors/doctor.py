@@ -1,28 +1,26 @@
-"""What works on this machine for recording, and what to do about what does not."""
+"""Checks of what works on this machine for recording, and what to do about what does not."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from gputrace.collectors.built import HOW_TO_BUILD
-from gputrace.collectors.container import container, how_to_get_gpus, missing_capabilities
-from gputrace.collectors.cuda import has_driver
-from gputrace.collectors.cupti import collector_library, libcuptis
+from gputrace.collectors.backend import HOW_TO_BUILD, has_driver
+from gputrace.collectors.backends.cupti import collector_library, libcuptis
+from gputrace.collectors.backends.nsys import importer_obstacle
+from gputrace.collectors.backends.nvprof import find_nvprof
 from gputrace.collectors.ncu import find_ncu
-from gputrace.collectors.nsys.reports import importer_obstacle
-from gputrace.collectors.nvml.topology import ask
-from gputrace.collectors.nvprof.backend import find_nvprof
-from gputrace.collectors.prepare import HOOKS
+from gputrace.collectors.nvml.queries import ask
+from gputrace.collectors.session import HOOKS
 from gputrace.errors import MissingError
 from gputrace.plugins import all_plugins
-from gputrace.traces.nsys.report import find_nsys, nsys_version
+from gputrace.readers.nsys_export import find_nsys, nsys_version
 
 _VERSION_FILE: Final = Path("/proc/driver/nvidia/version")
 _PARAMETERS: Final = Path("/proc/driver/nvidia/params")
@@ -234,3 +232,50 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+_FILES: Final = {"run/.containerenv": "Podman", ".dockerenv": "Docker"}
+_CGROUPS: Final = {
+    "kubepods": "Kubernetes",
+    "libpod": "Podman",
+    "docker": "Docker",
+    "containerd": "containerd",
+    "lxc": "LXC",
+}
+_HOW: Final = {
+    "Docker": "start it with --gpus all, which needs the NVIDIA Container Toolkit on the host",
+    "Podman": "start it with --device nvidia.com/gpu=all, which needs the NVIDIA Container Toolkit",
+    "Kubernetes": "ask for nvidia.com/gpu in the limits of the pod",
+    "Apptainer": "start it with --nv",
+}
+_NEEDED: Final = {"compute": "recording", "utility": "clocks and power"}
+"""Capabilities of the NVIDIA Container Toolkit, and what does not work without each."""
+
+
+def container(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> str | None:
+    """What runs the container that we are in, or None; by the marks that each leaves."""
+    if "KUBERNETES_SERVICE_HOST" in environment:
+        return "Kubernetes"
+    if "APPTAINER_CONTAINER" in environment or "SINGULARITY_CONTAINER" in environment:
+        return "Apptainer"
+    for file, name in _FILES.items():
+        if (root / file).exists():
+            return name
+    try:
+        groups = (root / "proc/1/cgroup").read_text()
+    except OSError:
+        return None
+    return next((name for mark, name in _CGROUPS.items() if mark in groups), None)
+
+
+def how_to_get_gpus(name: str) -> str:
+    """What to do where the driver does not show in such a container."""
+    return _HOW.get(name, "give it the devices /dev/nvidia* and the driver's libraries of the host")
+
+
+def missing_capabilities(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What NVIDIA_DRIVER_CAPABILITIES leaves out that we need, and what for."""
+    given = environment.get("NVIDIA_DRIVER_CAPABILITIES")
+    if not given or "all" in given.split(","):
+        return {}
+    return {name: what for name, what in _NEEDED.items() if name not in given.split(",")}

@@ -1,9 +1,4 @@
-"""Nsight Compute (ncu) over some launches of one kernel, and what its report says.
-
-The report is read with NVIDIA's package ncu-report, which nsight-python brings, else shown by ncu.
-nsight-python itself profiles functions that a program marks as its own; an unchanged program is
-ncu's to run.
-"""
+"""Nsight Compute (ncu) over some launches of one kernel, and what its report says."""
 
 from __future__ import annotations
 
@@ -19,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from gputrace.collectors.program.child import find_program, run
+from gputrace.collectors.launch import find_program, run
 from gputrace.errors import InputError, MissingError
 
 _INSTALLED: Final = ("/usr/local/cuda*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
@@ -120,7 +115,7 @@ def read_report(report: Path) -> list[Measured] | None:
     """
     if find_spec("ncu_report") is None:
         return None
-    reader = [sys.executable, "-P", "-m", "gputrace.collectors.ncu_reading"]
+    reader = [sys.executable, "-P", "-m", "gputrace.collectors.ncu_reader"]
     ran = subprocess.run(
         [*reader, str(report.absolute()), *METRICS],
         stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Files that come with the package."""
+"""Bundled data files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @contextmanager
 def unpacked(name: str) -> Iterator[Path]:
-    """A file of this folder, alone in a temporary folder; an ``.xz`` file unpacked, without .xz."""
+    """Yield a bundled file in its own temporary folder; ``.xz`` files decompressed, without .xz."""
     with tempfile.TemporaryDirectory(prefix="gputrace-") as folder:
         path = Path(folder) / name.removesuffix(".xz")
         with (

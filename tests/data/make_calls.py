@@ -1,6 +1,6 @@
-"""Writes the table of CUDA's calls that gputrace/traces/nvprof/calls.txt is.
+"""Writes the table of CUDA's calls that gputrace/readers/nvprof_calls.txt is.
 
-    python tests/data/make_calls.py LIBCUPTI... > gputrace/traces/nvprof/calls.txt
+    python tests/data/make_calls.py LIBCUPTI... > gputrace/readers/nvprof_calls.txt
 
 Each libcupti.so is asked, through cuptiGetCallbackName, what it calls each number, with no GPU.
 Where several are given they must agree, and what only one of them knows is kept.

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from gputrace.collectors.cupti import collector_library
+from gputrace.collectors.backends.cupti import collector_library
 from tests.faults.building import build
 from tests.faults.catalogue import KINDS, plan
 from tests.faults.checking import run_fault

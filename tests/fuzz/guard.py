@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from gputrace.errors import ExitCode, GputraceError
-from gputrace.traces import demangling
+from gputrace.model import names
 
 LONGEST_S: Final = 10.0
 """Of processor time: a machine with other work to do is not the input's fault."""
@@ -123,7 +123,7 @@ class Guard:
 
 def _demangles(event: str, arguments: tuple[Any, ...]) -> bool:
     """Whether it is the one process that readers start: with little memory and time of its own."""
-    own = [sys.executable, "-c", demangling.PROGRAM]
+    own = [sys.executable, "-c", names.PROGRAM]
     return event == "subprocess.Popen" and list(arguments[1][:3]) == own
 
 

@@ -16,7 +16,13 @@ import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
 if TYPE_CHECKING:
     from tests.fuzz.session import Session
 
-READERS = ["gputrace.traces", "gputrace.collectors.files", "gputrace.bench", "gputrace.cluster"]
+READERS = [
+    "gputrace.readers",
+    "gputrace.store",
+    "gputrace.collectors.spool",
+    "gputrace.studies",
+    "gputrace.cluster",
+]
 """What has counters: to give them to all of gputrace takes 20 s, and slows what is no reader."""
 _LONGEST = 1 << 18
 """Bytes of an input."""

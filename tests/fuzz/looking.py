@@ -12,11 +12,10 @@ import numpy as np
 
 import gputrace
 from gputrace.api import Report
-from gputrace.traces.derived import DERIVED
-from gputrace.traces.events import COLUMN_TYPES, GPU_KINDS
-from gputrace.traces.opening import open_traces
-from gputrace.traces.trace import Trace
-from gputrace.views import FORMATS
+from gputrace.model.events import COLUMN_TYPES, GPU_KINDS
+from gputrace.model.trace import DERIVED, Trace
+from gputrace.readers.open import open_traces
+from gputrace.report import FORMATS
 
 GLANCE, LOOK, GAZE = range(3)
 """How much is done: the rows are read; also analyzed and shown; also drawn and exported."""

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from gputrace.collectors.files.spool import read_spool
+from gputrace.collectors.spool.activity import read_spool
 from tests.command import ROOT
 
 SANITIZED: Final = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")

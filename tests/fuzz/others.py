@@ -16,18 +16,11 @@ import pyarrow
 from pyarrow import parquet
 
 from gputrace import __version__
-from gputrace.analyzers.analysis import analyze
-from gputrace.analyzers.findings import Facts
-from gputrace.analyzers.kept import freeze, thaw
+from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.scene.scene import Scene, full_scene
-from gputrace.bench.database import FILE, Configuration, Database, Run, StudyRow
-from gputrace.bench.frameworks import Framework
-from gputrace.bench.keeping import read_results, to_rows
-from gputrace.bench.plan import arguments_of, key_of, make_plan
-from gputrace.bench.study import read_study
-from gputrace.bench.summary import summarize
-from gputrace.bench.views import FORMATS, render
+from gputrace.analyzers.pipeline import analyze
+from gputrace.analyzers.result_cache import dump_columns, load_columns
+from gputrace.analyzers.timeline_model import Scene, full_scene
 from gputrace.cluster.messages import (
     About,
     Reply,
@@ -39,9 +32,15 @@ from gputrace.cluster.messages import (
     read_reply,
 )
 from gputrace.cluster.packing import pack
-from gputrace.traces import cache
-from gputrace.traces.events import COLUMN_TYPES
-from gputrace.traces.readers import open_trace
+from gputrace.model.events import COLUMN_TYPES
+from gputrace.readers.registry import open_trace
+from gputrace.store import cache
+from gputrace.studies.database import FILE, Configuration, Database, Run, StudyRow
+from gputrace.studies.environments import Framework
+from gputrace.studies.measures import read_results, to_rows
+from gputrace.studies.plan import arguments_of, key_of, make_plan, read_study
+from gputrace.studies.report import FORMATS, render
+from gputrace.studies.summary import summarize
 from tests import planted_study
 from tests.fuzz import looking
 from tests.fuzz.mutators import raw, trees
@@ -141,7 +140,7 @@ def entries() -> list[bytes]:
         watcher, kept = Watcher(), Path(folder, "entry")
         with open_trace(_example(".sqlite", Path(folder))) as trace:
             analysis = analyze(trace, watcher=watcher)
-            cache._write(kept, freeze(full_scene(watcher.facts, analysis)))
+            cache._write(kept, dump_columns(full_scene(watcher.facts, analysis)))
         return [kept.read_bytes()]
 
 
@@ -165,7 +164,7 @@ def give_kept(path: Path, depth: int, place: Place) -> str:
         kept = cache._read(path)
     except Exception as error:
         return type(error).__name__
-    scene = thaw(kept, Scene)
+    scene = load_columns(kept, Scene)
     return f"{len(kept.columns)} {scene is None}"
 
 

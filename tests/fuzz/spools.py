@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gputrace.collectors.files.chunks import HEADER
-from gputrace.collectors.files.host_events import join_hosts, read_host, read_host_file
-from gputrace.collectors.files.since import copy_since
-from gputrace.collectors.files.spool import join_spools, read_spool
-from gputrace.collectors.files.windows import windows_of
-from gputrace.collectors.live.recent import RecentHost, RecentSpool
-from gputrace.collectors.merge import merge
+from gputrace.collectors.finalize import merge
+from gputrace.collectors.in_process import copy_since
+from gputrace.collectors.live import RecentHost, RecentSpool
+from gputrace.collectors.spool.activity import join_spools, read_spool, windows_of
+from gputrace.collectors.spool.chunks import HEADER
+from gputrace.collectors.spool.host_events import join_hosts, read_host, read_host_file
 from tests.fuzz.looking import LOOK, look
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.traces.nvprof.calls import DRIVER, RUNTIME, call_numbers
+from gputrace.readers.nvprof_schema import DRIVER, RUNTIME, call_numbers
 from tests.synthetic.nsys import COPY_KINDS
 from tests.synthetic.nsys_info import UTC_EPOCH_NS, visible
 from tests.synthetic.recording import Ints, Kind, Process, Recording, Table

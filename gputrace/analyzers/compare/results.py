@@ -1,13 +1,10 @@
-"""What a comparison says. Field names are those of its JSON.
-
-Times are integer nanoseconds: means over the GPUs, a step, or an iteration, or in the whole span.
-"""
+"""Results of a comparison. Field names are those of its JSON."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gputrace.analyzers.results import Breakdown
+from gputrace.model.results import Breakdown
 
 SCHEMA_VERSION = 1
 

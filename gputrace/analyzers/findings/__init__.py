@@ -1,8 +1,8 @@
-"""Findings: what costs time, or what one must know to trust the figures.
+"""Findings: causes of lost time, and limits on how far the figures can be trusted.
 
-A rule takes `Facts` and yields findings or nothing. To add one, write it in the module of its
-subject and put it in `RULES`, or in `HOST_RULES`, or both. Its docstring says when it yields one,
-and after "Cost:" what that costs: docs/findings.md is made of it.
+A rule takes `Facts` and yields findings, or none. To add a rule, write it in the module of its
+subject and list it in `RULES`, in `HOST_RULES`, or in both. Its docstring states the condition and,
+after "Cost:", how the cost is computed; docs/findings.md is made of these.
 """
 
 from __future__ import annotations
@@ -10,23 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gputrace.analyzers.findings import (
-    busy,
-    cards,
-    clocks,
-    host,
-    idle,
-    kernels,
-    late,
-    links,
-    phases,
-    run,
-    skew,
-    staging,
-)
-from gputrace.analyzers.findings.facts import Facts, Rule
-from gputrace.analyzers.findings.severities import SEVERITIES
-from gputrace.analyzers.results import Finding
+from gputrace.analyzers.findings import busy, hardware, idle, multi_gpu, run, stragglers
+from gputrace.analyzers.findings.context import SEVERITIES, Facts, Rule
+from gputrace.model.results import Finding
 
 __all__ = ["HOST_RULES", "RULES", "Facts", "find"]
 
@@ -42,45 +28,48 @@ RULES: Final[tuple[Rule, ...]] = (
     busy.h2d_exposed,
     busy.h2d_pageable,
     busy.communication_exposed,
-    late.straggler,
-    late.late_host,
+    stragglers.straggler,
+    stragglers.late_host,
     busy.compute_bound,
-    clocks.clock_mismatch,
-    clocks.throttling,
-    cards.pcie_degraded,
-    cards.memory_imbalance,
-    kernels.layout_transposes,
-    kernels.no_tensor_cores,
-    skew.gpu0_skew,
-    links.topology,
-    staging.host_staged_comm,
+    hardware.clock_mismatch,
+    hardware.throttling,
+    hardware.pcie_degraded,
+    hardware.memory_imbalance,
+    busy.layout_transposes,
+    busy.no_tensor_cores,
+    multi_gpu.gpu0_skew,
+    multi_gpu.topology,
+    multi_gpu.host_staged_comm,
     run.slow_steps,
-    phases.validation_downtime,
-    phases.checkpoint_stall,
+    run.validation_downtime,
+    run.checkpoint_stall,
     run.warmup,
     run.graph_opaque,
 )
 HOST_RULES: Final[tuple[Rule, ...]] = (
-    host.data_feeding,
+    run.data_feeding,
     run.lost_records,
-    host.no_gpu_activity,
+    run.no_gpu_activity,
     run.slow_steps,
     run.warmup,
 )
-"""Those that need no GPU activity; of traces that hold none."""
+"""Rules that need no GPU activity, for traces that hold none."""
 
 
 def find(facts: Facts, plugged: Sequence[Finding] = ()) -> tuple[Finding, ...]:
-    """All findings, the most important first: by severity, then by cost.
+    """Return all findings, the most important first: by severity, then by cost.
 
-    ``plugged`` are those of plugins.
     A recorder that distorts the run comes before all others: no other figure can be trusted then.
+
+    Args:
+        facts: facts about the trace.
+        plugged: findings of plugins.
     """
     rules = RULES if facts.per_gpu.operations else HOST_RULES
-    found = [*(finding for rule in rules for finding in rule(facts)), *plugged]
+    findings = [*(finding for rule in rules for finding in rule(facts)), *plugged]
 
     def rank(finding: Finding) -> tuple[bool, int, int]:
         distorts = finding.id == "recorder-overhead" and finding.severity == "high"
         return not distorts, SEVERITIES.index(finding.severity), -finding.impact_ns
 
-    return tuple(sorted(found, key=rank))
+    return tuple(sorted(findings, key=rank))

@@ -1,18 +1,17 @@
-"""Findings about what busy GPUs do."""
+"""Findings about time in which the GPUs are busy, and about their kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
 
-from gputrace.analyzers.findings.facts import HIGH, Facts, severity_of
-from gputrace.analyzers.findings.skew import told_by_skew
-from gputrace.analyzers.findings.staging import told_by_links
-from gputrace.analyzers.results import Finding
+from gputrace.analyzers.findings.context import HIGH, MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.multi_gpu import told_by_links, told_by_skew
+from gputrace.model.results import Finding, Kernels
 from gputrace.units import format_ns
 
 _PAGEABLE_SHARE: Final = 0.01
-"""Part of the time from which pageable copies are worth a word."""
+"""Share of the time from which pageable copies are reported."""
 
 _OVERLAP_COPIES: Final = {
     "pytorch": "copy the next batch while this one computes: pin_memory=True, "
@@ -37,8 +36,8 @@ _COPY_LESS: Final = "copy less: smaller types, decoding on the GPU, weights that
 
 
 def h2d_exposed(facts: Facts) -> Iterator[Finding]:
-    """Host-to-device copies with nothing beside them, unless most of that is what
-    `h2d-pageable` tells.
+    """Host-to-device copies run with nothing beside them, unless `h2d-pageable` covers most of
+    that.
 
     Cost: class `h2d`.
     """
@@ -61,33 +60,32 @@ def h2d_exposed(facts: Facts) -> Iterator[Finding]:
 def h2d_pageable(facts: Facts) -> Iterator[Finding]:
     """Copies from pageable memory cost 1 % of the time.
 
-    Cost: the part of them with nothing beside it, less what as many bytes take from pinned
-    memory: at the speed of the trace's own large pinned copies, else of the card's slot, if
-    either is known.
+    Cost: their exposed part, less the time that the same bytes take from pinned memory: at the
+    speed of the trace's own large pinned copies, else of the card's slot, if either is known.
     """
-    found = facts.pageable
+    pageable = facts.pageable
     total = sum(row.total_ns for row in facts.rows)
-    saving = found.saving_ns
+    saving = pageable.saving_ns
     if not saving or saving < _PAGEABLE_SHARE * total:
         return
     count = sum(max(row.steps, 1) for row in facts.rows)
     share = saving / total
-    rate = found.bytes / max(found.copy_ns, 1)
-    pinned = found.pinned_rate
-    told = f" instead of {pinned / 1e9:.1f} GB/s from pinned memory" if pinned else ""
+    rate = pageable.bytes / max(pageable.copy_ns, 1)
+    pinned = pageable.pinned_rate
+    comparison = f" instead of {pinned / 1e9:.1f} GB/s from pinned memory" if pinned else ""
     yield facts.finding(
         "h2d-pageable",
         severity_of(share) or "low",
         saving // count,
-        f"copies from pageable memory run at {rate:.1f} GB/s{told}: that costs "
+        f"copies from pageable memory run at {rate:.1f} GB/s{comparison}: that costs "
         f"{format_ns(saving // count)} of {facts.per} ({share:.0%})",
         f"copy from pinned memory ({_PINNED.get(facts.framework, 'cudaHostAlloc')}): it is faster, "
         "the host need not wait, and copies can run beside kernels",
         {
-            "copies": found.copies,
-            "bytes": found.bytes,
-            "copy_ns": found.copy_ns // count,
-            "exposed_ns": found.exposed_ns // count,
+            "copies": pageable.copies,
+            "bytes": pageable.bytes,
+            "copy_ns": pageable.copy_ns // count,
+            "exposed_ns": pageable.exposed_ns // count,
             "pinned_bandwidth": None if pinned is None else round(pinned),
             "share": round(share, 4),
         },
@@ -95,11 +93,11 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
 
 
 def communication_exposed(facts: Facts) -> Iterator[Finding]:
-    """Communication with no computation beside it; its waiting too, unless ranks are found to
-    be late.
+    """Communication runs with no computation beside it; its waiting counts too, unless late ranks
+    are found.
 
-    Cost: class `communication`; without `communication_wait_ns` where ranks are late, and less
-    what `gpu0-skew`, `topology` and `host-staged-comm` tell of it.
+    Cost: class `communication`; without `communication_wait_ns` where ranks are late, and less the
+    part that `gpu0-skew`, `topology` and `host-staged-comm` cover.
     """
     whole, wait = facts.mean("communication"), facts.mean("communication_wait")
     known = all(row.communication_wait_ns is not None for row in facts.rows)
@@ -110,16 +108,16 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
     if severity is None:
         return
     if apart:
-        told = f"; waiting for other ranks, {format_ns(wait)}, comes on top"
+        waiting = f"; waiting for other ranks, {format_ns(wait)}, comes on top"
     else:
-        told = f", {format_ns(wait)} of that waiting" if known else ", waiting"
-        told += " for other ranks" if known else " for other ranks included"
+        waiting = f", {format_ns(wait)} of that waiting" if known else ", waiting"
+        waiting += " for other ranks" if known else " for other ranks included"
     yield facts.finding(
         "communication-exposed",
         severity,
         cost,
         f"{format_ns(cost)} of {facts.per} ({share:.0%}) go to communication with no computation "
-        f"beside it{told}",
+        f"beside it{waiting}",
         _WAIT_LESS if known and not apart and 2 * wait > whole else _SEND_LESS,
         {
             "share": round(share, 4),
@@ -148,3 +146,127 @@ def compute_bound(facts: Facts) -> Iterator[Finding]:
         + (" (torch.compile, channels_last)" if facts.framework == "pytorch" else ""),
         {"share": round(share, 4)},
     )
+
+
+_LAYOUT_WORTH: Final = 0.02
+"""Share of the time from which layout conversions are reported."""
+_PRODUCTS_WORTH: Final = MEDIUM
+_PRODUCTS_MEDIUM: Final = 0.5
+"""Shares of the time in products without tensor cores from which they are reported as low and as
+medium: precision is a choice about the training, which a wait for data is not."""
+_FASTER: Final = 2
+"""Assumed speed-up of products on tensor cores; every card promises more."""
+_SHOWN: Final = 2
+
+_KEEP_LAYOUT: Final = {
+    "pytorch": "keep one layout: model and batches .to(memory_format=torch.channels_last), with "
+    "mixed precision; no permute and contiguous between layers",
+    "tensorflow": "keep one layout: data_format='channels_last' in all layers with mixed precision",
+    "jax": "keep one layout: NHWC and HWIO as dimension numbers of convolutions",
+    "mxnet": "keep one layout: layout='NHWC' in all layers with fp16 (multi_precision)",
+}
+_AS_TF32: Final = {
+    "pytorch": 'torch.set_float32_matmul_precision("high") and '
+    "torch.backends.cudnn.allow_tf32 = True for TF32",
+    "tensorflow": "tf.config.experimental.enable_tensor_float_32_execution(True) for TF32",
+    "jax": 'jax.config.update("jax_default_matmul_precision", "tensorfloat32") for TF32',
+}
+_AS_HALF: Final = {
+    "pytorch": "torch.autocast with {type}",
+    "tensorflow": "tf.keras.mixed_precision.set_global_policy('mixed_{type}')",
+    "jax": "computing in {type} (jnp.{type}) with fp32 parameters",
+    "mxnet": "amp.init() for fp16",
+    "chainer": "chainer.global_config.dtype = chainer.mixed16 for fp16",
+}
+
+
+def layout_transposes(facts: Facts) -> Iterator[Finding]:
+    """Kernels that only convert between layouts (NCHW, NHWC) take 2 % of the time.
+
+    Cost: their duration.
+    """
+    kernels = facts.kernels
+    if kernels is None:
+        return
+    conversions = [use for use in kernels.top if use.converts_layout]
+    spent, count = sum(use.total_ns for use in conversions), sum(use.count for use in conversions)
+    share = spent / max(kernels.total_ns, 1)
+    if share < _LAYOUT_WORTH:
+        return
+    steps = max(kernels.steps, 1)
+    names = ", ".join(dict.fromkeys(use.short for use in conversions[:_SHOWN]))
+    advice = _KEEP_LAYOUT.get(facts.framework, "keep one layout, NHWC where tensor cores multiply")
+    yield facts.finding(
+        "layout-transposes",
+        severity_of(share) or "low",
+        spent // steps,
+        f"{format_ns(spent // steps)} of {facts.per} ({share:.0%}) go to {count // steps:,} "
+        f"kernels that turn one layout into another ({names})",
+        advice,
+        {"share": round(share, 4), "layout_ns": spent // steps, "kernels": count // steps},
+    )
+
+
+def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
+    """On cards with tensor cores, 5 % of the time goes to matrix products and convolutions that are
+    known not to use them: fp32, or half precision with unsuitable sizes; `low`, `medium` from 50 %,
+    since precision is a choice about the training.
+
+    Cost: half of their duration, assuming that tensor cores are twice as fast.
+    """
+    kernels = facts.kernels
+    if kernels is None or not kernels.has_tensor_cores:
+        return
+    single, half = (_beside(kernels, precision) for precision in ("fp32", "half"))
+    touched = single + half
+    share = touched / max(kernels.total_ns, 1)
+    if share < _PRODUCTS_WORTH:
+        return
+    steps = max(kernels.steps, 1)
+    what = "half-precision" if half > single else "fp32"
+    yield facts.finding(
+        "no-tensor-cores",
+        "medium" if share >= _PRODUCTS_MEDIUM else "low",
+        touched // steps * (_FASTER - 1) // _FASTER,
+        f"{format_ns(touched // steps)} of {facts.per} ({share:.0%}) go to {what} matrix products "
+        f"and convolutions that do not use the tensor cores ({_names(kernels)})",
+        _how_to_use_them(facts, kernels, what),
+        {
+            "share": round(share, 4),
+            "touched_ns": touched // steps,
+            "fp32_ns": single // steps,
+            "half_ns": half // steps,
+            "on_tensor_cores_ns": _of_sort(kernels, "yes") // steps,
+            "unknown_ns": _of_sort(kernels, "unknown") // steps,
+        },
+    )
+
+
+def _beside(kernels: Kernels, precision: str) -> int:
+    """Return the nanoseconds of products in a precision that are known to miss the tensor cores."""
+    sort = ("no", precision)
+    return sum(p.total_ns for p in kernels.products if (p.tensor_cores, p.precision) == sort)
+
+
+def _of_sort(kernels: Kernels, sort: str) -> int:
+    return sum(product.total_ns for product in kernels.products if product.tensor_cores == sort)
+
+
+def _names(kernels: Kernels) -> str:
+    beside = [use.short for use in kernels.top if use.tensor_cores == "no"]
+    shown = list(dict.fromkeys(beside))[:_SHOWN]
+    return ", ".join(shown) or "none of them among the longest kernels"
+
+
+def _how_to_use_them(facts: Facts, kernels: Kernels, what: str) -> str:
+    if what != "fp32":
+        return (
+            "give the matrices sizes that tensor cores take: batch, channels and features in "
+            "multiples of 8; newer libraries"
+        )
+    small = "bfloat16" if kernels.has_tf32 else "float16"
+    ways = [_AS_HALF.get(facts.framework, "mixed precision in {type}").format(type=small)]
+    if kernels.has_tf32:
+        ways.insert(0, _AS_TF32.get(facts.framework, "TF32 for fp32 products"))
+    scaled = "" if kernels.has_tf32 else ", with the loss scaled"
+    return f"where the training allows it: {'; or '.join(ways)}{scaled}"

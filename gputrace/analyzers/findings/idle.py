@@ -1,4 +1,4 @@
-"""Findings about idle GPUs, by cause."""
+"""Findings about idle GPUs, by the cause of the idle time."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.findings.facts import Facts, severity_of
-from gputrace.analyzers.host import Call
-from gputrace.analyzers.intervals import Times, union
-from gputrace.analyzers.results import Finding
-from gputrace.analyzers.shard import OneGpu, Shard
-from gputrace.traces.ids import distinct_ids
+from gputrace.analyzers.execution import GpuShardView, Shard
+from gputrace.analyzers.findings.context import Facts, severity_of
+from gputrace.analyzers.host_calls import Call
+from gputrace.model.events import distinct_ids
+from gputrace.model.intervals import Times, union
+from gputrace.model.results import Finding
 from gputrace.units import format_ns
 
 _MANY_ALLOCS: Final = 20
 _MANY_SYNCS: Final = 20
-"""Allocations and synchronisations a step and GPU that only a search for algorithms makes."""
+"""Allocations and synchronisations per step and GPU that only a search for algorithms makes."""
 
 _IN_ORDER: Final = re.compile("Async")
-"""Names of allocations that wait for nothing."""
+"""Names of stream-ordered allocations, which do not block."""
 _CUDNN: Final = re.compile(r"cudnn|(?<![a-z])conv(?!ert)|convol", re.IGNORECASE)
 
 _LAUNCH_LESS: Final = {
@@ -33,10 +33,10 @@ _LAUNCH_LESS: Final = {
     "jax": "launch less often: jit the whole step, lax.scan over several steps, larger batches",
 }
 _LONG_GAP_NS: Final = 1_000_000
-"""A gap longer than this is no launch that came late: the host did something else."""
+"""Gaps longer than this are no late launches: the host did something else."""
 
 _MOSTLY_TINY: Final = 0.5
-"""Part of the kernels that must be tiny to be told with the launches."""
+"""Share of the kernels that must be tiny for the finding about launches to say so."""
 
 _FEED_FASTER: Final = {
     "pytorch": "give the DataLoader more workers (num_workers, persistent_workers=True), "
@@ -50,10 +50,10 @@ _FEED_FASTER: Final = {
 
 
 def data_feeding(facts: Facts) -> Iterator[Finding]:
-    """The GPUs wait for the next batch; where no GPU was seen, the program does.
+    """The GPUs wait for the next batch; in traces without GPU activity, the program does.
 
-    Cost: idle time with that cause; where no GPU was seen, the program's wait: the most that a
-    GPU can have idled for it.
+    Cost: idle time with that cause; without GPU activity, the program's wait, an upper bound on the
+    time that a GPU can have idled for it.
     """
     yield from facts.costly(
         "data-feeding",
@@ -64,15 +64,15 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
 
 
 def how_to_feed_faster(facts: Facts) -> str:
-    """Advice that fits the framework."""
+    """Return advice on the input pipeline that fits the framework."""
     return _FEED_FASTER.get(facts.framework, "load and decode batches in parallel, ahead of time")
 
 
 def autotune_repeated(facts: Facts) -> Iterator[Finding]:
-    """In steady steps, 20 allocations and 20 synchronisations a step and GPU, with cuDNN's
+    """Steady steps have 20 allocations and 20 synchronisations per step and GPU, and run cuDNN
     kernels.
 
-    Cost: idle time between the first and last allocation of each thread.
+    Cost: idle time between the first and the last allocation of each thread.
     """
     if not facts.per_gpu.has_calls or not facts.measured or not _uses_cudnn(facts):
         return
@@ -113,7 +113,7 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
 
 
 def sync_bound(facts: Facts) -> Iterator[Finding]:
-    """The host is still in a synchronising call when the GPU has nothing left.
+    """The host is still in a synchronising call when the GPU has run out of work.
 
     Cost: idle time with that cause.
     """
@@ -140,7 +140,7 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
 
 
 def _tiny_kernels(facts: Facts) -> str:
-    """How many kernels are over before the next one can be launched, where most are."""
+    """Return a clause on the share of kernels too short to hide a launch, if most are."""
     if facts.kernels is None or _waits_are_long(facts):
         return ""
     launches, count = facts.kernels.launches, facts.kernels.count
@@ -151,19 +151,19 @@ def _tiny_kernels(facts: Facts) -> str:
 
 
 def _waits_are_long(facts: Facts) -> bool:
-    """Whether few long gaps take most of the time, not many short ones."""
-    found = facts.per_gpu.each(_launch_waits, facts.per_gpu.lanes)
-    return sum(long for long, _ in found) > 0.5 * sum(total for _, total in found)
+    """Return whether few long gaps, not many short ones, take most of the time."""
+    waits = facts.per_gpu.each(_launch_waits, facts.per_gpu.lanes)
+    return sum(long for long, _ in waits) > 0.5 * sum(total for _, total in waits)
 
 
-def _launch_waits(one: OneGpu) -> tuple[int, int]:
-    """Nanoseconds that a GPU waits for launches, in long gaps and in all."""
-    waits = one.lane.causes.of["launch"].clip(*one.lane.window)
+def _launch_waits(gpu: GpuShardView) -> tuple[int, int]:
+    """Return the nanoseconds that a GPU waits for launches, in long gaps and in all."""
+    waits = gpu.lane.causes.of["launch"].clip(*gpu.lane.window)
     return int(waits.lengths[waits.lengths > _LONG_GAP_NS].sum()), waits.total
 
 
 def _advice_on_launches(facts: Facts) -> str:
-    """Few long gaps have another remedy than many short ones."""
+    """Return the advice: few long gaps have another remedy than many short ones."""
     if _waits_are_long(facts):
         return (
             "the host does something else for milliseconds at a time: see the gaps and what it does"
@@ -174,7 +174,7 @@ def _advice_on_launches(facts: Facts) -> str:
 
 
 def idle_unexplained(facts: Facts) -> Iterator[Finding]:
-    """Idle time that nothing in the trace explains.
+    """The GPUs are idle and nothing in the trace explains why.
 
     Cost: idle time with that cause.
     """
@@ -193,7 +193,7 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
 
 
 def _calls_each_step(facts: Facts, sort: Call) -> int:
-    """Calls of a sort in the middle one of the measured steps, over all ranks."""
+    """Return the calls of a sort in the median measured step, over all ranks."""
     starts = np.sort(np.concatenate(facts.per_gpu.in_each_place(_starts_of, sort)))
     spans: dict[int, int] = {}
     for step in {(s.rank, s.step): s for s in facts.measured}.values():
@@ -203,7 +203,7 @@ def _calls_each_step(facts: Facts, sort: Call) -> int:
 
 
 def _starts_of(shard: Shard, sort: Call) -> Times:
-    """When calls of a sort begin; of allocations, those that are in no stream's order."""
+    """Return the start times of calls of a sort; of allocations, only of those that block."""
     calls = shard.calls
     if calls is None:
         return np.empty(0, np.int64)
@@ -215,28 +215,38 @@ def _starts_of(shard: Shard, sort: Call) -> Times:
 
 
 def _uses_cudnn(facts: Facts) -> bool:
-    ids = distinct_ids(np.concatenate([own.names for own in facts.per_gpu.operations]))
+    ids = distinct_ids(
+        np.concatenate([operations.names for operations in facts.per_gpu.operations])
+    )
     return any(_CUDNN.search(name) for name in facts.trace.names(ids).values())
 
 
 def _idle_between_allocations(facts: Facts) -> int:
-    """Mean idle time of a GPU and step from the first to the last allocation of each thread."""
-    own = [facts.measured_of(lane.gpu) for lane in facts.working]
-    steps = [[(step.start_ns, step.end_ns) for step in mine] for mine in own]
-    return sum(facts.per_gpu.each(_idle_in, facts.working, steps)) // max(sum(map(len, own)), 1)
+    """Return the mean idle time per GPU and step between the first and last allocation of each
+    thread, in nanoseconds.
+    """
+    measured = [facts.measured_of(lane.gpu) for lane in facts.working]
+    steps = [[(step.start_ns, step.end_ns) for step in gpu_steps] for gpu_steps in measured]
+    return sum(facts.per_gpu.each(_idle_in, facts.working, steps)) // max(
+        sum(map(len, measured)), 1
+    )
 
 
-def _idle_in(one: OneGpu, steps: Sequence[tuple[int, int]]) -> int:
-    calls, gaps, total = one.calls, one.lane.timeline.gaps, 0
+def _idle_in(gpu: GpuShardView, steps: Sequence[tuple[int, int]]) -> int:
+    calls, gaps, total = gpu.calls, gpu.lane.timeline.gaps, 0
     if calls is None:
         return 0
-    own = {process for process, _ in one.operations.gpu.pairs}
-    threads = [number for number, (process, _) in enumerate(calls.threads) if process in own]
+    processes = {process for process, _ in gpu.operations.gpu.pairs}
+    threads = [number for number, (process, _) in enumerate(calls.threads) if process in processes]
     allocs = np.flatnonzero((calls.sort == Call.ALLOC) & np.isin(calls.thread, threads))
     for start, end in steps:
-        mine = allocs[(calls.start[allocs] >= start) & (calls.end[allocs] <= end)]
-        by = calls.thread[mine]
-        firsts = [int(calls.start[mine[by == thread]].min()) for thread in distinct_ids(by)]
-        lasts = [int(calls.end[mine[by == thread]].max()) for thread in distinct_ids(by)]
+        inside = allocs[(calls.start[allocs] >= start) & (calls.end[allocs] <= end)]
+        callers = calls.thread[inside]
+        firsts = [
+            int(calls.start[inside[callers == thread]].min()) for thread in distinct_ids(callers)
+        ]
+        lasts = [
+            int(calls.end[inside[callers == thread]].max()) for thread in distinct_ids(callers)
+        ]
         total += gaps.intersection(union(firsts, lasts)).total
     return total

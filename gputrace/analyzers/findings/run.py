@@ -1,39 +1,40 @@
-"""Findings about the run as a whole and about the recording."""
+"""Findings about the run as a whole, its phases, the recording, and traces without GPU activity."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.findings.facts import Facts, severity_of
+from gputrace.analyzers.execution import GpuShardView
+from gputrace.analyzers.findings.context import HIGH, MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.idle import how_to_feed_faster
+from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.phases import WARMUP_CAUSES
-from gputrace.analyzers.results import CLASSES, Finding, Step
-from gputrace.traces.events import Mask
-from gputrace.units import format_ns
+from gputrace.analyzers.steps.windows import StepWindows
+from gputrace.model.events import Mask
+from gputrace.model.intervals import Times
+from gputrace.model.results import Finding, Phase, Step
+from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
+from gputrace.units import format_ns, format_ranges
 
 _SLOW: Final = 1.3
-"""A step this many times as long as the middle one is slow, if that is past the usual scatter."""
+"""Ratio to the median from which a step is slow, if it is past the usual scatter too."""
 _WORTH: Final = 0.02
-"""Part of the steady time that slow steps must add to be worth a word."""
+"""Share of the steady time that slow steps must add to be reported."""
 _PART_OF_WARMUP: Final = 0.1
-"""Part of what warm-up costs that a cause must have to be named,"""
+"""Share of warm-up's cost from which a cause is named."""
 _MOST_CAUSES: Final = 2
-"""of which so many are."""
+"""Maximum number of causes named."""
 _EPOCHS: Final = 0.75
-"""Part of the slow steps that begin epochs, from which they are said to."""
+"""Share of the slow steps that must begin epochs for the finding to say so."""
 _TOLD_APART: Final = {"data_feeding", "h2d", "alloc", "sync", "launch"}
-"""Classes that a finding of their own is about."""
+"""Classes covered by findings of their own."""
 _NAMES: Final = {
-    "data_feeding": "waiting for data",
-    "h2d": "host-to-device copies",
-    "other_copy": "copies",
-    "alloc": "memory allocation",
-    "sync": "synchronisation",
-    "launch": "waiting for launches",
-    "other_idle": "unexplained idle time",
-    "recorder": "the recorder",
+    **{row.id: row.activity for row in TIME_CLASSES},
     "host_data": "waiting for data",
     "host": "the program's own work",
 }
@@ -68,19 +69,19 @@ def recorder_overhead(facts: Facts) -> Iterator[Finding]:
 
 
 def lost_records(facts: Facts) -> Iterator[Finding]:
-    """Rows dropped, or the recorder's own warnings of loss (`low`)."""
+    """Rows or files were lost, or the recorder warned of losses (`low`)."""
     quality = facts.trace.quality
     if not quality.dropped and not quality.warnings and not quality.left_out:
         return
     rows, files = sum(quality.dropped.values()), len(quality.left_out)
-    told = [f"{files} file{'s' if files > 1 else ''} left out or cut short"] if files else []
-    told += [f"rows that cannot be used ({rows:,})"] if rows else []
-    told += quality.warnings[:1]
+    losses = [f"{files} file{'s' if files > 1 else ''} left out or cut short"] if files else []
+    losses += [f"rows that cannot be used ({rows:,})"] if rows else []
+    losses += quality.warnings[:1]
     yield facts.finding(
         "lost-records",
         "low",
         0,
-        "the recording is not whole: " + "; ".join(told),
+        "the recording is not whole: " + "; ".join(losses),
         ("copy the files again; " if files else "")
         + "record again, for a shorter time or with fewer kinds of events, if the figures matter",
         {"dropped_rows": rows, "warnings": len(quality.warnings), "left_out": files},
@@ -88,18 +89,20 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
 
 
 def slow_steps(facts: Facts) -> Iterator[Finding]:
-    """Steps 30 % and four deviations longer than the middle one add 2 % of the time; says what
-    they have more of, and whether they begin epochs.
+    """Steps that exceed the median by 30 % and four deviations add 2 % of the time; the message
+    names the class that grew most, and whether they begin epochs.
 
     Cost: the time they add, spread over all steps.
     """
     by_rank: dict[int, list[Step]] = {rank: [] for rank in facts.ranks}
     for step in facts.timed:
         by_rank.setdefault(step.rank, []).append(step)
-    own = ((rank, by_rank[rank]) for rank in facts.ranks)
-    found = [f for rank, steps in own if (f := _slow_steps_of(facts, rank, steps)) is not None]
-    if found:
-        yield max(found, key=lambda finding: finding.impact_ns)
+    by_own_rank = ((rank, by_rank[rank]) for rank in facts.ranks)
+    findings = [
+        f for rank, steps in by_own_rank if (f := _slow_steps_of(facts, rank, steps)) is not None
+    ]
+    if findings:
+        yield max(findings, key=lambda finding: finding.impact_ns)
 
 
 def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | None:
@@ -116,7 +119,7 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     name, more = _what_slow_steps_have(longest, slow)
     numbers = [step.step for step, is_slow in zip(longest, slow, strict=True) if is_slow]
     epochs = _begun_by(facts, rank, numbers)
-    told = f": they begin epochs of {epochs} steps, whose loader starts anew" if epochs else ""
+    reason = f": they begin epochs of {epochs} steps, whose loader starts anew" if epochs else ""
     shown = ", ".join(str(number) for number in numbers[:5]) + (", …" if len(numbers) > 5 else "")
     return facts.finding(
         "slow-steps",
@@ -124,7 +127,7 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
         excess // len(longest),
         f"{len(numbers)} of {len(longest)} steps ({shown}) take "
         f"{format_ns(float(np.mean(lengths[slow])))} instead of {format_ns(middle)}; what they "
-        f"have more of is {_NAMES.get(name, name)} ({format_ns(more)}){told}",
+        f"have more of is {_NAMES[name]} ({format_ns(more)}){reason}",
         _KEEP_LOADER.get(facts.framework, _KEEP_LOADER[""]) if epochs else _LOOK_AT_THEM,
         {
             "slow_steps": len(numbers),
@@ -137,7 +140,7 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
 
 
 def _begun_by(facts: Facts, rank: int, numbers: Sequence[int]) -> int | None:
-    """The steps of an epoch, where most of the slow steps begin one; else None."""
+    """Return the steps per epoch if most of the slow steps begin an epoch; else None."""
     epochs = [p.step for p in facts.phases if (p.phase, p.rank) == ("epoch", rank)]
     begins = sorted(step for step in epochs if step is not None)
     if len(begins) < 2 or len(set(begins) & set(numbers)) < _EPOCHS * len(numbers):
@@ -146,7 +149,7 @@ def _begun_by(facts: Facts, rank: int, numbers: Sequence[int]) -> int | None:
 
 
 def _severity(facts: Facts, share: float, name: str) -> str:
-    """At most medium where another finding tells what the slow steps have: it has the advice."""
+    """Return the severity: at most medium where another finding covers the class with advice."""
     severity = severity_of(share) or "low"
     if severity != "high" or name not in _TOLD_APART:
         return severity
@@ -156,7 +159,7 @@ def _severity(facts: Facts, share: float, name: str) -> str:
 
 
 def _longest_of_each(steps: Sequence[Step]) -> list[Step]:
-    """For each step number, the step of the GPU on which it took longest."""
+    """Return, for each step number, the step of the GPU on which it took longest."""
     longest: dict[int, Step] = {}
     for step in steps:
         known = longest.get(step.step)
@@ -166,7 +169,7 @@ def _longest_of_each(steps: Sequence[Step]) -> list[Step]:
 
 
 def _what_slow_steps_have(steps: Sequence[Step], slow: Mask) -> tuple[str, int]:
-    """The class of which slow steps have most more than the others, and how much more."""
+    """Return the class that grew most in the slow steps, and its growth in nanoseconds."""
     shares = [_shares(step) for step in steps]
     table = np.array([list(share.values()) for share in shares])
     more = table[slow].mean(axis=0) - np.median(table[~slow], axis=0)
@@ -175,7 +178,7 @@ def _what_slow_steps_have(steps: Sequence[Step], slow: Mask) -> tuple[str, int]:
 
 
 def _shares(step: Step) -> dict[str, int]:
-    """A step by class; where no GPU was seen, what the program waited for data, and the rest."""
+    """Return the nanoseconds of a step by class; for a host-only rank, data wait and the rest."""
     if step.gpu is not None:
         return {name: getattr(step, f"{name}_ns") for name in CLASSES}
     waited = step.host_data_ns or 0
@@ -183,8 +186,8 @@ def _shares(step: Step) -> dict[str, int]:
 
 
 def warmup(facts: Facts) -> Iterator[Finding]:
-    """Steps left out at the start (`info`); names the two largest causes that are shown, of
-    10 % or more.
+    """Steps at the start are left out (`info`); the message names the two largest causes that are
+    proven, if 10 % or more.
 
     Cost: their time beyond the usual, spread over all steps.
     """
@@ -198,7 +201,7 @@ def warmup(facts: Facts) -> Iterator[Finding]:
     largest = sorted(causes, key=lambda cause: -causes[cause])[:_MOST_CAUSES]
     shown = [cause for cause in largest if causes[cause] > _PART_OF_WARMUP * more]
     parts = [f"{format_ns(causes[cause])} of {WARMUP_CAUSES[cause].told}" for cause in shown]
-    told = f", with {' and '.join(parts)}" if parts else ""
+    with_causes = f", with {' and '.join(parts)}" if parts else ""
     advice = "a long warm-up is autotuning, compilation or allocation"
     if shown:
         advice = WARMUP_CAUSES[shown[0]].advice
@@ -207,7 +210,7 @@ def warmup(facts: Facts) -> Iterator[Finding]:
         "info",
         more // max(len(windows), 1),
         f"the first {count} step{'s take' if count > 1 else ' takes'} {format_ns(spent)}: "
-        f"left out as warm-up{told}",
+        f"left out as warm-up{with_causes}",
         f"measure without them; {advice}",
         {"steps": count, "warmup_ns": spent, "beyond_ns": more}
         | {f"{name}_ns": ns for name, ns in causes.items()},
@@ -215,13 +218,13 @@ def warmup(facts: Facts) -> Iterator[Finding]:
 
 
 def _warmup_causes(facts: Facts) -> dict[str, int]:
-    """Of the rank whose warm-up costs most."""
+    """Return the nanoseconds by cause on the rank whose warm-up costs most."""
     phases = [phase for phase in facts.phases if phase.phase == "warmup"]
     return dict(max(phases, key=lambda p: p.cost_ns).causes) if phases else {}
 
 
 def graph_opaque(facts: Facts) -> Iterator[Finding]:
-    """CUDA graphs recorded as a whole (`info`)."""
+    """CUDA graphs are recorded as a whole (`info`)."""
     graphs = sum(lane.opaque_graphs for lane in facts.per_gpu.lanes)
     if not graphs:
         return
@@ -233,4 +236,221 @@ def graph_opaque(facts: Facts) -> Iterator[Finding]:
         "their copies and collectives included",
         "record the nodes of graphs (nsys --cuda-graph-trace=node)",
         {"graphs": graphs},
+    )
+
+
+_WORTH_PHASE: Final = 0.01
+"""Share of the run after warm-up from which a phase is reported."""
+_WAITS: Final = 0.5
+"""Share of another rank's phase that a rank must spend without work to count as waiting in it."""
+_NOT_WORK: Final = (CLASSES.index("communication"), *map(CLASSES.index, IDLE_CAUSES))
+
+_VALIDATE_ON_ALL: Final = {
+    "pytorch": "validate on all ranks: a DistributedSampler for the validation set, and "
+    "all_reduce of the sums",
+    "tensorflow": "validate under the strategy on all replicas",
+    "jax": "validate on all devices: shard the validation set as the training set is",
+    "chainer": "validate on all ranks (chainermn.create_multi_node_evaluator)",
+}
+_SAVE_ASIDE: Final = {
+    "pytorch": "save beside the training: torch.distributed.checkpoint.async_save, or copy to "
+    "pinned memory and write in another thread",
+    "tensorflow": "save beside the training: tf.train.CheckpointOptions(enable_async=True)",
+    "jax": "save beside the training: orbax's AsyncCheckpointer",
+}
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Totals over all validations, or all checkpoints, of a run."""
+
+    steps: tuple[int, ...]
+    """Steps that they follow."""
+    total_ns: int
+    """Sum of their durations, each on the rank where it lasts longest."""
+    idle_ns: int
+    """Time in which the GPU of that rank runs nothing, in them and at their edges."""
+    working: tuple[int, ...]
+    waits: dict[int, int]
+    """Nanoseconds without any work, by rank that waits meanwhile."""
+
+
+def validation_downtime(facts: Facts) -> Iterator[Finding]:
+    """Ranks wait while others validate, or the GPUs idle in validation, for 1 % of the run after
+    warm-up (`low`); at most `medium` for a single one.
+
+    Cost: if ranks wait, the time that validating on all of them would save; else the idle time;
+    spread over all steps.
+    """
+    times, run = _times(facts, "validation"), _run_ns(facts)
+    if times is None:
+        return
+    ranks = len(times.working) + len(times.waits)
+    lost = times.total_ns * len(times.waits) // ranks if times.waits else times.idle_ns
+    share = lost / run
+    if share < _WORTH_PHASE:
+        return
+    advice = _VALIDATE_ON_ALL.get(facts.framework, "validate on all ranks, each its part")
+    if not times.waits:
+        advice = "feed validation as training is fed: workers that persist, larger batches; less "
+        advice += "often"
+    yield facts.finding(
+        "validation-downtime",
+        _phase_severity(share, times),
+        lost // _steps(facts),
+        f"validation {_when(times)} takes {format_ns(times.total_ns)} "
+        f"({times.total_ns / run:.0%} of the run after warm-up); {_meanwhile(times)}",
+        advice,
+        _evidence(times, run, lost),
+    )
+
+
+def checkpoint_stall(facts: Facts) -> Iterator[Finding]:
+    """Training stops for a checkpoint, for 1 % of the run after warm-up (`low`); at most `medium`
+    for a single one.
+
+    Cost: its duration, spread over all steps.
+    """
+    times, run = _times(facts, "checkpoint"), _run_ns(facts)
+    if times is None or times.total_ns < _WORTH_PHASE * run:
+        return
+    yield facts.finding(
+        "checkpoint-stall",
+        _phase_severity(times.total_ns / run, times),
+        times.total_ns // _steps(facts),
+        f"saving a checkpoint {_when(times)} takes {format_ns(times.total_ns)} "
+        f"({times.total_ns / run:.0%} of the run after warm-up); {_meanwhile(times)}",
+        _SAVE_ASIDE.get(
+            facts.framework, "save beside the training: copy to pinned memory, write in a thread"
+        )
+        + "; less often",
+        _evidence(times, run, times.total_ns),
+    )
+
+
+def _times(facts: Facts, name: str) -> _Times | None:
+    """Return the totals of the phases of a name; None where there are none."""
+    by_step: dict[int, list[Phase]] = defaultdict(list)
+    for phase in facts.phases:
+        if phase.phase == name and phase.step is not None and not phase.waits_for:
+            by_step[phase.step].append(phase)
+    if not by_step:
+        return None
+    longest = [
+        max(same_step, key=lambda p: p.end_ns - p.start_ns) for same_step in by_step.values()
+    ]
+    working = sorted({phase.rank for same_step in by_step.values() for phase in same_step})
+    return _Times(
+        steps=tuple(sorted(by_step)),
+        total_ns=sum(phase.end_ns - phase.start_ns for phase in longest),
+        idle_ns=sum((phase.idle_ns or 0) + (phase.after_ns or 0) for phase in longest),
+        working=tuple(working),
+        waits=_waits(facts, longest, working),
+    )
+
+
+def _waits(facts: Facts, phases: Sequence[Phase], working: Sequence[int]) -> dict[int, int]:
+    """Return the ranks without such a phase that wait while others are in it, with their waits."""
+    lanes: dict[int, LaneSummary] = {}
+    for lane in facts.per_gpu.lanes:
+        if lane.gpu.rank not in working and lane.gpu.rank in facts.found.by_rank:
+            lanes.setdefault(lane.gpu.rank, lane)
+    starts = np.array([phase.start_ns for phase in phases], np.int64)
+    ends = np.array([phase.end_ns for phase in phases], np.int64)
+    length = int((ends - starts).sum())
+    waited = facts.per_gpu.each(_waited, lanes.values(), same=(starts, ends))
+    return {rank: ns for rank, ns in zip(lanes, waited, strict=True) if ns >= _WAITS * length}
+
+
+def _waited(gpu: GpuShardView, starts: Times, ends: Times) -> int:
+    return int(gpu.lane.split(starts, ends)[:, _NOT_WORK].sum())
+
+
+def _run_ns(facts: Facts) -> int:
+    """Return the time from the first step after warm-up to the end of the last, in nanoseconds."""
+    warm = facts.found.warmup
+    windows = [steps for steps in facts.found.by_rank.values() if len(steps) > warm]
+    return max((_lasting(steps, warm) for steps in windows), default=1)
+
+
+def _lasting(steps: StepWindows, warm: int) -> int:
+    """Return the duration of the steps and of the phases between them, in nanoseconds.
+
+    The time between the windows of a recording is unknown and does not count.
+    """
+    between = (i.end - i.start for i in steps.interludes if i.after >= warm)
+    return int(steps.lengths[warm:].sum()) + sum(between)
+
+
+def _steps(facts: Facts) -> int:
+    """Return the number of steps after warm-up, at least 1."""
+    most = max(map(len, facts.found.by_rank.values()), default=0)
+    return max(most - facts.found.warmup, 1)
+
+
+def _phase_severity(share: float, times: _Times) -> str:
+    """Return the severity, at most medium for a single phase: its frequency is unknown."""
+    severity = severity_of(share, MEDIUM, HIGH) or "low"
+    return "medium" if severity == "high" and len(times.steps) == 1 else severity
+
+
+def _when(times: _Times) -> str:
+    shown = format_ranges(times.steps[:5]) + (", …" if len(times.steps) > 5 else "")
+    return f"after step{'' if len(times.steps) == 1 else 's'} {shown}"
+
+
+def _meanwhile(times: _Times) -> str:
+    """Say which ranks work and which wait, or how long the GPUs idle."""
+    if not times.waits:
+        return f"the GPUs run nothing for {format_ns(times.idle_ns)} of it"
+    waiting, longest = sorted(times.waits), max(times.waits.values())
+    who = f"rank{'' if len(times.working) == 1 else 's'} {format_ranges(times.working)}"
+    verb = "waits" if len(waiting) == 1 else "wait"
+    return (
+        f"rank{'' if len(waiting) == 1 else 's'} {format_ranges(waiting)} {verb} "
+        f"{format_ns(longest)} for {who}"
+    )
+
+
+def _evidence(times: _Times, run: int, lost: int) -> dict[str, float | int | str | None]:
+    return {
+        "times": len(times.steps),
+        "after_steps": format_ranges(times.steps),
+        "total_ns": times.total_ns,
+        "idle_ns": times.idle_ns,
+        "lost_ns": lost,
+        "share_of_run": round(lost / run, 4),
+        "working_ranks": format_ranges(times.working),
+        "waiting_ranks": format_ranges(sorted(times.waits)),
+        "wait_ns": max(times.waits.values(), default=0),
+    }
+
+
+def data_feeding(facts: Facts) -> Iterator[Finding]:
+    """The program waits for the next batch, and perhaps a GPU with it.
+
+    A GPU may have had queued work meanwhile, so it is not shown to have idled.
+    """
+    yield from facts.costly(
+        "data-feeding",
+        "host_data",
+        "the program waits {cost} for the next batch; no GPU was seen: this is the most that one "
+        "can have idled for it",
+        how_to_feed_faster(facts),
+    )
+
+
+def no_gpu_activity(facts: Facts) -> Iterator[Finding]:
+    """The trace holds host activity alone (`low`); the message gives the reason."""
+    if facts.trace.no_gpu is None:
+        return
+    why, remedy = facts.trace.no_gpu
+    yield facts.finding(
+        "no-gpu-activity",
+        "low",
+        0,
+        f"no GPU activity was recorded ({why}): kernels, copies and idle time are unknown; "
+        f"{remedy}",
+        "`gputrace doctor` says what a machine lacks to record its GPUs",
+        {"why": why},
     )

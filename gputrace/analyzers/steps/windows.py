@@ -1,12 +1,14 @@
-"""What every way of finding steps gives: one set of step windows per rank."""
+"""Step windows: one set per rank, and how many at the start are warm-up."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from gputrace.analyzers.intervals import Times
+from gputrace.model.intervals import Times
 
 
 @dataclass(frozen=True)
@@ -53,3 +55,29 @@ class StepWindows:
     def intervals(self) -> Times:
         """Nanoseconds from each step's start to the next one's."""
         return np.diff(self.start)
+
+
+_SLOWER: Final = 0.15
+"""A step longer than the later ones by this part of them is not yet at speed,"""
+_NOISE: Final = 3 * 1.4826
+"""unless they scatter so much: three standard deviations, from the median deviation."""
+_IN_A_ROW: Final = 3
+"""So many steps at speed end the warm-up: one slow step later on is a hiccup."""
+
+
+def count_warmup(lengths: ArrayLike) -> int:
+    """Steps before the first three in a row at speed, where speed is the later half's median.
+
+    At most half of the steps; fewer than six steps have no warm-up that could be told.
+    """
+    lengths = np.asarray(lengths, np.int64)
+    if len(lengths) < 2 * _IN_A_ROW:
+        return 0
+    half = len(lengths) // 2
+    usual = np.median(lengths[half:])
+    scatter = np.median(np.abs(lengths[half:] - usual))
+    fast = lengths <= usual + max(_SLOWER * usual, _NOISE * scatter)
+    for step in range(half):
+        if fast[step : step + _IN_A_ROW].all():
+            return step
+    return half

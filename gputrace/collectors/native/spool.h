@@ -4,7 +4,7 @@
  * A header of 32 bytes, then chunks: a tag of four letters, the length of what follows in bytes,
  * and that. Records of one kind share a chunk. Everything is little-endian, times are nanoseconds of
  * CLOCK_REALTIME. A chunk cut short at the end is what a killed process was writing: readers stop
- * there. gputrace/collectors/files/spool.py reads it; keep the two alike.
+ * there. gputrace/collectors/spool/activity.py reads it; keep the two alike.
  */
 #ifndef GPUTRACE_SPOOL_H
 #define GPUTRACE_SPOOL_H

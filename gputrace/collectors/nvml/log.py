@@ -10,8 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.nvml.cards import COLUMNS, NULL, SAMPLE, Row
-from gputrace.collectors.nvml.topology import DEVICE, TOPOLOGY, ranges
+from gputrace.collectors.nvml.queries import COLUMNS, DEVICE, NULL, SAMPLE, TOPOLOGY, Row, ranges
 
 _STEADY_NS: Final = 100_000
 """As of processes: a wall clock that wanders less is left as it is."""

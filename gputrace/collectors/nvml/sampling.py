@@ -28,10 +28,14 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
-from gputrace.collectors.growth import bytes_in
-from gputrace.collectors.limits import NONE, Limits
-from gputrace.collectors.nvml.cards import FIELDS, RING, SAMPLE, Card, Lost, Row
-from gputrace.collectors.nvml.topology import (
+from gputrace.collectors.limits import NONE, Limits, bytes_in
+from gputrace.collectors.nvml.queries import (
+    FIELDS,
+    RING,
+    SAMPLE,
+    Card,
+    Lost,
+    Row,
     ask,
     describe,
     relate,

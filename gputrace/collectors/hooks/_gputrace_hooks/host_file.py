@@ -9,7 +9,7 @@ EVNT  records of 32 bytes: u64 start, u64 end, u32 thread, u32 name, u16 kind, u
       (of a sample, the name is the user's line, the number that of the innermost line's name)
 NAME  u32 id, text          INFO  "key=value"          CLOK  u64 realtime, monotonic, monotonic_raw
 
-gputrace/collectors/files/host_events.py reads it; keep the two alike.
+gputrace/collectors/spool/host_events.py reads it; keep the two alike.
 
 In a ring a new file, HOST.PID~NUMBER.host, follows after each GPUTRACE_SEGMENT_NS; of the older
 ones the last GPUTRACE_SEGMENTS stay. Each holds the names of its events.

@@ -1,0 +1,377 @@
+"""Runs reduced to what a comparison needs: steps as series, kernels by name, and the uncertainty
+of means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import exp
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.operations import GpuOperations, is_communication, read_operations
+from gputrace.analyzers.pipeline import Options, analyze
+from gputrace.analyzers.steps import find_input_copies
+from gputrace.model.events import Kind
+from gputrace.model.results import Analysis, Step
+from gputrace.model.time_class import CLASSES, IDLE_CAUSES
+from gputrace.model.trace import Progress, Trace
+
+CONFIDENCE: Final = 0.95
+"""How often bounds hold; those of the rows of one table hold all at once."""
+
+FEWEST: Final = 3
+"""Steps from which bounds can be given."""
+
+_MOST_FREEDOM: Final = 1000
+_LEAST_FREEDOM: Final = 4
+"""However much steps resemble their neighbours, if there are as many: fewer make bounds wider, and
+no more often right."""
+_MOST_MEMORY: Final = 0.9
+"""Of a step in the next; more cannot be told from a drift in so few steps."""
+
+Series = NDArray[np.number[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean over steps and its standard error, in one unit."""
+
+    value: float
+    error: float | None
+    """None where there are too few steps to tell."""
+    freedom: float
+    """Degrees of freedom of the error: independent steps less one."""
+
+
+ABSENT: Final = Mean(0.0, 0.0, _MOST_FREEDOM)
+"""Of what does not occur at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a difference, or a ratio, is at least and at most."""
+
+    low: float
+    high: float
+
+
+def means_of(table: Series) -> list[Mean]:
+    """The mean of each column of a table of shape (steps, columns)."""
+    count = len(table)
+    values = table.mean(axis=0, dtype=float) if count else np.zeros(table.shape[1])
+    if count < FEWEST:
+        return [Mean(value, None, 0.0) for value in values.tolist()]
+    rest = table - values
+    alone = (rest**2).sum(axis=0) / (count - 1)
+    inflation = _inflation(rest)
+    errors = np.sqrt(alone * inflation / count)
+    freedom = np.maximum(count / inflation - 1, min(_LEAST_FREEDOM, count - 1))
+    return [
+        Mean(*row) for row in zip(values.tolist(), errors.tolist(), freedom.tolist(), strict=True)
+    ]
+
+
+def _inflation(rest: Series) -> NDArray[np.float64]:
+    """How many times the variance of a mean is that of independent steps; at least 1.
+
+    The larger of two estimates: one from all neighbours up to a distance, which falls short where
+    steps remember long, and, where neighbours are more alike than by chance, that of a series in
+    which each remembers a part of the one before.
+    """
+    count, squares = len(rest), (rest**2).sum(axis=0)
+    squares = np.where(squares > 0, squares, 1)
+    reach = int(count**0.5)
+    total = np.ones(rest.shape[1])
+    for lag in range(1, reach + 1):
+        alike = (rest[lag:] * rest[:-lag]).sum(axis=0) / squares
+        total += 2 * (1 - lag / (reach + 1)) * alike
+    memory = (rest[1:] * rest[:-1]).sum(axis=0) / squares
+    beyond_chance = memory > count**-0.5
+    memory = np.clip((count * memory + 1) / max(count - 3, 1), 0, _MOST_MEMORY) * beyond_chance
+    inflation: NDArray[np.float64] = np.maximum(total, (1 + memory) / (1 - memory))
+    return np.maximum(inflation, 1)
+
+
+def difference(a: Mean, b: Mean, rows: int = 1) -> Bounds | None:
+    """Bounds of ``b - a``, one of so many rows that shall hold together; None if unknown."""
+    if a.error is None or b.error is None:
+        return None
+    middle = b.value - a.value
+    reach = _reach((a.error, a.freedom), (b.error, b.freedom), rows)
+    return Bounds(middle - reach, middle + reach)
+
+
+def ratio(a: Mean, b: Mean) -> Bounds | None:
+    """Bounds of ``a / b`` of positive means, by the difference of their logarithms."""
+    if a.error is None or b.error is None or min(a.value, b.value) <= 0:
+        return None
+    reach = _reach((a.error / a.value, a.freedom), (b.error / b.value, b.freedom), 1)
+    return Bounds(a.value / b.value * exp(-reach), a.value / b.value * exp(reach))
+
+
+def _reach(a: tuple[float, float], b: tuple[float, float], rows: int) -> float:
+    """How far from the middle the bounds are, of two errors with their freedoms."""
+    squares = a[0] ** 2, b[0] ** 2
+    if not sum(squares):
+        return 0.0
+    freedom = sum(squares) ** 2 / (squares[0] ** 2 / a[1] + squares[1] ** 2 / b[1])
+    return float(sum(squares) ** 0.5 * student(rows, min(int(freedom), _MOST_FREEDOM)))
+
+
+@lru_cache(maxsize=4096)
+def student(rows: int, freedom: int) -> float:
+    """Standard errors on either side that hold for all rows together (Bonferroni).
+
+    The quantile of Student's distribution, by integration over ``t = sqrt(freedom) tan(angle)``.
+    """
+    freedom = max(freedom, 1)
+    angles = np.linspace(0, np.pi / 2, 20_001)
+    middles = (angles[1:] + angles[:-1]) / 2
+    area = np.concatenate([[0.0], np.cumsum(np.cos(middles) ** (freedom - 1))])
+    wanted = 1 - (1 - CONFIDENCE) / rows
+    return float(np.sqrt(freedom) * np.tan(np.interp(wanted, area / area[-1], angles)))
+
+
+NAMES: Final = (*CLASSES, "communication_wait", "host_data")
+"""The classes; the wait, a part of communication; the host's time in the loader, beside them."""
+
+_STRAY: Final = 0.01
+"""Part of what the busiest GPU of its rank does below which a GPU does not count."""
+
+Key = tuple[int | None, int]
+"""Index and rank of a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The steps, or iterations, that are measured.
+
+    The classes among `classes` sum to `length`, each a mean over steps and GPUs.
+    """
+
+    numbers: NDArray[np.int64]
+    length: Mean
+    classes: Mapping[str, Mean]
+    """Those that are known, of `NAMES`."""
+    of_gpu: Mapping[Key, Mapping[str, float]]
+    """Means of each GPU."""
+
+
+def working_gpus(analysis: Analysis) -> list[Key]:
+    """The GPUs that do the work: none on which a process has a context and hardly more.
+
+    Where no GPU was seen, the ranks.
+    """
+    busy = {(row.gpu, row.rank): row.span_ns - row.idle_ns for row in analysis.gpus}
+    most: dict[int, int] = {}
+    for (_, rank), amount in busy.items():
+        most[rank] = max(most.get(rank, 0), amount)
+    if not busy:
+        return [(row.gpu, row.rank) for row in analysis.breakdown]
+    return [key for key, amount in busy.items() if amount >= _STRAY * most[key[1]]]
+
+
+def measured_steps(analysis: Analysis, chosen: tuple[int, int] | None) -> list[Step]:
+    """The steps that a person chose, else the steady ones, on the GPUs that do the work."""
+    working = set(working_gpus(analysis))
+    first, end = chosen or (0, 1 << 62)
+    return [
+        step
+        for step in analysis.step_list
+        if (step.gpu, step.rank) in working
+        and (first <= step.step < end if chosen else step.phase == "steady")
+    ]
+
+
+def measure_loop(steps: Sequence[Step]) -> Loop | None:
+    """Means over the steps; None where there are none."""
+    if not steps:
+        return None
+    numbers, place = np.unique([step.step for step in steps], return_inverse=True)
+    lengths = np.array([step.end_ns - step.start_ns for step in steps], float)
+    known = [name for name in NAMES if all(of(step, name) is not None for step in steps)]
+    table = np.array([[of(step, name) for name in known] for step in steps], float)
+    table = np.concatenate([lengths[:, None], table.reshape(len(steps), -1)], axis=1)
+    length, *classes = means_of(_mean_of_groups(table, place, len(numbers)))
+    return Loop(
+        numbers=numbers,
+        length=length,
+        classes=dict(zip(known, classes, strict=True)),
+        of_gpu=_of_gpus(steps, table, known),
+    )
+
+
+def of(step: Step, name: str) -> int | None:
+    """Nanoseconds of one of `NAMES`; None where unknown."""
+    value: int | None = getattr(step, f"{name}_ns")
+    return value
+
+
+def _mean_of_groups(
+    table: NDArray[np.float64], place: NDArray[np.intp], count: int
+) -> NDArray[np.float64]:
+    """The mean of the rows of each group, in order of group."""
+    total = np.zeros((count, table.shape[1]))
+    np.add.at(total, place, table)
+    return total / np.bincount(place, minlength=count)[:, None]
+
+
+def _of_gpus(
+    steps: Sequence[Step], table: NDArray[np.float64], known: Sequence[str]
+) -> dict[Key, dict[str, float]]:
+    rows: dict[Key, list[int]] = {}
+    for row, step in enumerate(steps):
+        rows.setdefault((step.gpu, step.rank), []).append(row)
+    names = ("total", *known)
+    return {
+        key: dict(zip(names, table[own].mean(axis=0).tolist(), strict=True))
+        for key, own in rows.items()
+    }
+
+
+_Rows = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelUse:
+    """All kernels of one name, a GPU, in ns; a kernel belongs to the step in which it starts."""
+
+    name: str
+    communication: bool
+    total: Mean
+    """Their time a step; in the whole span, without a known error, where there are no steps."""
+    count: float
+    """How many a step, or in the whole span."""
+    median_ns: float
+    """How long one takes."""
+
+
+def use_kernels(
+    trace: Trace, operations: Sequence[GpuOperations], steps: Sequence[Step] | None
+) -> tuple[KernelUse, ...]:
+    """The kernels in some steps of the GPUs given, or in the whole span with None."""
+    numbers = sorted({step.step for step in steps}) if steps is not None else [0]
+    parts = [_placed(own, steps, numbers) for own in operations]
+    if not parts:
+        return ()
+    ids, ns, place = (np.concatenate(column) for column in zip(*parts, strict=True))
+    if not len(ids):
+        return ()
+    texts, ids = _by_text(trace, ids)
+    totals = np.bincount(
+        place * len(texts) + ids, weights=ns, minlength=len(numbers) * len(texts)
+    ).reshape(len(numbers), len(texts))
+    counts = np.bincount(ids, minlength=len(texts)) / (len(numbers) * len(operations))
+    means = means_of(totals / len(operations))
+    medians = _medians(ids, ns, len(texts))
+    return tuple(
+        KernelUse(text, is_communication(text), mean, count, median)
+        for text, mean, count, median in zip(texts, means, counts.tolist(), medians, strict=True)
+    )
+
+
+def _placed(
+    own: GpuOperations, steps: Sequence[Step] | None, numbers: Sequence[int]
+) -> tuple[NDArray[np.int32], NDArray[np.int64], _Rows]:
+    """Name id, length and place of the step of each kernel that is in one."""
+    kernels = np.flatnonzero(own.events.kind == Kind.KERNEL)
+    ids, ns = own.events.name[kernels], own.end[kernels] - own.start[kernels]
+    if steps is None:
+        return ids, ns, np.zeros(len(kernels), np.intp)
+    key: Key = own.gpu.gpu, own.gpu.rank
+    mine = sorted((s.start_ns, s.end_ns, s.step) for s in steps if (s.gpu, s.rank) == key)
+    if not mine:
+        return ids[:0], ns[:0], np.zeros(0, np.intp)
+    starts, ends, which = np.array(mine, np.int64).T
+    index = np.searchsorted(starts, own.start[kernels], "right") - 1
+    inside = (index >= 0) & (own.start[kernels] < ends[index])
+    return ids[inside], ns[inside], np.searchsorted(numbers, which[index[inside]])
+
+
+def _by_text(trace: Trace, ids: NDArray[np.int32]) -> tuple[list[str], _Rows]:
+    """The names, and each kernel's place among them: several ids may mean one text."""
+    distinct, inverse = np.unique(ids, return_inverse=True)
+    names = trace.names(distinct)
+    texts = sorted(set(names.values()))
+    place = {text: index for index, text in enumerate(texts)}
+    return texts, np.array([place[names[id]] for id in distinct.tolist()], np.intp)[inverse]
+
+
+def _medians(ids: _Rows, ns: NDArray[np.int64], count: int) -> Iterator[float]:
+    order = np.argsort(ids, kind="stable")
+    edges = np.searchsorted(ids[order], np.arange(1, count))
+    return (float(np.median(part)) for part in np.split(ns[order], edges))
+
+
+_BUSY: Final = ("compute", "communication", "h2d", "other_copy", "memset")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is known of one run."""
+
+    label: str
+    analysis: Analysis
+    """Without its list of steps."""
+    keys: tuple[Key, ...]
+    """The GPUs that do the work."""
+    loop: Loop | None
+    """The measured steps, or the iterations where there are no steps."""
+    span: Mapping[str, float]
+    """Classes of the whole span, mean over all GPUs; nothing where no GPU was seen."""
+    kernels: tuple[KernelUse, ...]
+    """Of the measured steps; of the whole span where there are none."""
+    kernels_of_span: tuple[KernelUse, ...]
+    input_bytes: float | None
+    """A step, on all GPUs."""
+    samples: float | None = None
+    """A step, on all GPUs, where a person said so."""
+
+
+def read_run(trace: Trace, label: str, options: Options, progress: Progress | None = None) -> Run:
+    """Analyzes a trace; raises what `analyze` does."""
+    analysis = analyze(trace, options, progress)
+    keys = working_gpus(analysis)
+    steps = measured_steps(analysis, options.steps)
+    operations = [own for own in read_operations(trace) if (own.gpu.gpu, own.gpu.rank) in set(keys)]
+    of_span = use_kernels(trace, operations, None)
+    return Run(
+        label=label,
+        analysis=replace(analysis, step_list=()),
+        keys=tuple(keys),
+        loop=measure_loop(steps),
+        span=_span(analysis),
+        kernels=use_kernels(trace, operations, steps) if steps else of_span,
+        kernels_of_span=of_span,
+        input_bytes=_input_bytes(trace, operations, steps),
+    )
+
+
+def _span(analysis: Analysis) -> dict[str, float]:
+    """Each class of the whole span, mean over the GPUs."""
+    count = len(analysis.gpus)
+    if not count:
+        return {}
+    busy = {name: sum(getattr(g, f"{name}_ns") for g in analysis.gpus) for name in _BUSY}
+    idle = {cause: analysis.gaps.by_cause.get(cause, 0) for cause in IDLE_CAUSES}
+    return {name: value / count for name, value in (busy | idle).items()}
+
+
+def _input_bytes(
+    trace: Trace, operations: Sequence[GpuOperations], steps: Sequence[Step]
+) -> float | None:
+    """Bytes of the copies that bring batches, a step, on all GPUs together."""
+    numbers = {step.step for step in steps}
+    total = 0
+    for own in operations:
+        copies = find_input_copies(trace, own)
+        for step in steps:
+            if (step.gpu, step.rank) == (own.gpu.gpu, own.gpu.rank):
+                first, end = np.searchsorted(own.start[copies], [step.start_ns, step.end_ns])
+                total += int(own.events.bytes[copies[first:end]].sum())
+    return total / len(numbers) if total else None

@@ -1,0 +1,335 @@
+"""Facts that rules look at, each computed when it is first asked for, and helpers that make
+findings of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from gputrace.analyzers.collectives import Collectives
+from gputrace.analyzers.device_metrics import find_cards
+from gputrace.analyzers.execution import PerGpu, Shard
+from gputrace.analyzers.grouping import StepsOf, stretches
+from gputrace.analyzers.lanes import Lane, LaneSummary
+from gputrace.analyzers.links import Links, Pageable, find_pageable, measure_links
+from gputrace.analyzers.load_balance import compare_loads, most_memory
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.python_samples import Place, PythonLines, dominating
+from gputrace.analyzers.steps import FoundSteps
+from gputrace.analyzers.stragglers import (
+    KernelRatio,
+    Lateness,
+    Straggler,
+    find_lateness,
+    find_stragglers,
+    kernel_ratios,
+)
+from gputrace.model.events import Kind, distinct_ids
+from gputrace.model.intervals import Intervals
+from gputrace.model.nvml import Nvml
+from gputrace.model.results import Breakdown, CardUse, Evidence, Finding, Kernels, Load, Phase, Step
+from gputrace.model.time_class import TIME_CLASSES
+from gputrace.model.trace import Trace
+from gputrace.units import format_ns
+
+_STRAY: Final = 0.01
+"""Fraction of the operations of its rank's busiest GPU below which a GPU does not count."""
+
+_FRAMEWORKS: Final = (
+    ("pytorch", ("at::native", "c10::", "triton_", "torch.")),
+    ("tensorflow", ("tensorflow::", "Eigen::", "tensorflow.", "keras.")),
+    ("jax", ("loop_fusion", "input_fusion", "wrapped_", "dali.plugin.jax")),
+    ("mxnet", ("mxnet",)),
+    ("chainer", ("cupy_", "chainer")),
+)
+"""Parts of the names of kernels, marks and recorded waits that are unique to a framework."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """Facts about a trace.
+
+    A trace without GPU activity has no GPUs.
+    """
+
+    per_gpu: PerGpu
+    found: FoundSteps
+    steps: Sequence[Step]
+    """All steps on all GPUs."""
+    measured: Sequence[Step]
+    """Steps that the breakdown covers: those with all CUDA calls, where not all have them."""
+    breakdown: tuple[Breakdown, ...]
+    lines: PythonLines | None
+    """Source lines of the host threads, where they were sampled."""
+    collectives: Collectives
+    """Collectives matched among the operations."""
+    kernels: Kernels | None = None
+    """Kernels of the measured steps."""
+    phases: tuple[Phase, ...] = ()
+    """Intervals that are not steady training, and the starts of epochs."""
+    timed: Sequence[Step] = ()
+    """Measured steps, and those that would be measured if they had all CUDA calls."""
+
+    @property
+    def trace(self) -> Trace:
+        """Trace of the run."""
+        return self.per_gpu.trace
+
+    @property
+    def operations(self) -> Sequence[GpuOperations]:
+        """Operations of each GPU; raises LookupError where they are on the workers of a cluster."""
+        return self._rows_here.operations
+
+    @property
+    def lanes(self) -> Sequence[Lane]:
+        """Lane of each GPU; raises LookupError where its operations are on the workers of a
+        cluster.
+        """
+        return [lane for lane in self._rows_here.lanes if isinstance(lane, Lane)]
+
+    @property
+    def _rows_here(self) -> Shard:
+        shard = self.per_gpu.whole
+        if len(shard.operations) < len(self.per_gpu.operations):
+            raise LookupError("the rows are on the workers of a cluster")
+        return shard
+
+    @cached_property
+    def lateness(self) -> Lateness | None:
+        """Time that GPUs lose to each other at collectives; None where none meet."""
+        return find_lateness(self.per_gpu, self.collectives, self.measured)
+
+    @cached_property
+    def late(self) -> tuple[Straggler, ...]:
+        """GPUs for which others wait at collectives, the costliest first."""
+        return () if self.lateness is None else find_stragglers(self.lateness, self.measured)
+
+    @cached_property
+    def framework(self) -> str:
+        """Framework, by the kernels' names and by what its hooks recorded; empty if unknown."""
+        recorded = self.trace.events([Kind.DATA_WAIT, Kind.STEP], ["name"]).name
+        kernels = [gpu.kernels for gpu in self.per_gpu.operations]
+        text = self.trace.names(distinct_ids(np.concatenate([recorded, *kernels]))).values()
+        for framework, parts in _FRAMEWORKS:
+            if any(part in name for name in text for part in parts):
+                return framework
+        return ""
+
+    @cached_property
+    def nvml(self) -> Nvml:
+        """NVML's samples and descriptions of the cards."""
+        return self.trace.nvml
+
+    @cached_property
+    def cards(self) -> tuple[CardUse, ...]:
+        """Cards while they were busy, of those that were sampled."""
+        return find_cards(self.nvml, self.per_gpu, self.measured)
+
+    @cached_property
+    def ratios(self) -> tuple[KernelRatio, ...]:
+        """Relative speeds of the GPUs on kernels that several run, in the measured steps."""
+        return self.ratios_in({step.step for step in self.measured})
+
+    def ratios_in(self, numbers: Collection[int]) -> tuple[KernelRatio, ...]:
+        """Return the relative speeds in some measured steps; each choice is compared once."""
+        wanted = set(numbers)
+        chosen = [step for step in self.measured if step.step in wanted]
+        key = frozenset(step.step for step in chosen)
+        if key not in self._ratios:
+            self._ratios[key] = kernel_ratios(self.per_gpu, chosen)
+        return self._ratios[key]
+
+    @cached_property
+    def _ratios(self) -> dict[frozenset[int], tuple[KernelRatio, ...]]:
+        return {}
+
+    @cached_property
+    def rows(self) -> tuple[Breakdown, ...]:
+        """Rows of the breakdown that count: those of the GPUs that do the work.
+
+        If some rows have steps, only those. GPUs that do next to nothing beside the others of their
+        rank, such as those that only hold a context, are left out.
+        """
+        busiest: dict[int, int] = {}
+        for lane in self.per_gpu.lanes:
+            busiest[lane.gpu.rank] = max(busiest.get(lane.gpu.rank, 0), lane.operations)
+        stray = {
+            (lane.gpu.gpu, lane.gpu.rank)
+            for lane in self.per_gpu.lanes
+            if lane.operations < _STRAY * busiest[lane.gpu.rank]
+        }
+        rows = [row for row in self.breakdown if (row.gpu, row.rank) not in stray]
+        return tuple([row for row in rows if row.steps] or rows)
+
+    @cached_property
+    def working(self) -> list[LaneSummary]:
+        """Lanes of the GPUs that count."""
+        pairs = (
+            zip(self.per_gpu.lanes, self.breakdown, strict=True) if self.per_gpu.operations else ()
+        )
+        return [lane for lane, row in pairs if row in self.rows]
+
+    @cached_property
+    def pageable(self) -> Pageable:
+        """Input copies from pageable memory."""
+        return find_pageable(self.per_gpu, self.working, self.measured)
+
+    @cached_property
+    def balance(self) -> tuple[Load, ...]:
+        """Load of each GPU that counts, for comparison; empty where there is one."""
+        lanes = self.working
+        memory = most_memory(self.trace.nvml, lanes) if len(lanes) > 1 else {}
+        return compare_loads(self.per_gpu, lanes, self.measured, memory)
+
+    @cached_property
+    def links(self) -> Links | None:
+        """Links between the GPUs and their traffic; None where there is one GPU."""
+        return measure_links(self.per_gpu, self.collectives)
+
+
+HIGH: Final = 0.20
+MEDIUM: Final = 0.05
+"""Shares of the time from which a cost is high and medium: xprof's limits for input-bound."""
+
+_OF_THE_HOST: Final = tuple(row.id for row in TIME_CLASSES if row.waits_for_host)
+"""Causes of idle time in which the GPUs wait for what the host does."""
+
+_FEWEST_SAMPLES: Final = 5
+_DOMINATES: Final = 0.5
+"""Minimum number and share of samples at a line for it to be named."""
+
+
+@dataclass(frozen=True)
+class Facts(Known):
+    """Facts about a trace, and helpers that make findings of them."""
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        return tuple(row.gpu for row in self.rows if row.gpu is not None)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({row.rank for row in self.rows}))
+
+    @property
+    def trains(self) -> bool:
+        """Return whether training steps were found."""
+        return self.found.kind == "training"
+
+    @property
+    def per(self) -> str:
+        """Unit of costs: ``a step of 62.8 ms``, or ``969 ms`` where there are no steps."""
+        if not self.measured:
+            return format_ns(self.mean_ns)
+        return f"{'a step' if self.trains else 'an iteration'} of {format_ns(self.mean_ns)}"
+
+    @cached_property
+    def mean_ns(self) -> int:
+        """Mean length in nanoseconds of a measured step, or of a GPU's span."""
+        return self.mean("total")
+
+    def mean(self, name: str) -> int:
+        """Return the mean nanoseconds of a class on one GPU, per step where there are steps."""
+        rows = self.rows
+        total = sum(row.of(name) for row in rows)
+        return total // max(1, sum(max(row.steps, 1) for row in rows))
+
+    def share(self, *names: str) -> float:
+        """Return the share of the time that some classes have, over all GPUs."""
+        total = sum(row.total_ns for row in self.rows)
+        return sum(row.of(name) for row in self.rows for name in names) / max(total, 1)
+
+    def finding(
+        self,
+        id: str,
+        severity: str,
+        impact_ns: int,
+        message: str,
+        advice: str,
+        evidence: Evidence | None = None,
+    ) -> Finding:
+        """Return a finding about all GPUs and ranks that count."""
+        return Finding(
+            id, severity, self.gpus, self.ranks, impact_ns, message, advice, evidence or {}
+        )
+
+    def costly(
+        self,
+        id: str,
+        name: str,
+        message: str,
+        advice: str,
+        *,
+        medium: float = MEDIUM,
+        high: float = HIGH,
+    ) -> Iterator[Finding]:
+        """Yield a finding if the share of a class of time is at least ``medium``.
+
+        In the message, ``{cost}`` stands for the cost per step: ``25.1 ms of a step of 62.8 ms
+        (40%)``.
+        """
+        share, cost = self.share(name), self.mean(name)
+        severity = severity_of(share, medium, high)
+        if severity is None:
+            return
+        text = message.format(cost=f"{format_ns(cost)} of {self.per} ({share:.0%})")
+        evidence: dict[str, float | int | str | None] = {
+            "share": round(share, 4),
+            f"{name}_ns": cost,
+            "total_ns": self.mean_ns,
+        }
+        source = self.place_in(name)
+        if source is not None:
+            part = f"{source.share:.0%} of {source.samples:,} samples"
+            text += f"; the host is at {source.line} in {part}"
+            evidence |= {"line": source.line, "line_share": round(source.share, 4)}
+        yield self.finding(id, severity, cost, text, advice, evidence)
+
+    def place_in(self, cause: str) -> Place | None:
+        """Return the line that dominates while GPUs that count idle for a cause; None if none."""
+        return self._place(self.working, [self.time_of(lane) for lane in self.working], cause)
+
+    def place_of(self, lane: LaneSummary, cause: str, steps: Sequence[int]) -> Place | None:
+        """Return the line that dominates while one GPU idles for a cause in some measured steps."""
+        return self._place([lane], [self.time_of(lane, steps)], cause)
+
+    def _place(
+        self, lanes: Sequence[LaneSummary], time: Sequence[Intervals], cause: str
+    ) -> Place | None:
+        if not self.per_gpu.has_calls or self.lines is None or cause not in _OF_THE_HOST:
+            return None
+        source = dominating(self.per_gpu, self.lines, lanes, time, cause)
+        if source is None or source.samples < _FEWEST_SAMPLES or source.share < _DOMINATES:
+            return None
+        return source
+
+    @cached_property
+    def measured_of(self) -> StepsOf:
+        """Lookup of the measured steps of one GPU."""
+        return StepsOf(self.measured)
+
+    def time_of(self, lane: LaneSummary, steps: Sequence[int] | None = None) -> Intervals:
+        """Return the measured steps of a GPU, or some of them; its window where there are none."""
+        chosen = self.measured_of(lane.gpu)
+        chosen = chosen if steps is None else [step for step in chosen if step.step in steps]
+        return stretches(chosen, lane.window)
+
+
+Rule = Callable[[Facts], Iterator[Finding]]
+"""Function that yields findings, or none."""
+
+
+def severity_of(share: float, medium: float = MEDIUM, high: float = HIGH) -> str | None:
+    """Return the severity of a cost by its share of the time; None if it is not worth reporting."""
+    if share >= high:
+        return "high"
+    return "medium" if share >= medium else None
+
+
+SEVERITIES: Final = ("high", "medium", "low", "info")
+"""Severities, the worst first."""

@@ -1,0 +1,319 @@
+"""Findings about the cards, from NVML samples: clocks, throttling, PCIe links and memory.
+
+NVML gives the clocks. The kernels show whether a lower one costs anything: how long the same
+kernels take on the other cards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from gputrace.analyzers.findings.context import Facts, severity_of
+from gputrace.model.results import CardUse, Evidence, Finding
+from gputrace.units import format_ns, format_ranges
+
+_CLOCK_APART: Final = 0.03
+"""Relative difference of clocks that is no scatter: cards of one model agree within 2 %."""
+_SLOWER: Final = 1.01
+"""Ratio of kernel times from which a card is slower: equal cards agree within 0.2 %."""
+_THROTTLED: Final = 0.1
+"""Share of the time from which throttling counts."""
+_LOWERED: Final = 0.95
+"""Fraction of its maximum that a clock must be below for throttling to matter."""
+_HARD: Final = ("hardware slowdown", "hardware thermal", "software thermal", "power brake")
+"""Reasons that nobody chose; their findings are `medium`."""
+
+_COOLER: Final = "see to the cooling and the place of the card (nvidia-smi -q -d TEMPERATURE)"
+_ADVICE: Final = {
+    "power cap": "the power limit holds the clocks down: raise it where the machine allows "
+    "(nvidia-smi -pl), or accept it: steps cannot be faster at this power",
+    "hardware slowdown": "the board slows the card down for heat or power: " + _COOLER,
+    "hardware thermal": "the card is too hot: " + _COOLER,
+    "software thermal": "the card is too hot: " + _COOLER,
+    "power brake": "the machine's power supply brakes the card: see to its power and its feed",
+    "sync boost": "cards of a sync boost group wait for their slowest: take them apart",
+}
+
+
+def clock_mismatch(facts: Facts) -> Iterator[Finding]:
+    """NVML: SM or memory clocks of busy cards of one model differ by 3 % or more, and the same
+    kernels take 1 % longer on the slower (`low` with cost 0 where they cannot be compared).
+
+    Cost: the time that the slowest card's kernels would save at the others' speed.
+    """
+    findings = [f for which in ("memory", "sm") if (f := _mismatch(facts, which)) is not None]
+    if findings:
+        yield max(findings, key=lambda finding: finding.impact_ns)
+
+
+def _mismatch(facts: Facts, which: str) -> Finding | None:
+    clocks = _clocks(facts, which)
+    reference = max(clocks.values(), default=0.0)
+    low = [card for card, clock in clocks.items() if clock < (1 - _CLOCK_APART) * reference]
+    if not low:
+        return None
+    rest = [card for card in clocks if card not in low]
+    excess, ratio = _slowness(facts, low, rest)
+    if ratio is not None and ratio < _SLOWER:
+        return None
+    name = "memory" if which == "memory" else "SM"
+    slowest = min(clocks[card] for card in low)
+    cost = f"; the same kernels take up to {ratio - 1:.1%} longer on them" if ratio else ""
+    cost += f", {format_ns(excess)} of {facts.per}" if excess else ""
+    evidence: Evidence = {
+        "clock": which,
+        "clock_mhz": slowest,
+        "others_mhz": reference,
+        "kernel_ratio": None if ratio is None else round(ratio, 4),
+        "samples": min(card.samples for card in low),
+    }
+    return finding_of(
+        "clock-mismatch",
+        severity_of(excess / max(facts.mean_ns, 1)) or "low",
+        low,
+        excess,
+        f"{named(low)} {'run' if len(low) > 1 else 'runs'} at a {name} clock of {slowest:,.0f} "
+        f"MHz, the others at {reference:,.0f} MHz{cost}",
+        _clock_advice(low, which),
+        evidence,
+    )
+
+
+def _clocks(facts: Facts, which: str) -> dict[CardUse, float]:
+    """Return the clock in MHz of each busy card of the most common model."""
+    known = [card for card in facts.cards if _clock(card, which) and card.samples >= FEWEST]
+    names = [card.name for card in known]
+    common = max(names, key=names.count, default="")
+    return {card: _clock(card, which) or 0.0 for card in known if card.name == common}
+
+
+def _clock(card: CardUse, which: str) -> float | None:
+    return card.memory_clock_mhz if which == "memory" else card.sm_clock_mhz
+
+
+def lower_clock(facts: Facts, gpu: int, rank: int) -> str | None:
+    """Return ``its SM clock is 1,590 MHz and theirs 1,980 MHz``; None if no clock of the GPU is
+    lower.
+    """
+    for which, name in (("sm", "SM"), ("memory", "memory")):
+        clocks = _clocks(facts, which)
+        of_gpu = [clock for card, clock in clocks.items() if (card.gpu, card.rank) == (gpu, rank)]
+        others = [clock for card, clock in clocks.items() if (card.gpu, card.rank) != (gpu, rank)]
+        if of_gpu and others and of_gpu[0] < (1 - _CLOCK_APART) * float(np.median(others)):
+            return (
+                f"its {name} clock is {of_gpu[0]:,.0f} MHz and theirs {np.median(others):,.0f} MHz"
+            )
+    return None
+
+
+def _slowness(
+    facts: Facts, low: Sequence[CardUse], rest: Sequence[CardUse]
+) -> tuple[int, float | None]:
+    """Return the cost per step in nanoseconds of the slowest of some cards, and its kernel time
+    ratio.
+
+    The ratio is to the median of the other cards, None if they are not comparable. A step of
+    several ranks is as long as that of the slowest.
+    """
+    ratios = {(entry.gpu.gpu, entry.gpu.rank): entry for entry in facts.ratios}
+    slow = [ratios[key] for card in low if (key := (card.gpu, card.rank)) in ratios]
+    others = [ratios[key].ratio for card in rest if (key := (card.gpu, card.rank)) in ratios]
+    if not slow or not others:
+        return 0, None
+    usual = float(np.median(others))
+    worst = max(slow, key=lambda entry: entry.ratio)
+    excess = max(round(entry.compared_ns * (1 - usual / entry.ratio)) for entry in slow)
+    return max(excess, 0), worst.ratio / usual
+
+
+def _clock_advice(low: Sequence[CardUse], which: str) -> str:
+    if any(card.throttled for card in low):
+        return "find out what throttles these cards, and leave them out where speed matters"
+    if which == "memory":
+        return (
+            "set all cards to the same clocks (nvidia-smi -rac, -rmc; another driver or power "
+            "state lowers the memory clock), or leave the slower ones out"
+        )
+    return (
+        "set all cards to the same clocks (nvidia-smi -rgc, -rac), and look at their power limits "
+        "and persistence mode"
+    )
+
+
+def throttling(facts: Facts) -> Iterator[Finding]:
+    """NVML: a busy card's SM clock is held below 95 % of its maximum for 10 % of the time or more;
+    `low` for the power cap, `medium` for heat and the power supply.
+
+    Cost: as for `clock-mismatch`, against the cards that are not throttled; else 0.
+    """
+    slowed = [card for card in facts.cards if card.samples >= FEWEST and _is_lowered(card)]
+    by_reason: dict[str, list[CardUse]] = {}
+    for card in slowed:
+        for reason, share in card.throttled.items():
+            if share >= _THROTTLED:
+                by_reason.setdefault(reason, []).append(card)
+    for reason, cards in by_reason.items():
+        yield _throttled(facts, reason, cards)
+
+
+def _is_lowered(card: CardUse) -> bool:
+    clock, most = card.sm_clock_mhz, card.sm_clock_max_mhz
+    return clock is None or not most or clock < _LOWERED * most
+
+
+def _throttled(facts: Facts, reason: str, cards: Sequence[CardUse]) -> Finding:
+    rest = [card for card in facts.cards if card not in cards]
+    excess, ratio = _slowness(facts, cards, rest)
+    excess = excess if ratio is not None and ratio >= _SLOWER else 0
+    worst = max(cards, key=lambda card: card.throttled[reason])
+    share = worst.throttled[reason]
+    least = "medium" if reason in _HARD else "low"
+    clock = f" at {worst.sm_clock_mhz:,.0f} MHz" if worst.sm_clock_mhz else ""
+    clock += f" of {worst.sm_clock_max_mhz:,}" if clock and worst.sm_clock_max_mhz else ""
+    heat = f", {worst.temperature_c:.0f} °C" if worst.temperature_c is not None else ""
+    cost = f"; the others save {format_ns(excess)} of {facts.per}" if excess else ""
+    evidence: Evidence = {
+        "reason": reason,
+        "share": share,
+        "sm_clock_mhz": worst.sm_clock_mhz,
+        "sm_clock_max_mhz": worst.sm_clock_max_mhz,
+        "power_mw": worst.power_mw,
+        "temperature_c": worst.temperature_c,
+        "kernel_ratio": None if ratio is None else round(ratio, 4),
+    }
+    return finding_of(
+        "throttling",
+        severity_of(excess / max(facts.mean_ns, 1)) or least,
+        cards,
+        excess,
+        f"{named(cards)} {'are' if len(cards) > 1 else 'is'} throttled ({reason}) up to "
+        f"{share:.0%} of the time{clock}{heat}{cost}",
+        _ADVICE[reason],
+        evidence,
+    )
+
+
+FEWEST: Final = 3
+"""Minimum number of samples of a busy card for any finding about it."""
+_SLOWER_LINK: Final = 0.9
+"""Fraction of the best link's bandwidth below which a link is degraded."""
+_MORE_MEMORY: Final = 1.25
+_MUCH_MEMORY: Final = 1 << 30
+_FULL: Final = 0.9
+"""Fraction of a card's memory from which it limits the batch."""
+_GB_A_LANE: Final = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.877}
+"""GB/s per PCIe lane, by generation."""
+
+_MEMORY_ADVICE: Final = {
+    "pytorch": "keep the other processes off this GPU (torch.cuda.set_device before anything else, "
+    "map_location when loading), and use DistributedDataParallel instead of DataParallel, which "
+    "gathers outputs on one GPU",
+    "tensorflow": "place variables and the loss on all GPUs (tf.distribute.MirroredStrategy)",
+}
+
+
+def pcie_degraded(facts: Facts) -> Iterator[Finding]:
+    """NVML: the PCIe link of a busy card has less than 90 % of the bandwidth that card and slot
+    support, or that the other cards have (`low`).
+
+    Cost: the time that its exposed copies would save at the full link.
+    """
+    links = {card: _bandwidth(card) for card in facts.cards if card.samples >= FEWEST}
+    best = max((most for _, most in links.values()), default=0.0)
+    slow = [card for card, (now, _) in links.items() if 0 < now < _SLOWER_LINK * best]
+    if not slow:
+        return
+    worst = min(slow, key=lambda card: links[card][0])
+    now = links[worst][0]
+    excess = max(_copies_excess(facts, card, links[card][0] / best) for card in slow)
+    cost = f"; its exposed copies cost {format_ns(excess)} of {facts.per} more" if excess else ""
+    evidence: Evidence = {
+        "pcie_gen": worst.pcie_gen,
+        "pcie_gen_max": worst.pcie_gen_max,
+        "pcie_width": worst.pcie_width,
+        "pcie_width_max": worst.pcie_width_max,
+        "gb_s": round(now, 1),
+        "best_gb_s": round(best, 1),
+    }
+    yield finding_of(
+        "pcie-degraded",
+        severity_of(excess / max(facts.mean_ns, 1)) or "low",
+        slow,
+        excess,
+        f"{named(slow)} {'have' if len(slow) > 1 else 'has'} a PCIe link of generation "
+        f"{worst.pcie_gen} with {worst.pcie_width} lanes under load, {now:.0f} of {best:.0f} GB/s"
+        f"{cost}",
+        "see to the card's slot, riser and the firmware's setting of its link; until then keep it "
+        "from what copies most",
+        evidence,
+    )
+
+
+def _bandwidth(card: CardUse) -> tuple[float, float]:
+    """Return the link's bandwidth in GB/s, now and at most; 0 where it is unknown."""
+    if not card.pcie_gen or not card.pcie_width:
+        return 0.0, 0.0
+    now = _GB_A_LANE.get(card.pcie_gen, 0.0) * card.pcie_width
+    most = _GB_A_LANE.get(card.pcie_gen_max or 0, 0.0) * (card.pcie_width_max or 0)
+    return now, max(now, most)
+
+
+def _copies_excess(facts: Facts, card: CardUse, part: float) -> int:
+    """Return the nanoseconds per step that a card's exposed input copies would save at the full
+    link.
+    """
+    rows = [row for row in facts.rows if (row.gpu, row.rank) == (card.gpu, card.rank)]
+    spent = sum(row.of("h2d") // max(row.steps, 1) for row in rows)
+    return round(spent * (1 - part))
+
+
+def memory_imbalance(facts: Facts) -> Iterator[Finding]:
+    """NVML: a card uses 25 % and 1 GiB more memory than the others (`low`, `medium` where it is 90
+    % full).
+    """
+    used = {card: card.memory_used_bytes for card in facts.cards if card.memory_used_bytes}
+    if len(used) < 2:
+        return
+    fullest = max(used, key=lambda card: used[card])
+    others = float(np.median([used[card] for card in used if card is not fullest]))
+    more = used[fullest] - others
+    if used[fullest] < _MORE_MEMORY * others or more < _MUCH_MEMORY:
+        return
+    full = used[fullest] / fullest.memory_bytes if fullest.memory_bytes else 0.0
+    part = f" ({full:.0%} of it)" if full else ""
+    yield finding_of(
+        "memory-imbalance",
+        "medium" if full >= _FULL else "low",
+        [fullest],
+        0,
+        f"{named([fullest])} uses {used[fullest] / 2**30:.1f} GiB of memory{part}, the others "
+        f"{others / 2**30:.1f} GiB",
+        _MEMORY_ADVICE.get(facts.framework, "spread what one GPU alone holds"),
+        {"used_bytes": used[fullest], "others_bytes": round(others), "share": round(full, 4)},
+    )
+
+
+def named(cards: Sequence[CardUse]) -> str:
+    """Name cards: ``GPUs 0-2``; by rank where cards of several hosts have equal indices."""
+    word, numbers = "GPU", sorted({card.gpu for card in cards})
+    if len(numbers) < len(cards):
+        word, numbers = "rank", sorted({card.rank for card in cards})
+    return f"{word}{'s' if len(numbers) > 1 else ''} {format_ranges(numbers)}"
+
+
+def finding_of(
+    id: str,
+    severity: str,
+    cards: Sequence[CardUse],
+    impact_ns: int,
+    message: str,
+    advice: str,
+    evidence: Evidence,
+) -> Finding:
+    """Return a finding about some cards alone."""
+    gpus = tuple(sorted({card.gpu for card in cards}))
+    ranks = tuple(sorted({card.rank for card in cards}))
+    return Finding(id, severity, gpus, ranks, impact_ns, message, advice, evidence)

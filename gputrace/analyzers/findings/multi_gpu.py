@@ -1,0 +1,504 @@
+"""Findings about several GPUs: uneven work, slow links, and exchange through host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations, permutations
+from statistics import median
+from typing import Final
+
+import numpy as np
+
+from gputrace.analyzers.execution import GpuShardView
+from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.stragglers import straggler
+from gputrace.analyzers.links import (
+    GB,
+    Links,
+    Slower,
+    Traffic,
+    bandwidth,
+    nvlinks,
+    peer_access,
+    sent,
+    slower_links,
+)
+from gputrace.analyzers.operations import Gpu, OperationClass
+from gputrace.model.intervals import Intervals
+from gputrace.model.results import Evidence, Finding, Load
+from gputrace.units import format_ns, format_share
+
+_WAITED: Final = 0.01
+"""Share of a step that the others must lose for a finding whatever the work is."""
+_OF_THE_WORK: Final = 0.05
+_OF_THE_STEP: Final = 0.0005
+"""Else the shares of the GPU's own work, and of a step, that the extra work must be."""
+_TOLD: Final = 0.1
+"""Share of the extra work from which one kind of it is named."""
+
+_NAMES: Final = {
+    "kernels": "kernels",
+    "h2d": "input copies",
+    "d2h": "copies to the host",
+    "d2d": "copies within its memory",
+    "peer": "copies from and to other GPUs",
+}
+_ONE_PROCESS: Final = {
+    "pytorch": "one process for each GPU: DistributedDataParallel in place of DataParallel; until "
+    "then, compute the loss inside the module, on each GPU, so that no output is gathered",
+    "tensorflow": "reduce between the GPUs: MirroredStrategy with NcclAllReduce in place of a "
+    "parameter server on one GPU (variable_update=replicated in tf_cnn_benchmarks)",
+    "mxnet": "reduce between the GPUs: kvstore='nccl', or Horovod, in place of 'device', and "
+    "split each batch to all GPUs straight from the host (gluon.utils.split_and_load)",
+    "chainer": "MultiprocessParallelUpdater or ChainerMN in place of ParallelUpdater",
+    "jax": "shard the batch straight from the host (jax.device_put with a NamedSharding), and let "
+    "the compiled step reduce",
+}
+_ONE_PROCESS_ELSE: Final = (
+    "give each GPU its own part of the batch straight from the host, compute the loss there, and "
+    "all-reduce the gradients"
+)
+_SEVERAL: Final = (
+    "let all ranks do a part of what rank {rank} does alone (metrics, validation, logging), or do "
+    "it less often"
+)
+
+
+def gpu0_skew(facts: Facts) -> Iterator[Finding]:
+    """One GPU, the first or another, has kernels or copies that no other has: the others wait 1 %
+    of the time for it; or (`low`) that work is 5 % of the GPU's own and 0.05 % of the time.
+
+    Cost: the part of that work during which no other GPU works.
+    """
+    loads = [load for load in facts.balance if sum(load.extra_ns.values())]
+    if not loads or not facts.mean_ns:
+        return
+    load = max(loads, key=lambda load: (load.alone_ns, sum(load.extra_ns.values())))
+    extra, cost = sum(load.extra_ns.values()) // load.turns, load.alone_ns // load.turns
+    share = cost / facts.mean_ns
+    if share < _WAITED and not _stands_out(facts, load, extra):
+        return
+    if _is_straggler(facts, load):
+        return
+    where = _label(facts, load)
+    yield Finding(
+        "gpu0-skew",
+        severity_of(share) or "low",
+        (load.gpu,),
+        (load.rank,),
+        cost,
+        f"{where} has work that no other GPU has, {format_ns(extra)} of {facts.per}: "
+        f"{_parts(facts, load)}; the others wait {format_ns(cost)} "
+        f"({format_share(cost, facts.mean_ns)}) meanwhile",
+        _advice(facts, load),
+        _evidence(load, facts.balance, extra, share),
+    )
+
+
+def told_by_skew(facts: Facts) -> int:
+    """Return the nanoseconds per step of copies between GPUs that the finding covers."""
+    finding = next(gpu0_skew(facts), None)
+    if finding is None:
+        return 0
+    peer = float(finding.evidence.get("extra_peer_ns") or 0)
+    return round(finding.impact_ns * peer / max(float(finding.evidence["extra_ns"] or 0), 1))
+
+
+def _is_straggler(facts: Facts, load: Load) -> bool:
+    """Return whether the extra work is kernels alone, and `straggler` reports the rank for it."""
+    if any(ns for name, ns in load.extra_ns.items() if name != "kernels"):
+        return False
+    return any(load.rank in finding.ranks for finding in straggler(facts))
+
+
+def _stands_out(facts: Facts, load: Load, extra: int) -> bool:
+    """Return whether the extra work is much of all that the GPU does, even if nobody waits yet."""
+    work = load.kernel_ns + sum(
+        getattr(load, f"{name}_ns") for name in ("h2d", "d2h", "d2d", "peer")
+    )
+    much = extra * load.turns >= _OF_THE_WORK * work
+    return much and extra >= _OF_THE_STEP * facts.mean_ns
+
+
+def _label(facts: Facts, load: Load) -> str:
+    known = {(row.gpu, row.rank): row.gpu_known for row in facts.breakdown}
+    word = "gpu" if known[load.gpu, load.rank] else "device"
+    several = len({other.rank for other in facts.balance}) > 1
+    return f"{word} {load.gpu}" + (f" (rank {load.rank})" if several else "")
+
+
+def _parts(facts: Facts, load: Load) -> str:
+    """List the kinds of extra work, most first: ``input copies (2.83 ms against 7.4 us), kernels
+    (1.2 ms against 0 ns)``.
+    """
+    staged = facts.links is not None and len(facts.links.staged) > 0
+    names = _NAMES | ({"h2d": "copies from the host"} if staged else {})
+    loads = facts.balance
+    least = _TOLD * sum(load.extra_ns.values())
+    kinds = sorted(load.extra_ns.items(), key=lambda item: -item[1])
+    return ", ".join(
+        f"{names[name]} ({format_ns(_each(load, name))} against "
+        f"{format_ns(_others(load, loads, name))})"
+        for name, ns in kinds
+        if ns >= least
+    )
+
+
+def _each(load: Load, name: str) -> float:
+    """Return the nanoseconds per step of a kind of work."""
+    ns: int = load.kernel_ns if name == "kernels" else getattr(load, f"{name}_ns")
+    return ns / load.turns
+
+
+def _others(load: Load, loads: tuple[Load, ...], name: str) -> float:
+    """Return the median of the other GPUs' nanoseconds per step."""
+    return median(_each(other, name) for other in loads if other is not load)
+
+
+def _advice(facts: Facts, load: Load) -> str:
+    if len({other.rank for other in facts.balance}) > 1:
+        return _SEVERAL.format(rank=load.rank)
+    return _ONE_PROCESS.get(facts.framework, _ONE_PROCESS_ELSE)
+
+
+def _evidence(load: Load, loads: tuple[Load, ...], extra: int, share: float) -> Evidence:
+    others = [other for other in loads if other is not load]
+    evidence: dict[str, float | int | str | None] = {
+        "share": round(share, 6),
+        "extra_ns": extra,
+        "h2d_run_ns": load.h2d_run_ns,
+        "others_h2d_run_ns": round(median(other.h2d_run_ns for other in others)),
+    }
+    for name, ns in load.extra_ns.items():
+        if ns:
+            evidence[f"extra_{name}_ns"] = ns // load.turns
+            evidence[f"{name}_ns"] = round(_each(load, name))
+            evidence[f"others_{name}_ns"] = round(_others(load, loads, name))
+    if load.memory_bytes is not None:
+        known = [other.memory_bytes for other in others if other.memory_bytes is not None]
+        evidence["memory_bytes"] = load.memory_bytes
+        evidence["others_memory_bytes"] = round(median(known)) if known else None
+    return evidence
+
+
+WORTH: Final = 0.01
+"""Share of the time from which a slow link is reported."""
+_NEAR: Final = (
+    "let the GPUs that exchange most be neighbours, by their order in CUDA_VISIBLE_DEVICES; send "
+    "less over the slow links (all-reduce within each switch first, bf16 gradients, accumulation)"
+)
+
+
+def topology(facts: Facts) -> Iterator[Finding]:
+    """Copies, or the same collectives, take 10 % longer over one type of link than over a better
+    one, three quarters of them on their side of the others' median, and that costs 1 % of the time;
+    or (`low`) communication takes 5 % of the time and other cards of the machine are joined by
+    better links.
+
+    Cost: the exposed time of these transfers on the GPU that has most, less the time that they
+    would take over the better link; 0 where it was not measured.
+    """
+    if facts.links is None or not facts.mean_ns:
+        return
+    costs = [(_cost(facts, slow), slow) for slow in slower_links(facts.links)]
+    cost, slow = max(costs, key=lambda pair: pair[0], default=(0, None))
+    if slow is not None and cost >= WORTH * facts.mean_ns:
+        yield _slower(facts, facts.links, slow, cost)
+    else:
+        yield from _could_be_better(facts, facts.links)
+
+
+def exposed(facts: Facts, links: Links, busy: Mapping[int, Intervals]) -> int:
+    """Return the nanoseconds per step of transfers with no computation beside them, on the GPU with
+    most.
+
+    Args:
+        facts: facts about the trace.
+        links: links between its GPUs.
+        busy: times of the transfers of each GPU, by its index among the operations.
+    """
+    index_of = {gpu: index for index, gpu in enumerate(links.gpus)}
+    lanes = [lane for lane in facts.working if index_of[lane.gpu] in busy]
+    steps = [facts.time_of(lane) for lane in lanes]
+    spent = facts.per_gpu.each(_alone, lanes, (busy[index_of[lane.gpu]] for lane in lanes), steps)
+    counts = (max(len(facts.measured_of(lane.gpu)), 1) for lane in lanes)
+    return max((ns // count for ns, count in zip(spent, counts, strict=True)), default=0)
+
+
+def _alone(gpu: GpuShardView, busy: Intervals, steps: Intervals) -> int:
+    """Return the nanoseconds of transfers in the steps with no computation beside them."""
+    idle = busy.difference(gpu.lane.timeline.of_class(OperationClass.COMPUTE))
+    return idle.intersection(steps).total
+
+
+def _cost(facts: Facts, slow: Slower) -> int:
+    """Return the nanoseconds per step that these transfers would save over the better link."""
+    if facts.links is None:
+        return 0
+    return round(exposed(facts, facts.links, slow.busy) * (1 - 1 / slow.ratio))
+
+
+def _slower(facts: Facts, links: Links, slow: Slower, cost: int) -> Finding:
+    share = cost / facts.mean_ns
+    rates = ""
+    if slow.bandwidth and slow.than_bandwidth:
+        rates = f" ({slow.bandwidth / 1e9:.1f} against {slow.than_bandwidth / 1e9:.1f} GB/s)"
+    better = links.topology.better_choice(links.gpus)
+    gpus = [links.gpus[index] for index, busy in sorted(slow.busy.items()) if len(busy)]
+    evidence: dict[str, float | int | str | None] = {
+        "share": round(share, 4),
+        "link": slow.link,
+        "than": slow.than,
+        "ratio": round(slow.ratio, 4),
+        "bandwidth": slow.bandwidth,
+        "than_bandwidth": slow.than_bandwidth,
+        "better_choice": None if better is None else ",".join(map(str, better)),
+    }
+    return Finding(
+        "topology",
+        severity_of(share) or "low",
+        tuple(gpu.gpu for gpu in gpus),
+        tuple(sorted({gpu.rank for gpu in gpus})),
+        cost,
+        f"{slow.what} between GPUs joined by {slow.link} take {slow.ratio:.2f} times as long as "
+        f"between those joined by {slow.than}{rates}: crossing {slow.link} costs "
+        f"{format_ns(cost)} of {facts.per} ({share:.0%})",
+        f"{_choose(better)}; else {_NEAR}" if better is not None else _NEAR,
+        evidence,
+    )
+
+
+def _could_be_better(facts: Facts, links: Links) -> Iterator[Finding]:
+    """Yield a finding if the run communicates and other cards of the machine are better joined."""
+    share = facts.share("communication")
+    better = links.topology.better_choice(links.gpus) if share >= MEDIUM else None
+    if better is None:
+        return
+    worst = links.topology.worst(links.gpus)
+    best = links.topology.worst_of_cards(links.gpus[0].host, better)
+    evidence: Evidence = {
+        "share": round(share, 4),
+        "link": worst,
+        "than": best,
+        "better_choice": ",".join(map(str, better)),
+    }
+    yield facts.finding(
+        "topology",
+        "low",
+        0,
+        f"GPUs of this run are joined by {worst}, and {share:.0%} of the time goes to "
+        f"communication; GPUs {', '.join(map(str, better))} of this machine are joined by {best}",
+        _choose(better),
+        evidence,
+    )
+
+
+def _choose(cards: tuple[int, ...]) -> str:
+    chosen = ",".join(map(str, cards))
+    return f"run on GPUs that are joined better: CUDA_VISIBLE_DEVICES={chosen}"
+
+
+_FEWEST: Final = 5
+_MOSTLY: Final = 0.5
+"""Minimum number of staged copies, and share of the steps with one, for significance."""
+_PCIE: Final = 64 * GB
+_OF_NVLINK: Final = 0.25
+"""Upper bound of PCIe 5 in bytes per second, and a fraction of NVLink's capacity: copies below both
+do not go over NVLink."""
+_SILENT: Final = 0.1
+"""Ratio of NVLink to PCIe bytes below which the GPUs do not communicate over NVLink."""
+
+_REACH: Final = (
+    "let the GPUs reach each other's memory: no NCCL_P2P_DISABLE or NCCL_P2P_LEVEL, containers "
+    "that share one IPC namespace (--ipc=host), PCIe ACS and the IOMMU off; `nvidia-smi topo -p2p "
+    "r` tells what the driver allows"
+)
+_STRAIGHT: Final = {
+    "pytorch": "copy from GPU to GPU (tensor.to('cuda:1') without .cpu()), use the nccl backend",
+    "tensorflow": "reduce on the GPUs: MirroredStrategy with NcclAllReduce, no parameter server on "
+    "the CPU",
+    "mxnet": "reduce on the GPUs: kvstore='device' or 'nccl' in place of 'local', with "
+    "MXNET_ENABLE_GPU_P2P=1",
+    "chainer": "use the pure_nccl communicator",
+}
+
+
+@dataclass(frozen=True)
+class _Proof:
+    """Proof that data between GPUs passes through host memory."""
+
+    gpus: list[Gpu]
+    cost: int
+    """Nanoseconds per step."""
+    message: str
+    advice: str
+    evidence: Evidence
+    copies: bool = False
+    """True if it is about copies to and from the host, which are of no communication class."""
+
+
+def told_by_links(facts: Facts) -> int:
+    """Return the nanoseconds of communication per step that findings about links cover."""
+    proofs = [proof for proof in _proofs(facts)[:1] if not proof.copies]
+    costs = [finding.impact_ns for finding in topology(facts)] + [proof.cost for proof in proofs]
+    return max(costs, default=0)
+
+
+def host_staged_comm(facts: Facts) -> Iterator[Finding]:
+    """GPUs exchange data through host memory, and that takes 1 % of the time: copies to the host
+    are followed by one of the same size to another GPU in most steps; or copies over NVLink are
+    slower than a quarter of its bandwidth and than PCIe; or GPUs with NVLink communicate while its
+    counters stand still; or NVML reports no access to each other's memory.
+
+    Cost: the exposed time of these copies on the GPU that has most; for collectives, exposed
+    communication without waiting.
+    """
+    if facts.links is None:
+        return
+    for best in _proofs(facts)[:1]:
+        yield _finding(facts, facts.links, best)
+
+
+def _proofs(facts: Facts) -> list[_Proof]:
+    """Return the proofs worth reporting, the costliest first."""
+    if facts.links is None or not facts.mean_ns:
+        return []
+    ways = (_staged_copies, _slow_peer_copies, _silent_nvlink, _no_access)
+    proofs = [proof for way in ways for proof in way(facts, facts.links)]
+    worth = [proof for proof in proofs if proof.cost >= WORTH * facts.mean_ns]
+    return sorted(worth, key=lambda proof: -proof.cost)
+
+
+def _finding(facts: Facts, links: Links, best: _Proof) -> Finding:
+    share = best.cost / facts.mean_ns
+    evidence: Evidence = {"share": round(share, 4), "peer_access": _access(links, best.gpus)}
+    return Finding(
+        "host-staged-comm",
+        severity_of(share) or "low",
+        tuple(gpu.gpu for gpu in best.gpus),
+        tuple(sorted({gpu.rank for gpu in best.gpus})),
+        best.cost,
+        f"{best.message}; it takes {format_ns(best.cost)} of {facts.per} ({share:.0%})",
+        best.advice,
+        {**evidence, **best.evidence},
+    )
+
+
+def _staged_copies(facts: Facts, links: Links) -> Iterator[_Proof]:
+    """Yield a proof if copies to the host are each followed by one of its size to another GPU."""
+    staged = links.staged
+    if len(staged) < _FEWEST or not _in_most_steps(facts, staged):
+        return
+    busy = {index: staged.on(index) for index in range(len(links.gpus))}
+    speed = float(staged.bytes.sum()) / max(int((staged.end - staged.start).sum()), 1)
+    straight = _STRAIGHT.get(facts.framework, "copy from GPU to GPU")
+    yield _Proof(
+        [gpu for index, gpu in enumerate(links.gpus) if len(busy[index])],
+        exposed(facts, links, busy),
+        f"what GPUs exchange goes through the host's memory ({len(staged):,} copies to the host "
+        f"are each followed by one of the same size to another GPU, together at {speed:.1f} GB/s)",
+        f"{straight}; {_REACH}",
+        {
+            "copies": len(staged),
+            "bytes": int(staged.bytes.sum()),
+            "bandwidth": round(speed * GB),
+        },
+        copies=True,
+    )
+
+
+def _in_most_steps(facts: Facts, copies: Traffic) -> bool:
+    """Return whether most measured steps contain a copy; true where there are no steps."""
+    steps = {(s.rank, s.step): (s.start_ns, s.end_ns) for s in facts.measured}.values()
+    if not steps:
+        return True
+    starts = np.sort(copies.start)
+    first, end = (np.searchsorted(starts, edges) for edges in zip(*steps, strict=True))
+    return bool(np.mean(end > first) >= _MOSTLY)
+
+
+def _slow_peer_copies(facts: Facts, links: Links) -> Iterator[_Proof]:
+    """Yield a proof if copies between GPUs joined by NVLink are no faster than over PCIe."""
+    pairs = sorted(set(zip(links.peer.source.tolist(), links.peer.target.tolist(), strict=True)))
+    copies = {pair: links.peer.of_pair(*pair) for pair in pairs}
+    slow = {pair: copies[pair] for pair in pairs if _is_slow(links, pair, copies[pair])}
+    if not slow:
+        return
+    first, second = next(iter(slow))
+    speed = max(bandwidth(traffic) or 0.0 for traffic in slow.values())
+    link = links.topology.name(links.gpus[first], links.gpus[second])
+    indices = sorted({index for pair in slow for index in pair})
+    busy = {index: _of_pairs(links.peer, list(slow)).on(index) for index in indices}
+    yield _Proof(
+        [links.gpus[index] for index in indices],
+        exposed(facts, links, busy),
+        f"copies between GPUs joined by {link} run at {speed / GB:.1f} GB/s: not over NVLink, but "
+        "through the host's memory",
+        _REACH,
+        {"link": link, "bandwidth": round(speed)},
+    )
+
+
+def _is_slow(links: Links, pair: tuple[int, int], copies: Traffic) -> bool:
+    first, second = (links.gpus[index] for index in pair)
+    speed, able = bandwidth(copies), links.topology.able(first, second)
+    if not nvlinks(links.topology.name(first, second)) or speed is None or able is None:
+        return False
+    return speed < min(_OF_NVLINK * able, _PCIE)
+
+
+def _of_pairs(copies: Traffic, pairs: list[tuple[int, int]]) -> Traffic:
+    keep = np.zeros(len(copies), bool)
+    for source, target in pairs:
+        keep |= (copies.source == source) & (copies.target == target)
+    return copies.select(keep)
+
+
+def _silent_nvlink(facts: Facts, links: Links) -> Iterator[_Proof]:
+    """Yield a proof for GPUs with NVLink whose counters show communication over PCIe."""
+    for lanes in links.groups:
+        gpus = [links.gpus[lane] for lane in lanes]
+        counted = sent(links.topology.nvml, gpus)
+        worst = links.topology.worst(gpus)
+        if counted is None or not nvlinks(worst) or counted.nvlink >= _SILENT * counted.pcie:
+            continue
+        yield _Proof(
+            gpus,
+            _transfer(facts),
+            f"GPUs joined by {worst} communicate through the host's memory (while recorded they "
+            f"sent {counted.nvlink / GB:.3g} GB over NVLink, {counted.pcie / GB:.3g} GB over PCIe)",
+            _REACH,
+            {"link": worst, "nvlink_bytes": counted.nvlink, "pcie_bytes": counted.pcie},
+        )
+
+
+def _no_access(facts: Facts, links: Links) -> Iterator[_Proof]:
+    """Yield a proof for communicating GPUs that the driver denies access to each other's memory."""
+    for lanes in links.groups:
+        gpus = [links.gpus[lane] for lane in lanes]
+        pairs = list(combinations(gpus, 2))
+        answers = [peer_access(links.topology, *pair) for pair in pairs]
+        if all(answer in ("", "OK") for answer in answers):
+            continue
+        yield _Proof(
+            gpus,
+            _transfer(facts),
+            "GPUs communicate through the host's memory: the driver gives them no access to each "
+            f"other's ({_access(links, gpus)})",
+            _REACH,
+            {"link": links.topology.worst(gpus)},
+        )
+
+
+def _transfer(facts: Facts) -> int:
+    """Return the mean exposed communication per GPU and step, without waiting, in nanoseconds."""
+    rows = facts.rows
+    spent = sum(row.of("communication") - (row.communication_wait_ns or 0) for row in rows)
+    return spent // max(1, sum(max(row.steps, 1) for row in rows))
+
+
+def _access(links: Links, gpus: list[Gpu]) -> str:
+    """Return the driver's answers for all pairs: ``OK``, or its reasons; empty if unknown."""
+    answers = {peer_access(links.topology, *pair) for pair in permutations(gpus, 2)} - {""}
+    return ", ".join(sorted(answers))

@@ -1,0 +1,227 @@
+"""Findings about ranks that arrive late at collectives, so that the others wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.hardware import lower_clock
+from gputrace.analyzers.findings.idle import how_to_feed_faster
+from gputrace.analyzers.grouping import median_of_others
+from gputrace.analyzers.operations import Gpu
+from gputrace.analyzers.stragglers import KernelRatio, Straggler
+from gputrace.model.results import Evidence, Finding
+from gputrace.model.time_class import BY_ID, TIME_CLASSES
+from gputrace.units import format_ns, format_ranges
+
+Reason = Callable[[Facts, Straggler], str | None]
+"""Function that explains a late GPU's slow kernels, as the rest of a sentence; None if it
+cannot."""
+
+REASONS: Final[tuple[Reason, ...]] = (
+    lambda facts, late: lower_clock(facts, late.lane.gpu.gpu, late.lane.gpu.rank),
+)
+"""Reasons in order; the first that applies is reported with a straggler."""
+
+_SLOWER: Final = 1.03
+"""Ratio to the others' kernel times from which kernels are slower."""
+_PART: Final = 0.25
+"""Fraction of the largest excess from which another class is reported too."""
+
+_SHOWN: Final = 6
+"""Maximum number of steps named."""
+
+_SHARE_WORK: Final = (
+    "share the work equally: the same batch size and shapes on every rank, nothing that one rank "
+    "alone computes"
+)
+_IDLE: Final = {row.id: row.longer for row in TIME_CLASSES if row.is_idle}
+_WORK: Final = {
+    row.id: row.longer for row in TIME_CLASSES if not row.is_idle and row.id != "communication"
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """Kernels of a late GPU compared with the others', in the steps in which it is late."""
+
+    ratio: float | None
+    """Ratio of their durations to the median of the others; None if not comparable."""
+    extra_ns: int
+    """Nanoseconds per step in kernels that the others do not run, or not as often."""
+
+
+_NOT_COMPARED: Final = _Kernels(None, 0)
+
+
+def straggler(facts: Facts) -> Iterator[Finding]:
+    """Others wait at collectives for a GPU that works longer: its kernels are slower (by the factor
+    given), or it has more of them; `low` where slower hosts hide extra work of 5 % of a step.
+
+    Cost: the time that another GPU loses waiting for it.
+    """
+    for late in facts.late:
+        kernels = _kernels(facts, late)
+        if _works_longer(late, kernels):
+            yield _straggler(facts, late, kernels)
+    yield from _hidden_work(facts)
+
+
+def late_host(facts: Facts) -> Iterator[Finding]:
+    """Others wait for a GPU whose kernels are as fast as theirs: its host is late; the message
+    names the idle time that it has more of.
+
+    Cost: the time that another GPU loses waiting for it.
+    """
+    for late in facts.late:
+        kernels = _kernels(facts, late)
+        if not _works_longer(late, kernels):
+            yield _late_host(facts, late, kernels)
+
+
+def _hidden_work(facts: Facts) -> Iterator[Finding]:
+    """Yield findings about extra work that costs little as long as the other ranks' hosts are
+    slower.
+    """
+    if facts.lateness is None:
+        return
+    reported = {late.lane.gpu for late in facts.late}
+    beside = _beside(facts.ratios)
+    for lane, caused in zip(facts.lateness.lanes, facts.lateness.caused, strict=True):
+        extra = beside.get(lane.gpu, _NOT_COMPARED).extra_ns
+        if lane.gpu in reported or extra < MEDIUM * facts.mean_ns:
+            continue
+        lost, share = int(caused.mean()), extra / max(facts.mean_ns, 1)
+        yield Finding(
+            "straggler",
+            "low",
+            (lane.gpu.gpu,),
+            (lane.gpu.rank,),
+            lost,
+            f"{_who(facts, lane.gpu)} runs {format_ns(extra)} of kernels in {facts.per} "
+            f"({share:.0%}) that the others do not; slower hosts hide it: they lose "
+            f"{format_ns(lost)} to it",
+            _SHARE_WORK,
+            {"extra_kernels_ns": extra, "share": round(share, 4), "pattern": "constant"},
+        )
+
+
+def _straggler(facts: Facts, late: Straggler, kernels: _Kernels) -> Finding:
+    """Return the finding about a GPU whose kernels are slower, or that has more of them."""
+    slower = kernels.ratio is not None and kernels.ratio >= _SLOWER
+    extra = kernels.extra_ns > _PART * max(late.more["compute"], late.cost_ns)
+    reasons = [f"its kernels take {kernels.ratio:.2f} times as long as theirs"] if slower else []
+    reasons += (
+        [f"it runs {format_ns(kernels.extra_ns)} of kernels a step that they do not"]
+        if extra
+        else []
+    )
+    why = next(filter(None, (reason(facts, late) for reason in REASONS)), None)
+    reasons += [why] if why and slower else []
+    reasons += [] if reasons else ["it " + _more(late, _WORK)]
+    advice = (
+        "compare its clocks, temperature, power and other programs on it with the others'"
+        if slower and not extra
+        else _SHARE_WORK
+    )
+    return _finding(facts, "straggler", late, kernels, ", and ".join(reasons), advice)
+
+
+def _late_host(facts: Facts, late: Straggler, kernels: _Kernels) -> Finding:
+    """Return the finding about a GPU whose kernels are as fast as the others' and whose host is
+    late.
+    """
+    equal = kernels.ratio is not None and kernels.ratio < _SLOWER
+    detail = "its kernels are as fast as theirs, and its GPU " if equal else "its GPU "
+    detail += _more(late, _IDLE)
+    advice = BY_ID[late.cause].advice or how_to_feed_faster(facts)
+    source = facts.place_of(late.lane, late.cause, late.steps)
+    where: dict[str, float | int | str | None] = {}
+    if source is not None:
+        where = {"line": source.line, "line_share": round(source.share, 4)}
+        detail += f"; its host is at {source.line} in {source.share:.0%} of the samples"
+    return _finding(facts, "late-host", late, kernels, detail, advice, where)
+
+
+def _works_longer(late: Straggler, kernels: _Kernels) -> bool:
+    """Return whether a GPU is late because of work: its own, or more launches by its host."""
+    return late.by_work or 2 * kernels.extra_ns > late.cost_ns
+
+
+def _kernels(facts: Facts, late: Straggler) -> _Kernels:
+    return _beside(facts.ratios_in(late.steps)).get(late.lane.gpu, _NOT_COMPARED)
+
+
+def _beside(ratios: Sequence[KernelRatio]) -> dict[Gpu, _Kernels]:
+    """Compare the kernels of each GPU with the others'."""
+    if len(ratios) < 2:
+        return {}
+    usual = median_of_others(np.array([(entry.ratio, entry.own_ns) for entry in ratios]))
+    return {
+        entry.gpu: _Kernels(entry.ratio / speed, max(entry.own_ns - int(alone), 0))
+        for entry, (speed, alone) in zip(ratios, usual.tolist(), strict=True)
+    }
+
+
+def _more(late: Straggler, words: dict[str, str]) -> str:
+    """Describe the classes that a GPU has more of than the others, the largest first."""
+    most = max(late.more[name] for name in words)
+    names = sorted(words, key=lambda name: -late.more[name])
+    clauses = [words[name] for name in names if late.more[name] >= max(_PART * most, 1)]
+    lengths = [format_ns(late.more[name]) for name in names]
+    return " and ".join(text.format(ns) for text, ns in zip(clauses, lengths, strict=False))
+
+
+def _finding(
+    facts: Facts,
+    id: str,
+    late: Straggler,
+    kernels: _Kernels,
+    detail: str,
+    advice: str,
+    more: Evidence | None = None,
+) -> Finding:
+    gpu, share = late.lane.gpu, late.cost_ns / max(facts.mean_ns, 1)
+    evidence = {
+        "pattern": late.pattern,
+        "steps": len(late.steps),
+        "first_step": late.steps[0],
+        "last_share": round(late.last, 4),
+        "share": round(share, 4),
+        "kernel_ratio": None if kernels.ratio is None else round(kernels.ratio, 4),
+        "extra_kernels_ns": kernels.extra_ns,
+        "cause": late.cause,
+        **{f"more_{name}_ns": ns for name, ns in late.more.items()},
+        **(more or {}),
+    }
+    message = (
+        f"{_others(facts)} {format_ns(late.cost_ns)} of {facts.per} ({share:.0%}) to "
+        f"{_who(facts, gpu)}{_when(late)}, the last at {late.last:.0%} of the collectives: {detail}"
+    )
+    severity = severity_of(share) or "low"
+    return Finding(id, severity, (gpu.gpu,), (gpu.rank,), late.cost_ns, message, advice, evidence)
+
+
+def _who(facts: Facts, gpu: Gpu) -> str:
+    """Name the rank, as in ``rank 3``; the GPU where one rank has several."""
+    alone = sum(lane.gpu.rank == gpu.rank for lane in facts.per_gpu.lanes) == 1
+    return f"rank {gpu.rank}" if alone else f"gpu {gpu.gpu} of rank {gpu.rank}"
+
+
+def _others(facts: Facts) -> str:
+    several = facts.lateness is not None and len(facts.lateness.lanes) > 2
+    return "the other GPUs lose" if several else "the other GPU loses"
+
+
+def _when(late: Straggler) -> str:
+    """Name the steps concerned; empty where it is all of them."""
+    if late.pattern == "constant":
+        return ""
+    if late.pattern == "one-step":
+        return f" in step {late.steps[0]} alone"
+    shown = format_ranges(late.steps[:_SHOWN]) + (", …" if len(late.steps) > _SHOWN else "")
+    return f" in steps {shown}"

@@ -1,0 +1,188 @@
+"""CUDA calls of the host threads: which call issued which GPU operation, and of what sort."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.model.events import Events, IdLookup, Kind, Mask, distinct_ids, number_ids
+from gputrace.model.intervals import Intervals, Times, union
+from gputrace.model.trace import Progress, Trace, Window
+
+
+class Call(IntEnum):
+    """Sorts of CUDA calls that matter for what a GPU waits for."""
+
+    OTHER = 0
+    ISSUE = 1
+    """Hands work to the GPU: launches, copies, memsets, graphs."""
+    SYNC = 2
+    """Blocks until the GPU has done something."""
+    ALLOC = 3
+    """Takes or gives back memory, which may stop the whole device."""
+
+
+_PATTERNS: Final = (
+    (Call.SYNC, re.compile(r"(cuda|cu|hip)\w*Synchronize")),
+    (
+        Call.ALLOC,
+        re.compile(
+            r"cuda(Malloc|Free|HostAlloc|HostRegister|HostUnregister)"
+            r"|cuMem(Alloc|Free|Create|Map|Unmap|Release|SetAccess)"
+            r"|cuMemHost(Alloc|Register|Unregister)"
+            r"|hip(Ext)?(Malloc|Free|Host(Malloc|Alloc|Free|Register|Unregister)|MemCreate|MemMap)"
+        ),
+    ),
+    (
+        Call.ISSUE,
+        re.compile(
+            r"(cuda|cu)(Launch|GraphLaunch|Memcpy|Memset|MemPrefetch)"
+            r"|hip(Ext|ExtModule|Module)?(Launch|GraphLaunch|Memcpy|Memset|MemPrefetch)"
+        ),
+    ),
+)
+
+CALL_COLUMNS: Final = ("start", "end", "name", "process", "thread", "correlation")
+"""What is read of calls."""
+NOBODY: Final = -1
+"""Index of the thread or call that is not known."""
+
+
+def call_of(name: str) -> Call:
+    """The sort of a CUDA call by its name, with or without a version suffix (``_v7000``)."""
+    return next((call for call, pattern in _PATTERNS if pattern.match(name)), Call.OTHER)
+
+
+@dataclass(frozen=True)
+class CudaApiCalls:
+    """CUDA calls in order of thread and start; threads are numbered from 0."""
+
+    start: Times
+    end: Times
+    name: NDArray[np.int32]
+    sort: NDArray[np.int8]
+    """A `Call`."""
+    thread: NDArray[np.int32]
+    """Index into ``threads``."""
+    threads: tuple[tuple[int, int], ...]
+    """(process index, system thread id)."""
+    first: NDArray[np.int64]
+    """Where the calls of each thread begin; one entry more than threads."""
+    _by_correlation: dict[int, IdLookup]
+    """For each process, the call of each of its correlation ids."""
+    _recorded: dict[int, tuple[Window, ...]]
+    """For each process of which not all calls were recorded, when they were."""
+
+    def issued_by(self, operations: Events) -> NDArray[np.int32]:
+        """The call that issued each operation, or `NOBODY`; needs ``process, correlation``."""
+        found = np.full(len(operations), NOBODY, np.int32)
+        present = distinct_ids(operations.process).tolist()
+        for process in self._by_correlation.keys() & present:
+            calls = self._by_correlation[process]
+            if len(present) == 1:
+                return calls.rows(operations.correlation)
+            rows = np.flatnonzero(operations.process == process)
+            found[rows] = calls.rows(operations.correlation[rows])
+        return found
+
+    def of_thread(self, thread: int, *sorts: Call) -> Intervals:
+        """When a thread was inside calls of some sorts, or of any."""
+        rows = slice(int(self.first[thread]), int(self.first[thread + 1]))
+        start, end = self.start[rows], self.end[rows]
+        if sorts:
+            keep = np.isin(self.sort[rows], sorts)
+            start, end = start[keep], end[keep]
+        return union(start, end, is_sorted=True)
+
+    def all_recorded(self, process: int, starts: Times, ends: Times) -> Mask:
+        """Of stretches of time, whether all calls were recorded that a process made in each."""
+        if process not in self._recorded:
+            return np.ones(len(starts), np.bool_)
+        begins, until = np.array(self._recorded[process], np.int64).reshape(-1, 2).T
+        place = np.searchsorted(begins, starts, "right") - 1
+        inside: Mask = place >= 0
+        inside[inside] = ends[inside] <= until[place[inside]]
+        return inside
+
+    def overlapping(self, thread: int, start: int, end: int) -> NDArray[np.intp]:
+        """Calls of a thread that touch a stretch of time; calls of a thread may nest."""
+        first, stop = int(self.first[thread]), int(self.first[thread + 1])
+        until = first + int(np.searchsorted(self.start[first:stop], end))
+        return np.flatnonzero(self.end[first:until] > start) + first
+
+
+def read_calls(
+    trace: Trace, progress: Progress | None = None, window: Window | None = None
+) -> CudaApiCalls | None:
+    """All CUDA calls of the trace, or those that touch a window; None where there are none."""
+    if Kind.API not in trace.kinds:
+        return None
+    events = trace.events([Kind.API], CALL_COLUMNS, window, progress)
+    if not len(events):
+        return None
+    thread = _number_threads(events)
+    events = events.select(_order(thread, events.start))
+    counts = np.bincount(thread)
+    first = np.cumsum(counts) - counts
+    return CudaApiCalls(
+        start=events.start,
+        end=events.end,
+        name=events.name,
+        sort=sorts_of(trace, events.name),
+        thread=np.repeat(np.arange(len(first), dtype=np.int32), counts),
+        threads=tuple((int(events.process[i]), int(events.thread[i])) for i in first),
+        first=np.append(first, len(events)),
+        _by_correlation=_correlations(events),
+        _recorded=recorded_calls(trace, distinct_ids(events.process).tolist()),
+    )
+
+
+def recorded_calls(trace: Trace, processes: Sequence[int]) -> dict[int, tuple[Window, ...]]:
+    """For each process of which not all calls were recorded, when they were."""
+    found = {process: trace.calls_recorded(process) for process in processes}
+    return {process: tuple(own) for process, own in found.items() if own is not None}
+
+
+def thread_keys(events: Events) -> NDArray[np.int64]:
+    """One number for the process and the thread of each call, in the order of threads."""
+    keys: NDArray[np.int64] = events.process.astype(np.int64) << 32 | (
+        events.thread.astype(np.int64) & 0xFFFFFFFF
+    )
+    return keys
+
+
+def _number_threads(events: Events) -> NDArray[np.signedinteger[Any]]:
+    """Of each row, the number of its thread, in order of process and thread id."""
+    ids, place = number_ids(events.thread.astype(np.int64) & 0xFFFFFFFF)
+    return number_ids(events.process.astype(np.int64) * len(ids) + place)[1]
+
+
+def _order(thread: NDArray[np.signedinteger[Any]], start: Times) -> NDArray[np.intp]:
+    """Rows by thread, then start: sorting once by start is quick as rows mostly come that way."""
+    by_start = np.argsort(start, kind="stable")
+    kind = np.int16 if int(thread.max()) < 1 << 15 else np.int64  # Sixteen bits sort in two passes.
+    return by_start[np.argsort(thread.astype(kind)[by_start], kind="stable")]
+
+
+def sorts_of(trace: Trace, names: NDArray[np.int32]) -> NDArray[np.int8]:
+    """The `Call` of each, by its name."""
+    ids, place = number_ids(names)
+    text = trace.names(ids)
+    sorts = np.array([call_of(text[id]) for id in ids.tolist()], np.int8)
+    return sorts.take(place)
+
+
+def _correlations(events: Events) -> dict[int, IdLookup]:
+    """For each process, the first call of each correlation id; 0 is no id."""
+    tables = {}
+    for process in distinct_ids(events.process).tolist():
+        rows = np.flatnonzero((events.process == process) & (events.correlation > 0))
+        if len(rows):
+            tables[process] = IdLookup(events.correlation[rows], rows)
+    return tables

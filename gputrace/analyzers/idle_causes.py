@@ -1,0 +1,218 @@
+"""Causes of idle time: each nanosecond of a gap is given to the first cause that is proven."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.model.events import Events, Kind, Mask, distinct_ids
+from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
+from gputrace.model.time_class import IDLE_CAUSES
+from gputrace.model.trace import Trace
+
+_RECORDER: Final = re.compile(
+    r"CUPTI|profiling|\(Profiler\)|injection|^Buffer Flush|^Activity Buffer|^Instrumentation",
+    re.IGNORECASE,
+)
+"""Names of overhead rows that are the recorder's doing, not the driver's (lazy loading, JIT)."""
+
+_DATA_RANGE: Final = re.compile(
+    r"^data$|data.?(load|wait|feed|fetch|iter)|(load|next|fetch|get).?(batch|data|input)|__next__|infeed",
+    re.IGNORECASE,
+)
+"""Names of NVTX ranges that wait for, or make, the next batch."""
+
+
+@dataclass(frozen=True)
+class HostEvidence:
+    """What is known of the host threads beside their CUDA calls, by (process, thread)."""
+
+    data: Mapping[tuple[int, int], Intervals]
+    """Recorded waits for data: hooks in loaders, NVTX ranges named so."""
+    recorder: Mapping[tuple[int, int], Intervals]
+    """The recorder's own work."""
+
+
+@dataclass(frozen=True)
+class Causes:
+    """The gaps of one GPU divided by cause; disjoint, and together all of the gaps."""
+
+    of: Mapping[str, Intervals]
+    """By each of `IDLE_CAUSES`."""
+    ends: Times
+    """When each gap of the GPU ends, in order."""
+    feeder: NDArray[np.int32]
+    """The thread that fed the GPU at the end of each, numbered as in `HostCalls`."""
+
+    def feeder_of(self, end: int) -> int:
+        """The feeding thread of the gap that ends at a moment, or `NOBODY`."""
+        place = int(np.searchsorted(self.ends, end))
+        return int(self.feeder[place]) if place < len(self.feeder) else NOBODY
+
+    def within(self, starts: ArrayLike, ends: ArrayLike) -> NDArray[np.int64]:
+        """Nanoseconds of windows by cause: shape (windows, causes), in the order of causes."""
+        return np.stack([self.of[cause].within(starts, ends) for cause in IDLE_CAUSES], axis=-1)
+
+
+def read_evidence(trace: Trace) -> HostEvidence:
+    """Reads recorded data waits and recorder overhead."""
+    columns = ("start", "end", "name", "process", "thread")
+    waits = trace.events([Kind.DATA_WAIT], columns)
+    ranges = _named(trace, trace.events([Kind.RANGE], columns), _DATA_RANGE)
+    overhead = _named(trace, trace.events([Kind.OVERHEAD], columns), _RECORDER)
+    data = _by_thread(waits)
+    for thread, intervals in _by_thread(ranges).items():
+        data[thread] = merge_touching(data.get(thread, EMPTY), intervals)
+    return HostEvidence(data, _by_thread(overhead))
+
+
+def _named(trace: Trace, events: Events, pattern: re.Pattern[str]) -> Events:
+    return events.select(
+        np.isin(events.name, list(trace.search(distinct_ids(events.name), pattern)))
+    )
+
+
+def _by_thread(events: Events) -> dict[tuple[int, int], Intervals]:
+    pairs = sorted(set(zip(events.process.tolist(), events.thread.tolist(), strict=True)))
+    found = {}
+    for process, thread in pairs:
+        rows = (events.process == process) & (events.thread == thread)
+        found[process, thread] = union(events.start[rows], events.end[rows])
+    return found
+
+
+def without_calls(gaps: Intervals) -> Causes:
+    """The causes where no CUDA calls were recorded: nothing can be proven."""
+    of = dict.fromkeys(IDLE_CAUSES, EMPTY) | {"other_idle": gaps}
+    return Causes(of, gaps.end, np.full(len(gaps), NOBODY, np.int32))
+
+
+def find_causes(
+    operations: GpuOperations,
+    gaps: Intervals,
+    calls: CudaApiCalls,
+    evidence: HostEvidence,
+    waits: Mapping[int, Intervals],
+) -> Causes:
+    """Divides the gaps of one GPU by cause.
+
+    Args:
+        operations: of this GPU.
+        gaps: of this GPU; each ends where an operation starts, or at the end of a window.
+        calls: of all threads.
+        evidence: of all threads.
+        waits: of the threads that feed this GPU's process, from `waits_for_data`.
+    """
+    proofs, feeder = _proofs(operations, gaps, calls, evidence, waits)
+    return Causes(_first_proven(proofs), gaps.end, feeder)
+
+
+def _proofs(
+    operations: GpuOperations,
+    gaps: Intervals,
+    calls: CudaApiCalls,
+    evidence: HostEvidence,
+    waits: Mapping[int, Intervals],
+) -> tuple[dict[str, list[Intervals]], NDArray[np.int32]]:
+    """When each cause is proven, of several at once too; and the feeding thread of each gap."""
+    ending = np.minimum(np.searchsorted(operations.start, gaps.end), len(operations) - 1)
+    issuer = operations.events.having("process", "correlation")
+    issued_by = calls.issued_by(issuer.select(ending))
+    known = issued_by != NOBODY
+    feeder = np.where(known, calls.thread[issued_by], NOBODY).astype(np.int32)
+    # Work is issued somewhere within the call, at the latest when it starts.
+    issued = np.minimum(calls.end[issued_by], operations.start[ending])
+    issued = np.where(known, issued, gaps.start)
+    proofs: dict[str, list[Intervals]] = {cause: [] for cause in IDLE_CAUSES}
+    for thread in distinct_ids(feeder[known]).tolist():
+        rows = feeder == thread
+        own = Intervals(gaps.start[rows], gaps.end[rows])
+        waiting = _until(own, issued[rows])
+        pair = calls.threads[thread]
+        data = merge_touching(waits.get(thread, EMPTY), evidence.data.get(pair, EMPTY))
+        proofs["recorder"].append(own.intersection(evidence.recorder.get(pair, EMPTY)))
+        proofs["data_feeding"].append(waiting.intersection(data))
+        proofs["sync"].append(waiting.intersection(calls.of_thread(thread, Call.SYNC)))
+        proofs["alloc"].append(waiting.intersection(calls.of_thread(thread, Call.ALLOC)))
+    late = known & (issued > gaps.start) & _is_seen(operations, gaps, ending, calls)
+    proofs["launch"].append(Intervals(gaps.start[late], gaps.end[late]))
+    proofs["other_idle"].append(gaps)
+    return proofs, feeder
+
+
+def _is_seen(
+    operations: GpuOperations, gaps: Intervals, ending: NDArray[np.int64], calls: CudaApiCalls
+) -> Mask:
+    """Whether all that a host did in a gap, and since it issued what ran before, was recorded.
+
+    Else it is not known that it did nothing but come late.
+    """
+    process = operations.gpu.process
+    seen = calls.all_recorded(process, gaps.start, gaps.end)
+    if operations.calls_recorded is None:
+        return seen
+    issuer = operations.events.having("process", "correlation")
+    seen &= calls.issued_by(issuer.select(np.maximum(ending - 1, 0))) != NOBODY
+    return seen
+
+
+def _until(gaps: Intervals, moments: Times) -> Intervals:
+    """The part of each gap before its moment: later, the GPU has work and does not start it."""
+    ends = np.clip(moments, gaps.start, gaps.end)
+    keep = ends > gaps.start
+    return Intervals(gaps.start[keep], ends[keep])
+
+
+def waits_for_data(calls: CudaApiCalls, input_copies: Sequence[Events]) -> dict[int, Intervals]:
+    """By thread, when it made no CUDA call on its way to issuing an input copy.
+
+    The way starts where the thread last handed work to a GPU or had waited for one; short calls
+    after that (events, queries, allocations) interrupt the wait and do not end it.
+    """
+    waits: dict[int, Intervals] = {}
+    copies = np.concatenate([calls.issued_by(events) for events in input_copies])
+    copies = copies[copies != NOBODY]
+    for thread in distinct_ids(calls.thread[copies]).tolist():
+        first, end = int(calls.first[thread]), int(calls.first[thread + 1])
+        work = np.flatnonzero(np.isin(calls.sort[first:end], (Call.ISSUE, Call.SYNC))) + first
+        own = distinct_ids(copies[calls.thread[copies] == thread])
+        before = np.searchsorted(work, own) - 1
+        own, before = own[before >= 0], before[before >= 0]
+        begins, ends = calls.end[work[before]], calls.start[own]
+        # Where calls were not recorded all along, none between the two proves nothing.
+        sure = calls.all_recorded(calls.threads[thread][0], begins, ends)
+        stretches = union(begins[sure], ends[sure])
+        waits[thread] = stretches.difference(calls.of_thread(thread))
+    return waits
+
+
+def all_waits(
+    process: int, calls: CudaApiCalls | None, evidence: HostEvidence, waits: Mapping[int, Intervals]
+) -> dict[tuple[int, int], Intervals]:
+    """When threads of a process waited for data: as recorded, and as `waits_for_data` shows."""
+    threads = calls.threads if calls is not None else ()
+    shown = {threads[thread]: intervals for thread, intervals in waits.items()}
+    recorded = {pair: found for pair, found in evidence.data.items() if pair[0] == process}
+    return {
+        pair: merge_touching(recorded.get(pair, EMPTY), shown.get(pair, EMPTY))
+        for pair in {*recorded, *shown}
+    }
+
+
+def _first_proven(proofs: dict[str, list[Intervals]]) -> dict[str, Intervals]:
+    """Each cause without what earlier ones have; of the proofs nothing is left, to save memory."""
+    given = EMPTY
+    of = {}
+    for cause in IDLE_CAUSES:
+        of[cause] = reduce(merge_touching, proofs.pop(cause), EMPTY).difference(given)
+        if proofs:
+            given = merge_touching(given, of[cause])
+    return of

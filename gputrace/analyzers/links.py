@@ -1,0 +1,685 @@
+"""Links between GPUs, and to the host: topology, traffic and speed, and copies from pageable
+memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import combinations, permutations
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.collectives import PEER_COPY, Collectives
+from gputrace.analyzers.execution import GpuShardView, PerGpu
+from gputrace.analyzers.grouping import StepsOf, stretches
+from gputrace.analyzers.lanes import LaneSummary
+from gputrace.analyzers.operations import Gpu, GpuSummary, OperationClass
+from gputrace.model.events import Events, Kind, Mask, Memory
+from gputrace.model.intervals import Intervals, Times, union
+from gputrace.model.nvml import Card, Link, Nvml, Samples
+from gputrace.model.results import GpuLink, Step
+from gputrace.model.trace import Trace
+
+LARGE: Final = 1 << 20
+"""Bytes from which a copy's speed is the link's, and not that of starting it."""
+FEWEST: Final = 3
+"""Large copies that tell a link's speed."""
+_MOST_LANES: Final = 62
+"""GPUs that a set of bits in an integer can hold."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """The GPUs of a run, their links, and the copies between them."""
+
+    gpus: Sequence[Gpu]
+    topology: Topology
+    peer: Traffic
+    """Copies straight from one GPU to another."""
+    staged: Traffic
+    """Copies by way of the host."""
+    collectives: Collectives
+
+    @cached_property
+    def groups(self) -> dict[tuple[int, ...], int]:
+        """The sets of GPUs that had collectives together, and how many."""
+        one = self.collectives
+        if not len(one) or len(self.gpus) > _MOST_LANES:
+            return {}
+        keep = np.isin(one.operation, _kernels_only(one))
+        bits = np.zeros(int(one.instance.max()) + 1, np.int64)
+        np.bitwise_or.at(bits, one.instance[keep], np.int64(1) << one.lane[keep].astype(np.int64))
+        sets, counts = np.unique(bits, return_counts=True)
+        found = zip(sets.tolist(), counts.tolist(), strict=True)
+        groups = {_lanes(bits, len(self.gpus)): count for bits, count in found}
+        return {lanes: count for lanes, count in groups.items() if len(lanes) > 1}
+
+    @cached_property
+    def rows(self) -> tuple[GpuLink, ...]:
+        """Every direction between two GPUs of a host of which anything is known."""
+        return tuple(self._rows())
+
+    def _rows(self) -> Iterator[GpuLink]:
+        gpus = self.gpus
+        together: dict[int, list[int]] = {}
+        for place, gpu in enumerate(gpus):
+            together.setdefault(gpu.host, []).append(place)
+        met = self._met()
+        for source, gpu in enumerate(gpus):
+            for target in together[gpu.host]:
+                if source == target:
+                    continue
+                if (source, target) in met or self.topology.name(gpu, gpus[target]):
+                    yield self._row(source, target)
+
+    def _met(self) -> set[tuple[int, int]]:
+        """The directions in which anything was sent, and both of GPUs that share a collective."""
+        found = {pair for lanes in self.groups for pair in permutations(lanes, 2)}
+        for sent in (self.peer, self.staged):
+            found |= set(zip(sent.source.tolist(), sent.target.tolist(), strict=True))
+        return found
+
+    def _row(self, source: int, target: int) -> GpuLink:
+        one, other = self.gpus[source], self.gpus[target]
+        link = self.topology.between(one, other)
+        peer, staged = (traffic.of_pair(source, target) for traffic in (self.peer, self.staged))
+        speed = bandwidth(peer)
+        return GpuLink(
+            from_=one.gpu,
+            to=other.gpu,
+            from_rank=one.rank,
+            to_rank=other.rank,
+            host=one.host_name,
+            link=link.link if link is not None else "",
+            peer_access=peer_access(self.topology, one, other),
+            able=self.topology.able(one, other),
+            copies=len(peer),
+            bytes=int(peer.bytes.sum()),
+            busy_ns=int((peer.end - peer.start).sum()),
+            bandwidth=None if speed is None else round(speed),
+            staged_copies=len(staged),
+            staged_bytes=int(staged.bytes.sum()),
+            staged_ns=int((staged.end - staged.start).sum()),
+            collectives=sum(n for lanes, n in self.groups.items() if {source, target} <= {*lanes}),
+        )
+
+
+def measure_links(gpus: PerGpu, collectives: Collectives) -> Links | None:
+    """The links between the GPUs that did anything; None where there is one GPU."""
+    trace, operations = gpus.trace, gpus.operations
+    if len(operations) < 2:
+        return None
+    talks = any(own.communicates for own in operations)
+    return Links(
+        [own.gpu for own in operations],
+        Topology.of(trace.nvml),
+        read_peer_copies(trace, operations),
+        find_staged(trace, operations, talks),
+        collectives,
+    )
+
+
+def bandwidth(copies: Traffic) -> float | None:
+    """Bytes per second of the middle large copy; None where there are too few."""
+    speeds = speeds_of(copies)
+    return float(np.median(speeds)) if len(speeds) >= FEWEST else None
+
+
+def speeds_of(copies: Traffic) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Bytes per second of each large copy."""
+    large = copies.select((copies.bytes >= LARGE) & (copies.end > copies.start))
+    return np.asarray(large.bytes * 1e9 / (large.end - large.start), np.float64)
+
+
+def peer_access(topology: Topology, one: Gpu, other: Gpu) -> str:
+    """``OK`` where NVML gives both reading and writing, else its reason, or nothing."""
+    link = topology.between(one, other)
+    if link is None:
+        return ""
+    return next((s for s in (link.p2p_read, link.p2p_write) if s not in ("OK", "")), link.p2p_read)
+
+
+def _kernels_only(collectives: Collectives) -> list[int]:
+    return [index for index, name in enumerate(collectives.operations) if name != PEER_COPY]
+
+
+def _lanes(bits: int, count: int) -> tuple[int, ...]:
+    return tuple(lane for lane in range(count) if bits >> lane & 1)
+
+
+def by_class(links: Links) -> Mapping[str, Traffic]:
+    """The copies straight from one GPU to another, by the name of the link."""
+    if not len(links.peer):
+        return {}
+    names: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
+    for source, target in permutations(range(len(links.gpus)), 2):
+        name = links.topology.name(links.gpus[source], links.gpus[target])
+        rows = (links.peer.source == source) & (links.peer.target == target)
+        names[name] = names.get(name, np.zeros(len(rows), bool)) | rows
+    return {name: links.peer.select(rows) for name, rows in names.items() if name and rows.any()}
+
+
+_SLOWER: Final = 1.1
+"""So many times as long must the middle transfer take, to be no scatter."""
+_MOSTLY: Final = 75
+"""Percent of the transfers that must be on their side of the others' middle."""
+_FEWEST_PAIRS: Final = 10
+"""Collectives of two groups that are compared one by one."""
+_EDGE: Final = 3
+"""Collectives that one group may have more, where the recording begins or ends between them."""
+
+
+@dataclass(frozen=True)
+class Slower:
+    """Links of one sort that are slower than those of another sort."""
+
+    what: str
+    """``copies`` or ``collectives``."""
+    link: str
+    than: str
+    ratio: float
+    """How many times as long the same takes; above 1."""
+    bandwidth: int | None
+    """Bytes per second; None where the size is not known."""
+    than_bandwidth: int | None
+    busy: Mapping[int, Intervals]
+    """When each GPU, by its place, was in such a transfer."""
+
+
+def slower_links(links: Links) -> Iterator[Slower]:
+    """The sorts of links that are measurably slower than the best of those in use."""
+    yield from _by_copies(links)
+    yield from _by_collectives(links)
+
+
+def _by_copies(links: Links) -> Iterator[Slower]:
+    classes = by_class(links)
+    speeds = {name: speeds_of(copies) for name, copies in classes.items()}
+    known = {name: speed for name, speed in speeds.items() if len(speed) >= FEWEST}
+    if len(known) < 2:
+        return
+    best = max(known, key=lambda name: float(np.median(known[name])))
+    fast = known[best]
+    for name, slow in known.items():
+        ratio = float(np.median(fast) / np.median(slow))
+        apart = np.percentile(slow, _MOSTLY) < np.percentile(fast, 100 - _MOSTLY)
+        if ratio >= _SLOWER and apart and badness(name) > badness(best):
+            rates = round(float(np.median(slow))), round(float(np.median(fast)))
+            busy = {gpu: classes[name].on(gpu) for gpu in range(len(links.gpus))}
+            yield Slower("copies", name, best, ratio, *rates, busy)
+
+
+def _by_collectives(links: Links) -> Iterator[Slower]:
+    """Groups of as many GPUs that run the same collectives in turn, over links of two sorts."""
+    groups = {lanes: links.topology.worst([links.gpus[i] for i in lanes]) for lanes in links.groups}
+    series = {lanes: _series(links.collectives, lanes) for lanes, name in groups.items() if name}
+    found: dict[str, Slower] = {}
+    for slow, fast in permutations(series, 2):
+        if len(slow) != len(fast) or badness(groups[slow]) <= badness(groups[fast]):
+            continue
+        ratio = _ratio(series[slow], series[fast])
+        if ratio is not None and ratio > found.get(groups[slow], _NONE).ratio:
+            busy = {lane: _transfers(links.collectives, slow, lane) for lane in slow}
+            name = groups[slow]
+            found[name] = Slower("collectives", name, groups[fast], ratio, None, None, busy)
+    yield from found.values()
+
+
+_NONE: Final = Slower("", "", "", 0.0, None, None, {})
+
+
+@dataclass(frozen=True)
+class _Series:
+    """The collectives of one group of GPUs in order: what each is, and how long it transfers."""
+
+    name: NDArray[np.int16]
+    bytes: NDArray[np.int64]
+    ns: NDArray[np.int64]
+
+
+def _rows_of(collectives: Collectives, lanes: tuple[int, ...], lane: int) -> NDArray[np.intp]:
+    """The rows of one GPU in the joint operations of just these GPUs, in order."""
+    one = collectives
+    inside = np.isin(one.lane, lanes)
+    count = np.bincount(one.instance)
+    within = np.bincount(one.instance[inside], minlength=len(count))
+    whole = (count == len(lanes)) & (within == count)
+    return np.flatnonzero(one.joint & one.known & whole[one.instance] & (one.lane == lane))
+
+
+def _series(collectives: Collectives, lanes: tuple[int, ...]) -> _Series:
+    rows = _rows_of(collectives, lanes, lanes[0])
+    ns = collectives.end[rows] - collectives.start[rows] - collectives.wait[rows]
+    return _Series(collectives.operation[rows], collectives.bytes[rows], ns)
+
+
+def _ratio(slow: _Series, fast: _Series) -> float | None:
+    """How many times as long each takes in the one group as in the other; None if not longer.
+
+    A recording may begin or end between the two: of the few ways to lay the one series beside the
+    other, that in which the ratios scatter least.
+    """
+    tried = [_ratios(slow, fast, offset) for offset in range(-_EDGE, _EDGE + 1)]
+    ways = [ratios for ratios in tried if len(ratios) >= _FEWEST_PAIRS]
+    if abs(len(slow.ns) - len(fast.ns)) > _EDGE or not ways:
+        return None
+    ratios = min(ways, key=lambda ratios: float(np.std(np.log(ratios))))
+    ratio = float(np.median(ratios))
+    return ratio if ratio >= _SLOWER and np.percentile(ratios, 100 - _MOSTLY) > 1 else None
+
+
+def _ratios(slow: _Series, fast: _Series, offset: int) -> NDArray[np.float64]:
+    """The ratio of each to the one so many places later; none where these are not the same."""
+    own, other = max(0, -offset), max(0, offset)
+    count = max(0, min(len(slow.ns) - own, len(fast.ns) - other))
+    mine, theirs = slice(own, own + count), slice(other, other + count)
+    same = (slow.name[mine] == fast.name[theirs]) & (slow.bytes[mine] == fast.bytes[theirs])
+    if not same.all():
+        return np.empty(0)
+    return np.maximum(slow.ns[mine], 1) / np.maximum(fast.ns[theirs], 1)
+
+
+def _transfers(collectives: Collectives, lanes: tuple[int, ...], lane: int) -> Intervals:
+    rows = _rows_of(collectives, lanes, lane)
+    starts = collectives.start[rows] + collectives.wait[rows]
+    return union(starts, collectives.end[rows])
+
+
+_STAGED: Final = 1 << 16
+"""Bytes from which two copies of one size are no chance."""
+_SOON_NS: Final = 2_000_000
+_SOON: Final = 4
+"""The second half of a staged copy starts so soon after the end of the first, or within so many
+times its length: a CPU may add up in between."""
+_RECENT: Final = 8
+"""Copies to the host of a GPU that are looked back at."""
+_MOST: Final = 50_000
+"""Copies that are looked at, the first ones: more tell nothing more."""
+_NOBODY: Final = -1
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Copies from one GPU to another; arrays of one length, nanoseconds.
+
+    A copy by way of the host has two halves, one on each GPU; any other is on both all the time.
+    """
+
+    source: NDArray[np.int64]
+    """Index of the GPU among the `GpuOperations`."""
+    target: NDArray[np.int64]
+    bytes: NDArray[np.int64]
+    start: Times
+    first_end: Times
+    """When the source GPU is through with it."""
+    second_start: Times
+    """When the target GPU begins with it."""
+    end: Times
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def select(self, rows: Mask) -> Traffic:
+        return Traffic(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def of_pair(self, source: int, target: int) -> Traffic:
+        return self.select((self.source == source) & (self.target == target))
+
+    def on(self, gpu: int) -> Intervals:
+        """When one GPU is busy with them."""
+        out, into = self.source == gpu, self.target == gpu
+        starts = np.concatenate([self.start[out], self.second_start[into]])
+        return union(starts, np.concatenate([self.first_end[out], self.end[into]]))
+
+
+_NO_TRAFFIC: Final = Traffic(*(np.empty(0, np.int64) for _ in fields(Traffic)))
+
+
+def read_peer_copies(trace: Trace, operations: Sequence[GpuSummary]) -> Traffic:
+    """The copies straight from one GPU to another, of which both ends are known."""
+    if not any(Kind.COPY_PEER in own.kinds for own in operations):
+        return _NO_TRAFFIC
+    columns = ("start", "end", "bytes", "process", "source_device", "destination_device")
+    copies = trace.events([Kind.COPY_PEER], columns)
+    source = _places(operations, copies.process, copies.source_device)
+    target = _places(operations, copies.process, copies.destination_device)
+    start, end = copies.start, copies.end
+    found = Traffic(source, target, copies.bytes, start, end, start, end)
+    return found.select((source != _NOBODY) & (target != _NOBODY) & (source != target))
+
+
+def find_staged(trace: Trace, operations: Sequence[GpuSummary], talks: bool) -> Traffic:
+    """Copies to the host that were followed by one of the same size from it to another GPU.
+
+    Args:
+        talks: whether the GPUs communicate in another way too. Then only copies of one process
+            count, and none of a GPU that itself has just copied as much to the host: it may get
+            back its own, as offloaded optimizers do.
+    """
+    kinds = frozenset[Kind]().union(*(own.kinds for own in operations))
+    if not {Kind.COPY_D2H, Kind.COPY_H2D} <= kinds:
+        return _NO_TRAFFIC
+    columns = ("start", "end", "kind", "bytes", "process", "device")
+    copies = trace.events([Kind.COPY_D2H, Kind.COPY_H2D], columns)
+    copies = copies.select(copies.bytes >= _STAGED)
+    copies = copies.select(np.argsort(copies.start, kind="stable")[:_MOST])
+    place = _places(operations, copies.process, copies.device)
+    down = copies.kind == Kind.COPY_D2H
+    hosts = [own.gpu.host for own in operations]
+    pairs = [
+        pair
+        for size in np.intersect1d(copies.bytes[down], copies.bytes[~down]).tolist()
+        for pair in _of_size(copies, place, np.flatnonzero(copies.bytes == size), talks)
+        if hosts[place[pair[0]]] == hosts[place[pair[1]]]
+    ]
+    first, second = np.array(pairs, np.int64).reshape(-1, 2).T
+    return Traffic(
+        place[first], place[second], copies.bytes[first],
+        copies.start[first], copies.end[first], copies.start[second], copies.end[second],
+    )  # fmt: skip
+
+
+def _of_size(
+    copies: Events, place: NDArray[np.int64], rows: NDArray[np.int64], talks: bool
+) -> list[tuple[int, int]]:
+    """First and second halves among copies of one size, in order of start.
+
+    A copy to the host counts once for each GPU that it may be for.
+    """
+    recent: dict[int, deque[int]] = {}
+    taken: set[tuple[int, int]] = set()
+    found = []
+    for row in rows.tolist():
+        gpu = int(place[row])
+        if gpu == _NOBODY:
+            continue
+        if copies.kind[row] == Kind.COPY_D2H:
+            recent.setdefault(gpu, deque(maxlen=_RECENT)).append(row)
+            continue
+        near = _near(copies, row, recent)
+        if talks and gpu in near:
+            continue
+        of_others = [first for at, rows in near.items() if at != gpu for first in rows]
+        if talks:
+            of_others = [f for f in of_others if copies.process[f] == copies.process[row]]
+        free = [first for first in of_others if (first, gpu) not in taken]
+        if free:
+            first = max(free, key=lambda first: int(copies.end[first]))
+            taken.add((first, gpu))
+            found.append((first, row))
+    return found
+
+
+def _near(copies: Events, row: int, recent: Mapping[int, deque[int]]) -> dict[int, list[int]]:
+    """By GPU, the copies to the host that one from it may continue."""
+    start = int(copies.start[row])
+    near = {gpu: [f for f in rows if _is_soon(copies, f, start)] for gpu, rows in recent.items()}
+    return {gpu: rows for gpu, rows in near.items() if rows}
+
+
+def _is_soon(copies: Events, first: int, start: int) -> bool:
+    begin, end = int(copies.start[first]), int(copies.end[first])
+    return end <= start <= end + max(_SOON_NS, _SOON * (end - begin))
+
+
+def _places(
+    operations: Sequence[GpuSummary], process: NDArray[np.int16], device: NDArray[np.int16]
+) -> NDArray[np.int64]:
+    """The index of the GPU that a process means by each ordinal."""
+    known = {pair: index for index, own in enumerate(operations) for pair in own.gpu.pairs}
+    pairs = zip(process.tolist(), device.tolist(), strict=True)
+    return np.array([known.get(pair, _NOBODY) for pair in pairs], np.int64)
+
+
+_MOST_CHOICES: Final = 20_000
+"""Sets of cards that are tried at most."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The links of all cards of all hosts; of GPUs whose card is not known, nothing."""
+
+    nvml: Nvml
+    links: Mapping[tuple[int, int, int], Link]
+    """By host, card and other card."""
+
+    @classmethod
+    def of(cls, nvml: Nvml) -> Topology:
+        return cls(nvml, {(link.host, link.gpu, link.peer): link for link in nvml.links})
+
+    def between(self, one: Gpu, other: Gpu) -> Link | None:
+        """What NVML says of two GPUs; None where it says nothing, or they are on two hosts."""
+        if one.host != other.host or not (one.gpu_known and other.gpu_known):
+            return None
+        return self.links.get((one.host, one.gpu, other.gpu))
+
+    def name(self, one: Gpu, other: Gpu) -> str:
+        """``NV18``, ``PHB`` and so on, or nothing."""
+        link = self.between(one, other)
+        return link.link if link is not None else ""
+
+    def able(self, one: Gpu, other: Gpu) -> int | None:
+        """Bytes per second that can go from one GPU to the other."""
+        cards = [self.nvml.card(gpu.host, gpu.gpu) for gpu in (one, other)]
+        return able(self.name(one, other), *cards)
+
+    def worst(self, gpus: Sequence[Gpu]) -> str:
+        """The worst link between any two; nothing where none is known."""
+        names = [self.name(a, b) for a, b in combinations(gpus, 2)]
+        return max(filter(None, names), key=badness, default="")
+
+    def worst_of_cards(self, host: int, cards: Sequence[int]) -> str:
+        """The worst link between any two of some cards of a host."""
+        found = [self.links.get((host, a, b)) for a, b in combinations(cards, 2)]
+        return max((one.link for one in found if one is not None), key=badness, default="")
+
+    def better_choice(self, gpus: Sequence[Gpu]) -> tuple[int, ...] | None:
+        """As many cards of the host, joined better than these; None where there are none.
+
+        Of all sets of so many cards, the one whose worst link is best, then whose links together
+        are. Where that is no better in its worst link, a person gains nothing by changing.
+        """
+        if len(gpus) < 2 or len({gpu.host for gpu in gpus}) > 1 or not self.worst(gpus):
+            return None
+        host = gpus[0].host
+        cards = sorted({gpu for at, gpu, _ in self.links if at == host})
+        own = tuple(sorted(gpu.gpu for gpu in gpus))
+        chosen = self._best(host, cards, len(own))
+        if chosen is None or self._cost(host, chosen)[0] >= self._cost(host, own)[0]:
+            return None
+        return chosen
+
+    def _best(self, host: int, cards: Sequence[int], count: int) -> tuple[int, ...] | None:
+        choices = combinations(cards, count)
+        tried = (choice for _, choice in zip(range(_MOST_CHOICES), choices, strict=False))
+        return min(tried, key=lambda choice: self._cost(host, choice), default=None)
+
+    def _cost(self, host: int, cards: Sequence[int]) -> tuple[int, int]:
+        pairs = combinations(cards, 2)
+        links = [self.links.get((host, a, b)) for a, b in pairs]
+        costs = [badness(link.link if link is not None else "") for link in links]
+        return max(costs), sum(costs)
+
+
+GB: Final = 10**9
+
+_NVLINK: Final = (
+    (re.compile(r"P100", re.IGNORECASE), 20 * GB),
+    (re.compile(r"\bG?B[123]00|RTX PRO 6000|GB10", re.IGNORECASE), 50 * GB),
+)
+"""Bytes per second of one NVLink in one direction, by model."""
+_NVLINK_ELSE: Final = 25 * GB
+
+_PCIE_LANE: Final = {
+    1: 250_000_000,
+    2: 500_000_000,
+    3: 984_615_384,
+    4: 1_969_230_769,
+    5: 3_938_461_538,
+    6: 7_562_500_000,
+}
+"""Bytes per second of one lane in one direction, by generation."""
+
+_ORDER: Final = ("INT", "PIX", "PXB", "PHB", "NODE", "SYS")
+"""Ways over PCIe, the shortest first."""
+_NUMBERED: Final = re.compile(r"NV(\d+)")
+
+
+def nvlinks(link: str) -> int:
+    """How many NVLinks ``NV18`` has; 0 of any other."""
+    found = _NUMBERED.fullmatch(link)
+    return int(found[1]) if found else 0
+
+
+def badness(link: str) -> int:
+    """Orders links: the smaller, the better; one that is not known is the worst."""
+    count = nvlinks(link)
+    if count:
+        return -count
+    return _ORDER.index(link) if link in _ORDER else len(_ORDER)
+
+
+def able(link: str, one: Card | None, other: Card | None) -> int | None:
+    """Bytes per second that a link can carry in one direction; None where that is not known."""
+    count = nvlinks(link)
+    if count:
+        name = one.name if one is not None else ""
+        return count * next((rate for of, rate in _NVLINK if of.search(name)), _NVLINK_ELSE)
+    if link not in _ORDER or one is None or other is None:
+        return None
+    rates = [pcie_rate(card) for card in (one, other)]
+    return min((rate for rate in rates if rate), default=None) if all(rates) else None
+
+
+def pcie_rate(card: Card) -> int:
+    """Bytes per second that a card's slot carries in one direction; 0 where that is not known."""
+    return _PCIE_LANE.get(card.pcie_gen_max or 0, 0) * (card.pcie_width_max or 0)
+
+
+_WRAP: Final = 1 << 32
+"""Where PCIe's counter begins anew."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Bytes that cards sent between their first and last sample that has the counters."""
+
+    nvlink: int
+    pcie: int
+    """At least: the counter may have begun anew more than once from one sample to the next."""
+    start: int
+    """Nanoseconds on the trace's clock: the last of the cards' first samples."""
+    end: int
+
+
+def sent(nvml: Nvml, gpus: Sequence[Gpu]) -> Sent | None:
+    """What these cards sent together; None where one does not say, or was reset."""
+    found = [_sent(nvml.samples.of(gpu.host, gpu.gpu)) for gpu in gpus if gpu.gpu_known]
+    known = [one for one in found if one is not None]
+    if not known or len(known) < len(gpus):
+        return None
+    return Sent(
+        sum(one.nvlink for one in known),
+        sum(one.pcie for one in known),
+        max(one.start for one in known),
+        min(one.end for one in known),
+    )
+
+
+def _sent(samples: Samples) -> Sent | None:
+    nvlink, pcie = samples["nvlinkTx"], samples["pcieTx"]
+    rows = np.flatnonzero(~np.isnan(nvlink) & ~np.isnan(pcie))
+    if len(rows) < 2:
+        return None
+    by_nvlink, by_pcie = np.diff(nvlink[rows]), np.diff(pcie[rows])
+    if (by_nvlink < 0).any() or (by_pcie < -_WRAP).any():
+        return None
+    by_pcie[by_pcie < 0] += _WRAP
+    start, end = int(samples.time[rows[0]]), int(samples.time[rows[-1]])
+    return Sent(int(by_nvlink.sum()), int(by_pcie.sum()), start, end)
+
+
+_LARGE: Final = 1 << 20
+_FEWEST: Final = 3
+"""Bytes and number of pinned copies that tell how fast such copies are on this machine."""
+
+
+@dataclass(frozen=True)
+class Pageable:
+    """Input copies from pageable memory in the measured steps of all GPUs, or in their spans."""
+
+    copies: int
+    bytes: int
+    copy_ns: int
+    """Their durations together."""
+    exposed_ns: int
+    """The part of these with nothing of a higher class beside it on its GPU."""
+    pinned_rate: float | None
+    """Bytes per second of copies from pinned memory; None where nothing tells."""
+
+    @property
+    def saving_ns(self) -> int:
+        """The exposed time less what as many bytes take from pinned memory."""
+        if not self.pinned_rate or not self.copy_ns:
+            return self.exposed_ns
+        pinned = self.bytes * 1e9 / self.pinned_rate
+        return round(self.exposed_ns * max(0.0, 1 - pinned / self.copy_ns))
+
+
+def find_pageable(gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence[Step]) -> Pageable:
+    """Adds the copies of some of the GPUs up."""
+    columns = ("start", "end", "bytes", "source_memory", "process", "device")
+    every = gpus.trace.events([Kind.COPY_H2D], columns)
+    copies = every.select(every.source_memory == Memory.PAGEABLE)
+    steps_of = StepsOf(measured)
+    windows = [stretches(steps_of(lane.gpu), lane.window) for lane in lanes if len(copies)]
+    mine = [
+        copies.select(_inside(copies, time) & _on(copies, lane.gpu))
+        for lane, time in zip(lanes, windows, strict=False)
+    ]
+    busy = [union(own.start, own.end) for own in mine]
+    return Pageable(
+        sum(map(len, mine)),
+        sum(int(own.bytes.sum()) for own in mine),
+        sum(int((own.end - own.start).sum()) for own in mine),
+        sum(gpus.each(_alone, lanes, busy)) if busy else 0,
+        _pinned_rate(gpus.trace, every, lanes),
+    )
+
+
+def _inside(copies: Events, time: Intervals) -> Mask:
+    inside: Mask = time.contains(copies.start) & time.contains(copies.end - 1)
+    return inside
+
+
+def _alone(one: GpuShardView, copies: Intervals) -> int:
+    """Nanoseconds of copies with nothing of a higher class beside them."""
+    return copies.intersection(one.lane.timeline.of_class(OperationClass.H2D)).total
+
+
+def _on(copies: Events, gpu: Gpu) -> Mask:
+    found = np.zeros(len(copies), bool)
+    for process, device in gpu.pairs:
+        found |= (copies.process == process) & (copies.device == device)
+    return found
+
+
+def _pinned_rate(trace: Trace, copies: Events, lanes: Sequence[LaneSummary]) -> float | None:
+    """The middle of the trace's own large copies from pinned memory, else what the slots carry."""
+    large = (copies.bytes >= _LARGE) & (copies.end > copies.start)
+    pinned = copies.select(large & (copies.source_memory == Memory.PINNED))
+    if len(pinned) >= _FEWEST:
+        return float(np.median(pinned.bytes * 1e9 / (pinned.end - pinned.start)))
+    nvml = trace.nvml
+    cards = [nvml.card(lane.gpu.host, lane.gpu.gpu) for lane in lanes if lane.gpu.gpu_known]
+    rates = [rate for card in cards if card is not None and (rate := pcie_rate(card))]
+    return float(min(rates)) if rates else None
+
+
+__all__ = ["Links", "measure_links"]

@@ -1,0 +1,482 @@
+"""Phases of a run that are not steady training: what they cost and who waits in them."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.execution import GpuShardView, PerGpu, Shard
+from gputrace.analyzers.grouping import StepsOf
+from gputrace.analyzers.host_calls import Call, CudaApiCalls
+from gputrace.analyzers.kernel_names import PRODUCTS, family_of
+from gputrace.analyzers.lanes import AnyLane, AnyLaneSummary, Lane, LaneSummary
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.steps import BlockedSteps, FoundSteps, find_blocked_steps
+from gputrace.analyzers.steps.windows import Interlude, StepWindows
+from gputrace.model.events import Kind, distinct_ids
+from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
+from gputrace.model.results import Phase, Step
+from gputrace.model.time_class import CLASSES
+from gputrace.model.trace import Trace
+from gputrace.units import format_ns, format_ranges
+
+_WORKS: Final = 0.1
+"""A rank works in a phase if it computes and copies this part of what the busiest one does."""
+_TOLD: Final = 0.05
+"""Causes of warm-up from this part of its cost are named."""
+
+
+def list_phases(
+    gpus: PerGpu,
+    lanes: Sequence[AnyLaneSummary],
+    found: FoundSteps,
+    steps: Sequence[Step] = (),
+    causes: Mapping[int, Mapping[str, int]] | None = None,
+) -> tuple[Phase, ...]:
+    """Warm-up, validation and checkpoints of every rank, and what begins its epochs.
+
+    Args:
+        gpus: whose lanes they are.
+        lanes: of all GPUs; the first of each rank stands for it.
+        found: the steps, with what lies between them.
+        steps: all steps on all GPUs.
+        causes: of warm-up, by rank.
+    """
+    held, steps_of = list(find_blocked_steps(found.by_rank)), StepsOf(steps)
+    lanes = [lane for lane in _one_of_each_rank(lanes) if lane.gpu.rank in found.by_rank]
+    told = [
+        _Told(
+            found.by_rank[lane.gpu.rank],
+            found.warmup,
+            (causes or {}).get(lane.gpu.rank, {}),
+            tuple(own for own in held if own.rank == lane.gpu.rank),
+            _waits(steps_of(lane.gpu)),
+        )
+        for lane in lanes
+    ]
+    listed = [phase for own in gpus.each(_phases, lanes, told) for phase in own]
+    return tuple(_who_waits(listed))
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What phases are made of, of one rank, but for its lane."""
+
+    windows: StepWindows
+    warmup: int
+    causes: Mapping[str, int]
+    held: tuple[BlockedSteps, ...]
+    waits: Mapping[int, int]
+    """By step, nanoseconds that its GPU waits for data."""
+
+
+def _phases(one: GpuShardView, told: _Told) -> list[Phase]:
+    lane, windows = one.any_lane, told.windows
+    return [
+        *_warmup(lane, windows, told.warmup, told.causes),
+        *(_interlude(lane, windows, interlude) for interlude in windows.interludes),
+        *(_held_up(lane, own) for own in told.held),
+        *_epochs(lane, windows, told.warmup, told.waits),
+    ]
+
+
+def _waits(steps: Sequence[Step]) -> dict[int, int]:
+    return {step.step: _wait(step) for step in steps}
+
+
+def _one_of_each_rank(lanes: Sequence[AnyLaneSummary]) -> list[AnyLaneSummary]:
+    return list({lane.gpu.rank: lane for lane in reversed(lanes)}.values())[::-1]
+
+
+def _warmup(
+    lane: AnyLane, windows: StepWindows, warmup: int, causes: Mapping[str, int]
+) -> Iterator[Phase]:
+    warm = min(warmup, len(windows))
+    if not warm:
+        return
+    start, end = int(windows.start[0]), int(windows.end[warm - 1])
+    later = windows.lengths[warm:]
+    cost = end - start - warm * int(np.median(later)) if len(later) else 0
+    evidence = (
+        f"{warm} step{'' if warm == 1 else 's'} before three in a row at the later steps' speed"
+    )
+    largest = sorted(causes.items(), key=lambda item: -item[1])
+    told = [f"{WARMUP_CAUSES[c].told} {format_ns(ns)}" for c, ns in largest if ns > _TOLD * cost]
+    if told and cost > 0:
+        evidence += f"; of {format_ns(cost)} more than steady steps take: {', '.join(told)}"
+    yield Phase(
+        "warmup",
+        lane.gpu.rank,
+        start,
+        end,
+        lane.idle(start, end),
+        evidence,
+        cost_ns=max(cost, 0),
+        causes=dict(largest),
+    )
+
+
+def _interlude(lane: AnyLane, windows: StepWindows, interlude: Interlude) -> Phase:
+    start, end = interlude.start, interlude.end
+    phase = Phase(
+        interlude.phase,
+        lane.gpu.rank,
+        start,
+        end,
+        lane.idle(start, end),
+        interlude.evidence,
+        step=interlude.after,
+        cost_ns=end - start,
+        communication_ns=_of(lane, "communication", start, end),
+    )
+    if not isinstance(lane, Lane):
+        return phase
+    begins = int(windows.busy_from[interlude.after + 1])
+    before, after = _edges(lane.timeline.busy, start, end, begins)
+    is_last = not any(i.after == interlude.after and i.start >= end for i in windows.interludes)
+    return replace(phase, before_ns=before, after_ns=after if is_last else None)
+
+
+def _held_up(lane: AnyLane, held: BlockedSteps) -> Phase:
+    start, end = held.start, held.end
+    idle, joint = lane.idle(start, end), _of(lane, "communication", start, end)
+    return Phase(
+        held.interlude.phase,
+        lane.gpu.rank,
+        start,
+        end,
+        idle,
+        _told_of_waiting((held.by,), joint, idle),
+        step=held.interlude.after,
+        cost_ns=end - start,
+        communication_ns=joint,
+        waits_for=(held.by,),
+    )
+
+
+def _told_of_waiting(ranks: Sequence[int], joint: int | None, idle: int | None) -> str:
+    return (
+        f"waits for rank{'' if len(ranks) == 1 else 's'} {format_ranges(ranks)}: "
+        f"{format_ns(joint or 0)} in communication, {format_ns(idle or 0)} idle"
+    )
+
+
+def _edges(busy: Intervals, start: int, end: int, begins: int) -> tuple[int, int]:
+    """Idle time from the start of a phase to its first operation, and before the next step's."""
+    place = int(np.searchsorted(busy.end, start, "right"))
+    first = int(busy.start[place]) if place < len(busy) else end
+    last = int(np.searchsorted(busy.end, begins, "right")) - 1
+    idle_from = max(int(busy.end[last]), start) if last >= 0 else start
+    return max(min(first, end) - start, 0), max(begins - idle_from, 0)
+
+
+def _of(lane: AnyLane, name: str, start: int, end: int) -> int | None:
+    row = lane.split(np.array([start]), np.array([end]))[0]
+    return int(row[CLASSES.index(name)]) if len(row) else None
+
+
+def _epochs(
+    lane: AnyLane, windows: StepWindows, warmup: int, told: Mapping[int, int]
+) -> Iterator[Phase]:
+    """The waits for data that begin epochs, from those of all steps of the lane's GPU."""
+    if len(told) != len(windows):
+        return
+    waits = np.array([told[number] for number in range(len(windows))], np.int64)
+    waits[:warmup] = np.median(waits)
+    begins = find_epochs(waits, windows.lengths, {i.after + 1 for i in windows.interludes})
+    usual = int(np.median(waits))
+    for number in begins:
+        start, end = int(windows.start[number]), int(windows.busy_from[number])
+        evidence = (
+            f"the first of an epoch of {begins[1] - begins[0]} steps waits "
+            f"{format_ns(waits[number])} for data, a usual one {format_ns(usual)}"
+        )
+        cost = int(waits[number]) - usual
+        yield Phase(
+            "epoch",
+            lane.gpu.rank,
+            start,
+            max(start, end),
+            lane.idle(start, max(start, end)),
+            evidence,
+            step=number,
+            cost_ns=cost,
+        )
+
+
+def _wait(step: Step) -> int:
+    return (step.host_data_ns if step.gpu is None else step.data_feeding_ns) or 0
+
+
+def _who_waits(phases: Sequence[Phase]) -> Iterator[Phase]:
+    """The phases, those of ranks that only wait for others with the others' names."""
+    by_step: dict[int | None, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for phase in phases:
+        if not phase.waits_for:
+            by_step[phase.step if _is_between(phase) else None][phase.rank] += _work(phase)
+    for phase in phases:
+        work = by_step[phase.step]
+        most = max(work.values(), default=0)
+        if phase.waits_for or not _is_between(phase) or work[phase.rank] >= _WORKS * most:
+            yield phase
+            continue
+        working = tuple(sorted(rank for rank, done in work.items() if done >= _WORKS * most))
+        told = _told_of_waiting(working, phase.communication_ns, phase.idle_ns)
+        yield replace(phase, waits_for=working, evidence=told)
+
+
+def _is_between(phase: Phase) -> bool:
+    return phase.phase in ("validation", "checkpoint")
+
+
+def _work(phase: Phase) -> int:
+    """Nanoseconds in which the GPU computes or copies."""
+    if phase.idle_ns is None:
+        return 0
+    return phase.end_ns - phase.start_ns - phase.idle_ns - (phase.communication_ns or 0)
+
+
+_LONGER: Final = 3.0
+"""A wait this many times the usual one may be a loader that begins anew,"""
+_PART: Final = 0.2
+"""if it is longer than the usual one by this part of a step."""
+_SHORTEST: Final = 3
+"""Steps of an epoch that can be told from a loader that stutters."""
+
+
+def find_epochs(waits: Times, lengths: Times, after_phases: Collection[int] = ()) -> list[int]:
+    """The steps that begin an epoch, but for the very first; none where no loader begins anew.
+
+    Args:
+        waits: nanoseconds that each step waits for data.
+        lengths: nanoseconds of each step.
+        after_phases: steps that come right after a validation or a checkpoint.
+
+    Three waits at one distance are a rule; two are, where each comes after such a phase. The run
+    may begin and end within an epoch, but none of the waits is missing between.
+    """
+    if len(waits) < 2 * _SHORTEST:
+        return []
+    usual, step = float(np.median(waits)), float(np.median(lengths))
+    far = (waits > _LONGER * usual) & (waits > usual + _PART * step)
+    begins = [place for place in np.flatnonzero(far).tolist() if place > 0]
+    enough = 2 if begins and set(begins) <= set(after_phases) else 3
+    if len(begins) < enough:
+        return []
+    distances = np.diff(begins)
+    distance = int(distances[0])
+    edges = max(begins[0], len(waits) - begins[-1])
+    regular = distance >= _SHORTEST and bool((distances == distance).all())
+    return begins if regular and edges <= distance else []
+
+
+class WarmupCause(NamedTuple):
+    """What people are told of a cause."""
+
+    told: str
+    advice: str
+
+
+WARMUP_CAUSES: Final = {
+    "compilation": WarmupCause(
+        "compilation",
+        "keep what was compiled: a cache on disk (TORCHINDUCTOR_CACHE_DIR, CUDA_CACHE_PATH)",
+    ),
+    "module_loading": WarmupCause(
+        "loading modules",
+        "leave CUDA_MODULE_LOADING=LAZY, its default, so that only what runs is loaded",
+    ),
+    "allocation": WarmupCause(
+        "allocating memory", "an allocator's pool fills once; a search allocates what it tries with"
+    ),
+    "autotuning": WarmupCause(
+        "trying algorithms that later steps do not use",
+        "fewer input shapes; without the search (cudnn.benchmark = False) where runs are short",
+    ),
+    "data_feeding": WarmupCause("waiting for data", "start the loader before the model is made"),
+    "host": WarmupCause(
+        "the host's own work outside of CUDA calls",
+        "libraries, compilation and plans of convolutions are made on the host in the first steps",
+    ),
+}
+"""In order of precedence: a nanosecond counts for the first that is shown."""
+
+_COMPARED: Final = 30
+"""Steady steps that tell what is usual."""
+_LOADS: Final = re.compile(
+    r"cu(Library|Module)(Load|Get|Unload)|cuKernelGet(Function|Library)|cudaLibraryLoad"
+)
+_COMPILES: Final = re.compile(r"cuLink|nvrtc")
+_COMPILE_RANGE: Final = re.compile(
+    r"compil|inductor|dynamo|nvrtc|(?<![a-z])(jit|ptxas|xla.?build)(?![a-z])", re.IGNORECASE
+)
+_COMPILE_OVERHEAD: Final = re.compile(r"JIT|compiler", re.IGNORECASE)
+_LOAD_OVERHEAD: Final = re.compile(r"module loading|function loading|lazy", re.IGNORECASE)
+_MOST_BETWEEN: Final = 3
+"""Kernels from one that was tried to the next in one search."""
+_LONG_LAUNCH_NS: Final = 500_000
+"""A launch in the first steps that takes longer loads the code that it launches."""
+
+
+def find_warmup_causes(gpus: PerGpu, found: FoundSteps) -> dict[int, dict[str, int]]:
+    """By rank, and by `WARMUP_CAUSES`, nanoseconds that its warm-up has beyond as many steady
+    steps; what is not shown is not there. Nothing where no calls were recorded.
+    """
+    if not gpus.has_calls or not found.warmup:
+        return {}
+    lanes: dict[int, LaneSummary] = {}
+    for lane in gpus.lanes:
+        if len(found.by_rank.get(lane.gpu.rank, ())) > found.warmup:
+            lanes.setdefault(lane.gpu.rank, lane)
+    windows = [_first(found.by_rank[rank], found.warmup + _COMPARED) for rank in lanes]
+    causes = gpus.each(_causes, lanes.values(), windows, same=(found.warmup,))
+    return dict(zip(lanes, causes, strict=True))
+
+
+def _first(windows: StepWindows, count: int) -> StepWindows:
+    first = slice(count)
+    return replace(
+        windows,
+        start=windows.start[first],
+        end=windows.end[first],
+        busy_from=windows.busy_from[first],
+        interludes=(),
+    )
+
+
+def _named_spans(shard: Shard) -> Mapping[str, Mapping[int, Intervals]]:
+    """Ranges and overheads that name a cause themselves, by process."""
+    trace = shard.trace
+    columns = ("start", "end", "name", "process")
+    found: dict[str, dict[int, Intervals]] = {"compilation": {}, "module_loading": {}}
+    for kind, cause, pattern in (
+        (Kind.RANGE, "compilation", _COMPILE_RANGE),
+        (Kind.OVERHEAD, "compilation", _COMPILE_OVERHEAD),
+        (Kind.OVERHEAD, "module_loading", _LOAD_OVERHEAD),
+    ):
+        if kind not in trace.kinds:
+            continue
+        events = trace.events([kind], columns)
+        named = list(trace.search(distinct_ids(events.name), pattern))
+        events = events.select(np.isin(events.name, named))
+        for process in distinct_ids(events.process).tolist():
+            rows = events.process == process
+            more = union(events.start[rows], events.end[rows])
+            known = found[cause].get(process, EMPTY)
+            found[cause][process] = merge_touching(known, more)
+    return found
+
+
+def _causes(one: GpuShardView, windows: StepWindows, warmup: int) -> dict[str, int]:
+    """Of one rank, of which no more steps are given than are compared."""
+    proofs = _on_gpu(one, windows, warmup)
+    for cause, called in _on_host(one, windows).items():
+        proofs[cause] = merge_touching(proofs[cause], called)
+    given = EMPTY
+    shown = {}
+    for cause in WARMUP_CAUSES:
+        shown[cause] = proofs[cause].difference(given)
+        given = merge_touching(given, proofs[cause])
+    return _beyond_usual(shown, windows, warmup)
+
+
+def _on_gpu(one: GpuShardView, windows: StepWindows, warmup: int) -> dict[str, Intervals]:
+    """When each cause is shown by the GPU, or by ranges and overheads that name it."""
+    spans, process = one.once(_named_spans), one.operations.gpu.process
+    return {
+        "compilation": spans["compilation"].get(process, EMPTY),
+        "module_loading": spans["module_loading"].get(process, EMPTY),
+        "allocation": EMPTY,
+        "autotuning": _tried(one.trace, one.operations, windows, warmup),
+        "data_feeding": one.lane.causes.of["data_feeding"],
+        "host": EMPTY,
+    }
+
+
+def _on_host(one: GpuShardView, windows: StepWindows) -> dict[str, Intervals]:
+    """When some causes are shown by the calls of the GPU's process, where there are any."""
+    calls, first = one.calls, (int(windows.start[0]), int(windows.end[-1]))
+    mine = None if calls is None else _rows_of(calls, one.operations.gpu.process, first[1])
+    if calls is None or mine is None or not len(mine):
+        return {}
+    names = one.trace.names(distinct_ids(calls.name[mine]))
+    launch = mine[(calls.sort[mine] == Call.ISSUE) & _long(calls, mine)]
+    busy_threads = distinct_ids(calls.thread[mine[calls.sort[mine] == Call.ISSUE]])
+    inside = mine[np.isin(calls.thread[mine], busy_threads)]
+    return {
+        "compilation": _called(calls, mine, names, _COMPILES),
+        "module_loading": merge_touching(
+            _called(calls, mine, names, _LOADS), _spans(calls, launch)
+        ),
+        "allocation": _spans(calls, mine[calls.sort[mine] == Call.ALLOC]),
+        "host": one.lane.timeline.gaps.clip(*first).difference(_spans(calls, inside)),
+    }
+
+
+def _rows_of(calls: CudaApiCalls, process: int, until: int) -> NDArray[np.intp]:
+    """A process's calls that begin before a moment."""
+    rows = []
+    for index, (own, _) in enumerate(calls.threads):
+        if own == process:
+            first, end = int(calls.first[index]), int(calls.first[index + 1])
+            rows.append(np.arange(first, first + np.searchsorted(calls.start[first:end], until)))
+    return np.concatenate(rows) if rows else np.empty(0, np.intp)
+
+
+def _long(calls: CudaApiCalls, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+    return calls.end[rows] - calls.start[rows] > _LONG_LAUNCH_NS
+
+
+def _spans(calls: CudaApiCalls, rows: NDArray[np.intp]) -> Intervals:
+    return union(calls.start[rows], calls.end[rows])
+
+
+def _called(
+    calls: CudaApiCalls, rows: NDArray[np.intp], names: Mapping[int, str], pattern: re.Pattern[str]
+) -> Intervals:
+    wanted = [id for id, name in names.items() if pattern.match(name)]
+    return _spans(calls, rows[np.isin(calls.name[rows], wanted)])
+
+
+def _tried(trace: Trace, own: GpuOperations, windows: StepWindows, warmup: int) -> Intervals:
+    """From one product of the first steps that no later step uses to the next: algorithms tried.
+
+    A search runs one after another, with those that are chosen among them.
+    """
+    kernels = own.events.kind == Kind.KERNEL
+    early = kernels & (own.start < windows.end[warmup - 1])
+    later = kernels & (own.start >= windows.start[warmup])
+    only = np.setdiff1d(
+        distinct_ids(own.events.name[early]),
+        distinct_ids(own.events.name[later]),
+        assume_unique=True,
+    )
+    names = trace.names(only)
+    tried = [id for id, name in names.items() if family_of(name) in PRODUCTS]
+    among = np.flatnonzero(kernels)
+    place = np.flatnonzero((early & np.isin(own.events.name, tried))[among])
+    rows = among[place]
+    soon = np.flatnonzero(np.diff(place) <= _MOST_BETWEEN)
+    searches = union(own.start[rows[soon]], own.end[rows[soon + 1]])
+    return merge_touching(searches, union(own.start[rows], own.end[rows]))
+
+
+def _beyond_usual(
+    shown: Mapping[str, Intervals], windows: StepWindows, warmup: int
+) -> dict[str, int]:
+    beyond = {}
+    for cause, intervals in shown.items():
+        each = intervals.within(windows.start, windows.end)
+        more = int(each[:warmup].sum()) - warmup * int(np.median(each[warmup:]))
+        if more > 0:
+            beyond[cause] = more
+    return beyond
+
+
+__all__ = ["WARMUP_CAUSES", "find_warmup_causes", "list_phases"]

@@ -1,0 +1,396 @@
+"""The whole analysis of a trace: one analyzer after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from gputrace.analyzers.breakdown import break_down, list_steps, measured, steady, summarize
+from gputrace.analyzers.collectives import (
+    Collectives,
+    fit_clocks,
+    match_collectives,
+    total_collectives,
+)
+from gputrace.analyzers.device_metrics import find_utilization
+from gputrace.analyzers.execution import GpuShardView, PerGpu, Shard
+from gputrace.analyzers.findings import find
+from gputrace.analyzers.findings.context import SEVERITIES, Facts
+from gputrace.analyzers.gaps import find_gaps
+from gputrace.analyzers.grouping import StepsOf
+from gputrace.analyzers.host_calls import NOBODY
+from gputrace.analyzers.kernels import count_kernels
+from gputrace.analyzers.lanes import AnyLaneSummary, LaneSummary, find_host_lanes
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.phases import find_warmup_causes, list_phases
+from gputrace.analyzers.python_samples import find_python_lines
+from gputrace.analyzers.steps import FoundSteps
+from gputrace.analyzers.whatif import what_if
+from gputrace.errors import InputError, PluginError, UsageError
+from gputrace.model.events import Mask
+from gputrace.model.intervals import Times
+from gputrace.model.results import (
+    SCHEMA_VERSION,
+    Analysis,
+    ExtraTable,
+    Finding,
+    GpuTotals,
+    RecordedCalls,
+    Step,
+)
+from gputrace.model.trace import Progress, Trace, Window
+from gputrace.plugins import Plugin, call, expect, load_function, plugins, tell
+from gputrace.store.spill_file import spill_file_for
+from gputrace.units import parse_window
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a person may ask of an analysis."""
+
+    window: Window | None = None
+    """Nanoseconds from the trace's origin; None for all of it."""
+    steps: tuple[int, int] | None = None
+    """The steps to measure, counted from 0, the end not included; None for the steady ones."""
+    gaps: int = 50
+    """How many of the largest gaps to list."""
+
+
+def read_options(
+    steps: str | tuple[int, int] | None, time: str | tuple[int, int] | None, gaps: int
+) -> Options:
+    """Reads them as `OpenTrace.analyze` takes them; raises UsageError for what makes no sense."""
+    if gaps < 0:
+        raise UsageError(f"{gaps} gaps cannot be listed; give a number from 0 on")
+    return Options(read_window(time), read_steps(steps), gaps)
+
+
+def read_steps(steps: str | tuple[int, int] | None) -> tuple[int, int] | None:
+    """First and end of ``"8:25"`` or of two numbers; raises UsageError for what names no steps."""
+    if steps is None:
+        return None
+    if not isinstance(steps, str):
+        low, high = steps
+        if not 0 <= low < high:
+            raise UsageError(f"{steps!r} does not name steps; give (first, end), as (8, 25)")
+        return low, high
+    first, colon, end = (part.strip() for part in steps.partition(":"))
+    digits = all(part.isdecimal() or not part for part in (first, end))
+    if not colon or not digits or int(first or 0) >= int(end or 1 << 62):
+        raise UsageError(f"{steps!r} does not name steps; write FIRST:END, as 8:25")
+    return int(first or 0), int(end or 1 << 62)
+
+
+def read_window(time: str | tuple[int, int] | None) -> Window | None:
+    """Start and end of ``"12s:14s"`` or of two nanosecond counts; raises UsageError for others."""
+    if time is None:
+        return None
+    try:
+        return Window(*(parse_window(time) if isinstance(time, str) else time))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+class Watcher(Protocol):
+    """Sees what the analysis is made of as soon as it is there, for views that draw it."""
+
+    def operations_read(self, operations: Sequence[GpuOperations]) -> None: ...
+    def facts_found(self, facts: Facts) -> None: ...
+
+
+Spread = Callable[[Trace], PerGpu | None]
+"""Has the rows of a trace read and kept by others; gives None where they must be here."""
+
+
+def analyze(
+    trace: Trace,
+    options: Options | None = None,
+    progress: Progress | None = None,
+    watcher: Watcher | None = None,
+    spread: Spread | None = None,
+) -> Analysis:
+    """Reads what it needs and says where the time went.
+
+    Where nothing was recorded of a GPU, what the host's signals tell of it. Raises InputError
+    where that is nothing, or no GPU operation can be used, UsageError where none lies in the window
+    or none of the steps asked for is there.
+    """
+    far = None if spread is None or watcher is not None or plugins("analyzers") else spread(trace)
+    gpus = far or PerGpu.here(Shard(trace, spill_file_for(trace), progress))
+    with closing(gpus):
+        return _analyze(gpus, options or Options(), watcher)
+
+
+def _analyze(gpus: PerGpu, options: Options, watcher: Watcher | None) -> Analysis:
+    trace, window = gpus.trace, _absolute(gpus.trace, options.window)
+    _put_on_one_clock(gpus)
+    if watcher is not None:
+        watcher.operations_read(gpus.whole.operations)
+    if not gpus.operations and trace.no_gpu is None:
+        raise InputError(trace.title, "no GPU operation in it has usable times; record it again")
+    collectives = match_collectives(gpus)
+    lanes: Sequence[AnyLaneSummary]
+    if gpus.operations:
+        found = gpus.find_steps(options.steps)
+        gpus.build_lanes(window, found)
+        gpus.add_waits({own.gpu: collectives.waiting(n) for n, own in enumerate(gpus.operations)})
+        lanes = gpus.lanes
+    else:
+        host_lanes, found = find_host_lanes(trace, window, options.steps)
+        gpus, lanes = PerGpu.of_hosts(trace, host_lanes), host_lanes
+    if not lanes:
+        raise UsageError(_outside(trace, gpus))
+    facts = _facts(gpus, lanes, found, collectives, window, options)
+    if watcher is not None:
+        watcher.facts_found(facts)
+    return _answer(facts, lanes, window, options.gaps)
+
+
+def _put_on_one_clock(gpus: PerGpu) -> None:
+    """Corrects the clocks of several hosts as far as collectives tell."""
+    fit = fit_clocks(gpus) if len(gpus.trace.paths) > 1 else None
+    if fit is not None:
+        gpus.move(fit.shifts, str(fit))
+
+
+def _facts(
+    gpus: PerGpu,
+    lanes: Sequence[AnyLaneSummary],
+    found: FoundSteps,
+    collectives: Collectives,
+    window: Window | None,
+    options: Options,
+) -> Facts:
+    """What the rules of findings look at, and the answer is made of."""
+    steps = list_steps(gpus, lanes, found, window)
+    timed = measured(steps, found)
+    if options.steps is not None and not timed:
+        raise UsageError(_no_such_steps(gpus.trace, options, found))
+    chosen = steps_with_api_records(gpus, timed)
+    if timed and not chosen:
+        # What the steps that a person chose have of calls tells nothing of them.
+        chosen = timed
+        gpus.forget_calls()
+    causes = find_warmup_causes(gpus, found) if gpus.lanes else None
+    return Facts(
+        gpus,
+        found,
+        steps,
+        chosen,
+        break_down(gpus, lanes, chosen),
+        gpus.whole.once(find_python_lines),
+        collectives,
+        kernels=count_kernels(gpus, chosen) if gpus.lanes else None,
+        phases=list_phases(gpus, lanes, found, steps, causes),
+        timed=timed,
+    )
+
+
+def _answer(
+    facts: Facts, lanes: Sequence[AnyLaneSummary], window: Window | None, most_gaps: int
+) -> Analysis:
+    gpus, chosen = facts.per_gpu, facts.measured
+    trace, quality = facts.trace, facts.trace.quality
+    plugged, tables = run_plugins(facts)
+    findings = find(facts, plugged)
+    recorded_calls = api_coverage(gpus.lanes, chosen if gpus.has_calls else (), facts.timed)
+    if recorded_calls is not None:
+        quality.notes.append(str(recorded_calls))
+    gaps = find_gaps(gpus, facts.found, chosen, most_gaps, facts.lines)
+    return Analysis(
+        schema_version=SCHEMA_VERSION,
+        source=trace.source,
+        path=str(trace.path),
+        paths=tuple(str(path) for path in trace.paths),
+        origin_ns=trace.origin,
+        span_ns=_span(lanes),
+        gpus=tuple(map(_totals, gpus.lanes)),
+        steps=summarize(facts.found, facts.timed or steady(facts.steps)),
+        step_list=tuple(facts.steps),
+        phases=facts.phases,
+        breakdown=facts.breakdown,
+        collectives=total_collectives(gpus, facts.collectives, chosen),
+        gaps=gaps,
+        balance=facts.balance,
+        links=facts.links.rows if facts.links is not None else (),
+        findings=findings,
+        what_if=what_if(facts, {finding.id for finding in findings}),
+        kernels=facts.kernels,
+        cards=facts.cards,
+        utilization=find_utilization(facts.nvml, gpus, window),
+        recorded_calls=recorded_calls,
+        # Last: all that reads the trace may have something to say of it.
+        dropped_rows=dict(sorted(quality.dropped.items())),
+        warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),
+        left_out=tuple(quality.left_out),
+        tables=tables,
+    )
+
+
+def _absolute(trace: Trace, window: Window | None) -> Window | None:
+    if window is None:
+        return None
+    return Window(window.start + trace.origin, window.end + trace.origin)
+
+
+def _span(lanes: Sequence[AnyLaneSummary]) -> int:
+    windows = [lane.window for lane in lanes]
+    return max(window.end for window in windows) - min(window.start for window in windows)
+
+
+def _outside(trace: Trace, gpus: PerGpu) -> str:
+    if gpus.operations:
+        spans = [own.span for own in gpus.operations]
+    else:
+        spans = [lane.window for lane in find_host_lanes(trace, None)[0]]
+    first = min(span.start for span in spans) - trace.origin
+    last = max(span.end for span in spans) - trace.origin
+    what = "GPU activity" if gpus.operations else "step and no wait"
+    return (
+        f"{trace.title}: no {what} in that window; "
+        f"it runs from {first / 1e9:.3f}s to {last / 1e9:.3f}s"
+    )
+
+
+def _no_such_steps(trace: Trace, options: Options, found: FoundSteps) -> str:
+    count = max((len(windows) for windows in found.by_rank.values()), default=0)
+    first, end = options.steps or (0, 0)
+    have = f"it has steps 0 to {count - 1}" if count else "no steps were found in it"
+    where = "" if options.window is None else " in that window"
+    return f"{trace.title}: no steps {first}:{end}{where}; {have}"
+
+
+def _totals(lane: LaneSummary) -> GpuTotals:
+    gpu, shares = lane.gpu, lane.shares
+    return GpuTotals(
+        gpu=gpu.gpu,
+        gpu_known=gpu.gpu_known,
+        device=gpu.device,
+        rank=gpu.rank,
+        rank_known=gpu.rank_known,
+        host=gpu.host_name,
+        name=gpu.name,
+        kernels=lane.kernels,
+        copies=lane.copies,
+        start_ns=lane.window.start,
+        span_ns=sum(shares),
+        **{f"{name}_ns": value for name, value in shares._asdict().items()},
+    )
+
+
+_PLAIN: Final = frozenset((bool, int, float, str, type(None)))
+PluginResults = tuple[tuple[Finding, ...], tuple[ExtraTable, ...]]
+
+
+def run_plugins(facts: Facts) -> PluginResults:
+    """The findings and tables of all analyzers of plugins; none of one that does not work."""
+    found: list[Finding | ExtraTable] = []
+    for plugin in plugins("analyzers"):
+        try:
+            found += _run(plugin, facts)
+        except PluginError as error:
+            tell(error)
+    findings = tuple(one for one in found if isinstance(one, Finding))
+    return findings, tuple(one for one in found if isinstance(one, ExtraTable))
+
+
+def _run(plugin: Plugin, facts: Facts) -> list[Finding | ExtraTable]:
+    analyzer = load_function(plugin)
+
+    def run() -> list[Any]:
+        given = analyzer(facts)
+        return list(given) if isinstance(given, Iterable) else [given]
+
+    found = call(plugin, run)
+    for one in found:
+        expect(plugin, one, Finding, ExtraTable)
+        if problem := _problem(plugin, one):
+            raise PluginError(f"{plugin} does not work: {problem}")
+    return found  # type: ignore[no-any-return]
+
+
+def _problem(plugin: Plugin, found: Finding | ExtraTable) -> str:
+    """What views and JSON could not show; nothing where all is well."""
+    values: tuple[Any, ...]
+    texts: tuple[Any, ...]
+    if isinstance(found, ExtraTable):
+        values = tuple(cell for row in found.rows for cell in row)
+        texts = (found.title, *found.header)
+        if any(len(row) != len(found.header) for row in found.rows):
+            return f"a row of its table {found.title!r} has not as many cells as the header"
+    else:
+        if found.id != plugin.name:
+            return f"its finding is called {found.id!r}; it must have the analyzer's name"
+        if found.severity not in SEVERITIES:
+            return f"its severity {found.severity!r} is none of {', '.join(SEVERITIES)}"
+        values = (*found.evidence.values(), *found.gpus, *found.ranks)
+        texts = (found.message, found.advice, *found.evidence)
+    strange = [value for value in values if type(value) not in _PLAIN]
+    strange += [text for text in texts if type(text) is not str]
+    if isinstance(found, Finding) and type(found.impact_ns) is not int:
+        strange.append(found.impact_ns)
+    kinds = sorted({type(value).__name__ for value in strange})
+    return f"{', '.join(kinds)} where Python's own text and numbers belong" if kinds else ""
+
+
+def steps_with_api_records(gpus: PerGpu, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Those of the steps of which every rank has all calls; all steps, where calls always were."""
+    steps_of = StepsOf(steps)
+    sampled = [own for own in gpus.operations if own.calls_recorded is not None]
+    sampled = [own for own in sampled if steps_of(own.gpu)]
+    if not gpus.has_calls or not sampled:
+        return steps
+    mine = [steps_of(own.gpu) for own in sampled]
+    edges = [np.array([(s.start_ns, s.end_ns) for s in own], np.int64).T for own in mine]
+    found = gpus.each(_are_whole, sampled, *zip(*edges, strict=True))
+    lacking = {
+        step.step
+        for own, whole in zip(mine, found, strict=True)
+        for step, has in zip(own, whole.tolist(), strict=True)
+        if not has
+    }
+    return tuple(step for step in steps if step.step not in lacking)
+
+
+def _are_whole(one: GpuShardView, starts: Times, ends: Times) -> Mask:
+    """Whether steps lie in a recorded stretch each, and what was issued for them, too.
+
+    That begins where the operation before a step was issued: from there on its host is seen.
+    """
+    own, calls = one.operations, one.calls
+    first = np.minimum(np.searchsorted(own.start, starts), len(own) - 1)
+    # A GPU that has nothing to do in a step.
+    idle = own.start[first] >= ends
+    if calls is None:
+        return idle
+    begins, known = starts, np.ones(len(starts), np.bool_)
+    for row in (first, np.maximum(first - 1, 0)):
+        issued_by = calls.issued_by(own.events.select(row))
+        known &= issued_by != NOBODY
+        begins = np.minimum(begins, calls.start[issued_by])
+    begins = np.where(idle, starts, begins)
+    whole: Mask = (known | idle) & calls.all_recorded(own.gpu.process, begins, ends)
+    return whole
+
+
+def api_coverage(
+    lanes: Sequence[LaneSummary], measured: Sequence[Step], steps: Sequence[Step]
+) -> RecordedCalls | None:
+    """How much of the calls was recorded; None where all were.
+
+    Args:
+        lanes: of all GPUs.
+        measured: the steps that have all calls.
+        steps: all that would be measured if calls had been recorded throughout.
+    """
+    sampled = [lane for lane in lanes if lane.with_calls is not None]
+    if not sampled:
+        return None
+    recorded = sum(lane.with_calls.total for lane in sampled if lane.with_calls is not None)
+    span = sum(lane.window.end - lane.window.start for lane in sampled)
+    have = len({step.step for step in measured})
+    return RecordedCalls(round(recorded / max(span, 1), 4), have, len({s.step for s in steps}))

@@ -1,0 +1,164 @@
+"""Python lines that the user's program was at, from the samples of its stacks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import PurePath
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.execution import GpuShardView, PerGpu, Shard
+from gputrace.analyzers.host_calls import NOBODY
+from gputrace.analyzers.lanes import LaneSummary
+from gputrace.model.events import Kind, distinct_ids
+from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching
+from gputrace.model.trace import Trace
+
+_LINE: Final = re.compile(r"(.*):(\d+) (\S+)")
+"""A name of a sample: file, line, function."""
+
+Thread = tuple[int, int]
+"""(process index, system thread id)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The line that most samples of some stretches of time are at."""
+
+    line: str
+    """As ``train.py:48 load_batch``; of the file's path, what tells it from others."""
+    count: int
+    """Samples at that line."""
+    samples: int
+    """Samples in all."""
+
+    @property
+    def share(self) -> float:
+        return self.count / self.samples
+
+
+@dataclass(frozen=True)
+class PythonLines:
+    """Samples by (process, thread), in order of time."""
+
+    times: Mapping[Thread, Times]
+    names: Mapping[Thread, NDArray[np.int32]]
+    text: Mapping[int, str]
+    stand_ins: Mapping[int, Thread]
+    """For each process, the thread that tells for those without samples, such as autograd's."""
+
+    def teller(self, thread: Thread) -> Thread | None:
+        """The thread whose samples say where the program was while a thread fed the GPU."""
+        return thread if thread in self.times else self.stand_ins.get(thread[0])
+
+    def within(self, thread: Thread, time: Intervals) -> NDArray[np.intp]:
+        """Which of a thread's samples lie in some stretches of time."""
+        return np.flatnonzero(time.contains(self.times[thread]))
+
+    def place(self, samples: Mapping[Thread, NDArray[np.intp]]) -> Place | None:
+        """Where most are of some samples of some threads."""
+        parts = [self.names[thread][own] for thread, own in samples.items()]
+        if not any(len(part) for part in parts):
+            return None
+        names, counts = np.unique(np.concatenate(parts), return_counts=True)
+        most = int(np.argmax(counts))
+        return Place(self.text[int(names[most])], int(counts[most]), int(counts.sum()))
+
+
+def find_python_lines(shard: Shard) -> PythonLines | None:
+    """As `read_lines`."""
+    return read_python_lines(shard.trace)
+
+
+def read_python_lines(trace: Trace) -> PythonLines | None:
+    """The samples of a trace; None where it has none."""
+    if Kind.SAMPLE not in trace.kinds:
+        return None
+    samples = trace.events([Kind.SAMPLE], ("start", "end", "name", "process", "thread"))
+    samples = samples.select(np.argsort(samples.start, kind="stable"))
+    times, names = {}, {}
+    for thread in sorted(_threads(samples.process, samples.thread)):
+        rows = (samples.process == thread[0]) & (samples.thread == thread[1])
+        times[thread], names[thread] = samples.start[rows], samples.name[rows]
+    text = _shortened(trace.names(distinct_ids(samples.name)))
+    return PythonLines(times, names, text, _stand_ins(trace, times))
+
+
+def _threads(process: NDArray[np.int16], thread: NDArray[np.int32]) -> set[Thread]:
+    return set(zip(process.tolist(), thread.tolist(), strict=True))
+
+
+def _stand_ins(trace: Trace, sampled: Mapping[Thread, Times]) -> dict[int, Thread]:
+    """The most sampled threads, but where it is another that steps and waits for data."""
+    marks = trace.events([Kind.STEP, Kind.DATA_WAIT], ("process", "thread"))
+    marking = _threads(marks.process, marks.thread)
+    elsewhere = {process for process, _ in marking - sampled.keys()}
+    telling = [t for t in sampled if t in marking or t[0] not in elsewhere]
+    return {t[0]: t for t in sorted(telling, key=lambda t: len(sampled[t]))}
+
+
+def dominating(
+    gpus: PerGpu,
+    lines: PythonLines,
+    lanes: Sequence[LaneSummary],
+    idle: Sequence[Intervals],
+    cause: str,
+) -> Place | None:
+    """Where the host was while GPUs were idle for a cause, each by its feeding threads.
+
+    Args:
+        gpus: whose lanes they are.
+        lines: of all threads.
+        lanes: of the GPUs.
+        idle: what counts of the time of each.
+        cause: one of `IDLE_CAUSES`.
+    """
+    seen: dict[Thread, set[int]] = {}
+    for found in gpus.each(_samples, lanes, idle, same=(cause,)):
+        for thread, samples in found.items():
+            seen.setdefault(thread, set()).update(samples.tolist())
+    return lines.place({thread: np.array(sorted(own)) for thread, own in seen.items()})
+
+
+def _samples(one: GpuShardView, time: Intervals, cause: str) -> dict[Thread, NDArray[np.intp]]:
+    """By thread, its samples in the time for which a GPU is idle for a cause."""
+    lines, calls, causes = one.once(find_python_lines), one.calls, one.lane.causes
+    if lines is None or calls is None:
+        return {}
+    idle = causes.of[cause].intersection(time)
+    feeders = np.full(len(idle), NOBODY)
+    at = np.searchsorted(causes.ends, idle.end)
+    feeders[at < len(causes.ends)] = causes.feeder[at[at < len(causes.ends)]]
+    within: dict[Thread, Intervals] = {}
+    for feeder in np.unique(feeders[feeders != NOBODY]).tolist():
+        thread = lines.teller(calls.threads[feeder])
+        if thread is not None:
+            own = Intervals(idle.start[feeders == feeder], idle.end[feeders == feeder])
+            within[thread] = merge_touching(within.get(thread, EMPTY), own)
+    return {thread: lines.within(thread, own) for thread, own in within.items()}
+
+
+def _shortened(names: Mapping[int, str]) -> dict[int, str]:
+    """Names with as much of the end of each path as tells it from the others."""
+    found = {id: match for id, name in names.items() if (match := _LINE.fullmatch(name))}
+    short = _short_paths({match[1] for match in found.values()})
+    return dict(names) | {id: f"{short[m[1]]}:{m[2]} {m[3]}" for id, m in found.items()}
+
+
+def _short_paths(paths: set[str]) -> dict[str, str]:
+    short: dict[str, str] = {}
+    for length in count(1):
+        tails: dict[str, list[str]] = {}
+        for path in paths:
+            tails.setdefault("/".join(PurePath(path).parts[-length:]), []).append(path)
+        for tail, same in tails.items():
+            if len(same) == 1 or all(len(PurePath(path).parts) <= length for path in same):
+                short.update({path: short.get(path, tail) for path in same})
+        if len(short) == len(paths):
+            break
+    return short

@@ -1,0 +1,356 @@
+"""Timeline model for views: lanes of exact classes, steps, gaps and names of a trace.
+
+A scene is built twice while a trace loads: once the GPUs' operations are read (no causes yet), and
+when the analysis is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.findings.context import Facts
+from gputrace.analyzers.lanes import HostLane, Lane, build_timeline, find_host_lanes
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.steps import FoundSteps
+from gputrace.analyzers.steps.windows import StepWindows
+from gputrace.analyzers.timeline_model.cells import (
+    Curve,
+    Layers,
+    busy_layers,
+    find_curves,
+    gpu_layers,
+)
+from gputrace.model.events import distinct_ids
+from gputrace.model.intervals import EMPTY, Times
+from gputrace.model.results import Analysis
+from gputrace.model.time_class import IDLE_CAUSES
+from gputrace.model.trace import Process, Trace, Window
+
+_NO_STEPS: Final = FoundSteps({}, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class SceneLane:
+    """Row of a timeline."""
+
+    gpu: int | None
+    """Index as in the results; None where no GPU was seen."""
+    gpu_known: bool
+    rank: int
+    host: str
+    window: Window
+    """Time from its first to its last moment."""
+    layers: Layers
+    operations: GpuOperations | None = None
+    """Operations, if the lane shows all of a GPU."""
+    part: str = ""
+    """``stream 7`` or ``thread 977``, if the lane shows a part."""
+    curves: tuple[Curve, ...] = ()
+    """Samples of the GPU's card."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Timeline of one trace; moments are on its own clock."""
+
+    title: str
+    origin: int
+    """Moment displayed as 0."""
+    span: Window
+    lanes: tuple[SceneLane, ...]
+    found: FoundSteps
+    gaps: GapTable
+    analysis: Analysis | None = None
+    """None until it is done."""
+    names: Mapping[int, str] = field(default_factory=dict)
+    """Names of all operations, by id."""
+    processes: tuple[Process, ...] = ()
+    """Processes that the column ``process`` of the lanes' operations indexes."""
+
+    def steps_of(self, rank: int) -> StepWindows | None:
+        """Return the steps of a rank, or of another one where it has none."""
+        windows = self.found.by_rank.get(rank)
+        return windows or next(iter(self.found.by_rank.values()), None)
+
+
+def first_scene(trace: Trace, operations: Sequence[GpuOperations]) -> Scene:
+    """Build the scene that is known once the GPUs' operations are read."""
+    lanes = tuple(_busy_lane(gpu_operations) for gpu_operations in operations)
+    return Scene(
+        trace.title,
+        trace.origin,
+        _span(lanes),
+        lanes,
+        _NO_STEPS,
+        join([]),
+        names=_names(trace, operations),
+        processes=tuple(trace.processes),
+    )
+
+
+def full_scene(facts: Facts, analysis: Analysis) -> Scene:
+    """Build the complete scene of an analyzed trace."""
+    trace = facts.trace
+    if not facts.lanes:
+        return _host_scene(trace, analysis)
+    lanes = tuple(
+        SceneLane(
+            lane.gpu.gpu,
+            lane.gpu.gpu_known,
+            lane.gpu.rank,
+            lane.gpu.host_name,
+            lane.window,
+            gpu_layers(lane),
+            operations,
+            curves=curves,
+        )
+        for lane, operations, curves in zip(
+            facts.lanes, facts.operations, find_curves(trace.nvml, facts.lanes), strict=True
+        )
+    )
+    return Scene(
+        trace.title,
+        trace.origin,
+        _span(lanes),
+        lanes,
+        facts.found,
+        tabulate(facts.lanes, facts.found),
+        analysis,
+        _names(trace, facts.operations),
+        tuple(trace.processes),
+    )
+
+
+def index_in(trace: Trace, process: Process) -> int:
+    """Return the index of a process in a trace; -1 where the trace does not have it yet.
+
+    A trace that is reopened may meet its processes in another order.
+    """
+    return trace.processes.index(process) if process in trace.processes else -1
+
+
+def operations_between(lane: SceneLane, start: int, end: int) -> NDArray[np.intp]:
+    """Return the rows of a lane's operations that touch a window, in order of start."""
+    operations = lane.operations
+    if operations is None:
+        return np.empty(0, np.intp)
+    first = int(np.searchsorted(operations.reach, start, "right"))
+    last = int(np.searchsorted(operations.start, end))
+    return np.flatnonzero(operations.end[first:last] > start) + first
+
+
+def most_visible(lane: SceneLane, start: int, end: int) -> int | None:
+    """Return the operation that has most of a window; ties go to the first class."""
+    operations, rows = lane.operations, operations_between(lane, start, end)
+    if operations is None or not len(rows):
+        return None
+    inside = np.minimum(operations.end[rows], end) - np.maximum(operations.start[rows], start)
+    return int(rows[np.lexsort((operations.classes[rows], -inside))[0]])
+
+
+def next_named(
+    lanes: Sequence[SceneLane], ids: NDArray[np.int64], after: Sequence[int], *, forward: bool
+) -> tuple[int, int] | None:
+    """Return the lane and row of the next operation with one of some names, in any lane.
+
+    Args:
+        lanes: lanes to search.
+        ids: ids of the names.
+        after: the moment to search from in each lane, itself excluded.
+        forward: search later operations, not earlier ones.
+    """
+    best: tuple[int, int, int] | None = None
+    for number, (lane, moment) in enumerate(zip(lanes, after, strict=True)):
+        operations = lane.operations
+        if operations is None:
+            continue
+        rows = np.flatnonzero(np.isin(operations.events.name, ids))
+        index = int(np.searchsorted(operations.start[rows], moment, "right" if forward else "left"))
+        index -= not forward
+        if 0 <= index < len(rows):
+            row = int(rows[index])
+            away = abs(int(operations.start[row]) - moment)
+            best = min(best, (away, number, row)) if best else (away, number, row)
+    return None if best is None else best[1:]
+
+
+def _busy_lane(operations: GpuOperations) -> SceneLane:
+    timeline, gpu = build_timeline(operations), operations.gpu
+    return SceneLane(
+        gpu.gpu,
+        gpu.gpu_known,
+        gpu.rank,
+        gpu.host_name,
+        timeline.window,
+        busy_layers(timeline),
+        operations,
+    )
+
+
+def _host_scene(trace: Trace, analysis: Analysis) -> Scene:
+    """Build the scene of a trace without GPU activity from each rank's waits for data."""
+    host_lanes, steps = find_host_lanes(trace, None)
+    lanes = tuple(_host_lane(lane) for lane in host_lanes)
+    return Scene(trace.title, trace.origin, _span(lanes), lanes, steps, join([]), analysis)
+
+
+def _host_lane(lane: HostLane) -> SceneLane:
+    waits = lane.host_data or EMPTY
+    layers = Layers(("host_data", "host_rest"), (waits, waits.complement(*lane.window)))
+    return SceneLane(None, False, lane.gpu.rank, "", lane.window, layers)
+
+
+def _span(lanes: Sequence[SceneLane]) -> Window:
+    if not lanes:
+        return Window(0, 1)
+    return Window(min(lane.window.start for lane in lanes), max(lane.window.end for lane in lanes))
+
+
+def _names(trace: Trace, operations: Sequence[GpuOperations]) -> Mapping[int, str]:
+    ids = [distinct_ids(gpu_operations.events.name) for gpu_operations in operations]
+    return trace.names(np.unique(np.concatenate(ids))) if ids else {}
+
+
+NO_STEP: Final = -1
+
+SORTS: Final = ("length", "start", "lane", "cause", "step")
+"""Columns that gaps can be sorted by."""
+
+
+@dataclass(frozen=True)
+class GapTable:
+    """Table with a row for each gap: lane after lane, each in order of time."""
+
+    lane: NDArray[np.int16]
+    """Index of the lane among those that the table was made of."""
+    start: Times
+    end: Times
+    cause: NDArray[np.int8]
+    """Index in `IDLE_CAUSES` of the cause that covers most of it."""
+    step: NDArray[np.int32]
+    """Step that contains its middle, or `NO_STEP`."""
+    steady: NDArray[np.bool_]
+    """True if that step is after warm-up."""
+    between: NDArray[np.bool_]
+    """True if a step begins in it, so that it lies between two batches."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def length(self) -> Times:
+        """Durations in nanoseconds."""
+        return self.end - self.start
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        lanes = int(self.lane[-1]) + 1 if len(self) else 0
+        firsts: list[int] = np.searchsorted(
+            self.lane, np.arange(lanes + 1, dtype=np.int16)
+        ).tolist()
+        return firsts
+
+    def of_lane(self, lane: int) -> tuple[int, int]:
+        """Return the first row of a lane, and the first row after it."""
+        if lane + 1 >= len(self._firsts):
+            return 0, 0
+        return self._firsts[lane], self._firsts[lane + 1]
+
+    def find(self, lane: int, moment: int) -> int | None:
+        """Return the gap of a lane that contains a moment; None if there is none."""
+        first, last = self.of_lane(lane)
+        row = first + int(np.searchsorted(self.start[first:last], moment, "right")) - 1
+        return row if row >= first and moment < self.end[row] else None
+
+
+@dataclass(frozen=True)
+class GapFilter:
+    """Conditions on the gaps to list, all of which they must meet."""
+
+    lanes: Collection[int] | None = None
+    causes: Collection[str] | None = None
+    steps: tuple[int, int] | None = None
+    """First step, and the step after the last."""
+    shortest_ns: int = 0
+    steady: bool = False
+    between: bool = False
+
+    def rows(self, table: GapTable) -> NDArray[np.intp]:
+        """Return the rows of the gaps that pass the filter."""
+        keep = table.length >= self.shortest_ns
+        if self.lanes is not None:
+            keep &= np.isin(table.lane, list(self.lanes))
+        if self.causes is not None:
+            keep &= np.isin(table.cause, [IDLE_CAUSES.index(cause) for cause in self.causes])
+        if self.steps is not None:
+            keep &= (table.step >= self.steps[0]) & (table.step < self.steps[1])
+        if self.steady:
+            keep &= table.steady
+        if self.between:
+            keep &= table.between
+        return np.flatnonzero(keep)
+
+
+def tabulate(lanes: Sequence[Lane], found: FoundSteps) -> GapTable:
+    """Return the gaps of all lanes; a lane is numbered by its index among them."""
+    parts = [_of_lane(number, lane, found) for number, lane in enumerate(lanes)]
+    return join(parts)
+
+
+def join(parts: Sequence[GapTable]) -> GapTable:
+    """Concatenate the rows of several tables."""
+    if not parts:
+        nothing = np.empty(0, np.int64)
+        return GapTable(
+            *(nothing.astype(kind) for kind in ("i2", "i8", "i8", "i1", "i4", "?", "?"))
+        )
+    return GapTable(
+        *(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(GapTable))
+    )
+
+
+def order(
+    table: GapTable, rows: NDArray[np.intp], by: str = "length", *, descending: bool = True
+) -> NDArray[np.intp]:
+    """Sort some rows by one of `SORTS`; ties by their length, the longest first."""
+    key = getattr(table, by)[rows].astype(np.int64)
+    return rows[np.lexsort((rows, -table.length[rows], -key if descending else key))]
+
+
+def _of_lane(number: int, lane: Lane, found: FoundSteps) -> GapTable:
+    gaps = lane.timeline.gaps
+    windows = found.by_rank.get(lane.gpu.rank)
+    step = _steps(windows, gaps.start, gaps.end)
+    steady = step >= (found.warmup if windows is not None else 0)
+    return GapTable(
+        lane=np.full(len(gaps), number, np.int16),
+        start=gaps.start,
+        end=gaps.end,
+        cause=lane.causes.within(gaps.start, gaps.end).argmax(axis=-1).astype(np.int8),
+        step=step,
+        steady=steady & (step != NO_STEP),
+        between=_between(windows, gaps.start, gaps.end),
+    )
+
+
+def _steps(windows: StepWindows | None, start: Times, end: Times) -> NDArray[np.int32]:
+    if windows is None or not len(windows):
+        return np.full(len(start), NO_STEP, np.int32)
+    middle = (start + end) // 2
+    number = np.searchsorted(windows.start, middle, "right") - 1
+    inside = (number >= 0) & (middle < windows.end[np.maximum(number, 0)])
+    return np.where(inside, number, NO_STEP).astype(np.int32)
+
+
+def _between(windows: StepWindows | None, start: Times, end: Times) -> NDArray[np.bool_]:
+    """Return for each gap whether a step begins in it."""
+    if windows is None:
+        return np.zeros(len(start), bool)
+    first = np.searchsorted(windows.start, start, "left")
+    return np.asarray(first < np.searchsorted(windows.start, end, "left"))

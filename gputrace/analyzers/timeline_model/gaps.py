@@ -1,0 +1,367 @@
+"""Context of gaps: operations before and after, host activity, other GPUs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gputrace.analyzers.gaps import evidence_of, line_of
+from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls, read_calls
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.python_samples import read_python_lines
+from gputrace.analyzers.timeline_model import NO_STEP, Scene, SceneLane, index_in
+from gputrace.model.events import Events, Kind
+from gputrace.model.intervals import union
+from gputrace.model.results import Analysis, Finding, Gap
+from gputrace.model.time_class import BY_ID, IDLE_CAUSES
+from gputrace.model.trace import Trace, Window
+
+_HOST_KINDS: Final = (
+    Kind.DATA_WAIT,
+    Kind.OS_RUNTIME,
+    Kind.API,
+    Kind.RANGE,
+    Kind.OVERHEAD,
+    Kind.STEP,
+)
+"""Kinds of host activity, the most informative first."""
+
+
+_PHASES: Final[Mapping[str, tuple[str, ...]]] = {
+    "warmup": ("warmup",),
+    "validation": ("validation-downtime",),
+    "checkpoint": ("checkpoint-stall",),
+}
+"""Findings that a gap in a phase may belong to; they come before those of its cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation of a GPU."""
+
+    name: str
+    kind: Kind
+    start_ns: int
+    end_ns: int
+    bytes: int
+    """Negative where it moves none, or where that is unknown."""
+    correlation: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """Activity of a host thread under one name during a gap."""
+
+    kind: Kind
+    name: str
+    count: int
+    ns: int
+    """Time within the gap; nested rows of one name count once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Activity of another GPU during a gap."""
+
+    lane: int
+    shares: Mapping[str, int]
+    """Nanoseconds by class, the longest first, without zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class GapDetail:
+    """Gap with its context."""
+
+    gap: Gap
+    by_cause: Mapping[str, int]
+    """Nanoseconds of the gap by cause, the longest first."""
+    before: Operation | None
+    after: Operation | None
+    launch: Launch | None
+    """Call that issued the operation after it."""
+    thread: int | None
+    """Feeding thread, by the number of the operating system."""
+    host: tuple[HostTime, ...]
+    """Activity of the feeding thread meanwhile, by kind, the longest of each kind first."""
+    others: tuple[Elsewhere, ...]
+    finding: Finding | None
+
+
+def describe_gap(trace: Trace, scene: Scene, row: int) -> GapDetail:
+    """Read the rows around a gap, which is given as a row of the scene's table."""
+    table = scene.gaps
+    start, end = int(table.start[row]), int(table.end[row])
+    number = int(table.lane[row])
+    lane = scene.lanes[number]
+    operations = lane.operations
+    assert operations is not None
+    shares = _shares(lane, start, end)
+    after = int(np.searchsorted(operations.start, end))
+    after_row = after if after < len(operations) else None
+    issued = None if after_row is None else find_issuer(trace, scene, operations, after_row, start)
+    step = int(table.step[row])
+    gap = Gap(
+        operations.gpu.gpu,
+        operations.gpu.rank,
+        None if step == NO_STEP else step,
+        start,
+        end,
+        IDLE_CAUSES[int(table.cause[row])],
+        _evidence(trace, issued, start, end),
+    )
+    return GapDetail(
+        gap=gap,
+        by_cause={cause: ns for cause, ns in shares.items() if cause in IDLE_CAUSES},
+        before=_last_before(scene, operations, start),
+        after=None if after_row is None else operation_at(scene, operations, after_row),
+        launch=issued.launch if issued else None,
+        thread=issued.launch.thread if issued else None,
+        host=_host(trace, issued.pair, start, end) if issued else (),
+        others=tuple(
+            Elsewhere(index, _shares(other, start, end))
+            for index, other in enumerate(scene.lanes)
+            if index != number
+        ),
+        finding=finding_of(gap, scene.analysis) if scene.analysis else None,
+    )
+
+
+def operation_at(scene: Scene, operations: GpuOperations, row: int) -> Operation:
+    """Return one row of a GPU's operations, with its name."""
+    events, kind = operations.events, Kind(int(operations.events.kind[row]))
+    id = int(events.name[row])
+    name = scene.names.get(id, "") if id != -1 else kind.name.lower().replace("_", " ")
+    return Operation(
+        name,
+        kind,
+        int(operations.start[row]),
+        int(operations.end[row]),
+        int(events.bytes[row]),
+        int(events.correlation[row]),
+    )
+
+
+def finding_of(gap: Gap, analysis: Analysis) -> Finding | None:
+    """Return the finding that a gap belongs to, by its phase, its cause, its GPU and its rank."""
+    middle = (gap.start_ns + gap.end_ns) // 2
+    phases = [
+        phase.phase
+        for phase in analysis.phases
+        if phase.rank == gap.rank and phase.start_ns <= middle < phase.end_ns
+    ]
+    ids = [id for phase in phases for id in _PHASES.get(phase, ())]
+    for id in (*ids, *BY_ID[gap.cause].findings):
+        for finding in analysis.findings:
+            if finding.id == id and _concerns(finding, gap):
+                return finding
+    return None
+
+
+def _concerns(finding: Finding, gap: Gap) -> bool:
+    """Return whether a finding concerns a gap; one without GPUs and ranks concerns all gaps."""
+    gpus, ranks = finding.gpus, finding.ranks
+    return (not gpus or gap.gpu in gpus) and (not ranks or gap.rank in ranks)
+
+
+def _evidence(trace: Trace, issued: Issued | None, start: int, end: int) -> str:
+    """Return the evidence for a gap's cause, as the list of the largest gaps has it."""
+    if issued is None:
+        known = Kind.API in trace.kinds
+        return "no row tells which thread issued the operation that ends it" if known else ""
+    evidence = evidence_of(trace, issued.calls, int(issued.calls.thread[issued.call]), start, end)
+    lines = read_python_lines(trace)
+    return evidence if lines is None else evidence + line_of(lines, issued.pair, start, end)
+
+
+def _last_before(scene: Scene, operations: GpuOperations, moment: int) -> Operation | None:
+    """Return the operation that ends where a gap begins; None if there is none."""
+    row = int(np.searchsorted(operations.reach, moment))
+    return (
+        operation_at(scene, operations, row)
+        if row < len(operations) and operations.end[row] == moment
+        else None
+    )
+
+
+def _host(trace: Trace, pair: tuple[int, int], start: int, end: int) -> tuple[HostTime, ...]:
+    process, thread = pair
+    columns = ("start", "end", "kind", "name", "process", "thread")
+    events = trace.events(set(_HOST_KINDS) & trace.kinds, columns, Window(start, end))
+    events = events.select((events.process == process) & (events.thread == thread))
+    keys = events.kind.astype(np.int64) << 32 | events.name.astype(np.int64) & 0xFFFFFFFF
+    names = trace.names(np.unique(events.name))
+    activity = []
+    for key in np.unique(keys):
+        rows = keys == key
+        kind, id = Kind(int(events.kind[rows][0])), int(events.name[rows][0])
+        inside = union(events.start[rows], events.end[rows]).clip(start, end)
+        if inside.total:
+            activity.append(HostTime(kind, names[id], int(rows.sum()), inside.total))
+    return tuple(sorted(activity, key=lambda time: (_HOST_KINDS.index(time.kind), -time.ns)))
+
+
+def _shares(lane: SceneLane, start: int, end: int) -> dict[str, int]:
+    """Return the nanoseconds of a lane by class between two moments, the longest first."""
+    shares = dict(
+        zip(lane.layers.classes, lane.layers.split([start, end])[0].tolist(), strict=True)
+    )
+    return {name: shares[name] for name in sorted(shares, key=lambda n: -shares[n]) if shares[name]}
+
+
+@dataclass(frozen=True, slots=True)
+class WorstGap:
+    """Gap that a page shows in full."""
+
+    gap: Gap
+    lane: int
+    """Index of its lane."""
+    in_steps: bool
+    """True if it lies in the measured steps."""
+    by_cause: Mapping[str, int]
+    """Nanoseconds by cause, the longest first."""
+    before: str
+    """Name of the operation that ended where it begins; empty if none did."""
+    after: str
+    """Name of the operation that starts where it ends; empty if none does."""
+    others: Mapping[str, int]
+    """Nanoseconds of all other lanes during it by class, the longest first."""
+    finding: str
+    """Id of the finding that it belongs to; empty if there is none."""
+
+    @property
+    def itself(self) -> Window:
+        """The gap with a microsecond on either side."""
+        return Window(self.gap.start_ns - 1_000, self.gap.end_ns + 1_000)
+
+    @property
+    def around(self) -> Window:
+        """The gap with half its length, or a millisecond, on either side."""
+        margin = max(self.gap.length_ns // 2, 10**6)
+        return Window(self.gap.start_ns - margin, self.gap.end_ns + margin)
+
+
+def worst_gaps(scene: Scene, analysis: Analysis) -> tuple[WorstGap, ...]:
+    """Return the largest gaps of the measured steps, then those of the whole run not among them."""
+    gaps = analysis.gaps
+    rest = [gap for gap in gaps.largest if gap not in gaps.largest_in_steps]
+    places = {(lane.gpu, lane.rank): index for index, lane in enumerate(scene.lanes)}
+    return tuple(
+        _describe(scene, analysis, gap, places[gap.gpu, gap.rank], in_steps)
+        for in_steps, some in ((True, gaps.largest_in_steps), (False, rest))
+        for gap in some
+    )
+
+
+def _describe(scene: Scene, analysis: Analysis, gap: Gap, index: int, in_steps: bool) -> WorstGap:
+    finding = finding_of(gap, analysis)
+    return WorstGap(
+        gap,
+        index,
+        in_steps,
+        _gap_shares([scene.lanes[index]], gap),
+        *_neighbours(scene, index, gap),
+        _gap_shares([lane for other, lane in enumerate(scene.lanes) if other != index], gap),
+        "" if finding is None else finding.id,
+    )
+
+
+def _neighbours(scene: Scene, index: int, gap: Gap) -> tuple[str, str]:
+    """Return the names of the operations before and after a gap."""
+    operations = scene.lanes[index].operations
+    if operations is None:
+        return "", ""
+    before = int(np.searchsorted(operations.reach, gap.start_ns))
+    after = int(np.searchsorted(operations.start, gap.end_ns))
+    ended = before < len(operations) and operations.end[before] == gap.start_ns
+    return (
+        operation_at(scene, operations, before).name if ended else "",
+        operation_at(scene, operations, after).name if after < len(operations) else "",
+    )
+
+
+def _gap_shares(lanes: Sequence[SceneLane], gap: Gap) -> Mapping[str, int]:
+    """Return the nanoseconds of some lanes by class during a gap, the longest first."""
+    edges = [gap.start_ns, gap.end_ns]
+    total: Counter[str] = Counter()
+    for lane in lanes:
+        shares = lane.layers.split(edges)[0].tolist()
+        total.update(dict(zip(lane.layers.classes, shares, strict=True)))
+    return _longest_first(total)
+
+
+def _longest_first(shares: Mapping[str, int]) -> dict[str, int]:
+    """Sort times by length, the longest first, without zeros."""
+    return {name: shares[name] for name in sorted(shares, key=lambda n: -shares[n]) if shares[name]}
+
+
+_BEFORE_NS: Final = (1_000_000, 100_000_000)
+"""Time before an operation to search for its call, before the whole trace is searched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Host call that issued an operation."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    thread: int
+    """Thread, by the number of the operating system."""
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """Host call that issued an operation, among the calls around it."""
+
+    calls: CudaApiCalls
+    call: int
+    """Index in ``calls``."""
+    launch: Launch
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """Process index and thread, as the trace counts them."""
+        return self.calls.threads[int(self.calls.thread[self.call])]
+
+
+def find_issuer(
+    trace: Trace, scene: Scene, operations: GpuOperations, row: int, since: int
+) -> Issued | None:
+    """Return the call that issued an operation; None where the trace does not show it.
+
+    The calls around it are all those that touch the time from ``since`` to the operation.
+    """
+    if Kind.API not in trace.kinds or operations.events.correlation[row] <= 0:
+        return None
+    process = scene.processes[int(operations.events.process[row])]
+    for window in _windows(since, int(operations.start[row])):
+        calls = read_calls(trace, window=window)
+        if calls is None:
+            continue
+        issued_by = int(calls.issued_by(_one(operations, row, index_in(trace, process)))[0])
+        if issued_by != NOBODY:
+            return Issued(calls, issued_by, _launch(trace, calls, issued_by))
+    return None
+
+
+def _windows(since: int, started: int) -> Iterator[Window | None]:
+    """Yield growing windows before an operation; at last None, for the whole trace."""
+    for before in _BEFORE_NS:
+        yield Window(min(since, started - before), started + 1)
+    yield None
+
+
+def _one(operations: GpuOperations, row: int, process: int) -> Events:
+    """Return one operation, with its process as the trace counts it."""
+    correlation = operations.events.correlation[row : row + 1]
+    return Events({"process": np.array([process]), "correlation": correlation})
+
+
+def _launch(trace: Trace, calls: CudaApiCalls, call: int) -> Launch:
+    id = int(calls.name[call])
+    thread = calls.threads[int(calls.thread[call])][1] & 0xFFFFFFFF
+    return Launch(trace.names([id])[id], int(calls.start[call]), int(calls.end[call]), thread)

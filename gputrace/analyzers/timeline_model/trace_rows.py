@@ -1,0 +1,238 @@
+"""Rows of a viewer: GPU streams and host threads, each of slices that nest or are disjoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.host_calls import Call, CudaApiCalls, read_calls
+from gputrace.analyzers.idle_causes import HostEvidence, read_evidence
+from gputrace.analyzers.lanes import build_timeline
+from gputrace.analyzers.operations import Gpu, GpuOperations, both_ends, classify, find_gpus
+from gputrace.analyzers.timeline_model import Scene, SceneLane, index_in
+from gputrace.analyzers.timeline_model.cells import Layers, busy_layers
+from gputrace.model.events import GPU_KINDS, Events, Kind
+from gputrace.model.intervals import EMPTY, Intervals, union
+from gputrace.model.trace import Progress, Trace, Window
+
+_ON_GPU: Final = (
+    "start", "end", "kind", "name", "process", "device", "gpu", "stream", "correlation", "bytes"
+)  # fmt: skip
+_ON_HOST: Final = ("start", "end", "kind", "name", "process", "thread")
+
+HOST_TRACKS: Final = (
+    (Kind.STEP, "steps"),
+    (Kind.DATA_WAIT, "waits for data"),
+    (Kind.RANGE, "ranges"),
+    (Kind.API, "CUDA calls"),
+    (Kind.OS_RUNTIME, "system calls"),
+    (Kind.OVERHEAD, "overhead"),
+    (Kind.MARK, "marks"),
+    (Kind.SAMPLE, "lines"),
+)
+"""Kinds of tracks of a host thread and their names, in display order."""
+
+
+@dataclass(frozen=True)
+class Track:
+    """Slices in order of start, an enclosing one before those inside it."""
+
+    name: str
+    events: Events
+    place: int = 0
+    """Index in `HOST_TRACKS`, for a host thread."""
+
+
+def read_gpu_tracks(
+    trace: Trace, window: Window | None = None, progress: Progress | None = None
+) -> list[tuple[Gpu, list[Track]]]:
+    """Return for each GPU a track per stream, and more for a stream whose operations overlap."""
+    events = both_ends(trace, trace.events(GPU_KINDS, _ON_GPU, progress=progress))
+    if not len(events):
+        return []
+    gpus, gpu_index = find_gpus(trace, events)
+    wanted = np.ones(len(events), bool)
+    if window is not None:
+        wanted = (events.start < window.end) & (events.end > window.start)
+    return [
+        (gpu, _streams(events.select(wanted & (gpu_index == index))))
+        for index, gpu in enumerate(gpus)
+    ]
+
+
+def _streams(events: Events) -> list[Track]:
+    """Return the tracks of a GPU's streams, which each process numbers on its own."""
+    several = len(np.unique(events.process)) > 1
+    keys = events.process.astype(np.int64) << 32 | events.stream.astype(np.int64) & 0xFFFFFFFF
+    tracks = []
+    for key in np.unique(keys).tolist():
+        rows = events.select(keys == key)
+        stream, process = int(rows.stream[0]), int(rows.process[0])
+        name = f"stream {stream}" if stream >= 0 else "all streams"
+        tracks += _tracks(f"{name} of process {process}" if several else name, rows)
+    return tracks
+
+
+def read_host_tracks(
+    trace: Trace, window: Window | None = None
+) -> Iterator[tuple[int, int, Track]]:
+    """Yield process, thread and track of host activity, one kind of track after another."""
+    for index, (kind, name) in enumerate(HOST_TRACKS):
+        if kind not in trace.kinds:
+            continue
+        events = trace.events([kind], _ON_HOST, window)
+        keys = events.process.astype(np.int64) << 32 | events.thread.astype(np.int64) & 0xFFFFFFFF
+        order = np.argsort(keys, kind="stable")
+        edges = np.flatnonzero(np.diff(keys[order], prepend=-2, append=-2))
+        for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            rows = events.select(order[first:last])
+            for track in _tracks(name, rows, index):
+                yield int(rows.process[0]), int(rows.thread[0]), track
+
+
+def _tracks(name: str, events: Events, index: int = 0) -> list[Track]:
+    """Return one track, or as many as it takes for the slices of each to nest."""
+    events = events.select(np.lexsort((-events.end, events.start)))
+    lanes = nesting_lanes(events.start, events.end)
+    count = int(lanes.max()) + 1 if len(lanes) else 0
+    if count == 1:
+        return [Track(name, events, index)]
+    return [
+        Track(f"{name} ({lane + 1})" if lane else name, events.select(lanes == lane), index)
+        for lane in range(count)
+    ]
+
+
+def nesting_lanes(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return the lane of each slice, given in order of start, longest first; in a lane, any two
+    nest.
+
+    A slice goes to the first lane in which it nests in what is open there, or follows it.
+    """
+    lanes = np.zeros(len(start), np.int32)
+    if bool((start[1:] >= np.maximum.accumulate(end)[:-1]).all()):
+        return lanes
+    open_ends: list[list[int]] = []
+    for row, (begin, stop) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        lanes[row] = _place(open_ends, begin, stop)
+    return lanes
+
+
+def _place(open_ends: list[list[int]], begin: int, stop: int) -> int:
+    for lane, ends in enumerate(open_ends):
+        while ends and ends[-1] <= begin:
+            ends.pop()
+        if not ends or stop <= ends[-1]:
+            ends.append(stop)
+            return lane
+    open_ends.append([stop])
+    return len(open_ends) - 1
+
+
+_CALLS: Final = (
+    ("host_sync", Call.SYNC),
+    ("host_alloc", Call.ALLOC),
+    ("host_launch", Call.ISSUE),
+    ("host_call", Call.OTHER),
+)
+HOST_CLASSES: Final = (*(name for name, _ in _CALLS), "host_data", "host_system")
+"""Classes of a host thread's time: kinds of CUDA calls, waits for data, waits in the system."""
+
+
+def stream_lanes(trace: Trace) -> list[SceneLane]:
+    """Return a lane for each stream of each GPU, with all its operations."""
+    return [
+        _stream(trace, gpu, track.name, operations)
+        for gpu, tracks in read_gpu_tracks(trace)
+        for track in tracks
+        if (operations := GpuOperations(gpu, track.events, classify(trace, track.events)))
+    ]
+
+
+def thread_lanes(trace: Trace, scene: Scene) -> list[SceneLane]:
+    """Return a lane for each host thread that called CUDA or waited for data, the busiest first."""
+    calls, evidence, system = read_calls(trace), read_evidence(trace), _system_waits(trace)
+    lane_gpus = [lane.operations.gpu for lane in scene.lanes if lane.operations is not None]
+    gpus = {
+        index_in(trace, scene.processes[process]): gpu
+        for gpu in lane_gpus
+        for process, _ in gpu.pairs
+    }
+    lanes = []
+    for pair, sets in _threads(calls, evidence, system):
+        gpu = gpus.get(pair[0])
+        ends = [each for each in sets if len(each)]
+        if gpu is None or not ends:
+            continue
+        span = Window(
+            min(int(each.start[0]) for each in ends), max(int(each.end[-1]) for each in ends)
+        )
+        name = f"thread {pair[1] & 0xFFFFFFFF}"
+        layers = Layers(HOST_CLASSES, tuple(sets))
+        lanes.append(
+            SceneLane(gpu.gpu, gpu.gpu_known, gpu.rank, gpu.host_name, span, layers, None, name)
+        )
+    return sorted(lanes, key=lambda lane: (lane.rank, -_calling(lane)))
+
+
+def _calling(lane: SceneLane) -> int:
+    """Return the nanoseconds without waits in the system, where idle threads spend their time."""
+    return sum(each.total for each in lane.layers.sets[:-1])
+
+
+def _stream(trace: Trace, gpu: Gpu, name: str, operations: GpuOperations) -> SceneLane:
+    timeline = build_timeline(operations)
+    return SceneLane(
+        gpu.gpu,
+        gpu.gpu_known,
+        gpu.rank,
+        gpu.host_name,
+        timeline.window,
+        busy_layers(timeline),
+        operations,
+        name,
+    )
+
+
+def _system_waits(trace: Trace) -> dict[tuple[int, int], Intervals]:
+    """Return the times of each thread in blocking calls of the C library."""
+    if Kind.OS_RUNTIME not in trace.kinds:
+        return {}
+    events = trace.events([Kind.OS_RUNTIME], ("start", "end", "process", "thread"))
+    keys = events.process.astype(np.int64) << 32 | events.thread.astype(np.int64) & 0xFFFFFFFF
+    waits = {}
+    for key in np.unique(keys):
+        rows = np.flatnonzero(keys == key)
+        pair = int(events.process[rows[0]]), int(events.thread[rows[0]])
+        waits[pair] = union(events.start[rows], events.end[rows])
+    return waits
+
+
+def _threads(
+    calls: CudaApiCalls | None,
+    evidence: HostEvidence,
+    system: dict[tuple[int, int], Intervals],
+) -> Iterator[tuple[tuple[int, int], Sequence[Intervals]]]:
+    """Yield each thread with its disjoint `HOST_CLASSES`; where two overlap, the first counts."""
+    numbers = {} if calls is None else {pair: n for n, pair in enumerate(calls.threads)}
+    for pair in sorted(numbers.keys() | evidence.data.keys()):
+        sets = [
+            calls.of_thread(numbers[pair], sort) if calls is not None and pair in numbers else EMPTY
+            for _, sort in _CALLS
+        ]
+        yield pair, _disjoint([*sets, evidence.data.get(pair, EMPTY), system.get(pair, EMPTY)])
+
+
+def _disjoint(sets: Sequence[Intervals]) -> list[Intervals]:
+    """Return each set without those before it."""
+    disjoint, covered = [], EMPTY
+    for each in sets:
+        disjoint.append(each.difference(covered))
+        covered = union(
+            np.concatenate([covered.start, each.start]), np.concatenate([covered.end, each.end])
+        )
+    return disjoint

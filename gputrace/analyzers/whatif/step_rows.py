@@ -1,0 +1,233 @@
+"""Rows of the steps that are replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.collectives import Collectives
+from gputrace.analyzers.execution import GpuShardView, PerGpu
+from gputrace.analyzers.grouping import rows_by
+from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
+from gputrace.analyzers.operations import Gpu, GpuSummary, classify
+from gputrace.analyzers.steps import FoundSteps
+from gputrace.analyzers.steps.windows import StepWindows
+from gputrace.model.events import GPU_KINDS, Events
+from gputrace.model.intervals import Intervals, Times
+from gputrace.model.results import Step
+from gputrace.model.trace import Window
+
+MOST_ITEMS: Final = 40_000
+"""GPU operations that are replayed at most; a replay of so many takes some 5 to 40 ms."""
+SCENE: Final = 2
+"""Steps at the beginning that only set the scene: how far the host is ahead, what is queued."""
+FEWEST_STEPS: Final = 5
+
+_COLUMNS: Final = (
+    "start", "end", "kind", "name", "process", "device", "stream", "correlation", "bytes",
+    "source_memory", "destination_memory",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the GPUs did in some consecutive steps, in order of start, and who issued it."""
+
+    events: Events
+    classes: NDArray[np.int8]
+    gpus: tuple[Gpu, ...]
+    gpu: NDArray[np.int64]
+    """Index into ``gpus``."""
+    step: NDArray[np.int64]
+    """Counted from the first step that is replayed."""
+    call: NDArray[np.int64]
+    """The call that issued each, an index into the calls of the trace, or `NOBODY`."""
+    collective: NDArray[np.int64]
+    """The number of the matched collective that each is a part of, or -1."""
+    steps: range
+
+
+def choose_steps(gpus: PerGpu, found: FoundSteps, measured: Sequence[Step]) -> range | None:
+    """Consecutive measured steps of all ranks, with a mean like that of all measured ones.
+
+    None where there are too few, or where so few would be too many operations.
+    """
+    numbers = sorted({step.step for step in measured})
+    if not found.by_rank or len(numbers) < FEWEST_STEPS:
+        return None
+    breaks = _breaks(found, gpus.operations)
+    known = min(len(windows) for windows in found.by_rank.values())
+    runs = _runs([number for number in numbers if number < known], breaks)
+    longest = max(runs, key=len, default=range(0))
+    each = _operations_a_step(gpus, found, longest)
+    count = min(len(longest), int(MOST_ITEMS // max(each, 1)))
+    if count < FEWEST_STEPS:
+        return None
+    return _most_usual(found, longest, count)
+
+
+def _breaks(found: FoundSteps, operations: Sequence[GpuSummary]) -> set[int]:
+    """The steps after which there is something else, or nothing was recorded for a while."""
+    recorded = {own.gpu.rank: own.recorded.start for own in operations}
+    breaks = set[int]()
+    for rank, windows in found.by_rank.items():
+        stretch = np.searchsorted(recorded[rank], windows.end)
+        breaks.update(np.flatnonzero(np.diff(stretch)).tolist())
+        breaks.update(interlude.after for interlude in windows.interludes)
+    return breaks
+
+
+def _runs(numbers: Sequence[int], breaks: set[int]) -> list[range]:
+    """Stretches of consecutive numbers, ended by what comes between two steps."""
+    runs: list[range] = []
+    for number in numbers:
+        if runs and runs[-1].stop == number and number - 1 not in breaks:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return runs
+
+
+def _operations_a_step(gpus: PerGpu, found: FoundSteps, steps: range) -> float:
+    if not steps:
+        return 0.0
+    having = [own for own in gpus.operations if own.gpu.rank in found.by_rank]
+    spans = [_span(found.by_rank[own.gpu.rank], steps) for own in having]
+    return sum(gpus.each(_starting_in, having, spans)) / len(steps)
+
+
+def _starting_in(one: GpuShardView, span: Window) -> int:
+    first, last = np.searchsorted(one.operations.start, span)
+    return int(last - first)
+
+
+def when_issued(gpus: PerGpu, found: FoundSteps, steps: range) -> Window | None:
+    """The time of some steps, with that of the calls that issued what ran in them.
+
+    None where no call did.
+    """
+    having = [own for own in gpus.operations if own.gpu.rank in found.by_rank]
+    spans = [_span(found.by_rank[own.gpu.rank], steps) for own in having]
+    known = [own for own in gpus.each(_with_issuers, having, spans) if own is not None]
+    if not known:
+        return None
+    starts, ends = zip(*known, *spans, strict=True)
+    return Window(min(starts), max(ends))
+
+
+def _with_issuers(one: GpuShardView, span: Window) -> Window | None:
+    own, calls = one.operations, one.calls
+    if calls is None:
+        return None
+    first, last = np.searchsorted(own.start, span)
+    issuer = own.events.having("process", "correlation").select(slice(first, last))
+    issued = calls.issued_by(issuer)
+    issued = issued[issued != NOBODY]
+    if not len(issued):
+        return None
+    return Window(int(calls.start[issued].min()), int(calls.end[issued].max()))
+
+
+def data_within(gpus: PerGpu, window: Window) -> dict[tuple[int, int], Intervals]:
+    """When threads, by (process, thread), waited for data."""
+    found = gpus.each(_data_within, gpus.lanes, same=(window,))
+    return {thread: waits for own in found for thread, waits in own.items()}
+
+
+def _data_within(one: GpuShardView, window: Window) -> dict[tuple[int, int], Intervals]:
+    return {thread: waits.clip(*window) for thread, waits in one.lane.data.items()}
+
+
+def _most_usual(found: FoundSteps, steps: range, count: int) -> range:
+    lengths = np.mean([w.lengths[steps.start : steps.stop] for w in found.by_rank.values()], axis=0)
+    sums = np.concatenate([[0.0], np.cumsum(lengths)])
+    means = (sums[count:] - sums[SCENE : len(sums) - count + SCENE]) / (count - SCENE)
+    first = steps.start + int(np.argmin(np.abs(means - lengths.mean())))
+    return range(first, first + count)
+
+
+def read_rows(
+    gpus: PerGpu, calls: CudaApiCalls, found: FoundSteps, steps: range, collectives: Collectives
+) -> Rows:
+    """The operations of the chosen steps, with the streams that they ran on.
+
+    Args:
+        gpus: which ran them.
+        calls: at least those from the first to the last that issued any of them.
+        found: all steps.
+        steps: the chosen ones.
+        collectives: of all GPUs.
+    """
+    spans = {rank: _span(windows, steps) for rank, windows in found.by_rank.items()}
+    window = Window(min(s.start for s in spans.values()), max(s.end for s in spans.values()))
+    events = gpus.trace.events(GPU_KINDS, _COLUMNS, window)
+    known = tuple(own.gpu for own in gpus.operations)
+    gpu = _gpu_of(events, known)
+    step = np.full(len(events), -1, np.int64)
+    for index, own in enumerate(known):
+        windows = found.by_rank.get(own.rank)
+        if windows is not None:
+            mine = gpu == index
+            step[mine] = _step_of(windows, steps, events.start[mine])
+    rows = np.flatnonzero(step >= 0)
+    rows = rows[np.argsort(events.start[rows], kind="stable")]
+    events = events.select(rows)
+    issued = calls.issued_by(events).astype(np.int64)
+    # A call that ends the trace's clock's order, after its operation began, did not issue it.
+    wrong = (issued != NOBODY) & (calls.start[issued] > events.start)
+    issued[wrong | (calls.sort[issued] == Call.SYNC)] = NOBODY
+    return Rows(
+        events=events,
+        classes=classify(gpus.trace, events),
+        gpus=known,
+        gpu=gpu[rows],
+        step=step[rows],
+        call=issued,
+        collective=_collectives(collectives, events, gpu[rows], len(known)),
+        steps=steps,
+    )
+
+
+def _span(windows: StepWindows, steps: range) -> Window:
+    return Window(int(windows.start[steps.start]), int(windows.end[steps.stop - 1]))
+
+
+def _collectives(
+    collectives: Collectives, events: Events, gpu: NDArray[np.int64], gpus: int
+) -> NDArray[np.int64]:
+    """The collective of each row, which is told by its GPU, start and correlation."""
+    found = np.full(len(events), -1, np.int64)
+    by_lane = zip(rows_by(collectives.lane, gpus), rows_by(gpu, gpus), strict=True)
+    for mine, rows in by_lane:
+        starts = collectives.start[mine].tolist()
+        keys = zip(starts, collectives.correlation[mine].tolist(), strict=True)
+        number = dict(zip(keys, collectives.instance[mine].tolist(), strict=True))
+        rows = rows[np.isin(events.start[rows], starts)]
+        pairs = zip(events.start[rows].tolist(), events.correlation[rows].tolist(), strict=True)
+        found[rows] = [number.get(pair, -1) for pair in pairs]
+    return found
+
+
+def _gpu_of(events: Events, gpus: Sequence[Gpu]) -> NDArray[np.int64]:
+    places: Mapping[tuple[int, int], int] = {
+        pair: index for index, gpu in enumerate(gpus) for pair in gpu.pairs
+    }
+    keys = events.process.astype(np.int64) << 16 | events.device.astype(np.int64) & 0xFFFF
+    distinct, where = np.unique(keys, return_inverse=True)
+    found = [
+        places.get((key >> 16, int(np.int16(np.uint16(key & 0xFFFF)))), -1)
+        for key in distinct.tolist()
+    ]
+    return np.array(found or [-1], np.int64)[where]
+
+
+def _step_of(windows: StepWindows, steps: range, moments: Times) -> NDArray[np.int64]:
+    """The replayed step that each moment lies in, from 0; -1 outside."""
+    starts = windows.start[steps.start : steps.stop]
+    place = np.searchsorted(starts, moments, "right") - 1
+    inside = (place >= 0) & (moments < windows.end[steps.stop - 1])
+    return np.where(inside, place, -1)

@@ -1,0 +1,70 @@
+"""Messages and progress bars on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from gputrace.sanitize import clean, message
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+    from gputrace.model.trace import Progress
+
+
+def tell(text: str) -> None:
+    """Write ``gputrace: `` and the text to stderr, as one line without control characters."""
+    click.echo(f"gputrace: {message(text)}", err=True)
+
+
+_PATIENCE_S = 1.0
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Progress | None]:
+    """Yield a callback for work done and total work; None if stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    bar = _LateBar(what)
+    try:
+        yield bar.update
+    finally:
+        bar.stop()
+
+
+class _LateBar:
+    """Progress bar that appears, and imports rich, only when work takes long."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._began = what, time.monotonic()
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+
+    def update(self, done: int, total: int) -> None:
+        if self._bar is None:
+            if time.monotonic() - self._began < _PATIENCE_S:
+                return
+            self._start()
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=done, total=max(total, done))
+
+    def _start(self) -> None:
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.progress import Progress
+
+        self._bar = Progress(console=Console(stderr=True), transient=True)
+        self._task = self._bar.add_task(escape(clean(self._what)))
+        self._bar.start()
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()

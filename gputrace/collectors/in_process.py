@@ -1,0 +1,233 @@
+"""Recording of the current process, a stretch at a time: the cells of a notebook."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import shutil
+import socket
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from gputrace import marks
+from gputrace.collectors.backend import Merged, has_driver
+from gputrace.collectors.backends.cupti import CUPTI, collector_library, cupti_folders
+from gputrace.collectors.finalize import merge
+from gputrace.collectors.nvml import Sampler
+from gputrace.collectors.session import HOOKS
+from gputrace.collectors.spool.chunks import HEADER, read_raw
+
+_FOR_CUDA: Final = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
+_LATE: Final = (
+    "CUDA had been started before gputrace was loaded; restart the kernel and run `%load_ext "
+    "gputrace` first, or record a script with `gputrace record`"
+)
+_NO_DRIVER: Final = "there is no NVIDIA driver on this machine"
+
+
+class Inside:
+    """Records this process from each `begin` to the `end` that follows.
+
+    Attributes:
+        obstacle: why the GPUs cannot be recorded in this process, and after a semicolon what to do;
+            None where they can.
+        notice: what was missing of the samples of the cards; known at the end of a stretch.
+    """
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="gputrace-"))
+        atexit.register(_remove, self._folder, os.getpid())
+        self._library = collector_library()
+        self.obstacle = _obstacle()
+        self.notice = ""
+        self._sampler: Sampler | None = None
+        self._cells = 0
+        os.environ["GPUTRACE_DIR"] = str(self._folder)
+        if self.obstacle is None:
+            os.environ |= dict.fromkeys((*_FOR_CUDA, "GPUTRACE_LIBRARY"), str(self._library))
+            os.environ |= {"GPUTRACE_CAPTURE": "manual"} | cupti_folders()
+        self._recorder, self._steps = _take_in_hooks()
+        marks.look_again()
+        self._forget()
+
+    def begin(self, gpu: bool) -> None:
+        """Begins a stretch, with the GPUs where ``gpu`` says so and nothing is in the way."""
+        self._asked, self.notice = gpu, ""
+        self._gpu = gpu and self.obstacle is None
+        self._cells += 1
+        self._cell = self._folder / f"cell-{self._cells}"
+        self._cell.mkdir()
+        collector = self._collector()
+        if collector is not None:
+            collector.gputrace_write()
+        self._recorder.write(time.time_ns())
+        self._steps.restart()
+        self._sizes = {path.name: path.stat().st_size for path in self._files()}
+        if gpu and has_driver():
+            self._sampler = Sampler()
+            self._sampler.start(self._cell)
+        self._began = time.time_ns(), time.monotonic_ns()
+        if self._gpu and collector is not None:
+            collector.gputrace_capture(1)
+        elif self._gpu:
+            # CUDA may be started meanwhile.
+            os.environ["GPUTRACE_CAPTURE"] = "all"
+
+    def end(self) -> None:
+        """Ends the stretch, once the GPUs have done what they were given."""
+        collector = self._collector()
+        if self._gpu and collector is not None:
+            finish_work()
+            collector.gputrace_capture(0)
+            collector.gputrace_write()
+        elif self._gpu and has_started():
+            self.obstacle = "CUDA was started without the collector; see `gputrace doctor`"
+        if "GPUTRACE_CAPTURE" in os.environ:
+            os.environ["GPUTRACE_CAPTURE"] = "manual"
+        self._recorder.write(time.time_ns())
+        self._forget()
+        if self._sampler is not None:
+            self._sampler.stop()
+            self.notice = self._sampler.notice
+            self._sampler = None
+
+    def save(self, trace: Path) -> Merged:
+        """Writes the trace of the stretch that has ended; raises OSError where that cannot be."""
+        for path in self._files():
+            copy_since(path, self._cell / path.name, self._sizes.get(path.name, 0), self._began)
+        merged = merge(self._cell, trace, self._meta())
+        shutil.rmtree(self._cell, ignore_errors=True)
+        return merged
+
+    def _meta(self) -> Mapping[str, str]:
+        recorded = self._gpu and self.obstacle is None
+        meta = {
+            "command": '["%%gputrace"]',
+            "hostname": socket.gethostname(),
+            "backend": "cupti" if recorded else "host",
+            "driver": "yes" if has_driver() else "no",
+        }
+        return meta | ({"no_gpu": self.obstacle} if self._asked and self.obstacle else {})
+
+    def _collector(self) -> Any:
+        return loaded(self._library) if self._library and not self.obstacle else None
+
+    def _files(self) -> list[Path]:
+        pid = os.getpid()
+        kinds = (f"*.{pid}.spool", f"*.{pid}-*.spool", f"*.{pid}.host", f"*.{pid}.*.host")
+        return sorted(path for kind in kinds for path in self._folder.glob(kind))
+
+    def _forget(self) -> None:
+        """Takes back what CUDA was told by, once it needs it no more: children must not get it."""
+        if self.obstacle is None and self._collector() is None:
+            return
+        for name in (*_FOR_CUDA, "GPUTRACE_CAPTURE", "GPUTRACE_DIR"):
+            os.environ.pop(name, None)
+
+
+def _obstacle() -> str | None:
+    if not has_driver():
+        return _NO_DRIVER
+    return CUPTI.obstacle(os.environ) or (_LATE if has_started() else None)
+
+
+def _take_in_hooks() -> tuple[Any, Any]:
+    """Puts the hooks in place: their recorder, and what counts steps."""
+    sys.path.append(str(HOOKS))
+    try:
+        import_module("_gputrace_hooks.imports").install()
+        names = ("recorder", "steps")
+        recorder, steps = (import_module(f"_gputrace_hooks.{name}") for name in names)
+    finally:
+        sys.path.remove(str(HOOKS))
+    return recorder, steps
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """At the end of the process; a forked child has nothing to remove."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+_LASTING: Final = frozenset((b"FULL", b"NAME", b"INFO", b"THRD", b"DEVI"))
+"""Chunks that explain what comes after them, whenever that is."""
+
+
+def copy_since(source: Path, target: Path, offset: int, began: tuple[int, int]) -> None:
+    """Copies a spool or a host file without the records that end before ``offset`` bytes.
+
+    ``began`` is the moment of CLOCK_REALTIME and CLOCK_MONOTONIC that the copy is to begin at.
+    Raises OSError where that cannot be done.
+    """
+    file = read_raw(source)
+    if file is None:
+        return
+    magic, version, pid, _, _ = HEADER.unpack_from(file.raw)
+    parts = [HEADER.pack(magic, version, pid, *began)]
+    at = HEADER.size
+    for tag, body, whole in file.chunks():
+        if not whole:
+            break
+        if at >= offset or tag in _LASTING:
+            parts += [struct.pack("<4sI", tag, len(body)), bytes(body)]
+        at += 8 + len(body)
+    ended = b"ended=a cell of a notebook"
+    parts.append(struct.pack("<4sI", b"INFO", len(ended)) + ended)
+    target.write_bytes(b"".join(parts))
+
+
+_DRIVER: Final = "libcuda.so.1"
+
+
+def loaded(library: str | Path) -> ctypes.CDLL | None:
+    """A library that this process has loaded; None where it has not."""
+    try:
+        return ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return None
+
+
+def has_started() -> bool:
+    """Whether this process has started CUDA (cuInit)."""
+    driver = loaded(_DRIVER)
+    if driver is None:
+        return False
+    count = ctypes.c_int()
+    return bool(driver.cuDeviceGetCount(ctypes.byref(count)) == 0)
+
+
+def finish_work() -> None:
+    """Waits until the GPUs have done what this process gave them.
+
+    That is what is in the primary context of each device, which all frameworks use. A GPU in an
+    error has nothing left to do.
+    """
+    driver = loaded(_DRIVER)
+    if driver is None:
+        return
+    count = ctypes.c_int()
+    # A driver that lacks one of the functions is none of NVIDIA's.
+    with suppress(AttributeError):
+        driver.cuDeviceGetCount(ctypes.byref(count))
+        for device in range(count.value):
+            _finish_device(driver, device)
+
+
+def _finish_device(driver: ctypes.CDLL, device: int) -> None:
+    flags, active = ctypes.c_uint(), ctypes.c_int()
+    asked = driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active))
+    context = ctypes.c_void_p()
+    if asked or not active.value or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
+        return
+    if not driver.cuCtxPushCurrent_v2(context):
+        driver.cuCtxSynchronize()
+        driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+    driver.cuDevicePrimaryCtxRelease_v2(device)

@@ -1,0 +1,555 @@
+"""The recorders of one job: task and rank, output names, and who shares a folder."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import Any, Final
+
+from gputrace.collectors.launch import wait_for
+from gputrace.errors import InputError, UsageError
+
+PATIENCE_S: Final = 10.0
+"""After its own start, how long a recorder that is done waits for those that have not begun."""
+_BUSY_S: Final = 2.0
+"""How long to wait for others to enter or leave; longer, and they are making the trace."""
+_POLL_S: Final = 0.05
+_TOLD: Final = "team.json"
+_LEFT: Final = ("spool", "host", "nvvp")
+"""Of what processes leave in the folder, save nsys, which is never without a team.json."""
+_ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class CannotShare(Exception):
+    """The others have ended, or the file system has no locks: the recorder must work alone."""
+
+
+class Team:
+    """A place among the recorders that share a folder.
+
+    Attributes:
+        folder: what their processes write into.
+        shares: whether there may be others.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        job: str | None = None,
+        rank: int = 0,
+        size: int = 1,
+        patience: float = PATIENCE_S,
+    ) -> None:
+        """Makes the folder, or joins those who did.
+
+        Args:
+            folder: where the recorders of this machine with the same output meet.
+            job: what they are of, empty where that has no name of its own; None for a recorder
+                that works alone.
+            rank: tells them apart.
+            size: how many there are to be, if that is known.
+            patience: seconds, instead of PATIENCE_S.
+
+        Raises UsageError where another recording left the folder or it cannot be made, CannotShare
+        where a recorder that is not alone must become so.
+        """
+        self.folder, self.shares, self._size = folder, job is not None, size
+        self._patient_until = time.monotonic() + patience
+        made, owner = _make(folder, job or "")
+        if not made and (job is None or not _is_open_to(folder, job, owner)):
+            raise _in_the_way(folder)
+        try:
+            self._gate = _open(folder / "team.lock")
+            with self._undisturbed():
+                self._own = self._enter(rank)
+        except OSError as error:
+            if made:
+                shutil.rmtree(folder, ignore_errors=True)
+            if job is None:
+                raise UsageError(f"{folder}: cannot be made ({error.strerror})") from None
+            raise CannotShare(str(error)) from None
+
+    def _enter(self, rank: int) -> int:
+        same = os.fstat(self._gate).st_ino == (self.folder / "team.lock").stat().st_ino
+        if not same:
+            raise FileNotFoundError(self.folder)
+        try:
+            own = _open(self.folder / f"{rank}.task", os.O_EXCL)
+        except FileExistsError:
+            raise _in_the_way(self.folder) from None
+        try:
+            fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            # Who works alone needs no lock.
+            if self.shares:
+                raise
+        return own
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """While no other recorder enters or leaves; TimeoutError where one is long at it."""
+        if self.shares:
+            until = time.monotonic() + _BUSY_S
+            while not _lock(self._gate):
+                if time.monotonic() > until:
+                    raise TimeoutError
+                time.sleep(_POLL_S)
+        try:
+            yield
+        finally:
+            if self.shares:
+                fcntl.flock(self._gate, fcntl.LOCK_UN)
+
+    @contextmanager
+    def leave(self) -> Iterator[bool]:
+        """Ends the part of this recorder; True for the last, which makes the trace meanwhile.
+
+        Waits for those that have not begun while patience lasts, so that what ends at once does
+        not become a trace without the others; a signal to end ends patience.
+        """
+        self._await_beginners()
+        with self._undisturbed():
+            try:
+                yield not self._has_company()
+            finally:
+                os.close(self._own)
+
+    def forget(self) -> None:
+        """Gives the place up to a process that was forked from this one, and records."""
+        os.close(self._own)
+        os.close(self._gate)
+
+    def _await_beginners(self) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
+        try:
+            while (
+                len(ranks_in(self.folder)) < self._size and time.monotonic() < self._patient_until
+            ):
+                with self._undisturbed():
+                    if self._has_company():
+                        return
+                if wait_for(_ENDINGS, _POLL_S):
+                    return
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _has_company(self) -> bool:
+        """Whether another recorder is at work; ask while undisturbed."""
+        return self.shares and _any_alive(self.folder, but=self._own)
+
+    def dissolve(self) -> None:
+        """Removes the folder, once the trace is made."""
+        gone = self.folder.with_name(f".{self.folder.name}.{os.getpid()}")
+        self.folder.rename(gone)
+        for _ in range(10):
+            # On NFS, a file that somebody has open keeps its folder for a while.
+            shutil.rmtree(gone, ignore_errors=True)
+            if not gone.exists():
+                break
+            time.sleep(_POLL_S)
+
+    def let_one(self, work: str, begin: Callable[[], object]) -> None:
+        """Calls ``begin`` in one recorder of the team; when that one ends, in another."""
+        if self.shares:
+            with suppress(OSError):
+                file = _open(self.folder / f"{work}.lock")
+                if not _lock(file):
+                    Thread(target=_when_free, args=(file, begin), daemon=True).start()
+                    return
+        begin()
+
+
+def _when_free(file: int, begin: Callable[[], object]) -> None:
+    # The program's signals are the main thread's to pass on.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    with suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX)
+        begin()
+
+
+def ranks_in(folder: Path) -> list[int]:
+    """Of all recorders that have begun in a folder."""
+    return sorted(int(path.stem) for path in folder.glob("*.task"))
+
+
+def is_recording(folder: Path) -> bool:
+    """Whether a recorder is still at work in a folder."""
+    with suppress(OSError):
+        return _any_alive(folder)
+    return False
+
+
+def holds_lock(folder: Path) -> bool:
+    """As `is_recording`, for those who look often: no lock is tried, which a recorder may notice.
+
+    Knows of recorders in this container alone.
+    """
+    with suppress(OSError):
+        held = {line.split()[5] for line in Path("/proc/locks").read_text().splitlines()}
+        return any(_as_listed(path.stat()) in held for path in folder.glob("*.task"))
+    return False
+
+
+def _as_listed(file: os.stat_result) -> str:
+    """A file as /proc/locks has it."""
+    device = file.st_dev
+    return f"{os.major(device):02x}:{os.minor(device):02x}:{file.st_ino}"
+
+
+def began(folder: Path) -> float:
+    """When the folder was made, in seconds since 1970; now, where it does not say."""
+    try:
+        return float(json.loads((folder / _TOLD).read_text(encoding="utf-8"))["time"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return time.time()
+
+
+def assert_ours(folder: Path) -> None:
+    """Raises InputError where no recorder made the folder: it must not be removed then."""
+    if not folder.is_dir():
+        raise InputError(folder, "no such folder of a recording")
+    ours = [folder / _TOLD, *(p for end in _LEFT for p in folder.glob(f"*.{end}"))]
+    if not any(path.is_file() for path in ours):
+        raise InputError(folder, "not the NAME.spool of a recording")
+
+
+def _make(folder: Path, job: str) -> tuple[bool, int]:
+    """Makes the folder with what it is of, at once; False where it is there.
+
+    And whose the folders are that we make there: on a network's disk, root may be somebody else.
+    """
+    new = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        new.mkdir(mode=0o700)
+        told = {"job": job, "host": os.uname().nodename, "time": time.time()}
+        (new / _TOLD).write_text(json.dumps(told), encoding="utf-8")
+        owner = new.lstat().st_uid
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be made ({error.strerror})") from None
+    try:
+        new.rename(folder)
+    except OSError:
+        shutil.rmtree(new)
+        if not folder.exists():
+            raise UsageError(f"{folder}: cannot be made") from None
+        return False, owner
+    return True, owner
+
+
+def _is_open_to(folder: Path, job: str, owner: int) -> bool:
+    """Whether the folder is of the same job; of one without a name, whether it is a fresh one.
+
+    One that another user made, or may write into, is not: what we write would be theirs.
+    """
+    try:
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner or found.st_mode & 0o022:
+            return False
+        told: dict[str, Any] = json.loads((folder / _TOLD).read_text(encoding="utf-8"))
+        same = (told["job"], told["host"]) == (job, os.uname().nodename)
+        return same and (
+            bool(job) or time.time() - told["time"] < PATIENCE_S or is_recording(folder)
+        )
+    except FileNotFoundError:
+        # Whoever ended meanwhile has removed it.
+        return not folder.exists()
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def _any_alive(folder: Path, but: int | None = None) -> bool:
+    own = os.fstat(but).st_ino if but is not None else None
+    for path in folder.glob("*.task"):
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if os.fstat(file).st_ino != own and not _lock(file):
+                return True
+        finally:
+            os.close(file)
+    return False
+
+
+def _lock(file: int) -> bool:
+    """Whether nobody else has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _open(path: Path, flags: int = 0) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
+
+
+def _in_the_way(folder: Path) -> UsageError:
+    if is_recording(folder):
+        return UsageError(f"{folder}: another recording is under way; name another with -o")
+    return UsageError(
+        f"{folder}: left by another recording; make its trace with "
+        f"`gputrace recover {folder}`, or remove it"
+    )
+
+
+_SPECIAL_STEPS: Final = 0xFFFFFFF0
+"""Steps of Slurm from here on are batch scripts and shells of salloc: one process."""
+_BATCH_JOBS: Final = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+_MOST: Final = 1 << 20
+"""Tasks; a larger number is no number of tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One of the tasks that a launcher started, each with its recorder."""
+
+    job: str
+    """The launcher's name of the run; nothing where it gave none that is the run's alone."""
+    rank: int
+    tasks: int
+    """In all."""
+    local_rank: int
+    """Tells the tasks of this node apart."""
+    local_tasks: int
+    """On this node; 1 where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Launcher:
+    """The variables of one launcher; the first of each that is set counts."""
+
+    name: str
+    job: tuple[str, ...]
+    rank: tuple[str, ...]
+    tasks: tuple[str, ...]
+    local_rank: tuple[str, ...]
+    local_tasks: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+
+
+_LAUNCHERS: Final = (
+    _Launcher(
+        "torchrun",
+        ("TORCHELASTIC_RUN_ID",),
+        ("RANK",),
+        ("WORLD_SIZE",),
+        ("LOCAL_RANK",),
+        ("LOCAL_WORLD_SIZE",),
+        # People set the others by hand.
+        needs=("TORCHELASTIC_RUN_ID",),
+    ),
+    _Launcher(
+        "mpi",
+        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", *_BATCH_JOBS),
+        ("OMPI_COMM_WORLD_RANK",),
+        ("OMPI_COMM_WORLD_SIZE",),
+        ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    _Launcher(
+        "mpi",
+        _BATCH_JOBS,
+        ("PMI_RANK",),
+        ("PMI_SIZE",),
+        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
+        ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+        # srun sets PMI_RANK too, and knows more.
+        needs=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+    ),
+)
+
+
+def find_task(environment: Mapping[str, str]) -> Task | None:
+    """The task that this process is; None where no launcher started it, or it started but one."""
+    found = (_of_launcher(launcher, environment) for launcher in _LAUNCHERS)
+    task = next(filter(None, found), None) or _of_slurm(environment)
+    return task if task is not None and task.tasks > 1 else None
+
+
+def _of_launcher(launcher: _Launcher, environment: Mapping[str, str]) -> Task | None:
+    if launcher.needs and not any(name in environment for name in launcher.needs):
+        return None
+    rank, tasks = (_number(environment, *names) for names in (launcher.rank, launcher.tasks))
+    if rank is None or tasks is None or rank >= tasks:
+        return None
+    local_rank = _number(environment, *launcher.local_rank)
+    local_tasks = _number(environment, *launcher.local_tasks) or 1
+    job = next((environment[name] for name in launcher.job if environment.get(name)), "none")
+    return Task(
+        # What torchrun calls a run that nobody named.
+        "" if job == "none" else f"{launcher.name} {job}",
+        rank,
+        tasks,
+        rank if local_rank is None else local_rank,
+        min(local_tasks, tasks),
+    )
+
+
+def _of_slurm(environment: Mapping[str, str]) -> Task | None:
+    """Of srun. In a script of sbatch the variables speak of the allocation, save for the step's."""
+    step = _number(environment, "SLURM_STEP_ID", "SLURM_STEPID", most=1 << 32)
+    if step is None or step >= _SPECIAL_STEPS:
+        return None
+    rank = _number(environment, "SLURM_PROCID")
+    tasks = _number(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
+    if rank is None or tasks is None or rank >= tasks:
+        return None
+    job = environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID", "")
+    local_rank = _number(environment, "SLURM_LOCALID")
+    return Task(
+        f"slurm {job}.{step}" if job else "",
+        rank,
+        tasks,
+        rank if local_rank is None else local_rank,
+        min(_local_tasks(environment), tasks),
+    )
+
+
+def _local_tasks(environment: Mapping[str, str]) -> int:
+    names = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+    text = next((environment[name] for name in names if environment.get(name)), "")
+    return tasks_on_node(text, _number(environment, "SLURM_NODEID") or 0) or 1
+
+
+_TASKS: Final = re.compile(r"(\d{1,7})(?:\(x(\d{1,7})\))?")
+
+
+def tasks_on_node(text: str, node: int) -> int | None:
+    """Tasks on the nth node by Slurm's ``4(x2),3``: 4, 4 and 3; None where it does not say."""
+    for part in text.split(","):
+        match = _TASKS.fullmatch(part.strip())
+        if match is None:
+            return None
+        node -= int(match[2] or 1)
+        if node < 0:
+            return int(match[1])
+    return None
+
+
+def _number(environment: Mapping[str, str], *names: str, most: int = _MOST) -> int | None:
+    text = next((environment[name] for name in names if environment.get(name)), "")
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else None
+    return None if number is None or number > most else number
+
+
+_WORD: Final = re.compile(r"%(?:q\{(?P<variable>[^}]*)\}|(?P<letter>[hp%]))")
+
+_TASKS_DIFFER_IN: Final = {
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID", "RANK", "LOCAL_RANK"),
+    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMIX_RANK"),
+    *("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
+}
+_NODES_DIFFER_IN: Final = {
+    *("SLURM_NODEID", "SLURMD_NODENAME", "HOSTNAME", "GROUP_RANK", "NODE_RANK"),
+    *("SLURM_PROCID", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"),
+}
+_NODES_OPTION: Final = re.compile(r"--(nnodes|num[-_]machines)(=(?P<count>.*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """The output of this recorder.
+
+    Attributes:
+        path: the file.
+        pattern: what names the files of all nodes in a shell; the file where it is the only one.
+        is_tasks_own: whether each task of a node has a name of its own.
+    """
+
+    path: Path
+    pattern: str
+    is_tasks_own: bool
+
+
+def name_output(
+    text: str,
+    task: Task | None,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    host: str,
+    pid: int,
+) -> Name:
+    """Replaces ``%h`` (host), ``%p`` (pid), ``%q{VARIABLE}`` and ``%%`` in what was given to -o.
+
+    Where several hosts, or several tasks of one, would write one file, the host is put into the
+    name. Any other ``%`` stays: folders may have it in their names.
+
+    Raises UsageError for a variable that is not set.
+    """
+    used = {match["variable"] or match["letter"] for match in _WORD.finditer(text)}
+    shown = {"h": host, "p": str(pid), "%": "%"}
+    path = Path(_WORD.sub(lambda match: _value(text, match, shown, environment), text))
+    if not path.name:
+        raise UsageError(f"{text}: names no file")
+    several = task is not None or spans_nodes(command, environment)
+    if not several:
+        return Name(path, str(path), False)
+    differs = _TASKS_DIFFER_IN | _NODES_DIFFER_IN | {"h", "p"}
+    anyones = {"h": "*", "p": "*", "%": "%"}
+    same = {name: value for name, value in environment.items() if name not in differs}
+    pattern = Path(_WORD.sub(lambda match: _value(text, match, anyones, same, "*"), text))
+    if not used & (_NODES_DIFFER_IN | {"h"}):
+        path, pattern = _with(path, host), _with(pattern, "*")
+    return Name(path, str(pattern), bool(used & (_TASKS_DIFFER_IN | {"p"})))
+
+
+def _with(path: Path, part: str) -> Path:
+    return path.with_name(f"{path.stem}.{part}{path.suffix}")
+
+
+def of_task(path: Path, task: Task) -> Path:
+    """The output of a task that cannot share one with the other tasks of its node."""
+    return _with(path, f"task{task.rank}")
+
+
+def spans_nodes(command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether the program is a launcher (torchrun, accelerate) of more than one node."""
+    counts = [environment.get("PET_NNODES", "")]
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        if (match := _NODES_OPTION.fullmatch(word)) is not None:
+            counts.append(following if match["count"] is None else match["count"])
+    # Elastic ones have a least and a most, as 1:4.
+    most = [count.rpartition(":")[2] for count in counts]
+    return any(count.isdecimal() and int(count) > 1 for count in most)
+
+
+def _value(
+    text: str,
+    match: re.Match[str],
+    letters: Mapping[str, str],
+    variables: Mapping[str, str],
+    otherwise: str | None = None,
+) -> str:
+    variable, letter = match["variable"], match["letter"]
+    if variable is None:
+        return letters[letter]
+    value = variables.get(variable, otherwise)
+    if value is None:
+        raise UsageError(f"{text}: the environment variable {variable!r} is not set")
+    return value.replace("/", "_")
+
+
+def write_meta(folder: Path, meta: Mapping[str, str]) -> None:
+    """At once: other recorders may be at it too."""
+    new = folder / f"meta.{os.getpid()}"
+    new.write_text(json.dumps(meta), encoding="utf-8")
+    new.replace(folder / "meta.json")
+
+
+def read_meta(folder: Path) -> dict[str, str]:
+    """What meta.json says of a recording; nothing where it is not there yet."""
+    try:
+        loaded = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(key): str(value) for key, value in loaded.items()}

@@ -1,0 +1,260 @@
+"""A terminal of its own for a program whose own terminal is drawn on meanwhile."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import select
+import signal
+import struct
+import termios
+import threading
+import time
+import tty
+from contextlib import suppress
+from io import FileIO
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from gputrace.collectors.launch import FORWARDED
+from gputrace.errors import UsageError
+
+_POLL_S: Final = 0.1
+_PIECE: Final = 1 << 16
+_STREAMS: Final = (0, 1, 2)
+
+
+def open_terminal() -> int:
+    """The terminal that we are at; raises UsageError where there is none, or it is another's."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError:
+        raise UsageError(
+            "--live draws on a terminal, and there is none; record without it"
+        ) from None
+    if os.tcgetpgrp(terminal) != os.getpgrp() or os.environ.get("TERM", "dumb") == "dumb":
+        os.close(terminal)
+        problem = "--live draws on a terminal, and this one shows another program, or cannot be"
+        raise UsageError(f"{problem} drawn on; record without it")
+    return terminal
+
+
+class PtySession:
+    """The child on its own terminal, seen from the parent.
+
+    Attributes:
+        code: its exit code, 128 + N for signal N; None while it runs.
+        hung_up: whether our own terminal is gone.
+    """
+
+    def __init__(self, terminal: int, log: Path) -> None:
+        """``terminal`` is ours; what the child says goes to ``log`` where it becomes too much."""
+        self.code: int | None = None
+        self.hung_up = False
+        self._terminal, self._held = terminal, OutputBuffer(log)
+        self._master, self._slave = os.openpty()
+        self._settings = termios.tcgetattr(terminal)
+        termios.tcsetattr(self._slave, termios.TCSANOW, self._settings)
+        self._fit()
+        self._pid = 0
+        self._is_shown = False
+        self._lock = threading.Lock()
+        self._pump = threading.Thread(target=self._take, name="output", daemon=True)
+
+    def divide(self) -> bool:
+        """Makes the child; True in it, which has its terminal then, False in the parent."""
+        self._pid = os.fork()
+        if not self._pid:
+            os.close(self._master)
+            self._move_to_slave()
+            return True
+        os.close(self._slave)
+        for number in _STREAMS:
+            os.dup2(self._terminal, number)
+        for each in FORWARDED:
+            signal.signal(each, self._forward)
+        self._pump.start()
+        return False
+
+    def _move_to_slave(self) -> None:
+        theirs = [number for number in _STREAMS if _is_terminal(number)]
+        os.setsid()
+        fcntl.ioctl(self._slave, termios.TIOCSCTTY, 0)
+        for number in theirs:
+            os.dup2(self._slave, number)
+        os.close(self._slave)
+        os.close(self._terminal)
+
+    def _forward(self, number: int, _frame: Any) -> None:
+        self.hung_up = self.hung_up or number == signal.SIGHUP
+        if self.code is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, number)
+
+    def interrupt(self) -> None:
+        """As if Ctrl+C were typed at its terminal."""
+        self.type(self._settings[6][termios.VINTR])
+
+    def type(self, keys: bytes) -> None:
+        """Types at its terminal."""
+        with suppress(OSError):
+            os.write(self._master, keys)
+
+    def lines(self, most: int) -> list[str]:
+        """The last lines that it wrote, without what moves the cursor or colours."""
+        with self._lock:
+            return self._held.lines(most)
+
+    def is_over(self) -> bool:
+        """Whether it has ended; `code` is known then."""
+        if self.code is None:
+            found, status = os.waitpid(self._pid, os.WNOHANG)
+            if found:
+                code = os.waitstatus_to_exitcode(status)
+                self.code = code if code >= 0 else 128 - code
+        return self.code is not None
+
+    def give_terminal(self) -> str:
+        """Writes all that is held to our terminal, and goes on as if that were its own.
+
+        Until it has ended; gives a line to tell where its output is, if not there.
+        """
+        with suppress(termios.error):
+            # What comes has line ends as for a terminal already.
+            tty.setraw(self._terminal, termios.TCSADRAIN)
+        try:
+            with self._lock:
+                said = self._held.release(self._terminal)
+                self._is_shown = True
+            while not self.is_over():
+                self._pass_keys()
+            self._pump.join()
+        finally:
+            with suppress(termios.error):
+                termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._settings)
+        return said
+
+    def _pass_keys(self) -> None:
+        if self.hung_up:
+            time.sleep(_POLL_S)
+        elif select.select([self._terminal], [], [], _POLL_S)[0]:
+            try:
+                keys = os.read(self._terminal, _PIECE)
+            except OSError:
+                keys = b""
+            self.hung_up = not keys
+            self.type(keys)
+
+    def _take(self) -> None:
+        """Takes what it writes, at once, so that it never waits for us."""
+        while True:
+            self._fit()
+            ready = select.select([self._master], [], [], _POLL_S)[0]
+            if not ready and self.code is not None:
+                return
+            if not ready:
+                continue
+            try:
+                piece = os.read(self._master, _PIECE)
+            except OSError:
+                # Nobody has the other side open; perhaps nobody has yet.
+                if self.code is not None:
+                    return
+                time.sleep(_POLL_S)
+                continue
+            with self._lock:
+                if self._is_shown:
+                    _write(self._terminal, piece)
+                else:
+                    self._held.add(piece)
+
+    def _fit(self) -> None:
+        """Its terminal is as large as ours; the kernel tells it of a change."""
+        with suppress(OSError):
+            ours, own = (
+                fcntl.ioctl(file, termios.TIOCGWINSZ, bytes(8))
+                for file in (self._terminal, self._master)
+            )
+            if ours != own and struct.unpack("4H", ours)[0]:
+                fcntl.ioctl(self._master, termios.TIOCSWINSZ, ours)
+
+
+def _is_terminal(number: int) -> bool:
+    try:
+        return os.isatty(number)
+    except OSError:
+        return False
+
+
+def _write(file: int, data: bytes) -> None:
+    """All of it; nothing more once the terminal is gone."""
+    with suppress(OSError):
+        while data:
+            data = data[os.write(file, data) :]
+
+
+MOST: Final = 4 << 20
+"""Bytes that are held for the terminal; more go into a file."""
+_TAIL: Final = 1 << 14
+_ESCAPES: Final = re.compile(
+    # Strings (OSC, DCS, ...) to their end, CSI sequences, and those of a letter or two.
+    r"\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)|\x1b\[[0-?]*[ -/]*[@-~]?|\x1b[ -/]*[0-~]?|\x9b[0-?]*[@-~]?",
+    re.DOTALL,
+)
+
+
+class OutputBuffer:
+    """Output, whole: in memory, or from `MOST` bytes on in a file."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._file: FileIO | None = None
+        self._bytes, self._tail = bytearray(), b""
+        self._next = MOST
+
+    def add(self, data: bytes) -> None:
+        """Takes some more."""
+        self._tail = (self._tail + data)[-_TAIL:]
+        self._bytes += data
+        if self._file is not None or len(self._bytes) > self._next:
+            self._save()
+
+    def lines(self, most: int) -> list[str]:
+        """The last lines, as plain text; of a line that was written over, its last state."""
+        text = _ESCAPES.sub("", self._tail.decode("utf-8", "replace"))
+        lines = text.replace("\r\n", "\n").rstrip("\n").split("\n")
+        return [line.rstrip("\r").rpartition("\r")[2] for line in lines[-most:]]
+
+    def release(self, terminal: int) -> str:
+        """Writes all to the terminal, or tells where it is."""
+        if self._file is not None:
+            self._save()
+            self._file.close()
+        with suppress(OSError):
+            data = bytes(self._bytes)
+            while data:
+                data = data[os.write(terminal, data) :]
+        return f"what the program wrote meanwhile is in {self._log}" if self._file else ""
+
+    def _save(self) -> None:
+        """Moves what is in memory to the file; where that cannot be written, memory must do."""
+        try:
+            if self._file is None:
+                self._log, self._file = _fresh(self._log)
+            written = self._file.write(self._bytes) or 0
+            del self._bytes[:written]
+        except OSError:
+            self._next = 2 * len(self._bytes)
+
+
+def _fresh(log: Path) -> tuple[Path, FileIO]:
+    """The file, or one beside it of the same name and a number: no other's is replaced."""
+    for number in count():
+        path = log.with_name(f"{log.stem}-{number}{log.suffix}") if number else log
+        try:
+            return path, FileIO(path, "x")
+        except FileExistsError:
+            continue
+    raise AssertionError

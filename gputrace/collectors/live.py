@@ -1,0 +1,373 @@
+"""A recording under way: its steps, its NVML samples, and a trace of its last seconds."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.collectors.finalize import DOMAIN_CREATED as DOMAIN
+from gputrace.collectors.finalize import LEAD_NS, rank_of, write_all, write_host, write_logs
+from gputrace.collectors.job import assert_ours, began, holds_lock, read_meta
+from gputrace.collectors.launch import orphans_of
+from gputrace.collectors.limits import bytes_in
+from gputrace.collectors.nvml.log import NvmlLines, NvmlLog
+from gputrace.collectors.spool.activity import RECORDS, SPOOL, Spool, join_spools
+from gputrace.collectors.spool.activity import take_text as take_spool_text
+from gputrace.collectors.spool.chunks import (
+    CLOCKS,
+    ChunkTail,
+    LineTail,
+    Records,
+    base_of,
+    in_order,
+    read_records,
+)
+from gputrace.collectors.spool.host_events import EVENT, HOST, HostEvents, by_kind
+from gputrace.collectors.spool.host_events import take_text as take_host_text
+from gputrace.errors import InputError
+from gputrace.store.writer import TraceWriter
+
+_ALWAYS: Final = frozenset({b"DEVI", b"CLOK"})
+"""Records that are few, and are kept from the start on."""
+_TIMED: Final = frozenset(RECORDS) - _ALWAYS
+_MOST_CHUNKS: Final = 256
+"""Of 64 KiB at most, for each process."""
+ON_GPU: Final = (b"KERN", b"COPY", b"MSET", b"GRPH")
+_HOST_KEPT_NS: Final = 120_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """One chunk of records."""
+
+    tag: bytes
+    rows: Records
+    end: int
+    """When the last of its records did."""
+
+
+class RecentSpool:
+    """What the collector in one process has written of late."""
+
+    def __init__(self, path: Path) -> None:
+        self._tail = ChunkTail(path, SPOOL)
+        self._chunks: deque[_Kept] = deque(maxlen=_MOST_CHUNKS)
+        self._few: dict[bytes, list[Records]] = {tag: [] for tag in RECORDS}
+        self._spool: Spool | None = None
+        self.latest = 0
+        """When the last GPU operation that is known ended (CLOCK_REALTIME, ns)."""
+
+    def read(self) -> None:
+        """Takes in what was written since; raises InputError where it is no spool file."""
+        chunks = self._tail.read(_TIMED)
+        if self._spool is None and (head := self._tail.head) is not None:
+            self._spool = Spool(head.pid, head.host, head.started)
+        for tag, body in chunks:
+            self._take(tag, body)
+
+    def _take(self, tag: bytes, body: bytes) -> None:
+        assert self._spool is not None
+        if tag not in RECORDS:
+            take_spool_text(self._spool, tag, body)
+            return
+        rows = read_records(memoryview(body), RECORDS[tag])
+        lasting = np.full(len(rows), tag in _ALWAYS) | (tag == b"NVTX" and rows["kind"] == DOMAIN)
+        if lasting.any():
+            self._few[tag].append(rows[lasting])
+            rows = rows[~lasting]
+        if len(rows):
+            # A mark has no end.
+            end = int(max(rows["end"].max(), rows["start"].max()))
+            self._chunks.append(_Kept(tag, rows, end))
+            if tag in ON_GPU:
+                self.latest = max(self.latest, end)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process came to its end and wrote that down."""
+        return self._spool is not None and "ended" in self._spool.info
+
+    def let_go(self, before: int) -> None:
+        """Forgets what ended before a moment; what is not in order is kept a little longer."""
+        while self._chunks and self._chunks[0].end < before:
+            self._chunks.popleft()
+
+    def last_ends(self, until: int, most: int) -> NDArray[np.int64]:
+        """When records up to a moment ended, in any order: of each kind ``most``, and a few more.
+
+        Kinds are told apart as a chunk of one may reach further back than ten of another.
+        """
+        parts, counts = [np.empty(0, np.int64)], Counter[bytes]()
+        for kept in reversed(self._chunks):
+            if counts[kept.tag] < most:
+                ends = kept.rows["end"].astype(np.int64)
+                parts.append(ends[ends <= until])
+                counts[kept.tag] += len(parts[-1])
+        return np.concatenate(parts)
+
+    def between(self, since: int, until: int) -> Spool | None:
+        """What began and ended in a stretch of CLOCK_REALTIME; None where nobody wrote yet."""
+        if self._spool is None:
+            return None
+        records = {}
+        for tag, kind in RECORDS.items():
+            timed = (kept.rows for kept in self._chunks if kept.tag == tag)
+            parts = [*self._few[tag], *(_within(rows, since, until) for rows in timed)]
+            records[tag] = np.concatenate(parts) if parts else np.empty(0, kind)
+        seen_until = int(records[b"CLOK"]["realtime"].max(initial=0))
+        return replace(self._spool, records=records, seen_until=seen_until)
+
+
+def _within(rows: Records, since: int, until: int) -> Records:
+    kept: Records = rows[(rows["start"] >= since) & (rows["end"] <= until)]
+    return kept
+
+
+@dataclass(slots=True)
+class RecentHost:
+    """What the hooks in one process have written of late."""
+
+    path: Path
+    host: HostEvents | None = None
+    _events: Records = field(default_factory=lambda: np.empty(0, EVENT))
+    _clocks: Records = field(default_factory=lambda: np.empty(0, CLOCKS))
+    _tail: ChunkTail | None = None
+
+    def read(self) -> None:
+        """Takes in what was written since; raises InputError where it is no host file."""
+        if self._tail is None:
+            self._tail = ChunkTail(self.path, HOST)
+        chunks = self._tail.read({b"EVNT"})
+        if self.host is None and (head := self._tail.head) is not None:
+            self.host = HostEvents(head.pid, head.host, head.started)
+        if self.host is None or not chunks:
+            return
+        events, clocks = [self._events], [self._clocks]
+        for tag, body in chunks:
+            if tag == b"EVNT":
+                events.append(read_records(memoryview(body), EVENT))
+            elif tag == b"CLOK":
+                clocks.append(read_records(memoryview(body), CLOCKS))
+            else:
+                take_host_text(self.host, tag, body)
+        self.host.host = self.host.info.get("host", self.host.host)
+        self._clocks, all_events = np.concatenate(clocks), np.concatenate(events)
+        recent = int(all_events["end"].max(initial=0)) - _HOST_KEPT_NS
+        self._events = all_events[all_events["end"].astype(np.int64) >= recent]
+        self.host.records = by_kind(self._events, self.host.started)
+
+    def between(self, since: int, until: int, done: Mapping[int, int]) -> HostEvents | None:
+        """What ended in a stretch of CLOCK_REALTIME; None where nobody wrote yet.
+
+        Steps are those that lie in it and, by process, ended before a moment of ``done``.
+        """
+        if self.host is None:
+            return None
+        done_until = min(until, done.get(self.host.pid, until))
+
+        def cut(kind: str, rows: Records) -> Records:
+            if kind == "step":
+                return rows[(rows["start"] >= since) & (rows["end"] <= done_until)]
+            return rows[(rows["end"] > since) & (rows["end"] <= until)]
+
+        records: dict[str, Any] = {k: cut(k, rows) for k, rows in self.host.records.items()}
+        return replace(self.host, records=records, clocks=self._clocks)
+
+
+WINDOW_NS: Final = 10_000_000_000
+"""How much of its end is made a trace at most."""
+MOST_RECORDS: Final = 40_000
+"""Of all processes together, in such a trace."""
+_NVML_NS: Final = 120_000_000_000
+_SILENT_NS: Final = 5_000_000_000
+"""A process whose GPU has done nothing for so long does not hold up the others."""
+_LEAST_NS: Final = 20_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """The last steps of a rank, as the hooks in its process saw them."""
+
+    rank: int
+    number: int
+    """Of the last one, from 0."""
+    ends: tuple[int, ...]
+    """Nanoseconds of CLOCK_REALTIME."""
+    lengths: tuple[int, ...]
+    """Nanoseconds."""
+
+
+_Kind = TypeVar("_Kind", RecentSpool, RecentHost)
+
+
+class Following:
+    """Reads what a recording's folder gains."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._began = began(folder)
+        self.meta: Mapping[str, str] = {}
+        self._spools: dict[Path, RecentSpool] = {}
+        self._hosts: dict[Path, RecentHost] = {}
+        self._nvml: dict[Path, tuple[LineTail, NvmlLines]] = {}
+        self._unreadable: set[Path] = set()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a recorder is at work in the folder."""
+        return self.folder.is_dir() and (
+            holds_lock(self.folder) or bool(orphans_of(self.folder.resolve()))
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all processes have written down that they ended: the trace is being made."""
+        last = {base_of(path): self._spools[path] for path in in_order(self._spools)}
+        return bool(last) and all(spool.has_ended for spool in last.values())
+
+    @property
+    def elapsed_ns(self) -> int:
+        """Since the recording began."""
+        return max(time.time_ns() - round(self._began * 1e9), 0)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return bytes_in(self.folder)
+
+    @property
+    def processes(self) -> int:
+        """Those that have written anything."""
+        return len({base_of(path).split(".")[-1] for path in (*self._spools, *self._hosts)})
+
+    def read(self) -> None:
+        """Takes in what was written since the last call; what cannot be read is left out."""
+        self.meta = self.meta or read_meta(self.folder)
+        self._read(self._spools, "*.spool", RecentSpool)
+        self._read(self._hosts, "*.host", RecentHost)
+        latest = max((spool.latest for spool in self._spools.values()), default=0)
+        for spool in self._spools.values():
+            spool.let_go(latest - 2 * WINDOW_NS)
+        self._read_nvml()
+
+    def _read(self, known: dict[Path, _Kind], pattern: str, make: Callable[[Path], _Kind]) -> None:
+        paths = in_order(self.folder.glob(pattern))
+        # A ring has let go of the others.
+        for path in known.keys() - set(paths):
+            del known[path]
+        for path in paths:
+            if path in self._unreadable:
+                continue
+            try:
+                known.setdefault(path, make(path)).read()
+            except InputError:
+                self._unreadable.add(path)
+                del known[path]
+
+    def _read_nvml(self) -> None:
+        for path in sorted(self.folder.glob("*.nvml.jsonl")):
+            tail, lines = self._nvml.setdefault(path, (LineTail(path), NvmlLines()))
+            for line in tail.read():
+                lines.take(line)
+            lines.let_go(time.time_ns() - _NVML_NS)
+
+    def nvml(self) -> list[NvmlLog]:
+        """What was sampled in the last two minutes; times are CLOCK_REALTIME."""
+        return [lines.log() for _, lines in self._nvml.values()]
+
+    def steps(self, most: int) -> list[RankSteps]:
+        """The last steps of each rank that tells of some, by rank."""
+        found = {}
+        for recent in self._hosts.values():
+            rows = recent.host.records.get("step") if recent.host else None
+            if recent.host is not None and rows is not None and len(rows):
+                rank = rank_of(recent.host.info) or 0
+                found[rank] = _rank_steps(rank, rows[-most:])
+        return [found[rank] for rank in sorted(found)]
+
+    def window(self) -> tuple[int, int] | None:
+        """The stretch of which all is known and that is not too much; None before there is any.
+
+        Where no GPU is at work, the last seconds of the steps.
+        """
+        began_ns = round(self._began * 1e9)
+        ends = [spool.latest for spool in self._spools.values() if spool.latest]
+        if not ends:
+            steps = [max(own.ends) for own in self.steps(1)]
+            until = min(steps, default=0)
+            return (max(until - WINDOW_NS, began_ns), until) if steps else None
+        until = min(end for end in ends if end >= max(ends) - _SILENT_NS)
+        since = max(until - WINDOW_NS, began_ns)
+        known = np.concatenate(
+            [spool.last_ends(until, MOST_RECORDS) for spool in self._spools.values()]
+        )
+        if len(known) > MOST_RECORDS:
+            first = int(np.partition(known, -MOST_RECORDS)[-MOST_RECORDS])
+            since = max(since, min(first, until - _LEAST_NS))
+        return since, until
+
+    def write(self, output: Path, window: tuple[int, int]) -> None:
+        """Makes a trace of a window (CLOCK_REALTIME); raises OSError where it cannot be written."""
+        since, until = window
+        parts: dict[str, list[Spool]] = {}
+        for path in in_order(self._spools):
+            if (part := self._spools[path].between(since, until)) is not None:
+                parts.setdefault(base_of(path), []).append(part)
+        spools = [join_spools(own) for own in parts.values()]
+        done = {spool.pid: _issued(spool) or until for spool in spools}
+        hosts: list[HostEvents] = [
+            *_there(h.between(since, until, done) for h in self._hosts.values())
+        ]
+        start = since - LEAD_NS
+        with TraceWriter(output) as writer:
+            write_all(writer, spools, hosts, start, self.meta)
+            for host in hosts:
+                write_host(writer, host, start)
+            write_logs(writer, self._nvml_since(since), start)
+
+    def _nvml_since(self, since: int) -> Iterator[NvmlLog]:
+        for log in self.nvml():
+            if log.devices:
+                late = log.samples["timeNs"] >= since
+                log.samples = {name: column[late] for name, column in log.samples.items()}
+                yield log
+
+
+def is_recordings(folder: Path) -> bool:
+    """Whether a recorder made the folder."""
+    try:
+        assert_ours(folder)
+    except InputError:
+        return False
+    return True
+
+
+def _issued(spool: Spool) -> int | None:
+    """When the process issued its GPU's last operation; steps that it ended later are not done."""
+    ran = [rows[["end", "correlation"]] for tag in ON_GPU if len(rows := spool.records[tag])]
+    if not ran:
+        return None
+    last = max(int(rows["correlation"][rows["end"].argmax()]) for rows in ran)
+    calls = spool.records[b"API "]
+    found = calls["start"][calls["correlation"] == last]
+    return int(found[0]) if len(found) else None
+
+
+def _rank_steps(rank: int, rows: Records) -> RankSteps:
+    ends = rows["end"].astype(np.int64)
+    lengths = ends - rows["start"].astype(np.int64)
+    return RankSteps(rank, int(rows["number"][-1]), tuple(ends.tolist()), tuple(lengths.tolist()))
+
+
+_Thing = TypeVar("_Thing", Spool, HostEvents)
+
+
+def _there(found: Iterator[_Thing | None]) -> Iterator[_Thing]:
+    return (each for each in found if each is not None)

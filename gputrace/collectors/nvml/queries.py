@@ -1,0 +1,410 @@
+"""Queries of NVML: what each card is, how the cards hang together, and what they do."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+NULL: Final = -1
+"""Stands for NULL in the columns of NvmlLog.samples; NVML itself gives nothing below 0."""
+
+QUICK: Final = {
+    "timeNs": "ns of CLOCK_REALTIME just before the card was asked",
+    "memoryUsed": "bytes in use; without what the driver reserves, where it tells them apart",
+    "smClock": "MHz",
+    "memoryClock": "MHz",
+    "power": "mW; the mean of a second on Ampere (not GA100) and newer",
+    "temperature": "°C of the chip",
+    "clocksEventReasons": "bits, why the clocks are as they are: 0x1 idle, 0x2 application clocks, "
+    "0x4 power cap, 0x8 hardware slowdown, 0x10 sync boost, 0x20 software thermal, "
+    "0x40 hardware thermal, 0x80 power brake, 0x100 display",
+    "pcieGen": "generation of the PCIe link now; an idle card lowers it",
+    "pcieWidth": "lanes of the PCIe link now",
+}
+"""Columns read at every tick."""
+
+RING: Final = {
+    "utilization": "% of the time with a kernel running, the mean of the driver's own samples "
+    "since the last row that has any",
+    "utilizationSamples": "how many samples that were; NULL where the driver keeps none and "
+    "`utilization` is its latest period (1/6 to 1 s)",
+}
+"""Columns read from the driver's ring of samples (100 or so, 6 a second and more)."""
+
+FIELDS: Final = {
+    "energy": (83, "mJ, counter"),
+    "powerInstant": (186, "mW at this moment"),
+    "powerCapTime": (74, "ns that the clocks were held down by the power cap, counter"),
+    "thermalTime": (75, "ns, by temperature"),
+    "syncBoostTime": (76, "ns, by another card of the same sync boost group"),
+    "boardLimitTime": (77, "ns, by the board's limit"),
+    "lowUtilizationTime": (78, "ns, by low utilization"),
+    "reliabilityTime": (79, "ns, by the voltage's reliability limit"),
+    "applicationClocksTime": (80, "ns below the application clocks, for any reason"),
+    "baseClocksTime": (81, "ns below the base clocks, for any reason"),
+    "swThermalTime": (269, "ns, software thermal slowdown"),
+    "hwThermalTime": (270, "ns, hardware thermal slowdown"),
+    "powerBrakeTime": (271, "ns, hardware power brake"),
+    "pcieTx": (197, "bytes sent over PCIe, counter that may wrap"),
+    "pcieRx": (198, "bytes received over PCIe, counter that may wrap"),
+    "nvlinkTx": (138, "bytes of data sent over all NVLinks, counter"),
+    "nvlinkRx": (139, "bytes of data received over all NVLinks, counter"),
+    "nvlinkRawTx": (140, "the same with the protocol's own bytes"),
+    "nvlinkRawRx": (141, "the same with the protocol's own bytes"),
+}
+"""Columns read with nvmlDeviceGetFieldValues, one call for all: number of the field, meaning."""
+
+SAMPLE: Final = QUICK | RING | {name: meaning for name, (_, meaning) in FIELDS.items()}
+"""Columns of a card at a tick, with their meaning; `gpu` comes before them in the table."""
+
+COLUMNS: Final = ["gpu", *SAMPLE]
+
+Value = float | int | None
+Row = list[Value]
+
+_NVLINK_FIELDS: Final = range(138, 142)
+_MEMORY_V2: Final = 0x0200_0028  # tells what is in use from what the driver reserves
+_ALL_LINKS: Final = 0xFFFF_FFFF
+_RING_UTILIZATION: Final = 1
+_NOTHING_NEW: Final = frozenset({6, 21})  # NotFound, NoData
+_MEMBERS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+
+
+class Lost(Exception):
+    """The card is gone for good."""
+
+
+class _Question:
+    """One or more columns with the calls that can fill them, the best first."""
+
+    def __init__(self, nv: Any, columns: int, *calls: Callable[[], Sequence[Value]]) -> None:
+        self._nv, self._columns, self._calls = nv, columns, list(calls)
+
+    def ask(self) -> Sequence[Value]:
+        """Values, or nulls; a call that is refused gives way to the next for good."""
+        while self._calls:
+            try:
+                return self._calls[0]()
+            except AttributeError:  # this release of the binding has no such function
+                del self._calls[0]
+            except self._nv.NVMLError as error:
+                if error.value in LOST:
+                    raise Lost(str(error)) from error
+                if error.value not in REFUSED:
+                    break
+                del self._calls[0]
+        return (None,) * self._columns
+
+
+class _Ring:
+    """The driver's own samples of utilization, each taken once."""
+
+    def __init__(self, nv: Any, handle: Any) -> None:
+        self._nv, self._handle, self._last = nv, handle, 0
+        self._primed = False
+
+    def __call__(self) -> tuple[Value, Value]:
+        try:
+            new = self._new()
+        except self._nv.NVMLError as error:
+            if error.value not in _NOTHING_NEW:
+                raise
+            new = []
+        # What was sampled before the recording began says nothing of it.
+        known, self._primed = new if self._primed else [], True
+        return (round(sum(known) / len(known), 2) if known else None), len(known)
+
+    def _new(self) -> list[float]:
+        kind, samples = self._nv.nvmlDeviceGetSamples(self._handle, _RING_UTILIZATION, self._last)
+        new = [sample for sample in samples if sample.timeStamp > self._last]
+        self._last = max((sample.timeStamp for sample in new), default=self._last)
+        return [getattr(sample.sampleValue, _MEMBERS[kind]) for sample in new]
+
+
+class _Fields:
+    """The counters: those that answer when asked alone at first are asked together later."""
+
+    def __init__(self, nv: Any, handle: Any) -> None:
+        self._nv, self._handle = nv, handle
+        links = self._links()
+        self._asked = [
+            (column, number, scope)
+            for column, (number, _) in FIELDS.items()
+            for scope in (links if number in _NVLINK_FIELDS else [0])
+            if self._answers(number, scope)
+        ]
+
+    def __call__(self) -> list[Value]:
+        if not self._asked:
+            return [None] * len(FIELDS)
+        found: dict[str, list[Value]] = {column: [] for column in FIELDS}
+        answers = self._read([(number, scope) for _, number, scope in self._asked])
+        for (column, _, _), value in zip(self._asked, answers, strict=True):
+            found[column].append(value)
+        return [_sum(values) for values in found.values()]
+
+    def _links(self) -> list[int]:
+        """Newer drivers add the NVLinks up; else each is asked."""
+        first = _NVLINK_FIELDS[0]
+        if self._answers(first, _ALL_LINKS):
+            return [_ALL_LINKS]
+        return [link for link in range(MAX_LINKS) if self._answers(first, link)]
+
+    def _answers(self, number: int, scope: int) -> bool:
+        values = ask(self._nv, "nvmlDeviceGetFieldValues", self._handle, [(number, scope)])
+        return values is not None and values[0].nvmlReturn not in REFUSED
+
+    def _read(self, wanted: list[tuple[int, int]]) -> list[Value]:
+        values = self._nv.nvmlDeviceGetFieldValues(self._handle, wanted)
+        if any(value.nvmlReturn in LOST for value in values):
+            raise Lost("GPU is lost")
+        return [_number(value) for value in values]
+
+
+def _number(value: Any) -> Value:
+    if value.nvmlReturn != 0 or not 0 <= value.valueType < len(_MEMBERS):
+        return None
+    number = getattr(value.value, _MEMBERS[value.valueType])
+    # All ones is NVML's "not available".
+    if not 0 <= number < 2**63 - 1:
+        return None
+    return int(number) * (1024 if value.fieldId in _NVLINK_FIELDS else 1)
+
+
+def _sum(values: list[Value]) -> Value:
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
+
+
+class Card:
+    """What is asked of one card at each tick."""
+
+    def __init__(self, nv: Any, handle: Any) -> None:
+        def call(name: str, *arguments: Any) -> Callable[[], Sequence[Value]]:
+            return lambda: (getattr(nv, name)(handle, *arguments),)
+
+        def memory(*version: int) -> Callable[[], Sequence[Value]]:
+            return lambda: (int(nv.nvmlDeviceGetMemoryInfo(handle, *version).used),)
+
+        def rates() -> tuple[Value, Value]:
+            return float(nv.nvmlDeviceGetUtilizationRates(handle).gpu), None
+
+        self._quick = [
+            _Question(nv, 1, memory(_MEMORY_V2), memory()),
+            _Question(nv, 1, call("nvmlDeviceGetClockInfo", 1)),
+            _Question(nv, 1, call("nvmlDeviceGetClockInfo", 2)),
+            _Question(nv, 1, call("nvmlDeviceGetPowerUsage")),
+            _Question(nv, 1, call("nvmlDeviceGetTemperature", 0)),
+            _Question(
+                nv,
+                1,
+                call("nvmlDeviceGetCurrentClocksEventReasons"),
+                call("nvmlDeviceGetCurrentClocksThrottleReasons"),  # before driver 535
+            ),
+            _Question(nv, 1, call("nvmlDeviceGetCurrPcieLinkGeneration")),
+            _Question(nv, 1, call("nvmlDeviceGetCurrPcieLinkWidth")),
+        ]
+        self._slow = [
+            _Question(nv, len(RING), _Ring(nv, handle), rates),
+            _Question(nv, len(FIELDS), _Fields(nv, handle)),
+        ]
+        self._slow[0].ask()
+
+    def quick(self) -> Row:
+        return [value for question in self._quick for value in question.ask()]
+
+    def slow(self) -> Row:
+        return [value for question in self._slow for value in question.ask()]
+
+
+DEVICE: Final = {
+    "gpu": "index of the card, as NVML counts",
+    "uuid": "GPU-…, as CUDA_VISIBLE_DEVICES takes it",
+    "name": "what the card is called",
+    "pciBusId": "domain:bus:device.function, small letters: 0000:06:00.0",
+    "memoryTotal": "bytes",
+    "smClockMax": "MHz",
+    "memoryClockMax": "MHz",
+    "smClockApplication": "MHz that the card is set to run at under load",
+    "memoryClockApplication": "MHz",
+    "pcieGenMax": "generation that card and slot agree on at most",
+    "pcieWidthMax": "lanes that card and slot agree on at most",
+    "powerLimit": "mW that the driver enforces",
+    "migMode": "1 where the card is partitioned (MIG), else 0",
+    "cpuAffinity": "CPUs near the card: 0-31,64-95",
+    "numaNode": "node of the host's memory that is nearest",
+}
+"""Columns of a card's description. In the .jsonl file `cpuAffinity` is a list of CPU numbers."""
+
+TOPOLOGY: Final = {
+    "gpu": "index of the one card",
+    "peer": "index of the other; every ordered pair has a row, a card with itself too",
+    "link": "X (itself), NV# (so many NVLinks), or the ancestor: what nvidia-smi topo -m shows",
+    "ancestor": "X, INT (one board), PIX (one PCIe switch), PXB (several), PHB (host bridge), "
+    "NODE (one NUMA node), SYS (across NUMA nodes)",
+    "nvlinks": "active NVLinks to the peer, straight or through NVSwitch",
+    "p2pRead": "OK, or why not: CNS chipset, GNS card, TNS topology, DR turned off, NS, U unknown",
+    "p2pWrite": "the same for writing",
+    "p2pNvlink": "the same for access through NVLink",
+}
+"""Columns of a pair of cards."""
+
+REFUSED: Final = frozenset({2, 3, 4, 13, 25, 26})
+"""InvalidArgument, NotSupported, NoPermission, FunctionNotFound, ArgumentVersionMismatch and
+Deprecated: who asks again gets the same answer."""
+
+LOST: Final = frozenset({15, 16, 28})
+"""GpuIsLost, ResetRequired, GpuNotFound: nothing more will come from that card."""
+
+Pair = tuple[int, int, str | None, str | None, int | None, str | None, str | None, str | None]
+
+_ANCESTORS: Final = {0: "INT", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+_P2P: Final = ("OK", "CNS", "GNS", "TNS", "DR", "NS", "U")
+# The binding's own READ is a tuple, by a stray comma.
+_READ, _WRITE, _NVLINK = 0, 1, 2
+_SM, _MEMORY = 1, 2
+_NODE_SCOPE: Final = 0
+_CPU_WORDS: Final = 64  # 4096 CPUs; the driver writes as many words as it is told there are.
+_NODE_WORDS: Final = 16
+_SWITCH: Final = "switch"
+_SWITCH_TYPE: Final = 2
+MAX_LINKS: Final = 36
+"""NVLinks of one card, at most."""
+
+
+def ask(nv: Any, name: str, *arguments: Any) -> Any:
+    """What a function of pynvml (`nv`) answers; None where driver or binding has no answer.
+
+    A card that could not be opened is None among the arguments, and is not asked.
+    """
+    if any(argument is None for argument in arguments):
+        return None
+    try:
+        return getattr(nv, name)(*arguments)
+    except (nv.NVMLError, AttributeError):
+        return None
+
+
+def describe(nv: Any, gpu: int, handle: Any) -> dict[str, Any]:
+    """The columns of DEVICE for one card."""
+    of_pci = ask(nv, "nvmlDeviceGetPciInfo", handle)
+    bus = None if of_pci is None else address(of_pci)
+    memory = ask(nv, "nvmlDeviceGetMemoryInfo", handle)
+    mig = ask(nv, "nvmlDeviceGetMigMode", handle)
+    return {
+        "gpu": gpu,
+        "uuid": ask(nv, "nvmlDeviceGetUUID", handle),
+        "name": ask(nv, "nvmlDeviceGetName", handle),
+        "pciBusId": bus,
+        "memoryTotal": None if memory is None else int(memory.total),
+        "smClockMax": ask(nv, "nvmlDeviceGetMaxClockInfo", handle, _SM),
+        "memoryClockMax": ask(nv, "nvmlDeviceGetMaxClockInfo", handle, _MEMORY),
+        "smClockApplication": ask(nv, "nvmlDeviceGetApplicationsClock", handle, _SM),
+        "memoryClockApplication": ask(nv, "nvmlDeviceGetApplicationsClock", handle, _MEMORY),
+        "pcieGenMax": ask(nv, "nvmlDeviceGetMaxPcieLinkGeneration", handle),
+        "pcieWidthMax": ask(nv, "nvmlDeviceGetMaxPcieLinkWidth", handle),
+        "powerLimit": ask(nv, "nvmlDeviceGetEnforcedPowerLimit", handle),
+        "migMode": None if mig is None else mig[0],
+        "cpuAffinity": _bits(ask(nv, "nvmlDeviceGetCpuAffinity", handle, _CPU_WORDS)) or None,
+        "numaNode": _numa_node(nv, handle, bus),
+    }
+
+
+def address(of_pci: Any) -> str:
+    """PCI address as Linux writes it; NVML gives the domain eight digits."""
+    raw = of_pci.busId
+    text = raw.decode("ascii", "replace") if isinstance(raw, bytes) else str(raw)
+    domain, _, rest = text.lower().partition(":")
+    try:
+        return f"{int(domain, 16):04x}:{rest}"
+    except ValueError:
+        return text.lower()
+
+
+def relate(nv: Any, handles: Sequence[Any], buses: Sequence[str | None]) -> list[Pair]:
+    """The columns of TOPOLOGY for every ordered pair of cards."""
+    ends = [_link_ends(nv, handle) for handle in handles]
+    return [
+        _pair(nv, handles, a, b, _links_between(ends[a], ends[b], buses[b]))
+        for a in range(len(handles))
+        for b in range(len(handles))
+    ]
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """0, 1, 2, 8 as `0-2,8`, the way nvidia-smi and taskset write CPUs."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def _pair(nv: Any, handles: Sequence[Any], a: int, b: int, nvlinks: int | None) -> Pair:
+    if a == b:
+        return a, b, "X", "X", None, None, None, None
+    level = ask(nv, "nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b])
+    ancestor = _ANCESTORS.get(level)
+    read, write, nvlink = (
+        _p2p_status(nv, handles[a], handles[b], what) for what in (_READ, _WRITE, _NVLINK)
+    )
+    return a, b, f"NV{nvlinks}" if nvlinks else ancestor, ancestor, nvlinks, read, write, nvlink
+
+
+def _p2p_status(nv: Any, one: Any, other: Any, what: int) -> str | None:
+    try:
+        status = ask(nv, "nvmlDeviceGetP2PStatus", one, other, what)
+    except TypeError:
+        # Some releases of the binding want a place for the answer.
+        place = ctypes.c_uint(len(_P2P))
+        ask(nv, "nvmlDeviceGetP2PStatus", one, other, what, ctypes.byref(place))
+        status = place.value
+    return _P2P[status] if isinstance(status, int) and status < len(_P2P) else None
+
+
+def _link_ends(nv: Any, handle: Any) -> Counter[str] | None:
+    """Active NVLinks by what is at their other end: a PCI address, or NVSwitch."""
+    states = [ask(nv, "nvmlDeviceGetNvLinkState", handle, link) for link in range(MAX_LINKS)]
+    if all(state is None for state in states):
+        return None
+    return Counter(_link_end(nv, handle, link) for link, state in enumerate(states) if state)
+
+
+def _link_end(nv: Any, handle: Any, link: int) -> str:
+    if ask(nv, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == _SWITCH_TYPE:
+        return _SWITCH
+    of_pci = ask(nv, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+    return "" if of_pci is None else address(of_pci)
+
+
+def _links_between(a: Counter[str] | None, b: Counter[str] | None, bus: str | None) -> int | None:
+    """Straight links from a to the card at `bus`, else those that both have to NVSwitch."""
+    if a is None or b is None:
+        return None
+    straight = a[bus] if bus else 0
+    return straight or min(a[_SWITCH], b[_SWITCH])
+
+
+def _bits(words: Iterable[int] | None) -> list[int]:
+    """Numbers of the bits set in words of 64 bits."""
+    return [
+        64 * at + bit for at, word in enumerate(words or ()) for bit in range(64) if word >> bit & 1
+    ]
+
+
+def _numa_node(nv: Any, handle: Any, bus: str | None) -> int | None:
+    """nvmlDeviceGetNumaNodeId would be the node that the card's own memory is (Grace)."""
+    words = ask(nv, "nvmlDeviceGetMemoryAffinity", handle, _NODE_WORDS, _NODE_SCOPE)
+    nodes = _bits(words)
+    if len(nodes) == 1:
+        return nodes[0]
+    try:
+        node = int(Path(f"/sys/bus/pci/devices/{bus}/numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None

@@ -1,0 +1,447 @@
+"""A recording from its preparation to the trace: folder, environment, run, merge."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import sqlite3
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from struct import unpack
+from typing import TYPE_CHECKING, Final
+
+from gputrace.collectors.backend import (
+    HOW_TO_BUILD,
+    Backend,
+    Merged,
+    Plan,
+    built_library,
+    has_driver,
+)
+from gputrace.collectors.backends import backend_named, choose
+from gputrace.collectors.backends.cupti import CUPTI
+from gputrace.collectors.backends.host import HOST, unheeded
+from gputrace.collectors.job import (
+    CannotShare,
+    Name,
+    Task,
+    Team,
+    assert_ours,
+    find_task,
+    name_output,
+    of_task,
+    ranks_in,
+    read_meta,
+    write_meta,
+)
+from gputrace.collectors.launch import Launch, find_program, load_numpy
+from gputrace.collectors.limits import Growth, Limits, Size
+from gputrace.collectors.nvml import Sampler
+from gputrace.collectors.spool.chunks import CHUNK, HEADER
+from gputrace.errors import GputraceError, MissingError, UsageError
+from gputrace.store import sqlite_security
+from gputrace.units import format_ranges
+
+if TYPE_CHECKING:
+    from gputrace.collectors.slow_steps import SlowSteps
+
+
+pass
+
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+
+
+def record(
+    prepared: Prepared,
+    tell: Callable[[str], object],
+    tell_size: Callable[[Size], None],
+    from_bytes: int,
+) -> int:
+    """Runs the program to its end; its exit code.
+
+    ``tell`` tells a person a line, ``tell_size`` is called when the recording has so many bytes,
+    and each time they have doubled.
+
+    Raises CannotRun where the program does not start, MissingError where what records it does not.
+    """
+    write_meta(prepared.folder, _describe(prepared))
+    if prepared.backend is HOST and (line := unheeded(prepared.plan)):
+        tell(line)
+    sampler = Sampler() if prepared.plan.nvml and has_driver() and _samples(prepared) else None
+    if sampler is not None:
+        start = partial(sampler.start, prepared.folder, limits=prepared.plan.limits)
+        prepared.team.let_one("nvml", start)
+    try:
+        with _watched(prepared, tell, Growth(prepared.folder, from_bytes, tell_size)) as meanwhile:
+            return prepared.backend.run(prepared.launch, prepared.folder, tell, meanwhile)
+    finally:
+        if sampler is not None:
+            sampler.stop()
+            if sampler.notice:
+                tell(sampler.notice)
+
+
+@contextmanager
+def _watched(
+    prepared: Prepared, tell: Callable[[str], object], growth: Growth
+) -> Iterator[Callable[[], None]]:
+    """What is to be done now and then while the program runs."""
+    plan, folder = prepared.plan, prepared.folder
+    bounds = Bounds(folder, plan.limits, tell)
+    slow: list[SlowSteps] = []
+    if plan.when_slow:
+        load_numpy()
+        from gputrace.collectors.slow_steps import SlowSteps
+
+        ring_ns = plan.limits.longest_ns
+        steps = SlowSteps(folder, plan.output, plan.when_slow, ring_ns, tell)
+        prepared.team.let_one("slow", lambda: slow.append(steps))
+
+    def look() -> None:
+        growth.look_now_and_then()
+        bounds.look()
+        for own in slow:
+            own.look()
+
+    yield look
+    for own in slow:
+        own.look()
+        own.finish()
+
+
+def _describe(prepared: Prepared) -> dict[str, str]:
+    """What GPUTRACE_META is to say of the recording."""
+    meta = {
+        "command": json.dumps(masked(prepared.command)),
+        "hostname": socket.gethostname(),
+        "backend": prepared.backend.name,
+        "driver": "yes" if has_driver() else "no",
+    }
+    if (task := prepared.task) is not None:
+        meta |= {"job": task.job, "world_size": str(task.tasks)}
+    return meta
+
+
+def _samples(prepared: Prepared) -> bool:
+    """Whether this recorder may sample the GPUs: of tasks that share no folder, the first."""
+    return prepared.task is None or prepared.team.shares or prepared.task.local_rank == 0
+
+
+def conclude(prepared: Prepared, has_run: bool = True) -> Merged | None:
+    """Makes the trace, if this recorder is the last of its machine's; None if it is not.
+
+    Where the program did not start and nobody else recorded, nothing is made. Raises InputError
+    where nothing recorded can be read, OSError where the trace cannot be written; the folder stays.
+    """
+    team = prepared.team
+    with team.leave() as is_last:
+        if not is_last:
+            return None
+        merged = None
+        if has_run or len(ranks_in(team.folder)) > 1:
+            merged = finish(team.folder, prepared.plan.output, keep=True)
+        if merged is None or not merged.unread:
+            team.dissolve()
+        return merged
+
+
+def can_be_read_meanwhile(folder: Path) -> bool:
+    """Whether processes write what is recorded as it comes; some tools do at the end alone."""
+    return _backend_of(read_meta(folder)).shares
+
+
+def _backend_of(meta: Mapping[str, str]) -> Backend:
+    """What recorded; raises MissingError where that was a plugin which is not here."""
+    return backend_named(meta.get("backend", CUPTI.name))
+
+
+def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
+    """Makes the trace of a folder and removes the folder, unless it has what could not be read.
+
+    Raises InputError where nothing in it can be read, OSError where the trace cannot be written;
+    the folder stays then.
+    """
+    load_numpy()
+    from gputrace.store.writer import remove_unfinished
+
+    assert_ours(folder)
+    meta = read_meta(folder)
+    if "world_size" in meta:
+        meta["ranks"] = format_ranges(ranks_in(folder))
+    backend = _backend_of(meta)
+    remove_unfinished(output)
+    merged = backend.merge(folder, output, meta)
+    if not keep and not merged.unread:
+        shutil.rmtree(folder)
+    notes = merged.notes
+    if backend is HOST:
+        notes += ("only the host's signals were recorded: nothing of a GPU is in the trace",)
+    if merged.unread:
+        notes += (f"{folder} is kept, for what could not be read",)
+    return replace(merged, notes=notes)
+
+
+HOOKS: Final = Path(__file__).parent / "hooks"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A recording that may begin."""
+
+    plan: Plan
+    command: tuple[str, ...]
+    """The program as the user wrote it."""
+    backend: Backend
+    team: Team
+    """The recorders of this machine that write one trace together."""
+    launch: Launch
+    task: Task | None
+    traces: str
+    """What names the traces of all machines in a shell."""
+
+    @property
+    def folder(self) -> Path:
+        """What the processes write into; it exists."""
+        return self.team.folder
+
+
+def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
+    """Makes all ready: the backend is chosen, the folder is there.
+
+    Raises CannotRun where there is no such program, UsageError where something is in the way,
+    MissingError where the backend asked for cannot work here.
+    """
+    find_program(command[0])
+    backend = choose(plan, os.environ)
+    _check_heeded(plan, backend)
+    task = find_task(os.environ)
+    host, pid = socket.gethostname(), os.getpid()
+    name = name_output(str(plan.output), task, command, os.environ, host, pid)
+    team, output = _gather(name, task, backend, force)
+    plan = replace(plan, output=output)
+    try:
+        environment = _with_hooks(plan, team.folder, os.environ)
+        launch = backend.launch(plan, team.folder, command, environment)
+    except GputraceError:
+        with team.leave() as is_last:
+            if is_last:
+                team.dissolve()
+        raise
+    return Prepared(plan, tuple(command), backend, team, launch, task, name.pattern)
+
+
+def _check_heeded(plan: Plan, backend: Backend) -> None:
+    given = {
+        "--every": plan.every is not None,
+        "--keep": plan.limits.segment_ns > 0,
+        "--max-size": plan.limits.max_bytes > 0,
+        "--api": plan.api != "all",
+    }
+    names = ", ".join(name for name, is_given in given.items() if is_given)
+    if names and not backend.heeds_long:
+        raise UsageError(f"{names}: not with --backend {backend.name}; record with --backend cupti")
+
+
+def _gather(name: Name, task: Task | None, backend: Backend, force: bool) -> tuple[Team, Path]:
+    """The recorder's place among those of its machine, and the trace that they write."""
+    if task is None or name.is_tasks_own:
+        return _alone(name.path, task, force)
+    try:
+        if not backend.shares or _is_of(name.path, task.job):
+            raise CannotShare
+        _check_free(name.path, force)
+        folder = _folder(name.path)
+        return Team(folder, task.job, task.rank, task.local_tasks), name.path
+    except CannotShare:
+        return _alone(of_task(name.path, task), task, force)
+
+
+def _alone(output: Path, task: Task | None, force: bool) -> tuple[Team, Path]:
+    _check_free(output, force)
+    return Team(_folder(output), rank=0 if task is None else task.rank), output
+
+
+def _folder(output: Path) -> Path:
+    return output.with_name(f"{output.name}.spool")
+
+
+def _check_free(output: Path, force: bool) -> None:
+    if output.exists() and not (force and output.is_file()):
+        raise UsageError(f"{output}: exists; name another with -o, or give --force")
+
+
+def _is_of(output: Path, job: str) -> bool:
+    """Whether tasks of the job have already written the trace: this one is late."""
+    try:
+        with closing(sqlite_security.connect(f"{output.absolute().as_uri()}?mode=ro")) as trace:
+            sql = "SELECT value FROM GPUTRACE_META WHERE name = 'job'"
+            return bool(job) and trace.execute(sql).fetchone() == (job,)
+    except sqlite3.Error:
+        return False
+
+
+def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The program's own environment, and what makes its host threads record themselves."""
+    changed = dict(inherited) | {"GPUTRACE_DIR": str(folder.absolute())} | _sampling(plan)
+    if (HOOKS / "sitecustomize.py").exists():
+        paths = [str(HOOKS), inherited.get("PYTHONPATH", "")]
+        changed["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    if plan.steps is not None:
+        changed["GPUTRACE_STEPS"] = f"{plan.steps[0]}:{plan.steps[1]}"
+    if plan.every is not None and plan.every.in_steps:
+        changed["GPUTRACE_EVERY"] = f"{plan.every.distance}:{plan.every.length}"
+    return changed | plan.limits.variables()
+
+
+def _sampling(plan: Plan) -> dict[str, str]:
+    """What makes them sample where they are; raises MissingError where that was not built."""
+    if not plan.python:
+        return {}
+    library = built_library("_ticker")
+    if library is None:
+        raise MissingError(
+            "--python needs a part of gputrace that was not built for want of a C compiler; "
+            f"{HOW_TO_BUILD}, or record without --python"
+        )
+    return {"GPUTRACE_PYTHON": str(library)}
+
+
+_OF_A_PROCESS: Final = re.compile(r"\.(\d+)(?:[-.]\d+)?(?:~\d+)?\.(spool|host)")
+
+
+class Bounds:
+    """Removes what processes that ended have left of a ring, and tells that a limit was met."""
+
+    def __init__(self, folder: Path, limits: Limits, tell: Callable[[str], object]) -> None:
+        self._folder, self._limits, self._tell = folder, limits, tell
+        self._began, self._told = time.monotonic(), False
+
+    def look(self) -> None:
+        """Costs a stat of each file, or a read of its first bytes."""
+        if self._limits.segment_ns:
+            prune(self._folder, self._limits.kept_ns, time.time_ns())
+        if self._limits.max_bytes and not self._told and has_stopped(self._folder):
+            self._told = True
+            after = time.monotonic() - self._began
+            self._tell(
+                f"the recording is as large as --max-size lets it, after {after:,.0f} s; the "
+                "program goes on, not recorded"
+            )
+
+
+def prune(folder: Path, older_ns: int, now: int) -> None:
+    """Removes files that nobody writes any more and that were last written so long ago.
+
+    The newest one of a process that is alive stays: it may go on after a long silence.
+    """
+    by_process: dict[tuple[str, str], list[tuple[int, Path]]] = defaultdict(list)
+    for path in folder.iterdir():
+        found = _OF_A_PROCESS.search(path.name)
+        if found is None:
+            continue
+        try:
+            by_process[found[1], found[2]].append((path.stat().st_mtime_ns, path))
+        except FileNotFoundError:
+            continue
+    for (pid, _), files in by_process.items():
+        newest = max(files)
+        for changed, path in files:
+            if now - changed > older_ns and ((changed, path) != newest or _is_gone(pid)):
+                path.unlink(missing_ok=True)
+
+
+def _is_gone(pid: str) -> bool:
+    return not Path("/proc", pid).exists()
+
+
+def has_stopped(folder: Path) -> bool:
+    """Whether any process says that it writes no more."""
+    place = HEADER.size + CHUNK.size
+    for path in (*folder.glob("*.spool"), *folder.glob("*.host")):
+        try:
+            with path.open("rb") as file:
+                file.seek(place)
+                body = file.read(8)
+        except OSError:
+            continue
+        if len(body) == 8 and unpack("<Q", body)[0]:
+            return True
+    return False
+
+
+HIDDEN: Final = "***"
+
+_NAME: Final = (
+    r"(?:(?:pass(?:word|wd|phrase)?|passcode|pwd|secret|token|api.?key|auth(?:orization)?"
+    r"|credentials?|bearer|cookie|webhook|signature)(?![a-z])[\w-]{0,40}"
+    r"|(?<![a-z])(?:key(?:[-_]?id)?|pat|sig|sas)(?![\w-]))"
+)
+"""Bounds keep the time linear in the length of a word."""
+_ENDS_SECRET: Final = re.compile(rf"(?i){_NAME}$")
+_SPACE: Final = re.compile(r"\s")
+_VALUE: Final = r"""(?:"[^"]*"|'[^']*'|\\.|[^\s"'\\;&|])+"""
+_WITHIN: Final = (
+    # of a shell's line or JSON: NAME=VALUE, "name": "value", --name value, Authorization: Bearer
+    re.compile(
+        rf"""(?i)(?P<shown>{_NAME}\\?["']?\s*[=:]\s*(?:(?:bearer|basic|token)\s+)?){_VALUE}"""
+    ),
+    re.compile(rf"(?i)(?P<shown>(?<!\S)-[\w.-]{{0,40}}?{_NAME}\s+){_VALUE}"),
+    re.compile(rf"(?i)(?P<shown>\bbearer\s+){_VALUE}"),
+    # of an address: scheme://user:password@host
+    re.compile(r"(?P<shown>[A-Za-z][\w+.-]{0,20}://)[^/\s?#]+(?=@)"),
+    # what says itself what it is: of Hugging Face, OpenAI, GitHub, GitLab, Slack, AWS; a JWT
+    re.compile(
+        r"(?P<shown>\b)(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|eyJ)"
+        r"[\w.-]{12,}"
+    ),
+)
+
+
+def masked(command: Sequence[str]) -> list[str]:
+    """The words of a command line with the values of what looks secret replaced."""
+    shown: list[str] = []
+    is_value = False
+    for word in command:
+        shown.append(HIDDEN if is_value else _masked_word(word))
+        is_value = word.startswith("-") and _ENDS_SECRET.search(word) is not None
+    return shown
+
+
+def _masked_word(word: str) -> str:
+    name, equals, _ = word.partition("=")
+    if equals and not _SPACE.search(name) and _ENDS_SECRET.search(name):
+        return f"{name}={HIDDEN}"
+    for pattern in _WITHIN:
+        word = pattern.sub(rf"\g<shown>{HIDDEN}", word)
+    return word

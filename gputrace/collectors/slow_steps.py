@@ -1,0 +1,193 @@
+"""Traces of slow steps, saved from the ring buffer of a program under way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from gputrace.collectors.job import read_meta, write_meta
+from gputrace.collectors.nvml import own_environment
+from gputrace.collectors.spool.chunks import ChunkTail, base_of, in_order, read_records
+from gputrace.collectors.spool.host_events import EVENT, HOST, KINDS
+from gputrace.errors import InputError
+from gputrace.units import format_ns
+
+MOST: Final = 3
+"""Traces of slow steps that a recording makes."""
+_COMPARED: Final = 100
+"""Steps whose median is the usual time,"""
+_LEAST: Final = 20
+"""or as many as there are, from so many on."""
+_SETTLED_S: Final = 2.0
+"""After so long, all that belongs to a step is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStep:
+    """A step that took too long, by its process's own clock."""
+
+    number: int
+    length_ns: int
+    usual_ns: int
+
+    def __str__(self) -> str:
+        times = self.length_ns / self.usual_ns
+        return f"step {self.number} took {format_ns(self.length_ns)}, {times:.1f} times the usual"
+
+
+@dataclass(slots=True)
+class Pace:
+    """The last steps of one process."""
+
+    factor: float
+    rank: int = 0
+    """Of the source that knows best; what others tell are no steps."""
+    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=_COMPARED))
+
+    def take(self, rank: int, number: int, start: int, end: int) -> SlowStep | None:
+        """Takes a step; the same if it is a slow one."""
+        if rank < self.rank:
+            return None
+        if rank > self.rank:
+            self.rank = rank
+            self.lengths.clear()
+        length, usual = end - start, median(self.lengths) if len(self.lengths) >= _LEAST else 0
+        if start:
+            self.lengths.append(length)
+        slow = start and usual and length > self.factor * usual
+        return SlowStep(number, length, int(usual)) if slow else None
+
+
+class SlowSteps:
+    """Looks for slow steps in a recording's folder, and makes a trace of the ring for each.
+
+    After one it looks away for as long as the ring is: the next trace shall not show the same.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        output: Path,
+        factor: float,
+        ring_ns: int,
+        tell: Callable[[str], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._output, self._tell, self._clock = folder, output, tell, clock
+        self._factor, self._ring_s = factor, ring_ns / 1e9
+        self._tails: dict[Path, ChunkTail] = {}
+        self._paces: dict[str, Pace] = {}
+        self._due: tuple[float, SlowStep] | None = None
+        self._quiet_until = 0.0
+        self._made: list[tuple[Path, subprocess.Popen[bytes]]] = []
+
+    def look(self) -> None:
+        """Reads what was written since, and puts aside what is due."""
+        for slow in self._new():
+            if self._due is None and self._clock() >= self._quiet_until and len(self._made) < MOST:
+                self._due = self._clock() + _SETTLED_S, slow
+        if self._due is not None and self._clock() >= self._due[0]:
+            self._put_aside(self._due[1])
+
+    def finish(self) -> None:
+        """Puts aside what is still due, and waits for the traces."""
+        if self._due is not None:
+            self._put_aside(self._due[1])
+        for folder, process in self._made:
+            if process.wait():
+                self._tell(f"no trace could be made of it; gputrace recover {folder}")
+
+    def _new(self) -> Iterator[SlowStep]:
+        paths = in_order(self._folder.glob("*.host"))
+        self._tails = {path: self._tails.get(path) or ChunkTail(path, HOST) for path in paths}
+        for path, tail in self._tails.items():
+            pace = self._paces.setdefault(base_of(path), Pace(self._factor))
+            try:
+                chunks = tail.read({b"EVNT"})
+            except InputError:
+                continue
+            for tag, body in chunks:
+                if tag == b"EVNT":
+                    yield from _slow_in(body, pace)
+
+    def _put_aside(self, slow: SlowStep) -> None:
+        self._due = None
+        self._quiet_until = self._clock() + self._ring_s
+        trace, folder = _free(self._output)
+        try:
+            copy_ring(self._folder, folder)
+            write_meta(folder, read_meta(folder) | {"slow_step": str(slow)})
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            self._tell(f"{trace}: {slow}, but it cannot be kept ({error.strerror})")
+            return
+        words = [sys.executable, "-P", "-m", "gputrace", "recover", str(folder), "-o", str(trace)]
+        process = subprocess.Popen(
+            ["nice", "-n", "19", *words] if shutil.which("nice") else words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=own_environment(),
+            start_new_session=True,
+        )
+        self._made.append((folder, process))
+        self._tell(f"{trace}: {slow} ({len(self._made)} of at most {MOST})")
+
+
+def _slow_in(body: bytes, pace: Pace) -> Iterator[SlowStep]:
+    rows = read_records(memoryview(body), EVENT)
+    for row in rows[rows["kind"] == KINDS["step"]]:
+        numbers = (int(row[name]) for name in ("rank", "number", "start", "end"))
+        if (slow := pace.take(*numbers)) is not None:
+            yield slow
+
+
+def _free(output: Path) -> tuple[Path, Path]:
+    """A trace, and the folder that it is made of, of which neither is there."""
+    number = 1
+    while True:
+        trace = output.with_name(f"{output.stem}.slow{number}{output.suffix}")
+        folder = trace.with_name(f"{trace.name}.spool")
+        if not trace.exists() and not folder.exists():
+            return trace, folder
+        number += 1
+
+
+def copy_ring(source: Path, target: Path) -> None:
+    """What a ring has at this moment, in a folder of its own; raises OSError where that cannot be.
+
+    Files that are complete are linked: they take no room until the ring lets go of them.
+    """
+    target.mkdir(mode=0o700)
+    for name in ("meta.json", "team.json"):
+        with suppress(FileNotFoundError):
+            shutil.copy2(source / name, target / name)
+    for pattern in ("*.spool", "*.host", "*.nvml.jsonl"):
+        paths = in_order(source.glob(pattern))
+        last = {base_of(path): path for path in paths}
+        for path in paths:
+            # A ring lets go of files meanwhile.
+            with suppress(FileNotFoundError):
+                _take(path, target / path.name, is_growing=path == last[base_of(path)])
+
+
+def _take(path: Path, target: Path, is_growing: bool) -> None:
+    if not is_growing:
+        try:
+            os.link(path, target)
+        except FileNotFoundError:
+            raise
+        except OSError:  # a file system without links
+            is_growing = True
+    if is_growing:
+        shutil.copy2(path, target)

@@ -1,0 +1,1 @@
+"""Files that recorded processes leave behind."""

@@ -1,0 +1,270 @@
+"""Files of tagged chunks that recorded processes leave behind, read as numpy records, also while
+they grow.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.errors import InputError
+
+HEADER: Final = struct.Struct("<8sIIQQ")
+"""Magic, version, pid, and the start on CLOCK_REALTIME and CLOCK_MONOTONIC."""
+CHUNK: Final = struct.Struct("<4sI")
+_STOP: Final = struct.Struct("<QQI4x")
+LATEST: Final = 1 << 62
+"""Nanoseconds since 1970 that no clock shows, and arithmetic with them would exceed 64 bits."""
+_ERRORS: Final = 4096
+"""What errno stays below."""
+TOO_LARGE: Final = 5000
+"""STOP_SIZE of native/spool.h: the recording has become as large as it may."""
+
+Loss = tuple[int, int, str]
+"""When (nanoseconds of CLOCK_REALTIME), how many records (0: not counted), and why."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of such files: how one begins, and what messages call it."""
+
+    magic: bytes
+    version: int
+    name: str
+    full_name: str
+
+
+@dataclass(frozen=True)
+class ChunkFile:
+    """One file, read whole.
+
+    Attributes:
+        host: of the file's name, which is HOST.PID.KIND.
+        started: nanoseconds of CLOCK_REALTIME.
+        raw: all of it.
+        began: the same moment on CLOCK_MONOTONIC.
+    """
+
+    pid: int
+    host: str
+    started: int
+    raw: bytes
+    began: int = 0
+
+    def chunks(self) -> Iterator[tuple[bytes, memoryview, bool]]:
+        """Tag, body and whether it is whole, of each chunk.
+
+        Only the last one may be cut short: a killed process was writing it.
+        """
+        view, at = memoryview(self.raw), HEADER.size
+        while at < len(self.raw):
+            if at + CHUNK.size > len(self.raw):
+                yield b"", view[:0], False
+                return
+            tag, size = CHUNK.unpack_from(self.raw, at)
+            at += CHUNK.size
+            yield tag, view[at : at + size], at + size <= len(self.raw)
+            at += size
+
+
+def read_chunk_file(path: Path, known: Format) -> ChunkFile:
+    """Reads a file; raises InputError where it is not of the format, or of another version."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError(path, f"cannot be read ({error.strerror})") from None
+    return open_chunk_file(path, known, raw)
+
+
+def open_chunk_file(path: Path, known: Format, raw: bytes) -> ChunkFile:
+    """A file by its bytes, or by those of its beginning; raises InputError as `read_chunk_file`."""
+    if not raw:
+        raise InputError(path, "empty: its process was ended at once, or the disk was full")
+    if len(raw) < HEADER.size or not raw.startswith(known.magic):
+        raise InputError(path, f"not {known.full_name}")
+    _, version, pid, started, began = HEADER.unpack_from(raw)
+    if version != known.version:
+        told = f"{known.name} of version {version}; this gputrace reads {known.version}"
+        raise InputError(path, told)
+    if max(started, began) > LATEST:
+        raise InputError(path, "broken: it tells of a start that no clock tells")
+    return ChunkFile(pid, path.name.rsplit(".", 2)[0], started, raw, began)
+
+
+def read_raw(path: Path) -> ChunkFile | None:
+    """A file of whatever kind; None where it has not even a header. Raises OSError."""
+    raw = path.read_bytes()
+    if len(raw) < HEADER.size:
+        return None
+    _, _, pid, started, _ = HEADER.unpack_from(raw)
+    return ChunkFile(pid, path.name.rsplit(".", 2)[0], started, raw)
+
+
+def read_stop(body: bytes) -> Loss | None:
+    """What a FULL chunk says of the end of writing; None where it never came to that."""
+    if len(body) < _STOP.size:
+        return None
+    time, records, error = _STOP.unpack_from(body)
+    if time and error == TOO_LARGE:
+        return time, records, "the recording had become as large as --max-size lets it"
+    why = os.strerror(error) if 0 < error < _ERRORS else "an error in gputrace"
+    return (time, records, f"nothing more could be written: {why}") if time else None
+
+
+def read_numbered(body: bytes) -> tuple[int, bytes] | None:
+    """The number and the text of a chunk that names something; None where it is too short."""
+    return (int.from_bytes(body[:4], "little"), body[4:]) if len(body) >= 4 else None
+
+
+def read_info(body: bytes) -> tuple[str, str]:
+    """The key and the value of an INFO chunk."""
+    key, _, value = body.decode("utf-8", "replace").partition("=")
+    return key, value
+
+
+_File = TypeVar("_File")
+
+
+def base_of(path: Path) -> str:
+    """What the files of a process share: HOST.PID~NUMBER.KIND follows HOST.PID.KIND in a ring."""
+    return path.name.removesuffix(path.suffix).partition("~")[0]
+
+
+def in_order(paths: Iterable[Path]) -> list[Path]:
+    """Files by process, those of each in the order written."""
+    return sorted(paths, key=lambda path: (base_of(path), len(path.name), path.name))
+
+
+def read_all(
+    folder: Path,
+    pattern: str,
+    read: Callable[[Path], _File],
+    join: Callable[[Sequence[_File]], _File],
+    problems: list[InputError],
+) -> list[_File]:
+    """What each process left, as far as it can be read; what cannot is told, and costs no other.
+
+    A file that is gone since it was listed is one that a ring has let go of.
+    """
+    found: dict[str, list[_File]] = {}
+    for path in in_order(folder.glob(pattern)):
+        try:
+            found.setdefault(base_of(path), []).append(read(path))
+        except InputError as error:
+            if path.exists():
+                problems.append(error)
+    return [join(files) for files in found.values() if files]
+
+
+Records = NDArray[np.void]
+
+CLOCKS: Final = np.dtype([("realtime", "<u8"), ("monotonic", "<u8"), ("raw", "<u8")])
+"""Records of CLOK, in both kinds of files: the same moment on three clocks, nanoseconds."""
+
+
+def read_records(body: memoryview, kind: np.dtype[Any]) -> Records:
+    """The whole records of a chunk."""
+    return np.frombuffer(body[: len(body) - len(body) % kind.itemsize], kind)
+
+
+_FAR: Final = 16 << 20
+"""So many bytes of records are read at once at most; what lies before them is left out."""
+_LINES: Final = 4 << 20
+
+Chunk = tuple[bytes, bytes]
+"""Tag and body."""
+
+
+class ChunkTail:
+    """The whole chunks that a file gains. The file is open only while it is read."""
+
+    def __init__(self, path: Path, known: Format) -> None:
+        self._path, self._known = path, known
+        self._at = HEADER.size
+        self.head: ChunkFile | None = None
+        """Who wrote it; None until that is there."""
+
+    def read(self, records: Collection[bytes]) -> list[Chunk]:
+        """The chunks since the last call, in order; raises InputError where it is no such file.
+
+        Of chunks with the tags in ``records`` only the last `_FAR` bytes, so that a large file is
+        begun to be read at once; of the others, which name and describe things, all.
+        """
+        try:
+            file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return []
+        try:
+            size = os.fstat(file).st_size
+            if size < HEADER.size:
+                return []
+            if self.head is None:
+                self.head = open_chunk_file(self._path, self._known, os.pread(file, HEADER.size, 0))
+            found = list(self._walk(file, size))
+            return list(_read(file, found, records))
+        finally:
+            os.close(file)
+
+    def _walk(self, file: int, size: int) -> Iterator[tuple[bytes, int, int]]:
+        """Tag, place and length of each whole chunk."""
+        while self._at + CHUNK.size <= size:
+            head = os.pread(file, CHUNK.size, self._at)
+            if len(head) < CHUNK.size:
+                return
+            tag, length = CHUNK.unpack(head)
+            start = self._at + CHUNK.size
+            if start + length > size:
+                return
+            self._at = start + length
+            yield tag, start, length
+
+
+def _read(
+    file: int, found: list[tuple[bytes, int, int]], records: Collection[bytes]
+) -> Iterator[Chunk]:
+    left = sum(length for tag, _, length in found if tag in records) - _FAR
+    for tag, start, length in found:
+        if tag in records and left > 0:
+            left -= length
+            continue
+        yield tag, os.pread(file, length, start)
+
+
+class LineTail:
+    """The whole lines that a file gains."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at = path, 0
+
+    def read(self) -> list[bytes]:
+        """The lines since the last call, without their ends; of a long file the first and the last.
+
+        Those between are skipped where more than `_LINES` bytes would have to be read.
+        """
+        try:
+            with self._path.open("rb") as file:
+                first = [] if self._at else [file.readline()]
+                if first and not first[0].endswith(b"\n"):
+                    return []
+                self._at = max(self._at, file.tell())
+                self._skip(file)
+                whole, end, _ = file.read().rpartition(b"\n")
+        except OSError:
+            return []
+        self._at += len(whole) + len(end)
+        return [line[:-1] for line in first] + (whole.split(b"\n") if end else [])
+
+    def _skip(self, file: BinaryIO) -> None:
+        """Goes to where reading is to go on."""
+        far = file.seek(0, os.SEEK_END) - _LINES
+        file.seek(max(self._at, far))
+        if far > self._at:
+            file.readline()
+            self._at = file.tell()

@@ -1,0 +1,146 @@
+"""Correction of recorded times for changes of the wall clock during the recording."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.collectors.spool.activity import Spool
+from gputrace.collectors.spool.chunks import LATEST, Loss
+from gputrace.collectors.spool.host_events import HostEvents, by_kind
+
+STEADY_NS: Final = 100_000
+"""A wall clock that wanders less than this against the monotonic one is left as it is."""
+_EARLY_NS: Final = 1_000_000_000
+"""How long before the first look at the clocks something may have been that is recorded."""
+_FAR: Final = np.int64(1 << 62)
+
+Times = NDArray[np.int64]
+
+
+class _Clock:
+    """The wall clock of one process: stretches in which nobody set it, in order."""
+
+    def __init__(self, looks: Times, axis: int) -> None:
+        """``looks`` are pairs of both clocks, ``axis`` by how much the first is to be ahead."""
+        monotonic = looks[:, 1]
+        wander = looks[:, 0] - monotonic - axis
+        first = _first_of_stretches(wander)
+        self.wanders = len(first) > 1 or abs(int(wander[0])) > STEADY_NS
+        self.last = len(looks)
+        self.until = int(monotonic[-1]) + axis
+        self._wander = wander[first]
+        self._stretch = np.repeat(np.arange(len(first)), np.diff([*first, len(wander)]))
+        # One more on both sides: records are from between the last look but one and the next.
+        early = monotonic[:1] - _EARLY_NS
+        self._looks = np.concatenate((early + axis, monotonic + axis, [_FAR]))
+        # It was set at some time between the last look before and the first one after.
+        self._begin = np.concatenate((early, monotonic[first[1:] - 1])) + axis
+        self._end = np.concatenate((monotonic[first[1:]] + axis, [_FAR]))
+
+    def correct(self, moments: Times, after: Times) -> Times:
+        """Moments by the clock that nobody sets, where 0 means none.
+
+        ``after`` says how many looks at the clocks came before each, that of the header included.
+        Most are from just before and after the last of these; others, as the start of what took
+        long, from any stretch before.
+        """
+        look = np.clip(after - 1, 0, len(self._stretch) - 1)
+        hint, result, rest = self._stretch[look], moments.copy(), np.flatnonzero(moments)
+        since, until = self._looks[look], self._looks[look + 2]
+        for further in (0, 1, -1):
+            rest = self._place(result, rest, hint + further, since, until)
+        for further in range(0, -len(self._wander), -1):
+            if not len(rest):
+                return result
+            which = np.clip(hint + further, 0, len(self._wander) - 1)
+            rest = self._place(result, rest, which, self._begin[which], self._end[which])
+        result[rest] = np.clip(moments[rest] - self._wander[hint[rest]], since[rest], until[rest])
+        return np.maximum(result, 0)
+
+    def _place(self, result: Times, rest: Times, which: Times, since: Times, until: Times) -> Times:
+        """Takes those that would lie between two moments, if the clock was as in a stretch.
+
+        Gives back which are left.
+        """
+        which = np.clip(which[rest], 0, len(self._wander) - 1)
+        found = result[rest] - self._wander[which]
+        fits = (since[rest] <= found) & (found <= until[rest])
+        result[rest[fits]] = found[fits]
+        return rest[~fits]
+
+    def one(self, moment: int, after: int) -> int:
+        """As `correct`, of one moment."""
+        return int(self.correct(np.array([min(moment, LATEST)]), np.array([after]))[0])
+
+
+def _first_of_stretches(wander: Times) -> Times:
+    first, values = [0], wander.tolist()
+    for at, value in enumerate(values):
+        if abs(value - values[first[-1]]) > STEADY_NS:
+            first.append(at)
+    return np.array(first)
+
+
+def correct_clocks(spools: Sequence[Spool], hosts: Sequence[HostEvents]) -> None:
+    """Corrects all moments in place; they are on one axis then, that of the first process."""
+    processes: list[Spool | HostEvents] = [*spools, *hosts]
+    looks = [_looks(process) for process in processes]
+    firsts = [own[0].tolist() for own in looks if len(own)]
+    if not firsts:
+        return
+    realtime, monotonic = min(firsts, key=lambda pair: pair[1])
+    for process, own in zip(processes, looks, strict=True):
+        clock = _Clock(own, realtime - monotonic) if len(own) else None
+        if clock is not None and clock.wanders:
+            _correct(process, clock)
+
+
+def _looks(process: Spool | HostEvents) -> Times:
+    """Both clocks at the same moments, the first of them when the file began."""
+    rows = process.records[b"CLOK"] if isinstance(process, Spool) else process.clocks
+    pairs = np.stack([rows["realtime"], rows["monotonic"]], axis=1)
+    # Differences of what no clock tells must stay numbers of 64 bits.
+    pairs = np.minimum(pairs, LATEST - 1).astype(np.int64)
+    first = (process.started, process.began) if process.began else pairs[:1].ravel().tolist()
+    return np.concatenate([np.array(first, np.int64).reshape(-1, 2), pairs])
+
+
+def _correct(process: Spool | HostEvents, clock: _Clock) -> None:
+    process.started = clock.one(process.started, 1)
+    if isinstance(process, HostEvents):
+        _correct_rows(process.events, process.after, clock)
+        if process.stopped:
+            process.stopped = _corrected(process.stopped, clock)
+        process.records = by_kind(process.events, process.started)
+        return
+    for tag, rows in process.records.items():
+        if "end" in (rows.dtype.names or ()):
+            _correct_rows(rows, process.after[tag], clock)
+    process.seen_until = clock.until
+    process.captures = _corrected_moments(process.captures, process.captures_after, clock)
+    process.calls = _corrected_moments(process.calls, process.calls_after, clock)
+    process.losses = [_corrected(loss, clock) for loss in process.losses]
+
+
+def _corrected_moments(
+    moments: Sequence[tuple[int, bool]], after: Sequence[int], clock: _Clock
+) -> list[tuple[int, bool]]:
+    return [
+        (clock.one(moment, looks + 1), on)
+        for (moment, on), looks in zip(moments, after, strict=True)
+    ]
+
+
+def _correct_rows(rows: NDArray[Any], after: NDArray[Any], clock: _Clock) -> None:
+    for name in ("start", "end"):
+        rows[name] = clock.correct(rows[name].astype(np.int64), after + 1).astype(np.uint64)
+
+
+def _corrected(loss: Loss, clock: _Clock) -> Loss:
+    """Most are the last thing that a process wrote."""
+    at, records, why = loss
+    return clock.one(at, clock.last), records, why

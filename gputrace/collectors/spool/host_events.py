@@ -1,0 +1,192 @@
+"""Host files: the data waits, steps and annotations that the hooks in a process left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.collectors.spool.chunks import (
+    CLOCKS,
+    Format,
+    Loss,
+    Records,
+    read_chunk_file,
+    read_info,
+    read_numbered,
+    read_records,
+    read_stop,
+)
+
+HOST: Final = Format(b"GPUTRHST", 1, "a host file", "a file of gputrace's hooks")
+KINDS: Final = {"data_wait": 1, "step": 2, "annotation": 3, "note": 4, "sample": 5}
+"""Kinds of events by the number in their records."""
+
+_UNSEEN: Final = 2
+
+EVENT: Final = np.dtype(
+    [
+        ("start", "<u8"),
+        ("end", "<u8"),
+        ("thread", "<u4"),
+        ("name", "<u4"),
+        ("kind", "<u2"),
+        ("rank", "<u2"),
+        ("number", "<u4"),
+    ]
+)
+
+
+@dataclass(slots=True)
+class HostEvents:
+    """What the hooks in one process left.
+
+    Attributes:
+        pid: its process id.
+        host: the machine.
+        started: nanoseconds of CLOCK_REALTIME when the process began or was forked; ``began`` is
+            the same moment on CLOCK_MONOTONIC, 0 where that is not known.
+        records: by kind (``KINDS``), the events in the order of their ends, with the fields start,
+            end (nanoseconds of CLOCK_REALTIME), thread (of the system), name (see ``names``), kind,
+            rank and number. Data waits: those within another are left out; number is 1 where the
+            wait ended with an exception, StopIteration mostly; none where those of the steps were
+            not seen, which a record with 2 says. Steps: those of the source that
+            knows best (the user's marks, else a framework's loop, else an optimizer); number counts
+            from 0, and each starts where the one before ended, the first with its first data wait,
+            or else at ``started``; where that was later, it is left out. Samples: start is their
+            moment, name the user's line, number the name of the innermost line of all.
+        events: all of them, in the order written.
+        names: text by id.
+        info: what the process said of itself.
+        clocks: the same moment on three clocks: realtime, monotonic, raw.
+        after: for each of ``events``, how many of ``clocks`` came before it in the file.
+        stopped: the end of writing, where it failed before the process ended.
+        whole: whether the file ends with a whole chunk.
+    """
+
+    pid: int
+    host: str
+    started: int
+    records: dict[str, Records] = field(default_factory=dict)
+    events: Records = field(default_factory=lambda: np.empty(0, EVENT))
+    names: dict[int, str] = field(default_factory=dict)
+    info: dict[str, str] = field(default_factory=dict)
+    clocks: Records = field(default_factory=lambda: np.empty(0, CLOCKS))
+    after: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    began: int = 0
+    stopped: Loss | None = None
+    whole: bool = True
+
+    def name(self, record: Any) -> str:
+        """The name of one record."""
+        return self.names.get(int(record["name"]), "?")
+
+
+def read_host(path: Path) -> HostEvents:
+    """Reads one file; raises InputError where it is no host file of a version that is known."""
+    return join_hosts([read_host_file(path)])
+
+
+def read_host_file(path: Path) -> HostEvents:
+    """As `read_host`, without the events by kind, which may have others before them."""
+    file = read_chunk_file(path, HOST)
+    host = HostEvents(file.pid, file.host, file.started, began=file.began)
+    events, clocks, after, looks = [host.events], [host.clocks], [0], 0
+    for tag, body, whole in file.chunks():
+        host.whole = whole
+        if tag == b"EVNT":
+            events.append(read_records(body, EVENT))
+            after.append(looks)
+        elif tag == b"CLOK":
+            clocks.append(read_records(body, CLOCKS))
+            looks += len(clocks[-1])
+        elif whole:
+            take_text(host, tag, bytes(body))
+    host.host = host.info.get("host", host.host)
+    host.events, host.clocks = np.concatenate(events), np.concatenate(clocks)
+    host.after = np.repeat(after, [len(part) for part in events])
+    return host
+
+
+def join_hosts(parts: Sequence[HostEvents]) -> HostEvents:
+    """What one process left in several files, in their order, as if it were one.
+
+    Names keep their numbers from file to file.
+    """
+    host = parts[0]
+    for part in parts[1:]:
+        host.names |= part.names
+        host.info |= part.info
+        host.whole, host.stopped = part.whole, host.stopped or part.stopped
+    looks = np.cumsum([0, *(len(part.clocks) for part in parts)]).tolist()
+    events = np.concatenate([part.events for part in parts])
+    after = np.concatenate([part.after + n for part, n in zip(parts, looks, strict=False)])
+    repeated = _repeated(events)
+    host.events, host.after = np.delete(events, repeated), np.delete(after, repeated)
+    host.clocks = np.concatenate([part.clocks for part in parts])
+    host.records = by_kind(host.events, host.started)
+    return host
+
+
+def _repeated(events: Records) -> NDArray[np.intp]:
+    """Each file repeats what all readers must know: notes, and that waits were not seen."""
+    rows = np.flatnonzero((events["kind"] == KINDS["note"]) | _is_unseen(events))
+    _, first = np.unique(events[rows], return_index=True)
+    return np.delete(rows, first)
+
+
+def take_text(host: HostEvents, tag: bytes, body: bytes) -> None:
+    """Takes in what a chunk says that holds no records."""
+    if tag == b"NAME" and (named := read_numbered(body)):
+        host.names[named[0]] = named[1].decode("utf-8", "replace")
+    elif tag == b"INFO":
+        key, value = read_info(body)
+        host.info[key] = value
+    elif tag == b"FULL":
+        host.stopped = read_stop(body)
+
+
+def by_kind(events: Records, since: int) -> dict[str, Records]:
+    """Events as `HostEvents.records` has them; ``since`` is when the process began."""
+    events = events[np.argsort(events["end"], kind="stable")]
+    kinds = {name: events[events["kind"] == number] for name, number in KINDS.items()}
+    kinds["data_wait"] = _outermost(_seen(kinds["data_wait"]))
+    kinds["step"] = _steps(kinds["step"], kinds["data_wait"], since)
+    return kinds
+
+
+def _seen(waits: Records) -> Records:
+    """No waits where those of the steps were not seen: the rest would look as if they were all."""
+    return waits[:0] if _is_unseen(waits).any() else waits
+
+
+def _is_unseen(events: Records) -> NDArray[np.bool_]:
+    unseen: NDArray[np.bool_] = events["number"] == _UNSEEN
+    unseen &= events["kind"] == KINDS["data_wait"]
+    return unseen
+
+
+def _outermost(waits: Records) -> Records:
+    """Leaves out waits within another one of the same thread, as one iterator uses another."""
+    kept = np.ones(len(waits), dtype=bool)
+    for thread in np.unique(waits["thread"]):
+        # Later ends last: of two, the outer one comes after the inner one.
+        here = np.flatnonzero(waits["thread"] == thread)
+        first_start_after = np.minimum.accumulate(waits["start"][here][::-1])[::-1]
+        kept[here[:-1]] = waits["start"][here[:-1]] < first_start_after[1:]
+    return waits[kept]
+
+
+def _steps(steps: Records, waits: Records, since: int) -> Records:
+    if not len(steps):
+        return steps
+    steps = steps[steps["rank"] == steps["rank"].max()]
+    first = steps[0]
+    if not first["start"]:
+        before = waits[(waits["thread"] == first["thread"]) & (waits["end"] <= first["end"])]
+        first["start"] = before["start"].min() if len(before) else since
+    return steps[1:] if first["start"] > first["end"] else steps

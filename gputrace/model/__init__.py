@@ -1,0 +1,1 @@
+"""Data model that the layers exchange."""

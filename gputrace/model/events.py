@@ -1,0 +1,267 @@
+"""Event columns: the contract between readers and analyzers, and lookups of the ids in them.
+
+A reader converts its file format into these columns; analyzers consume them and know no file
+format. A row is one event on a GPU or on a host thread. Row order is not significant. Dense ids,
+the usual case, are counted and not sorted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Column = NDArray[np.signedinteger[Any]]
+Mask = NDArray[np.bool_]
+
+
+class Kind(IntEnum):
+    """Kind of an event. GPU operations come first, as one contiguous block."""
+
+    KERNEL = 0
+    GRAPH = 1
+    """A CUDA graph recorded as a whole: busy, with unknown contents."""
+    COPY_H2D = 2
+    COPY_D2H = 3
+    COPY_D2D = 4
+    """A copy within one GPU's memory."""
+    COPY_PEER = 5
+    """A copy between two GPUs, which occupies both."""
+    COPY_OTHER = 6
+    """A copy of unrecorded direction, or from host to host."""
+    MEMSET = 7
+
+    API = 16
+    """A CUDA runtime or driver API call on a host thread."""
+    SYNC = 17
+    """A wait for the GPU, as the recorder measured it."""
+    OS_RUNTIME = 18
+    """A blocking C library call on a host thread (poll, read, futex, sleep…)."""
+    RANGE = 19
+    """A named range on a host thread (NVTX push/pop, start/end)."""
+    MARK = 20
+    """A named instant on a host thread; start equals end."""
+    OVERHEAD = 21
+    """Overhead of the recorder itself."""
+    DATA_WAIT = 22
+    """A host thread's wait for the next batch, recorded by a hook in the data loader."""
+    STEP = 23
+    """A training step, marked on the host by a hook or a profiler."""
+    SAMPLE = 24
+    """A stack sample: the name of the user code that a host thread was in; start equals end."""
+
+
+GPU_KINDS: Final = tuple(kind for kind in Kind if kind < Kind.API)
+COPY_KINDS: Final = (Kind.COPY_H2D, Kind.COPY_D2H, Kind.COPY_D2D, Kind.COPY_PEER, Kind.COPY_OTHER)
+
+
+class Memory(IntEnum):
+    """Memory kind of either end of a copy, numbered as in ``CUpti_ActivityMemoryKind``.
+
+    nsys exports count from 0 for pageable and must be mapped; nvprof and CUPTI need not.
+    """
+
+    UNKNOWN = 0
+    PAGEABLE = 1
+    PINNED = 2
+    DEVICE = 3
+    ARRAY = 4
+    MANAGED = 5
+    DEVICE_STATIC = 6
+    MANAGED_STATIC = 7
+
+
+COLUMN_TYPES: Final[Mapping[str, type[np.signedinteger[Any]]]] = {
+    "start": np.int64,
+    "end": np.int64,
+    "kind": np.int8,
+    "name": np.int32,
+    "rank": np.int16,
+    "process": np.int16,
+    "device": np.int16,
+    "gpu": np.int16,
+    "stream": np.int32,
+    "thread": np.int32,
+    "correlation": np.int64,
+    "bytes": np.int64,
+    "source_memory": np.int8,
+    "destination_memory": np.int8,
+    "source_device": np.int16,
+    "destination_device": np.int16,
+}
+
+UNKNOWN: Final = -1
+"""Placeholder, in any column but the times, for a value that was not recorded."""
+
+
+class Events:
+    """Event columns of equal length; only the requested columns are present.
+
+    Attributes:
+        start, end: integer nanoseconds on the trace clock, ``start <= end``.
+        kind: a `Kind`.
+        name: name id; `Trace.names` resolves ids to text.
+        rank: rank of the process in a distributed run, where recorded.
+        process: index into `Trace.processes`.
+        device: the CUDA ordinal in that process.
+        gpu: NVML index of the physical card.
+        stream: CUDA stream id, unique per process and device.
+        thread: operating-system thread id of the host thread.
+        correlation: links a GPU operation to the API call that issued it, per process; for a
+            step, its number as counted by the program.
+        bytes: bytes copied or set.
+        source_memory, destination_memory: a `Memory`, for copies.
+        source_device, destination_device: CUDA ordinals, for peer copies.
+    """
+
+    __slots__ = (*COLUMN_TYPES, "__weakref__")
+
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    kind: NDArray[np.int8]
+    name: NDArray[np.int32]
+    rank: NDArray[np.int16]
+    process: NDArray[np.int16]
+    device: NDArray[np.int16]
+    gpu: NDArray[np.int16]
+    stream: NDArray[np.int32]
+    thread: NDArray[np.int32]
+    correlation: NDArray[np.int64]
+    bytes: NDArray[np.int64]
+    source_memory: NDArray[np.int8]
+    destination_memory: NDArray[np.int8]
+    source_device: NDArray[np.int16]
+    destination_device: NDArray[np.int16]
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        """Create from columns by name; raise ValueError on unknown names or unequal lengths."""
+        if len({len(column) for column in columns.values()}) > 1:
+            raise ValueError("event columns differ in length")
+        for name, column in columns.items():
+            if name not in COLUMN_TYPES:
+                raise ValueError(f"no event column is called {name!r}")
+            object.__setattr__(self, name, column.astype(COLUMN_TYPES[name], copy=False))
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise LookupError for a column that was not read."""
+        if name in COLUMN_TYPES:
+            raise LookupError(f"the event column {name!r} was not asked for")
+        raise AttributeError(name)
+
+    def __reduce__(self) -> tuple[type[Events], tuple[dict[str, Column]]]:
+        return Events, ({name: getattr(self, name) for name in self.columns},)
+
+    def __len__(self) -> int:
+        return next((len(getattr(self, name)) for name in self.columns), 0)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns present, in the order of `COLUMN_TYPES`."""
+        return tuple(name for name in COLUMN_TYPES if _is_set(self, name))
+
+    def having(self, *names: str) -> Events:
+        """Return all rows with only the given columns."""
+        return Events({name: getattr(self, name) for name in names})
+
+    def select(self, rows: Mask | Column | slice) -> Events:
+        """Return the rows selected by a mask, indices or a slice, with all columns."""
+        return Events({name: getattr(self, name)[rows] for name in self.columns})
+
+
+def _is_set(events: Events, name: str) -> bool:
+    try:
+        object.__getattribute__(events, name)
+    except AttributeError:
+        return False
+    return True
+
+
+def concatenate(parts: Sequence[Events], columns: Sequence[str]) -> Events:
+    """Concatenate the rows of all parts; without parts, return empty columns."""
+    if len(parts) == 1:
+        return parts[0]
+    return Events(
+        {
+            name: np.concatenate([getattr(part, name) for part in parts])
+            if parts
+            else np.empty(0, COLUMN_TYPES[name])
+            for name in columns
+        }
+    )
+
+
+_DENSE: Final = 4
+"""Ids are dense if their value range is at most this many times the number of rows."""
+_BLOCK: Final = 1 << 15
+"""Ids converted to indices at a time, so that the buffer stays in the CPU cache."""
+
+
+def distinct_ids(ids: Column) -> NDArray[np.int64]:
+    """Return the sorted distinct ids."""
+    if _are_dense(ids, _DENSE):
+        return _counted(ids)
+    ordered = np.sort(ids).astype(np.int64, copy=False)
+    first = np.ones(len(ordered), bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    distinct: NDArray[np.int64] = ordered[first]
+    return distinct
+
+
+def number_ids(ids: Column) -> tuple[NDArray[np.int64], NDArray[np.signedinteger[Any]]]:
+    """Return the sorted distinct ids, and the index into them for each row."""
+    if not _are_dense(ids, 4 * _DENSE):
+        distinct, indices = np.unique(ids, return_inverse=True)
+        return distinct.astype(np.int64), indices
+    distinct = _counted(ids)
+    low = int(distinct[0])
+    index_of = np.empty(int(distinct[-1]) - low + 1, np.int32)
+    index_of[distinct - low] = np.arange(len(distinct))
+    numbers = np.empty(ids.size, np.int32)
+    for rows in _blocks(ids):
+        index_of.take(ids[rows].astype(np.intp) - low, out=numbers[rows], mode="clip")
+    return distinct, numbers
+
+
+class IdLookup:
+    """Index of the first row of each id: a direct table for dense ids, else a binary search."""
+
+    def __init__(self, ids: Column, rows: NDArray[np.signedinteger[Any]]) -> None:
+        """Index at least one id; ``rows`` are in the order that decides which row is first."""
+        self._dense = _are_dense(ids, _DENSE)
+        if self._dense:
+            self._low, high = int(ids.min()), int(ids.max())
+            self._rows = np.full(high - self._low + 1, UNKNOWN, np.int32)
+            self._rows[ids[::-1] - self._low] = rows[::-1]
+        else:
+            order = np.argsort(ids, kind="stable")
+            self._ids, self._rows = ids[order], rows[order].astype(np.int32)
+
+    def rows(self, ids: Column) -> NDArray[np.int32]:
+        """Return the row of each id, or `UNKNOWN`."""
+        if self._dense:
+            positions = ids - self._low
+            known = (positions >= 0) & (positions < len(self._rows))
+        else:
+            positions = np.searchsorted(self._ids, ids)
+            known = self._ids.take(positions, mode="clip") == ids
+        rows = self._rows.take(positions, mode="clip")
+        return rows if known.all() else np.where(known, rows, np.int32(UNKNOWN))
+
+
+def _are_dense(ids: Column, times: int) -> bool:
+    return ids.size > 0 and int(ids.max()) - int(ids.min()) <= times * ids.size
+
+
+def _counted(ids: Column) -> NDArray[np.int64]:
+    low, high = int(ids.min()), int(ids.max())
+    seen = np.zeros(high - low + 1, bool)
+    for rows in _blocks(ids):
+        seen[ids[rows].astype(np.intp) - low] = True
+    return np.flatnonzero(seen) + low
+
+
+def _blocks(ids: Column) -> Iterator[slice]:
+    return (slice(first, first + _BLOCK) for first in range(0, ids.size, _BLOCK))

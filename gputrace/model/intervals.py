@@ -1,0 +1,186 @@
+"""Sets of nanoseconds as sorted, disjoint, half-open intervals, in exact integer arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Times = NDArray[np.int64]
+IndexArray = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """A set of nanoseconds: ``start[i] <= t < end[i]``, sorted, none empty, none touching.
+
+    Build one with `union`; the constructor trusts what it is given.
+    """
+
+    start: Times
+    end: Times
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def lengths(self) -> Times:
+        """Length of each interval in nanoseconds."""
+        return self.end - self.start
+
+    @property
+    def total(self) -> int:
+        """Nanoseconds in the set."""
+        return int(self._covered[-1])
+
+    @cached_property
+    def _covered(self) -> Times:
+        """Nanoseconds of the set before each interval, and at the end all of them."""
+        covered = np.zeros(len(self) + 1, np.int64)
+        np.cumsum(self.lengths, out=covered[1:])
+        return covered
+
+    def before(self, times: ArrayLike) -> Times:
+        """How many nanoseconds of the set lie before each time; shape as ``times``."""
+        times = np.asarray(times, np.int64)
+        if not len(self.start):
+            return np.zeros_like(times)
+        index = np.searchsorted(self.start, times, "right")
+        last = np.maximum(index - 1, 0)
+        unfinished = np.maximum(self.end[last] - times, 0)
+        return np.where(index > 0, self._covered[index] - unfinished, 0)
+
+    def within(self, starts: ArrayLike, ends: ArrayLike) -> Times:
+        """Nanoseconds of the set inside each window ``[start, end)``."""
+        return self.before(ends) - self.before(starts)
+
+    def contains(self, times: ArrayLike) -> NDArray[np.bool_]:
+        """Whether each time is in the set."""
+        times = np.asarray(times, np.int64)
+        if not len(self.start):
+            return np.zeros(times.shape, bool)
+        index = np.searchsorted(self.start, times, "right") - 1
+        return (index >= 0) & (times < self.end[np.maximum(index, 0)])
+
+    def select(self, rows: NDArray[np.bool_] | slice) -> Intervals:
+        """Some of the intervals, in their order."""
+        return Intervals(self.start[rows], self.end[rows])
+
+    def clip(self, start: int, end: int) -> Intervals:
+        """The part of the set inside ``[start, end)``."""
+        if start >= end:
+            return EMPTY
+        first = int(np.searchsorted(self.end, start, "right"))
+        found = self.select(slice(first, int(np.searchsorted(self.start, end, "left"))))
+        if len(found) and (found.start[0] < start or found.end[-1] > end):
+            found = Intervals(np.maximum(found.start, start), np.minimum(found.end, end))
+        return found
+
+    def complement(self, start: int, end: int) -> Intervals:
+        """The nanoseconds of ``[start, end)`` that are not in the set."""
+        inside = self.clip(start, end)
+        starts = np.concatenate([[start], inside.end])
+        ends = np.concatenate([inside.start, [end]])
+        # Between two intervals there always is something; before and after them there may not be.
+        last = len(starts) - int(starts[-1] >= ends[-1])
+        rows = slice(int(starts[0] >= ends[0]), last)
+        return Intervals(starts[rows], ends[rows])
+
+    def intersection(self, other: Intervals) -> Intervals:
+        """The nanoseconds that are in both sets."""
+        if not len(self) or not len(other):
+            return EMPTY
+        mine, theirs = _pairs(*self._met(other))
+        return Intervals(
+            np.maximum(self.start[mine], other.start[theirs]),
+            np.minimum(self.end[mine], other.end[theirs]),
+        )
+
+    def difference(self, other: Intervals) -> Intervals:
+        """The nanoseconds of this set that are not in the other."""
+        if not len(self) or not len(other):
+            return self
+        first, end = self._met(other)
+        met = first < end
+        if not met.any():
+            return self
+        one = np.minimum(first, len(other) - 1)
+        gone = met & (other.start[one] <= self.start) & (other.end[one] >= self.end)
+        cut = met & ~gone
+        left = self.select(cut)._without(other, first[cut], end[cut])
+        return _merged(self.select(~met), left)
+
+    def _met(self, other: Intervals) -> tuple[IndexArray, IndexArray]:
+        """Of the other set's intervals, the first that meets each one of this, and the next after.
+
+        The first is that after it where none does.
+        """
+        first = np.searchsorted(other.end, self.start, "right")
+        return first, np.maximum(np.searchsorted(other.start, self.end, "left"), first)
+
+    def _without(self, other: Intervals, first: IndexArray, end: IndexArray) -> Intervals:
+        """What is left where each interval is met by some of the other set's: as in `_met`."""
+        _, theirs = _pairs(first, end)
+        last = np.cumsum(end - first + 1) - 1
+        begins, ends = np.ones((2, len(theirs) + len(self)), bool)
+        begins[last - (end - first)] = ends[last] = False
+        starts, stops = np.empty((2, len(begins)), np.int64)
+        starts[~begins], stops[~ends] = self.start, self.end
+        starts[begins], stops[ends] = other.end[theirs], other.start[theirs]
+        return Intervals(starts, stops).select(starts < stops)
+
+
+def _pairs(first: IndexArray, end: IndexArray) -> tuple[IndexArray, IndexArray]:
+    """Each place of one set with each of its range of places in another."""
+    counts = end - first
+    mine = np.repeat(np.arange(len(first)), counts)
+    offsets = np.arange(len(mine)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return mine, first[mine] + offsets
+
+
+def _merged(first: Intervals, second: Intervals) -> Intervals:
+    """Both of two sets that have nothing in common and touch nowhere."""
+    if not len(first) or not len(second):
+        return first if len(first) else second
+    places = np.searchsorted(first.start, second.start)
+    return Intervals(
+        np.insert(first.start, places, second.start), np.insert(first.end, places, second.end)
+    )
+
+
+def merge_touching(first: Intervals, second: Intervals) -> Intervals:
+    """The nanoseconds that are in either set."""
+    few, many = sorted((first, second), key=len)
+    both = _merged(many, few.difference(many))
+    apart = both.start[1:] > both.end[:-1]
+    if apart.all():
+        return both
+    return Intervals(
+        both.start[np.concatenate([[True], apart])], both.end[np.concatenate([apart, [True]])]
+    )
+
+
+EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def union(start: ArrayLike, end: ArrayLike, *, is_sorted: bool = False) -> Intervals:
+    """The union of any intervals; those that overlap or touch become one, empty ones vanish.
+
+    Args:
+        start, end: nanoseconds, of one length, in any order unless ``is_sorted`` by start.
+    """
+    start, end = np.asarray(start, np.int64), np.asarray(end, np.int64)
+    keep = end > start
+    if not keep.all():
+        start, end = start[keep], end[keep]
+    if not len(start):
+        return EMPTY
+    if not is_sorted:
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    reach = np.maximum.accumulate(end)
+    first = np.concatenate([[True], start[1:] > reach[:-1]])
+    last = np.concatenate([first[1:], [True]])
+    return Intervals(start[first], reach[last])

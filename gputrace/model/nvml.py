@@ -1,0 +1,220 @@
+"""Cards, samples and links as NVML reports them, whatever file they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+VALUES: Final[Mapping[str, str]] = {
+    "memoryUsed": "bytes in use",
+    "smClock": "MHz",
+    "memoryClock": "MHz",
+    "power": "mW",
+    "temperature": "°C of the chip",
+    "clocksEventReasons": "bits, why the clocks are as they are",
+    "pcieGen": "generation of the PCIe link at that moment",
+    "pcieWidth": "lanes of the PCIe link at that moment",
+    "utilization": "% of the time with a kernel running, since the last sample that has it",
+    "utilizationSamples": "how many of the driver's own samples that is the mean of",
+    "energy": "mJ, counter",
+    "powerInstant": "mW",
+    "powerCapTime": "ns that the clocks were held down by the power cap, counter",
+    "thermalTime": "ns, by temperature, counter",
+    "syncBoostTime": "ns, by another card of the group, counter",
+    "boardLimitTime": "ns, by the board's limit, counter",
+    "lowUtilizationTime": "ns, by low utilization, counter",
+    "reliabilityTime": "ns, by the voltage's limit, counter",
+    "applicationClocksTime": "ns below the application clocks, counter",
+    "baseClocksTime": "ns below the base clocks, counter",
+    "swThermalTime": "ns, software thermal slowdown, counter",
+    "hwThermalTime": "ns, hardware thermal slowdown, counter",
+    "powerBrakeTime": "ns, hardware power brake, counter",
+    "pcieTx": "bytes sent over PCIe, counter that may wrap",
+    "pcieRx": "bytes received over PCIe, counter that may wrap",
+    "nvlinkTx": "bytes of data sent over all NVLinks, counter",
+    "nvlinkRx": "bytes of data received over all NVLinks, counter",
+    "nvlinkRawTx": "the same with the protocol's own bytes, counter",
+    "nvlinkRawRx": "the same with the protocol's own bytes, counter",
+}
+"""What a sample may say: the columns of GPUTRACE_NVML_SAMPLE, and their units."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A card, as NVML describes it; None is what the driver or the log does not say."""
+
+    gpu: int
+    host: int = 0
+    uuid: str = ""
+    name: str = ""
+    pci: str = ""
+    """The address, ``0000:06:00.0``."""
+    memory_bytes: int | None = None
+    sm_clock_max: int | None = None
+    """MHz, as all clocks are."""
+    memory_clock_max: int | None = None
+    sm_clock_application: int | None = None
+    """What the card is set to run at under load, where it has such a setting."""
+    memory_clock_application: int | None = None
+    pcie_gen_max: int | None = None
+    """Generation that card and slot agree on at most; a slot's, where a riser limits it."""
+    pcie_width_max: int | None = None
+    power_limit_mw: int | None = None
+    lost_ns: int | None = None
+    """When the card was found gone, on the trace's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What lies between two cards of a host, from one to the other."""
+
+    gpu: int
+    peer: int
+    host: int = 0
+    link: str = ""
+    """``NV18``, ``PIX``, ``PXB``, ``PHB``, ``NODE``, ``SYS``; ``X`` of a card with itself."""
+    ancestor: str = ""
+    """The same without NVLink; ``INT`` on one board."""
+    nvlinks: int | None = None
+    p2p_read: str = ""
+    """``OK``, or why there is no peer access: CNS, GNS, TNS, DR, NS, U."""
+    p2p_write: str = ""
+    p2p_nvlink: str = ""
+
+
+def _no_times() -> NDArray[np.int64]:
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """Rows of one card at one moment each, in order of time.
+
+    ``samples["smClock"]`` is a column of `VALUES`, float64, NaN where nothing was said.
+    """
+
+    time: NDArray[np.int64] = field(default_factory=_no_times)
+    """Nanoseconds on the trace's clock."""
+    host: NDArray[np.int64] = field(default_factory=_no_times)
+    gpu: NDArray[np.int64] = field(default_factory=_no_times)
+    values: Mapping[str, Floats] = field(default_factory=dict)
+    """The columns of which any value is known."""
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    def __getitem__(self, name: str) -> Floats:
+        """Raises KeyError for what is not in `VALUES`."""
+        if name not in VALUES:
+            raise KeyError(name)
+        found = self.values.get(name)
+        return np.full(len(self), np.nan) if found is None else found
+
+    def select(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Samples:
+        """The rows that a mask or indices name."""
+        values = {name: column[rows] for name, column in self.values.items()}
+        return Samples(self.time[rows], self.host[rows], self.gpu[rows], values)
+
+    def of(self, host: int, gpu: int) -> Samples:
+        """Those of one card."""
+        return self.select((self.host == host) & (self.gpu == gpu))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Nvml:
+    """All that NVML said of a run; false where it said nothing."""
+
+    cards: tuple[Card, ...] = ()
+    links: tuple[Link, ...] = ()
+    """Every ordered pair of cards of a host, a card with itself too."""
+    samples: Samples = field(default_factory=Samples)
+
+    def __bool__(self) -> bool:
+        return bool(self.cards or self.links or len(self.samples))
+
+    def card(self, host: int, gpu: int) -> Card | None:
+        return next((card for card in self.cards if (card.host, card.gpu) == (host, gpu)), None)
+
+    @property
+    def places(self) -> frozenset[tuple[int, int]]:
+        """Host and index of every card that anything is said of."""
+        sampled = zip(self.samples.host.tolist(), self.samples.gpu.tolist(), strict=True)
+        linked = ((link.host, link.gpu) for link in self.links)
+        return frozenset([*((card.host, card.gpu) for card in self.cards), *linked, *sampled])
+
+    def moved(self, shift: int, hosts: Mapping[int, int]) -> Nvml:
+        """With nanoseconds added to all times, and hosts under other numbers."""
+        samples = self.samples
+        host = samples.host.copy()
+        for old, new in hosts.items():
+            host[samples.host == old] = new
+        return Nvml(
+            tuple(
+                replace(
+                    card,
+                    host=hosts.get(card.host, card.host),
+                    lost_ns=None if card.lost_ns is None else card.lost_ns + shift,
+                )
+                for card in self.cards
+            ),
+            tuple(replace(link, host=hosts.get(link.host, link.host)) for link in self.links),
+            Samples(samples.time + shift, host, samples.gpu, samples.values),
+        )
+
+
+def plain_uuid(uuid: str) -> str:
+    """A card's uuid as its digits alone; NVML, CUDA and nsys write it in their own ways."""
+    return uuid.lower().removeprefix("gpu-").replace("-", "")
+
+
+def merge_nvml(parts: Sequence[Nvml]) -> Nvml:
+    """What several sources say of a run, on one clock.
+
+    Of a card, what the first source that knows it says, completed by the others.
+    """
+    parts = [part for part in parts if part]
+    if len(parts) == 1:
+        return parts[0]
+    links = {(link.host, link.gpu, link.peer): link for part in parts[::-1] for link in part.links}
+    return Nvml(
+        _cards(card for part in parts for card in part.cards),
+        tuple(links[key] for key in sorted(links)),
+        _samples([part.samples for part in parts]),
+    )
+
+
+def _cards(cards: Iterable[Card]) -> tuple[Card, ...]:
+    known: dict[tuple[int, int], Card] = {}
+    for card in cards:
+        key = card.host, card.gpu
+        known[key] = _completed(known[key], card) if key in known else card
+    return tuple(known[key] for key in sorted(known))
+
+
+def _completed(card: Card, other: Card) -> Card:
+    lacking = {
+        one.name: getattr(other, one.name)
+        for one in fields(card)
+        if getattr(card, one.name) in (None, "")
+    }
+    return replace(card, **lacking)
+
+
+def _samples(parts: Sequence[Samples]) -> Samples:
+    if not parts:
+        return Samples()
+    names = [name for name in VALUES if any(name in part.values for part in parts)]
+    time = np.concatenate([part.time for part in parts])
+    order = np.argsort(time, kind="stable")
+    return Samples(
+        time[order],
+        np.concatenate([part.host for part in parts])[order],
+        np.concatenate([part.gpu for part in parts])[order],
+        {name: np.concatenate([part[name] for part in parts])[order] for name in names},
+    )

@@ -1,0 +1,639 @@
+"""Results of an analysis as plain dataclasses; field names are those of the JSON that other
+programs rely on.
+
+Times are integer nanoseconds; moments are on the trace's own clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gputrace.model.time_class import IDLE_CAUSES
+from gputrace.model.trace import LeftOut
+
+Evidence = Mapping[str, float | int | str | None]
+
+SCHEMA_VERSION = 1
+
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTotals:
+    """One GPU over the whole span; the six classes sum to ``span_ns``."""
+
+    gpu: int
+    """Physical index where ``gpu_known``, else the CUDA ordinal."""
+    gpu_known: bool
+    """True if ``gpu`` is the index of a physical card, as NVML counts."""
+    device: int
+    """CUDA ordinal in its process."""
+    rank: int
+    """Rank of the process that feeds it."""
+    rank_known: bool
+    """True if ``rank`` was recorded; else processes are numbered by their GPUs."""
+    host: str
+    """Host name; empty if unknown."""
+    name: str
+    """Model of the card."""
+    kernels: int
+    copies: int
+    start_ns: int
+    """Start of its first operation."""
+    span_ns: int
+    """Length of its recorded time."""
+    compute_ns: int
+    communication_ns: int
+    h2d_ns: int
+    other_copy_ns: int
+    memset_ns: int
+    idle_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Source and durations of the steps; times are over the steady steps of all ranks."""
+
+    source: str
+    """``markers``, ``profiler``, ``nvtx``, ``inferred`` or ``none``."""
+    kind: str
+    """``training``, ``iterations`` (not shown to be training) or ``none``."""
+    confidence: float
+    """Confidence from 0 to 1."""
+    count: int
+    """Steps of the rank that has most."""
+    warmup_count: int
+    steady_count: int
+    mean_ns: int | None
+    p50_ns: int | None
+    p95_ns: int | None
+    reason: str
+    """Reason why these are the steps, or why there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCalls:
+    """Coverage of CUDA calls, in traces where not all were recorded."""
+
+    share: float
+    """Fraction of the GPUs' time in which calls were recorded, 0 to 1."""
+    steps: int
+    """Measured steps with all their calls; the breakdown covers these, if there are any."""
+    of_steps: int
+    """All measured steps."""
+
+    def __str__(self) -> str:
+        if not self.of_steps:
+            return (
+                f"host calls were recorded in {self.share:.0%} of the time: what the host did, and "
+                "why GPUs idle, is told of that"
+            )
+        if not self.steps:
+            return "host calls were recorded in none of these steps: why GPUs idle is not known"
+        return (
+            f"host calls were recorded in {self.steps / self.of_steps:.0%} of the steps "
+            f"({self.steps:,} of {self.of_steps:,}): classes of time, and what the host did, are "
+            "told of these"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """One GPU over its steady steps, or over the whole span with ``steps`` 0.
+
+    The classes sum to ``total_ns``. For a rank without GPU activity, they are None.
+    """
+
+    gpu: int | None
+    """None where no GPU was seen."""
+    gpu_known: bool
+    device: int | None
+    rank: int
+    steps: int
+    total_ns: int
+    compute_ns: int | None
+    communication_ns: int | None
+    communication_wait_ns: int | None
+    """Part of ``communication_ns`` spent waiting for other ranks; None if unknown."""
+    h2d_ns: int | None
+    other_copy_ns: int | None
+    memset_ns: int | None
+    recorder_ns: int | None
+    data_feeding_ns: int | None
+    sync_ns: int | None
+    alloc_ns: int | None
+    launch_ns: int | None
+    other_idle_ns: int | None
+    host_data_ns: int | None
+    """Host's own time in the data loader, hidden under GPU work or not; None if unknown."""
+
+    def of(self, name: str) -> int:
+        """Return the nanoseconds of one of `CLASSES`, or of ``host_data``; 0 where unknown."""
+        return int(getattr(self, f"{name}_ns") or 0)
+
+    def share(self, name: str) -> float:
+        """Return the share of the total, 0 to 1, of a class that `of` takes."""
+        return self.of(name) / self.total_ns if self.total_ns else 0.0
+
+    @property
+    def idle_ns(self) -> int:
+        """All idle time, whatever its cause."""
+        return sum(self.of(cause) for cause in IDLE_CAUSES)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of one GPU; the classes sum to ``end_ns - start_ns``.
+
+    They are None where no GPU was seen.
+    """
+
+    step: int
+    rank: int
+    gpu: int | None
+    start_ns: int
+    end_ns: int
+    phase: str
+    """``warmup`` or ``steady``; ``validation`` or ``checkpoint`` for a step in which the rank waits
+    for others that validate or save."""
+    compute_ns: int | None
+    communication_ns: int | None
+    communication_wait_ns: int | None
+    h2d_ns: int | None
+    other_copy_ns: int | None
+    memset_ns: int | None
+    recorder_ns: int | None
+    data_feeding_ns: int | None
+    sync_ns: int | None
+    alloc_ns: int | None
+    launch_ns: int | None
+    other_idle_ns: int | None
+    host_data_ns: int | None
+    """Host time in the data loader, as in `Breakdown`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Interval of one rank that is not steady training, or the wait that begins an epoch."""
+
+    phase: str
+    """``warmup``, ``validation``, ``checkpoint`` or ``epoch``."""
+    rank: int
+    start_ns: int
+    end_ns: int
+    idle_ns: int | None
+    evidence: str
+    step: int | None = None
+    """Step that it follows; for an epoch, the step that it begins; None for warm-up."""
+    cost_ns: int = 0
+    """Cost to the run: all of it; for warm-up and epochs, the part beyond the usual."""
+    before_ns: int | None = None
+    after_ns: int | None = None
+    """Idle time at the edges: before its first operation, and from its last one to the next step's
+    first; None where no GPU was seen or there is no such edge."""
+    communication_ns: int | None = None
+    """Communication with nothing beside it, as a rank has that waits in a collective."""
+    waits_for: tuple[int, ...] = ()
+    """Ranks that work meanwhile, where this one only waits for them."""
+    causes: Mapping[str, int] = field(default_factory=dict)
+    """Nanoseconds by cause that warm-up has more of than as many steady steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Interval in which a GPU runs nothing."""
+
+    gpu: int
+    rank: int
+    step: int | None
+    start_ns: int
+    end_ns: int
+    cause: str
+    """One of `IDLE_CAUSES`, the one that covers most of it."""
+    evidence: str
+
+    @property
+    def length_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """All gaps of all GPUs in the span, and the largest of them."""
+
+    count: int
+    total_ns: int
+    by_cause: Mapping[str, int]
+    """Nanoseconds by cause; they sum to ``total_ns``."""
+    largest: tuple[Gap, ...]
+    largest_in_steps: tuple[Gap, ...]
+    """Largest gaps that lie in the measured steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Cause of lost time, or a limit on how far the figures can be trusted."""
+
+    id: str
+    severity: str
+    """``high``, ``medium``, ``low`` or ``info``."""
+    gpus: tuple[int, ...]
+    ranks: tuple[int, ...]
+    impact_ns: int
+    """Cost per step, or over the whole span where there are no steps."""
+    message: str
+    advice: str
+    evidence: Evidence = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Work of one GPU over its measured steps, or over the whole span with ``steps`` 0.
+
+    Durations are sums over operations, which may overlap.
+    """
+
+    gpu: int
+    rank: int
+    steps: int
+    kernels: int
+    """Launches of kernels that do not communicate."""
+    kernel_ns: int
+    own_kernels: int
+    """Part of ``kernels``: launches of kernels that no other GPU runs."""
+    own_kernel_ns: int
+    communication_ns: int
+    """Duration of kernels that communicate, their waiting included."""
+    h2d_ns: int
+    h2d_bytes: int
+    d2h_ns: int
+    d2h_bytes: int
+    d2d_ns: int
+    d2d_bytes: int
+    peer_ns: int
+    """Copies from and to other GPUs."""
+    peer_bytes: int
+    h2d_run_ns: int
+    """Host-to-device copies over the whole recording."""
+    memory_bytes: int | None
+    """Peak memory use of the card; None where it was not sampled."""
+    extra_ns: Mapping[str, int]
+    """Work that no other GPU has, by kind: ``kernels``, ``h2d``, ``d2h``, ``d2d``, ``peer``."""
+    alone_ns: int
+    """Part of the extra work during which no other GPU does any of its own."""
+
+    @property
+    def turns(self) -> int:
+        """Divisor that turns a total into a mean per step."""
+        return max(self.steps, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class CardUse:
+    """One GPU in the measured steps, as NVML saw it while it was busy; None is unknown.
+
+    Without steps, over the whole span.
+    """
+
+    gpu: int
+    rank: int
+    host: str
+    name: str
+    samples: int
+    """Samples while it was busy, the basis of the clocks, shares and link figures."""
+    sm_clock_mhz: float | None
+    """Median, as for the memory clock."""
+    sm_clock_max_mhz: int | None
+    sm_clock_application_mhz: int | None
+    """Clock that the card is set to run at under load."""
+    sm_below_max: float | None
+    """Share of the samples with the clock below its maximum."""
+    memory_clock_mhz: float | None
+    memory_clock_max_mhz: int | None
+    memory_clock_application_mhz: int | None
+    memory_below_max: float | None
+    throttled: Mapping[str, float] = field(hash=False)
+    """Share of the time, 0 to 1, by reason; only reasons that occur."""
+    power_mw: float | None
+    """Mean."""
+    power_limit_mw: int | None
+    temperature_c: float | None
+    """Maximum."""
+    pcie_gen: int | None
+    """Median, as for the width."""
+    pcie_gen_max: int | None
+    pcie_width: int | None
+    pcie_width_max: int | None
+    utilization_percent: float | None
+    """Driver's own figure: time with a kernel running, over busy and idle time alike."""
+    memory_used_bytes: int | None
+    """Maximum, of all processes together."""
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Time series of one quantity; with more samples than points, a point covers several."""
+
+    name: str
+    """``busy``, ``utilization``, ``memory``, ``power``, ``sm_clock``, ``memory_clock`` or
+    ``temperature``."""
+    unit: str
+    time_ns: tuple[int, ...]
+    """Moment of the sample, or the middle of the interval that the point covers."""
+    low: tuple[float, ...]
+    mean: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCurves:
+    """Time series of one card over the whole run."""
+
+    gpu: int
+    rank: int | None
+    """None for a card of the host that the run did not use."""
+    host: str
+    name: str
+    memory_bytes: int | None
+    curves: tuple[Curve, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Utilization:
+    """Cards over the whole run; moments are on the clock of `phases`."""
+
+    start_ns: int
+    end_ns: int
+    gpus: tuple[GpuCurves, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTotals:
+    """All collectives of one operation among the same GPUs, over the measured steps.
+
+    Without steps, over the whole span. Times are of one GPU in one collective unless they are said
+    to be totals; None is unknown.
+    """
+
+    operation: str
+    """``AllReduce``, ``Broadcast``, ``PeerCopy`` and so on, or the kernel's name."""
+    gpus: tuple[int, ...]
+    ranks: tuple[int, ...]
+    one_process: bool
+    """True if one process drives all these GPUs, as DataParallel does."""
+    count: int
+    """Number of collectives."""
+    steps: int
+    """Number of steps covered; 0 for the whole span."""
+    bytes: int | None
+    """Median message size."""
+    wait_ns: int | None
+    """Median time until the last rank arrives."""
+    transfer_ns: int | None
+    """Median time from the last arrival on."""
+    total_ns: int
+    """Time in these kernels or copies, per GPU and step; without steps, per GPU."""
+    wait_total_ns: int | None
+    transfer_total_ns: int | None
+    exposed_ns: int
+    """Part of ``total_ns`` with no computing kernel beside it."""
+    algorithm_bandwidth: int | None
+    """Median in bytes per second: message size by transfer time."""
+    bus_bandwidth: int | None
+    """Median in bytes per second over each link, comparable with what the hardware can do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraTable:
+    """Table that a report shows after its own."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str | int | float | None, ...], ...]
+    """Rows of as many cells as the header has, the first of them text; None is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelOnGpu:
+    """Launches of one kernel on one GPU."""
+
+    gpu: int
+    rank: int
+    count: int
+    total_ns: int
+    median_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelUse:
+    """All launches of one kernel in the measured steps, on all GPUs."""
+
+    name: str
+    """Name as recorded."""
+    short: str
+    """Common name: without namespaces, types and arguments."""
+    family: str
+    """One of `FAMILIES`."""
+    tensor_cores: str | None
+    """``yes``, ``no`` or ``unknown``, by the name; None for a kernel that multiplies no
+    matrices."""
+    converts_layout: bool
+    """True if it only converts NCHW to NHWC or back, or otherwise transposes a tensor."""
+    count: int
+    total_ns: int
+    """Sum of the durations; concurrent kernels each count in full."""
+    median_ns: int
+    share: float
+    """``total_ns`` as a fraction of the measured time of all GPUs."""
+    by_gpu: tuple[KernelOnGpu, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """All kernels of one family in the measured steps, on all GPUs."""
+
+    family: str
+    count: int
+    total_ns: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Matrix products and convolutions of one kind: on tensor cores or not, in a precision."""
+
+    tensor_cores: str
+    """``yes``, ``no`` or ``unknown``."""
+    precision: str
+    """``half``, ``fp32``, ``fp64`` or ``unknown``, by the names."""
+    count: int
+    total_ns: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchCost:
+    """Cost of kernel launches, and the number of kernels that are hardly worth one."""
+
+    tiny_limit_ns: int
+    """Duration below which a kernel is called tiny."""
+    tiny_count: int
+    tiny_ns: int
+    call_ns: int | None
+    """Median duration of a launching call; None where no calls were recorded."""
+    latency_ns: int | None
+    """Median time from the start of a call to the start of its kernel on a GPU that had run out of
+    work; None where that never happened or no calls were recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Kernels of the measured steps, or of the whole span where there are none."""
+
+    steps: int
+    """Measured steps of all GPUs together; 0 where the figures cover the whole span."""
+    total_ns: int
+    """Measured time of all GPUs, the denominator of shares."""
+    count: int
+    distinct: int
+    """Number of different names."""
+    top: tuple[KernelUse, ...]
+    """Kernels that take most time, the longest first, at most 50."""
+    rest_count: int
+    rest_ns: int
+    """Launches and durations of the kernels that are not in ``top``."""
+    families: tuple[Family, ...]
+    """All kernels by family, the longest total first."""
+    products: tuple[Product, ...]
+    has_tensor_cores: bool | None
+    """True if all cards have tensor cores; None if unknown."""
+    has_tf32: bool | None
+    """True if all cards multiply fp32 matrices as TF32 (compute capability 8.0 and newer)."""
+    first_gpu_only: tuple[KernelUse, ...]
+    """Kernels that only the first of several GPUs runs, at most 20, the longest first."""
+    launches: LaunchCost
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLink:
+    """One direction between two GPUs of a host, over the whole recording.
+
+    Bandwidths are bytes per second; None is unknown.
+    """
+
+    from_: int
+    """Index of the sending GPU, as in all results; the JSON calls it ``from``."""
+    to: int
+    from_rank: int
+    to_rank: int
+    """Ranks of the processes; they distinguish GPUs whose indices are equal."""
+    host: str
+    """Host name; empty if unknown."""
+    link: str
+    """``NV18``, ``PIX``, ``PXB``, ``PHB``, ``NODE``, ``SYS``; empty if unknown."""
+    peer_access: str
+    """``OK``, or NVML's reason why there is none (CNS, GNS, TNS, DR, NS, U); empty if unknown."""
+    able: int | None
+    """Capacity of the link in this direction."""
+    copies: int
+    """Copies from the sending to the receiving GPU."""
+    bytes: int
+    busy_ns: int
+    """Sum of their durations."""
+    bandwidth: int | None
+    """Median over large copies; None where there were fewer than three."""
+    staged_copies: int
+    """Copies to the host, each followed by one of the same size from it to the other GPU."""
+    staged_bytes: int
+    staged_ns: int
+    """Sum over them of the time from the start of the first half to the end of the second."""
+    collectives: int
+    """Collectives in which both took part."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """Optimization, and the step time that a replay of the steps predicts with it.
+
+    All times are nanoseconds per step, ``low_ns <= step_ns <= high_ns``.
+    """
+
+    id: str
+    """Name of the optimization, such as ``prefetch``."""
+    finding: str | None
+    """Id of the finding that it addresses; None where the analysis has no such finding."""
+    what: str
+    """Optimization in a few words."""
+    now_ns: int
+    """Mean step as recorded."""
+    step_ns: int
+    """Mean step as predicted."""
+    low_ns: int
+    """Mean step if the optimization achieves the most that it can."""
+    high_ns: int
+    """Mean step if it achieves the least that can be expected."""
+    gain_ns: int
+    """``now_ns - step_ns``."""
+    assumption: str
+    """Assumed effect of the optimization, and what bounds it."""
+    replay_error: float
+    """Fraction of the recorded step time that the known dependencies leave unexplained, 0 to 1."""
+    steps: int
+    """Number of steps replayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """Result of the analysis of one trace."""
+
+    schema_version: int
+    """Version of the JSON; grows when the meaning of a name changes."""
+    source: str
+    """Recorder; the names of several are joined by ``+``."""
+    path: str
+    """File analyzed; of several, the first in order of rank."""
+    paths: tuple[str, ...]
+    """All files."""
+    origin_ns: int
+    """Moment that texts call 0, on the clock of all other moments."""
+    span_ns: int
+    """Time from the first start to the last end on any GPU; else of any step or wait for data."""
+    gpus: tuple[GpuTotals, ...]
+    """Each GPU over the whole span; empty where no GPU activity was recorded."""
+    steps: Steps
+    """Source and durations of the steps."""
+    step_list: tuple[Step, ...]
+    """Each step of each GPU."""
+    phases: tuple[Phase, ...]
+    """Warm-up, validation, checkpoints, and the waits that begin epochs."""
+    breakdown: tuple[Breakdown, ...]
+    """Each GPU over the measured steps."""
+    gaps: Gaps
+    """Intervals in which a GPU runs nothing."""
+    collectives: tuple[CollectiveTotals, ...]
+    """Collectives of the measured steps by operation, the longest total first."""
+    balance: tuple[Load, ...]
+    """GPUs that work side by side; empty where there is one."""
+    links: tuple[GpuLink, ...]
+    """Both directions of every pair of GPUs of a host about which anything is known."""
+    findings: tuple[Finding, ...]
+    """Findings, the most important first; the first is the verdict's reason."""
+    what_if: tuple[WhatIf, ...]
+    """Predicted step times without one cause each, the greatest gain first."""
+    dropped_rows: Mapping[str, int]
+    """Rows of the file that could not be used, by reason."""
+    kernels: Kernels | None
+    """Kernels of the measured steps; None where none ran."""
+    warnings: tuple[str, ...]
+    """Recorder's warnings, and limits on the figures of merged traces."""
+    cards: tuple[CardUse, ...] = ()
+    """Cards in the measured steps, of those that NVML sampled."""
+    utilization: Utilization | None = None
+    """Cards over the whole run; None where no GPU was seen."""
+    recorded_calls: RecordedCalls | None = None
+    """Coverage of CUDA calls; None where all were recorded, or none."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Files of the run that could not be read, or not to their end (``--keep-going``)."""
+    tables: tuple[ExtraTable, ...] = ()
+    """Tables of plugins' analyzers."""

@@ -1,0 +1,345 @@
+"""Interface of an open trace, independent of its file format, and its data quality."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+
+from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind, number_ids
+from gputrace.model.nvml import Nvml, merge_nvml
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A file of a run that could not be read, or only in part."""
+
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}"
+
+
+@dataclass(slots=True)
+class Quality:
+    """Quality problems of a trace, collected while it is read."""
+
+    warnings: list[str] = field(default_factory=list)
+    """Warnings of the recorder."""
+    notes: list[str] = field(default_factory=list)
+    """Limits of the figures although the recording is complete."""
+    left_out: list[LeftOut] = field(default_factory=list)
+    """Skipped files."""
+    _dropped: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def drop(self, reason: str, rows: int, where: str = "") -> None:
+        """Count dropped rows; repeated reads of the same ``where`` count once."""
+        if rows:
+            key = (reason, where)
+            self._dropped[key] = max(rows, self._dropped.get(key, 0))
+
+    @property
+    def places(self) -> dict[tuple[str, str], int]:
+        """Numbers of dropped rows by reason and place."""
+        return dict(self._dropped)
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Numbers of dropped rows by reason."""
+        totals: dict[str, int] = {}
+        for (reason, _), rows in self._dropped.items():
+            totals[reason] = totals.get(reason, 0) + rows
+        return totals
+
+
+Progress = Callable[[int, int], None]
+"""Callback with the rows read so far and the total; called from any thread."""
+
+FROM_THE_START: Final = -(1 << 62)
+
+
+class Window(NamedTuple):
+    """Half-open interval on the trace clock, in nanoseconds."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A recorded process."""
+
+    pid: int
+    host: int = 0
+    """Number of the machine, where several were recorded."""
+    rank: int = UNKNOWN
+    name: str = ""
+    host_name: str = ""
+    """Host name of the machine; empty if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A CUDA device ordinal of one process, and the card behind it."""
+
+    process: int
+    device: int
+    gpu: int = UNKNOWN
+    """NVML index of the physical card."""
+    name: str = ""
+    uuid: str = ""
+    """UUID of the card; files of one machine may number its cards differently."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Metadata of the run that a file belongs to, used to merge files."""
+
+    epoch_ns: int | None = None
+    """Wall clock at time 0 of the column clock: nanoseconds since 1970 UTC."""
+    job: str = ""
+    """Job name given by the scheduler."""
+    hosts: frozenset[str] = frozenset()
+    ranks: frozenset[int] = frozenset()
+    """Ranks of the recorded processes."""
+    world_size: int | None = None
+    utc_offset_ns: int | None = None
+    """Offset of local time from UTC in nanoseconds; None if unknown."""
+    cards: frozenset[str] = frozenset()
+    """UUIDs of the cards visible to its processes; identifies machines without a name."""
+
+
+class NoGpu(NamedTuple):
+    """Reason for the absence of GPU activity in a trace."""
+
+    why: str
+    remedy: str
+    """Advice for recording GPU activity."""
+
+
+class Trace(ABC):
+    """Abstract base of open traces, which readers subclass; use it as a context manager.
+
+    Attributes:
+        path: the file; of several, the first.
+        source: the recorder, as in the JSON key ``source``.
+        origin: the time shown to users as 0, on the clock of the event columns.
+        processes: the processes seen so far; the column ``process`` indexes into it.
+        quality: the problems found so far while reading.
+        logged: NVML data from nvidia-smi logs that were joined to the trace.
+        no_gpu: why there is no GPU activity, where the host side may still be useful.
+        held: whether all rows are accessible; else `part` reads a window alone.
+        elsewhere: whether another process reads the file; `part` is then used, too.
+    """
+
+    source: str
+    held = True
+    elsewhere = False
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.origin = 0
+        self.processes: list[Process] = []
+        self.quality = Quality()
+        self.no_gpu: NoGpu | None = None
+        self.logged = Nvml()
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All files; more than one for merged traces."""
+        return (self.path,)
+
+    @property
+    def title(self) -> str:
+        """Name of the trace in messages."""
+        more = len(self.paths) - 1
+        return f"{self.path} and {more} more" if more else str(self.path)
+
+    @property
+    def session(self) -> Session:
+        """Metadata of the run; empty unless a reader overrides it."""
+        return Session()
+
+    def shift_hosts(self, shifts: Mapping[int, int], how: str) -> None:
+        """Shift the times of each host (`Process.host`) by nanoseconds, from the next read on.
+
+        ``how`` names the source of the shifts. Only merged traces have several clocks.
+        """
+        raise NotImplementedError
+
+    @property
+    def cut_bytes(self) -> int:
+        """Size in bytes of the SQLite files that windows can be sliced from; 0 without any."""
+        return 0
+
+    def ask(self, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None) -> None:
+        """Announce the next `read`, so that another process can start on it."""
+        return
+
+    def ask_nvml(self) -> None:
+        """Announce the next `read_nvml`."""
+        return
+
+    def part(self, window: Window) -> Trace:
+        """Return a trace of the rows that overlap a window, where rows are not held.
+
+        Raises UsageError if there are none.
+        """
+        raise NotImplementedError
+
+    @property
+    def nvml(self) -> Nvml:
+        """NVML data recorded during the trace, empty if there are none.
+
+        Read on each access: host clocks may be shifted in between.
+        """
+        return merge_nvml([self.read_nvml(), self.logged])
+
+    def recorded(self, process: int) -> Sequence[Window]:
+        """Return the ordered windows in which a process's GPUs were recorded; empty if unknown.
+
+        A window begins at `FROM_THE_START` if the process had not used a GPU before it.
+        """
+        return ()
+
+    def calls_recorded(self, process: int) -> Sequence[Window] | None:
+        """Return the ordered windows with all API calls of a process; None if always complete.
+
+        Outside these windows, a missing call does not mean that none was made.
+        """
+        return None
+
+    def read_nvml(self) -> Nvml:
+        """Return the NVML data in the trace file; empty unless a reader overrides it."""
+        return Nvml()
+
+    @property
+    @abstractmethod
+    def kinds(self) -> frozenset[Kind]:
+        """Kinds of which the file may contain rows."""
+
+    @abstractmethod
+    def names(self, ids: Collection[int] | Column) -> dict[int, str]:
+        """Return the text of each name id; ids unknown to the file become ``<name 17>``."""
+
+    def search(self, ids: Collection[int] | Column, pattern: re.Pattern[str]) -> dict[int, str]:
+        """Return the texts, by id, in which a pattern is found.
+
+        The pattern must treat all digits alike: readers test names that differ only in digits
+        once.
+        """
+        return {id: text for id, text in self.names(ids).items() if pattern.search(text)}
+
+    @abstractmethod
+    def device(self, process: int, device: int) -> Device:
+        """Return the card behind a CUDA ordinal of a process."""
+
+    @abstractmethod
+    def read(
+        self,
+        kinds: frozenset[Kind],
+        columns: Sequence[str],
+        window: Window | None,
+        progress: Progress | None,
+    ) -> Events:
+        """Read rows of the kinds; ``columns`` never contains derived columns (see `events`)."""
+
+    def read_parts(
+        self, kinds: frozenset[Kind], columns: Sequence[str], progress: Progress | None
+    ) -> Iterator[Events]:
+        """Yield the rows of the kinds in the order of `read`, in chunks where possible."""
+        yield self.read(kinds, columns, None, progress)
+
+    def events(
+        self,
+        kinds: Iterable[Kind],
+        columns: Sequence[str],
+        window: Window | None = None,
+        progress: Progress | None = None,
+    ) -> Events:
+        """Return the rows of some kinds, in any order, with only the requested columns.
+
+        With a window, return only rows that overlap it, unclipped. Rows with invalid times are
+        dropped and counted in `quality`. Raises InputError if the file is broken.
+        """
+        events = self.read(frozenset(kinds), base_columns(columns), window, progress)
+        return add_derived_columns(self, events, columns)
+
+    def parts(
+        self, kinds: Iterable[Kind], columns: Sequence[str], progress: Progress | None = None
+    ) -> Iterator[Events]:
+        """Yield the rows of the whole trace, in chunks where the file format allows it.
+
+        Memory is then bounded, independent of the file size.
+        """
+        for events in self.read_parts(frozenset(kinds), base_columns(columns), progress):
+            yield add_derived_columns(self, events, columns)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release files and threads."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+pass
+
+pass
+pass
+
+pass
+
+pass
+pass
+
+DERIVED: Final = {"gpu": ("process", "device"), "rank": ("process",)}
+"""Columns that each derived column is computed from."""
+
+
+def base_columns(wanted: Sequence[str]) -> list[str]:
+    """Return the columns to read in order to provide the wanted ones."""
+    read = [name for name in COLUMN_TYPES if name in wanted and name not in DERIVED]
+    for name in DERIVED.keys() & set(wanted):
+        read += [column for column in DERIVED[name] if column not in read]
+    return read
+
+
+def add_derived_columns(trace: Trace, events: Events, wanted: Sequence[str]) -> Events:
+    """Return the wanted columns, computing derived ones from the columns read."""
+    if not DERIVED.keys() & set(wanted):
+        return events
+    arrays: dict[str, Column] = {
+        name: getattr(events, name) for name in events.columns if name in wanted
+    }
+    if "gpu" in wanted:
+        arrays["gpu"] = _gpus(trace, events)
+    if "rank" in wanted:
+        ranks = np.array([process.rank for process in trace.processes] or [UNKNOWN])
+        arrays["rank"] = ranks[events.process]
+    return Events(arrays)
+
+
+def _gpus(trace: Trace, events: Events) -> Column:
+    pairs = events.process.astype(np.int32) << 16 | (events.device.astype(np.int32) & 0xFFFF)
+    distinct, where = number_ids(pairs)
+    devices = distinct.astype(np.int16).tolist()
+    processes = (distinct >> 16).tolist()
+    gpus = [trace.device(*pair).gpu for pair in zip(processes, devices, strict=True)]
+    column: Column = np.array(gpus or [UNKNOWN]).take(where)
+    return column

@@ -1,0 +1,119 @@
+"""Reading of plain or gzip-compressed files: peeking, block by block, or completely."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from contextlib import suppress
+from io import BufferedReader
+from pathlib import Path
+from typing import Final, cast
+
+from gputrace.errors import InputError
+from gputrace.readers.error_policy import STOP, ErrorPolicy
+from gputrace.store.sqlite import open_input
+
+GZIP: Final = b"\x1f\x8b"
+
+_TRAILER: Final = 8
+"""Bytes of the checksum and length at the end of gzip data, which may be wrong."""
+
+_BLOCK: Final = 4 << 20
+"""Bytes of content per block."""
+
+MOST_RATIO: Final = 250
+FREE_BYTES: Final = 256 << 20
+"""Limits of decompression: this ratio, and this many bytes regardless of the ratio.
+
+Real traces have ratios of 15 to 60; the maximum of gzip is 1030.
+"""
+
+
+def peek(head: bytes, limit: int = 1 << 20) -> bytes:
+    """Return the beginning of the uncompressed content, given the first bytes of a file."""
+    if not head.startswith(GZIP):
+        return head[:limit]
+    for known in (head, head[:-_TRAILER]):
+        with suppress(zlib.error):
+            return zlib.decompressobj(wbits=31).decompress(known, limit)
+    return b""
+
+
+class Content:
+    """Block reader of the uncompressed content of a file; use it as a context manager.
+
+    Attributes:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = open_input(path)
+        self._packed = self._file.read(2) == GZIP
+        self._file.seek(0)
+        unpacked = gzip.GzipFile(fileobj=self._file) if self._packed else self._file
+        self._unpacked = cast(BufferedReader, unpacked)
+        self._length = 0
+        self._broken: InputError | None = None
+
+    def read(self) -> bytes:
+        """Return the next block, empty at the end.
+
+        Raises InputError where decompression fails, after all blocks before that point.
+        """
+        if self._broken is not None:
+            raise self._broken
+        block = bytearray()
+        try:
+            while len(block) < _BLOCK and (piece := self._unpacked.read1(_BLOCK)):
+                block += piece
+                self._length += len(piece)
+        except EOFError:
+            problem = f"cut off: its gzip data end after {self._length:,} bytes of content"
+            self._broken = InputError(self.path, f"{problem}; copy it again")
+        except (OSError, zlib.error) as error:
+            problem = f"broken gzip data after {self._length:,} bytes of content ({error})"
+            self._broken = InputError(self.path, f"{problem}; copy it again")
+        if self._packed:
+            self._check_ratio()
+        if self._broken is not None and not block:
+            raise self._broken
+        return bytes(block)
+
+    def _check_ratio(self) -> None:
+        packed = self._file.tell()
+        check_ratio(self.path, self._length, packed)
+
+    def __enter__(self) -> Content:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._unpacked.close()
+        self._file.close()
+
+
+def check_ratio(path: Path, unpacked: int, packed: int) -> None:
+    """Raise InputError if a file decompressed to more than a real trace of its size would."""
+    if unpacked > max(FREE_BYTES, MOST_RATIO * packed):
+        problem = f"{unpacked >> 20:,} MiB came out of {packed:,} bytes"
+        raise InputError(path, f"{problem}: no trace packs like that; not read on")
+
+
+def read_content(path: Path, most: int, breaks: ErrorPolicy = STOP) -> bytearray:
+    """Read the uncompressed content of a file.
+
+    Raises InputError if it is truncated, broken, longer than ``most`` bytes, or implausibly long
+    for its compressed size.
+    """
+    content = bytearray()
+    try:
+        with Content(path) as source:
+            while block := source.read():
+                content += block
+                if len(content) > most:
+                    raise InputError(path, f"holds over {most >> 20:,} MiB: no trace does")
+    except InputError as error:
+        breaks.meet(error)
+    except MemoryError:
+        raise InputError(path, "cannot be read: not enough memory") from None
+    return content

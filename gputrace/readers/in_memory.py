@@ -1,0 +1,159 @@
+"""In-memory traces, for file formats that must be read completely."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from gputrace.errors import InputError
+from gputrace.model.events import (
+    COLUMN_TYPES,
+    GPU_KINDS,
+    UNKNOWN,
+    Column,
+    Events,
+    Kind,
+    concatenate,
+)
+from gputrace.model.names import bounded
+from gputrace.model.trace import Device, NoGpu, Process, Progress, Session, Trace, Window
+from gputrace.readers.error_policy import drop_invalid_rows
+
+_DEFAULTS: Final[Mapping[str, int]] = dict.fromkeys(COLUMN_TYPES, UNKNOWN) | {"process": 0}
+
+
+class Names:
+    """String table: equal texts share an id."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._ids: dict[str, int] = {}
+
+    def number(self, text: str) -> int:
+        """Return the id of a text, adding it if it is new."""
+        id = self._ids.setdefault(text, len(self.texts))
+        if id == len(self.texts):
+            self.texts.append(text)
+        return id
+
+
+class Held(NamedTuple):
+    """Contents of an in-memory trace beyond the interface of `Trace`."""
+
+    parts: Sequence[Events]
+    names: Sequence[str]
+    devices: Sequence[Device]
+
+
+class MemoryTrace(Trace):
+    """Trace of event columns in memory, in one part per source of rows."""
+
+    def __init__(
+        self,
+        path: Path,
+        source: str,
+        parts: Sequence[Events],
+        names: Sequence[str],
+        processes: Sequence[Process],
+        devices: Sequence[Device] = (),
+        session: Session | None = None,
+        no_gpu: NoGpu | None = None,
+    ) -> None:
+        """Create a trace from the results of a reader.
+
+        Args:
+            path: the file.
+            source: the recorder, as in the JSON key ``source``.
+            parts: columns with at least start, end and kind; missing ones are unknown. Rows with
+                invalid times are dropped and counted.
+            names: texts of the name ids 0, 1, 2….
+            processes: targets of the column ``process``; at least one.
+            devices: the cards behind the CUDA ordinals.
+            session: metadata of the run; its epoch refers to the clock of the columns.
+            no_gpu: the reason for missing GPU activity, for traces whose host side may still be
+                useful.
+
+        Raises InputError if there is no GPU activity, unless ``no_gpu`` is given.
+        """
+        super().__init__(path)
+        self.source = source
+        self.processes = list(processes)
+        self._names, self._session = list(map(_encodable, names)), session or Session()
+        self._devices = {(device.process, device.device): device for device in devices}
+        whole = [drop_invalid_rows(part, self.quality, str(i)) for i, part in enumerate(parts)]
+        self._parts = [part for part in whole if len(part)]
+        self._kinds = [frozenset(map(Kind, np.unique(part.kind).tolist())) for part in self._parts]
+        if self.kinds & set(GPU_KINDS):
+            return
+        self.no_gpu = no_gpu
+        if no_gpu is None:
+            raise InputError(path, f"no GPU activity in this {source} trace, only the host's")
+
+    def held_columns(self) -> Held:
+        """Return the contents, for transfer to another process."""
+        return Held(self._parts, self._names, list(self._devices.values()))
+
+    @property
+    def session(self) -> Session:
+        return self._session
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        return frozenset[Kind]().union(*self._kinds)
+
+    def names(self, ids: Collection[int] | Column) -> dict[int, str]:
+        known = range(len(self._names))
+        return {int(i): self._names[i] if i in known else f"<name {i}>" for i in ids}
+
+    def device(self, process: int, device: int) -> Device:
+        return self._devices.get((process, device), Device(process, device))
+
+    def read(
+        self,
+        kinds: frozenset[Kind],
+        columns: Sequence[str],
+        window: Window | None,
+        progress: Progress | None,
+    ) -> Events:
+        parts = [
+            _select(part, part_kinds, kinds, columns, window)
+            for part, part_kinds in zip(self._parts, self._kinds, strict=True)
+            if part_kinds & kinds
+        ]
+        return concatenate(parts, columns)
+
+    def close(self) -> None:
+        self._parts, self._kinds = [], []
+
+
+def _encodable(text: str) -> str:
+    """Replace lone surrogates, which JSON may contain, so that the text can be encoded."""
+    text = bounded(text)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _select(
+    part: Events,
+    part_kinds: frozenset[Kind],
+    kinds: frozenset[Kind],
+    columns: Sequence[str],
+    window: Window | None,
+) -> Events:
+    """Return the rows of some kinds that overlap a window; missing columns become unknown."""
+    rows = np.ones(len(part), bool)
+    if not part_kinds <= kinds:
+        rows &= np.isin(part.kind, sorted(kinds))
+    if window is not None:
+        rows &= (part.start < window.end) & (part.end > window.start)
+    if not rows.all():
+        part = part.select(rows)
+    present = set(part.columns)
+    return Events(
+        {
+            name: getattr(part, name) if name in present else np.full(len(part), _DEFAULTS[name])
+            for name in columns
+        }
+    )

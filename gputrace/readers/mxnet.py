@@ -1,0 +1,99 @@
+"""MXNet's own profiler: JSON for the trace viewer, of which a GPU's operators are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from gputrace.errors import InputError
+from gputrace.model.events import Events, Kind
+from gputrace.model.trace import Process, Session
+from gputrace.readers.chrome_json import (
+    ChromeEvent,
+    Key,
+    key,
+    nanoseconds,
+    read_events,
+    read_labels,
+)
+from gputrace.readers.error_policy import STOP, ErrorPolicy
+from gputrace.readers.in_memory import MemoryTrace, Names
+
+_DEVICES: Final = re.compile(rb'"name"\s*:\s*"[cg]pu/\d+"')
+"""In the first events, which name the devices."""
+_GPU: Final = re.compile(r"gpu/(\d{1,4})")
+_COPIES: Final = {
+    "CopyCPU2GPU": Kind.COPY_H2D,
+    "CopyGPU2CPU": Kind.COPY_D2H,
+    "CopyGPU2GPU": Kind.COPY_D2D,
+}
+_NOT_RUN: Final = {"DeleteVariable", "WaitForVar", "SetupExec"}
+"""Of the engine itself: nothing of it runs on the GPU."""
+_OPERATORS: Final = (
+    "MXNet's profiler times operators, not kernels: what a GPU does within one, and which thread "
+    "waits for it, is not known; `gputrace record -- python train.py` sees that"
+)
+_NO_GPU: Final = (
+    "an MXNet profile of a run on CPUs: no operator in it ran on a GPU; run the program on "
+    "mx.gpu(), best under `gputrace record -- python train.py`"
+)
+
+
+def is_mxnet(content: bytes) -> bool:
+    """Whether a file begins as one of MXNet's profiler does; takes its first bytes, unpacked."""
+    return b'"traceEvents"' in content and _DEVICES.search(content) is not None
+
+
+class _Operator(NamedTuple):
+    start: int
+    end: int
+    kind: int
+    name: int
+    device: int
+    stream: int
+
+
+class MxnetTrace(MemoryTrace):
+    """Operators of GPUs as kernels; its clock's 0 is the first of them."""
+
+    def __init__(self, path: Path, breaks: ErrorPolicy = STOP) -> None:
+        events = read_events(path, breaks)
+        processes = read_labels(events).processes
+        gpus = {
+            pid: int(gpu[1]) for pid, name in processes.items() if (gpu := _GPU.fullmatch(name))
+        }
+        names = Names()
+        rows = list(_operators(events, gpus, names))
+        if not rows:
+            raise InputError(path, _NO_GPU)
+        columns = dict(zip(_Operator._fields, np.array(rows, np.int64).T, strict=True))
+        epoch = int(columns["start"].min())
+        columns |= {"start": columns["start"] - epoch, "end": columns["end"] - epoch}
+        session = Session(epoch_ns=epoch)
+        super().__init__(path, "mxnet", [Events(columns)], names.texts, [Process(0)], (), session)
+        self.quality.notes.append(_OPERATORS)
+
+
+def _operators(
+    events: Sequence[ChromeEvent], gpus: Mapping[Key, int], names: Names
+) -> Iterator[_Operator]:
+    """Pairs of B and E of one name on one thread of a GPU; a half without the other is no pair."""
+    begun: dict[tuple[int, Key, str], list[int]] = {}
+    threads: dict[Key, int] = {}
+    for event in events:
+        device, name = gpus.get(key(event, "pid")), str(event.get("name"))
+        time = nanoseconds(event.get("ts"))
+        if device is None or time is None or name in _NOT_RUN:
+            continue
+        tid = key(event, "tid")
+        open_ = begun.setdefault((device, tid, name), [])
+        if event.get("ph") == "B":
+            open_.append(time)
+        elif event.get("ph") == "E" and open_:
+            stream = threads.setdefault(tid, len(threads))
+            kind = _COPIES.get(name, Kind.KERNEL)
+            yield _Operator(open_.pop(), time, kind, names.number(name), device, stream)

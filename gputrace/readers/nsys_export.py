@@ -1,0 +1,285 @@
+"""Reports (.nsys-rep, .qdrep) and table folders (parquetdir, arrowdir) of nsys, converted to
+SQLite.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from glob import glob
+from pathlib import Path
+from typing import Any, Final
+
+from gputrace.errors import InputError, MissingError
+from gputrace.readers.gzip_io import check_ratio
+from gputrace.readers.nsys_schema import TABLES
+from gputrace.store import cache_folder
+from gputrace.store.sqlite import check_file
+
+_REPORT_SUFFIXES: Final = (".nsys-rep", ".qdrep")
+_INSTALLED: Final = (
+    "/usr/local/cuda*/bin/nsys",
+    "/opt/nvidia/nsight-systems*/*/bin/nsys",
+    "/opt/nvidia/nsight-systems*/bin/nsys",
+    "/opt/nvidia/nsight-systems*/*/target-linux-x64/nsys",
+    "/usr/lib/nsight-systems/bin/nsys",
+    "/opt/nvidia/nsight-compute/*/host/target-linux-x64/nsys",
+)
+"""The last is the one inside Nsight Compute."""
+
+
+def is_report(path: Path) -> bool:
+    """Reports have no magic number in common; their suffix tells."""
+    return path.suffix.lower() in _REPORT_SUFFIXES
+
+
+def export_report(path: Path) -> Path:
+    """The report as an SQLite file in the cache.
+
+    Raises MissingError where there is no nsys, InputError where nsys cannot export the report.
+    """
+    target = cache_folder() / "nsys" / f"{_report_key(path)}.sqlite"
+    if target.exists():
+        return target
+    nsys = find_nsys()
+    if nsys is None:
+        raise MissingError(
+            f"{path}: a report must be exported by nsys, and there is none here; install "
+            f"Nsight Systems, or run `nsys export -t sqlite {path.name}` where it was recorded"
+        )
+    make_folder(target.parent)
+    unfinished = target.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        run_export(nsys, path, unfinished)
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target
+
+
+def run_export(nsys: str, report: Path, target: Path) -> None:
+    """Has nsys export a report to an SQLite file, which is whole afterwards.
+
+    Raises MissingError where nsys cannot be run, InputError where it cannot export the report.
+    """
+    import subprocess
+
+    command = [nsys, "export", "--type", "sqlite", "-o", str(target), str(report.absolute())]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise MissingError(f"{nsys}: cannot be run ({error.strerror})") from error
+    if run.returncode != 0 or not target.exists():
+        raise InputError(report, _why(nsys, run.stdout + "\n" + run.stderr))
+    _check(target, report)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder of the cache, for its owner alone; MissingError where it cannot be made."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise MissingError(
+            f"{folder}: cannot be made ({error.strerror}), and exports of reports are kept there; "
+            "set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
+
+
+def _check(exported: Path, report: Path) -> None:
+    try:
+        check_file(exported)
+    except InputError as error:
+        raise InputError(report, f"what nsys exported is broken: {error.problem}") from None
+
+
+def find_nsys() -> str | None:
+    """The nsys of GPUTRACE_NSYS, of the PATH, or the newest in the usual places."""
+    return next(_candidates(), None)
+
+
+def _candidates() -> Iterator[str]:
+    if named := os.environ.get("GPUTRACE_NSYS"):
+        yield named
+    import shutil
+
+    if found := shutil.which("nsys"):
+        yield found
+    for pattern in _INSTALLED:
+        yield from sorted(glob(pattern), reverse=True)
+
+
+def _report_key(path: Path) -> str:
+    import hashlib
+
+    status = path.stat()
+    text = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _why(nsys: str, output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    said = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "")
+    version = nsys_version(nsys)
+    return (
+        f"nsys {version} could not export it ({said or 'it said nothing'}); "
+        "a report needs the nsys that recorded it, or a newer one"
+    )
+
+
+def nsys_version(nsys: str) -> str:
+    """What `nsys --version` says, the number alone."""
+    import subprocess
+
+    run = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=False)
+    words = run.stdout.split()
+    return next((word for word in words if word[:1].isdigit()), "of unknown version")
+
+
+_TABLE_SUFFIXES: Final = (".parquet", ".arrow")
+_KNOWN: Final = {table.name for table in TABLES} | {"StringIds"}
+_NOT_OURS: Final = {"TARGET_INFO_SYSTEM_ENV", "ProcessStreams"}
+"""The environment of the recorded program, and what it printed."""
+_ROWS_AT_ONCE: Final = 1 << 16
+_ARROW_FILE: Final = b"ARROW1"
+
+
+def is_table_folder(path: Path) -> bool:
+    """Whether a path is a folder with tables of nsys's names in it."""
+    if not os.path.isdir(path):  # noqa: PTH112 - what cannot be looked at is its reader's to refuse
+        return False
+    try:
+        return any(table.stem in _KNOWN for table in _tables(path))
+    except OSError:
+        return False
+
+
+def _tables(folder: Path) -> list[Path]:
+    """One file for each table, in order of the names."""
+    files = sorted(
+        file for file in folder.iterdir() if file.suffix in _TABLE_SUFFIXES and file.is_file()
+    )
+    return list({file.stem: file for file in reversed(files)}.values())[::-1]
+
+
+def convert_folder(folder: Path) -> Path:
+    """The tables of a folder as an SQLite file in the cache.
+
+    Raises InputError where one cannot be read, MissingError where the cache cannot be written.
+    """
+    target = cache_folder() / "nsys" / f"{_folder_key(folder)}.sqlite"
+    if target.exists():
+        return target
+    make_folder(target.parent)
+    unfinished = target.with_suffix(f".{os.getpid()}.tmp")
+    unfinished.unlink(missing_ok=True)
+    os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    try:
+        _convert(folder, unfinished)
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target
+
+
+def _convert(folder: Path, target: Path) -> None:
+    import adbc_driver_manager as adbc
+    import adbc_driver_sqlite
+
+    with (
+        adbc.AdbcDatabase(driver=adbc_driver_sqlite._driver_path(), uri=str(target)) as database,
+        adbc.AdbcConnection(database) as connection,
+    ):
+        for pragma in ("journal_mode = OFF", "synchronous = OFF"):
+            with adbc.AdbcStatement(connection) as statement:
+                statement.set_sql_query(f"PRAGMA {pragma}")
+                statement.execute_query()
+        for table in _tables(folder):
+            if table.stem not in _NOT_OURS:
+                _copy(connection, table)
+
+
+def _copy(connection: Any, table: Path) -> None:
+    """Makes a table of a file, a batch of rows at a time."""
+    import adbc_driver_manager as adbc
+    import pyarrow
+
+    try:
+        with closing(_reader(table)) as reader, adbc.AdbcStatement(connection) as statement:
+            statement.set_options(**{"adbc.ingest.target_table": table.stem})
+            statement.bind_stream(reader)
+            statement.execute_update()
+    except adbc.Error as error:
+        if "full" not in str(error):
+            raise _broken(table, error) from None
+        raise MissingError(f"{cache_folder()}: the disk is full; make room for {table}") from None
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise _broken(table, error) from None
+
+
+def _reader(table: Path) -> Any:
+    """The columns of a file that SQLite can hold, as Arrow batches."""
+    import pyarrow
+
+    schema, batches = _parquet(table) if table.suffix == ".parquet" else _arrow(table)
+    kept = [field for field in schema if not pyarrow.types.is_nested(field.type)]
+    if not kept:
+        raise ValueError("no columns")
+    fields = [field.with_type(_storable(field.type)) for field in kept]
+    plain = pyarrow.schema(fields)
+
+    def rows() -> Iterator[Any]:
+        size, unpacked = table.stat().st_size, 0
+        for batch in batches:
+            unpacked += batch.nbytes
+            check_ratio(table, unpacked, size)
+            columns = [batch.column(field.name) for field in kept]
+            # Ids of 64 bits without a sign are stored with one, as in the SQLite export.
+            cast = [c.cast(f.type, safe=False) for c, f in zip(columns, fields, strict=True)]
+            yield pyarrow.RecordBatch.from_arrays(cast, schema=plain)
+
+    return pyarrow.RecordBatchReader.from_batches(plain, rows())
+
+
+def _storable(kind: Any) -> Any:
+    import pyarrow
+
+    if pyarrow.types.is_dictionary(kind):
+        return _storable(kind.value_type)
+    if pyarrow.types.is_unsigned_integer(kind) or pyarrow.types.is_temporal(kind):
+        return pyarrow.int64()
+    return kind
+
+
+def _parquet(table: Path) -> tuple[Any, Iterator[Any]]:
+    from pyarrow import parquet
+
+    file = parquet.ParquetFile(table)
+    return file.schema_arrow, file.iter_batches(_ROWS_AT_ONCE)
+
+
+def _arrow(table: Path) -> tuple[Any, Iterator[Any]]:
+    """A file of Arrow's, or a stream."""
+    import pyarrow
+
+    source = pyarrow.memory_map(str(table))
+    if source.read(len(_ARROW_FILE)) != _ARROW_FILE:
+        source.seek(0)
+        stream = pyarrow.ipc.open_stream(source)
+        return stream.schema, iter(stream)
+    file = pyarrow.ipc.open_file(source)
+    return file.schema, map(file.get_batch, range(file.num_record_batches))
+
+
+def _broken(table: Path, error: Exception) -> InputError:
+    reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
+    return InputError(table, f"broken ({reason}); copy or export it again")
+
+
+def _folder_key(folder: Path) -> str:
+    import hashlib
+
+    states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in _tables(folder)]
+    text = f"{folder.resolve()}\0{states}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

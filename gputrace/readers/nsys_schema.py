@@ -1,0 +1,514 @@
+"""Tables of nsys SQLite exports: columns and enums, and the machine, ranks and GPUs that they
+describe.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind, Memory
+from gputrace.model.nvml import VALUES, Card, Link, Nvml, Samples, plain_uuid
+from gputrace.model.trace import Session
+from gputrace.store.sqlite import Database, SqliteTables, StringTable, TimedTable, quote_identifier
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table: the kinds of event its rows are, and the columns that hold each event column.
+
+    ``columns`` names for each event column the nsys columns that may hold it, best first.
+    """
+
+    name: str
+    kinds: tuple[Kind, ...]
+    columns: Mapping[str, tuple[str, ...]]
+    where: str = ""
+
+
+_ON_GPU: Final = {
+    "start": ("start",),
+    "end": ("end",),
+    "process": ("globalPid",),
+    "device": ("deviceId",),
+    "stream": ("streamId",),
+    "correlation": ("correlationId",),
+}
+_ON_HOST: Final = {
+    "start": ("start",),
+    "end": ("end",),
+    "process": ("globalTid",),
+    "thread": ("globalTid",),
+    "name": ("nameId",),
+}
+
+RANGE_TYPES: Final = (59, 60, 70, 71)
+"""ENUM_NSYS_EVENT_TYPE: NVTX push/pop and start/end ranges, of programs and of text files."""
+MARK_TYPES: Final = (34, 65)
+
+TABLES: Final = (
+    Table(
+        "CUPTI_ACTIVITY_KIND_KERNEL",
+        (Kind.KERNEL,),
+        {**_ON_GPU, "name": ("demangledName", "shortName", "mangledName")},
+    ),
+    Table(
+        "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
+        (Kind.GRAPH,),
+        {**_ON_GPU, "name": ("graphExecId", "graphId")},
+    ),
+    Table(
+        "CUPTI_ACTIVITY_KIND_MEMCPY",
+        COPY_KINDS,
+        {
+            **_ON_GPU,
+            "kind": ("copyKind",),
+            "bytes": ("bytes",),
+            "source_memory": ("srcKind",),
+            "destination_memory": ("dstKind",),
+            "source_device": ("srcDeviceId",),
+            "destination_device": ("dstDeviceId",),
+        },
+    ),
+    Table("CUPTI_ACTIVITY_KIND_MEMSET", (Kind.MEMSET,), {**_ON_GPU, "bytes": ("bytes",)}),
+    Table(
+        "CUPTI_ACTIVITY_KIND_RUNTIME",
+        (Kind.API,),
+        {**_ON_HOST, "correlation": ("correlationId",)},
+    ),
+    Table("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", (Kind.SYNC,), {**_ON_GPU, "name": ("syncType",)}),
+    Table("OSRT_API", (Kind.OS_RUNTIME,), _ON_HOST),
+    Table(
+        "NVTX_EVENTS",
+        (Kind.RANGE, Kind.MARK),
+        {**_ON_HOST, "kind": ("eventType",), "name": ("textId",)},
+        f"eventType IN {RANGE_TYPES + MARK_TYPES}",
+    ),
+    Table("PROFILER_OVERHEAD", (Kind.OVERHEAD,), _ON_HOST),
+    # gputrace's own, in its traces and in exports that it has added to:
+    Table("GPUTRACE_STEP", (Kind.STEP,), {**_ON_HOST, "correlation": ("step",)}),
+    Table("GPUTRACE_HOST_RANGE", (Kind.DATA_WAIT, Kind.RANGE), {**_ON_HOST, "kind": ("kind",)}),
+    Table("GPUTRACE_PYTHON_SAMPLE", (Kind.SAMPLE,), {**_ON_HOST, "end": ("start",)}),
+    Table("CUPTI_ACTIVITY_KIND_OVERHEAD", (Kind.OVERHEAD,), _ON_HOST),
+)
+
+KIND_OF: Final[Mapping[str, Mapping[int, Kind]]] = {
+    # ENUM_CUDA_MEMCPY_OPER; arrays are the device's memory, unified memory moves pages.
+    "CUPTI_ACTIVITY_KIND_MEMCPY": {
+        1: Kind.COPY_H2D,
+        2: Kind.COPY_D2H,
+        3: Kind.COPY_H2D,
+        4: Kind.COPY_D2H,
+        5: Kind.COPY_D2D,
+        6: Kind.COPY_D2D,
+        7: Kind.COPY_D2D,
+        8: Kind.COPY_D2D,
+        10: Kind.COPY_PEER,
+        11: Kind.COPY_H2D,
+        12: Kind.COPY_D2H,
+        13: Kind.COPY_D2D,
+    },
+    "GPUTRACE_HOST_RANGE": {1: Kind.DATA_WAIT, 2: Kind.RANGE},
+    "NVTX_EVENTS": {
+        **dict.fromkeys(RANGE_TYPES, Kind.RANGE),
+        **dict.fromkeys(MARK_TYPES, Kind.MARK),
+    },
+}
+
+MEMORY_OF: Final[Mapping[int, Memory]] = {
+    0: Memory.PAGEABLE,
+    1: Memory.PINNED,
+    2: Memory.DEVICE,
+    3: Memory.ARRAY,
+    4: Memory.MANAGED,
+    5: Memory.DEVICE_STATIC,
+    6: Memory.MANAGED_STATIC,
+}
+"""ENUM_CUDA_MEM_KIND, which counts from pageable where CUPTI counts from unknown."""
+
+
+def process_key(global_id: int) -> int:
+    """A globalPid or globalTid (hw:8 vm:8 pid:24 tid:24 bits) without its thread."""
+    return global_id >> 24
+
+
+_STRINGS: Final = re.compile(
+    r"\b(demangledName|shortName|mangledName|nameId|innerNameId|textId|jsonTextId)\b"
+    r'|^\s*"?(\w+)\b.*REFERENCES StringIds',
+    re.MULTILINE,
+)
+"""Columns that name strings, in a table's declaration, where nsys says so in comments."""
+_DECLARED_SYMBOLS: Final = re.compile(r"\b(symbol|module)\b(?=\s+INTEGER)")
+"""Of call chains, where the declaration does not say so."""
+
+_TIMES: Final = ("start", "timestamp", "timeNs")
+_GPU: Final = ("globalPid", "deviceId", "copyKind", "srcDeviceId", "dstDeviceId")
+"""Who rows on a GPU are of, as far as a table has it; a peer copy is on two GPUs."""
+
+
+def string_columns(declaration: str) -> frozenset[str]:
+    """The columns of a table that hold ids of StringIds, by its CREATE TABLE statement."""
+    named = {found[1] or found[2] for found in _STRINGS.finditer(declaration)}
+    return frozenset(named | {found[1] for found in _DECLARED_SYMBOLS.finditer(declaration)})
+
+
+def _timed(database: Database, table: str) -> TimedTable | None:
+    columns = database.tables[table]
+    start = next((quote_identifier(name) for name in _TIMES if name in columns), None)
+    if start is None:
+        return None
+    timed = TimedTable(
+        start,
+        f'COALESCE("end", {start})' if "end" in columns else start,
+        _groups(set(columns)),
+        beside=start == quote_identifier("timeNs"),
+        always=_always(table, set(columns)),
+    )
+    if "correlationId" not in columns or not columns.keys() & {"globalPid", "globalTid"}:
+        return timed
+    process = "globalPid" if "globalPid" in columns else "globalTid"
+    pair = f"{process} >> 24", "correlationId"
+    if "deviceId" in columns:
+        return TimedTable(timed.start, timed.end, timed.groups, issues=pair)
+    return TimedTable(timed.start, timed.end, timed.groups, issued=pair)
+
+
+def _groups(columns: set[str]) -> tuple[str, ...]:
+    if "deviceId" in columns:
+        return tuple(name for name in _GPU if name in columns)
+    if "timeNs" in columns:
+        return ("gpu",)
+    if "globalTid" not in columns:
+        return ()
+    # What a thread last called before a wait for data is one of the names' last calls.
+    return ("globalTid", "nameId") if {"correlationId", "nameId"} <= columns else ("globalTid",)
+
+
+def _always(table: str, columns: set[str]) -> str:
+    """NVTX keeps the names of domains and categories among its events; and without a row that tells
+    when calls of a process were recorded, all of them were.
+    """
+    if table == "GPUTRACE_API_WINDOW":
+        return "1"
+    if table != "NVTX_EVENTS" or "eventType" not in columns:
+        return "0"
+    return f"eventType NOT IN {(*RANGE_TYPES, *MARK_TYPES)}"
+
+
+STRINGS: Final = StringTable(
+    "StringIds",
+    "id",
+    string_columns,
+    {"CUPTI_ACTIVITY_KIND_KERNEL": ("demangledName", "shortName", "mangledName")},
+)
+
+
+def nsys_tables(database: Database) -> SqliteTables:
+    """How to cut an nsys export, or a trace of ours."""
+    return SqliteTables(database, _timed, STRINGS)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A process's place in the run."""
+
+    host: str = ""
+    rank: int = UNKNOWN
+    world_size: int = 0
+    """0 where it is not known."""
+
+
+_FARTHEST_ZONE: Final = 15 * 3600
+NOBODY: Final = Member()
+
+
+def read_members(database: Database) -> dict[int, Member]:
+    """The processes that gputrace wrote down, by the key of their ids."""
+    if not database.has("GPUTRACE_PROCESS", "globalPid", "host", "rank", "worldSize"):
+        return {}
+    sql = (
+        "SELECT globalPid, CAST(host AS TEXT), CAST(rank AS INTEGER), CAST(worldSize AS INTEGER) "
+        "FROM GPUTRACE_PROCESS WHERE typeof(globalPid) = 'integer'"
+    )
+    return {
+        process_key(id): Member(host or "", UNKNOWN if rank is None else rank, size or 0)
+        for id, host, rank, size in database.query(sql)
+    }
+
+
+def read_session(database: Database) -> Session:
+    """What the file says of its run.
+
+    Ranks are those of processes that use a GPU: a launcher has a rank among launchers, and a
+    worker of a data loader that of its trainer.
+    """
+    meta = _meta(database)
+    members = read_members(database)
+    users = _gpu_users(database)
+    ranked = [
+        member
+        for key, member in members.items()
+        if member.rank != UNKNOWN and (not users or key & 0xFFFFFF in users)
+    ]
+    hosts = {member.host for member in members.values()} or {meta.get("hostname", "")}
+    return Session(
+        epoch_ns=_epoch(database),
+        job=meta.get("job", ""),
+        hosts=frozenset(hosts - {""}),
+        ranks=frozenset(member.rank for member in ranked),
+        world_size=max((member.world_size for member in ranked), default=0) or None,
+        utc_offset_ns=_utc_offset(database),
+    )
+
+
+def _meta(database: Database) -> dict[str, str]:
+    if not database.has("GPUTRACE_META", "name", "value"):
+        return {}
+    return dict(database.query("SELECT name, value FROM GPUTRACE_META WHERE value IS NOT NULL"))
+
+
+def _gpu_users(database: Database) -> set[int]:
+    """Ids of the processes that CUDA devices are listed for."""
+    if not database.has("TARGET_INFO_CUDA_DEVICE", "pid"):
+        return set()
+    sql = "SELECT DISTINCT pid FROM TARGET_INFO_CUDA_DEVICE WHERE pid IS NOT NULL"
+    return {pid for (pid,) in database.query(sql)}
+
+
+def _utc_offset(database: Database) -> int | None:
+    """From the session's start in both times; zones differ by quarters of an hour."""
+    if not database.has("TARGET_INFO_SESSION_START_TIME", "utcTime", "localTime"):
+        return None
+    sql = (
+        "SELECT strftime('%s', localTime) - strftime('%s', utcTime) "
+        "FROM TARGET_INFO_SESSION_START_TIME"
+    )
+    known = (seconds for (seconds,) in database.query(sql) if isinstance(seconds, int))
+    seconds = next(known, _FARTHEST_ZONE)
+    return round(seconds / 900) * 900 * 10**9 if abs(seconds) < _FARTHEST_ZONE else None
+
+
+def _epoch(database: Database) -> int | None:
+    if not database.has("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"):
+        return None
+    sql = "SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME WHERE utcEpochNs > 0"
+    times = (time for (time,) in database.query(sql) if isinstance(time, int))
+    return next(times, None)
+
+
+_VISIBLE: Final = re.compile(r"\bCUDA_VISIBLE_DEVICES\b\s*[=:]\s*['\"]?(\d{1,9}(?:,\d{1,9})*)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetGpu:
+    """A row of TARGET_INFO_GPU."""
+
+    id: int
+    name: str
+    bus: str
+    uuid: str
+
+
+class DeviceMap:
+    """Answers for one export.
+
+    NVML counts cards in the order of their PCI addresses, nsys in an order of its own (an A100
+    node: id 3 at 03:00.0, id 0 at c1:00.0); so where all addresses are known, they decide. Where
+    NVML itself was asked, it does: processes may have seen some of the cards only.
+    """
+
+    def __init__(self, database: Database) -> None:
+        cards = _cards(database)
+        self._cards = {card.id: card for card in cards}
+        self._indices = _nvml_indices(cards) | _by_nvml(database, cards)
+        self._ids = _ids_by_process(database)
+        self._visible = _visible_devices(database)
+
+    def find(self, pid: int, ordinal: int) -> tuple[int, str, str]:
+        """Physical index (or UNKNOWN), name and uuid (or nothing) of a process's CUDA ordinal."""
+        id = self._ids.get((pid, ordinal))
+        if id is None and not self._ids and len(self._cards) == 1 and ordinal == 0:
+            id = next(iter(self._cards))
+        if id is not None:
+            card = self._cards.get(id, TargetGpu(id, "", "", ""))
+            return self._indices.get(id, id), card.name, card.uuid
+        same = {card.name for card in self._cards.values()}
+        name = same.pop() if len(same) == 1 else ""
+        known = 0 <= ordinal < len(self._visible)
+        return (self._visible[ordinal] if known else UNKNOWN), name, ""
+
+
+def _cards(database: Database) -> list[TargetGpu]:
+    if not database.has("TARGET_INFO_GPU", "id", "name"):
+        return []
+    bus, uuid = (
+        name if database.has("TARGET_INFO_GPU", name) else "''" for name in ("busLocation", "uuid")
+    )
+    columns = f"id, name, {bus}, {uuid}"
+    rows = database.query(f"SELECT {columns} FROM TARGET_INFO_GPU WHERE typeof(id) = 'integer'")
+    return [TargetGpu(id, *(str(text or "") for text in texts)) for id, *texts in rows]
+
+
+def _nvml_indices(cards: list[TargetGpu]) -> dict[int, int]:
+    """By nsys id; the id itself where the table does not list every card with an address."""
+    ids, addresses = {card.id for card in cards}, {card.bus for card in cards}
+    if ids != set(range(len(cards))) or len(addresses) < len(cards) or "" in addresses:
+        return {id: id for id in ids}
+    ordered = sorted(cards, key=lambda card: card.bus.lower())
+    return {card.id: index for index, card in enumerate(ordered)}
+
+
+def _by_nvml(database: Database, cards: list[TargetGpu]) -> dict[int, int]:
+    """By nsys id, for the cards that NVML knows by their uuid."""
+    known = {plain_uuid(card.uuid): card.gpu for card in read_cards(database)}
+    uuids = {card.id: plain_uuid(card.uuid) for card in cards}
+    return {id: known[uuid] for id, uuid in uuids.items() if uuid and uuid in known}
+
+
+def _ids_by_process(database: Database) -> dict[tuple[int, int], int]:
+    if not database.has("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid"):
+        return {}
+    rows = database.query(
+        "SELECT pid, cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE "
+        "WHERE typeof(pid) = 'integer' AND typeof(cudaId) = 'integer' AND typeof(gpuId) = 'integer'"
+    )
+    return {(pid, ordinal): gpu for pid, ordinal, gpu in rows}
+
+
+def _visible_devices(database: Database) -> list[int]:
+    """CUDA_VISIBLE_DEVICES of the capture, where it was written down as plain numbers."""
+    if not database.has("META_DATA_CAPTURE", "name", "value"):
+        return []
+    for name, value in database.query("SELECT name, value FROM META_DATA_CAPTURE"):
+        if found := _VISIBLE.search(f"{name}={value}"):
+            return [int(number) for number in found[1].split(",")]
+    return []
+
+
+_CARD: Final = {
+    "gpu": "gpu",
+    "uuid": "uuid",
+    "name": "name",
+    "pci": "pciBusId",
+    "memory_bytes": "memoryTotal",
+    "sm_clock_max": "smClockMax",
+    "memory_clock_max": "memoryClockMax",
+    "sm_clock_application": "smClockApplication",
+    "memory_clock_application": "memoryClockApplication",
+    "pcie_gen_max": "pcieGenMax",
+    "pcie_width_max": "pcieWidthMax",
+    "power_limit_mw": "powerLimit",
+    "lost_ns": "lostNs",
+}
+_LINK: Final = {
+    "gpu": "gpu",
+    "peer": "peer",
+    "link": "link",
+    "ancestor": "ancestor",
+    "nvlinks": "nvlinks",
+    "p2p_read": "p2pRead",
+    "p2p_write": "p2pWrite",
+    "p2p_nvlink": "p2pNvlink",
+}
+_TEXTS: Final = frozenset(
+    {"uuid", "name", "pci", "link", "ancestor", "p2p_read", "p2p_write", "p2p_nvlink"}
+)
+_ANY_HOST: Final = (
+    ("GPUTRACE_PROCESS", "globalPid"),
+    ("CUPTI_ACTIVITY_KIND_KERNEL", "globalPid"),
+    ("CUPTI_ACTIVITY_KIND_MEMCPY", "globalPid"),
+)
+_FAR: Final = f"{2.0**62:.1f}"
+"""Numbers from which on nothing is that NVML could say."""
+_TABLES: Final = ("GPUTRACE_NVML_DEVICE", "GPUTRACE_NVML_SAMPLE", "GPUTRACE_TOPOLOGY")
+
+
+def read_nvml(database: Database, epoch_ns: int | None) -> Nvml:
+    """What a file holds; an empty one where NVML was not asked.
+
+    ``epoch_ns`` is the wall clock at 0 of the trace's own. Raises InputError on a broken file.
+    """
+    if not database.tables.keys() & set(_TABLES):
+        return Nvml()
+    host = _host(database)
+    _, samples, topology = _TABLES
+    return Nvml(
+        read_cards(database, epoch_ns),
+        tuple(Link(**row, host=host) for row in _rows(database, topology, _LINK, ["gpu", "peer"])),
+        _samples(database, samples, host),
+    )
+
+
+def read_cards(database: Database, epoch_ns: int | None = None) -> tuple[Card, ...]:
+    """The cards alone; without an epoch, it is not known when one was lost."""
+    rows = list(_rows(database, "GPUTRACE_NVML_DEVICE", _CARD, ["gpu"]))
+    host = _host(database) if rows else 0
+    return tuple(_card(row, host, epoch_ns) for row in rows)
+
+
+def _host(database: Database) -> int:
+    """The machine's number in the ids of its processes; a trace file is of one machine."""
+    for table, column in _ANY_HOST:
+        if database.has(table, column):
+            sql = f"SELECT {column} FROM {table} WHERE typeof({column}) = 'integer' LIMIT 1"
+            if (row := next(database.query(sql), None)) is not None:
+                return int(row[0]) >> 48
+    return 0
+
+
+def _rows(
+    database: Database, table: str, columns: Mapping[str, str], required: Collection[str]
+) -> Iterator[dict[str, Any]]:
+    """Rows by our names of their columns: text, a whole number or None."""
+    if not database.has(table, *required):
+        return
+    there = {ours: column for ours, column in columns.items() if database.has(table, column)}
+    shown = ", ".join(map(quote_identifier, there.values()))
+    for values in database.query(f"SELECT {shown} FROM {quote_identifier(table)}"):
+        row = {ours: _value(ours, value) for ours, value in zip(there, values, strict=True)}
+        if all(row[name] is not None for name in required):
+            yield row
+
+
+def _value(name: str, value: object) -> int | str | None:
+    if name in _TEXTS:
+        return value if isinstance(value, str) else ""
+    return value if isinstance(value, int) else None
+
+
+def _card(row: dict[str, Any], host: int, epoch_ns: int | None) -> Card:
+    """The table has the wall clock when a card was found gone."""
+    lost = row.pop("lost_ns", None)
+    known = lost is not None and epoch_ns is not None
+    return Card(**row, host=host, lost_ns=lost - epoch_ns if known else None)
+
+
+def _samples(database: Database, table: str, host: int) -> Samples:
+    if not database.has(table, "gpu", "timeNs"):
+        return Samples()
+    names = [name for name in VALUES if database.has(table, name)]
+    shown = ", ".join(["CAST(timeNs AS INTEGER)", "CAST(gpu AS INTEGER)", *map(_number, names)])
+    sql = (
+        f"SELECT {shown} FROM {quote_identifier(table)} WHERE abs(CAST(timeNs AS REAL)) < {_FAR} "
+        f"AND abs(CAST(gpu AS REAL)) < {_FAR} ORDER BY timeNs"
+    )
+    columns = list(zip(*database.query(sql), strict=True))
+    if not columns:
+        return Samples()
+    time, gpu = (np.array(column, np.int64) for column in columns[:2])
+    values = {
+        name: np.array(column, np.float64)
+        for name, column in zip(names, columns[2:], strict=True)
+        if any(value is not None for value in column)
+    }
+    return Samples(time, np.full(len(time), host), gpu, values)
+
+
+def _number(name: str) -> str:
+    """A value as a number; what is none is NULL."""
+    sensible = f"typeof({name}) IN ('integer', 'real') AND abs(CAST({name} AS REAL)) < {_FAR}"
+    return f"CASE WHEN {sensible} THEN CAST({name} AS REAL) END"

@@ -1,0 +1,566 @@
+"""Tables of nvprof's files, found by looking, and their rows in the tables of nsys."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.errors import InputError
+from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind
+from gputrace.store import sqlite_security
+from gputrace.store.sqlite import (
+    Database,
+    Integers,
+    SqliteTables,
+    StringTable,
+    TimedTable,
+    quote_identifier,
+)
+from gputrace.store.writer import OVERHEADS, UNKNOWN_OVERHEAD
+
+PREFIX: Final = "CUPTI_ACTIVITY_KIND_"
+KERNELS: Final = ("CONCURRENT_KERNEL", "KERNEL", "CDP_KERNEL")
+"""Tables of kernels: nearly all, those that ran one at a time, those that kernels launched."""
+COPIES: Final = ("MEMCPY", "MEMCPY2")
+ON_GPU: Final = (*KERNELS, *COPIES, "MEMSET", "GRAPH_TRACE")
+CALLS: Final = ("RUNTIME", "DRIVER")
+_TIMED: Final = (*ON_GPU, *CALLS, "SYNCHRONIZATION", "OVERHEAD")
+_MAGIC: Final = b"SQLite format 3\0"
+
+
+@dataclass(frozen=True, slots=True)
+class NvprofFile:
+    """One process, as nvprof wrote it down.
+
+    Attributes:
+        version: CUPTI's API version (12 is CUDA 10.1, 18 is 11.8, 22 is 12.4); 0 where it is not
+            said.
+        pid: of the process, 0 where no row tells.
+        columns: by table that holds rows; names without `PREFIX`.
+        start: the first moment in it, nanoseconds of CLOCK_REALTIME; None where it holds none.
+        kernels: rows of kernels, those without times among them.
+    """
+
+    path: Path
+    version: int
+    pid: int
+    columns: Mapping[str, frozenset[str]]
+    start: int | None
+    kernels: int
+
+
+def read_file(path: Path) -> NvprofFile:
+    """Looks through a file; raises InputError where it is none of nvprof's, or broken."""
+    try:
+        with path.open("rb") as file:
+            if file.read(len(_MAGIC)) != _MAGIC:
+                raise InputError(path, "not a file of nvprof, or cut short")
+    except OSError as error:
+        raise InputError(path, error.strerror or str(error)) from None
+    with opened(path) as database:
+        return _look(path, database)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """The file, to read; what SQLite finds wrong with it meanwhile is an InputError."""
+    try:
+        with closing(sqlite_security.connect(f"{path.absolute().as_uri()}?mode=ro")) as database:
+            database.text_factory = lambda raw: raw.decode("utf-8", "replace")
+            yield database
+    except sqlite_security.ERRORS as error:
+        raise InputError(path, f"broken ({error})") from None
+
+
+def _look(path: Path, database: sqlite3.Connection) -> NvprofFile:
+    columns = {
+        table: _columns(database, PREFIX + table)
+        for (table,) in database.execute(
+            "SELECT substr(name, ?) FROM sqlite_master WHERE type = 'table' AND substr(name, 1, ?) "
+            "= ?",
+            (len(PREFIX) + 1, len(PREFIX), PREFIX),
+        ).fetchall()
+    }
+    if not columns or not _columns(database, "StringTable"):
+        raise InputError(path, "an SQLite file, but not of nvprof")
+    columns = {table: names for table, names in columns.items() if _holds_rows(database, table)}
+    version = database.execute("SELECT CAST(max(version) AS INTEGER) FROM Version").fetchone()[0]
+    counts = [_count(database, table) for table in KERNELS if table in columns]
+    return NvprofFile(
+        path=path,
+        version=version or 0,
+        pid=_pid(database, columns),
+        columns=columns,
+        start=min(_starts(database, columns), default=None),
+        kernels=sum(counts),
+    )
+
+
+def _columns(database: sqlite3.Connection, table: str) -> frozenset[str]:
+    return frozenset(row[1] for row in database.execute(f"PRAGMA table_info({table})"))
+
+
+def _holds_rows(database: sqlite3.Connection, table: str) -> bool:
+    return database.execute(f"SELECT 1 FROM {PREFIX}{table} LIMIT 1").fetchone() is not None
+
+
+def _count(database: sqlite3.Connection, table: str) -> int:
+    return int(database.execute(f"SELECT count(*) FROM {PREFIX}{table}").fetchone()[0])
+
+
+def _starts(database: sqlite3.Connection, columns: Mapping[str, frozenset[str]]) -> Iterator[int]:
+    """The first moment of each table; a row without times has 0 for one."""
+    named = [(table, "start") for table in _TIMED] + [("MARKER", "timestamp")]
+    for table, column in named:
+        if column in columns.get(table, ()):
+            sql = f"SELECT CAST(min({column}) AS INTEGER) FROM {PREFIX}{table} WHERE {column} > 0"
+            first = database.execute(sql).fetchone()[0]
+            if first is not None:
+                yield first
+
+
+def _pid(database: sqlite3.Connection, columns: Mapping[str, frozenset[str]]) -> int:
+    for table in CALLS:
+        if "processId" in columns.get(table, ()):
+            sql = f"SELECT CAST(processId AS INTEGER) FROM {PREFIX}{table} LIMIT 1"
+            return database.execute(sql).fetchone()[0] or 0
+    return 0
+
+
+Columns = frozenset[str]
+
+TEMPORARY: Final = {
+    "names": "id INTEGER PRIMARY KEY, kept INTEGER, demangled INTEGER, short INTEGER",
+    "threads": "number INTEGER PRIMARY KEY, raw BLOB UNIQUE, thread INTEGER",
+    "calls": "class INTEGER, number INTEGER, kept INTEGER, PRIMARY KEY (class, number)",
+    "overheads": "kind INTEGER PRIMARY KEY, number INTEGER, kept INTEGER",
+}
+HAS_TIMES: Final = "r.start > 0 AND r.end > 0"
+"""nvprof writes 0 where it had no room left to take a time."""
+OBJECT_THREAD: Final = "CASE r.objectKind WHEN 2 THEN substr(r.objectId, 5, 4) ELSE x'00000000' END"
+"""Of a union of pid and thread, device and stream; kind 2 is a thread."""
+_PUSH_POP, _START_END, _MARK, _DOMAIN = 59, 60, 34, 75
+"""Of nsys's NVTX events."""
+_LAUNCH: Final = (
+    *("registersPerThread", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
+    *("staticSharedMemory", "dynamicSharedMemory", "localMemoryPerThread", "localMemoryTotal"),
+    "gridId",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one of nsys's tables: an expression for each column, and where they come from."""
+
+    table: str
+    columns: Mapping[str, str]
+    source: str
+
+    @property
+    def insert(self) -> str:
+        """The statement."""
+        names, values = ", ".join(self.columns), ", ".join(self.columns.values())
+        return f"INSERT INTO main.{self.table} ({names}) SELECT {values} FROM {self.source}"
+
+
+def all_rows(columns: Mapping[str, Columns]) -> Iterator[Rows]:
+    """What can be made of a file that has these columns, by table."""
+    for table, make in _MAKERS.items():
+        if table in columns and _NEEDS.get(table, table) in columns:
+            yield from make(table, columns[table])
+
+
+def strings_named(columns: Mapping[str, Columns]) -> Iterator[tuple[str, str]]:
+    """Tables, and expressions for the strings that their rows name, 0 for none.
+
+    Other strings stay behind: the command line is the name of a process.
+    """
+    yield from ((table, "r.name") for table in (*KERNELS, "MARKER") if table in columns)
+    if "domain" in columns.get("MARKER", ()):
+        yield "MARKER", "r.domain"
+    yield "NAME", "CASE r.objectKind WHEN 2 THEN r.name END"
+
+
+def _from(table: str) -> str:
+    return f"nvprof.{PREFIX}{table} AS r"
+
+
+def _on_gpu(known: Columns) -> dict[str, str]:
+    span = {edge: f"r.{edge} - :origin - :late" for edge in ("start", "end")}
+    same = {name: f"r.{name}" for name in ("deviceId", "contextId", "streamId", "correlationId")}
+    node = {"graphNodeId": "NULLIF(r.graphNodeId, 0)"} if "graphNodeId" in known else {}
+    return span | same | node | {"globalPid": ":process"}
+
+
+def _on_host() -> dict[str, str]:
+    return {edge: f"r.{edge} - :origin" for edge in ("start", "end")}
+
+
+def _same(names: tuple[str, ...], known: Columns, otherwise: str) -> dict[str, str]:
+    return {name: f"r.{name}" if name in known else otherwise for name in names}
+
+
+def _memory(column: str, known: Columns) -> str:
+    """nsys counts kinds of memory from pageable, CUPTI from unknown; 7 is nsys's unknown."""
+    if column not in known:
+        return "7"
+    return f"CASE WHEN r.{column} BETWEEN 1 AND 7 THEN r.{column} - 1 ELSE 7 END"
+
+
+def _kernels(table: str, known: Columns) -> Iterator[Rows]:
+    names = {
+        "demangledName": "COALESCE(n.demangled, :unknown)",
+        "shortName": "COALESCE(n.short, :unknown)",
+        "mangledName": "COALESCE(n.kept, :unknown)",
+    }
+    more = _same(_LAUNCH, known, "0") | _same(("launchType", "sharedMemoryExecuted"), known, "NULL")
+    ids = _on_gpu(known) | _same(("streamId",), known, "0")
+    source = f"{_from(table)} LEFT JOIN temp.names AS n ON n.id = r.name WHERE {HAS_TIMES}"
+    yield Rows(f"{PREFIX}KERNEL", ids | names | more, source)
+
+
+def _copies(table: str, known: Columns) -> Iterator[Rows]:
+    ends = ("srcDeviceId", "srcContextId", "dstDeviceId", "dstContextId")
+    columns = _on_gpu(known) | {
+        "bytes": "r.bytes",
+        "copyKind": "r.copyKind",
+        "srcKind": _memory("srcKind", known),
+        "dstKind": _memory("dstKind", known),
+        **_same(ends, known, "NULL"),
+    }
+    yield Rows(f"{PREFIX}MEMCPY", columns, f"{_from(table)} WHERE {HAS_TIMES}")
+
+
+def _memsets(table: str, known: Columns) -> Iterator[Rows]:
+    kind = _memory("memoryKind", known)
+    columns = _on_gpu(known) | {"value": "r.value", "bytes": "r.bytes", "memKind": kind}
+    yield Rows(f"{PREFIX}MEMSET", columns, f"{_from(table)} WHERE {HAS_TIMES}")
+
+
+def _graphs(table: str, known: Columns) -> Iterator[Rows]:
+    columns = _on_gpu(known) | {"graphId": "r.graphId", "graphExecId": "r.graphId"}
+    yield Rows(f"{PREFIX}GRAPH_TRACE", columns, f"{_from(table)} WHERE {HAS_TIMES}")
+
+
+def _calls(table: str, _known: Columns) -> Iterator[Rows]:
+    event_class = DRIVER if table == "DRIVER" else RUNTIME
+    columns = _on_host() | {
+        "eventClass": str(event_class),
+        "globalTid": "t.thread",
+        "correlationId": "r.correlationId",
+        "nameId": "c.kept",
+        "returnValue": "r.returnValue",
+    }
+    source = (
+        f"{_from(table)} JOIN temp.threads AS t ON t.number = r.threadId & 0xffffffff "
+        f"JOIN temp.calls AS c ON c.class = {event_class} AND c.number = r.cbid WHERE {HAS_TIMES}"
+    )
+    yield Rows(f"{PREFIX}RUNTIME", columns, source)
+
+
+def _synchronizations(table: str, _known: Columns) -> Iterator[Rows]:
+    columns = _on_host() | {
+        "deviceId": "c.deviceId",
+        "contextId": "r.contextId",
+        "streamId": "r.streamId & 0xffffffff",
+        "correlationId": "r.correlationId",
+        "globalPid": ":process",
+        "syncType": "r.type",
+        "eventId": "r.cudaEventId & 0xffffffff",
+    }
+    contexts = (
+        f"(SELECT contextId, min(deviceId) AS deviceId FROM nvprof.{PREFIX}CONTEXT GROUP BY 1)"
+    )
+    source = f"{_from(table)} JOIN {contexts} AS c USING (contextId) WHERE {HAS_TIMES}"
+    yield Rows(f"{PREFIX}SYNCHRONIZATION", columns, source)
+
+
+def _overheads(table: str, _known: Columns) -> Iterator[Rows]:
+    columns = _on_host() | {
+        "eventClass": "0",
+        "globalTid": "t.thread",
+        "nameId": "o.kept",
+        "overheadType": "o.number",
+    }
+    source = (
+        f"{_from(table)} JOIN temp.threads AS t ON t.raw = {OBJECT_THREAD} "
+        f"JOIN temp.overheads AS o ON o.kind = r.overheadKind WHERE {HAS_TIMES}"
+    )
+    yield Rows(f"{PREFIX}OVERHEAD", columns, source)
+
+
+def _markers(table: str, known: Columns) -> Iterator[Rows]:
+    """NVTX: a range is two rows of one id, flags 2 where it starts and 4 at its end; 1, a mark."""
+    domain = "r.domain" if "domain" in known else "0"
+    shared = {
+        "start": "r.timestamp - :origin",
+        "textId": "n.kept",
+        "globalTid": "t.thread",
+        "domainId": domain,
+    }
+    source = (
+        f"{_from(table)} JOIN temp.threads AS t ON t.raw = {OBJECT_THREAD} "
+        "LEFT JOIN temp.names AS n ON n.id = r.name"
+    )
+    ends = (
+        "(SELECT id, min(timestamp) AS timestamp, min(objectId) AS objectId "
+        f"FROM nvprof.{PREFIX}MARKER WHERE flags & 4 GROUP BY id)"
+    )
+    kind = f"CASE WHEN e.objectId <> r.objectId THEN {_START_END} ELSE {_PUSH_POP} END"
+    ranges = shared | {"end": "e.timestamp - :origin", "eventType": kind}
+    joined = f"{source} LEFT JOIN {ends} AS e ON e.id = r.id WHERE r.flags & 2"
+    yield Rows("NVTX_EVENTS", ranges, joined)
+    yield Rows("NVTX_EVENTS", shared | {"eventType": str(_MARK)}, f"{source} WHERE r.flags & 1")
+    if "domain" in known:
+        created = shared | {"eventType": str(_DOMAIN), "start": "min(r.timestamp) - :origin"}
+        named = f"{source.replace('r.name', 'r.domain')} WHERE r.domain > 0 GROUP BY r.domain"
+        yield Rows("NVTX_EVENTS", created, named)
+
+
+def _thread_names(table: str, _known: Columns) -> Iterator[Rows]:
+    source = (
+        f"{_from(table)} JOIN temp.threads AS t ON t.raw = {OBJECT_THREAD} "
+        "JOIN temp.names AS n ON n.id = r.name WHERE r.objectKind = 2"
+    )
+    yield Rows("ThreadNames", {"nameId": "n.kept", "globalTid": "t.thread"}, source)
+
+
+_MAKERS: Final[Mapping[str, Callable[[str, Columns], Iterator[Rows]]]] = {
+    **dict.fromkeys(KERNELS, _kernels),
+    **dict.fromkeys(COPIES, _copies),
+    **dict.fromkeys(CALLS, _calls),
+    "MEMSET": _memsets,
+    "GRAPH_TRACE": _graphs,
+    "SYNCHRONIZATION": _synchronizations,
+    "OVERHEAD": _overheads,
+    "MARKER": _markers,
+    "NAME": _thread_names,
+}
+_NEEDS: Final = {"SYNCHRONIZATION": "CONTEXT"}
+"""The table without which a table's rows cannot be made."""
+
+
+RUNTIME: Final = 0
+DRIVER: Final = 1
+"""Which of CUDA's two interfaces a call is of, as nsys's ``eventClass`` says it."""
+
+_WORDS: Final = {RUNTIME: "cuda", DRIVER: "cu"}
+
+
+def call_name(event_class: int, number: int) -> str:
+    """As CUPTI spells it, with the suffix of its version: ``cudaLaunchKernel_v7000``.
+
+    A number that is in no CUDA up to 12.9 gets a name that says so.
+    """
+    return _names().get((event_class, number), f"{_WORDS[event_class]}(unknown call {number})")
+
+
+def call_numbers() -> dict[tuple[int, str], int]:
+    """CUPTI's numbers by interface and name; the way back, for who writes such files."""
+    return {(event_class, name): number for (event_class, number), name in _names().items()}
+
+
+@cache
+def _names() -> dict[tuple[int, int], str]:
+    text = files(__package__).joinpath("nvprof_calls.txt").read_text(encoding="ascii")
+    rows = (line.split() for line in text.splitlines() if not line.startswith("#"))
+    return {(int(event_class), int(number)): name for event_class, number, name in rows}
+
+
+OVERHEAD: Final = 2
+"""Beside `RUNTIME` and `DRIVER`, a family of names."""
+_FAMILIES: Final = 4
+_FIRST: Final = -2
+"""Ids from here down are numbers of families; others are of StringTable."""
+_MOST: Final = 1 << 27
+_GRAPHS: Final = -(1 << 30)
+"""Ids from here down are graphs: this minus the graph's id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table: the kinds of event its rows are, and an SQL expression for each event column."""
+
+    name: str
+    kinds: tuple[Kind, ...]
+    columns: Mapping[str, str]
+    family: int | None = None
+    """Of its names, where they are numbers; else they are ids of strings."""
+    on_gpu: bool = True
+    """Whether its times are of the GPU's clock."""
+    required: tuple[str, ...] = ("start", "end")
+    """The event columns without which its rows tell nothing."""
+
+    @property
+    def full_name(self) -> str:
+        return PREFIX + self.name
+
+
+_SPAN: Final = {"start": '"start"', "end": '"end"'}
+_ON_GPU: Final = {
+    **_SPAN,
+    "device": "deviceId",
+    "stream": "streamId",
+    "correlation": "correlationId",
+}
+_COPY: Final = {
+    **_ON_GPU,
+    "kind": "copyKind",
+    "bytes": "bytes",
+    "source_memory": "srcKind",
+    "destination_memory": "dstKind",
+    "source_device": "srcDeviceId",
+    "destination_device": "dstDeviceId",
+}
+_CALL: Final = {**_SPAN, "thread": "threadId", "correlation": "correlationId", "name": "cbid"}
+_OBJECT_THREAD: Final = OBJECT_THREAD.replace("r.", "")
+OBJECT_COLUMNS: Final = ("objectKind", "objectId")
+"""What the expression for the thread of an object needs."""
+_EDGES: Final = ("flags", "id", "timestamp")
+
+TABLES: Final = (
+    *(Table(name, (Kind.KERNEL,), {**_ON_GPU, "name": "name"}) for name in KERNELS),
+    Table("GRAPH_TRACE", (Kind.GRAPH,), {**_ON_GPU, "name": "graphId"}),
+    *(Table(name, COPY_KINDS, _COPY) for name in COPIES),
+    Table("MEMSET", (Kind.MEMSET,), {**_ON_GPU, "bytes": "bytes"}),
+    Table("RUNTIME", (Kind.API,), _CALL, RUNTIME, on_gpu=False),
+    Table("DRIVER", (Kind.API,), _CALL, DRIVER, on_gpu=False),
+    Table(
+        "SYNCHRONIZATION",
+        (Kind.SYNC,),
+        {**_SPAN, "device": "contextId", "stream": "streamId", "correlation": "correlationId"},
+        on_gpu=False,
+    ),
+    Table(
+        "OVERHEAD",
+        (Kind.OVERHEAD,),
+        {**_SPAN, "thread": _OBJECT_THREAD, "name": "overheadKind"},
+        OVERHEAD,
+        on_gpu=False,
+    ),
+)
+MARKERS: Final = Table(
+    "MARKER",
+    (Kind.RANGE, Kind.MARK),
+    {**dict(zip(_EDGES, _EDGES, strict=True)), "name": "name", "thread": _OBJECT_THREAD},
+    on_gpu=False,
+    required=_EDGES,
+)
+"""Its rows are not events, but the edges of some."""
+
+_COPY_KINDS: Final = np.array(
+    [
+        Kind.COPY_OTHER,
+        Kind.COPY_H2D,
+        Kind.COPY_D2H,
+        Kind.COPY_H2D,  # arrays are the device's memory
+        Kind.COPY_D2H,
+        *[Kind.COPY_D2D] * 4,
+        Kind.COPY_OTHER,
+        Kind.COPY_PEER,
+        Kind.COPY_OTHER,
+    ],
+    np.int8,
+)
+"""By CUpti_ActivityMemcpyKind; the last stands for numbers that are none."""
+_MEMORY_KINDS: Final = 8
+
+
+def copy_kinds(numbers: Integers, source: Integers, destination: Integers) -> NDArray[np.int8]:
+    """Kinds of copies; one within a device whose ends are two devices is a peer copy."""
+    last = len(_COPY_KINDS) - 1
+    kinds: NDArray[np.int8] = _COPY_KINDS[np.where((numbers < 0) | (numbers > last), last, numbers)]
+    apart = (source != destination) & (source != UNKNOWN) & (destination != UNKNOWN)
+    return np.where((kinds == Kind.COPY_D2D) & apart, np.int8(Kind.COPY_PEER), kinds)
+
+
+def memory_kinds(numbers: Integers) -> NDArray[np.signedinteger[Any]]:
+    """Kinds of memory: a `Memory` each."""
+    return np.where((numbers < 0) | (numbers >= _MEMORY_KINDS), 0, numbers)
+
+
+def name_ids(table: Table, numbers: Integers) -> Integers:
+    """Name ids of what a table names its rows by; a number that CUPTI cannot have given is none."""
+    if table.kinds == (Kind.GRAPH,):
+        return _where_known(numbers, _GRAPHS - numbers)
+    if table.family is None:
+        return numbers
+    if table.family == OVERHEAD:
+        numbers = _overhead_number(numbers)
+    return _where_known(numbers, _FIRST - _FAMILIES * numbers - table.family)
+
+
+def _where_known(numbers: Integers, ids: Integers) -> Integers:
+    return np.where((numbers < 0) | (numbers > _MOST), UNKNOWN, ids)
+
+
+def fixed_name(id: int) -> str:
+    """The text of an id below 0, which no string of the file explains."""
+    if id <= _GRAPHS:
+        return f"CUDA graph {_GRAPHS - id}"
+    number, family = divmod(_FIRST - id, _FAMILIES)
+    if family in (RUNTIME, DRIVER):
+        return call_name(family, number)
+    if family != OVERHEAD:
+        return f"<name {id}>"
+    return _OVERHEAD_NAMES.get(number, UNKNOWN_OVERHEAD[1])
+
+
+def _overhead_number(kinds: Any) -> Any:
+    """Small numbers for kinds of overhead: 1, and multiples of 65536."""
+    return kinds >> 15 | kinds & 1
+
+
+_OVERHEAD_NAMES: Final = {_overhead_number(kind): name for kind, (_, name) in OVERHEADS.items()}
+
+
+_ONE_PROCESS: Final = "0"
+"""A file is of one process."""
+_NAMES: Final = frozenset({"name", "domain"})
+_GPU: Final = ("deviceId", "copyKind", "srcDeviceId", "dstDeviceId")
+
+
+def nvprof_tables(database: Database, origin: int = 0, late: int = 0) -> SqliteTables:
+    """How to cut a file of nvprof.
+
+    Windows count from ``origin``, nanoseconds of the file's clock; its times on a GPU are ``late``
+    by so much.
+    """
+    kernels = {PREFIX + table: ("name",) for table in KERNELS}
+    strings = StringTable("StringTable", "_id_", _string_columns, kernels)
+    return SqliteTables(database, partial(_timed, origin=origin, late=late), strings)
+
+
+def _timed(database: Database, table: str, origin: int, late: int) -> TimedTable | None:
+    columns, name = database.tables[table], table.removeprefix(PREFIX)
+    shift = origin + (late if name in ON_GPU else 0)
+    if {"timestamp", "id"} <= columns.keys():
+        moment = _after(shift, "timestamp")  # Markers: a row for the start and one for the end.
+        return TimedTable(moment, moment, together="id")
+    if not {"start", "end"} <= columns.keys():
+        return None
+    start, end = _after(shift, "start"), _after(shift, "end")
+    pair = _ONE_PROCESS, "correlationId"
+    if name in ON_GPU and "correlationId" in columns:
+        return TimedTable(start, end, tuple(c for c in _GPU if c in columns), issues=pair)
+    if name in CALLS and {"correlationId", "threadId", "cbid"} <= columns.keys():
+        return TimedTable(start, end, ("threadId", "cbid"), issued=pair)
+    return TimedTable(start, end)
+
+
+def _after(moment: int, column: str) -> str:
+    return f"({quote_identifier(column)} - {moment})" if moment else quote_identifier(column)
+
+
+def _string_columns(declaration: str) -> frozenset[str]:
+    """Columns that hold ids of StringTable; those that a table lacks are no matter."""
+    return _NAMES

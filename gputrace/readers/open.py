@@ -1,0 +1,388 @@
+"""Opening of files, folders and URLs as the trace of one run, optionally without unreadable files.
+
+Remote files (``s3://``, ``gs://``, ``file://``…) are downloaded through fsspec into the cache
+folder first, since SQLite needs a local file. Unchanged files are not downloaded again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gputrace.errors import GputraceError, InputError, MissingError
+from gputrace.model.trace import LeftOut, Trace
+from gputrace.readers.nsys_export import is_table_folder
+from gputrace.readers.registry import Candidate, open_trace, reader_of
+from gputrace.store import cache_folder
+from gputrace.store.merge import MergedTrace, NotOneRun, check_paths, merge, missing_ranks
+from gputrace.store.slice import LARGE
+
+if TYPE_CHECKING:
+    from gputrace.model.trace import Progress
+    from gputrace.readers.decode_pool import Opened
+
+
+if TYPE_CHECKING:
+    Opening = Callable[..., Iterator[Opened]]
+    """Signature of `gputrace.readers.decode_pool.open_each`."""
+
+_LOG_ALONE: Final = (
+    "a log of nvidia-smi tells nothing alone; name the trace that it belongs to, too"
+)
+
+
+def open_traces(
+    paths: Sequence[Path | str],
+    keep_going: bool = False,
+    workers: int | None = None,
+    windows: bool = False,
+    opening: Opening | None = None,
+) -> Trace:
+    """Open the traces of one run as one; a folder stands for the traces in it.
+
+    Logs of nvidia-smi among the files are joined as NVML data.
+
+    Args:
+        paths: files and folders.
+        keep_going: whether to continue without files that cannot be read or belong to another run
+            than most; they are listed in the trace's ``quality.left_out``.
+        workers: number of decoding processes; chosen by the file sizes if not given.
+        windows: whether only windows of it will be read: long text is then not held, unless there
+            are logs, which are aligned in time by the whole run.
+        opening: function that opens files, such as on a cluster; this machine if not given.
+
+    Raises InputError if a file cannot be read, or if they are not of one run; with ``keep_going``
+    only if no file can be read.
+    """
+    errors: list[GputraceError] = []
+    files = list(_files(paths, errors if keep_going else None))
+    logs = [file for file in files if is_log(file)] if len(files) > 1 else []
+    traces = [file for file in files if file not in logs]
+    if logs and not traces and not errors:
+        raise InputError(logs[0], _LOG_ALONE)
+    windows = windows and not logs and _is_long(traces)
+    opening = partial(opening or _open_each, workers=workers)
+    trace = _open_run(traces, errors, keep_going, opening, windows)
+    return _with_logs(trace, logs, keep_going)
+
+
+def _open_each(
+    files: Sequence[Path], keep_going: bool, workers: int | None, windows: bool
+) -> Iterator[Opened]:
+    """Open each file; a single one without importing the worker pool."""
+    if len(files) != 1:
+        from gputrace.readers.decode_pool import open_each
+
+        yield from open_each(files, keep_going, workers, windows)
+        return
+    try:
+        yield open_trace(files[0], keep_going, windows)
+    except GputraceError as error:
+        yield error
+
+
+def _is_long(files: Sequence[Path]) -> bool:
+    from gputrace.readers.decode_pool import text_size
+
+    readable = [file for file in files if file.is_file() and os.access(file, os.R_OK)]
+    return text_size(readable) > LARGE
+
+
+def _open_run(
+    files: list[Path],
+    errors: list[GputraceError],
+    keep_going: bool,
+    opening: Opening,
+    windows: bool,
+) -> Trace:
+    if not keep_going:
+        check_paths(files)
+    with ExitStack() as opened:
+        traces: list[Trace] = []
+        for result in opening(_once(files), keep_going, windows=windows):
+            if isinstance(result, Trace):
+                opened.callback(result.close)
+                traces.append(result)
+            elif keep_going and (errors or len(files) > 1):
+                errors.append(result)
+            else:
+                raise result
+        run = _one_run(traces, [_left_out(error) for error in errors], keep_going)
+        opened.pop_all()
+    return run
+
+
+def _with_logs(trace: Trace, logs: Sequence[Path], keep_going: bool) -> Trace:
+    with ExitStack() as opened:
+        opened.callback(trace.close)
+        try:
+            if logs:
+                from gputrace.readers.nvidia_smi import join_logs
+
+                join_logs(trace, logs)
+        except InputError as error:
+            if not keep_going:
+                raise
+            trace.quality.left_out.append(_left_out(error))
+        opened.pop_all()
+    return trace
+
+
+def leave_out(trace: Trace, error: InputError) -> Trace:
+    """Return the run without the files that an error is about; raise it if none would remain.
+
+    The trace passed in must not be used afterwards.
+    """
+    if not isinstance(trace, MergedTrace):
+        raise error
+    of_parts = _left_out_of_parts(trace)
+    left_out = [file for file in trace.quality.left_out if file not in of_parts]
+    traces, more = _without(trace.traces, error)
+    run = _one_run(traces, left_out + more, True)
+    run.logged = trace.logged
+    return run
+
+
+def _left_out_of_parts(trace: MergedTrace) -> list[LeftOut]:
+    return [file for part in trace.traces for file in part.quality.left_out]
+
+
+def _files(paths: Sequence[Path | str], errors: list[GputraceError] | None) -> Iterator[Path]:
+    for path in paths:
+        try:
+            yield from trace_files_in(Path(path))
+        except InputError as error:
+            if errors is None:
+                raise
+            errors.append(error)
+
+
+def _once(files: Sequence[Path]) -> list[Path]:
+    """Remove duplicates of the same file under different names."""
+    seen: dict[object, Path] = {}
+    for file in files:
+        try:
+            status = file.stat()
+        except (OSError, ValueError):
+            seen[file] = file  # Its reader reports the problem.
+        else:
+            seen.setdefault((status.st_dev, status.st_ino), file)
+    return list(seen.values())
+
+
+def _one_run(traces: list[Trace], left_out: list[LeftOut], keep_going: bool) -> Trace:
+    while True:
+        if not traces:
+            raise _nothing(left_out)
+        try:
+            run = merge(traces) if len(traces) > 1 else traces[0]
+        except InputError as error:
+            if not keep_going:
+                raise
+            traces, more = _without(traces, error)
+            left_out = left_out + more
+            continue
+        run.quality.left_out[:0] = left_out
+        if left_out and len(traces) == 1:
+            run.quality.notes += filter(None, [missing_ranks(traces)])
+        return run
+
+
+def _without(traces: Sequence[Trace], error: InputError) -> tuple[list[Trace], list[LeftOut]]:
+    """Return the traces unaffected by an error; close the others and return them as left out."""
+    if isinstance(error, NotOneRun):
+        lost = {path for run in error.runs[1:] for path in run}
+        problem = f"of another run than {error.runs[0][0]}"
+        more = [LeftOut(str(path), problem) for path in sorted(lost)]
+    else:
+        lost, more = {error.path}, [_left_out(error)]
+    kept = [trace for trace in traces if trace.path not in lost]
+    if not kept or len(kept) == len(traces):
+        raise error
+    for trace in traces:
+        if trace.path in lost:
+            trace.close()
+    return kept, more
+
+
+def _left_out(error: GputraceError) -> LeftOut:
+    if isinstance(error, InputError):
+        return LeftOut(str(error.path), error.problem)
+    path, _, problem = str(error).partition(": ")
+    return LeftOut(path, problem)
+
+
+def _nothing(left_out: Sequence[LeftOut]) -> InputError:
+    first, *others = left_out
+    more = f" (and {len(others)} more cannot be read)" if others else ""
+    return InputError(first.path, first.problem + more)
+
+
+_TWINS: Final = {
+    ".nsys-rep": ".sqlite",
+    ".qdrep": ".sqlite",
+    ".trace.json.gz": ".xplane.pb",
+    ".trace.json": ".xplane.pb",
+}
+"""Suffixes of files that duplicate a sibling with the second suffix, in whole or in part."""
+
+_OF_TRACES: Final = (
+    *(".nvvp", ".nvprof", ".nsys-rep", ".qdrep", ".xplane.pb", ".xplane.pb.gz"),
+    *(".pt.trace.json", ".pt.trace.json.gz"),
+)
+"""Suffixes of traces: a file with one that is not a trace is reported as broken."""
+_MAY_BE: Final = (*_OF_TRACES, ".sqlite")
+"""Suffixes for which an empty file is reported as a broken trace."""
+
+
+def trace_files_in(path: Path) -> list[Path]:
+    """Return the file itself, or the traces and nvidia-smi logs in a folder, sorted by name.
+
+    Other files are ignored. Raises InputError for a folder without any trace.
+    """
+    if not os.path.isdir(path) or is_table_folder(path):  # noqa: PTH112 - may be out of reach
+        return [path]
+    try:
+        entries = sorted(file for file in path.iterdir() if not file.name.startswith("."))
+    except OSError as error:
+        raise InputError(path, f"cannot be listed: {error.strerror}") from None
+    files = [file for file in entries if _is_trace(file)]
+    names = {file.name for file in files}
+    files = [file for file in files if _twin(file.name) not in names]
+    files += [file for file in entries if file not in files and is_log(file, surely=True)]
+    if all(is_log(file) for file in files):
+        raise InputError(path, "is a directory without traces in it; name the files")
+    return files
+
+
+def is_log(path: Path, surely: bool = False) -> bool:
+    """Return True for a log of nvidia-smi; unreadable files are left to a reader to report.
+
+    ``surely`` requires more than a time in the first column, for files not named by the user.
+    """
+    from gputrace.readers.nvidia_smi import is_smi
+
+    try:
+        return path.is_file() and is_smi(Candidate(path).head, surely)
+    except (InputError, OSError, ValueError):
+        return False
+
+
+def _twin(name: str) -> str:
+    """Return the name of the sibling that duplicates this file; empty if there is none."""
+    return next((name.removesuffix(a) + b for a, b in _TWINS.items() if name.endswith(a)), "")
+
+
+def _is_trace(path: Path) -> bool:
+    if path.is_dir():
+        return is_table_folder(path)
+    if not path.is_file():
+        return False
+    if path.stat().st_size == 0:
+        return path.name.endswith(_MAY_BE)
+    return path.name.endswith(_OF_TRACES) or _is_known(path)
+
+
+def _is_known(path: Path) -> bool:
+    """Return True if a reader recognizes the file, or if it cannot be inspected."""
+    try:
+        candidate = Candidate(path)
+        try:
+            return reader_of(candidate) is not None
+        finally:
+            candidate.close()
+    except InputError:
+        return True
+
+
+pass
+
+pass
+pass
+pass
+pass
+pass
+pass
+
+pass
+pass
+
+_URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)")
+"""Matches a single slash, too, since pathlib collapses repeated ones."""
+_BLOCK: Final = 8 << 20
+"""Bytes copied at a time."""
+
+
+def here_of(paths: Sequence[str], progress: Progress | None = None) -> list[str]:
+    """Replace each URL by a local file or folder, downloading it if needed.
+
+    Raises InputError if a download fails, MissingError without the required packages.
+    """
+    return [_here(path, progress) for path in paths]
+
+
+def _here(path: str, progress: Progress | None) -> str:
+    url = _URL.fullmatch(path)
+    if url is None or os.path.lexists(path):
+        return path
+    scheme, rest = url.groups()
+    if scheme == "file":
+        return f"/{rest}"
+    return str(_fetched(f"{scheme}://{rest}", progress))
+
+
+def _fetched(url: str, progress: Progress | None) -> Path:
+    try:
+        from fsspec.core import url_to_fs
+
+        store, there = url_to_fs(url)
+    except ImportError as error:
+        problem = f"{url} needs fsspec and what it needs for such addresses ({error})"
+        raise MissingError(f'{problem}: pip install "gputrace[remote]"') from None
+    except ValueError as error:
+        raise InputError(url, f"no address that fsspec knows: {error}") from None
+    try:
+        return _fetch(store, there, url, progress)
+    except FileNotFoundError:
+        raise InputError(url, "no such file") from None
+    except Exception as error:  # Each type of store raises its own exceptions.
+        raise InputError(url, f"cannot be fetched: {error}") from error
+
+
+def _fetch(store: Any, there: str, url: str, progress: Progress | None) -> Path:
+    is_folder = store.isdir(there)
+    entries = store.ls(there, detail=True) if is_folder else [store.info(there)]
+    files = [entry for entry in entries if entry["type"] == "file"]
+    keys = sorted((file["name"], store.ukey(file["name"])) for file in files)
+    key = hashlib.sha256(repr((url, keys)).encode()).hexdigest()[:16]
+    folder = cache_folder() / "fetched" / key
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    total, before = sum(file["size"] for file in files), 0
+    for file in files:
+        target = folder / file["name"].rpartition("/")[2]
+        if not target.exists():
+            _download(store, file["name"], target, before, total, progress)
+        before += file["size"]
+    return folder if is_folder else folder / there.rpartition("/")[2]
+
+
+def _download(
+    store: Any, there: str, target: Path, before: int, total: int, progress: Progress | None
+) -> None:
+    """Download a file; ``before`` bytes of ``total`` were downloaded before it."""
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with store.open(there, "rb") as source, unfinished.open("wb") as file:
+            while block := source.read(_BLOCK):
+                before += file.write(block)
+                if progress is not None:
+                    progress(before, total)
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,344 @@
+"""Traces of the profiler that TensorFlow and JAX share, from either of its files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.model.events import UNKNOWN, Column, Events, Kind, Mask, Memory
+from gputrace.model.trace import Device, NoGpu, Process, Session
+from gputrace.readers.chrome_json import (
+    ChromeEvent,
+    Key,
+    Labels,
+    arguments,
+    key,
+    nanoseconds,
+    read_events,
+    read_labels,
+)
+from gputrace.readers.error_policy import STOP, ErrorPolicy
+from gputrace.readers.in_memory import MemoryTrace, Names
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One stream of a GPU, or one host thread; all columns are of one length.
+
+    Attributes:
+        plane: what the line is of: ``/device:GPU:0``, ``/host:CPU``.
+        name: ``Stream #13(Compute)``, ``python``; other lines of a GPU repeat what streams hold.
+        id: of the stream or the thread.
+        start, end: nanoseconds.
+        text: the event's name, a number of `Recording.names`.
+        correlation: joins the call and what it issued; `UNKNOWN` where there is none.
+        details: of a copy or memset, as a number of `Recording.names`, or `UNKNOWN`.
+        step: whether it is marked as a step, by a step number.
+    """
+
+    plane: str
+    name: str
+    id: int
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    text: NDArray[np.int32]
+    correlation: NDArray[np.int64]
+    details: NDArray[np.int32]
+    step: NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class Recording:
+    """All of a file.
+
+    Attributes:
+        cards: name of the card by CUDA ordinal, where it is told.
+        host: name of the machine.
+        epoch_ns: the wall clock at 0 of the lines' clock.
+        warnings: the profiler's own complaints.
+    """
+
+    lines: list[Line] = field(default_factory=list)
+    names: Names = field(default_factory=Names)
+    cards: dict[int, str] = field(default_factory=dict)
+    host: str = ""
+    epoch_ns: int | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+_GPU: Final = re.compile(r"/device:GPU:(\d{1,4})\b")
+_STREAM: Final = re.compile(r"Stream #(\d{1,9})\b", re.IGNORECASE)
+"""Lines of a GPU plane that hold what ran; the others (XLA Ops, Steps…) repeat it by name."""
+_KINDS: Final = {
+    "MemcpyH2D": Kind.COPY_H2D,
+    "MemcpyD2H": Kind.COPY_D2H,
+    "MemcpyD2D": Kind.COPY_D2D,
+    "MemcpyP2P": Kind.COPY_PEER,
+    "MemcpyOther": Kind.COPY_OTHER,
+    "Memset": Kind.MEMSET,
+}
+_NOT_RUN: Final = {
+    *("MemoryAlloc", "MemoryFree", "MemoryResidency", "UnifiedMemory", "Overhead"),
+    *("HostRegister", "HostUnregister"),
+}
+"""Events on streams that occupy no GPU."""
+_GRAPH: Final = "CudaGraphExec:"
+
+_CUDA_CALL: Final = re.compile(r"cu(da)?[A-Z]")
+_CALLS: Final = {
+    **dict.fromkeys(_KINDS, "cuMemcpy"),
+    "Memset": "cuMemset",
+    "MemoryAlloc": "cuMemAlloc",
+    "MemoryFree": "cuMemFree",
+    "HostRegister": "cuMemHostRegister",
+    "HostUnregister": "cuMemHostUnregister",
+}
+"""The call behind an event on a host thread, which bears the name of what it issued."""
+_DATA_WAIT: Final = re.compile(r"IteratorGetNext(AsOptional|Sync)?(Op::DoCompute|$)|^InfeedEnqueue")
+"""A program's wait for its next batch: from tf.data, or into an infeed."""
+_STEP_NUMBER: Final = re.compile(r" \d+$")
+"""The trace viewer's names of steps have it, besides the argument."""
+_USERS_THREAD: Final = re.compile(r"python|main", re.IGNORECASE)
+_PYTHON_CALL: Final = re.compile(r"\$")
+"""Begins an event of the Python tracer: every call, too many to be ranges of the user's."""
+_JAX: Final = re.compile(r"PjitFunction\(|PythonRefManager::")
+
+_SIZE: Final = re.compile(r"(?:size|num_bytes):(\d{1,18})\b")
+_DESTINATION: Final = re.compile(r"\bdest:(\d{1,4})\b")
+_MEMORIES: Final = {
+    side: re.compile(rf"\b{side}:({'|'.join(m.name.lower() for m in Memory)})\b")
+    for side in ("kind_src", "kind_dst")
+}
+
+_EPOCH_NS: Final = 10**17
+"""Times past this are of the wall clock, not since the start of the profile."""
+_REMEDY: Final = (
+    "profile the program on a machine with a GPU, or use `gputrace record -- python train.py` there"
+)
+
+
+class XlaTrace(MemoryTrace):
+    """One profile of one process."""
+
+    def __init__(self, path: Path, recording: Recording) -> None:
+        texts = recording.names.texts
+        lines = [line for line in recording.lines if _is_read(line)]
+        base = _base(lines)
+        build = _Columns(recording.names, lines, base)
+        epoch = base or recording.epoch_ns
+        hosts = frozenset({recording.host} - {""})
+        super().__init__(
+            path,
+            "jax" if any(map(_JAX.match, texts)) else "tensorflow",
+            list(build.parts()),
+            texts,
+            [Process(0, host_name=recording.host)],
+            [Device(0, device, name=name) for device, name in recording.cards.items()],
+            Session(epoch_ns=epoch, hosts=hosts),
+            NoGpu("the profile holds the host's side alone", _REMEDY),
+        )
+        self.quality.warnings += recording.warnings
+
+
+def _is_read(line: Line) -> bool:
+    return not _GPU.match(line.plane) or _STREAM.match(line.name) is not None
+
+
+def _base(lines: Sequence[Line]) -> int:
+    """The first moment where times are of the wall clock; else 0."""
+    first = min((int(line.start.min()) for line in lines if len(line.start)), default=0)
+    return first if first > _EPOCH_NS else 0
+
+
+class _Columns:
+    """Event columns of lines; ``base`` is the moment that becomes 0."""
+
+    def __init__(self, names: Names, lines: Sequence[Line], base: int) -> None:
+        self._names, self._lines, self._base = names, lines, base
+
+    def parts(self) -> Iterator[Events]:
+        hosts, streams = [], []
+        for line in self._lines:
+            gpu, stream = _GPU.match(line.plane), _STREAM.match(line.name)
+            if gpu and stream:
+                streams.append(self._operations(line, int(gpu[1]), int(stream[1])))
+            else:
+                hosts.append(line)
+        yield from streams
+        for line in hosts:
+            yield from self._of_thread(line)
+        yield from self._waits(hosts, streams)
+
+    def _per_name(self, ids: NDArray[np.int32], meaning: Callable[[str], int]) -> NDArray[np.int64]:
+        """What each row's text means; `UNKNOWN` for rows without."""
+        distinct, place = np.unique(ids, return_inverse=True)
+        found = [meaning(self._names.texts[id]) if id >= 0 else UNKNOWN for id in distinct.tolist()]
+        return np.array(found, np.int64)[place]
+
+    def _events(self, line: Line, rows: Mask, **columns: Column | int) -> Events:
+        whole = {"start": line.start - self._base, "end": line.end - self._base} | columns
+        size = len(line.start)
+        return Events(
+            {
+                name: (column if isinstance(column, np.ndarray) else np.full(size, column))[rows]
+                for name, column in whole.items()
+            }
+        )
+
+    def _operations(self, line: Line, gpu: int, stream: int) -> Events:
+        kind = self._per_name(line.text, _kind)
+        details = line.details
+        peer = kind == Kind.COPY_PEER
+        destination = self._per_name(details, lambda text: _number(_DESTINATION, text))
+        return self._events(
+            line,
+            kind != UNKNOWN,
+            kind=kind,
+            name=line.text,
+            device=gpu,
+            stream=stream,
+            correlation=line.correlation,
+            bytes=self._per_name(details, lambda text: _number(_SIZE, text)),
+            source_memory=self._per_name(details, lambda text: _memory("kind_src", text)),
+            destination_memory=self._per_name(details, lambda text: _memory("kind_dst", text)),
+            source_device=np.where(peer, gpu, UNKNOWN),
+            destination_device=np.where(peer, destination, UNKNOWN),
+        )
+
+    def _of_thread(self, line: Line) -> Iterator[Events]:
+        """CUDA calls, steps, and what the user's own thread is annotated with."""
+        number = self._names.number
+        names = self._per_name(line.text, lambda text: number(_call(text)))
+        known = self._per_name(line.text, lambda text: bool(_CUDA_CALL.match(text))) == 1
+        call = known | (line.correlation > 0)
+        thread = _thread(line.id)
+        yield self._events(
+            line, call, kind=Kind.API, name=names, thread=thread, correlation=line.correlation
+        )
+        if line.step.any():
+            steps = self._per_name(line.text, lambda text: number(_STEP_NUMBER.sub("", text)))
+            yield self._events(line, line.step & ~call, kind=Kind.STEP, name=steps, thread=thread)
+        if line.step.any() or _USERS_THREAD.match(line.name):
+            other = self._per_name(line.text, lambda text: not _PYTHON_CALL.match(text)) == 1
+            rows = other & ~line.step & ~call
+            yield self._events(line, rows, kind=Kind.RANGE, name=line.text, thread=thread)
+
+    def _waits(self, hosts: Sequence[Line], streams: Sequence[Events]) -> Iterator[Events]:
+        """Waits for data, on each thread that they hold up.
+
+        tf.data is asked for the next batch on threads of its own, and what feeds the GPU, or marks
+        the steps, goes on when it is there. Where several GPUs are fed, whose batch is waited for
+        is not told: then a wait is only its own thread's.
+        """
+        gpus = {gpu for events in streams for gpu in np.unique(events.device).tolist()}
+        held_up = _held_up(hosts) if len(gpus) < 2 else set()
+        for line in hosts:
+            waits = self._per_name(line.text, lambda text: bool(_DATA_WAIT.search(text))) == 1
+            if waits.any():
+                for thread in sorted({_thread(line.id), *held_up}):
+                    yield self._events(
+                        line, waits, kind=Kind.DATA_WAIT, name=line.text, thread=thread
+                    )
+
+
+def _held_up(hosts: Sequence[Line]) -> set[int]:
+    """Threads that issue work to a GPU, or mark steps."""
+    return {_thread(line.id) for line in hosts if line.step.any() or (line.correlation > 0).any()}
+
+
+def _kind(name: str) -> int:
+    if name in _NOT_RUN:
+        return UNKNOWN
+    return _KINDS.get(name, Kind.GRAPH if name.startswith(_GRAPH) else Kind.KERNEL)
+
+
+def _call(name: str) -> str:
+    """The CUDA call of an event that a correlation joins with what it issued."""
+    if _CUDA_CALL.match(name):
+        return name
+    return _CALLS.get(name, "cuGraphLaunch" if name.startswith("CudaGraph") else "cuLaunchKernel")
+
+
+def _number(pattern: re.Pattern[str], details: str) -> int:
+    found = pattern.search(details)
+    return int(found[1]) if found else UNKNOWN
+
+
+def _memory(side: str, details: str) -> int:
+    found = _MEMORIES[side].search(details)
+    return Memory[found[1].upper()] if found else Memory.UNKNOWN
+
+
+def _thread(id: int) -> int:
+    """Of 32 bits, signed, as the profiler itself shows it in the names of threads."""
+    return (id + (1 << 31)) % (1 << 32) - (1 << 31)
+
+
+_MARKS: Final = re.compile(rb'"(/host:CPU|/device:[A-Z]+:\d+)')
+"""Names of planes, which the first event of the file tells."""
+_MOST_EVENTS: Final = 1_000_000
+"""What the profiler leaves out of the file beyond these is the shortest."""
+_LEFT_OUT: Final = (
+    "the file holds 1,000,000 events, the most that the profiler puts into it: short kernels may "
+    "be missing; analyze the .xplane.pb beside it"
+)
+
+
+def is_trace_viewer(content: bytes) -> bool:
+    """Whether a file begins as one of this profiler does; takes its first bytes, unpacked."""
+    return content.lstrip().startswith(b"{") and _MARKS.search(content) is not None
+
+
+def read_trace_viewer(path: Path, breaks: ErrorPolicy = STOP) -> Recording:
+    """Raises InputError for a file that is cut short or broken."""
+    events = read_events(path, breaks)
+    labels = read_labels(events)
+    found = Recording()
+    rows: dict[tuple[Key, Key], list[ChromeEvent]] = {}
+    complete = [event for event in events if event.get("ph") == "X"]
+    for event in complete:
+        rows.setdefault((key(event, "pid"), key(event, "tid")), []).append(event)
+    for (pid, tid), own in rows.items():
+        if labels.processes.get(pid, "").startswith(("/host:", "/device:GPU:")):
+            found.lines.append(_line(found.names, labels, pid, tid, own))
+    if len(complete) >= _MOST_EVENTS:
+        found.warnings.append(_LEFT_OUT)
+    return found
+
+
+def _line(names: Names, labels: Labels, pid: Key, tid: Key, events: Sequence[ChromeEvent]) -> Line:
+    timed = [
+        (start, end, event)
+        for event in events
+        if (start := nanoseconds(event.get("ts"))) is not None
+        and (end := nanoseconds(event.get("ts"), event.get("dur", 0))) is not None
+    ]
+    more = [arguments(event) for _, _, event in timed]
+    return Line(
+        plane=labels.processes.get(pid, ""),
+        name=labels.threads.get((pid, tid), ""),
+        id=tid if isinstance(tid, int) else 0,
+        start=np.array([start for start, _, _ in timed], np.int64),
+        end=np.array([end for _, end, _ in timed], np.int64),
+        text=np.array([names.number(str(event.get("name"))) for _, _, event in timed], np.int32),
+        correlation=np.array([_integer(of.get("correlation_id")) for of in more], np.int64),
+        details=np.array([_details(names, of) for of in more], np.int32),
+        step=np.array(["step_num" in of for of in more], bool),
+    )
+
+
+def _integer(value: Any) -> int:
+    """A number of the file's, which has them as text."""
+    text = str(value)
+    return int(text) if re.fullmatch(r"\d{1,18}", text, re.ASCII) else UNKNOWN
+
+
+def _details(names: Names, more: Any) -> int:
+    text = more.get("memcpy_details", more.get("Memset_details"))
+    return UNKNOWN if text is None else names.number(str(text))

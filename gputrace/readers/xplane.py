@@ -1,0 +1,387 @@
+"""``.xplane.pb``: XSpace messages (tsl/profiler/protobuf/xplane.proto), decoded without protobuf's
+library.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.errors import InputError
+from gputrace.model.events import UNKNOWN
+from gputrace.readers.error_policy import STOP, ErrorPolicy
+from gputrace.readers.gzip_io import read_content
+from gputrace.readers.in_memory import Names
+from gputrace.readers.xla import Line, Recording
+
+_START: Final = re.compile(
+    rb"\x0a[\x80-\xff]{0,9}[\x00-\x7f](?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?\x12"
+)
+"""An XSpace whose first field is a plane, of which the first is a name, or an id and a name."""
+_NAME: Final = re.compile(rb"(/host:|/device:|/virtualdevice:|Task Env|Host CPUs|Syscalls|#Chip)")
+MOST_BYTES: Final = 1 << 31
+"""Protobuf writes no larger message."""
+_AT_ONCE: Final = 1 << 18
+"""Events that are decoded together: bounds the memory for their stats."""
+
+_WANTED: Final = {"correlation_id", "step_num", "memcpy_details", "Memset_details"}
+_STAT_NUMBERS: Final = (3, 4)
+_STAT_TEXT, _STAT_BYTES, _STAT_REFERENCE = 5, 6, 7
+
+
+def is_xspace(content: bytes) -> bool:
+    """Whether a file begins as an XSpace does; takes its first bytes, unpacked."""
+    start = _START.match(content)
+    return start is not None and _NAME.match(content, start.end() + 1) is not None
+
+
+def read_xspace(path: Path, breaks: ErrorPolicy = STOP) -> Recording:
+    """Raises InputError for a file that is cut short or broken.
+
+    Where breaks are allowed, planes that are not whole are left out: their names come last.
+    """
+    return _Reader(path, Wire(read_content(path, MOST_BYTES, breaks)), breaks).read()
+
+
+@dataclass(frozen=True, slots=True)
+class _Plane:
+    name: str
+    events: Mapping[int, str]
+    """Names by id."""
+    stats: Mapping[int, str]
+
+
+class _Reader:
+    def __init__(self, path: Path, wire: Wire, breaks: ErrorPolicy) -> None:
+        self._path, self._wire, self._breaks = path, wire, breaks
+        self._found = Recording()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Meets an error in the protobuf as one in the file."""
+        try:
+            yield
+        except WireError as error:
+            problem = f"broken XSpace protobuf ({error}); copy it or record it again"
+            self._breaks.meet(InputError(self._path, problem))
+
+    def read(self) -> Recording:
+        top: list[Field] = []
+        with self._told():
+            top.extend(self._wire.fields(0, self._wire.size))
+        found = self._found
+        found.warnings = [self._text(of) for of in top if of[:2] in ((2, BYTES), (3, BYTES))]
+        found.host = next((self._text(of) for of in top if of[:2] == (4, BYTES)), "")
+        for plane in top:
+            if plane[:2] == (1, BYTES):
+                with self._told():
+                    self._read_plane(_by_key(self._fields(plane)))
+        return found
+
+    def _fields(self, of: Field) -> Iterator[Field]:
+        return self._wire.fields(of.value, of.end)
+
+    def _text(self, of: Field) -> str:
+        return self._wire.text(of.value, of.end)
+
+    def _name(self, fields: Mapping[tuple[int, int], list[Field]], number: int) -> str:
+        found = fields.get((number, BYTES))
+        return self._text(found[-1]) if found else ""
+
+    def _read_plane(self, fields: Mapping[tuple[int, int], list[Field]]) -> None:
+        name = self._name(fields, 2)
+        plane = _Plane(
+            name, self._map(fields.get((4, BYTES), [])), self._map(fields.get((5, BYTES), []))
+        )
+        stats = dict(self._stats(plane, fields.get((6, BYTES), [])))
+        if gpu := re.match(r"/device:GPU:(\d{1,4})\b", name):
+            self._found.cards[int(gpu[1])] = str(stats.get("gpu_device_name", ""))
+        if isinstance(began := stats.get("profile_start_time"), int):
+            self._found.epoch_ns = began
+        if gpu or name.startswith("/host:"):
+            for line in fields.get((3, BYTES), []):
+                self._read_line(plane, line)
+
+    def _map(self, entries: list[Field]) -> dict[int, str]:
+        """The names in a map of ids to metadata."""
+        names = {}
+        for entry in entries:
+            fields = _by_key(self._fields(entry))
+            for metadata in fields.get((2, BYTES), [])[-1:]:
+                key = fields.get((1, VARINT))
+                id = key[-1].value if key else 0
+                names[id] = self._name(_by_key(self._fields(metadata)), 2)
+        return names
+
+    def _stats(self, plane: _Plane, stats: list[Field]) -> Iterator[tuple[str, str | int]]:
+        for stat in stats:
+            fields = list(self._fields(stat))
+            id = next((of.value for of in fields if of[:2] == (1, VARINT)), 0)
+            for of in fields:
+                if of.number in _STAT_NUMBERS and of.wire == VARINT:
+                    yield plane.stats.get(id, ""), of.value
+                elif of[:2] == (_STAT_TEXT, BYTES):
+                    yield plane.stats.get(id, ""), self._text(of)
+                elif of[:2] == (_STAT_REFERENCE, VARINT):
+                    yield plane.stats.get(id, ""), plane.stats.get(of.value, "")
+
+    def _read_line(self, plane: _Plane, line: Field) -> None:
+        starts, ends, others = self._wire.messages(line.value, line.end, 4)
+        fields = _by_key(others)
+        numbers = {
+            number: _signed(fields[number, VARINT][-1].value)
+            for number in (1, 3)
+            if (number, VARINT) in fields
+        }
+        name = self._name(fields, 11) or self._name(fields, 2)
+        for first in range(0, len(starts), _AT_ONCE):
+            part = slice(first, first + _AT_ONCE)
+            events = _Events(self._wire, plane, self._found.names, starts[part], ends[part])
+            began = numbers.get(3, 0)
+            self._found.lines.append(events.line(name, numbers.get(1, 0), began))
+
+
+class _Events:
+    """Events of a line, decoded together."""
+
+    def __init__(
+        self, wire: Wire, plane: _Plane, names: Names, starts: Places, ends: Places
+    ) -> None:
+        self._wire, self._plane, self._names = wire, plane, names
+        self._columns = {number: np.zeros(len(starts), np.int64) for number in (1, 2, 3)}
+        self._stats: list[tuple[Places, Places, Places]] = []
+        """Rows of events, and where stats of theirs start and end."""
+        for found in wire.fields_of_all(starts, ends):
+            for number, column in self._columns.items():
+                of = (found.number == number) & (found.wire == VARINT)
+                column[found.row[of]] = found.value[of].view(np.int64)
+            of = (found.number == 4) & (found.wire == BYTES)
+            if of.any():
+                where = found.value[of].astype(np.int64)
+                self._stats.append((found.row[of], where, found.end[of]))
+
+    def line(self, name: str, id: int, began: int) -> Line:
+        kinds, offset, duration = self._columns.values()
+        ids, place = np.unique(kinds, return_inverse=True)
+        known = self._plane.events
+        numbers = [self._names.number(known.get(id, f"<event {id}>")) for id in ids.tolist()]
+        line = Line(
+            plane=self._plane.name,
+            name=name,
+            id=id,
+            start=began + offset // 1000,
+            end=began + (offset + duration) // 1000,
+            text=np.array(numbers, np.int32)[place],
+            correlation=np.full(len(kinds), UNKNOWN, np.int64),
+            details=np.full(len(kinds), UNKNOWN, np.int32),
+            step=np.zeros(len(kinds), bool),
+        )
+        for stats in self._stats:
+            self._add_stats(line, *stats)
+        return line
+
+    def _add_stats(self, line: Line, event: Places, start: Places, end: Places) -> None:
+        ids, values = np.zeros(len(event), np.int64), np.zeros(len(event), np.int64)
+        numbers, ends = np.zeros(len(event), np.int64), np.zeros(len(event), np.int64)
+        for found in self._wire.fields_of_all(start, end):
+            is_id = (found.number == 1) & (found.wire == VARINT)
+            ids[found.row[is_id]] = found.value[is_id].view(np.int64)
+            row, value = found.row[~is_id], found.value[~is_id].view(np.int64)
+            numbers[row], values[row], ends[row] = found.number[~is_id], value, found.end[~is_id]
+        for id, name in self._plane.stats.items():
+            if name not in _WANTED:
+                continue
+            of = np.flatnonzero(ids == id)
+            if name == "step_num":
+                line.step[event[of]] = True
+            elif name == "correlation_id":
+                of = of[np.isin(numbers[of], _STAT_NUMBERS)]
+                line.correlation[event[of]] = values[of]
+            else:
+                texts = zip(numbers[of], values[of], ends[of], strict=True)
+                line.details[event[of]] = [self._detail(*map(int, text)) for text in texts]
+
+    def _detail(self, number: int, value: int, end: int) -> int:
+        if number == _STAT_REFERENCE:
+            return self._names.number(self._plane.stats.get(value, ""))
+        if number in (_STAT_TEXT, _STAT_BYTES):
+            return self._names.number(self._wire.text(value, end))
+        return UNKNOWN
+
+
+def _by_key(fields: Iterator[Field] | list[Field]) -> dict[tuple[int, int], list[Field]]:
+    """Fields by number and wire type."""
+    found: dict[tuple[int, int], list[Field]] = {}
+    for of in fields:
+        found.setdefault((of.number, of.wire), []).append(of)
+    return found
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+VARINT: Final = 0
+FIXED64: Final = 1
+BYTES: Final = 2
+FIXED32: Final = 5
+
+Numbers = NDArray[np.uint64]
+Places = NDArray[np.int64]
+
+_MOST_VARINT_BYTES: Final = 10
+_PADDING: Final = 16
+"""Zeros after the data, so that what is cut short can be decoded before it is found out."""
+
+
+class WireError(ValueError):
+    """The bytes are no protobuf message."""
+
+
+class Field(NamedTuple):
+    """A field of one message."""
+
+    number: int
+    wire: int
+    value: int
+    """A number; of bytes, where they start."""
+    end: int
+    """Where bytes end; the place after a number."""
+
+
+class Fields(NamedTuple):
+    """At most one field of each of many messages."""
+
+    row: Places
+    """Index of the message."""
+    number: Places
+    wire: NDArray[np.uint8]
+    value: Numbers
+    """As in `Field`; of numbers of fixed width, where they start."""
+    end: Places
+
+
+class Wire:
+    """Bytes to decode, which it takes over; all places are offsets in them.
+
+    Raises WireError for what is no message.
+    """
+
+    def __init__(self, data: bytearray) -> None:
+        self.size = len(data)
+        data += bytes(_PADDING)
+        self._data = data
+        self._array = np.frombuffer(self._data, np.uint8)
+
+    def text(self, start: int, end: int) -> str:
+        """Bytes as text; what is not UTF-8 is replaced."""
+        return self._data[start:end].decode("utf-8", "replace")
+
+    def fields(self, start: int, end: int) -> Iterator[Field]:
+        """The fields of one message, in order."""
+        while start < end:
+            tag, start = self._varint(start)
+            value, start = self._value(tag & 7, start)
+            if start > end:
+                raise WireError(f"cut short at byte {self.size:,}")
+            yield Field(tag >> 3, tag & 7, value, start)
+
+    def _value(self, wire: int, place: int) -> tuple[int, int]:
+        """A value, and the place after it."""
+        if wire == VARINT:
+            return self._varint(place)
+        if wire == BYTES:
+            size, place = self._varint(place)
+            return place, place + size
+        if wire in (FIXED64, FIXED32):
+            width = 8 if wire == FIXED64 else 4
+            return int.from_bytes(self._data[place : place + width], "little"), place + width
+        raise WireError(f"wire type {wire} at byte {place:,}")
+
+    def _varint(self, place: int) -> tuple[int, int]:
+        value = shift = 0
+        for byte in self._data[place : place + _MOST_VARINT_BYTES]:
+            place += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value & 0xFFFFFFFFFFFFFFFF, place
+            shift += 7
+        raise WireError(f"no number at byte {place:,}")
+
+    def fields_of_all(self, start: Places, end: Places) -> Iterator[Fields]:
+        """The first field of all messages that have one, then the second, and so on."""
+        row = np.flatnonzero(start < end)
+        place, end = start[row], end[row]
+        while len(row):
+            tag, place = self._varints(place)
+            wire = (tag & np.uint64(7)).astype(np.uint8)
+            value, place = self._values(wire, place)
+            if (place > end).any():
+                raise WireError(f"cut short at byte {self.size:,}")
+            yield Fields(row, (tag >> np.uint64(3)).astype(np.int64), wire, value, place)
+            more = place < end
+            row, place, end = row[more], place[more], end[more]
+
+    def _values(self, wire: NDArray[np.uint8], place: Places) -> tuple[Numbers, Places]:
+        known = np.isin(wire, (VARINT, FIXED64, BYTES, FIXED32))
+        if not known.all():
+            bad = int(np.argmin(known))
+            raise WireError(f"wire type {wire[bad]} at byte {place[bad]:,}")
+        value, after = place.astype(np.uint64), place.copy()
+        after[wire == FIXED64] += 8
+        after[wire == FIXED32] += 4
+        for of, is_size in ((VARINT, False), (BYTES, True)):
+            rows = np.flatnonzero(wire == of)
+            number, after[rows] = self._varints(place[rows])
+            value[rows] = after[rows].astype(np.uint64) if is_size else number
+            if is_size:
+                # A length beyond the data is as wrong as one beyond 64 bits.
+                after[rows] += np.minimum(number, np.uint64(self.size + 1)).astype(np.int64)
+        return value, after
+
+    def _varints(self, place: Places) -> tuple[Numbers, Places]:
+        """A varint at each place, and the places after them."""
+        # Places past the end decode as zeros, and are found out by their messages' ends.
+        last = len(self._array) - 1
+        byte = self._array[np.minimum(place, last)]
+        value, after = (byte & 0x7F).astype(np.uint64), place + 1
+        rows = np.flatnonzero(byte >= 0x80)
+        shift = 7
+        while len(rows):
+            if shift >= 7 * _MOST_VARINT_BYTES:
+                raise WireError(f"no number at byte {int(after[rows[0]]):,}")
+            byte = self._array[np.minimum(after[rows], last)]
+            value[rows] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
+            after[rows] += 1
+            rows = rows[byte >= 0x80]
+            shift += 7
+        return value, after
+
+    def messages(self, start: int, end: int, number: int) -> tuple[Places, Places, list[Field]]:
+        """Starts and ends of the messages in one field of a message, and its other fields."""
+        starts, ends, others = array("q"), array("q"), []
+        data, tag = self._data, number << 3 | BYTES
+        while start < end:
+            if data[start] == tag and (size := data[start + 1]) < 0x80:  # As nearly all do.
+                starts.append(start + 2)
+                start += 2 + size
+                ends.append(start)
+                continue
+            field = next(self.fields(start, end))
+            if field.number == number and field.wire == BYTES:
+                starts.append(field.value)
+                ends.append(field.end)
+            else:
+                others.append(field)
+            start = field.end
+        if start > end:
+            raise WireError(f"cut short at byte {self.size:,}")
+        return np.array(starts, np.int64), np.array(ends, np.int64), others

@@ -1,0 +1,269 @@
+"""Export in the Trace Event Format (JSON), for ui.perfetto.dev and chrome://tracing.
+
+Each GPU becomes a process with a thread for each stream, and for its steps, gaps and findings; each
+process of the program becomes one, too. Times are those of the report, in microseconds with
+decimals, so that no nanosecond is lost.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from gputrace.analyzers.operations import Gpu
+from gputrace.analyzers.timeline_model.trace_rows import Track, read_gpu_tracks, read_host_tracks
+from gputrace.model.events import Events, Kind
+from gputrace.model.results import Analysis
+from gputrace.model.time_class import CLASSES
+from gputrace.model.trace import Trace
+from gputrace.report.export import Job
+from gputrace.report.output_file import unfinished_file
+from gputrace.sanitize import exported, json_text
+
+MOST_GAPS: Final = 10_000
+"""Number of gaps exported, the largest ones."""
+_GPU_IDS: Final = 1
+_HOST_IDS: Final = 1_000_000
+"""First id of GPUs, and of processes; the operating system's ids may not be unique."""
+_THREAD_IDS: Final = 10_000_000
+"""First id of tracks, which are unique: Perfetto names threads by their id alone, and takes one
+that equals its process's id for the main thread."""
+_MOST_TRACKS: Final = 16
+_COMPRESSION: Final = 5
+_ROWS_AT_ONCE: Final = 8_192
+
+_Slice = tuple[int, int, str, Mapping[str, object]]
+"""Start, end, name, arguments."""
+
+
+def write(job: Job) -> None:
+    """Write the file, compressed where its name ends in ``.gz``."""
+    analysis = job.analyze(MOST_GAPS)
+    with unfinished_file(job.target) as path, _opened(path, job.target.suffix == ".gz") as file:
+        about = {"source": analysis.source, "notes": analysis.warnings}
+        file.write('{"displayTimeUnit":"ns","otherData":' + _json(about) + ',"traceEvents":[\n')
+        writer = _Writer(file, job.trace.origin)
+        for number, (gpu, tracks) in enumerate(
+            read_gpu_tracks(job.trace, job.window, job.progress)
+        ):
+            _write_gpu(writer, _GPU_IDS + number, gpu, tracks, analysis, job.trace)
+        for process, thread, track in read_host_tracks(job.trace, job.window):
+            _write_host(writer, process, thread, track, job.trace)
+        file.write("\n]}\n")
+
+
+@contextmanager
+def _opened(path: Path, compressed: bool) -> Iterator[TextIO]:
+    if not compressed:
+        with path.open("w", encoding="utf-8", errors="replace") as file:
+            yield file
+        return
+    # No file name and time in the header: the same trace yields the same bytes.
+    with path.open("wb") as raw, gzip.GzipFile("", "wb", _COMPRESSION, raw, 0) as packed:
+        import io
+
+        with io.TextIOWrapper(packed, encoding="utf-8", errors="replace") as file:
+            yield file
+
+
+class _Writer:
+    """Writer of trace events, one per line."""
+
+    def __init__(self, file: TextIO, origin: int) -> None:
+        self._file, self._origin = file, origin
+        self._separator = ""
+        self._processes: set[int] = set()
+        self._threads = count(_THREAD_IDS)
+
+    def process(self, id: int, name: str) -> None:
+        """Name a process, and sort it below earlier ones."""
+        if id not in self._processes:
+            self._processes.add(id)
+            self._about(id, 0, "process_name", {"name": name})
+            self._about(id, 0, "process_sort_index", {"sort_index": id})
+
+    def thread(self, process: int, name: str, order: int | None = None) -> int:
+        """Add a thread, which is a track, and return its id; sort it by ``order``, else last."""
+        id = next(self._threads)
+        self._about(process, id, "thread_name", {"name": name})
+        self._about(
+            process, id, "thread_sort_index", {"sort_index": id if order is None else order}
+        )
+        return id
+
+    def slices(self, process: int, thread: int, slices: Iterable[_Slice]) -> None:
+        """Write nested slices, each after the one that encloses it."""
+        where = f',"pid":{process},"tid":{thread}'
+        self._lines(
+            f'{{"ph":"X","name":{_json(name)},"ts":{microseconds(start - self._origin)},'
+            f'"dur":{microseconds(end - start)}{where},"args":{_json(arguments)}}}'
+            for start, end, name, arguments in slices
+        )
+
+    def rows(self, process: int, thread: int, events: Events, names: Mapping[int, str]) -> None:
+        """Write events as slices; also those of zero length, so that all are clickable."""
+        where = f',"pid":{process},"tid":{thread}'
+        arguments = _arguments(events)
+        for first in range(0, len(events), _ROWS_AT_ONCE):
+            part = slice(first, first + _ROWS_AT_ONCE)
+            starts = (events.start[part] - self._origin).tolist()
+            lengths = (events.end[part] - events.start[part]).tolist()
+            ids = zip(events.kind[part].tolist(), events.name[part].tolist(), strict=True)
+            texts = arguments(part)
+            self._lines(
+                f'{{"ph":"X","name":{names[id] if id >= 0 or id in names else _KIND_NAMES[kind]},'
+                f'"ts":{microseconds(start)},"dur":{microseconds(length)}{where}{more}}}'
+                for start, length, (kind, id), more in zip(starts, lengths, ids, texts, strict=True)
+            )
+
+    def _about(self, process: int, thread: int, what: str, arguments: Mapping[str, object]) -> None:
+        self._lines(
+            [
+                f'{{"ph":"M","name":"{what}","pid":{process},"tid":{thread},"args":{_json(arguments)}}}'
+            ]
+        )
+
+    def _lines(self, lines: Iterable[str]) -> None:
+        text = ",\n".join(lines)
+        if text:
+            self._file.write(self._separator + text)
+            self._separator = ",\n"
+
+
+def microseconds(nanoseconds: int) -> str:
+    """Format nanoseconds as microseconds that convert back exactly, by rounding or truncation.
+
+    Perfetto multiplies a double by 1000 and truncates it. That would make some slices a nanosecond
+    too short, and drop slices inside them that seem to end later.
+    """
+    sign = "-" if nanoseconds < 0 else ""
+    whole, below = divmod(abs(nanoseconds), 1_000)
+    if not below:
+        return f"{sign}{whole}"
+    text = f"{sign}{whole}.{below:03d}"
+    return text if int(float(text) * 1000.0) == nanoseconds else f"{text}4"
+
+
+def _json(value: object) -> str:
+    return json_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+_KIND_NAMES: Final = {
+    int(kind): _json(kind.name.lower().replace("_", " ").replace("h2d", "host to device")
+    .replace("d2h", "device to host").replace("d2d", "device to device"))
+    for kind in Kind
+}  # fmt: skip
+
+
+def _arguments(events: Events) -> Any:
+    """Return a function that serializes the arguments of GPU operations in a range of rows."""
+    if "correlation" not in events.columns:
+        return lambda part: [""] * len(events.start[part])
+
+    def serialize(part: slice) -> list[str]:
+        pairs = zip(events.correlation[part].tolist(), events.bytes[part].tolist(), strict=True)
+        return [
+            f',"args":{{"correlation":{correlation},"bytes":{size}}}'
+            if size >= 0
+            else f',"args":{{"correlation":{correlation}}}'
+            for correlation, size in pairs
+        ]
+
+    return serialize
+
+
+def _names(trace: Trace, events: Events) -> dict[int, str]:
+    """Return the names of events as JSON, by id."""
+    import numpy as np
+
+    ids = np.unique(events.name)
+    return {id: _json(exported(text)) for id, text in trace.names(ids[ids != -1]).items()}
+
+
+def _write_gpu(
+    writer: _Writer,
+    id: int,
+    gpu: Gpu,
+    tracks: Sequence[Track],
+    analysis: Analysis,
+    trace: Trace,
+) -> None:
+    totals = [
+        t for t in analysis.gpus if (t.gpu, t.rank, t.device) == (gpu.gpu, gpu.rank, gpu.device)
+    ]
+    if not totals:
+        return
+    writer.process(id, _gpu_name(gpu))
+    lanes = (
+        (
+            "findings",
+            _findings(analysis, gpu, totals[0].start_ns, totals[0].start_ns + totals[0].span_ns),
+        ),
+        ("steps", _steps(analysis, gpu)),
+        ("gaps", _gaps(analysis, gpu)),
+    )
+    for name, slices in lanes:
+        if slices:
+            writer.slices(id, writer.thread(id, name), slices)
+    for track in tracks:
+        thread = writer.thread(id, track.name)
+        writer.rows(id, thread, track.events, _names(trace, track.events))
+
+
+def _gpu_name(gpu: Gpu) -> str:
+    what = "GPU" if gpu.gpu_known else "device"
+    host = f" on {gpu.host_name}" if gpu.host_name else ""
+    return f"{what} {gpu.gpu} (rank {gpu.rank}){host} {gpu.name}".rstrip()
+
+
+def _findings(analysis: Analysis, gpu: Gpu, start: int, end: int) -> list[_Slice]:
+    """Return findings on the GPU, or on none in particular, as slices over its whole time."""
+    return [
+        (
+            start,
+            end,
+            f"{finding.id} ({finding.severity})",
+            {"message": finding.message, "advice": finding.advice, "impact_ns": finding.impact_ns}
+            | dict(finding.evidence),
+        )
+        for finding in analysis.findings
+        if not finding.gpus or gpu.gpu in finding.gpus
+        if not finding.ranks or gpu.rank in finding.ranks
+    ]
+
+
+def _steps(analysis: Analysis, gpu: Gpu) -> list[_Slice]:
+    return [
+        (
+            step.start_ns,
+            step.end_ns,
+            f"step {step.step} ({step.phase})",
+            {f"{name}_ns": getattr(step, f"{name}_ns") for name in CLASSES},
+        )
+        for step in sorted(analysis.step_list, key=lambda step: step.start_ns)
+        if (step.gpu, step.rank) == (gpu.gpu, gpu.rank)
+    ]
+
+
+def _gaps(analysis: Analysis, gpu: Gpu) -> list[_Slice]:
+    return [
+        (gap.start_ns, gap.end_ns, gap.cause, {"evidence": gap.evidence, "step": gap.step})
+        for gap in sorted(analysis.gaps.largest, key=lambda gap: gap.start_ns)
+        if (gap.gpu, gap.rank) == (gpu.gpu, gpu.rank)
+    ]
+
+
+def _write_host(writer: _Writer, process: int, thread: int, track: Track, trace: Trace) -> None:
+    known = trace.processes[process]
+    id = _HOST_IDS + process
+    rank = f"rank {known.rank} " if known.rank >= 0 else ""
+    host = f" on {known.host_name}" if known.host_name else ""
+    writer.process(id, f"{rank}process {known.pid}{host} {known.name}".rstrip())
+    # Keeps the tracks of a thread together.
+    row_thread = writer.thread(id, f"{thread} {track.name}", thread * _MOST_TRACKS + track.place)
+    writer.rows(id, row_thread, track.events, _names(trace, track.events))

@@ -1,0 +1,22 @@
+"""HTML report: one file that opens offline, or served for large traces.
+
+``timeline`` gathers the data of a page and draws its timeline, ``charts`` draws the other charts,
+``page`` adds texts and tables and assembles the document, ``server`` serves it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+from gputrace.errors import MissingError
+
+
+def load(name: str) -> ModuleType:
+    """Import a module of this package; raise MissingError where bokeh is not installed."""
+    try:
+        return import_module(f"gputrace.report.html.{name}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("bokeh", "jinja2", "tornado"):
+            raise
+        raise MissingError("a page needs bokeh; install it with `pip install bokeh`") from None

@@ -1,0 +1,297 @@
+"""Charts of a page other than the timeline, and its colours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from bokeh.models import ColumnDataSource, DataRange1d, HoverTool, NumeralTickFormatter
+from bokeh.models.annotations import Legend, LegendItem
+from bokeh.plotting import figure
+
+from gputrace.analyzers.timeline_model.cells import RUN_CLASSES
+from gputrace.model.intervals import union
+from gputrace.model.results import Analysis, Curve, GpuCurves, Utilization
+from gputrace.model.time_class import CLASSES
+from gputrace.report.palette import LOOKS, NOTHING
+from gputrace.report.tables import CLASS_NAMES, gpu_label
+from gputrace.sanitize import clean
+
+CURVES: Final = {
+    "busy": ("runs anything, %", 1.0),
+    "utilization": ("utilization, %", 1.0),
+    "memory": ("memory in use, GiB", 2.0**-30),
+    "sm_clock": ("SM clock, MHz", 1.0),
+    "memory_clock": ("memory clock, MHz", 1.0),
+    "power": ("power, W", 1.0),
+    "temperature": ("temperature, °C", 1.0),
+}
+"""Curves of a run: label of the axis, and factor that scales the values to its unit."""
+
+_FEW_POINTS: Final = 80
+"""Curves of up to so many points get dots, too."""
+_OVER: Final = 1.2
+"""Height of the chart of step times, relative to the longest steady step."""
+_MOST_STEPS: Final = 20_000
+"""Maximum number of steps of a rank in the chart of step times; later ones are left out."""
+
+
+def new_figure(name: str, height: int, **options: Any) -> figure:
+    """Create an empty chart in the style and width of the page."""
+    plot = figure(
+        name=name,
+        height=height,
+        sizing_mode="stretch_width",
+        background_fill_alpha=0,
+        border_fill_alpha=0,
+        outline_line_alpha=0,
+        lod_threshold=None,
+        **{"tools": "xpan,xbox_zoom,reset", "toolbar_location": "above", **options},
+    )
+    plot.toolbar.logo = None
+    plot.grid.grid_line_alpha = 0.25
+    return plot
+
+
+def run_charts(analysis: Analysis) -> dict[str, figure]:
+    """Draw the utilization curves of the GPUs over the whole run, on a shared time axis."""
+    use = analysis.utilization
+    if use is None:
+        return {}
+    charts = {
+        name: _run_chart(analysis, use, name, label, scale)
+        for name, (label, scale) in CURVES.items()
+        if any(_curve(gpu, name) for gpu in use.gpus)
+    }
+    for chart in charts.values():
+        chart.x_range = next(iter(charts.values())).x_range
+    return charts
+
+
+def _run_chart(analysis: Analysis, use: Utilization, name: str, label: str, scale: float) -> figure:
+    origin = analysis.origin_ns
+    drawn = [(index, gpu, _curve(gpu, name)) for index, gpu in enumerate(use.gpus)]
+    top = max(max(curve.high, default=0) for _, _, curve in drawn if curve is not None) * scale
+    limit = 100.0 if label.endswith("%") else max(top * 1.08, 1e-9)
+    plot = new_figure(
+        name,
+        190,
+        x_range=((use.start_ns - origin) / 1e9, (use.end_ns - origin) / 1e9),
+        y_range=(0, limit * 1.02),
+        x_axis_label="seconds",
+        y_axis_label=label,
+    )
+    _shade(plot, analysis, limit * 1.02)
+    entries = [
+        (plain_text(_card_label(gpu, use)), _line(plot, index, curve, origin, scale))
+        for index, gpu, curve in drawn
+        if curve is not None
+    ]
+    add_legend(plot, entries)
+    return plot
+
+
+def _line(plot: figure, index: int, curve: Curve, origin: int, scale: float) -> list[Any]:
+    """Draw the mean; where points aggregate samples, a band shows their extremes."""
+    color, dash = gpu_look(index)
+    source = ColumnDataSource(
+        {
+            "x": [(moment - origin) / 1e9 for moment in curve.time_ns],
+            "y": [value * scale for value in curve.mean],
+            "low": [value * scale for value in curve.low],
+            "high": [value * scale for value in curve.high],
+        }
+    )
+    drawn: list[Any] = []
+    if curve.low != curve.high:
+        drawn.append(
+            plot.varea("x", "low", "high", source=source, fill_color=color, fill_alpha=0.2)
+        )
+    drawn.append(plot.line("x", "y", source=source, color=color, line_dash=dash, line_width=1.8))
+    if len(curve.time_ns) <= _FEW_POINTS:
+        drawn.append(plot.scatter("x", "y", source=source, color=color, size=5))
+    return drawn
+
+
+def _curve(gpu: GpuCurves, name: str) -> Curve | None:
+    return next((curve for curve in gpu.curves if curve.name == name), None)
+
+
+def _card_label(gpu: GpuCurves, use: Utilization) -> str:
+    several = len({other.host for other in use.gpus}) > 1
+    return f"gpu {gpu.gpu}" + (f" {gpu.host}" if several else "")
+
+
+def _shade(plot: figure, analysis: Analysis, top: float) -> None:
+    """Shade phases behind the curves, each kind in its colour."""
+    origin = analysis.origin_ns
+    entries = []
+    for phase, color in PHASES.items():
+        matching = [match for match in analysis.phases if match.phase == phase]
+        spans = union([match.start_ns for match in matching], [match.end_ns for match in matching])
+        if len(spans):
+            source = {"left": (spans.start - origin) / 1e9, "right": (spans.end - origin) / 1e9}
+            drawn = plot.quad(
+                "left",
+                "right",
+                bottom=0,
+                top=top,
+                source=ColumnDataSource(source),
+                fill_color=color,
+                fill_alpha=0.13,
+                line_color=None,
+            )
+            entries.append((phase, [drawn]))
+    add_legend(plot, entries)
+
+
+def add_legend(plot: figure, entries: Sequence[tuple[str, list[Any]]]) -> None:
+    """Add entries to the legend beside the chart; a click on one hides its line."""
+    if not entries:
+        return
+    items = [LegendItem(label=label, renderers=drawn) for label, drawn in entries]
+    legend = plot.legend[0] if len(plot.legend) else None
+    if legend is not None:
+        legend.items = [*legend.items, *items]
+        return
+    legend = Legend(items=items, click_policy="hide", background_fill_alpha=0, border_line_alpha=0)
+    legend.update(label_text_font_size="11px", spacing=0, padding=0)
+    plot.add_layout(legend, "right")
+
+
+def step_chart(analysis: Analysis) -> figure | None:
+    """Draw the duration of each step by rank; steps of other phases than steady are hollow.
+
+    The axis ends above the longest steady step; longer steps are triangles at its edge.
+    """
+    steps = analysis.step_list
+    if not steps:
+        return None
+    steady = [step for step in steps if step.phase == "steady"] or steps
+    top = _OVER * max(step.end_ns - step.start_ns for step in steady) / 1e6
+    plot = new_figure("steps", 220, y_range=(0, top), x_axis_label="step", y_axis_label="ms")
+    plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
+    entries = []
+    for index, rank in enumerate(sorted({step.rank for step in steps})):
+        by_number = {step.step: step for step in steps if step.rank == rank}
+        shown = list(by_number.values())[:_MOST_STEPS]
+        color, dash = gpu_look(index)
+        ms = [(step.end_ns - step.start_ns) / 1e6 for step in shown]
+        source = ColumnDataSource(
+            {
+                "x": [step.step for step in shown],
+                "y": [min(length, top * 0.97) for length in ms],
+                "ms": ms,
+                "fill": [color if step.phase == "steady" else "#ffffff" for step in shown],
+                "marker": ["circle" if length <= top else "triangle" for length in ms],
+                "phase": [step.phase for step in shown],
+            }
+        )
+        line = plot.line("x", "y", source=source, color=color, line_dash=dash, line_alpha=0.6)
+        dots = plot.scatter(
+            "x", "y", marker="marker", source=source, size=6, line_color=color, fill_color="fill"
+        )
+        plot.add_tools(_step_hover(rank, dots))
+        entries.append((f"rank {rank}", [line, dots]))
+    add_legend(plot, entries)
+    return plot
+
+
+def _step_hover(rank: int, dots: Any) -> HoverTool:
+    tips = [("rank", str(rank)), ("step", "@x"), ("ms", "@ms{0,0.00}"), ("phase", "@phase")]
+    return HoverTool(renderers=[dots], tooltips=tips, visible=False)
+
+
+def class_chart(analysis: Analysis) -> figure | None:
+    """Draw the breakdown of a step on each GPU, in milliseconds per step."""
+    rows = [row for row in analysis.breakdown if row.compute_ns is not None]
+    if not rows:
+        return None
+    values = {name: [row.of(name) / max(row.steps, 1) / 1e6 for row in rows] for name in CLASSES}
+    labels = [plain_text(label) for label in _distinct(gpu_label(row, analysis) for row in rows)]
+    loop = "ms a step" if any(row.steps for row in rows) else "ms, whole span"
+    return stacked_bars(labels, values, loop)
+
+
+def stacked_bars(labels: Sequence[str], values: Mapping[str, Sequence[float]], axis: str) -> figure:
+    """Draw a bar for each label, stacked from the classes with any time."""
+    names = [name for name in CLASSES if any(values.get(name, ()))]
+    data: dict[str, Any] = {"row": labels, **{name: values[name] for name in names}}
+    plot = new_figure(
+        "classes",
+        70 + 26 * len(labels),
+        x_range=DataRange1d(start=0, range_padding=0.02),
+        y_range=labels[::-1],
+        x_axis_label=axis,
+        tools="",
+        toolbar_location=None,
+    )
+    drawn = plot.hbar_stack(
+        names,
+        y="row",
+        height=0.8,
+        source=ColumnDataSource(data),
+        color=[class_color(name) for name in names],
+        line_color="#808080",
+        line_width=0.5,
+    )
+    for name, bar in zip(names, drawn, strict=True):
+        tips = [(class_label(name), f"@{name}{{0,0.000}} ms")]
+        plot.add_tools(HoverTool(renderers=[bar], tooltips=tips, visible=False))
+    plot.ygrid.visible = False
+    return plot
+
+
+def _distinct(labels: Iterator[str]) -> Iterator[str]:
+    """Make equal labels distinct, as they name the rows of a chart."""
+    seen: dict[str, int] = {}
+    for label in labels:
+        seen[label] = seen.get(label, 0) + 1
+        yield label if seen[label] == 1 else f"{label} ({seen[label]})"
+
+
+GROUND: Final = "#16161c"
+"""Background of class colours, which are chosen for it."""
+
+_GPUS: Final = ("#009e73", "#e69f00", "#56b4e9", "#cc79a7", "#0072b2", "#d55e00", "#8a8a8a")
+"""Colours by Okabe and Ito from green on, without the yellow that vanishes on white."""
+_DASHES: Final = ("solid", "dashed", "dotted", "dotdash")
+PHASES: Final = {"warmup": "#e69f00", "validation": "#56b4e9", "checkpoint": "#cc79a7"}
+
+_OTHERS: Final = {
+    "host_data": "waits for data",
+    "host_rest": "the rest",
+    "unknown": "outside of what was recorded",
+}
+
+
+def gpu_look(index: int) -> tuple[str, str]:
+    """Return the colour and the dash pattern of a GPU's line, by its index in the list."""
+    return _GPUS[index % len(_GPUS)], _DASHES[index // len(_GPUS) % len(_DASHES)]
+
+
+def class_color(name: str) -> str:
+    """Return the colour of one of `RUN_CLASSES`."""
+    return LOOKS.get(name, NOTHING).color
+
+
+def class_label(name: str) -> str:
+    """Return the display name of one of `RUN_CLASSES`."""
+    return CLASS_NAMES.get(name) or _OTHERS[name]
+
+
+def class_list() -> list[dict[str, str]]:
+    """Return name, label and colour of every run class, in the order of their numbers."""
+    return [
+        {"name": name, "label": class_label(name), "color": class_color(name)}
+        for name in RUN_CLASSES
+    ]
+
+
+LONGEST: Final = 200
+"""Longest name shown, in characters."""
+
+
+def plain_text(text: str, most: int = LONGEST) -> str:
+    """Cut text to one line without control characters and without what charts take for TeX."""
+    return clean(text, most).replace("$$", "$ $").replace("\\(", "\\ (").replace("\\[", "\\ [")

@@ -1,0 +1,490 @@
+"""HTML pages of an analysis and of a comparison: texts, tables, templates, and a content
+security policy.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+from bokeh.embed import file_html
+from bokeh.model import Model
+from bokeh.models import ColumnDataSource, DataRange1d, HoverTool
+from bokeh.models.annotations import Whisker
+from bokeh.models.widgets import Div
+from bokeh.plotting import figure
+from bokeh.resources import INLINE
+from jinja2 import Environment, FunctionLoader, Template, select_autoescape
+
+from gputrace.analyzers.compare.results import Comparison
+from gputrace.analyzers.timeline_model.gaps import WorstGap
+from gputrace.model.names import short
+from gputrace.model.results import Analysis, Finding, GpuLink
+from gputrace.model.time_class import CLASSES
+from gputrace.report.comparison import UNITS, scaling_tables, tables
+from gputrace.report.comparison import notes as comparison_notes
+from gputrace.report.comparison import verdict as comparison_verdict
+from gputrace.report.html.charts import (
+    CURVES,
+    add_legend,
+    class_chart,
+    class_label,
+    class_list,
+    new_figure,
+    plain_text,
+    run_charts,
+    stacked_bars,
+    step_chart,
+)
+from gputrace.report.html.timeline import Material, facts, file_name, timeline_charts
+from gputrace.report.tables import (
+    TEXT_COLUMNS,
+    Table,
+    cards_table,
+    collectives_tables,
+    extra_table,
+    gpu_label,
+    kernels_table,
+    links_tables,
+    main_table,
+    notes,
+    savings,
+    verdict,
+)
+from gputrace.units import format_ns, format_share
+from gputrace.version import __version__
+
+_SCRIPT: Final = re.compile(r"<script(?: type=\"text/javascript\")?>(.*?)</script>", re.DOTALL)
+_SCRIPTS: Final = ("timeline.js", "page.js")
+
+
+def render(material: Material) -> str:
+    """Render an analysis as one self-contained HTML document."""
+    charts = find_charts(material)
+    return render_page("page.html", charts, page_variables(material, charts))
+
+
+def render_page(template: str, charts: dict[str, figure], variables: dict[str, Any]) -> str:
+    """Render a page from one of the templates beside this module."""
+    # Bokeh rejects a document without models.
+    models: list[Model] = [*charts.values()] or [Div(visible=False)]
+    return file_html(
+        models,
+        resources=INLINE,
+        title=f"gputrace: {variables['content'].title}",
+        template=page_template(template),
+        template_variables=variables,
+        suppress_callback_warning=True,
+    )
+
+
+def find_charts(material: Material) -> dict[str, figure]:
+    """Draw all figures of a page, by name."""
+    analysis = material.analysis
+    drawn = {"classes": class_chart(analysis), "steps": step_chart(analysis)}
+    there = {name: chart for name, chart in drawn.items() if chart is not None}
+    timeline = timeline_charts(material) if material.scene.lanes else {}
+    return timeline | there | run_charts(analysis)
+
+
+def page_variables(material: Material, charts: dict[str, figure]) -> dict[str, Any]:
+    """Return the variables of a report's template, apart from those that Bokeh sets."""
+    variables = {
+        "content": find_content(material, file_name(material.analysis)),
+        "gap_header": GAP_HEADER,
+        "facts": facts(material),
+    }
+    return common_variables(charts) | variables
+
+
+def common_variables(charts: dict[str, figure]) -> dict[str, Any]:
+    """Return the variables of all templates; ``sources`` lists what a page may load."""
+    return {
+        "charts": list(charts),
+        "classes": class_list(),
+        "style": _file("page.css"),
+        "scripts": [_file(name) for name in _SCRIPTS],
+        "version": __version__,
+        "sources": "",
+        "text_columns": TEXT_COLUMNS,
+        "facts": {"classes": class_list()},
+    }
+
+
+@cache
+def page_template(name: str = "page.html") -> Template:
+    """Load a template with autoescaping."""
+    environment = Environment(
+        loader=FunctionLoader(_file),
+        autoescape=select_autoescape(default=True, default_for_string=True),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(hashes=hashes, cut=plain_text)
+    return environment.get_template(name)
+
+
+def hashes(html: str) -> str:
+    """Return the hashes of the scripts in HTML as sources of a content security policy.
+
+    A browser runs these scripts only, so that injected ones never run.
+    """
+    scripts = [match[1] for match in _SCRIPT.finditer(html)]
+    digests = [b64encode(sha256(script.encode()).digest()).decode() for script in scripts]
+    return " ".join(f"'sha256-{digest}'" for digest in digests)
+
+
+def _file(name: str) -> str:
+    """Read one of the files beside this module."""
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+_MOST_GPUS_ACROSS: Final = 4
+_MOST_KERNELS: Final = 25
+_MOST_LINKS: Final = 16
+_MOST_NOTES: Final = 50
+_NAME: Final = 60
+"""Longest kernel name in the list of gaps, in characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class GapRow:
+    """Row of the list of gaps; a click moves the timeline there."""
+
+    lane: int
+    start_ns: int
+    """Nanoseconds from the trace's origin, as ``end_ns``."""
+    end_ns: int
+    in_steps: bool
+    cells: tuple[str, ...]
+
+
+GAP_HEADER: Final = (
+    "length",
+    "gpu",
+    "from",
+    "step",
+    "cause",
+    "evidence",
+    "before",
+    "after",
+    "the other GPUs meanwhile",
+    "finding",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Texts and tables of a page."""
+
+    title: str
+    verdict: str
+    severity: str
+    """Severity of the first finding; empty where there is none."""
+    first: str
+    """Id of the first finding."""
+    advice: str
+    saved: str
+    """Predicted gain of fixing the first finding, as a sentence; empty where unknown."""
+    findings: tuple[tuple[Finding, str], ...]
+    """Other findings, each with the predicted gain of fixing it."""
+    has_gpus: bool
+    gaps: tuple[GapRow, ...]
+    gap_summary: str
+    breakdown: Table
+    phases: Table | None
+    cards: Table | None
+    kernels: Table | None
+    links: tuple[Table, ...]
+    extra: tuple[Table, ...]
+    """Tables of plugins."""
+    notes: tuple[str, ...]
+    source: str
+    summary: Mapping[str, str]
+    """Text alternative of each chart, by the chart's name."""
+
+
+def find_content(material: Material, title: str) -> Content:
+    """Collect the texts and tables of a page."""
+    analysis = material.analysis
+    first = analysis.findings[0] if analysis.findings else None
+    return Content(
+        title=plain_text(title),
+        verdict=plain_text(verdict(analysis), 1000),
+        severity=first.severity if first else "",
+        first=first.id if first else "",
+        advice=plain_text(first.advice, 1000) if first else "",
+        saved=savings(analysis, first) if first else "",
+        findings=tuple((finding, savings(analysis, finding)) for finding in analysis.findings[1:]),
+        has_gpus=bool(analysis.gpus),
+        gaps=tuple(_gap_row(worst, analysis) for worst in material.gaps),
+        gap_summary=_gap_summary(analysis),
+        breakdown=main_table(analysis, _MOST_GPUS_ACROSS),
+        phases=_phases(analysis),
+        cards=cards_table(analysis),
+        kernels=kernels_table(analysis, _MOST_KERNELS),
+        links=(
+            *topology(analysis),
+            *links_tables(analysis, _MOST_LINKS),
+            *collectives_tables(analysis),
+        ),
+        extra=tuple(map(extra_table, analysis.tables)),
+        notes=tuple(_first_notes(analysis)),
+        source=analysis.source,
+        summary=_summary(material),
+    )
+
+
+def _gap_row(worst: WorstGap, analysis: Analysis) -> GapRow:
+    gap, origin = worst.gap, analysis.origin_ns
+    causes = [f"{class_label(name)[6:]} {format_ns(ns)}" for name, ns in worst.by_cause.items()]
+    cells = (
+        format_ns(gap.length_ns),
+        gpu_label(gap, analysis),
+        f"{(gap.start_ns - origin) / 1e9:.6f} s",
+        "" if gap.step is None else str(gap.step),
+        causes[0] if len(causes) == 1 else ", ".join(causes[:3]),
+        gap.evidence,
+        short(worst.before[:4000]),
+        short(worst.after[:4000]),
+        _shares(worst.others),
+        worst.finding,
+    )
+    return GapRow(
+        worst.lane,
+        gap.start_ns - origin,
+        gap.end_ns - origin,
+        worst.in_steps,
+        tuple(plain_text(cell, _NAME if 6 <= at <= 7 else 200) for at, cell in enumerate(cells)),
+    )
+
+
+def _shares(others: Mapping[str, int]) -> str:
+    """Name the three classes with most time on the other GPUs during a gap."""
+    whole = sum(others.values())
+    return ", ".join(
+        f"{class_label(name)} {format_share(ns, whole)}" for name, ns in list(others.items())[:3]
+    )
+
+
+def _gap_summary(analysis: Analysis) -> str:
+    gaps = analysis.gaps
+    causes = sorted(gaps.by_cause.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{class_label(name)[6:]} {format_ns(ns)}" for name, ns in causes if ns)
+    return f"In all {gaps.count:,} gaps of all GPUs, {format_ns(gaps.total_ns)}: {parts or 'none'}."
+
+
+def _phases(analysis: Analysis) -> Table | None:
+    if not analysis.phases:
+        return None
+    rows = tuple(
+        (
+            phase.phase,
+            str(phase.rank),
+            f"{(phase.start_ns - analysis.origin_ns) / 1e9:.3f} s",
+            format_ns(phase.end_ns - phase.start_ns),
+            "unknown" if phase.idle_ns is None else format_ns(phase.idle_ns),
+            phase.evidence,
+        )
+        for phase in analysis.phases[:_MOST_NOTES]
+    )
+    return Table("Phases that are not steady training", _PHASE_HEADER, rows)
+
+
+_PHASE_HEADER: Final = ("phase", "rank", "from", "length", "idle in it", "evidence")
+
+
+def _first_notes(analysis: Analysis) -> Iterator[str]:
+    for count, note in enumerate(notes(analysis)):
+        if count == _MOST_NOTES:
+            yield "More notes are in the JSON (gputrace analyze --json)."
+            return
+        yield plain_text(note, 400)
+
+
+def _summary(material: Material) -> dict[str, str]:
+    """Return the text alternatives of the charts."""
+    analysis = material.analysis
+    lanes = len(material.scene.lanes)
+    worst = next((worst.gap for worst in material.gaps), None)
+    shown = (
+        f" It first shows the steps around the largest gap, {format_ns(worst.length_ns)} of "
+        f"{class_label(worst.cause)[6:]} on {gpu_label(worst, analysis)}."
+        if worst
+        else ""
+    )
+    steps = analysis.steps
+    captions = {
+        "overview": f"The whole run of {format_ns(analysis.span_ns)}; the lit part is what the "
+        "timeline below shows.",
+        "timeline": f"{lanes} lane{'' if lanes == 1 else 's'}, one a GPU, coloured by class of "
+        f"time.{shown} All that matters in it is in the list of gaps below.",
+        "classes": "The same as the table: the classes of a step on each GPU, one bar a GPU.",
+        "steps": f"{steps.count} steps, {steps.warmup_count} of them warm-up (hollow); "
+        "longer ones than the chart is high are triangles at its edge.",
+    }
+    if steps.p50_ns is not None and steps.p95_ns is not None:
+        captions["steps"] += (
+            f" Half of the measured steps take less than {format_ns(steps.p50_ns)}, "
+            f"19 of 20 less than {format_ns(steps.p95_ns)}."
+        )
+    return captions | _curve_summaries(analysis)
+
+
+def _curve_summaries(analysis: Analysis) -> dict[str, str]:
+    use = analysis.utilization
+    captions: dict[str, list[str]] = {}
+    for gpu in use.gpus if use else ():
+        for curve in gpu.curves:
+            label, scale = CURVES[curve.name]
+            unit, digits = label.rpartition(", ")[2], 1 if scale < 1 else 0
+            mean, most = sum(curve.mean) / len(curve.mean) * scale, max(curve.high) * scale
+            captions.setdefault(curve.name, []).append(
+                f"gpu {gpu.gpu} {mean:,.{digits}f} {unit}, at most {most:,.{digits}f}"
+            )
+    return {name: f"Mean over the run: {'; '.join(parts)}." for name, parts in captions.items()}
+
+
+_MOST: Final = 16
+"""Maximum number of GPUs of a host in a matrix."""
+
+
+def topology(analysis: Analysis) -> Iterator[Table]:
+    """Yield a matrix of links for each host with known links."""
+    links = analysis.links
+    for host in dict.fromkeys(link.host for link in links):
+        yield _matrix(host, [link for link in links if link.host == host])
+
+
+def _matrix(host: str, links: Sequence[GpuLink]) -> Table:
+    gpus = sorted({link.from_ for link in links} | {link.to for link in links})[:_MOST]
+    between = {(link.from_, link.to): link for link in links}
+    rows = tuple(
+        (
+            f"gpu {row}",
+            *("–" if row == column else _cell(between.get((row, column))) for column in gpus),
+        )
+        for row in gpus
+    )
+    where = f" on {plain_text(host, 40)}" if host else ""
+    title = f"From GPU (row) to GPU (column){where}: the link, and GB/s measured in large copies"
+    return Table(title, ("", *(f"gpu {column}" for column in gpus)), rows)
+
+
+def _cell(link: GpuLink | None) -> str:
+    if link is None:
+        return "unknown"
+    rate = "" if link.bandwidth is None else f" {link.bandwidth / 1e9:.3g} GB/s"
+    staged = " through the host" if link.staged_copies else ""
+    return f"{link.link or 'unknown'}{rate}{staged}"
+
+
+_SEVERITIES: Final = {"slower": "high", "faster": "", "same": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonWords:
+    """Texts and tables of a comparison's page."""
+
+    title: str
+    verdict: str
+    severity: str
+    runs: tuple[tuple[str, str], ...]
+    """Label and files of each run."""
+    tables: tuple[Table, ...]
+    notes: tuple[tuple[str, str], ...]
+    summary: Mapping[str, str]
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """Render a comparison as one self-contained HTML document."""
+    charts = _charts(comparison)
+    return render_page(
+        "compare.html", charts, common_variables(charts) | {"content": _words(comparison)}
+    )
+
+
+def _words(comparison: Comparison) -> ComparisonWords:
+    runs = tuple(
+        (plain_text(run.label, 80), plain_text(", ".join(run.paths), 400))
+        for run in comparison.runs
+    )
+    rows = comparison.scaling.rows if comparison.scaling is not None else ()
+    speeds = "; ".join(
+        f"{row.label} {row.speed_up:.2f} times, efficiency {row.efficiency:.0%}"
+        for row in rows
+        if row.speed_up is not None and row.efficiency is not None
+    )
+    by_run = f"By run: {speeds}." if speeds else ""
+    return ComparisonWords(
+        title=plain_text(" and ".join(Path(run.paths[0]).name for run in comparison.runs), 300),
+        verdict=plain_text(comparison_verdict(comparison), 1000),
+        severity=_SEVERITIES.get(comparison.verdict, "low"),
+        runs=runs,
+        tables=(*tables(comparison, _NAME), *scaling_tables(comparison)),
+        notes=tuple(
+            (heading, plain_text(note, 1000)) for heading, note in comparison_notes(comparison)
+        ),
+        summary={
+            "speed": plain_text(f"{by_run} The dashed line is as many times faster as GPUs.", 1000),
+            "efficiency": plain_text(f"{by_run} The dashed line is ideal.", 1000),
+            "classes": "The same as the table: the classes of time, one bar a run.",
+        },
+    )
+
+
+def _charts(comparison: Comparison) -> dict[str, figure]:
+    charts: dict[str, figure] = {}
+    scaling = comparison.scaling
+    if scaling is not None and any(row.speed_up is not None for row in scaling.rows):
+        charts["speed"] = _speed_chart(comparison, "speed", "times faster")
+        charts["efficiency"] = _speed_chart(comparison, "efficiency", "efficiency, %")
+    pair = comparison.pair
+    if pair is not None:
+        classes = {row.name: row for row in pair.classes if row.name in CLASSES}
+        labels = [plain_text(run.label, 80) for run in comparison.runs]
+        values = {name: [row.a_ns / 1e6, row.b_ns / 1e6] for name, row in classes.items()}
+        charts["classes"] = stacked_bars(labels, values, f"ms {UNITS[comparison.unit]}")
+    return charts
+
+
+def _speed_chart(comparison: Comparison, name: str, label: str) -> figure:
+    """Draw measured values, with bounds for the speed-up, and the ideal."""
+    assert comparison.scaling is not None
+    rows = [row for row in comparison.scaling.rows if row.speed_up is not None]
+    least = min(row.gpus for row in rows)
+    data: dict[str, Any] = {
+        "gpus": [row.gpus for row in rows],
+        "run": [plain_text(row.label, 80) for row in rows],
+        "ideal": [row.gpus / least if name == "speed" else 100.0 for row in rows],
+    }
+    if name == "speed":
+        data["value"] = [row.speed_up for row in rows]
+        data["low"] = [row.speed_up_low or row.speed_up for row in rows]
+        data["high"] = [row.speed_up_high or row.speed_up for row in rows]
+    else:
+        data["value"] = [100 * (row.efficiency or 0.0) for row in rows]
+    source = ColumnDataSource(data)
+    plot = new_figure(
+        name, 260, y_range=DataRange1d(start=0), x_axis_label="GPUs", y_axis_label=label, tools=""
+    )
+    plot.toolbar_location = None
+    plot.xaxis.ticker = sorted(set(data["gpus"]))
+    line = plot.line("gpus", "value", source=source, color="#009e73", line_width=2)
+    dots = plot.scatter("gpus", "value", source=source, color="#009e73", size=9)
+    ideal = plot.line("gpus", "ideal", source=source, color="#8a8a8a", line_dash="dashed")
+    if name == "speed":
+        plot.add_layout(
+            Whisker(base="gpus", lower="low", upper="high", source=source, line_color="#009e73")
+        )
+    tips = [("run", "@run"), ("GPUs", "@gpus"), (label, "@value{0.00}"), ("ideal", "@ideal{0.00}")]
+    plot.add_tools(HoverTool(renderers=[dots], tooltips=tips, visible=False))
+    add_legend(plot, [("measured", [line, dots]), ("ideal", [ideal])])
+    return plot

@@ -1,0 +1,126 @@
+"""Page on a local Bokeh server, which sends every window in full detail.
+
+The address contains a secret token, which keeps out other users of the machine and other pages in
+the browser. The server listens on 127.0.0.1 only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from bokeh.application import Application
+from bokeh.application.handlers.function import FunctionHandler
+from bokeh.document import Document
+from bokeh.models import ColumnDataSource, Range1d
+from bokeh.plotting import figure
+from bokeh.server.server import Server
+from bokeh.settings import settings
+
+from gputrace.errors import UsageError
+from gputrace.report.html.page import find_charts, page_template, page_variables
+from gputrace.report.html.timeline import Material, file_name
+
+_PAUSE_MS: Final = 120
+"""Milliseconds without movement after which a window is sent."""
+_MOST_SENT: Final = 150_000
+"""Maximum number of runs sent for a window."""
+_HOST: Final = "127.0.0.1"
+_CALLERS: Final = ("tornado.access", "tornado.application", "bokeh.server.views.ws")
+"""Loggers of invalid requests."""
+_SILENT: Final = logging.CRITICAL + 1
+
+
+def serve(material: Material, port: int, ready: Callable[[str], None]) -> None:
+    """Serve the page until KeyboardInterrupt.
+
+    Args:
+        material: data of the page.
+        port: where to listen; 0 for any free port.
+        ready: called with the address once the page can be opened.
+
+    Raises UsageError where the port is unavailable.
+    """
+    asyncio.run(_serve(material, port, ready))
+
+
+async def _serve(material: Material, port: int, ready: Callable[[str], None]) -> None:
+    # Requests for other paths, or from other origins, are not worth a message.
+    for name in _CALLERS:
+        logging.getLogger(name).setLevel(_SILENT)
+    token = secrets.token_urlsafe(24)
+    application = Application(FunctionHandler(lambda document: _fill(document, material)))
+    server = _listen(application, port, token)
+    # Overrides the environment: pages of other origins must not open the web socket.
+    settings.allowed_ws_origin = [f"{host}:{server.port}" for host in (_HOST, "localhost")]
+    server.start()
+    ready(f"http://{_HOST}:{server.port}/{token}/")
+    try:
+        await asyncio.Event().wait()
+    finally:
+        # Open views are cut off when the server stops, which is no error.
+        logging.getLogger("tornado").setLevel(_SILENT)
+        server.stop()
+
+
+def _listen(application: Application, port: int, token: str) -> Server:
+    try:
+        return Server(
+            {"/": application},
+            address=_HOST,
+            port=port,
+            prefix=f"/{token}",
+            use_index=False,
+            redirect_root=False,
+        )
+    except OSError as error:
+        raise UsageError(
+            f"port {port}: {error.strerror}; give another with --port, or leave it out"
+        ) from None
+
+
+def _fill(document: Document, material: Material) -> None:
+    """Fill the document of one view of the page."""
+    charts = find_charts(material)
+    for chart in charts.values():
+        document.add_root(chart)
+    document.title = f"gputrace: {file_name(material.analysis)}"
+    document.template = page_template()
+    document.template_variables.update(page_variables(material, charts), sources="'self'")
+    if "timeline" in charts and not material.whole:
+        _Follower(document, material, charts["timeline"])
+
+
+class _Follower:
+    """Sender of the window that a view shows, once it rests."""
+
+    def __init__(self, document: Document, material: Material, timeline: figure) -> None:
+        self._document, self._material = document, material
+        assert isinstance(timeline.x_range, Range1d)
+        self._range = timeline.x_range
+        self._sources = [
+            tag
+            for tag in timeline.tags
+            if isinstance(tag, ColumnDataSource) and (tag.name or "").startswith("lane-")
+        ]
+        self._waiting: Any = None
+        for end in ("start", "end"):
+            self._range.on_change(end, self._moved)
+
+    def _moved(self, name: str, old: object, new: object) -> None:
+        if self._waiting is not None:
+            self._document.remove_timeout_callback(self._waiting)
+        self._waiting = self._document.add_timeout_callback(self._send, _PAUSE_MS)
+
+    def _send(self) -> None:
+        """Send the window in view, extended by its length on either side."""
+        self._waiting = None
+        origin, shown = self._material.scene.origin, self._range
+        start, end = (round(cast(float, at) * 1e9) + origin for at in (shown.start, shown.end))
+        width = end - start
+        runs = self._material.runs_around(start - width, end + width, _MOST_SENT)
+        for source, lane_runs in zip(self._sources, runs, strict=True):
+            source.data = {"length": lane_runs.length, "kind": lane_runs.kind}

@@ -1,0 +1,282 @@
+"""Timeline of a page, reduced to what fits into a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from bokeh.models import ColumnDataSource, HoverTool, Range1d, RangeTool, WheelZoomTool
+from bokeh.plotting import figure
+
+from gputrace.analyzers.findings.context import Facts
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.pipeline import Options, analyze
+from gputrace.analyzers.timeline_model import Scene, SceneLane, full_scene
+from gputrace.analyzers.timeline_model.cells import Runs, Tiled, reduce, tile
+from gputrace.analyzers.timeline_model.gaps import WorstGap, worst_gaps
+from gputrace.errors import InputError
+from gputrace.model.results import Analysis
+from gputrace.model.trace import Progress, Trace, Window
+from gputrace.report.html.charts import GROUND, PHASES, class_list, new_figure, plain_text
+
+_SHOWN_STEPS: Final = 3
+"""Number of steps in the initial view, around the worst gap."""
+_MOST_STEPS: Final = 20_000
+_LANE_PX: Final = (46, 22)
+"""Height of a lane in pixels: with few lanes, and with many."""
+_MANY: Final = 8
+_QUAD: Final = ("left", "right", "bottom", "top", "color", "what", "share")
+_TEXT: Final = ("x", "y", "text", "color")
+
+
+def timeline_charts(material: Material) -> dict[str, figure]:
+    """Draw the timeline, and the overview of the whole run that navigates it."""
+    scene = material.scene
+    origin, span = scene.origin, scene.span
+    whole = ((span.start - origin) / 1e9, (span.end - origin) / 1e9)
+    first = first_window(material)
+    shown = Range1d(
+        start=first[0] / 1e9, end=first[1] / 1e9, bounds=whole, min_interval=1e-7, name="window"
+    )
+    tall, low = _LANE_PX
+    lane_px = tall if len(scene.lanes) <= _MANY else low
+    detail = _figure(scene, "timeline", 90 + lane_px * len(scene.lanes), shown)
+    over = _figure(scene, "overview", 64 + (12 if lane_px == tall else 6) * len(scene.lanes), whole)
+    over.add_tools(RangeTool(x_range=shown, start_gesture="pan"))
+    over.toolbar_location = None
+    detail.tags = [*lane_sources(material.runs), step_source(material.analysis, scene)]
+    return {"overview": over, "timeline": detail}
+
+
+def lane_sources(runs: Sequence[Runs]) -> list[ColumnDataSource]:
+    """Return a data source of runs for each lane; the page's script finds it by its name."""
+    return [
+        ColumnDataSource({"length": lane_runs.length, "kind": lane_runs.kind}, name=f"lane-{index}")
+        for index, lane_runs in enumerate(runs)
+    ]
+
+
+def step_source(analysis: Analysis, scene: Scene) -> ColumnDataSource:
+    """Return steps and phases of the first rank that has steps, in seconds from the origin.
+
+    Phases have the number -1. The warm-up phase is left out, as its steps carry it.
+    """
+    rank = min((step.rank for step in analysis.step_list), default=None)
+    by_number = {step.step: step for step in analysis.step_list if step.rank == rank}
+    steps = list(by_number.values())[:_MOST_STEPS]
+    phases = [phase for phase in analysis.phases if phase.rank == rank and phase.phase != "warmup"]
+    rows = [
+        *((step.start_ns, step.end_ns, step.step, step.phase) for step in steps),
+        *((phase.start_ns, phase.end_ns, -1, phase.phase) for phase in phases),
+    ]
+    return ColumnDataSource(
+        {
+            "left": [(start - scene.origin) / 1e9 for start, *_ in rows],
+            "right": [(end - scene.origin) / 1e9 for _, end, *_ in rows],
+            "number": [number for *_, number, _ in rows],
+            "phase": [phase for *_, phase in rows],
+        },
+        name="step-list",
+    )
+
+
+def first_window(material: Material) -> tuple[int, int]:
+    """Return the initial window, in nanoseconds from the origin: steps around the worst gap."""
+    scene, steps = material.scene, material.analysis.step_list
+    worst = next((worst.gap for worst in material.gaps), None)
+    start, end = scene.span
+    if worst is not None:
+        on_gpu = [step for step in steps if step.rank == worst.rank and step.gpu == worst.gpu]
+        middle = (worst.start_ns + worst.end_ns) // 2
+        near = sorted(on_gpu, key=lambda step: abs((step.start_ns + step.end_ns) // 2 - middle))
+        near = near[:_SHOWN_STEPS]
+        start = min([worst.start_ns, *(step.start_ns for step in near)])
+        end = max([worst.end_ns, *(step.end_ns for step in near)])
+        if not near:
+            start, end = worst.start_ns - worst.length_ns, worst.end_ns + worst.length_ns
+    start, end = max(start, scene.span.start), min(end, scene.span.end)
+    return start - scene.origin, end - scene.origin
+
+
+def facts(material: Material) -> dict[str, Any]:
+    """Return the plain values that the page's script needs beside the figures."""
+    scene = material.scene
+    return {
+        "classes": class_list(),
+        "phases": PHASES,
+        "ground": GROUND,
+        "start": scene.span.start - scene.origin,
+        "end": scene.span.end - scene.origin,
+        "lanes": [lane_label(lane, scene) for lane in scene.lanes],
+    }
+
+
+def lane_label(lane: SceneLane, scene: Scene) -> str:
+    """Return ``gpu 3``, with rank and host where they differ between lanes."""
+    if lane.gpu is None:
+        return f"rank {lane.rank}"
+    word = "gpu" if lane.gpu_known else "device"
+    label = f"{word} {lane.gpu}" if lane.gpu >= 0 else "unknown device"
+    if (
+        any(other.gpu != other.rank for other in scene.lanes)
+        and len({x.rank for x in scene.lanes}) > 1
+    ):
+        label += f" rank {lane.rank}"
+    if len({other.host for other in scene.lanes}) > 1:
+        label += f" {plain_text(lane.host, 24)}"
+    return plain_text(label, 60)
+
+
+def _figure(scene: Scene, name: str, height: int, x_range: Any) -> figure:
+    count = len(scene.lanes)
+    plot = new_figure(
+        name,
+        height,
+        x_range=x_range,
+        y_range=(0, count + (0.5 if name == "timeline" else 0)),
+        x_axis_label="seconds",
+        tools="xpan,xbox_zoom" if name == "timeline" else "",
+        active_drag="xpan" if name == "timeline" else None,
+    )
+    plot.update(background_fill_color=GROUND, background_fill_alpha=1)
+    plot.grid.visible = False
+    places = [count - index - 0.55 for index in range(count)]
+    plot.yaxis.ticker = places
+    labels = [lane_label(lane, scene) for lane in scene.lanes]
+    plot.yaxis.major_label_overrides = dict(zip(places, labels, strict=True))
+    plot.yaxis.update(axis_line_alpha=0, major_tick_line_alpha=0)
+    plot.xaxis.formatter.update(use_scientific=False, precision=9, power_limit_high=12)
+    _glyphs(plot, name)
+    if name == "timeline":
+        plot.add_tools(WheelZoomTool(dimensions="width", modifiers={"ctrl": True}))
+    return plot
+
+
+def _glyphs(plot: figure, name: str) -> None:
+    """Add the glyphs that the script fills: bars, the selected gap, steps, and labels."""
+    bars = plot.quad(
+        "left",
+        "right",
+        "top",
+        "bottom",
+        source=_empty(f"{name}-bars", _QUAD),
+        fill_color="color",
+        # Without lines, the background would show between neighbours that meet inside a pixel.
+        line_color="color",
+        line_width=0.7,
+    )
+    if name != "timeline":
+        return
+    tips = [("", "@what"), ("share", "@share"), ("from", "@left{0.000000000} s")]
+    plot.add_tools(HoverTool(renderers=[bars], tooltips=tips, visible=False))
+    for kind, line in (("steps", "#9a9aa5"), ("chosen", "#ffffff")):
+        plot.quad(
+            "left",
+            "right",
+            "top",
+            "bottom",
+            source=_empty(f"{name}-{kind}", _QUAD[:5]),
+            fill_color="color",
+            fill_alpha=0.35 if kind == "steps" else 0,
+            line_color=line,
+            line_width=1 if kind == "steps" else 2,
+        )
+    plot.text(
+        "x",
+        "y",
+        "text",
+        source=_empty(f"{name}-words", _TEXT),
+        text_color="color",
+        text_align="center",
+        text_baseline="middle",
+        text_font_size="11px",
+        text_font_style="bold",
+    )
+
+
+def _empty(name: str, columns: Sequence[str]) -> ColumnDataSource:
+    return ColumnDataSource({column: [] for column in columns}, name=name)
+
+
+MOST_RUNS: Final = 400_000
+"""Maximum number of runs in a file: some 2.7 MB of text if incompressible."""
+
+
+LONGEST_NS: Final = 100 * 86_400 * 10**9
+"""Longest span drawn: a run holds at most four seconds, so a longer one needs too many."""
+
+
+@dataclass(frozen=True)
+class Material:
+    """Data of a page."""
+
+    analysis: Analysis
+    scene: Scene
+    gaps: tuple[WorstGap, ...]
+    lanes: tuple[Tiled, ...]
+    """All runs of each lane of the scene, over the scene's span."""
+    runs: tuple[Runs, ...]
+    """Runs of ``lanes``, reduced to what fits into a file."""
+
+    @property
+    def whole(self) -> bool:
+        """True if nothing had to be reduced."""
+        return all(lane_runs.whole for lane_runs in self.runs)
+
+    def runs_around(self, start: int, end: int, most: int = MOST_RUNS) -> tuple[Runs, ...]:
+        """Reduce the lanes, with full detail in a window, or exact shares where that is too much.
+
+        Around the window they are coarse.
+        """
+        span = self.scene.span
+        window = Window(max(start, span.start), min(end, span.end))
+        return reduce(self.lanes, span, most, [window], between=window)
+
+
+@dataclass
+class _Watched:
+    """Observer that keeps the facts of an analysis."""
+
+    facts: list[Facts] = field(default_factory=list)
+
+    def operations_read(self, operations: Sequence[GpuOperations]) -> None:
+        pass
+
+    def facts_found(self, facts: Facts) -> None:
+        self.facts.append(facts)
+
+
+def read_scene(trace: Trace, options: Options, progress: Progress | None = None) -> Scene:
+    """Analyze a trace for its timeline; raise what `analyze` raises."""
+    watched = _Watched()
+    analysis = analyze(trace, options, progress, watched)
+    return full_scene(watched.facts[0], analysis)
+
+
+def gather(scene: Scene, most: int = MOST_RUNS) -> Material:
+    """Reduce the timeline of a scene with an analysis.
+
+    Raises InputError where rows lie so far apart that their times must be wrong.
+    """
+    analysis = scene.analysis
+    assert analysis is not None
+    _check_span(scene)
+    gaps = worst_gaps(scene, analysis)
+    lanes = tuple(tile(lane.layers, scene.span) for lane in scene.lanes)
+    matter = [*(gap.itself for gap in gaps), *(gap.around for gap in gaps)]
+    return Material(analysis, scene, gaps, lanes, reduce(lanes, scene.span, most, matter))
+
+
+def _check_span(scene: Scene) -> None:
+    apart = scene.span.end - scene.span.start
+    if apart > LONGEST_NS:
+        days = f"its rows lie {apart / 86_400e9:,.0f} days apart"
+        raise InputError(scene.title, f"{days}, too far to be drawn; give a part (--time)")
+
+
+def file_name(analysis: Analysis) -> str:
+    """Return the name of the trace in a page's title."""
+    more = len(analysis.paths) - 1
+    return Path(analysis.path).name + (f" and {more} more" if more else "")

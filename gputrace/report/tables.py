@@ -1,0 +1,564 @@
+"""Tables of an analysis report: text cells that each format lays out in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from rich.cells import cell_len
+
+from gputrace.model.names import short
+from gputrace.model.results import (
+    Analysis,
+    Breakdown,
+    CollectiveTotals,
+    ExtraTable,
+    Finding,
+    Gap,
+    GpuLink,
+    Kernels,
+    KernelUse,
+    Steps,
+)
+from gputrace.model.time_class import TIME_CLASSES
+from gputrace.sanitize import LONGEST, clean, sentence
+from gputrace.units import format_bytes, format_ns, format_ranges, format_share
+
+CLASS_NAMES: Final = {row.id: row.label for row in TIME_CLASSES}
+"""Display names of the classes of time, in the order of the partition."""
+
+_COLUMNS: Final = {
+    "compute": ("compute",),
+    "comm": ("communication",),
+    "h2d": ("h2d",),
+    "other": ("other_copy", "memset"),
+    "rec.": ("recorder",),
+    "data": ("data_feeding",),
+    "sync": ("sync",),
+    "alloc": ("alloc",),
+    "launch": ("launch",),
+    "idle?": ("other_idle",),
+}
+"""Columns of the table for many GPUs, each with the classes that it sums."""
+
+
+_HIDDEN_SHARE: Final = 0.01
+"""Share of the time above which hidden data loading is mentioned."""
+
+
+TEXT_COLUMNS: Final = ("evidence", "not done")
+"""Columns that hold sentences."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Title, column names, and rows of cells.
+
+    The first column and `TEXT_COLUMNS` hold text, all others numbers.
+    """
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __post_init__(self) -> None:
+        """Sanitize all cells: they never contain control sequences."""
+        set_ = object.__setattr__
+        set_(self, "title", sentence(self.title))
+        set_(self, "header", tuple(map(sentence, self.header)))
+        set_(self, "rows", tuple(tuple(map(sentence, row)) for row in self.rows))
+
+
+def verdict(analysis: Analysis) -> str:
+    """Return the first finding's message as a sentence."""
+    if not analysis.findings:
+        return "Nothing stands out: no class of time is worth a change."
+    message = analysis.findings[0].message
+    return message[0].upper() + message[1:] + "."
+
+
+def main_table(analysis: Analysis, most_across: int) -> Table:
+    """Break the time down by rank for host-only traces, else in the layout that fits the page."""
+    if not analysis.gpus:
+        return ranks_table(analysis)
+    many = len(analysis.breakdown) > most_across
+    return gpus_table(analysis) if many else classes_table(analysis)
+
+
+def gpu_label(row: Breakdown | Gap, analysis: Analysis) -> str:
+    """Return ``gpu 3``, or ``device 3`` for an unknown card; with the rank where it differs."""
+    if row.gpu is None:
+        return f"rank {row.rank}"
+    known = {(total.gpu, total.rank): total.gpu_known for total in analysis.gpus}
+    word = "gpu" if known.get((row.gpu, row.rank), True) else "device"
+    if row.gpu < 0:
+        return "unknown device"
+    ranks = {total.rank for total in analysis.gpus}
+    equal = all(total.gpu == total.rank for total in analysis.gpus)
+    return f"{word} {row.gpu}" + (f" rank {row.rank}" if len(ranks) > 1 and not equal else "")
+
+
+def classes_table(analysis: Analysis) -> Table:
+    """Lay out few GPUs: a row per class, for each GPU its time and share."""
+    rows = analysis.breakdown
+    body = [
+        (label, *(cell for row in rows for cell in _cells(row, name)))
+        for name, label in _present(rows).items()
+    ]
+    body.append(("total", *(cell for row in rows for cell in (format_ns(_mean(row)), ""))))
+    header = ("", *(cell for row in rows for cell in (gpu_label(row, analysis), "")))
+    return Table(_title(analysis), header, tuple(body))
+
+
+def gpus_table(analysis: Analysis) -> Table:
+    """Lay out many GPUs: a row per GPU, a column per class, shares only."""
+    rows = analysis.breakdown
+    columns = {
+        title: names
+        for title, names in _COLUMNS.items()
+        if title in ("compute", "idle?") or any(row.of(name) for row in rows for name in names)
+    }
+    body = tuple(
+        (
+            gpu_label(row, analysis),
+            format_ns(_mean(row)),
+            *(
+                format_share(sum(row.of(name) for name in names), row.total_ns)
+                for names in columns.values()
+            ),
+        )
+        for row in rows
+    )
+    return Table(_title(analysis), ("", _unit(analysis), *columns), body)
+
+
+def ranks_table(analysis: Analysis) -> Table:
+    """Lay out host-only ranks: the time that each waited for data, and the rest."""
+    body = tuple(
+        (
+            gpu_label(row, analysis),
+            format_ns(_mean(row)),
+            *(_cells(row, "host_data") if row.host_data_ns is not None else ("unknown", "")),
+            format_ns(_mean(row) - _mean(row, "host_data")),
+        )
+        for row in analysis.breakdown
+    )
+    return Table(_title(analysis), ("", _unit(analysis), "waits for data", "", "the rest"), body)
+
+
+def gaps_table(analysis: Analysis, most: int) -> Table:
+    """List the largest gaps; only those in measured steps where steps were found."""
+    gaps = analysis.gaps
+    shown = gaps.largest_in_steps or gaps.largest
+    where = f" in these {_loop(analysis)[0]}s" if gaps.largest_in_steps else ""
+    body = tuple(
+        (
+            gpu_label(gap, analysis),
+            format_ns(gap.length_ns),
+            f"{(gap.start_ns - analysis.origin_ns) / 1e9:.6f} s",
+            "" if gap.step is None else str(gap.step),
+            gap.cause.replace("_", " "),
+            gap.evidence,
+        )
+        for gap in shown[:most]
+    )
+    title = f"Largest gaps{where} (in all {gaps.count:,} gaps, {format_ns(gaps.total_ns)})"
+    return Table(title, ("", "length", "from", "step", "cause", "evidence"), body)
+
+
+def notes(analysis: Analysis) -> Iterator[str]:
+    """Yield the caveats of the figures, a line each."""
+    if len(analysis.paths) > 1:
+        yield _parts_note(analysis)
+    if any(not total.gpu_known for total in analysis.gpus):
+        yield "The trace does not say which physical cards these are; CUDA ordinals are shown."
+    yield from _loader_note(analysis)
+    yield from _host_steps_note(analysis)
+    for reason, rows in analysis.dropped_rows.items():
+        yield f"{rows:,} row{'' if rows == 1 else 's'} left out: {reason}."
+    yield from analysis.warnings
+
+
+def _parts_note(analysis: Analysis) -> str:
+    """Count files and hosts, and say which ranks ran on which host."""
+    ranks: dict[str, set[int]] = {}
+    for total in analysis.gpus:
+        ranks.setdefault(total.host, set()).add(total.rank)
+    hosts = "; ".join(f"{host} has {_ranks(sorted(ids))}" for host, ids in ranks.items())
+    count = f"{len(ranks)} host{'' if len(ranks) == 1 else 's'}"
+    return f"{len(analysis.paths)} files of {count}: {hosts}."
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {format_ranges(ranks)}"
+
+
+def _loader_note(analysis: Analysis) -> Iterator[str]:
+    """Note data loading hidden under GPU work: no loss yet, but the next potential bottleneck."""
+    rows = [row for row in analysis.breakdown if row.host_data_ns is not None and row.steps]
+    if not rows or not analysis.gpus:
+        return
+    steps = sum(row.steps for row in rows)
+    host = sum(row.host_data_ns or 0 for row in rows)
+    waited = sum(row.of("data_feeding") for row in rows)
+    if host - waited > _HIDDEN_SHARE * sum(row.total_ns for row in rows):
+        yield (
+            f"The host spends {format_ns(host / steps)} {_loop(analysis)[1]} in the data loader; "
+            f"{format_ns((host - waited) / steps)} of that is hidden under GPU work."
+        )
+
+
+def _host_steps_note(analysis: Analysis) -> Iterator[str]:
+    """Describe the steps of a host-only trace."""
+    steps = analysis.steps
+    if not analysis.gpus and steps.p50_ns is not None and steps.p95_ns is not None:
+        p50, p95 = format_ns(steps.p50_ns), format_ns(steps.p95_ns)
+        yield f"Steps are {steps.reason}: p50 {p50}, p95 {p95}."
+
+
+def _title(analysis: Analysis) -> str:
+    steps, count = analysis.steps, max(row.steps for row in analysis.breakdown)
+    if not count:
+        return (
+            f"Where the time went (whole span, {format_ns(analysis.span_ns)}; {_no_steps(steps)})"
+        )
+    word, a_turn = _loop(analysis)
+    what = "" if steps.kind == "training" else ", not shown to be training"
+    return f"Where the time of {a_turn} goes (mean of {count} of {steps.count} {word}s{what})"
+
+
+def _no_steps(steps: Steps) -> str:
+    """Explain why the whole span is shown."""
+    if steps.kind == "training":
+        return "no whole step in it"
+    if steps.kind == "iterations" and steps.mean_ns is not None:
+        mean = format_ns(steps.mean_ns)
+        return f"{steps.count} iterations of {mean}, not shown to be training"
+    return "no steps found"
+
+
+def _unit(analysis: Analysis) -> str:
+    """Return the unit that the mean is per: a step, an iteration or the span."""
+    return _loop(analysis)[1] if analysis.breakdown[0].steps else "span"
+
+
+def _loop(analysis: Analysis) -> tuple[str, str]:
+    """Return the name of one turn of the detected loop, without and with its article."""
+    training = analysis.steps.kind == "training"
+    return ("step", "a step") if training else ("iteration", "an iteration")
+
+
+def _present(rows: Sequence[Breakdown]) -> dict[str, str]:
+    """Return the labels of the classes with any time; compute, h2d and unexplained idle always."""
+    always = ("compute", "h2d", "other_idle")
+    return {
+        name: label
+        for name, label in CLASS_NAMES.items()
+        if name in always or any(row.of(name) for row in rows)
+    }
+
+
+def _mean(row: Breakdown, name: str = "total") -> float:
+    """Return nanoseconds per step, or the total where there are no steps."""
+    return (row.total_ns if name == "total" else row.of(name)) / max(row.steps, 1)
+
+
+def _cells(row: Breakdown, name: str) -> tuple[str, str]:
+    part = row.of(name)
+    return (format_ns(_mean(row, name)), format_share(part, row.total_ns)) if part else ("–", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits on what a format shows."""
+
+    gpus_across: int
+    """Largest number of GPUs shown as columns of the first table; more are shown as rows."""
+    gaps: int
+    links: int
+    kernels: int
+    kernel_name: int = 80
+    """Longest name of a kernel, in characters."""
+
+
+Section = Callable[[Analysis, Limits], Iterable[Table | None]]
+
+_BEFORE_FINDINGS: Final[tuple[Section, ...]] = (
+    lambda analysis, limits: [main_table(analysis, limits.gpus_across)],
+    lambda analysis, limits: [gaps_table(analysis, limits.gaps)] if analysis.gaps.largest else [],
+)
+_AFTER_FINDINGS: Final[tuple[Section, ...]] = (
+    lambda analysis, limits: collectives_tables(analysis),
+    lambda analysis, limits: links_tables(analysis, limits.links),
+    lambda analysis, limits: [cards_table(analysis)],
+    lambda analysis, limits: [kernels_table(analysis, limits.kernels, limits.kernel_name)],
+    lambda analysis, limits: map(extra_table, analysis.tables),
+)
+
+
+def tables_before(analysis: Analysis, limits: Limits) -> list[Table]:
+    """Return the tables between the verdict and the other findings."""
+    return _tables(_BEFORE_FINDINGS, analysis, limits)
+
+
+def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
+    """Return the tables after the findings."""
+    return _tables(_AFTER_FINDINGS, analysis, limits)
+
+
+def _tables(sections: tuple[Section, ...], analysis: Analysis, limits: Limits) -> list[Table]:
+    made = (table for section in sections for table in section(analysis, limits))
+    return [table for table in made if table is not None]
+
+
+_UNKNOWN: Final = "–"
+
+
+def cards_table(analysis: Analysis) -> Table | None:
+    """Tabulate NVML samples by card; return None where no card was sampled."""
+    if not analysis.cards:
+        return None
+    hosts = len({card.host for card in analysis.cards}) > 1
+    header = ("", "utilized", "memory", "power", "SM clock", "memory clock", "hottest")
+    body = tuple(
+        (
+            f"gpu {card.gpu}" + (f" rank {card.rank}" if hosts else ""),
+            _number(card.utilization_percent, "%"),
+            _of(_gib(card.memory_used_bytes), _gib(card.memory_bytes), "GiB"),
+            _of(_watts(card.power_mw), _watts(card.power_limit_mw), "W"),
+            _of(card.sm_clock_mhz, card.sm_clock_max_mhz, "MHz"),
+            _of(card.memory_clock_mhz, card.memory_clock_max_mhz, "MHz"),
+            _number(card.temperature_c, " °C"),
+        )
+        for card in analysis.cards
+    )
+    return _without_unknown(Table(_cards_title(analysis), header, body))
+
+
+def _without_unknown(table: Table) -> Table:
+    """Drop the columns in which every value is unknown."""
+    columns = list(zip(table.header, *table.rows, strict=True))
+    known = [column for column in columns if set(column[1:]) != {_UNKNOWN}]
+    header, *rows = zip(*known, strict=True)
+    return Table(table.title, header, tuple(rows))
+
+
+def _cards_title(analysis: Analysis) -> str:
+    fewest = min(card.samples for card in analysis.cards)
+    most = max(card.samples for card in analysis.cards)
+    count = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
+    where = "in these steps" if any(row.steps for row in analysis.breakdown) else "while they work"
+    samples = "sample" if most == 1 else "samples"
+    return f"The cards {where} (NVML, {count} {samples} of each at work)"
+
+
+def _number(value: float | None, unit: str) -> str:
+    return _UNKNOWN if value is None else f"{value:,.0f}{unit}"
+
+
+def _of(value: float | None, most: float | None, unit: str) -> str:
+    if value is None:
+        return _UNKNOWN
+    digits = 1 if unit == "GiB" and value < 100 else 0
+    limit = "" if most is None else f"/{most:,.0f}"
+    return f"{value:,.{digits}f}{limit} {unit}"
+
+
+def _gib(count: int | None) -> float | None:
+    return None if count is None else count / 2**30
+
+
+def _watts(milliwatts: float | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
+
+
+_MOST: Final = 6
+"""Maximum number of operations shown."""
+
+
+def collectives_tables(analysis: Analysis) -> list[Table]:
+    """Tabulate collectives, a row per operation; return nothing where GPUs do not communicate."""
+    shown = analysis.collectives[:_MOST]
+    if not shown:
+        return []
+    speeds = any(total.bus_bandwidth is not None for total in shown)
+    header = ("", "count", "size", "time", "exposed", "wait", "transfer", *(["bus"] * speeds))
+    rows = tuple(_collective_row(total, speeds) for total in shown)
+    unit = "a GPU and step" if shown[0].steps else "a GPU"
+    where = " within one process" if all(total.one_process for total in shown) else ""
+    title = f"Communication{where} ({unit}; exposed: with no computation beside it)"
+    return [Table(title, header, rows)]
+
+
+def _collective_row(total: CollectiveTotals, speeds: bool) -> tuple[str, ...]:
+    per_step = total.count / max(total.steps, 1)
+    cells = (
+        _label(total),
+        f"{per_step:.3g}" if total.steps else f"{total.count:,}",
+        "?" if total.bytes is None else format_bytes(total.bytes),
+        format_ns(total.total_ns),
+        format_share(total.exposed_ns, total.total_ns),
+        _time(total.wait_total_ns),
+        _time(total.transfer_total_ns),
+    )
+    if not speeds:
+        return cells
+    bus = total.bus_bandwidth
+    return (*cells, "?" if bus is None else f"{bus / 1e9:.3g} GB/s")
+
+
+def _label(total: CollectiveTotals) -> str:
+    """Return ``AllReduce, gpus 0-3``."""
+    gpus = sorted(set(total.gpus))
+    return f"{total.operation}, gpu{'' if len(gpus) == 1 else 's'} {format_ranges(gpus)}"
+
+
+def _time(nanoseconds: int | None) -> str:
+    return "?" if nanoseconds is None else format_ns(nanoseconds)
+
+
+_WORTH: Final = 0.001
+"""Share of the time below which a kernel is not shown."""
+
+
+def kernels_table(analysis: Analysis, most: int, longest: int = 80) -> Table | None:
+    """Tabulate the kernels with most time over all GPUs; return None where all are negligible.
+
+    Names longer than ``longest`` are shortened in the middle, as their ends distinguish kernels.
+    """
+    kernels = analysis.kernels
+    shown = [use for use in kernels.top[:most] if use.share >= _WORTH] if kernels else []
+    if kernels is None or not shown:
+        return None
+    rows = tuple(_kernel_row(use, kernels, longest) for use in shown)
+    loop = "a step" if analysis.steps.kind == "training" else "an iteration"
+    where = loop if kernels.steps else "in all"
+    of = f"{len(shown)} of {kernels.distinct}, {where} on a GPU; tc: on tensor cores"
+    head = ("", "family", "tc", "times", "median", "time", "")
+    return Table(f"Kernels that take most time ({of})", head, rows)
+
+
+def _kernel_row(use: KernelUse, kernels: Kernels, longest: int) -> tuple[str, ...]:
+    each = kernels.steps or max(len(use.by_gpu), 1)
+    count = use.count / each
+    return (
+        _cut(use.short, longest),
+        use.family,
+        {"unknown": "?"}.get(use.tensor_cores or "", use.tensor_cores or ""),
+        f"{count:,.0f}" if count >= 10 or count == int(count) else f"{count:.1f}",
+        format_ns(use.median_ns),
+        format_ns(use.total_ns / each),
+        format_share(use.total_ns, kernels.total_ns),
+    )
+
+
+def _cut(name: str, longest: int) -> str:
+    if len(name) <= longest:
+        return name
+    head = longest // 2
+    return f"{name[:head]}…{name[len(name) - (longest - head - 1) :]}"
+
+
+def links_tables(analysis: Analysis, most: int) -> Iterator[Table]:
+    """Yield one table of the directions with most bytes copied; none where there are no copies."""
+    used = [row for row in analysis.links if row.bytes or row.staged_bytes]
+    used.sort(key=lambda row: -(row.bytes + row.staged_bytes))
+    if not used:
+        return
+    several = len({row.host for row in used}) > 1
+    shown = used[:most]
+    more = f" (the {len(shown)} of {len(used)} directions with most)" if len(used) > most else ""
+    header = ("", "link", "copies", "bytes", "GB/s", "link carries", "through the host")
+    rows = tuple((_ends(analysis, row, several), *_link_cells(row)) for row in shown)
+    yield Table(f"Copies between GPUs{more}", header, rows)
+
+
+def _ends(analysis: Analysis, row: GpuLink, several: bool) -> str:
+    """Return ``gpu 0 to gpu 1``, with the host where there are several."""
+    labels = {(gpu.gpu, gpu.rank): gpu_label(gpu, analysis) for gpu in analysis.breakdown}
+    ends = ((row.from_, row.from_rank), (row.to, row.to_rank))
+    direction = " to ".join(labels.get(end, f"gpu {end[0]}") for end in ends)
+    return direction + (f" on {row.host}" if several else "")
+
+
+def _link_cells(row: GpuLink) -> tuple[str, ...]:
+    staged = f"{row.staged_copies:,} copies, {_size(row.staged_bytes)}"
+    return (
+        row.link or "unknown",
+        f"{row.copies:,}",
+        _size(row.bytes),
+        _rate(row.bandwidth),
+        _rate(row.able),
+        staged if row.staged_copies else "–",
+    )
+
+
+def _rate(bytes_per_second: int | None) -> str:
+    """Format a bandwidth in GB/s; a dash where it is unknown."""
+    return "–" if bytes_per_second is None else f"{bytes_per_second / 1e9:.3g}"
+
+
+def _size(count: int) -> str:
+    """Format a byte count: ``1.39 GB``, ``4.61 MB``."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count} B"
+
+
+def extra_table(table: ExtraTable) -> Table:
+    """Convert a plugin's table: floats with four significant digits, unknown values as a dash."""
+    rows = tuple(tuple(map(_cell, row)) for row in table.rows)
+    return Table(table.title, table.header, rows)
+
+
+def _cell(value: str | int | float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def savings(analysis: Analysis, finding: Finding) -> str:
+    """Return a sentence, after a space, on the predicted gain of a fix; empty if unknown.
+
+    Among findings with the same id only the first gets it: the prediction covers all of them.
+    """
+    cure = next((cure for cure in analysis.what_if if cure.finding == finding.id), None)
+    first = next(known for known in analysis.findings if known.id == finding.id)
+    if cure is None or first is not finding:
+        return ""
+    now = format_ns(cure.now_ns)
+    least, most = (format_ns(cure.now_ns - bound) for bound in (cure.high_ns, cure.low_ns))
+    if cure.high_ns >= cure.now_ns:
+        return f" {cure.what} might save up to {most} of {now} a step."
+    if least.split()[-1] == most.split()[-1]:
+        least = least.split()[0]
+    return (
+        f" {cure.what} would save about {format_ns(cure.gain_ns)} of {now} a step "
+        f"({least} to {most})."
+    )
+
+
+@lru_cache(maxsize=4096)
+def label(name: str) -> str:
+    """Return a kernel's short name, each character one column wide."""
+    text = short(name) if len(name) < 10 * LONGEST else name
+    text = clean(text, 80)
+    return text if text.isascii() else "".join(c if cell_len(c) == 1 else "·" for c in text)
+
+
+def moment(ns: int, step_ns: int = 1_000) -> str:
+    """Format a time, ``28.6547s``, with decimals enough to resolve ``step_ns`` nanoseconds."""
+    decimals = min(max(0, 10 - len(str(max(step_ns, 1)))), 9)
+    sign, size = ("-", -ns) if ns < 0 else ("", ns)
+    whole, below = divmod(size, 10**9)
+    if not decimals:
+        return f"{sign}{whole}s"
+    return f"{sign}{whole}.{below:09d}"[: len(f"{sign}{whole}") + 1 + decimals] + "s"
+
+
+def duration(ns: int) -> str:
+    """Format nanoseconds as reports do."""
+    return format_ns(ns)

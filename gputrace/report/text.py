@@ -1,0 +1,94 @@
+"""Report for a terminal: verdict, tables, findings and notes, by default in 80 columns."""
+
+from __future__ import annotations
+
+import io
+from typing import Final
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from gputrace.model.results import Analysis, Finding
+from gputrace.report.tables import (
+    Limits,
+    Table,
+    notes,
+    savings,
+    tables_after,
+    tables_before,
+    verdict,
+)
+from gputrace.sanitize import sentence
+
+_LIMITS: Final = Limits(gpus_across=3, gaps=5, links=4, kernels=8, kernel_name=30)
+_STYLES: Final = {"high": "bold red", "medium": "yellow", "low": "cyan", "info": "dim"}
+
+
+def render(analysis: Analysis, width: int = 80, color: bool = False) -> str:
+    """Render a report at most ``width`` columns wide; with ANSI escape sequences if ``color``."""
+    out = io.StringIO()
+    console = open_console(out, width, color)
+    _print_verdict(console, analysis)
+    for table in tables_before(analysis, _LIMITS):
+        print_table(console, table)
+    for finding in analysis.findings[1:]:
+        _print_finding(console, finding, savings(analysis, finding))
+    after = tables_after(analysis, _LIMITS)
+    if after and analysis.findings[1:]:
+        console.print()
+    for table in after:
+        print_table(console, table)
+    for note in notes(analysis):
+        console.print(said(f"note: {note}", style="dim"))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def open_console(out: io.StringIO, width: int, color: bool) -> Console:
+    """Open a console that writes into a buffer, with its own width instead of the terminal's."""
+    return Console(
+        file=out,
+        width=width,
+        force_terminal=color,
+        # In a notebook rich would display the output itself and leave the buffer empty.
+        force_jupyter=False,
+        color_system="standard" if color else None,
+        highlight=False,
+        emoji=False,
+        markup=False,
+    )
+
+
+def said(text: str, style: str = "") -> Text:
+    """Return a sanitized sentence as styled text."""
+    return Text(sentence(text), style)
+
+
+def _print_verdict(console: Console, analysis: Analysis) -> None:
+    style = _STYLES[analysis.findings[0].severity] if analysis.findings else "green"
+    console.print(said(verdict(analysis), style))
+    if analysis.findings:
+        first = analysis.findings[0]
+        advice = said(f"What to do: {first.advice}.{savings(analysis, first)}")
+        console.print(Padding(advice, (0, 0, 0, 2)))
+    console.print()
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table under its title; the column ``evidence`` gets the remaining width."""
+    console.print(said(table.title, "bold"))
+    drawn = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    for index, name in enumerate(table.header):
+        wraps = name == "evidence"
+        left = index == 0 or wraps
+        drawn.add_column(said(name), justify="left" if left else "right", no_wrap=not wraps)
+    for row in table.rows:
+        drawn.add_row(*map(said, row))
+    console.print(Padding(drawn, (0, 0, 1, 2)))
+
+
+def _print_finding(console: Console, finding: Finding, saved: str) -> None:
+    name = (f"{finding.id}: ", _STYLES[finding.severity])
+    line = Text.assemble(name, sentence(finding.message), ".", saved)
+    console.print(line)

@@ -1,0 +1,1 @@
+"""Terminal browser of traces, and the screen of a recording under way."""

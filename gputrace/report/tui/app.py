@@ -1,0 +1,885 @@
+"""Browser application: the screen, its actions, prompts, and details of the selection."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.containers import Container, Vertical, VerticalScroll
+from textual.screen import ModalScreen, Screen
+from textual.widgets import Footer, Input, Static
+
+from gputrace.analyzers.timeline_model import (
+    SORTS,
+    GapFilter,
+    GapTable,
+    Scene,
+    SceneLane,
+    most_visible,
+)
+from gputrace.analyzers.timeline_model.cells import Layers
+from gputrace.analyzers.timeline_model.gaps import GapDetail, Launch, operation_at
+from gputrace.model.time_class import IDLE_CAUSES
+from gputrace.report.palette import LOOKS, SEVERITIES, Palette
+from gputrace.report.tables import duration, moment, verdict
+from gputrace.report.tui.drawing import legend
+from gputrace.report.tui.gaps import GapList, gap_text, operation_text
+from gputrace.report.tui.screen import GROUPS, KEYS, Source
+from gputrace.report.tui.state import Board, Picked, ShownLane
+from gputrace.report.tui.timeline import Ruler, Timeline
+from gputrace.sanitize import clean
+from gputrace.units import format_ranges, parse_duration
+
+_AT_ONCE: Final = 200_000
+"""Up to so many gaps are sorted at once; more, in the source's thread."""
+
+_LOOKING: Final = "the GPUs' work is here; looking for causes and steps"
+_SHORT: Final = 20
+"""Screens with fewer rows omit legend, status and footer."""
+_AROUND_LANES: Final = 7
+"""Rows of the verdict, the ruler, the legend, the status and the footer."""
+_LEFT_OUT: Final = 3
+"""Rows saved by short screens."""
+_CSS: Final = """
+Screen { layout: vertical; overflow: hidden; }
+#verdict { height: 1; padding: 0 1; background: $panel; }
+Timeline { height: 1; }
+#legend { height: 1; padding: 0 1; }
+#status { height: 1; padding: 0 1; color: $text-muted; background: $panel; }
+#below { height: 1fr; layout: horizontal; }
+GapList { width: 62; }
+#detail-box { width: 1fr; padding: 0 1; border-left: solid $panel; }
+#detail { height: auto; }
+.narrow #below { layout: vertical; }
+.narrow GapList { width: 100%; height: 4; }
+.narrow #detail-box { height: 1fr; border-left: none; }
+.short #legend, .short #status, .short Footer { display: none; }
+"""
+_AROUND: Final = 1.0
+"""Margin shown on either side of a gap, as a fraction of its length."""
+_ROWS_WITH_CURVE: Final = 4
+"""Rows per GPU from which a curve is shown below it from the start, if there are samples."""
+_REST_S: Final = 0.05
+"""Seconds that a gap stays selected before its details are read."""
+
+
+class BrowseApp(App[None]):
+    """Terminal browser of one trace, or of two side by side.
+
+    `Board` holds the state, a `Source` reads each trace in its own thread, and the widgets draw the
+    board; the actions here connect them.
+    """
+
+    TITLE = "gputrace browse"
+    ENABLE_COMMAND_PALETTE = True
+    CSS: ClassVar[str] = _CSS
+    BINDINGS: ClassVar[list[BindingType]] = [key.binding for key in KEYS]
+
+    def __init__(self, traces: Sequence[Sequence[Path]]) -> None:
+        """Prepare the screen of one run, or of two side by side; each is given by its files."""
+        super().__init__()
+        self.board = Board([None] * len(traces))
+        self.palette = Palette()
+        self.sources = [Source(number, paths, self) for number, paths in enumerate(traces)]
+        self.error: Exception | None = None
+        """Error because of which a trace cannot be shown."""
+        self.enlarged = False
+        """True while the lanes take the whole screen."""
+        self.timeline = Timeline(self.board, self.palette)
+        self.ruler = Ruler(self.board, self.palette, self.timeline)
+        self.gap_list = GapList(self.board, self.palette)
+        self.detail_text = Text()
+        """Details of the selection."""
+        self._pattern = ""
+        """Last search pattern."""
+        self._matches: dict[int, NDArray[np.int64]] = {}
+        """Ids of the names that match it, by trace."""
+        self._followed: tuple[Picked, int] | None = None
+        """Operation whose launch was followed to, and the time of that launch."""
+        self._opened = False
+        """True once the worst gap was shown."""
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="verdict", markup=False)
+        yield self.ruler
+        yield self.timeline
+        yield Static(id="legend", markup=False)
+        yield Static(id="status", markup=False)
+        with Container(id="below"):
+            yield self.gap_list
+            with VerticalScroll(id="detail-box", can_focus=False):
+                yield Static(id="detail", markup=False)
+        yield Footer(show_command_palette=False)
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """Offer every key in the command palette by what it does."""
+        for key in KEYS:
+            title = f"{key.does[0].upper()}{key.does[1:]}"
+            yield SystemCommand(title, key.written, partial(self.run_action, key.action))
+        yield from super().get_system_commands(screen)
+
+    def on_mount(self) -> None:
+        colors = 16 if self.console.color_system == "standard" else 1 << 24
+        self.use_palette(Palette(0 if self.no_color else colors))
+        # Restores the terminal when the process is terminated.
+        asyncio.get_running_loop().add_signal_handler(
+            signal.SIGTERM, partial(self.exit, return_code=128 + signal.SIGTERM)
+        )
+        self.update_text("#verdict", "reading …")
+        for source in self.sources:
+            source.start()
+
+    def on_unmount(self) -> None:
+        for source in self.sources:
+            source.stop()
+
+    def on_resize(self) -> None:
+        self.set_class(self.size.width < 110, "narrow")
+        self.set_class(self.size.height < _SHORT, "short")
+        self.timeline.most_rows = self._rows_for_lanes()
+        self.timeline.show_board()
+
+    def _rows_for_lanes(self) -> int:
+        """Return the number of rows for the lanes; the others are for the gaps."""
+        around = _AROUND_LANES - (_LEFT_OUT if self.size.height < _SHORT else 0)
+        room = self.size.height - around
+        return max(room if self.enlarged else room * 3 // 5, 1)
+
+    def use_palette(self, palette: Palette) -> None:
+        for widget in (self.timeline, self.ruler, self.gap_list):
+            widget.palette = palette
+        self.palette = palette
+
+    # Called from the sources' threads:
+
+    def progress(self, trace: int, done: int, total: int) -> None:
+        share = f" {done / total:.0%}" if total else ""
+        name = clean(self.sources[trace].paths[0].name, 60)
+        here = self.board.scenes[trace] is not None
+        what = f"{_LOOKING} in what the host did" if here else f"reading {name}"
+        self.later(lambda: self.update_text("#verdict", f"{what}{share}"))
+
+    def scene(self, trace: int, scene: Scene) -> None:
+        self.later(lambda: self._take(trace, scene))
+
+    def failed(self, trace: int, error: Exception) -> None:
+        self.later(lambda: self._fail(trace, error))
+
+    def later(self, job: Callable[[], None]) -> None:
+        """Run a job on the screen's thread; do nothing once the screen is closed."""
+        if self.is_running:
+            self.call_later(job)
+
+    def _fail(self, trace: int, error: Exception) -> None:
+        """Exit if a trace cannot be read; notify the user of errors of later requests."""
+        if self.board.scenes[trace] is not None:
+            message = str(error) or type(error).__name__
+            self.notify(clean(message), severity="error", markup=False)
+            return
+        self.error = error
+        self.exit()
+
+    def _take(self, trace: int, scene: Scene) -> None:
+        self.board.scenes[trace] = scene
+        self.board.forget()
+        self.board.rebuild()
+        if scene.analysis is None:
+            self.update_text("#verdict", f"{_LOOKING} …")
+            self.show()
+        else:
+            self.rearrange(self._begin)
+
+    def rearrange(self, then: Callable[[], None] | None = None) -> None:
+        """Filter and sort the gaps again; many gaps, in the source's thread."""
+        table = self.board.table
+
+        def arrange() -> None:
+            rows = self.board.arrange(table)
+            self.later(lambda: self._arranged(table, rows, then))
+
+        if len(table) <= _AT_ONCE:
+            self._arranged(table, self.board.arrange(table), then)
+        else:
+            self.update_text("#status", "sorting …")
+            self.sources[0].ask(arrange)
+
+    def _arranged(
+        self, table: GapTable, rows: NDArray[np.intp], then: Callable[[], None] | None
+    ) -> None:
+        if table is not self.board.table:
+            return
+        self.board.rows = rows
+        self.gap_list.place = 0
+        if then is not None:
+            then()
+        self.show()
+
+    def update_text(self, where: str, text: str | Text) -> None:
+        """Update a text; redo the layout only for the detail, whose height varies."""
+        shown = text if isinstance(text, Text) else Text(text)
+        self.query_one(where, Static).update(shown, layout=where == "#detail")
+
+    def show(self) -> None:
+        """Redraw everything."""
+        self._show_verdict()
+        self._show_legend()
+        self._show_status()
+        self.ruler.refresh()
+        self.timeline.show_board()
+        self.gap_list.show_board()
+
+    def _show_verdict(self) -> None:
+        text = Text(no_wrap=True, overflow="ellipsis")
+        for trace, scene in enumerate(self.board.scenes):
+            if scene is None or scene.analysis is None:
+                continue
+            if len(self.board.scenes) > 1:
+                text.append(f"{'AB'[trace]} ", "bold")
+            findings = scene.analysis.findings
+            style = SEVERITIES[findings[0].severity] if findings else "green"
+            text.append(f"{clean(verdict(scene.analysis))}  ", style)
+        if text:
+            self.update_text("#verdict", text)
+
+    def _show_legend(self) -> None:
+        there = {name for shown in self.board.lanes for name in self._present(shown.lane.layers)}
+        names = [name for name in LOOKS if name in there]
+        line = Text(no_wrap=True, overflow="ellipsis")
+        for segment in legend(names, self.palette):
+            line.append(segment.text, segment.style or Style())
+        self.update_text("#legend", line)
+
+    def _present(self, layers: Layers) -> list[str]:
+        """Return the classes with any time."""
+        return [n for n, s in zip(layers.classes, layers.sets, strict=True) if len(s)]
+
+    def _show_status(self) -> None:
+        board, view = self.board, self.board.view
+        parts = [f"window {duration(view.length)}", f"cursor {moment(board.cursor)}"]
+        if len(board.marks) == 2:
+            parts.insert(0, f"a to b {duration(abs(board.marks[1] - board.marks[0]))}")
+        number = self.gap_list.place + 1 if len(board.rows) else 0
+        which = "of steady steps" if board.gap_filter.steady else ""
+        parts.append(f"gap {number:,} of {len(board.rows):,} {which}".rstrip())
+        self.update_text("#status", Text(" · ".join(parts), no_wrap=True, overflow="ellipsis"))
+
+    # Window, cursor and selection:
+
+    def on_timeline_moved(self, message: Timeline.Moved) -> None:
+        view = self.board.view
+        if message.zoom != 1.0:
+            view = view.zoom(message.zoom, message.anchor)
+        if message.pan:
+            view = view.pan(message.pan)
+        self.board.view = view
+        self.show()
+
+    def on_timeline_clicked(self, message: Timeline.Clicked) -> None:
+        self.board.cursor_lane, self.board.cursor = message.lane, message.moment
+        self.action_pick()
+
+    def on_gap_list_chosen(self, message: GapList.Chosen) -> None:
+        self.select(message.place)
+
+    def action_zoom(self, factor: float) -> None:
+        self.board.view = self.board.view.zoom(factor, self.board.cursor)
+        self.show()
+
+    def action_pan(self, part: float) -> None:
+        self.board.view = self.board.view.pan(part)
+        self.show()
+
+    def action_fit_run(self) -> None:
+        self.board.view = self.board.view.whole()
+        self.show()
+
+    def action_fit_step(self) -> None:
+        span = self.board.step_span(self.board.cursor)
+        if span is None:
+            self.notify("no steps were found", markup=False)
+            return
+        self.board.view = self.board.view.fit(*span)
+        self.show()
+
+    def action_fit_gap(self) -> None:
+        if self.board.selected is not None:
+            start, end = self.board.gap_span(self.board.selected)
+            around = round((end - start) * _AROUND)
+            self.board.view = self.board.view.show(start - around, end + around)
+            self.show()
+
+    def action_step(self, by: int) -> None:
+        if not self.board.go_to_step(by):
+            self.notify("no steps were found", markup=False)
+            return
+        self.show()
+
+    def action_cursor(self, by: int) -> None:
+        board, cells = self.board, self.timeline.cells
+        cell = min(max(board.view.cell_of(board.cursor, cells) + by, 0), cells - 1)
+        board.cursor = board.view.moment_of(cell, cells) + board.view.length // cells // 2
+        self.show()
+
+    def action_lane(self, by: int) -> None:
+        last = len(self.board.lanes) - 1
+        self.board.cursor_lane = min(max(self.board.cursor_lane + by, 0), max(last, 0))
+        self.timeline.reveal_cursor()
+        self.show()
+
+    def action_pick(self) -> None:
+        """Select the gap under the cursor, or else the operation that is visible there."""
+        board, shown = self.board, self.board.lane_at_cursor
+        if shown is None:
+            return
+        cell = max(board.view.length // self.timeline.cells, 1)
+        row = most_visible(shown.lane, board.cursor + shown.zero, board.cursor + shown.zero + cell)
+        gap = None
+        if shown.number >= 0:
+            gap = board.table.find(board.gpus.index(shown), board.cursor + cell // 2)
+        if gap is not None:
+            self.select_gap(gap)
+        elif row is not None:
+            board.picked = Picked(shown, row)
+            self.show_detail()
+        self.show()
+
+    def action_gap(self, by: int) -> None:
+        self.select(self.gap_list.place + by if self.board.selected is not None else 0)
+
+    def action_gap_page(self, by: int) -> None:
+        self.select(self.gap_list.place + by * max(self.gap_list.size.height - 1, 1))
+
+    def action_gap_first(self) -> None:
+        self.select(0)
+
+    def select(self, index: int) -> None:
+        """Select a row of the list, and bring its gap into view."""
+        board = self.board
+        if not len(board.rows):
+            return
+        self.gap_list.place = min(max(index, 0), len(board.rows) - 1)
+        row = int(board.rows[self.gap_list.place])
+        self.select_gap(row)
+        board.view = board.view.reveal(*board.gap_span(row))
+        self.timeline.reveal_cursor()
+        self.show()
+
+    def select_gap(self, row: int) -> None:
+        """Select a row of the table of gaps; the list follows if it contains that row."""
+        board = self.board
+        board.selected, board.picked = row, None
+        board.cursor = board.gap_span(row)[0]
+        index = board.place_of(board.gpus[int(board.table.lane[row])])
+        board.cursor_lane = board.cursor_lane if index is None else index
+        listed = np.flatnonzero(board.rows == row)
+        if len(listed):
+            self.gap_list.place = int(listed[0])
+        self.show_detail()
+
+    def action_sort(self) -> None:
+        following = SORTS.index(self.board.sort) + 1
+        self.board.sort = SORTS[following % len(SORTS)]
+        self.board.descending = self.board.sort == "length"
+        self.rearrange(self._reselect)
+
+    def action_reverse(self) -> None:
+        self.board.descending = not self.board.descending
+        self.rearrange(self._reselect)
+
+    def action_steady(self) -> None:
+        chosen = self.board.gap_filter
+        self.board.gap_filter = replace(chosen, steady=not chosen.steady)
+        self.rearrange(self._reselect)
+
+    def action_between(self) -> None:
+        chosen = self.board.gap_filter
+        self.board.gap_filter = replace(chosen, between=not chosen.between)
+        self.rearrange(self._reselect)
+
+    def _reselect(self) -> None:
+        """Keep the selection if it is still listed; else select the first row."""
+        listed = np.flatnonzero(self.board.rows == self.board.selected)
+        self.select(int(listed[0]) if len(listed) else 0)
+
+    def action_mark(self) -> None:
+        """Set a mark; a third one clears the first two."""
+        marks = self.board.marks if len(self.board.marks) < 2 else ()
+        self.board.marks = (*marks, self.board.cursor)
+        self.show()
+
+    def action_clear(self) -> None:
+        self.board.marks, self.board.picked = (), None
+        self.show_detail()
+        self.show()
+
+    def action_align(self) -> None:
+        """Shift the second trace so that the steps of equal number at the cursor start together."""
+        if len(self.board.scenes) < 2 or None in self.board.scenes:
+            self.notify("there is one trace; give another with --beside", markup=False)
+            return
+        if not self.board.align():
+            self.notify("no steps were found in one of them", markup=False)
+            return
+        self.show_detail()
+        self.rearrange()
+
+    # Prompts:
+
+    def ask(self, question: str, value: str, then: Callable[[str], Any]) -> None:
+        """Prompt for a line until ``then`` accepts it; its errors are shown beside the line."""
+        self.push_screen(Prompt(question, value, then))
+
+    def action_help(self) -> None:
+        self.push_screen(Help())
+
+    def action_search(self) -> None:
+        self.ask("operations whose name has (a regular expression):", self._pattern, self._search)
+
+    def _search(self, text: str) -> None:
+        try:
+            pattern = re.compile(text, re.IGNORECASE)
+        except re.error as error:
+            raise ValueError(f"no regular expression: {error}") from None
+        matches = {
+            trace: _matching(scene.names, pattern)
+            for trace, scene in enumerate(self.board.scenes)
+            if scene is not None
+        }
+        if not text or not any(len(ids) for ids in matches.values()):
+            raise ValueError(f"no operation's name has {text!r}")
+        self._pattern, self._matches = text, matches
+        self.action_match(1)
+
+    def action_match(self, by: int) -> None:
+        if not self._pattern:
+            self.action_search()
+            return
+        match = self.board.next_match(self._matches, forward=by > 0)
+        if match is None:
+            self.notify(f"none {'after' if by > 0 else 'before'} the cursor", markup=False)
+            return
+        self.pick(match)
+
+    def pick(self, picked: Picked) -> None:
+        """Select an operation and bring it into view."""
+        self.board.pick(picked)
+        self.timeline.reveal_cursor()
+        self.show_detail()
+        self.show()
+
+    def action_jump(self) -> None:
+        self.ask("time as 28.6s, from the cursor as +5ms, or step as #17:", "", self._jump)
+
+    def _jump(self, text: str) -> None:
+        self.board.jump(text.strip())
+        self.show()
+
+    def action_ranks(self) -> None:
+        self.ask("show ranks, as 0,2-3; nothing for all:", "", self._ranks)
+
+    def _ranks(self, text: str) -> None:
+        self.board.ranks = parse_ranks(text, {gpu.lane.rank for gpu in self.board.gpus})
+        self.board.filter_lanes()
+        self.rearrange(self._reselect)
+
+    def action_beside(self) -> None:
+        """Show only the rank at the cursor and the next one; if filtered, show all."""
+        ranks = sorted({gpu.lane.rank for gpu in self.board.gpus})
+        shown = self.board.lane_at_cursor
+        if self.board.ranks is not None or shown is None:
+            self._ranks("")
+            return
+        index = ranks.index(shown.lane.rank)
+        other = ranks[(index + 1) % len(ranks)]
+        self._ranks(f"{shown.lane.rank},{other}")
+
+    def action_filter(self) -> None:
+        self.ask(
+            "gaps: gpu=0,1 cause=data,sync step=8:24 len>1ms; nothing for all:",
+            "",
+            self._filter,
+        )
+
+    def _filter(self, text: str) -> None:
+        self.board.gap_filter = replace(
+            parse_filter(text, [gpu.label for gpu in self.board.gpus]),
+            steady=self.board.gap_filter.steady and "step" not in text,
+            between=self.board.gap_filter.between,
+        )
+        self.rearrange(self._reselect)
+
+    def action_export(self) -> None:
+        self.ask("write the view to (.svg), or its window as a trace to:", "view.svg", self._export)
+
+    def _export(self, text: str) -> None:
+        path = Path(text).expanduser()
+        if not text or not path.parent.is_dir() or path.exists():
+            raise ValueError(f"{text}: exists, or its folder does not; name another")
+        if path.suffix == ".svg":
+            self.call_later(self._write_svg, path)
+            return
+        shown, view = self.board.lane_at_cursor, self.board.view
+        trace = shown.trace if shown else 0
+        zero, source = self.board.zero(trace), self.sources[trace]
+
+        def cut() -> None:
+            source.export(path, view.start + zero, view.end + zero)
+            self.later(lambda: self.notify(f"wrote {path}", markup=False))
+
+        source.ask(cut)
+
+    def _write_svg(self, path: Path) -> None:
+        path.write_text(picture(self), encoding="utf-8")
+        self.notify(f"wrote {path}", markup=False)
+
+    # Details and lanes:
+
+    def _begin(self) -> None:
+        """Show the worst gap with a step on either side, the first time."""
+        if self._opened:
+            self.select(0)
+            return
+        self._opened = True
+        if not len(self.board.rows):
+            self.board.gap_filter = GapFilter()
+            self.board.rows = self.board.arrange(self.board.table)
+        self.board.view = self.board.view.whole()
+        room = self.timeline.most_rows >= _ROWS_WITH_CURVE * len(self.board.gpus)
+        if room and (known := self.board.known_curves()):
+            self.board.curve = known[0]
+            self.board.filter_lanes()
+        if not len(self.board.rows):
+            return
+        self.select(0)
+        start, end = self.board.gap_span(int(self.board.rows[0]))
+        step = self.board.step_span(start) or (start, end)
+        length = max(step[1] - step[0], end - start)
+        self.board.view = self.board.view.show(start - length // 2, start + 3 * length // 2)
+
+    def show_detail(self) -> None:
+        board = self.board
+        if board.picked is not None:
+            self._show_operation(board.picked)
+        elif board.selected is not None:
+            self._show_gap(board.selected)
+        else:
+            self._set_detail(Text())
+
+    def _set_detail(self, text: Text) -> None:
+        self.detail_text = text
+        self.update_text("#detail", text)
+
+    def _show_gap(self, row: int) -> None:
+        """Request the details of a gap; nothing changes until they are read and if it was left."""
+        board = self.board
+        shown = board.gpus[int(board.table.lane[row])]
+        source, scene = self.sources[shown.trace], board.scenes[shown.trace]
+        in_trace = row - board.first_gap(shown.trace)
+
+        def read() -> None:
+            if scene is not None and board.selected == row and board.picked is None:
+                detail = source.detail(scene, in_trace)
+                self.later(lambda: self._gap_read(row, shown, detail))
+
+        # Reading at once would delay drawing the selection, and the repeats of a key held down.
+        self.set_timer(_REST_S, lambda: source.ask(read))
+
+    def _gap_read(self, row: int, shown: ShownLane, detail: GapDetail) -> None:
+        if self.board.selected != row or self.board.picked is not None:
+            return
+        labels = [gpu.label for gpu in self.board.gpus if gpu.trace == shown.trace]
+        where = self.board.steps_around(row)
+        self._set_detail(gap_text(detail, shown.label, labels, shown.zero, where))
+
+    def _show_operation(self, picked: Picked) -> None:
+        source, operations = self.sources[picked.lane.trace], picked.lane.lane.operations
+        scene = self.board.scenes[picked.lane.trace]
+        assert operations is not None
+
+        def read() -> None:
+            if scene is not None and self.board.picked == picked:
+                operation = operation_at(scene, operations, picked.row)
+                launch = source.issuer(scene, operations, picked.row)
+                what = picked.lane.lane.layers.classes[int(operations.classes[picked.row])]
+                label, zero = picked.lane.label, picked.lane.zero
+                text = operation_text(operation, launch, label, what, zero)
+                self.later(lambda: self._set_detail(text))
+
+        source.ask(read)
+
+    def action_follow(self) -> None:
+        """Go from an operation to the call that issued it, and back."""
+        board, picked = self.board, self.board.picked
+        if picked is None:
+            self.notify("pick an operation first (e, or click on one)", markup=False)
+            return
+        if self._followed is not None and self._followed[0] == picked:
+            self._followed = None
+            self.pick(picked)
+            return
+        source, operations = self.sources[picked.lane.trace], picked.lane.lane.operations
+        scene = board.scenes[picked.lane.trace]
+        assert operations is not None
+
+        def read() -> None:
+            launch = source.issuer(scene, operations, picked.row) if scene else None
+            self.later(lambda: self._go_to(picked, launch))
+
+        source.ask(read)
+
+    def _go_to(self, picked: Picked, launch: Launch | None) -> None:
+        """Show a launch together with its operation."""
+        operations = picked.lane.lane.operations
+        if launch is None or operations is None:
+            self.notify("the trace does not tell which call issued it", markup=False)
+            return
+        at, end = (
+            ns - picked.lane.zero for ns in (launch.start_ns, int(operations.end[picked.row]))
+        )
+        self._followed = picked, at
+        self.board.cursor = at
+        self.board.view = self.board.view.fit(min(at, end), max(at, end))
+        self.show()
+
+    def action_curves(self) -> None:
+        """Show the next curve below the GPUs; after the last, none."""
+        known = ["", *self.board.known_curves()]
+        if len(known) == 1:
+            self.notify("the trace has no samples of NVML", markup=False)
+            return
+        index = known.index(self.board.curve) if self.board.curve in known else 0
+        self.board.curve = known[(index + 1) % len(known)]
+        self._filter_again()
+
+    def action_streams(self) -> None:
+        self._toggle_parts(threads=False)
+
+    def action_threads(self) -> None:
+        self._toggle_parts(threads=True)
+
+    def _toggle_parts(self, *, threads: bool) -> None:
+        for source in self.sources:
+            parts_shown = self.board.extra[source.number]
+            kept = [lane for lane in parts_shown if (lane.operations is None) != threads]
+            if len(kept) < len(parts_shown):
+                self._take_parts(source.number, kept)
+                continue
+            self.notify("reading …", timeout=1, markup=False)
+
+            scene = self.board.scenes[source.number]
+
+            def read(source: Any = source, kept: Any = kept, scene: Any = scene) -> None:
+                parts = source.parts(scene, threads) if scene else []
+                self.later(lambda: self._take_parts(source.number, kept + parts))
+
+            source.ask(read)
+
+    def _take_parts(self, trace: int, lanes: list[SceneLane]) -> None:
+        self.board.extra[trace] = lanes
+        self._filter_again()
+
+    def _filter_again(self) -> None:
+        """Update the lanes that are shown; the cursor stays on its lane."""
+        board, shown = self.board, self.board.lane_at_cursor
+        board.filter_lanes()
+        index = board.place_of(shown) if shown else None
+        board.cursor_lane = index if index is not None else board.cursor_lane
+        self.timeline.reveal_cursor()
+        self.show()
+
+    def action_letters(self) -> None:
+        """Switch between colours and letters."""
+        colors = 16 if self.console.color_system == "standard" else 1 << 24
+        self.use_palette(Palette(0 if self.palette.colors else colors))
+        self.show()
+
+    def action_enlarge(self) -> None:
+        """Toggle between lanes alone and lanes with list and details."""
+        self.enlarged = not self.enlarged
+        self.query_one("#below").display = not self.enlarged
+        self.on_resize()
+
+    def action_scroll_detail(self, by: int) -> None:
+        box = self.query_one("#detail-box")
+        box.scroll_relative(y=by * max(box.size.height - 1, 1), animate=False)
+
+    def action_copy(self) -> None:
+        self.copy_to_clipboard(self.detail_text.plain)
+        self.notify("copied", timeout=2, markup=False)
+
+
+def _matching(names: Mapping[int, str], pattern: re.Pattern[str]) -> NDArray[np.int64]:
+    """Return the ids of the names that match a pattern."""
+    return np.array([id for id, name in names.items() if pattern.search(name)], np.int64)
+
+
+def browse(paths: Sequence[Path], beside: Sequence[Path] = ()) -> int:
+    """Show one run, or two side by side, until the user leaves; return the exit code.
+
+    Raises InputError where a trace cannot be read.
+    """
+    app = BrowseApp([paths, beside] if beside else [paths])
+    app.run()
+    if app.error is not None:
+        raise app.error
+    return app.return_code or 0
+
+
+Check = Callable[[str], None]
+"""Function that takes the input; raises ValueError or UsageError if it is invalid."""
+
+
+class Prompt(ModalScreen[str | None]):
+    """Prompt for a line at the bottom of the screen; its result is None if cancelled."""
+
+    DEFAULT_CSS: ClassVar[str] = """
+    Prompt { align: center bottom; background: $background 20%; }
+    Prompt > Vertical { height: auto; background: $panel; padding: 0 1; }
+    Prompt Input { height: 1; border: none; padding: 0; background: $surface; }
+    Prompt .wrong { color: $error; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel")]
+
+    def __init__(self, question: str, value: str, check: Check) -> None:
+        super().__init__()
+        self._question, self._value, self._check = question, value, check
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Static(Text(self._question), id="question")
+            yield Input(self._value)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        try:
+            self._check(event.value)
+        except Exception as error:
+            question = self.query_one("#question", Static)
+            question.update(Text(clean(str(error))))
+            question.add_class("wrong")
+        else:
+            self.dismiss(event.value)
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)
+
+
+class Help(ModalScreen[None]):
+    """Screen that lists all keys."""
+
+    DEFAULT_CSS: ClassVar[str] = """
+    Help { align: center middle; background: $background 40%; }
+    Help > VerticalScroll {
+        width: 78; max-width: 100%; height: auto; max-height: 100%;
+        background: $panel; border: round $accent; padding: 0 1;
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,question_mark,f1", "app.pop_screen", "close")
+    ]
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Static(_help())
+
+    def on_mount(self) -> None:
+        self.query_one(VerticalScroll).focus()
+
+
+def _help() -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for title, keys in GROUPS.items():
+        table.add_row(Text(title, style="bold"), "")
+        for key in keys:
+            table.add_row(Text(f"  {key.written}"), Text(key.does))
+    table.add_row(Text("Mouse", style="bold"), "")
+    table.add_row(Text("  wheel"), Text("zoom at the pointer; with Shift, to the side"))
+    table.add_row(Text("  drag"), Text("to the side"))
+    table.add_row(Text("  click"), Text("the gap or the operation there; a gap of the list"))
+    return table
+
+
+_CONDITION: Final = re.compile(r"(gpu|cause|step|len)\s*([=>])\s*(\S+)")
+_CAUSES: Final = {cause.replace("_", "")[:4]: cause for cause in IDLE_CAUSES} | {
+    "unexplained": "other_idle",
+    "unex": "other_idle",
+    "idle": "other_idle",
+}
+
+
+def parse_filter(text: str, labels: list[str]) -> GapFilter:
+    """Parse a filter of gaps; raise ValueError that names what is invalid."""
+    result = GapFilter()
+    rest = _CONDITION.sub("", text).strip()
+    if rest:
+        raise ValueError(f"{rest!r} is not understood; write gpu=0 cause=data step=8:24 len>1ms")
+    for name, _, value in _CONDITION.findall(text):
+        if name == "gpu":
+            wanted = set(value.split(","))
+            lanes = [n for n, each in enumerate(labels) if wanted & {each, *each.split()}]
+            if not lanes:
+                raise ValueError(f"no lane is called {value}; there are {', '.join(labels)}")
+            result = replace(result, lanes=lanes)
+        elif name == "cause":
+            result = replace(result, causes=[_cause(each) for each in value.split(",")])
+        elif name == "step":
+            first, _, last = value.partition(":")
+            low = int(first or 0)
+            result = replace(result, steps=(low, int(last or 1 << 30) if ":" in value else low + 1))
+        else:
+            result = replace(result, shortest_ns=parse_duration(value))
+    return result
+
+
+def _cause(text: str) -> str:
+    """Return a cause by its name or a prefix of it."""
+    key = text.replace("_", "").replace("-", "").lower()
+    cause = _CAUSES.get(key) or _CAUSES.get(key[:4])
+    if cause is None:
+        raise ValueError(f"{text!r} is no cause; there are {', '.join(IDLE_CAUSES)}")
+    return cause
+
+
+def parse_ranks(text: str, known: Collection[int]) -> frozenset[int] | None:
+    """Parse ranks as ``0,2-3``; return None, meaning all, for none.
+
+    Raises ValueError for other input and for ranks that do not exist.
+    """
+    ranks: set[int] = set()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"{part!r} is no rank; write 0,2-3, or nothing for all")
+        low, high = int(first), int(last or first)
+        ranks |= {rank for rank in known if low <= rank <= high}
+        if not ranks:
+            raise ValueError(f"no rank {part}; there are {_listed(sorted(known))}")
+    return frozenset(ranks) or None
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return format_ranges(ranks)
+
+
+_REMOTE_FONT: Final = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+_FONT: Final = "font-family: Fira Code, monospace;"
+_COMMENT: Final = re.compile(r"<!--.*?-->\s*")
+
+
+def picture(app: App[Any]) -> str:
+    """Return the screen as an SVG that loads nothing from the network."""
+    drawn = app.export_screenshot(title="gputrace browse", simplify=True)
+    drawn = _COMMENT.sub("", _REMOTE_FONT.sub("", drawn), 1)
+    return drawn.replace(_FONT, "font-family: DejaVu Sans Mono, Menlo, Consolas, monospace;")

@@ -1,0 +1,454 @@
+"""State of the browser: lanes of one or two traces on one axis, the window, the selection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.steps.windows import StepWindows
+from gputrace.analyzers.timeline_model import (
+    NO_STEP,
+    GapFilter,
+    GapTable,
+    Scene,
+    SceneLane,
+    join,
+    next_named,
+    order,
+)
+from gputrace.analyzers.timeline_model.cells import CURVES, NOTHING
+from gputrace.model.intervals import Times
+from gputrace.model.results import Analysis
+from gputrace.report.tables import duration
+from gputrace.sanitize import clean
+from gputrace.units import parse_duration
+
+_NAMES: Final = "AB"
+"""Names of two traces."""
+_NO_ROWS: Final = np.empty(0, np.intp)
+
+
+@dataclass
+class Board:
+    """State that the user changes, and what is derived from it.
+
+    Times are integer nanoseconds on the axis unless a trace's clock is named.
+    """
+
+    scenes: list[Scene | None]
+    """Scenes by trace; None while a trace is being read."""
+    shifts: list[int] = field(default_factory=list)
+    """Offset of each trace's zero, to align two traces."""
+    extra: list[list[SceneLane]] = field(default_factory=list)
+    """Lanes of streams and threads to show, by trace."""
+    curve: str = ""
+    """Curve (of `CURVES`) drawn below each GPU; empty for none."""
+    ranks: frozenset[int] | None = None
+    """Ranks shown; None for all."""
+    gap_filter: GapFilter = field(default_factory=lambda: GapFilter(steady=True))
+    sort: str = "length"
+    descending: bool = True
+    view: Viewport = field(default_factory=lambda: Viewport(0, 1, 0, 1))
+    cursor: int = 0
+    cursor_lane: int = 0
+    """Index into ``lanes``."""
+    marks: tuple[int, ...] = ()
+    selected: int | None = None
+    """Selected row of ``table``."""
+    picked: Picked | None = None
+    table: GapTable = field(default_factory=lambda: join([]))
+    """Gaps of all GPUs of all traces; their lanes are indexes into ``gpus``."""
+    rows: NDArray[np.intp] = field(default_factory=lambda: _NO_ROWS)
+    """Rows of ``table`` that are listed, in their order."""
+    gpus: list[ShownLane] = field(default_factory=list)
+    lanes: list[ShownLane] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.shifts = self.shifts or [0] * len(self.scenes)
+        self.extra = self.extra or [[] for _ in self.scenes]
+
+    def zero(self, trace: int) -> int:
+        """Return the time on a trace's clock that is 0 on the axis."""
+        scene = self.scenes[trace]
+        return (scene.origin if scene else 0) + self.shifts[trace]
+
+    def rebuild(self) -> None:
+        """Rebuild lanes and gaps after a scene or a shift has changed."""
+        self.gpus = [
+            self._shown(trace, number, lane)
+            for trace, scene in enumerate(self.scenes)
+            if scene is not None
+            for number, lane in enumerate(scene.lanes)
+        ]
+        self.table = join([self._gaps_of(trace) for trace in range(len(self.scenes))])
+        spans = [
+            (scene.span.start - self.zero(trace), scene.span.end - self.zero(trace))
+            for trace, scene in enumerate(self.scenes)
+            if scene is not None
+        ]
+        if spans:
+            low, high = min(span[0] for span in spans), max(span[1] for span in spans)
+            fresh = self.view.high - self.view.low <= 1
+            view = Viewport(low, max(high, low + 1), low, max(high, low + 1))
+            self.view = view if fresh else self.view.within(low, max(high, low + 1))
+        self.filter_lanes()
+
+    def filter_lanes(self) -> None:
+        """Collect the lanes to show, each GPU followed by its parts."""
+        parts = [
+            self._shown(trace, -1, lane) for trace, lanes in enumerate(self.extra) for lane in lanes
+        ]
+        self.lanes = []
+        for shown in self.gpus:
+            lane = shown.lane
+            if self.ranks is not None and lane.rank not in self.ranks:
+                continue
+            self.lanes.append(shown)
+            self.lanes += self._curve_of(shown)
+            last = not any(
+                later.trace == shown.trace and later.lane.rank == lane.rank
+                for later in self.gpus[self.gpus.index(shown) + 1 :]
+            )
+            self.lanes += [part for part in parts if belongs(part, shown, last)]
+        self.cursor_lane = min(self.cursor_lane, max(len(self.lanes) - 1, 0))
+
+    def forget(self) -> None:
+        """Clear selection and list before the table of gaps is replaced."""
+        self.selected = self.picked = None
+        self.rows = _NO_ROWS
+
+    def _curve_of(self, shown: ShownLane) -> list[ShownLane]:
+        """Return the lane of the curve below a GPU, if there is one."""
+        curves = tuple(curve for curve in shown.lane.curves if curve.name == self.curve)
+        if not curves:
+            return []
+        lane = replace(shown.lane, layers=NOTHING, operations=None, part=self.curve, curves=curves)
+        return [self._shown(shown.trace, -1, lane)]
+
+    def known_curves(self) -> list[str]:
+        """Return the curves of which any GPU has samples."""
+        there = {curve.name for shown in self.gpus for curve in shown.lane.curves}
+        return [name for name in CURVES if name in there]
+
+    def arrange(self, table: GapTable) -> NDArray[np.intp]:
+        """Return the rows to list, filtered and sorted; slow for many gaps."""
+        chosen = self.gap_filter
+        if self.ranks is not None:
+            ranks = [n for n, gpu in enumerate(self.gpus) if gpu.lane.rank in self.ranks]
+            lanes = ranks if chosen.lanes is None else sorted(set(ranks) & set(chosen.lanes))
+            chosen = replace(chosen, lanes=lanes)
+        return order(table, chosen.rows(table), self.sort, descending=self.descending)
+
+    def analysis(self, trace: int = 0) -> Analysis | None:
+        scene = self.scenes[trace]
+        return scene.analysis if scene else None
+
+    def steps_at(self, shown: ShownLane | None) -> tuple[StepWindows, int] | None:
+        """Return the steps of a lane's rank, and the time on their clock that is 0 on the axis."""
+        trace = shown.trace if shown else 0
+        scene = self.scenes[trace]
+        steps = scene.steps_of(shown.lane.rank if shown else 0) if scene else None
+        return None if steps is None or not len(steps) else (steps, self.zero(trace))
+
+    def same_step(self, moment: int) -> tuple[int | None, int | None]:
+        """Return the starts, in both traces, of the step with the number nearest a time.
+
+        The step is the nearest one in the trace and the rank at the cursor.
+        """
+        at = self.lane_at_cursor
+        trace, rank = (at.trace, at.lane.rank) if at is not None else (0, 0)
+        starts = [self._step_starts(each, rank) for each in (0, 1)]
+        near = starts[trace]
+        if near is None:
+            return None, None
+        number = int(np.abs(near - moment).argmin())
+        first, second = (
+            None if each is None else int(each[min(number, len(each) - 1)]) for each in starts
+        )
+        return first, second
+
+    def _step_starts(self, trace: int, rank: int) -> Times | None:
+        """Return the starts of the steps of a rank; of another one if the trace lacks it."""
+        gpus = [gpu for gpu in self.gpus if gpu.trace == trace]
+        same = [gpu for gpu in gpus if gpu.lane.rank == rank]
+        steps = self.steps_at((same or gpus)[0]) if gpus else None
+        return None if steps is None else steps[0].start - steps[1]
+
+    def align(self) -> bool:
+        """Shift the second trace so that the steps of equal number at the cursor start together.
+
+        Lanes and gaps are rebuilt. Returns false where a trace has no steps.
+        """
+        first, second = self.same_step(self.cursor)
+        if first is None or second is None:
+            return False
+        self.shifts[1] += second - first
+        self.cursor = first
+        self.forget()
+        self.rebuild()
+        return True
+
+    def go_to_step(self, by: int) -> bool:
+        """Move the cursor to the next or the previous step; the window keeps its length.
+
+        Returns false where there are no steps.
+        """
+        at_cursor = self.steps_at(self.lane_at_cursor)
+        if at_cursor is None:
+            return False
+        steps, zero = at_cursor
+        at = self.cursor + zero
+        number = int(np.searchsorted(steps.start, at, "right" if by > 0 else "left"))
+        number = min(max(number - (by < 0), 0), len(steps) - 1)
+        start, end = int(steps.start[number]) - zero, int(steps.end[number]) - zero
+        self.cursor = start
+        self.view = self.view.reveal(start, end)
+        return True
+
+    def jump(self, text: str) -> None:
+        """Move to a time (``28.6s``), by a duration (``+5ms``), or to a step (``#17``).
+
+        Raises ValueError for other input and for what lies outside of the trace.
+        """
+        if text.startswith("#"):
+            at_cursor = self.steps_at(self.lane_at_cursor)
+            if at_cursor is None or not text[1:].isdecimal() or int(text[1:]) >= len(at_cursor[0]):
+                raise ValueError(f"{text} is no step of this trace")
+            steps, zero = at_cursor
+            number = int(text[1:])
+            self.cursor = int(steps.start[number]) - zero
+            self.view = self.view.fit(self.cursor, int(steps.end[number]) - zero)
+            return
+        relative = text[:1] in "+-"
+        moment = parse_duration(text.removeprefix("+")) + (self.cursor if relative else 0)
+        if not self.view.low <= moment <= self.view.high:
+            raise ValueError(f"{text} is outside of the trace")
+        self.cursor = moment
+        self.view = self.view.center(moment)
+
+    def next_match(
+        self, matches: Mapping[int, NDArray[np.int64]], *, forward: bool
+    ) -> Picked | None:
+        """Return the nearest operation after or before the cursor, on any lane of a whole GPU.
+
+        Args:
+            matches: ids of the names looked for, by trace.
+            forward: search after the cursor, else before it.
+        """
+        hits = []
+        for trace, ids in matches.items():
+            lanes = [shown for shown in self.lanes if shown.number >= 0 and shown.trace == trace]
+            after = [self.cursor + shown.zero for shown in lanes]
+            hit = next_named([shown.lane for shown in lanes], ids, after, forward=forward)
+            if hit is not None:
+                hits.append(Picked(lanes[hit[0]], hit[1]))
+        return min(hits, key=lambda picked: abs(picked.span[0] - self.cursor), default=None)
+
+    def pick(self, picked: Picked) -> None:
+        """Select an operation and bring it into view."""
+        start, end = picked.span
+        self.picked = picked
+        self.cursor = start
+        self.view = self.view.reveal(start, end)
+        index = self.place_of(picked.lane)
+        self.cursor_lane = self.cursor_lane if index is None else index
+
+    def step_span(self, moment: int) -> tuple[int, int] | None:
+        """Return the span of the step at a time, or the next one, on the lane with the cursor."""
+        at_cursor = self.steps_at(self.lane_at_cursor)
+        if at_cursor is None:
+            return None
+        steps, zero = at_cursor
+        number = int(np.searchsorted(steps.end, moment + zero, "right"))
+        number = min(number, len(steps) - 1)
+        return int(steps.start[number]) - zero, int(steps.end[number]) - zero
+
+    @property
+    def lane_at_cursor(self) -> ShownLane | None:
+        return self.lanes[self.cursor_lane] if self.lanes else None
+
+    def gap_span(self, row: int) -> tuple[int, int]:
+        return int(self.table.start[row]), int(self.table.end[row])
+
+    def steps_around(self, row: int) -> str:
+        """Describe the steps around a gap, or the one that contains it; empty if unknown."""
+        steps = self.steps_at(self.gpus[int(self.table.lane[row])])
+        number = int(self.table.step[row])
+        if steps is None or number == NO_STEP or number >= len(steps[0]):
+            return ""
+        lengths = steps[0].lengths
+        if not self.table.between[row]:
+            return f"within step {number} ({duration(int(lengths[number]))})"
+        first = int(np.searchsorted(steps[0].start, int(self.table.start[row]) + steps[1]))
+        after = f"step {first} ({duration(int(lengths[first]))})"
+        if not first:
+            return f"before {after}"
+        return f"between step {first - 1} ({duration(int(lengths[first - 1]))}) and {after}"
+
+    def chosen_span(self, shown: ShownLane) -> tuple[int, int] | None:
+        """Return the span of the selection on a lane; None if nothing on it is selected."""
+        if self.picked is not None:
+            return self.picked.span if self.picked.lane is shown else None
+        if self.selected is None or self.gpus[int(self.table.lane[self.selected])] is not shown:
+            return None
+        return self.gap_span(self.selected)
+
+    def first_gap(self, trace: int) -> int:
+        """Return the index in the table of the first gap of a trace."""
+        return sum(len(scene.gaps) for scene in self.scenes[:trace] if scene is not None)
+
+    def place_of(self, shown: ShownLane) -> int | None:
+        """Return the index of a lane in ``lanes``; None if it is not shown."""
+        return next((index for index, each in enumerate(self.lanes) if each is shown), None)
+
+    def _shown(self, trace: int, number: int, lane: SceneLane) -> ShownLane:
+        scene = self.scenes[trace]
+        short = label_of(lane, scene.lanes if scene else ())
+        label = f"{_NAMES[trace]} {short}" if len(self.scenes) > 1 else short
+        return ShownLane(trace, number, lane, label, self.zero(trace))
+
+    def _gaps_of(self, trace: int) -> GapTable:
+        scene = self.scenes[trace]
+        if scene is None:
+            return join([])
+        first = next((n for n, gpu in enumerate(self.gpus) if gpu.trace == trace), 0)
+        table, zero = scene.gaps, self.zero(trace)
+        lane = table.lane + np.int16(first)
+        return replace(table, lane=lane, start=table.start - zero, end=table.end - zero)
+
+
+CURVE_NAMES: Final = {
+    "utilization": "use",
+    "smClock": "SM clock",
+    "power": "power",
+    "memoryUsed": "memory",
+    "temperature": "heat",
+}
+"""Labels of the lanes of curves."""
+
+
+@dataclass(frozen=True, eq=False)
+class ShownLane:
+    """Lane on the axis."""
+
+    trace: int
+    """Index of its trace."""
+    number: int
+    """Index among the GPUs of its trace; -1 for a part of a GPU."""
+    lane: SceneLane
+    label: str
+    zero: int
+    """Time on its trace's clock that is 0 on the axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """Operation that the user picked."""
+
+    lane: ShownLane
+    row: int
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Start and end on the axis."""
+        operations = self.lane.lane.operations
+        assert operations is not None
+        start, end = int(operations.start[self.row]), int(operations.end[self.row])
+        return start - self.lane.zero, end - self.lane.zero
+
+
+def label_of(lane: SceneLane, others: Sequence[SceneLane]) -> str:
+    """Return ``gpu 3``; with the rank where the numbers of ranks and GPUs differ."""
+    if lane.part:
+        return f" {clean(CURVE_NAMES.get(lane.part, lane.part), 24)}"
+    if lane.gpu is None:
+        return f"rank {lane.rank}"
+    several = len({other.rank for other in others}) > 1
+    differ = several and any(other.gpu != other.rank for other in others)
+    return f"{'gpu' if lane.gpu_known else 'dev'} {lane.gpu}" + (f" r{lane.rank}" if differ else "")
+
+
+def belongs(part: ShownLane, gpu: ShownLane, last: bool) -> bool:
+    """Return true if a part is shown below a GPU; threads are, below the last GPU of their rank."""
+    if part.trace != gpu.trace or part.lane.rank != gpu.lane.rank:
+        return False
+    if part.lane.operations is None:
+        return last
+    return part.lane.gpu == gpu.lane.gpu
+
+
+MARGIN: Final = 0.02
+"""Margin on either side of a fitted span, as a fraction of its length."""
+
+
+@dataclass(frozen=True)
+class Viewport:
+    """Window on the axis, always within its bounds and no shorter than ``shortest``."""
+
+    start: int
+    end: int
+    low: int
+    high: int
+    shortest: int = 100
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+    def show(self, start: int, end: int) -> Viewport:
+        """Return the valid window nearest to the requested one."""
+        whole = max(self.high - self.low, 1)
+        length = min(max(end - start, min(self.shortest, whole)), whole)
+        start += (end - start - length) // 2
+        start = min(max(start, self.low), self.low + whole - length)
+        return replace(self, start=start, end=start + length)
+
+    def fit(self, start: int, end: int) -> Viewport:
+        """Return the window that shows a span, with a margin on both sides."""
+        margin = round((end - start) * MARGIN)
+        return self.show(start - margin, end + margin)
+
+    def whole(self) -> Viewport:
+        return self.show(self.low, self.high)
+
+    def zoom(self, factor: float, anchor: int | None = None) -> Viewport:
+        """Scale the window's length; the anchor keeps its position on the screen."""
+        if anchor is None or not self.start <= anchor <= self.end:
+            anchor = (self.start + self.end) // 2
+        length = max(round(self.length * factor), 1)
+        length = min(max(length, self.shortest), max(self.high - self.low, 1))
+        before = round((anchor - self.start) * length / self.length)
+        return self.show(anchor - before, anchor - before + length)
+
+    def pan(self, part: float) -> Viewport:
+        """Move to the right by a fraction of the length; to the left if negative."""
+        by = round(self.length * part) or (1 if part > 0 else -1)
+        return self.show(self.start + by, self.end + by)
+
+    def center(self, moment: int) -> Viewport:
+        start = moment - self.length // 2
+        return self.show(start, start + self.length)
+
+    def reveal(self, start: int, end: int) -> Viewport:
+        """Bring a span into view; the window gets longer only if necessary."""
+        if start >= self.start and end <= self.end:
+            return self
+        if end - start > self.length * (1 - 2 * MARGIN):
+            return self.fit(start, end)
+        return self.center((start + end) // 2)
+
+    def within(self, low: int, high: int) -> Viewport:
+        """Return the window in other bounds."""
+        return replace(self, low=low, high=high).show(self.start, self.end)
+
+    def cell_of(self, moment: int, cells: int) -> int:
+        """Return the cell that contains a time; outside of 0 to ``cells`` if out of view."""
+        return (moment - self.start) * cells // max(self.length, 1)
+
+    def moment_of(self, cell: int, cells: int) -> int:
+        """Return the start of a cell."""
+        return self.start + self.length * cell // max(cells, 1)

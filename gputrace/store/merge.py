@@ -1,0 +1,582 @@
+"""Merging of the traces of one run, from one or several machines, into one trace on one clock.
+
+Traces of any readers can be merged if they are parts of one run; processes, names and hosts are
+renumbered. NTP keeps the wall clocks of machines, which align the traces, within about a
+millisecond; the analysis later corrects these shifts by collectives, which end simultaneously on
+all ranks.
+
+An id is meaningful only within its trace, and may be any integer: a row of a table, or a text kept
+elsewhere (below 0). Each (trace, id) gets the next number from 0 on, in order of appearance, so
+that the numbers stay dense, which counting algorithms rely on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, zip_longest
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.errors import InputError
+from gputrace.model.events import GPU_KINDS, UNKNOWN, Column, Events, Kind, concatenate
+from gputrace.model.nvml import Nvml, merge_nvml
+from gputrace.model.trace import Device, Process, Progress, Session, Trace, Window
+from gputrace.units import format_ranges
+
+_AHEAD: Final = 8
+"""Number of files that other processes read ahead."""
+
+
+class MergedTrace(Trace):
+    """Several traces behind the interface of one; closing it closes them."""
+
+    def __init__(self, traces: Sequence[Trace], shifts: Sequence[int]) -> None:
+        """Merge traces; ``shifts`` are the nanoseconds to add to the times of each."""
+        super().__init__(traces[0].path)
+        self.source = "+".join(sorted({trace.source for trace in traces}))
+        self._names = Numbering()
+        self._hosts: dict[tuple[str, int], int] = {}
+        self._part_of: dict[int, MergePart] = {}
+        """Part by merged process number."""
+        self._parts = [
+            MergePart(number, trace, shift, machine, traces[machine].path.stem)
+            for number, (trace, shift, machine) in enumerate(
+                zip(traces, shifts, machines(traces), strict=True)
+            )
+        ]
+        self.origin = self._first_origin()
+        self._overlaps = False
+        reasons = [trace.no_gpu for trace in traces]
+        self.no_gpu = None if None in reasons else reasons[0]
+        for part in self._parts:
+            self._take_over(part)
+
+    @property
+    def traces(self) -> list[Trace]:
+        """The merged traces."""
+        return [part.trace for part in self._parts]
+
+    @property
+    def cut_bytes(self) -> int:
+        return sum(part.trace.cut_bytes for part in self._parts)
+
+    @property
+    def shifts(self) -> list[int]:
+        """Nanoseconds added to the times of each trace."""
+        return [part.shift for part in self._parts]
+
+    def _first_origin(self) -> int:
+        return min(part.trace.origin + part.shift for part in self._parts)
+
+    def shift_hosts(self, shifts: Mapping[int, int], how: str) -> None:
+        for part in self._parts:
+            hosts = {self.processes[number].host for number in part.processes}
+            part.shift += next((shifts[host] for host in hosts if host in shifts), 0)
+        self.origin = self._first_origin()
+        notes = self.quality.notes
+        notes[:] = [how if note == MERGED_BY_WALL_CLOCK else note for note in notes]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(path for part in self._parts for path in part.trace.paths)
+
+    @property
+    def session(self) -> Session:
+        sessions = [part.trace.session for part in self._parts]
+        return Session(
+            epoch_ns=min(session.epoch_ns or 0 for session in sessions),
+            job=max(session.job for session in sessions),
+            hosts=frozenset[str]().union(*(session.hosts for session in sessions)),
+            ranks=frozenset[int]().union(*(session.ranks for session in sessions)),
+            world_size=max(session.world_size or 0 for session in sessions) or None,
+            utc_offset_ns=next(
+                (s.utc_offset_ns for s in sessions if s.utc_offset_ns is not None), None
+            ),
+        )
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        return frozenset[Kind]().union(*(part.trace.kinds for part in self._parts))
+
+    def names(self, ids: Collection[int] | Column) -> dict[int, str]:
+        texts = self._lookup(ids, lambda part, local_ids: part.trace.names(local_ids))
+        return {int(id): texts.get(int(id), f"<name {id}>") for id in ids}
+
+    def search(self, ids: Collection[int] | Column, pattern: re.Pattern[str]) -> dict[int, str]:
+        return self._lookup(ids, lambda part, local_ids: part.trace.search(local_ids, pattern))
+
+    def _lookup(
+        self,
+        ids: Collection[int] | Column,
+        lookup: Callable[[MergePart, Column], dict[int, str]],
+    ) -> dict[int, str]:
+        """Look up texts in each trace by its own ids; return them by merged id."""
+        merged_texts: dict[int, str] = {}
+        for number, local_ids, merged in self._names.by_part(np.fromiter(ids, np.int64, len(ids))):
+            texts = lookup(self._parts[number], local_ids)
+            pairs = zip(local_ids.tolist(), merged.tolist(), strict=True)
+            merged_texts |= {id: texts[local] for local, id in pairs if local in texts}
+        return merged_texts
+
+    def device(self, process: int, device: int) -> Device:
+        part = self._part_of[process]
+        local = part.trace.device(part.local_process[process], device)
+        return Device(process, device, local.gpu, local.name, local.uuid)
+
+    def read(
+        self,
+        kinds: frozenset[Kind],
+        columns: Sequence[str],
+        window: Window | None,
+        progress: Progress | None,
+    ) -> Events:
+        for part in self._parts:
+            part.trace.ask(kinds, columns, part.to_local_clock(window))
+        parts = []
+        for part in self._parts:
+            events = part.trace.read(kinds, columns, part.to_local_clock(window), progress)
+            parts.append(self._translated(part, events, columns))
+        everything = window is None and kinds == frozenset(GPU_KINDS)
+        if everything and {"start", "end"} <= set(columns):
+            self._check_overlap([_span(events) for events in parts])
+        return concatenate(parts, columns)
+
+    def read_parts(
+        self, kinds: frozenset[Kind], columns: Sequence[str], progress: Progress | None
+    ) -> Iterator[Events]:
+        spans = []
+        for part in self._parts[:_AHEAD]:
+            part.trace.ask(kinds, columns, None)
+        for part, ahead in zip_longest(self._parts, self._parts[_AHEAD:]):
+            if ahead is not None:
+                ahead.trace.ask(kinds, columns, None)
+            chunk_spans = []
+            for events in part.trace.read_parts(kinds, columns, progress):
+                yield (merged := self._translated(part, events, columns))
+                chunk_spans.append(_span(merged) if {"start", "end"} <= set(columns) else None)
+            spans.append(_union(chunk_spans))
+        if kinds == frozenset(GPU_KINDS):
+            self._check_overlap(spans)
+
+    def check_spans(self, spans: Sequence[tuple[int, int] | None]) -> None:
+        """Raise NotOneRun if the GPU activity spans, on each trace's clock, show several runs."""
+        pairs = zip(self._parts, spans, strict=True)
+        self._check_overlap([s and (s[0] + part.shift, s[1] + part.shift) for part, s in pairs])
+
+    def processes_of(self, number: int) -> Sequence[int]:
+        """Return the merged numbers of the processes seen so far by one of the traces."""
+        self._take_over(self._parts[number])
+        return self._parts[number].processes
+
+    def number_names(self, number: int, ids: Column) -> NDArray[np.int32]:
+        """Return the merged numbers of name ids of one of the traces."""
+        return self._names.number(number, ids)
+
+    def _check_overlap(self, spans: Sequence[tuple[int, int] | None]) -> None:
+        if not self._overlaps:
+            check_overlap([part.trace.path for part in self._parts], spans)
+            self._overlaps = True
+
+    def _translated(self, part: MergePart, events: Events, columns: Sequence[str]) -> Events:
+        """Convert rows of a part to the merged clock and numbers."""
+        self._take_over(part)
+        arrays: dict[str, Column] = {name: getattr(events, name) for name in columns}
+        for name in {"start", "end"} & arrays.keys():
+            arrays[name] = arrays[name] + part.shift if part.shift else arrays[name]
+        if "process" in arrays and len(events):
+            arrays["process"] = np.array(part.processes, np.int16)[arrays["process"]]
+        if "name" in arrays:
+            arrays["name"] = self._names.number(part.number, arrays["name"])
+        return Events(arrays)
+
+    def take_over(self) -> None:
+        """Copy processes and quality problems known so far from all traces."""
+        for part in self._parts:
+            self._take_over(part)
+
+    def _take_over(self, part: MergePart) -> None:
+        """Copy processes and quality problems known so far from a part."""
+        for process in part.trace.processes[len(part.processes) :]:
+            name = process.host_name or (part.machine_name if len(self._parts) > 1 else "")
+            host = self._hosts.setdefault(part.host_key(process), len(self._hosts))
+            merged = Process(process.pid, host, process.rank, process.name, name)
+            part.local_process[len(self.processes)] = len(part.processes)
+            self._part_of[len(self.processes)] = part
+            part.processes.append(len(self.processes))
+            self.processes.append(merged)
+        if part.tell(self):
+            self._put_in_order()
+
+    def _put_in_order(self) -> None:
+        """Sort the warnings and notes of the traces by trace, not by order of reading."""
+        number = {text: part.number for part in self._parts for text in part.messages}
+        for texts in (self.quality.warnings, self.quality.notes):
+            indices = [index for index, text in enumerate(texts) if text in number]
+            ordered = sorted((texts[index] for index in indices), key=number.__getitem__)
+            for index, text in zip(indices, ordered, strict=True):
+                texts[index] = text
+
+    def recorded(self, process: int) -> Sequence[Window]:
+        part = self._part_of[process]
+        return part.to_merged_clock(part.trace.recorded(part.local_process[process]))
+
+    def calls_recorded(self, process: int) -> Sequence[Window] | None:
+        part = self._part_of[process]
+        windows = part.trace.calls_recorded(part.local_process[process])
+        return None if windows is None else part.to_merged_clock(windows)
+
+    def read_nvml(self) -> Nvml:
+        for part in self._parts:
+            part.trace.ask_nvml()
+        return merge_nvml([self._nvml_of(part) for part in self._parts])
+
+    def _nvml_of(self, part: MergePart) -> Nvml:
+        nvml = part.trace.nvml
+        if not nvml:
+            return nvml
+        named = part.trace.session.hosts
+        name = next(iter(named)) if len(named) == 1 else ""
+        numbers = {}
+        for host in sorted({host for host, _ in nvml.places}):
+            key = part.host_key(Process(0, host, host_name=name))
+            numbers[host] = self._hosts.setdefault(key, len(self._hosts))
+        return nvml.moved(part.shift, numbers)
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.trace.close()
+
+
+_Span = tuple[int, int] | None
+
+
+def _span(events: Events) -> _Span:
+    return (int(events.start.min()), int(events.end.max())) if len(events) else None
+
+
+def _union(spans: Sequence[_Span]) -> _Span:
+    known = [span for span in spans if span is not None]
+    return (min(s[0] for s in known), max(s[1] for s in known)) if known else None
+
+
+def merge(traces: Sequence[Trace]) -> Trace:
+    """Merge several traces in order of their ranks; raise InputError if they are not of one run.
+
+    The merged trace then owns the traces, unless this raises.
+    """
+    check_parts(traces)
+    ordered = sorted(traces, key=lambda trace: min(trace.session.ranks, default=0))
+    merged = MergedTrace(ordered, wall_clock_shifts(ordered))
+    hosts = [trace.session.hosts for trace in ordered]
+    named = len(frozenset[str]().union(*hosts)) == 1 and all(hosts)
+    if not named and len(set(machines(ordered))) > 1:
+        merged.quality.notes.append(MERGED_BY_WALL_CLOCK)
+    merged.quality.notes += filter(None, (missing_ranks(ordered), several_jobs(ordered)))
+    return merged
+
+
+_NOT_ONE_RUN = "the files must be of one run"
+
+
+def check_paths(paths: Sequence[Path]) -> None:
+    """Raise InputError for a file that is given twice, even under different names."""
+    seen: dict[tuple[int, int], Path] = {}
+    for path in paths:
+        try:
+            status = path.stat()
+        except (OSError, ValueError):
+            continue  # Its reader reports it better.
+        file = status.st_dev, status.st_ino
+        if file in seen:
+            raise InputError(path, f"given twice{_also(seen[file], path)}; name each file once")
+        seen[file] = path
+
+
+class NotOneRun(InputError):
+    """Error for files of several runs.
+
+    Attributes:
+        runs: the files of each run, largest run first.
+    """
+
+    def __init__(self, path: Path, problem: str, runs: Sequence[Sequence[Path]]) -> None:
+        self.runs = sorted(runs, key=len, reverse=True)
+        if len(self.runs[1]) > 1:
+            folders = {file.absolute().parent for run in runs for file in run}
+            path = Path(os.path.commonpath(folders))
+            each = "; ".join(", ".join(file.name for file in run) for run in self.runs)
+            problem = f"files of {len(runs)} runs ({each}); name those of one"
+        super().__init__(path, problem)
+
+
+def check_parts(traces: Sequence[Trace]) -> None:
+    """Raise NotOneRun if traces cannot be parts of one run."""
+    parts = [_Member(trace, trace.session) for trace in traces]
+    if _fit(parts):
+        return
+    for number, part in enumerate(parts):
+        for other in parts[:number]:
+            if problem := _conflict(part, other):
+                runs = [[part.trace.path for part in run] for run in _runs(parts)]
+                raise NotOneRun(part.trace.path, problem, runs)
+
+
+class _Member(NamedTuple):
+    """A trace and its session, which the trace would read again on each access."""
+
+    trace: Trace
+    session: Session
+
+
+def _fit(parts: Sequence[_Member]) -> bool:
+    """Return True if no two traces can conflict, in linear time."""
+    sessions = [part.session for part in parts]
+    sizes = {session.world_size for session in sessions if session.world_size}
+    ranks = Counter(rank for session in sessions for rank in session.ranks)
+    epochs = Counter(s.epoch_ns for s in sessions if s.epoch_ns is not None)
+    return len(sizes) < 2 and all(n == 1 for n in (*ranks.values(), *epochs.values()))
+
+
+def _conflict(part: _Member, other: _Member) -> str:
+    """Return the reason why two traces are not parts of one run; empty if they may be."""
+    a, b, path = part.session, other.session, other.trace.path
+    if a.world_size and b.world_size and a.world_size != b.world_size:
+        problem = f"is of a run of {a.world_size} ranks, and {path} of one of"
+        return f"{problem} {b.world_size}; {_NOT_ONE_RUN}"
+    # No two recordings begin at the same nanosecond.
+    if a.epoch_ns is not None and not a.ranks and a.epoch_ns == b.epoch_ns:
+        return f"a copy of {path}; name each file once"
+    if both := sorted(a.ranks & b.ranks):
+        return f"has rank {both[0]}, as {path} has; {_NOT_ONE_RUN}, each rank once"
+    return ""
+
+
+def _runs(parts: Sequence[_Member]) -> list[list[_Member]]:
+    """Cluster the traces into runs, joining those that began closest to each other first."""
+    run_of = {id(part): [part] for part in parts}
+    for first, second in sorted(combinations(parts, 2), key=_distance):
+        run, other = run_of[id(first)], run_of[id(second)]
+        if run is not other and not any(_conflict(a, b) for a in run for b in other):
+            run += other
+            run_of |= {id(part): run for part in other}
+    distinct = {id(run): run for run in run_of.values()}
+    position = {id(part): number for number, part in enumerate(parts)}
+    return [sorted(run, key=lambda part: position[id(part)]) for run in distinct.values()]
+
+
+def _distance(pair: tuple[_Member, _Member]) -> tuple[bool, int]:
+    a, b = (part.session for part in pair)
+    return a.job != b.job, abs((a.epoch_ns or 0) - (b.epoch_ns or 0))
+
+
+def check_overlap(paths: Sequence[Path], spans: Sequence[tuple[int, int] | None]) -> None:
+    """Raise NotOneRun if some files ended before others began; spans are on one clock.
+
+    A file without GPU activity has no span and never conflicts.
+    """
+    known = [(span, path) for span, path in zip(spans, paths, strict=True) if span is not None]
+    runs: list[list[Path]] = []
+    ends: list[tuple[int, Path]] = []
+    """Latest end in each run, and its file."""
+    problem, late = "", Path()
+    for (start, end), path in sorted(known):
+        if ends and start <= ends[-1][0]:
+            runs[-1].append(path)
+            ends[-1] = max(ends[-1], (end, path))
+            continue
+        if ends and not problem:
+            late, (before, last) = path, ends[-1]
+            problem = (
+                f"begins {(start - before) / 1e9:,.1f} s after the end of {last}: not one run, "
+                "or a host's clock is wrong; analyze them apart"
+            )
+        runs.append([path])
+        ends.append((end, path))
+    if problem:
+        raise NotOneRun(late, problem, runs)
+
+
+def machines(traces: Sequence[Trace]) -> list[int]:
+    """Return for each trace the index of the first trace of the same machine, by visible cards."""
+    cards = [trace.session.cards for trace in traces]
+    return [
+        next(first for first in range(number + 1) if first == number or visible & cards[first])
+        for number, visible in enumerate(cards)
+    ]
+
+
+def missing_ranks(traces: Iterable[Trace]) -> str:
+    """Return a note on the ranks of the run without a trace; empty if there are none."""
+    sessions = [trace.session for trace in traces]
+    size = max((session.world_size or 0 for session in sessions), default=0)
+    present = frozenset[int]().union(*(session.ranks for session in sessions))
+    if not present or not (missing := sorted(set(range(size)) - present)):
+        return ""
+    which = format_ranges(missing)
+    if len(missing) == 1:
+        return f"rank {which} of {size} is missing: no file of its own was given"
+    return f"ranks {which} of {size} are missing: no file of theirs was given"
+
+
+def several_jobs(traces: Iterable[Trace]) -> str:
+    """Return a note on the jobs of the traces if there are several, which may be job steps."""
+    jobs = sorted({trace.session.job for trace in traces} - {""})
+    return f"of several jobs ({', '.join(jobs)}): see that they are one run" if jobs[1:] else ""
+
+
+def _also(first: Path, second: Path) -> str:
+    return "" if first == second else f" (it is {first} too)"
+
+
+class MergePart:
+    """One trace of a merge, and the mapping of its numbers to merged ones."""
+
+    def __init__(self, number: int, trace: Trace, shift: int, machine: int, name: str) -> None:
+        """Add a trace, whose times are shifted by ``shift`` nanoseconds.
+
+        ``machine`` is the number of the first trace of its machine, ``name`` that trace's name.
+        """
+        self.number, self.trace, self.shift = number, trace, shift
+        self.machine, self.machine_name = machine, name
+        self.processes: list[int] = []
+        """Merged number of each of its processes."""
+        self.local_process: dict[int, int] = {}
+        """Its process number by merged number."""
+        self.messages: list[str] = []
+        """Warnings and notes as they appear in the merged trace."""
+        self._copied = (0, 0, 0)
+
+    def tell(self, merged: Trace) -> bool:
+        """Copy new quality problems, prefixed with the file name, to the merged trace.
+
+        Return whether there were new warnings or notes.
+        """
+        quality, where = self.trace.quality, self.trace.path.name
+        warnings, notes, left_out = self._copied
+        self._copied = len(quality.warnings), len(quality.notes), len(quality.left_out)
+        merged.quality.left_out += quality.left_out[left_out:]
+        new = [f"{where}: {text}" for text in quality.warnings[warnings:]]
+        noted = [f"{where}: {text}" for text in quality.notes[notes:]]
+        merged.quality.warnings += new
+        merged.quality.notes += noted
+        self.messages += new + noted
+        for reason, rows in quality.dropped.items():
+            merged.quality.drop(reason, rows, str(self.number))
+        return bool(new or noted)
+
+    def host_key(self, process: Process) -> tuple[str, int]:
+        """Return a key of the machine: its name, or the first trace that saw the same cards."""
+        if process.host_name:
+            return process.host_name, 0
+        return f"/{self.machine}", process.host
+
+    def to_local_clock(self, window: Window | None) -> Window | None:
+        """Convert a window from the merged clock to this trace's clock."""
+        return window and Window(window.start - self.shift, window.end - self.shift)
+
+    def to_merged_clock(self, windows: Sequence[Window]) -> list[Window]:
+        """Convert windows from this trace's clock to the merged clock."""
+        return [Window(start + self.shift, end + self.shift) for start, end in windows]
+
+
+MERGED_BY_WALL_CLOCK = (
+    "the clocks of different hosts are aligned by their wall clocks only: what one host seems to "
+    "wait for another is only as exact as NTP"
+)
+
+
+def wall_clock_shifts(traces: Sequence[Trace]) -> list[int]:
+    """Return the nanoseconds to add to the times of each trace, all >= 0 and at least one 0.
+
+    Raises InputError for a trace without a start time.
+    """
+    epochs = [_epoch(trace) for trace in traces]
+    return [epoch - min(epochs) for epoch in epochs]
+
+
+def _epoch(trace: Trace) -> int:
+    epoch = trace.session.epoch_ns
+    if epoch is None:
+        problem = "does not say when it was recorded, so it cannot be merged; analyze it alone"
+        raise InputError(trace.path, problem)
+    return epoch
+
+
+_Ids = NDArray[np.int64]
+
+
+class Numbering:
+    """Dense numbers for the ids of all traces; `UNKNOWN` is preserved."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[_Ids, _Ids]] = {}
+        """Sorted ids and their numbers, by trace."""
+        self._positions: dict[int, int] = {}
+        """Position of each trace in `_known`."""
+        self._count = 0
+        self._given: list[tuple[int, _Ids]] = []
+        """Position of a trace in `_known`, and new ids of it, in the order of their numbers."""
+        self._origin_of: tuple[_Ids, _Ids] | None = None
+
+    def number(self, part: int, ids: Column) -> NDArray[np.int32]:
+        """Return the numbers of a trace's ids, assigning new ones."""
+        distinct, indices = _distinct(ids)
+        return self._numbers(part, distinct)[indices]
+
+    def by_part(self, numbers: _Ids) -> Iterator[tuple[int, _Ids, _Ids]]:
+        """Group numbers by trace: yield the trace, its ids, and their numbers."""
+        wanted = np.unique(numbers)
+        wanted = wanted[(wanted >= 0) & (wanted < self._count)]
+        if not len(wanted):
+            return
+        places, ids = (column[wanted] for column in self._origins())
+        order = np.lexsort((ids, places))
+        parts = list(self._known)
+        for rows in np.split(order, np.flatnonzero(np.diff(places[order])) + 1):
+            yield parts[int(places[rows[0]])], ids[rows], wanted[rows]
+
+    def _origins(self) -> tuple[_Ids, _Ids]:
+        """Return the trace position and the original id of each number."""
+        if self._origin_of is None:
+            lengths = [len(ids) for _, ids in self._given]
+            places = np.repeat([position for position, _ in self._given], lengths)
+            self._origin_of = places, np.concatenate([ids for _, ids in self._given])
+        return self._origin_of
+
+    def _numbers(self, part: int, distinct: _Ids) -> NDArray[np.int32]:
+        """Return the numbers of sorted distinct ids, assigning new ones."""
+        ids, numbers = self._known.get(part, (np.empty(0, np.int64), np.empty(0, np.int64)))
+        new = np.setdiff1d(distinct[distinct != UNKNOWN], ids, assume_unique=True)
+        if len(new):
+            fresh = np.arange(self._count, self._count + len(new))
+            self._count += len(new)
+            order = np.argsort(both := np.concatenate([ids, new]), kind="stable")
+            ids, numbers = both[order], np.concatenate([numbers, fresh])[order]
+            self._known[part] = ids, numbers
+            position = self._positions.setdefault(part, len(self._positions))
+            self._given.append((position, new))
+            self._origin_of = None
+        result = np.full(len(distinct), UNKNOWN, np.int32)
+        known = distinct != UNKNOWN
+        result[known] = numbers[np.searchsorted(ids, distinct[known])]
+        return result
+
+
+def _distinct(ids: Column) -> tuple[_Ids, NDArray[np.intp]]:
+    """Return the sorted distinct ids, and the index of each row's id; by counting where dense."""
+    if not len(ids):
+        return np.empty(0, np.int64), np.empty(0, np.intp)
+    low, high = int(ids.min()), int(ids.max())
+    if high - low > 4 * len(ids):
+        distinct, indices = np.unique(ids, return_inverse=True)
+        return distinct.astype(np.int64), indices
+    offsets = ids - low
+    seen = np.zeros(high - low + 1, bool)
+    seen[offsets] = True
+    return np.flatnonzero(seen) + low, (np.cumsum(seen) - 1)[offsets]

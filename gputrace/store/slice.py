@@ -1,0 +1,415 @@
+"""Slicing: a window of an SQLite trace as a smaller file, and windowed reading of large traces.
+
+Rows are copied from file to file inside SQLite, in chunks of rowids, so that memory is bounded. The
+slice contains the rows that overlap the window, unclipped, and the context that an analysis of the
+window needs: the API calls that issued its GPU operations, at any time, and for each GPU and host
+thread the last row before and the first row after the window. Times are unchanged.
+
+An analysis normally reads all of a trace, since steps are counted from its start. For large SQLite
+files, the window and its surroundings are sliced out first; long text files are decoded for the
+window alone. Memory is then independent of the file size.
+
+A slice records that it was exported, so that its analysis can mention it.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import chain, count
+from pathlib import Path
+from typing import Final, Protocol
+
+from gputrace.errors import UsageError
+from gputrace.model.trace import Progress, Trace, Window
+from gputrace.store import sqlite_security
+from gputrace.store.merge import MergedTrace
+from gputrace.store.sqlite import (
+    Database,
+    SqliteTables,
+    SqliteTrace,
+    TimedTable,
+    quote_identifier,
+    sqlite_error,
+)
+from gputrace.store.writer import TraceWriter
+from gputrace.units import format_window
+
+_ROWS_AT_ONCE: Final = 1 << 18
+_ALL: Final = Window(-(1 << 62), 1 << 62)
+
+
+def slice_trace(
+    tables: SqliteTables,
+    target: Path,
+    window: Window | None = None,
+    only: RowFilter | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write the slice of a trace that overlaps a window on the trace's clock, or all of it.
+
+    Raises InputError if the trace is broken, UsageError if nothing overlaps the window, OSError if
+    the slice cannot be written.
+    """
+    with TraceWriter(target) as writer, _attribute_errors(tables.database):
+        only = only or AllRows()
+        with writer.attached(tables.database.uri, "source") as output:
+            only.prepare(output)
+            _Slicer(tables, writer, output, window or _ALL, only, progress).run()
+        write_export_notes(writer, window, not isinstance(only, AllRows))
+
+
+@contextmanager
+def _attribute_errors(database: Database) -> Iterator[None]:
+    """Attribute SQLite errors to the input, except a full disk, which the writer handles."""
+    try:
+        yield
+    except sqlite_security.ERRORS as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            raise
+        raise sqlite_error(database.path, error) from error
+
+
+class _Slicer:
+    """State of one call of `slice_trace`."""
+
+    def __init__(
+        self,
+        tables: SqliteTables,
+        writer: TraceWriter,
+        output: sqlite3.Connection,
+        window: Window,
+        only: RowFilter,
+        progress: Progress | None,
+    ) -> None:
+        self._database, self._strings = tables.database, tables.strings
+        self._writer, self._output, self._window, self._only = writer, output, window, only
+        self._progress = progress
+        declared = dict(
+            output.execute("SELECT name, sql FROM source.sqlite_master WHERE type = 'table'")
+        )
+        self._declared = {
+            name: str(declared[name])
+            for name in tables.database.tables
+            if not name.startswith("sqlite_") and only.takes(name)
+        }
+        described = {name: tables.timed(tables.database, name) for name in self._declared}
+        timed = {name: how for name, how in described.items() if how is not None}
+        # API calls are copied after the operations that they issued.
+        self._timed = dict(sorted(timed.items(), key=lambda item: item[1].issued is not None))
+        self._columns = {n: list(self._database.tables[n]) for n in self._declared}
+
+    def run(self) -> None:
+        """Copy all tables."""
+        for sql in self._declared.values():
+            self._writer.declare(sql)
+        for name in sorted(self._declared.keys() - self._timed.keys() - {self._strings.table}):
+            self._copy(name, "1")
+        self._copy_timed()
+        if self._window != _ALL and not self._has_any():
+            raise UsageError(f"{self._database.path}: nothing was recorded in that window")
+        if self._strings.table in self._declared:
+            self._copy_strings()
+
+    def _has_any(self) -> bool:
+        """Return True if anything but annotations was recorded in the window."""
+        return any(self._touches(name) for name, how in self._timed.items() if not how.beside)
+
+    def _copy_timed(self) -> None:
+        self._output.execute(
+            "CREATE TEMP TABLE issued (process INTEGER, correlation INTEGER, "
+            "PRIMARY KEY (process, correlation)) WITHOUT ROWID"
+        )
+        ranges = {name: _rowid_ranges(self._database, name) for name in self._timed}
+        total, done = sum(map(len, ranges.values())), count(1)
+        for name, how in self._timed.items():
+            edges = _Edges()
+            self._find_together(name, how)
+            for rows in ranges[name]:
+                self._copy(name, f"({self._wanted(how)}) AND {rows}")
+                self._find_edges(name, how, rows, edges)
+                if self._progress is not None:
+                    self._progress(next(done), total)
+            self._copy_edges(name, how, edges)
+            if how.issues is not None:
+                self._note_issued(name, how.issues)
+
+    def _find_together(self, table: str, how: TimedTable) -> None:
+        """Store the ids of multi-row events that overlap the window in ``temp.together``."""
+        if how.together:
+            self._output.execute("DROP TABLE IF EXISTS temp.together")
+            self._output.execute("CREATE TEMP TABLE together (id INTEGER PRIMARY KEY)")
+            self._output.execute(
+                f"INSERT INTO temp.together SELECT {quote_identifier(how.together)} AS id "
+                f"FROM source.{quote_identifier(table)} WHERE id NOT NULL GROUP BY id "
+                f"HAVING min({how.start}) < {self._window.end} "
+                f"AND max({how.end}) >= {self._window.start}"
+            )
+
+    def _touches(self, table: str) -> bool:
+        """Return True if any copied row overlaps the window itself."""
+        how, window = self._timed[table], self._window
+        sql = f"{how.start} < {window.end} AND {how.end} >= {window.start}"
+        rows = self._output.execute(
+            f"SELECT 1 FROM main.{quote_identifier(table)} WHERE {sql} LIMIT 1"
+        )
+        return rows.fetchone() is not None
+
+    def _wanted(self, how: TimedTable) -> str:
+        """Return the SQL condition of rows that overlap the window, or are needed at any time."""
+        touching = f"{how.start} < {self._window.end} AND {how.end} >= {self._window.start}"
+        if how.together:
+            return f"{quote_identifier(how.together)} IN temp.together"
+        if how.issued is None:
+            return f"{touching} OR {how.always}"
+        process, correlation = how.issued
+        issued = (
+            f"{correlation} > 0 AND EXISTS (SELECT 1 FROM temp.issued "
+            f"WHERE process = {process} AND correlation = {correlation})"
+        )
+        return f"{touching} OR {how.always} OR {issued}"
+
+    def _copy(self, table: str, where: str) -> None:
+        names = self._columns[table]
+        listed = ", ".join(map(quote_identifier, names))
+        shown = ", ".join(self._only.shown(table, name) for name in names)
+        self._output.execute(
+            f"INSERT INTO main.{quote_identifier(table)} ({listed}) "
+            f"SELECT {shown} FROM source.{quote_identifier(table)} WHERE {where}"
+        )
+
+    def _find_edges(self, table: str, how: TimedTable, rows: str, edges: _Edges) -> None:
+        if not how.groups or rows == "1" or self._window == _ALL:
+            return
+        groups = ", ".join(map(quote_identifier, how.groups))
+        others = f"AND {rows} GROUP BY {groups}"
+        source = f"FROM source.{quote_identifier(table)} WHERE"
+        before = f"{source} {how.end} < {self._window.start} {others}"
+        after = f"{source} {how.start} >= {self._window.end} {others}"
+        edges.take(-1, self._output.execute(f"SELECT -max({how.end}), rowid, {groups} {before}"))
+        edges.take(1, self._output.execute(f"SELECT min({how.start}), rowid, {groups} {after}"))
+
+    def _copy_edges(self, table: str, how: TimedTable, edges: _Edges) -> None:
+        listed = f"SELECT value FROM json_each('{json.dumps(edges.rowids())}')"
+        if edges.rowids():
+            self._copy(table, f"rowid IN ({listed}) AND ({self._wanted(how)}) IS NOT TRUE")
+
+    def _note_issued(self, table: str, pair: tuple[str, str]) -> None:
+        self._output.execute(
+            f"INSERT OR IGNORE INTO temp.issued SELECT {pair[0]}, {pair[1]} "
+            f"FROM main.{quote_identifier(table)} WHERE {pair[1]} > 0"
+        )
+
+    def _copy_strings(self) -> None:
+        """Copy the strings referenced by the copied rows."""
+        strings = self._strings
+        table, id = quote_identifier(strings.table), quote_identifier(strings.id)
+        named = {
+            name: strings.columns(sql) & set(self._columns[name])
+            for name, sql in self._declared.items()
+            if name != strings.table
+        }
+        kernels = {
+            name: [column for column in columns if column in self._columns[name]]
+            for name, columns in strings.kernels.items()
+            if name in self._columns
+        }
+        self._output.execute(
+            f"INSERT INTO main.{table} ({id}, value) SELECT {id}, CASE WHEN {id} IN "
+            f"({_ids(kernels)}) THEN value ELSE {self._only.shown_text()} END "
+            f"FROM source.{table} WHERE {id} IN ({_ids(named)})"
+        )
+
+
+class _Edges:
+    """Nearest row to the window on each side, by group of rows."""
+
+    def __init__(self) -> None:
+        self._nearest: dict[tuple[object, ...], tuple[int, int]] = {}
+
+    def take(self, side: int, rows: Iterable[tuple[int, ...]]) -> None:
+        """Take candidate rows of distance, rowid and grouping columns."""
+        for distance, rowid, *group in rows:
+            key = (side, *group)
+            known = self._nearest.get(key)
+            if known is None or distance < known[0]:
+                self._nearest[key] = distance, rowid
+
+    def rowids(self) -> list[int]:
+        """Return the rowids of the nearest rows, sorted."""
+        return sorted(rowid for _, rowid in self._nearest.values())
+
+
+def _ids(columns: Mapping[str, Collection[str]]) -> str:
+    """Return the SQL query for the ids in some columns of the copied rows."""
+    selects = chain.from_iterable(
+        (f"SELECT {quote_identifier(c)} FROM main.{quote_identifier(table)}" for c in sorted(names))
+        for table, names in columns.items()
+    )
+    return " UNION ".join(selects) or "SELECT NULL"
+
+
+def _rowid_ranges(database: Database, table: str) -> list[str]:
+    """Return SQL conditions that split a table by rowid; one for all rows without usable rowids."""
+    bounds = database.row_bounds(table)
+    if bounds is None or bounds[1] - bounds[0] >= database.most_rows:
+        return ["1"] if bounds is None else ["rowid IS NOT NULL"]
+    first, last = bounds
+    starts = range(first, last + 1, _ROWS_AT_ONCE)
+    return [f"rowid >= {start} AND rowid < {start + _ROWS_AT_ONCE}" for start in starts]
+
+
+LARGE: Final = 1 << 29
+"""Bytes of SQLite files above which windows are sliced; rows take 1.5 times as much memory."""
+_AROUND_NS: Final = 5_000_000_000
+"""Minimum margin read around a window: surrounding steps identify those that it cuts."""
+
+
+@contextmanager
+def windowed(trace: Trace, window: Window | None, progress: Progress | None) -> Iterator[Trace]:
+    """Yield the trace to read a window on its clock from: itself, or a slice around the window.
+
+    Raises UsageError if the slice would be empty, OSError if it cannot be written.
+    """
+    if window is None or not _is_large(trace):
+        yield trace
+        return
+    around = max(_AROUND_NS, window.end - window.start)
+    read = Window(window.start - around, window.end + around)
+    with ExitStack() as opened:
+        folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="gputrace-")))
+        part = _part(trace, read, folder, opened, progress)
+        low, high = max(read.start - trace.origin, 0), read.end - trace.origin
+        part.quality.notes.append(
+            f"a large trace, of which only {format_window(low, high)} is read: steps are counted "
+            "within it"
+        )
+        yield part
+
+
+def _is_large(trace: Trace) -> bool:
+    """Return True if it has text that is not held, or large SQLite files."""
+    traces = trace.traces if isinstance(trace, MergedTrace) else [trace]
+    return sum(t.cut_bytes for t in traces) > LARGE or not all(t.held for t in traces)
+
+
+def _part(
+    trace: Trace, window: Window, folder: Path, opened: ExitStack, progress: Progress | None
+) -> Trace:
+    if isinstance(trace, MergedTrace):
+        return _parts(trace, window, folder, opened, progress)
+    return slice_window(trace, window, folder, opened, progress)
+
+
+def slice_window(
+    trace: Trace,
+    window: Window,
+    folder: Path,
+    opened: ExitStack,
+    progress: Progress | None = None,
+) -> Trace:
+    """Return a window of one file, sliced into a folder if needed; ``opened`` closes it."""
+    if trace.elsewhere or not trace.held:
+        part = trace.part(window)
+        opened.callback(part.close)
+        part.logged = trace.logged
+        return part
+    if not isinstance(trace, SqliteTrace):
+        return trace  # It is in memory already.
+    path = folder / f"{len(list(folder.iterdir()))}.sqlite"
+    slice_trace(trace.tables, path, window, progress=progress)
+    database = Database(path)
+    opened.callback(database.close)
+    part = trace.on(database)
+    part.quality = replace(trace.quality, notes=list(trace.quality.notes))
+    return part
+
+
+def _parts(
+    trace: MergedTrace, window: Window, folder: Path, opened: ExitStack, progress: Progress | None
+) -> Trace:
+    """Merge windows of the files, without those that have nothing in the window."""
+    parts: dict[int, Trace] = {}
+    empty = UsageError(f"{trace.title}: nothing was recorded in that window")
+    for number, (file, shift) in enumerate(zip(trace.traces, trace.shifts, strict=True)):
+        local = Window(window.start - shift, window.end - shift)
+        try:
+            parts[number] = _part(file, local, folder, opened, progress)
+        except UsageError as error:
+            empty = error
+    if not parts:
+        raise empty
+    merged = MergedTrace(list(parts.values()), [trace.shifts[number] for number in parts])
+    merged.origin, merged.logged = trace.origin, trace.logged
+    merged.quality.notes[:] = trace.quality.notes
+    merged.quality.left_out[:] = trace.quality.left_out
+    return merged
+
+
+class RowFilter(Protocol):
+    """Filter that decides how the contents of a trace are exported; see `redact.Redaction`."""
+
+    def takes(self, table: str) -> bool:
+        """Return True if a table is exported at all."""
+
+    def prepare(self, database: sqlite3.Connection) -> None:
+        """Register the SQL functions used by `shown`."""
+
+    def shown(self, table: str, column: str) -> str:
+        """Return the SQL expression for the exported value of a column."""
+
+    def shown_text(self) -> str:
+        """Return the SQL expression for ``value``, a text that is not a kernel name."""
+
+
+class AllRows:
+    """Filter that exports everything unchanged."""
+
+    def takes(self, table: str) -> bool:
+        return True
+
+    def prepare(self, database: sqlite3.Connection) -> None:
+        pass
+
+    def shown(self, table: str, column: str) -> str:
+        return quote_identifier(column)
+
+    def shown_text(self) -> str:
+        return '"value"'
+
+
+_TABLE: Final = "GPUTRACE_EXPORT"
+
+REDACTED: Final = "redacted: names of hosts, users, paths and programs are replaced"
+
+
+def write_export_notes(writer: TraceWriter, window: Window | None, redacted: bool) -> None:
+    """Write the window that was sliced out, and whether names were redacted."""
+    about = {"redacted": "yes"} if redacted else {}
+    if window is not None:
+        about |= {"start_ns": str(window.start), "end_ns": str(window.end)}
+    # If the source was itself exported, its record has already been copied.
+    writer.create(_TABLE, "name TEXT NOT NULL, value TEXT")
+    writer.add_rows(_TABLE, ["name", "value"], about.items())
+
+
+def read_export_notes(database: Database) -> list[str]:
+    """Return notes for users about a trace that was exported from another."""
+    if not database.has(_TABLE, "name", "value"):
+        return []
+    about = dict(database.query(f"SELECT name, CAST(value AS TEXT) FROM {_TABLE}"))
+    notes = [REDACTED] if "redacted" in about else []
+    if {"start_ns", "end_ns"} <= about.keys():
+        try:
+            window = format_window(int(about["start_ns"]), int(about["end_ns"]))
+        except ValueError:
+            return notes
+        notes.append(
+            f"cut out of a larger trace, {window}: steps are counted within it, and what waits for "
+            "data is told only where it holds several"
+        )
+    return notes

@@ -1,0 +1,181 @@
+"""Out-of-core columns in an unnamed spill file, memory-mapped for reading.
+
+Mapped pages count as memory of the process until they are released; they then belong to the page
+cache, which keeps them while there is room. The file vanishes with the process, however it ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import is_dataclass
+from functools import cached_property
+from typing import Any, Final, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.errors import MissingError
+from gputrace.model.events import Events, IdLookup
+from gputrace.model.trace import Trace
+from gputrace.store import cache_folder
+
+LARGE: Final = 1 << 30
+"""Bytes of trace files above which columns are spilled; columns take 1.5 times as much."""
+_EXTENT: Final = 1 << 28
+"""Minimum bytes per mapping, so that few mappings serve many columns."""
+_SMALL: Final = 1 << 14
+"""Bytes below which a column stays in memory."""
+_ALIGNED: Final = 64
+"""Alignment of columns in the file, in bytes."""
+
+_Value = TypeVar("_Value")
+Array = NDArray[Any]
+
+
+def spill_file_for(trace: Trace) -> SpillFile | None:
+    """Return a spill file for a trace too large to hold in memory, else None."""
+    return SpillFile() if trace.cut_bytes > LARGE else None
+
+
+class SpillFile:
+    """Spill file. Its columns are read-only and stay valid as long as they are referenced."""
+
+    def __init__(self) -> None:
+        folder = cache_folder()
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as file:
+                self._descriptor = os.dup(file.fileno())
+        except OSError as error:
+            raise _no_room(error) from None
+        weakref.finalize(self, os.close, self._descriptor)
+        self._mapped: list[mmap.mmap] = []
+        self._free = self._start = self._end = 0
+
+    def room(self, kind: Any, length: int) -> Room:
+        """Reserve space for a column that is written in parts."""
+        kind = np.dtype(kind)
+        if not length:
+            return Room(self, 0, np.empty(0, kind))
+        offset = self._allocate(kind.itemsize * length)
+        view = np.frombuffer(self._mapped[-1], kind, length, offset - self._start)
+        return Room(self, offset, view)
+
+    def keep(self, value: _Value) -> _Value:
+        """Copy a column, events, a dataclass, or a dict or tuple of them, with columns in the file.
+
+        Cached properties of dataclasses are computed now, and spilled, too.
+        """
+        spilled: Any = value
+        if isinstance(value, np.ndarray):
+            spilled = self._spill(value)
+        elif isinstance(value, Events):
+            spilled = Events({name: self.keep(getattr(value, name)) for name in value.columns})
+        elif isinstance(value, dict):
+            spilled = {key: self.keep(item) for key, item in value.items()}
+        elif type(value) is tuple:
+            spilled = tuple(map(self.keep, spilled))
+        elif hasattr(value, "__dict__") and (is_dataclass(value) or isinstance(value, IdLookup)):
+            spilled = copy(value)
+            for name in _cached_properties(type(value)):
+                getattr(spilled, name)
+            vars(spilled).update({name: self.keep(item) for name, item in vars(spilled).items()})
+        return spilled  # type: ignore[no-any-return]
+
+    def let_go(self) -> None:
+        """Release the mapped pages read so far to the system."""
+        for mapped in self._mapped:
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+    def _spill(self, column: Array) -> Array:
+        base: Any = column.base
+        spilled = isinstance(base, memoryview) and base.obj in self._mapped
+        if spilled or column.nbytes < _SMALL:
+            return column
+        room = self.room(column.dtype, len(column))
+        room.append(column)
+        return room.column
+
+    def write(self, column: Array, offset: int) -> None:
+        """Write to the file, not the mapping, so that a full disk raises and does not signal."""
+        left = np.ascontiguousarray(column).data.cast("B")
+        try:
+            while left:
+                done = os.pwrite(self._descriptor, left, offset)
+                left, offset = left[done:], offset + done
+        except OSError as error:
+            raise _no_room(error) from None
+
+    def _allocate(self, size: int) -> int:
+        """Reserve bytes in the last mapping, or a new one; return their offset in the file."""
+        offset = -(-self._free // _ALIGNED) * _ALIGNED
+        if offset + size > self._end:
+            offset = self._start = self._end
+            extent = max(
+                _EXTENT, -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+            )
+            self._end += extent
+            self._map(offset, extent)
+        self._free = offset + size
+        return offset
+
+    def _map(self, offset: int, size: int) -> None:
+        try:
+            os.ftruncate(self._descriptor, offset + size)
+            mapped = mmap.mmap(
+                self._descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ, offset=offset
+            )
+        except OSError as error:
+            raise _no_room(error) from None
+        self._mapped.append(mapped)
+
+
+class LazySequence(Sequence[_Value]):
+    """Sequence of items with spilled columns; releases pages on access to another item."""
+
+    def __init__(self, items: Sequence[_Value], scratch: SpillFile) -> None:
+        self._items, self._scratch = items, scratch
+        self._last = 0
+
+    @overload
+    def __getitem__(self, index: int) -> _Value: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[_Value]: ...
+    def __getitem__(self, index: int | slice) -> _Value | Sequence[_Value]:
+        if isinstance(index, int) and index != self._last:
+            self._scratch.let_go()
+            self._last = index
+        return self._items[index]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class Room:
+    """Column in the spill file that is being appended to."""
+
+    def __init__(self, scratch: SpillFile, offset: int, column: Array) -> None:
+        self.column = column
+        self._scratch, self._offset = scratch, offset
+
+    def append(self, part: Array) -> None:
+        """Append a part; raise MissingError if the disk is full."""
+        part = part.astype(self.column.dtype, copy=False)
+        self._scratch.write(part, self._offset)
+        self._offset += part.nbytes
+
+
+def _cached_properties(kind: type) -> list[str]:
+    return [name for name, value in vars(kind).items() if isinstance(value, cached_property)]
+
+
+def _no_room(error: OSError) -> MissingError:
+    return MissingError(
+        f"{cache_folder()}: no room for a trace that is larger than what is held in memory "
+        f"({error.strerror}); make some, or name another folder in XDG_CACHE_HOME"
+    )

@@ -1,0 +1,560 @@
+"""Validated read-only access to SQLite trace files, and parallel reading of their columns.
+
+Files are opened read-only and immutable: no lock is taken and nothing is written beside them.
+SQLite then ignores locks and journals, so these are checked here first. `sqlite_security` prevents
+anything in the file from being executed.
+
+Integer columns are read as Arrow batches over ADBC, several row ranges at a time with one
+connection each (SQLite takes no lock that would serialize read-only connections, and ADBC releases
+the GIL), and copied into preallocated numpy arrays. Where a column defeats ADBC (text among
+integers, floats), the row range is read again through the standard library with casts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import struct
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, islice, pairwise
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.errors import InputError
+from gputrace.model.trace import Progress, Trace
+from gputrace.store import sqlite_security
+
+MAGIC: Final = b"SQLite format 3\0"
+
+LEAST_BYTES_A_ROW: Final = 4
+"""Minimum bytes per row; a table with more rows has a cycle among its pages."""
+_LOCK_BYTES: Final = (0x40000000, 512)
+"""Offset and length of SQLite's lock bytes (sqlite.org/fileformat2.html, section 1.3)."""
+
+
+class Database:
+    """An open SQLite file. Raises InputError for any problem with it.
+
+    Attributes:
+        path: the file.
+        uri: SQLite URI that opens it read-only and immutable.
+        most_rows: upper bound of the rows of any table, by the file size.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro&immutable=1"
+        check_file(path)
+        self.most_rows = path.stat().st_size // LEAST_BYTES_A_ROW
+        self._checking = Lock()
+        try:
+            self._connection = sqlite_security.connect(self.uri, check_same_thread=False)
+        except sqlite_security.ERRORS as error:
+            raise sqlite_error(path, error) from error
+        self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        # Python 3.13 and later warn about connections that are never closed.
+        weakref.finalize(self, self._connection.close)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def query(self, sql: str, parameters: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of a query; invalid UTF-8 becomes replacement characters."""
+        try:
+            rows = self._connection.execute(sql, parameters)
+            yield from islice(rows, self.most_rows)
+            if next(rows, None) is not None:
+                raise self.endless()
+        except (*sqlite_security.ERRORS, MemoryError) as error:
+            raise sqlite_error(self.path, error) from error
+
+    def check(self, sql: str) -> None:
+        """Raise InputError for a statement that must not run on any connection.
+
+        Thread-safe.
+        """
+        try:
+            with self._checking:
+                self._connection.execute(f"EXPLAIN {sql}").close()
+        except sqlite_security.ERRORS as error:
+            raise sqlite_error(self.path, error) from error
+
+    def endless(self) -> InputError:
+        """Return the error for a table with more rows than the file can hold."""
+        return InputError(self.path, "broken SQLite file (more rows than fit into it); not read on")
+
+    @cached_property
+    def tables(self) -> dict[str, dict[str, str]]:
+        """Declared column types by table and column, without views and virtual tables."""
+        names = self.query(
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND typeof(name) = 'text' "
+            "AND rootpage > 0 ORDER BY name"
+        )
+        return {
+            name: {
+                row[1]: row[2] for row in self.query(f"PRAGMA table_info({quote_identifier(name)})")
+            }
+            for (name,) in list(names)
+        }
+
+    @property
+    def is_dlprof(self) -> bool:
+        """True for a DLProf database, recognized by the views of its viewer."""
+        sql = (
+            "SELECT 1 FROM sqlite_master WHERE name LIKE '%dlprof%' OR (type = 'view' AND name IN "
+            "('view_op_nodes', 'view_iterations_profiled', 'view_domain_model_gpu_utilization'))"
+        )
+        return next(self.query(sql), None) is not None
+
+    def has(self, table: str, *columns: str) -> bool:
+        """Return True if the table exists with all the columns."""
+        return table in self.tables and self.tables[table].keys() >= set(columns)
+
+    def row_bounds(self, table: str) -> tuple[int, int] | None:
+        """Return the first and last rowid; None without rows or usable rowids."""
+        if any(name.lower() == "rowid" for name in self.tables.get(table, ())):
+            return None  # A column of that name shadows them.
+        name = quote_identifier(table)
+        sql = f"SELECT (SELECT min(rowid) FROM {name}), max(rowid) FROM {name}"
+        try:
+            first, last = self._connection.execute(sql).fetchone()
+        except sqlite3.OperationalError:
+            return None
+        except sqlite_security.ERRORS as error:
+            raise sqlite_error(self.path, error) from error
+        return None if first is None or first > last else (first, last)
+
+
+def quote_identifier(name: str) -> str:
+    """Quote an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def sqlite_error(path: Path, error: Exception) -> InputError:
+    """Convert an SQLite error into an InputError about the file.
+
+    SQLite runs out of memory if a broken record claims to be huge; its messages about a broken
+    schema quote the schema, which need not be UTF-8.
+    """
+    text = str(error)
+    if isinstance(error, UnicodeDecodeError):
+        text = error.object.decode("utf-8", "replace")
+    reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH:
+        problem = f"has a view or code where a trace has a table ({reason}): not run, not read"
+        return InputError(path, problem)
+    return InputError(path, f"broken SQLite file ({reason}); copy or export it again")
+
+
+def check_file(path: Path) -> None:
+    """Raise InputError unless this is a complete SQLite file that nobody is writing."""
+    with open_input(path) as file:
+        header = file.read(100)
+        size = os.fstat(file.fileno()).st_size
+        if size == 0:
+            raise InputError(path, "the file is empty; the recording or the copy failed")
+        if not header.startswith(MAGIC):
+            raise InputError(path, "not an SQLite file")
+        if len(header) < 100:
+            raise InputError(path, f"truncated: {size} bytes, less than an SQLite header")
+        expected = _declared_size(header)
+        if size < expected:
+            raise InputError(
+                path, f"truncated: {size:,} of {expected:,} bytes; copy or export it again"
+            )
+        if _is_locked(file.fileno()):
+            raise InputError(
+                path, "another program is writing to it; wait for that to end, or read a copy"
+            )
+    for suffix in ("-wal", "-journal"):
+        unfinished = path.with_name(path.name + suffix)
+        if unfinished.exists() and unfinished.stat().st_size > 0:
+            raise InputError(
+                path,
+                f"{unfinished.name} beside it holds unfinished writes; let the program that "
+                "writes it end, or open it once with sqlite3",
+            )
+
+
+def open_input(path: Path) -> Any:
+    """Open a regular file for reading bytes; raise InputError with the reason if impossible."""
+    try:
+        if path.is_dir():
+            raise InputError(path, "is a directory; name the trace file in it")
+        if path.exists() and not path.is_file():
+            raise InputError(path, "not a regular file; save what comes out of it, and name that")
+        return path.open("rb")
+    except FileNotFoundError:
+        raise InputError(path, "no such file") from None
+    except PermissionError:
+        raise InputError(path, "no permission to read it; check its owner and mode") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(path, f"cannot be opened: {reason}") from None
+
+
+def _declared_size(header: bytes) -> int:
+    """Return the file size by the header's page count; 0 if an old writer left it stale."""
+    page, changes, pages, valid_for = struct.unpack(">16xH6xII60xI4x", header)
+    page = 65536 if page == 1 else page
+    return page * pages if changes == valid_for else 0
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Return True if another process holds a write lock, without taking a lock."""
+    request = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, *_LOCK_BYTES, 0)
+    try:
+        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, request)
+    except OSError:
+        return False
+    return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
+
+
+NULL: Final = -1
+"""Value that represents NULL."""
+_WORD: Final = 4
+"""Bytes of a 32-bit integer in a BLOB."""
+
+Integers = NDArray[np.signedinteger[Any]]
+
+
+class Growing:
+    """Append-only column buffer; doubles its capacity if the number of rows is unknown."""
+
+    def __init__(self, buffer: Integers) -> None:
+        self._values = buffer
+        self._length = 0
+
+    def append(self, chunk: Any) -> None:
+        """Append an Arrow integer array; raise ValueError for any other type."""
+        end = self._length + len(chunk)
+        if end > len(self._values):
+            self._values = np.resize(self._values, max(end, 2 * len(self._values)))
+        self._values[self._length : end] = fitting(_plain_values(chunk), self._values.dtype)
+        self._length = end
+
+    def array(self) -> Integers:
+        """Return the rows appended so far."""
+        return self._values[: self._length]
+
+
+def fitting(values: Any, kind: np.dtype[Any]) -> Any:
+    """Replace values out of range of the type by NULL: no real id is that large."""
+    if kind.itemsize == 8 or not isinstance(values, np.ndarray) or not len(values):
+        return values
+    limits = np.iinfo(kind)
+    if values.max() <= limits.max and values.min() >= limits.min:
+        return values
+    return np.where((values > limits.max) | (values < limits.min), NULL, values)
+
+
+def _plain_values(chunk: Any) -> Any:
+    """Convert an Arrow integer array without pyarrow's converters, which import pandas."""
+    import pyarrow
+
+    if pyarrow.types.is_null(chunk.type):
+        return NULL
+    if pyarrow.types.is_binary(chunk.type):
+        return _words(chunk)
+    if not pyarrow.types.is_int64(chunk.type):
+        raise ValueError(f"{chunk.type} in an integer column")
+    if not len(chunk):
+        return ()
+    known, values = chunk.buffers()
+    full = np.frombuffer(values, np.int64, len(chunk), 8 * chunk.offset)
+    if not chunk.null_count:
+        return full
+    bits = np.unpackbits(np.frombuffer(known, np.uint8), bitorder="little")
+    return np.where(bits[chunk.offset : chunk.offset + len(chunk)], full, NULL)
+
+
+def _words(chunk: Any) -> NDArray[np.uint32]:
+    """Decode BLOBs of four bytes as little-endian integers."""
+    offsets = np.frombuffer(chunk.buffers()[1], np.int32, len(chunk) + 1, 4 * chunk.offset)
+    if chunk.null_count or (np.diff(offsets) != _WORD).any():
+        raise ValueError("BLOBs that are no 32-bit numbers in an integer column")
+    if not len(chunk):
+        return np.empty(0, np.uint32)
+    return np.frombuffer(chunk.buffers()[2], "<u4", len(chunk), int(offsets[0]))
+
+
+_BATCH_ROWS: Final = 16_384
+"""Rows of an Arrow batch: 128 KiB a column, so that malloc reuses the previous batch."""
+_ROWS_WORTH_A_THREAD: Final = 50_000
+ROWS_AT_ONCE: Final = 1 << 21
+"""Rows of a chunk; a multiple of the rows of a zone."""
+
+Rows = tuple[int, int] | None
+"""Rowids ``first <= rowid < end``, or None for all rows."""
+_Part = TypeVar("_Part")
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Selection of columns and rows: SQL expressions by result name, and their numpy types."""
+
+    table: str
+    expressions: Mapping[str, str]
+    types: Mapping[str, type[np.signedinteger[Any]]]
+    where: str = ""
+    """SQL condition; empty for all rows."""
+
+    def sql(self, rows: Rows = None, cast: bool = False) -> str:
+        """Return the statement for a row range; ``cast`` converts every value to an integer."""
+        pattern = "CAST({} AS INTEGER)" if cast else "{}"
+        columns = ", ".join(pattern.format(text) for text in self.expressions.values())
+        conditions = [f"({self.where})"] if self.where else []
+        if rows is not None:
+            conditions.append(f"rowid >= {rows[0]} AND rowid < {rows[1]}")
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        order = " ORDER BY rowid" if rows is not None else ""  # The natural order, made explicit.
+        return f"SELECT {columns} FROM {quote_identifier(self.table)}{where}{order}"
+
+
+def read_integers(
+    database: Database, query: Query, progress: Progress | None = None, rows: Rows = None
+) -> dict[str, Integers]:
+    """Read the columns of a query, NULL as -1, for all rows or a range of rowids.
+
+    Rows are in order of rowid, if the table has rowids. Raises InputError on a broken file.
+    """
+    ranges = _split(*rows) if rows else row_ranges(database, query.table)
+    counter = _Counter(progress, sum(rows[1] - rows[0] for rows in ranges if rows))
+    room = _Room(query, ranges)
+    return room.whole(
+        map_in_threads(lambda rows: _read_range(database, query, rows, counter, room), ranges)
+    )
+
+
+def row_ranges(database: Database, table: str) -> Sequence[Rows]:
+    """Split the rowids of a table into about equal ranges, one per thread.
+
+    Return ``[None]`` for all rows where there are no rowids, or too sparse ones: a range of more
+    than a file of this size can hold.
+    """
+    bounds = database.row_bounds(table)
+    if bounds is None or bounds[1] - bounds[0] >= database.most_rows:
+        return [None]
+    return _split(bounds[0], bounds[1] + 1)
+
+
+def row_chunks(database: Database, table: str) -> list[Rows]:
+    """Split the rowids of a table into chunks of `ROWS_AT_ONCE`, each read by several threads."""
+    ranges = row_ranges(database, table)
+    if ranges[0] is None or ranges[-1] is None:
+        return [None]
+    first, end = ranges[0][0], ranges[-1][1]
+    return [(low, min(low + ROWS_AT_ONCE, end)) for low in range(first, end, ROWS_AT_ONCE)]
+
+
+def map_in_threads(read: Callable[[Rows], _Part], ranges: Sequence[Rows]) -> list[_Part]:
+    """Read all ranges concurrently; return the results in order."""
+    if len(ranges) == 1:
+        return [read(ranges[0])]
+    with ThreadPoolExecutor(len(ranges)) as pool:
+        return list(pool.map(read, ranges))
+
+
+class _Counter:
+    """Sum of the rows read by several threads, for progress reports."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total = progress, total
+        self._done, self._lock = 0, Lock()
+
+    def add(self, rows: int) -> None:
+        if self._progress is not None:
+            with self._lock:
+                self._done += rows
+                self._progress(self._done, max(self._total, self._done))
+
+
+def _split(first: int, end: int) -> list[tuple[int, int]]:
+    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    parts = max(1, min(threads or 1, (end - first) // _ROWS_WORTH_A_THREAD, 16))
+    # Integer arithmetic, since rowids may exceed the precision of a float.
+    return list(pairwise(first + (end - first) * at // parts for at in range(parts + 1)))
+
+
+class _Room:
+    """Preallocated columns of a query, shared by adjacent row ranges to save a copy."""
+
+    def __init__(self, query: Query, ranges: Sequence[Rows]) -> None:
+        self._first = ranges[0][0] if ranges[0] else 0
+        room = ranges[-1][1] - self._first if ranges[-1] else _BATCH_ROWS
+        self._columns: dict[str, Integers] = {
+            name: np.empty(room, query.types[name]) for name in query.expressions
+        }
+
+    def of(self, rows: Rows) -> dict[str, Integers]:
+        """Return the views of the columns for one range."""
+        region = slice(rows[0] - self._first, rows[1] - self._first) if rows else slice(None)
+        return {name: column[region] for name, column in self._columns.items()}
+
+    def whole(self, parts: Sequence[dict[str, Integers]]) -> dict[str, Integers]:
+        """Return the columns, without a copy if every range filled its region."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = {}
+        for name, column in self._columns.items():
+            pieces = [part.pop(name) for part in parts]
+            inside = all(values.base is column for values in pieces)
+            filled = inside and sum(map(len, pieces)) == len(column)
+            columns[name] = column if filled else np.concatenate(pieces)
+        return columns
+
+
+def _read_range(
+    database: Database, query: Query, rows: Rows, counter: _Counter, room: _Room
+) -> dict[str, Integers]:
+    import adbc_driver_manager
+    import pyarrow
+
+    try:
+        return _read_arrow(database, query.sql(rows), room.of(rows), counter)
+    except (adbc_driver_manager.Error, pyarrow.ArrowException, OSError, ValueError):
+        return _read_casting(database, query, rows)
+
+
+def _read_arrow(
+    database: Database, sql: str, room: dict[str, Integers], counter: _Counter
+) -> dict[str, Integers]:
+    growing = {name: Growing(values) for name, values in room.items()}
+    for batch in read_batches(database, sql):
+        for index, column in enumerate(growing.values()):
+            column.append(batch.column(index))
+        counter.add(batch.num_rows)
+    return {name: column.array() for name, column in growing.items()}
+
+
+def read_batches(database: Database, sql: str) -> Iterator[Any]:
+    """Yield the rows of a statement as Arrow record batches, over a separate connection.
+
+    Raises InputError for a statement that would execute code declared in the file.
+    """
+    import adbc_driver_manager as adbc
+    import adbc_driver_sqlite
+    import pyarrow
+
+    database.check(sql)
+    with (
+        adbc.AdbcDatabase(driver=adbc_driver_sqlite._driver_path(), uri=database.uri) as opened,
+        adbc.AdbcConnection(opened) as connection,
+        adbc.AdbcStatement(connection) as statement,
+    ):
+        for setting in sqlite_security.SETTINGS:
+            statement.set_sql_query(f"PRAGMA {setting}")
+            statement.execute_update()
+        left = database.most_rows
+        statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
+        statement.set_sql_query(sql)
+        stream, _ = statement.execute_query()
+        with pyarrow.RecordBatchReader.from_stream(stream) as reader:
+            for batch in reader:
+                left -= batch.num_rows
+                if left < 0:
+                    raise database.endless()
+                yield batch
+
+
+def _read_casting(database: Database, query: Query, rows: Rows) -> dict[str, Integers]:
+    width = len(query.expressions)
+    connection = sqlite_security.connect(database.uri)
+    try:
+        cursor = connection.execute(query.sql(rows, cast=True))
+        values = chain.from_iterable(_stepped(database, cursor))
+        flat = np.fromiter((NULL if v is None else v for v in values), np.int64)
+    except (sqlite3.Error, OverflowError) as error:
+        raise sqlite_error(database.path, error) from error
+    finally:
+        connection.close()
+    table = flat.reshape(-1, width)
+    return {
+        name: fitting(table[:, i], np.dtype(query.types[name])).astype(query.types[name])
+        for i, name in enumerate(query.expressions)
+    }
+
+
+def _stepped(database: Database, cursor: sqlite3.Cursor) -> Iterator[tuple[int | None, ...]]:
+    """Yield the rows of a cursor; attribute a MemoryError of SQLite to the file."""
+    try:
+        yield from islice(cursor, database.most_rows)
+        if next(cursor, None) is not None:
+            raise database.endless()
+    except MemoryError as error:
+        raise sqlite_error(database.path, error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class TimedTable:
+    """A table of timed events; fields are SQL expressions unless noted."""
+
+    start: str
+    end: str
+    groups: tuple[str, ...] = ()
+    """Grouping columns: for each group, the last row before a window and the first one after it
+    are kept, too, to classify the gaps at the edges of the window."""
+    issues: tuple[str, str] | None = None
+    """Process and correlation id of GPU operations."""
+    issued: tuple[str, str] | None = None
+    """Process and correlation id of the API calls that issue GPU operations."""
+    together: str = ""
+    """Column that links the start and end rows of one event, which are kept together."""
+    beside: bool = False
+    """True if the rows only annotate others; a window with nothing else counts as empty."""
+    always: str = "0"
+    """Condition for rows needed regardless of time, such as domain names."""
+
+
+@dataclass(frozen=True, slots=True)
+class StringTable:
+    """The string table that other tables refer to by id."""
+
+    table: str
+    id: str
+    columns: Callable[[str], frozenset[str]]
+    """Function from a CREATE TABLE statement to the columns that hold string ids."""
+    kernels: Mapping[str, tuple[str, ...]]
+    """Columns with kernel names, by table."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteTables:
+    """Tables of one SQLite trace, with the rules to slice them."""
+
+    database: Database
+    timed: Callable[[Database, str], TimedTable | None]
+    """Function that describes an event table; None for a table that is copied whole."""
+    strings: StringTable
+
+
+class SqliteTrace(Trace):
+    """Base of traces in one SQLite file, from which a window can be sliced."""
+
+    @property
+    @abstractmethod
+    def tables(self) -> SqliteTables:
+        """Tables of the file, described for slicing."""
+
+    @property
+    def cut_bytes(self) -> int:
+        return self.tables.database.path.stat().st_size
+
+    @abstractmethod
+    def on(self, database: Database) -> Self:
+        """Return this trace, on the same clock, over a slice of its `tables`.
+
+        The caller closes ``database``.
+        """

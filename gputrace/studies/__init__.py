@@ -1,0 +1,1 @@
+"""Studies: a matrix of training runs and their results."""

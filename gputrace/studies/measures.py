@@ -1,0 +1,347 @@
+"""Measures of each run: its recording reduced to the numbers that a study keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from gputrace.analyzers.compare.runs import Loop, measure_loop, measured_steps, working_gpus
+from gputrace.analyzers.pipeline import Options, analyze
+from gputrace.errors import GputraceError, InputError
+from gputrace.model.events import Kind
+from gputrace.model.intervals import union
+from gputrace.model.results import Analysis
+from gputrace.model.time_class import CLASSES, IDLE_CAUSES
+from gputrace.model.trace import Progress, Trace
+from gputrace.readers.open import open_traces
+from gputrace.studies.database import Database, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMeasure:
+    """GPU over the steady steps of a run; None is unknown."""
+
+    gpu: int
+    rank: int
+    name: str
+    compute_ns: int
+    """Per step."""
+    memory_bytes: int | None = None
+    """Peak use on the card, of all processes."""
+    sm_clock_mhz: float | None = None
+    """Median while the GPU was busy."""
+    sm_clock_max_mhz: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMeasure:
+    """Link between two GPUs and its use; bandwidths in bytes per second."""
+
+    a: int
+    b: int
+    link: str
+    """``NV18``, ``PIX``, ``SYS``; empty if unknown."""
+    bandwidth: int | None = None
+    """Bandwidth of large copies in the slower direction."""
+
+
+@dataclass(frozen=True, slots=True)
+class FindingMeasure:
+    """Finding of a run."""
+
+    id: str
+    severity: str
+    impact_ns: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Predicted step time with a cure, from the recording of a run without it."""
+
+    id: str
+    now_ns: int
+    step_ns: int
+    low_ns: int
+    high_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Numbers kept of the recording of one run; a step is the mean over the steady steps."""
+
+    problem: str = ""
+    """Reason why the trace cannot be read; empty if it can."""
+    source: str = ""
+    """Source of the steps: ``markers``, ``profiler``, ``nvtx``, ``inferred`` or ``none``."""
+    kind: str = "none"
+    """``training``, ``iterations`` or ``none``."""
+    steps: Mapping[int, int] = field(default_factory=dict)
+    """Detected steps by rank."""
+    steady: int = 0
+    step_ns: int | None = None
+    p50_ns: int | None = None
+    classes: Mapping[str, int] | None = None
+    """Nanoseconds per step and GPU by class; sum to ``step_ns``; None without GPUs."""
+    wait_ns: int | None = None
+    """Part of communication spent waiting for other ranks, per step and GPU."""
+    host_data_ns: int | None = None
+    """Host time in the data loader per step, overlapped or not."""
+    data_waits_ns: int | None = None
+    """Total of the recorded waits for data of the first rank; None if none was recorded."""
+    data_waits: int = 0
+    gap_ns: int | None = None
+    """Idle time per step and GPU."""
+    findings: tuple[FindingMeasure, ...] = ()
+    gpus: tuple[GpuMeasure, ...] = ()
+    links: tuple[LinkMeasure, ...] = ()
+    predictions: tuple[Prediction, ...] = ()
+    bus_bandwidth: int | None = None
+    """Bytes per second of the most time-consuming collective whose bandwidth is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Run of a study: a repeat of a configuration."""
+
+    settings: Settings
+    repeat: int = 0
+    recorded: bool = True
+    state: str = "done"
+    """``done``, ``failed`` or ``skipped``."""
+    reason: str = ""
+    """Reason why it failed or was skipped, on one line."""
+    told: Mapping[str, Any] | None = None
+    """The script's last line of output, parsed from JSON."""
+    measure: Measure | None = None
+    """Measure of its recording; None for a bare run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Results of all runs of a study."""
+
+    title: str
+    question: str
+    runs: tuple[RunResult, ...]
+    left: int = 0
+    """Number of planned runs that are not over."""
+
+
+def measure(path: Path, progress: Progress | None = None) -> Measure:
+    """Measure a trace file; for an unreadable one, only ``problem`` is set."""
+    try:
+        with open_traces([str(path)]) as trace:
+            return measure_trace(trace, progress)
+    except (GputraceError, OSError) as error:
+        return Measure(problem=" ".join(str(error).split()))
+
+
+def measure_trace(trace: Trace, progress: Progress | None = None) -> Measure:
+    """Measure an open trace; raises what `analyze` raises."""
+    analysis = analyze(trace, Options(gaps=0), progress)
+    loop = measure_loop(measured_steps(analysis, None))
+    waits = _data_waits(trace)
+    classes = _classes(analysis, loop)
+    return Measure(
+        source=analysis.steps.source,
+        kind=analysis.steps.kind,
+        steps=_steps(trace, analysis),
+        steady=len(loop.numbers) if loop is not None else 0,
+        step_ns=_step(loop, classes),
+        p50_ns=analysis.steps.p50_ns,
+        classes=classes,
+        wait_ns=_mean(loop, "communication_wait") if classes is not None else None,
+        host_data_ns=_mean(loop, "host_data"),
+        data_waits_ns=waits[0] if waits is not None else None,
+        data_waits=waits[1] if waits is not None else 0,
+        gap_ns=sum(classes[name] for name in IDLE_CAUSES) if classes is not None else None,
+        findings=tuple(
+            FindingMeasure(finding.id, finding.severity, finding.impact_ns, finding.message)
+            for finding in analysis.findings
+        ),
+        gpus=tuple(_gpus(analysis, loop)),
+        links=tuple(_links(analysis)),
+        predictions=tuple(
+            Prediction(cure.id, cure.now_ns, cure.step_ns, cure.low_ns, cure.high_ns)
+            for cure in analysis.what_if
+        ),
+        bus_bandwidth=_bus_bandwidth(analysis),
+    )
+
+
+def _steps(trace: Trace, analysis: Analysis) -> dict[int, int]:
+    """Return the number of steps of each rank, in all phases.
+
+    Marked steps are counted by their marks: the first has no start mark, thus no window.
+    """
+    steps: dict[int, set[int]] = {row.rank: set() for row in analysis.breakdown}
+    if analysis.steps.source == "markers":
+        marks = np.maximum(trace.events([Kind.STEP], ("rank",)).rank, 0)
+        return {rank: int((marks == rank).sum()) for rank in sorted(steps)}
+    for step in analysis.step_list:
+        steps.setdefault(step.rank, set()).add(step.step)
+    return {rank: len(steps[rank]) for rank in sorted(steps)}
+
+
+def _classes(analysis: Analysis, loop: Loop | None) -> dict[str, int] | None:
+    """Return whole nanoseconds per step and GPU by class; None without steps or GPUs."""
+    if loop is None or not analysis.gpus:
+        return None
+    return {name: round(loop.classes[name].value) for name in CLASSES}
+
+
+def _step(loop: Loop | None, classes: Mapping[str, int] | None) -> int | None:
+    """Return a step as the sum of its rounded classes, so that these add up exactly."""
+    if loop is None:
+        return None
+    return sum(classes.values()) if classes is not None else round(loop.length.value)
+
+
+def _mean(loop: Loop | None, name: str) -> int | None:
+    if loop is None or name not in loop.classes:
+        return None
+    return round(loop.classes[name].value)
+
+
+def _data_waits(trace: Trace) -> tuple[int, int] | None:
+    """Return the total and the number of the first rank's waits for data, inside steps or not.
+
+    Nested waits, as of a loader that wraps another, add to the total once.
+    """
+    if Kind.DATA_WAIT not in trace.kinds:
+        return None
+    waits = trace.events([Kind.DATA_WAIT], ("start", "end", "rank"))
+    if not len(waits):
+        return None
+    first = waits.select(waits.rank == waits.rank.min())
+    return union(first.start, first.end).total, len(first)
+
+
+def _bus_bandwidth(analysis: Analysis) -> int | None:
+    """Return the first known bandwidth; collectives are ordered by their time."""
+    bandwidths = (collective.bus_bandwidth for collective in analysis.collectives)
+    return next((round(value) for value in bandwidths if value is not None), None)
+
+
+def _gpus(analysis: Analysis, loop: Loop | None) -> Iterable[GpuMeasure]:
+    """Yield the measures of the working GPUs."""
+    names = {(gpu.gpu, gpu.rank): gpu.name for gpu in analysis.gpus}
+    cards = {(card.gpu, card.rank): card for card in analysis.cards}
+    memory = {(load.gpu, load.rank): load.memory_bytes for load in analysis.balance}
+    for gpu, rank in working_gpus(analysis):
+        if loop is None or gpu is None:
+            continue
+        card = cards.get((gpu, rank))
+        yield GpuMeasure(
+            gpu=gpu,
+            rank=rank,
+            name=names[gpu, rank],
+            compute_ns=round(loop.of_gpu[gpu, rank]["compute"]),
+            memory_bytes=memory.get((gpu, rank)) if card is None else card.memory_used_bytes,
+            sm_clock_mhz=None if card is None else card.sm_clock_mhz,
+            sm_clock_max_mhz=None if card is None else card.sm_clock_max_mhz,
+        )
+
+
+def _links(analysis: Analysis) -> Iterable[LinkMeasure]:
+    """Yield each pair of GPUs once."""
+    rows = {(link.from_, link.to): link for link in analysis.links}
+    for (a, b), link in rows.items():
+        if a < b:
+            back = rows.get((b, a), link)
+            known = [way.bandwidth for way in (link, back) if way.bandwidth is not None]
+            yield LinkMeasure(a, b, link.link or back.link, min(known, default=None))
+
+
+Figures = Mapping[str, float | str]
+Telling = Callable[[str], AbstractContextManager[Any]]
+
+_LISTS: Final = ("findings", "gpus", "links", "predictions")
+
+
+def to_rows(measure: Measure) -> dict[str, float | str]:
+    """Flatten a measure to dotted names and values."""
+    return dict(_flat("", msgspec.to_builtins(measure)))
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, float | str]]:
+    """Yield the leaves of nested mappings and lists, with their dotted names."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flat(f"{name}.{key}" if name else str(key), item)
+    elif isinstance(value, list | tuple):
+        yield from _flat(name, dict(enumerate(value)))
+    elif value is not None:
+        yield name, value
+
+
+def from_rows(rows: Figures) -> Measure:
+    """Rebuild the measure that `to_rows` flattened."""
+    tree: dict[str, Any] = {}
+    for name, value in rows.items():
+        *above, leaf = name.split(".")
+        node = tree
+        for part in above:
+            node = node.setdefault(part, {})
+        node[leaf] = value
+    for name in _LISTS:
+        items = tree.get(name, {})
+        tree[name] = [items[key] for key in sorted(items, key=int)]
+    return msgspec.convert(tree, Measure, strict=False)
+
+
+def measure_runs(database: Database, telling: Telling = lambda _: nullcontext()) -> None:
+    """Measure the recordings that have not been measured yet.
+
+    ``telling`` takes the name of each and returns a context manager with the progress callback.
+    """
+    known = database.measures()
+    for run in database.runs():
+        if run.trace is not None and run.state == "done" and run.id not in known:
+            with telling(run.trace) as progress:
+                measured = measure(database.folder / run.trace, progress)
+            database.save_measures(run, to_rows(measured))
+
+
+def _kept(database: Database, rows: Figures) -> Measure:
+    try:
+        kept = from_rows(rows)
+        if kept.classes is not None and kept.classes.keys() != set(CLASSES):
+            raise ValueError("classes of a step are missing")
+    except (ValueError, TypeError, AttributeError) as error:
+        problem = f"holds measures that no study leaves ({error}); move it away"
+        raise InputError(database.path, problem) from None
+    return kept
+
+
+def read_results(database: Database) -> Results:
+    """Return the runs of the current plan with their measures; raises InputError if empty."""
+    study = database.study()
+    settings = {each.key: each.settings for each in database.configurations()}
+    order = {key: position for position, key in enumerate(settings)}
+    finished = database.runs()
+    if any(run.configuration not in order for run in finished):
+        raise InputError(database.path, "holds runs of no configuration; move it away")
+    runs = sorted(finished, key=lambda run: (order[run.configuration], run.repeat))
+    known = {id: _kept(database, rows) for id, rows in database.measures().items()}
+    results = (
+        RunResult(
+            settings=settings[run.configuration],
+            repeat=run.repeat,
+            recorded=run.recorded,
+            state=run.state,
+            reason=run.why,
+            told=run.result,
+            measure=None if run.id is None else known.get(run.id),
+        )
+        for run in runs
+    )
+    planned = len(settings) * study.repeats * (2 if study.recording == "both" else 1)
+    return Results(study.title, study.question, tuple(results), planned - len(runs))

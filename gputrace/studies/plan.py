@@ -1,0 +1,399 @@
+"""Study files, and the runs that they plan: every combination of settings, repeated."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations, product, takewhile
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from gputrace.errors import MissingError, UsageError
+from gputrace.studies.configurations import label as settings_label
+from gputrace.studies.configurations import varying
+from gputrace.studies.database import Configuration, Recording, Settings
+from gputrace.studies.environments import (
+    CORES,
+    KINDS,
+    MADE,
+    OPTIONS,
+    Count,
+    Framework,
+    Natural,
+    OnOff,
+    check_keys,
+    convert,
+    nearest,
+    read_toml,
+)
+from gputrace.units import format_ns, parse_duration
+
+Cards = Literal["pairs", "each"] | tuple[tuple[int, ...], ...]
+
+
+_MOST: Final = 2000
+"""Maximum combinations of one table."""
+
+
+class _Cards(msgspec.Struct, forbid_unknown_fields=True):
+    """Table [cards]."""
+
+    visible: Literal["pairs", "each"] | tuple[tuple[Natural, ...], ...]
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    """Study file as written; its settings are converted one by one."""
+
+    title: str = ""
+    question: str = ""
+    repeats: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
+    record: bool | Literal["both"] = True
+    timeout: str | None = None
+    images: Count = 1024
+    options: dict[str, Any] = {}
+    matrix: dict[str, list[Any]] = {}
+    include: list[dict[str, Any]] = []
+    exclude: list[dict[str, Any]] = []
+    cards: _Cards | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Content of a study file.
+
+    Attributes:
+        combinations: settings of the matrix and [[include]], without [[exclude]].
+        cards: GPUs that a run may see, a configuration for each group; None for the first ones.
+        images: number of images to generate for a ``data`` of `MADE`.
+        timeout_ns: limit of one run; None for none.
+    """
+
+    path: Path
+    title: str
+    question: str
+    repeats: int
+    recording: Recording
+    timeout_ns: int | None
+    images: int
+    combinations: tuple[Settings, ...]
+    cards: Cards | None
+
+
+def read_study(path: Path) -> Study:
+    """Read a study file; raises InputError if it is unreadable, UsageError if it is invalid."""
+    tables = read_toml(path)
+    check_keys(path, "", tables, _File.__struct_fields__)
+    if isinstance(tables.get("cards"), dict):
+        check_keys(path, "[cards]", tables["cards"], _Cards.__struct_fields__)
+    file = convert(path, "", tables, _File)
+    study = Study(
+        path,
+        file.title or path.stem,
+        file.question,
+        file.repeats,
+        "both" if file.record == "both" else "recorded" if file.record else "bare",
+        _timeout(path, file.timeout),
+        file.images,
+        tuple(_combinations(path, file)),
+        file.cards.visible if file.cards else None,
+    )
+    _check_whole(study)
+    return study
+
+
+def _timeout(path: Path, text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        timeout = parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"{path}: timeout: {error}") from None
+    if timeout <= 0:
+        raise UsageError(f"{path}: timeout: a run cannot end within {format_ns(timeout)}")
+    return timeout
+
+
+def _combinations(path: Path, file: _File) -> Iterator[Settings]:
+    """Yield each combination once, in the order of the file."""
+    options = _read(path, "[options]", file.options)
+    left_out = [_lists(path, "[[exclude]]", table) for table in file.exclude]
+    tables = [_lists(path, "[[include]]", table) for table in file.include]
+    if file.matrix or not tables:
+        tables.insert(0, _lists(path, "[matrix]", file.matrix))
+    known = []
+    for table in tables:
+        if (count := prod(map(len, table.values()))) > _MOST:
+            problem = f"a table asks for {count:,} combinations, of which it may for {_MOST:,}"
+            raise UsageError(f"{path}: {problem}")
+        for values in product(*table.values()):
+            settings = options | dict(zip(table, values, strict=True))
+            if settings not in known and not any(_matches(settings, each) for each in left_out):
+                known.append(settings)
+                yield settings
+
+
+def _matches(settings: Settings, table: Mapping[str, list[Any]]) -> bool:
+    return all(settings.get(key) in values for key, values in table.items())
+
+
+def _lists(path: Path, name: str, table: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Read the values of each key of a table; a scalar is a list of one."""
+    lists = {key: value if isinstance(value, list) else [value] for key, value in table.items()}
+    for key, values in lists.items():
+        if not values:
+            raise UsageError(f"{path}: {name} {key} is empty; give it values, or leave it out")
+    columns = {
+        key: [_read(path, name, {key: value})[key] for value in values]
+        for key, values in lists.items()
+    }
+    if not columns and name != "[matrix]":
+        raise UsageError(f"{path}: a table {name} is empty; name settings in it")
+    return columns
+
+
+def _read(path: Path, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the settings of a table to their types."""
+    check_keys(path, name, table, KINDS)
+    read = {key: convert(path, f"{name} {key}", value, KINDS[key]) for key, value in table.items()}
+    for key, value in read.items():
+        if KINDS[key] is OnOff and isinstance(value, bool):
+            read[key] = "on" if value else "off"
+    if "data" in read:
+        read["data"] = _data(path, name, read["data"])
+    return read
+
+
+def _data(path: Path, name: str, word: str) -> str:
+    """Check ``data``; a folder is relative to the study file."""
+    if word in ("synthetic", "learnable", *MADE):
+        return word
+    folder = path.parent / word
+    if not os.path.isdir(folder):  # noqa: PTH112 - what cannot be looked at is none either
+        known = f"synthetic, learnable, {', '.join(MADE)}"
+        raise UsageError(f"{path}: {name} data: {word!r} is no folder, and none of {known}")
+    return str(folder.resolve())
+
+
+def _check_whole(study: Study) -> None:
+    """Raise UsageError if nothing is left to run, or settings are missing or contradictory."""
+    if not study.combinations:
+        raise UsageError(f"{study.path}: nothing is left to run; [[exclude]] drops everything")
+    for settings in study.combinations:
+        if "framework" not in settings:
+            raise UsageError(f"{study.path}: no framework is named; write it into [matrix]")
+        if study.cards is not None and "gpus" in settings:
+            raise UsageError(f"{study.path}: [cards] says how many GPUs; take gpus out")
+    if isinstance(study.cards, tuple):
+        for cards in study.cards or ((),):
+            if not cards or len(set(cards)) < len(cards):
+                group = list(cards)
+                raise UsageError(f"{study.path}: [cards] visible: {group} are no different GPUs")
+
+
+_KEY_LENGTH: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Planned run.
+
+    Attributes:
+        repeat: counted from 1.
+        recorded: True under `gputrace record`, False for a bare run.
+    """
+
+    configuration: Configuration
+    framework: Framework
+    repeat: int
+    recorded: bool
+
+    @property
+    def place(self) -> tuple[str, int, bool]:
+        """Return the key of the run, equal to `Run.place`."""
+        return self.configuration.key, self.repeat, self.recorded
+
+    @property
+    def name(self) -> str:
+        """Return the stem of its files."""
+        bare = "" if self.recorded else "-bare"
+        return f"{self.framework.name}-{self.configuration.key}-{self.repeat}{bare}"
+
+
+def make_plan(study: Study, frameworks: Mapping[str, Framework], gpus: int) -> list[Planned]:
+    """Return all runs in order: each configuration once, then all again.
+
+    Thus a machine that warms up, or is used by others for a while, affects all alike. Bare and
+    recorded runs alternate in going first.
+    """
+    # Two ways to write the same settings are one configuration.
+    configurations = {each.key: each for each in _configurations(study, gpus)}.values()
+    return [
+        Planned(each, frameworks[each.framework], repeat, recorded)
+        for repeat in range(1, study.repeats + 1)
+        for each in configurations
+        for recorded in _recorded(study, repeat)
+    ]
+
+
+def _recorded(study: Study, repeat: int) -> tuple[bool, ...]:
+    if study.recording == "both":
+        return (False, True) if repeat % 2 else (True, False)
+    return (study.recording == "recorded",)
+
+
+def _configurations(study: Study, gpus: int) -> Iterator[Configuration]:
+    for settings in study.combinations:
+        for visible in groups(study.cards, gpus):
+            extra: dict[str, Any] = {"visible": list(visible)} if visible else {}
+            count = len(visible) or settings.get("gpus", 1)
+            if settings.get("data") in MADE:
+                extra["images"] = study.images
+            whole = {**settings, "gpus": count, **extra}
+            yield Configuration(key_of(whole), settings["framework"], count, whole)
+
+
+def key_of(settings: Settings) -> str:
+    """Return the key of a configuration, independent of the order of its settings."""
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:_KEY_LENGTH]
+
+
+def configurations_of(plan: Iterable[Planned]) -> list[Configuration]:
+    """Return the configurations of a plan, each once, in its order."""
+    return list({run.configuration.key: run.configuration for run in plan}.values())
+
+
+def arguments_of(planned: Planned, data: str | None = None, gpus: int | None = None) -> list[str]:
+    """Return the arguments of the script.
+
+    Args:
+        planned: the run.
+        data: folder of the images generated for the study.
+        gpus: GPUs per machine, if the run spans several.
+    """
+    settings = dict(planned.configuration.settings)
+    if data is not None:
+        settings["data"] = data
+    if gpus is not None:
+        settings["gpus"] = gpus
+    if settings.get("workers") == CORES:
+        settings["workers"] = len(os.sched_getaffinity(0))
+    if "learning-rate" in settings:
+        # Linear scaling rule: the batch per GPU stays, so the global batch grows.
+        settings["learning-rate"] *= planned.configuration.gpus
+    words = list(planned.framework.arguments)
+    for name in ("gpus", *(option.name for option in OPTIONS)):
+        if name in settings:
+            value = settings[name]
+            words += [f"--{name}", f"{value:.12g}" if isinstance(value, float) else str(value)]
+    return words
+
+
+def run_label(configuration: Configuration, among: Iterable[Configuration]) -> str:
+    """Return the framework and the settings that vary among configurations: ``torch, 2 GPUs``."""
+    names = varying([each.settings for each in among])
+    return settings_label(configuration.settings, dict.fromkeys(("framework", *names)))
+
+
+def why_not(planned: Planned, gpus: int) -> str:
+    """Return why a run is impossible on this machine, regardless of what is installed; or empty."""
+    settings, updates = planned.configuration.settings, planned.framework.updates
+    update = settings.get("update")
+    if updates and update is not None and update not in updates:
+        known = ", ".join(updates)
+        return f"{planned.framework.title} knows no placement {update}; it has {known}"
+    visible = settings.get("visible")
+    needed = max(visible) + 1 if visible else planned.configuration.gpus
+    device = settings.get("device", "auto")
+    # With ``auto``, the script falls back to the CPU.
+    free = device == "cpu" or (device == "auto" and needed == 1 and not visible)
+    if free or needed <= gpus:
+        return ""
+    wanted = f"GPU {needed - 1}" if visible else f"{needed} GPU{'s' * (needed > 1)}"
+    return f"takes {wanted}, and this machine has {gpus or 'none'}"
+
+
+def only(plan: Iterable[Planned], filters: Iterable[tuple[str, str]]) -> list[Planned]:
+    """Select the runs that match the ``--only`` filters; raises UsageError if there are none."""
+    wanted: dict[str, set[str]] = {}
+    for name, value in filters:
+        if name not in KINDS:
+            raise UsageError(f"--only {name}={value}: no such setting; {nearest(name, KINDS)}")
+        wanted.setdefault(name, set()).add(value)
+    chosen = [
+        run
+        for run in plan
+        if all(str(run.configuration.settings.get(name)) in wanted[name] for name in wanted)
+    ]
+    if not chosen:
+        asked = " ".join(f"{name}={','.join(sorted(wanted[name]))}" for name in wanted)
+        raise UsageError(f"--only {asked}: the study has no such run")
+    return chosen
+
+
+_COUNT: Final = """
+import pynvml
+try:
+    pynvml.nvmlInit()
+    print(pynvml.nvmlDeviceGetCount())
+except pynvml.NVMLError:
+    print(0)
+"""
+
+_COUNT_S: Final = 30
+
+GROUPS: Final = {"each": 1, "pairs": 2}
+"""GPUs per group for each keyword of ``visible``."""
+
+
+def find_gpus() -> list[str]:
+    """Return the GPUs visible to this process, as named in CUDA_VISIBLE_DEVICES."""
+    count = _ask_driver()
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if allowed is None:
+        return [str(gpu) for gpu in range(count)]
+    names = (name.strip() for name in allowed.split(","))
+    # CUDA ignores all entries after an invalid one, such as -1.
+    return list(takewhile(lambda name: name and not name.startswith("-"), names))[:count]
+
+
+def _ask_driver() -> int:
+    """Return the number of GPUs that NVML reports.
+
+    Runs in its own process, so that the driver's library cannot disturb the study.
+    """
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-P", "-c", _COUNT],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_COUNT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return int(ran.stdout)
+
+
+def groups(cards: Cards | None, gpus: int) -> list[tuple[int, ...]]:
+    """Return the groups of GPUs to try; a single empty group for a study without [cards]."""
+    if cards is None:
+        return [()]
+    if not isinstance(cards, str):
+        return list(cards)
+    size = GROUPS[cards]
+    if gpus < size:
+        raise MissingError(
+            f'visible = "{cards}" takes {size} or more GPUs; there are {gpus} here '
+            "(for another machine, say with --slurm how many --gpus-per-node it has)"
+        )
+    return list(combinations(range(gpus), size))

@@ -1,0 +1,415 @@
+"""Sequential execution of a study's runs, and their results."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from gputrace.errors import ExitCode
+from gputrace.studies.database import Database, Folder, Run, Settings
+from gputrace.studies.environments import MADE, Environments, Unavailable
+from gputrace.studies.plan import Planned, Study, arguments_of, why_not
+from gputrace.studies.slurm import Nodes
+from gputrace.units import format_ns
+
+_IMAGES: Final = "images.py"
+_SIDE: Final = 264
+_SIDES: Final = {"inception3": 320}
+"""Pixels of an image's side, larger than the model's input for random crops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Context shared by all runs of a study.
+
+    Attributes:
+        gpus: GPUs as named in CUDA_VISIBLE_DEVICES.
+        backend: backend of `gputrace record`.
+        nodes: machines that runs may use.
+    """
+
+    study: Study
+    folder: Folder
+    database: Database
+    environments: Environments
+    gpus: Sequence[str]
+    backend: str
+    nodes: Nodes = field(default_factory=Nodes)
+
+    def run(self, planned: Planned) -> Run:
+        """Make one run and save it; after a KeyboardInterrupt, nothing of it is saved."""
+        empty = Run(*planned.place, "done")
+        if self.nodes.spreads(planned):
+            reason = self.nodes.why_not(planned)
+        else:
+            reason = why_not(planned, len(self.gpus))
+        if not reason:
+            try:
+                python = self.environments.find(planned.framework)
+            except Unavailable as error:
+                reason = str(error)
+        if reason:
+            return self.database.save(replace(empty, state="skipped", why=reason))
+        self.folder.clean()
+        ended = self._make(_Attempt(self, planned, python), empty)
+        return self.database.save(ended)
+
+    def _make(self, attempt: _Attempt, empty: Run) -> Run:
+        started = time.time_ns()
+        try:
+            attempt.go()
+            result, why = read_result(attempt.out, attempt.planned.configuration.settings), ""
+        except Failed as error:
+            result, why = None, str(error)
+        trace, log = attempt.keep()
+        if not why and attempt.planned.recorded and trace is None:
+            result, why = None, "gputrace record left no trace"
+        return replace(
+            empty,
+            state="failed" if why else "done",
+            why=why,
+            started_ns=started,
+            ended_ns=time.time_ns(),
+            exit_code=attempt.code,
+            result=result,
+            trace=trace,
+            log=log,
+        )
+
+
+class _Attempt:
+    """Run in progress, and its files."""
+
+    def __init__(self, runner: Runner, planned: Planned, python: Path) -> None:
+        self._runner, self.planned, self._python = runner, planned, python
+        self._folder = runner.folder
+        self.code: int | None = None
+        self._said = ""
+        underway, name = self._folder.underway, planned.name
+        self._trace, self._log = underway / f"{name}.sqlite", underway / f"{name}.log"
+        self.out, self.err = underway / f"{name}.out", underway / f"{name}.err"
+
+    def go(self) -> None:
+        """Run the script to its end; raises Failed if it fails or times out."""
+        command = self._command(self._images())
+        timeout = self._runner.study.timeout_ns
+        self.code, in_time = self._run(command, None if timeout is None else timeout / 1e9)
+        if not in_time and timeout is not None:
+            raise Failed(f"ended after {format_ns(timeout)}, the study's timeout")
+        if self.code:
+            raise Failed(why_failed(self.code, self.out, self.err))
+
+    def _run(self, command: list[str], timeout_s: float | None = None) -> tuple[int, bool]:
+        variables = self._variables()
+        words = [*(f"{name}={value}" for name, value in variables.items()), *command]
+        self._said = f"$ {shlex.join(words)}\n"
+        program = Program(command, variables, self._folder.path, self.out, self.err)
+        try:
+            return run(program, timeout_s)
+        except OSError as error:
+            raise Failed(f"{command[0]}: {error.strerror}") from None
+
+    def _command(self, data: str | None) -> list[str]:
+        planned, nodes = self.planned, self._runner.nodes
+        several = nodes.spreads(planned)
+        words = arguments_of(planned, data, nodes.gpus if several else None)
+        script = [str(self._python), str(planned.framework.script), *words]
+        record = self._record() if planned.recorded else []
+        return nodes.command(planned, record, script) if several else [*record, *script]
+
+    def _record(self) -> list[str]:
+        record = [sys.executable, "-m", "gputrace", "record", "-o", str(self._trace), "--force"]
+        return [*record, "--backend", self._runner.backend, "--"]
+
+    def _variables(self) -> dict[str, str]:
+        """Return the environment variables for the GPUs that the study selects."""
+        visible = self.planned.configuration.settings.get("visible")
+        if not visible:
+            return {}
+        gpus = self._runner.gpus
+        names = [gpus[index] if index < len(gpus) else str(index) for index in visible]
+        order = {} if "CUDA_VISIBLE_DEVICES" in os.environ else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        return order | {"CUDA_VISIBLE_DEVICES": ",".join(names)}
+
+    def _images(self) -> str | None:
+        """Return the folder of images for the run, generated if need be; None for other data."""
+        settings = self.planned.configuration.settings
+        form = settings.get("data")
+        if form not in MADE:
+            return None
+        side, count = _SIDES.get(settings.get("model", ""), _SIDE), self._runner.study.images
+        folder = self._folder.images / f"{form}-{side}-{count}"
+        if not (folder / "done.json").exists():
+            self._make_images(folder, ["--count", count, "--size", side, "--format", form])
+        return str(folder)
+
+    def _make_images(self, folder: Path, options: Sequence[object]) -> None:
+        self._runner.environments.tell(f"making images in {folder}")
+        script = self.planned.framework.script.with_name(_IMAGES)
+        # Use gputrace's own Python: a framework's may lack what the script needs.
+        words = [sys.executable, script, folder, *options, "--seed", 0]
+        self.code, _ = self._run([str(word) for word in words])
+        if self.code:
+            raise Failed(f"no images: {why_failed(self.code, self.out, self.err)}")
+
+    def keep(self) -> tuple[str | None, str | None]:
+        """Move the trace and the log into the results; return their relative paths."""
+        with self._log.open("wb") as log:
+            log.write(self._said.encode("utf-8", "surrogateescape"))
+            for path in (self.out, self.err):
+                if path.exists():
+                    with path.open("rb") as file:
+                        shutil.copyfileobj(file, log)
+                    path.unlink()
+        trace = self._move(self._trace, self._folder.traces) or self._move_parts()
+        return trace, self._move(self._log, self._folder.logs)
+
+    def _move_parts(self) -> str | None:
+        """Collect the traces of a run's nodes in a folder; None if there are none."""
+        stem = self._trace.stem
+        parts = list(self._folder.underway.glob(f"{stem}.*{self._trace.suffix}"))
+        if not parts:
+            return None
+        folder = self._folder.traces / stem
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for part in parts:
+            part.replace(folder / part.name)
+        return f"{folder.parent.name}/{stem}"
+
+    def _move(self, path: Path, folder: Path) -> str | None:
+        if not path.exists():
+            return None
+        path.replace(folder / path.name)
+        return f"{folder.name}/{path.name}"
+
+
+_MARK: Final = "GPUTRACE_BENCH"
+_GRACE_S: Final = 10.0
+"""Time for a program to exit after a signal."""
+_GONE_S: Final = 5.0
+_LOOK_S: Final = 0.05
+_LOOKS: Final = 2
+
+
+class Ended(NamedTuple):
+    """Outcome of a program: its exit code (128 + N for signal N), False after a timeout."""
+
+    code: int
+    in_time: bool
+
+
+class Program(NamedTuple):
+    """Program to run; ``folder`` is that of the results, ``out`` and ``err`` get its output."""
+
+    command: Sequence[str]
+    variables: Mapping[str, str]
+    folder: Path
+    out: Path
+    err: Path
+
+
+def run(program: Program, timeout_s: float | None = None) -> Ended:
+    """Run a program to its end; a KeyboardInterrupt is forwarded to it and re-raised.
+
+    Raises OSError if it cannot be started.
+    """
+    try:
+        process = _start(program)
+        try:
+            return Ended(_code(process.wait(timeout_s)), True)
+        except subprocess.TimeoutExpired:
+            _ask_to_end(process, signal.SIGTERM)
+            return Ended(128 + signal.SIGTERM, False)
+        except KeyboardInterrupt:
+            _ask_to_end(process, _interruption())
+            raise
+    finally:
+        end_all(program.folder)
+
+
+def _start(program: Program) -> subprocess.Popen[bytes]:
+    # A new session: Ctrl-C at the terminal reaches this process, which forwards it.
+    with program.out.open("wb") as out, program.err.open("wb") as err:
+        return subprocess.Popen(
+            program.command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env={**os.environ, **program.variables, _MARK: str(program.folder)},
+            start_new_session=True,
+        )
+
+
+def _code(status: int) -> int:
+    return status if status >= 0 else 128 - status
+
+
+def _interruption() -> signal.Signals:
+    """Return SIGINT, or SIGTERM in the background, where shells set SIGINT to be ignored."""
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    return signal.SIGTERM if ignored else signal.SIGINT
+
+
+def _ask_to_end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        process.send_signal(number)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_S)
+
+
+def end_all(folder: Path) -> None:
+    """Kill all remaining processes of runs in a folder of results."""
+    deadline = time.monotonic() + _GONE_S
+    looks = 0
+    # Look twice: a process being started has no environment for a moment.
+    while looks < _LOOKS and time.monotonic() < deadline:
+        left = _left(folder)
+        looks = 0 if left else looks + 1
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if looks < _LOOKS:
+            time.sleep(_LOOK_S)
+
+
+def _left(folder: Path) -> list[int]:
+    wanted = os.fsencode(f"{_MARK}={folder}")
+    pids = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        # Skip processes that have ended or belong to other users.
+        with suppress(OSError):
+            if wanted in path.read_bytes().split(b"\0"):
+                pids.append(int(path.parent.name))
+    return pids
+
+
+_TAIL: Final = 1 << 20
+"""Bytes read from the end of a log."""
+_MOST: Final = 200
+"""Maximum characters quoted of another program's line."""
+
+_ERROR: Final = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b(: .*)?")
+_WARNING: Final = re.compile(
+    r"^\S+:\d+: \w*Warning: .*\n"
+    r"(?:(?:(?!Traceback |\S+:\d+: \w*Warning: )\S.*\n){0,20}[ \t]+\S.*(?:\n|\Z))?",
+    re.MULTILINE,
+)
+"""Python warning, up to the indented line of source that ends it."""
+_OURS: Final = "gputrace: "
+
+_SAME: Final = ("model", "batch", "gpus", "update", "layout")
+"""Settings repeated in a result, where they must be those of the run."""
+
+
+class Failed(Exception):
+    """Error for a run without a result; the message is one line with the reason."""
+
+
+class _Result(msgspec.Struct):
+    """Required fields of a result; others are kept too."""
+
+    framework: str
+    model: str
+    gpus: int
+    batch: int
+    steps: int
+    samples_per_second: float
+
+
+def read_result(out: Path, settings: Settings) -> dict[str, Any]:
+    """Parse the result at the end of a script's output; raises Failed if there is none.
+
+    Threads of a framework may print more lines after it.
+    """
+    lines = list(_lines(out))
+    line = next((line for line in lines if line.startswith("{")), next(iter(lines), ""))
+    if not line:
+        raise Failed("printed no result")
+    try:
+        # A loss of NaN is invalid JSON; it becomes None.
+        values = json.loads(line, parse_constant=lambda _: None)
+        msgspec.convert(values, _Result)
+    except json.JSONDecodeError:
+        raise Failed(f"its last line is no result: {_short(line)}") from None
+    except msgspec.ValidationError as error:
+        raise Failed(f"its result lacks something: {str(error).replace('`', '')}") from None
+    _check_same(values, settings)
+    result: dict[str, Any] = values
+    return result
+
+
+def _check_same(result: Mapping[str, Any], settings: Settings) -> None:
+    for name in _SAME:
+        said, asked = result.get(name), settings.get(name)
+        if None not in (said, asked) and said != asked:
+            raise Failed(f"its result is of {name} {said}, asked for was {asked}")
+
+
+def why_failed(code: int, out: Path, err: Path) -> str:
+    """Describe a failure as ``exit code 1: ValueError: no such model``."""
+    said = _last(err, _OURS) if code == ExitCode.RECORDING_FAILED else _told(err) or _told(out)
+    if said.startswith("{"):
+        said = "after it had printed its result"
+    return f"{_ending(code)}: {said}" if said else _ending(code)
+
+
+def _ending(code: int) -> str:
+    if code > 128:
+        try:
+            return f"ended by {signal.Signals(code - 128).name}"
+        except ValueError:
+            pass
+    return f"exit code {code}"
+
+
+def _told(path: Path) -> str:
+    """Return the most informative line: the last one that names an error, else the last one.
+
+    Launchers print boxes below the program's error, and `gputrace record` prints its summary.
+    """
+    said = _WARNING.sub("", _end(path))
+    lines = [line for line in _from_last(said) if not line.startswith(_OURS)]
+    errors = (line for line in lines if _ERROR.fullmatch(line))
+    return _short(next(errors, "") or next(iter(lines), ""))
+
+
+def _last(path: Path, start: str) -> str:
+    """Return the last line with this prefix."""
+    return _short(next((line for line in _lines(path) if line.startswith(start)), ""))
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Iterate over the non-empty lines at the end of a file, last one first."""
+    return _from_last(_end(path))
+
+
+def _end(path: Path) -> str:
+    """Return the text at the end of a file."""
+    with path.open("rb") as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - _TAIL))
+        return file.read().decode("utf-8", "replace")
+
+
+def _from_last(text: str) -> Iterator[str]:
+    return (line.strip() for line in reversed(text.splitlines()) if line.strip())
+
+
+def _short(line: str) -> str:
+    plain = "".join(letter for letter in line if letter.isprintable())
+    return plain if len(plain) <= _MOST else f"{plain[: _MOST - 1]}…"

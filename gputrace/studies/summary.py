@@ -1,0 +1,612 @@
+"""Summary of a study: comparison of its configurations, and of recordings with their scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+
+from gputrace.analyzers.compare.pair import split_loss
+from gputrace.analyzers.compare.results import Loss
+from gputrace.analyzers.compare.runs import Bounds, Mean, means_of
+from gputrace.model.time_class import CLASSES
+from gputrace.studies.configurations import (
+    VISIBLE,
+    Group,
+    device_word,
+    group_runs,
+    label,
+    mean_classes,
+    mean_ns,
+    plain_value,
+    spread,
+    told,
+    value_text,
+    varying,
+    without,
+)
+from gputrace.studies.environments import LAUNCHERS
+from gputrace.studies.measures import (
+    GpuMeasure,
+    LinkMeasure,
+    Measure,
+    Prediction,
+    Results,
+    RunResult,
+)
+from gputrace.studies.results import (
+    SCHEMA_VERSION,
+    Card,
+    Check,
+    Effect,
+    Efficiency,
+    GpuShare,
+    PairOfGpus,
+    Placement,
+    Predicted,
+    Row,
+    Spread,
+    Summary,
+)
+
+_NAMED: Final = 4
+"""Maximum configurations that a note names."""
+
+
+def summarize(results: Results) -> Summary:
+    """Summarize a study, as far as its runs allow."""
+    groups = group_runs(results.runs)
+    checks = check_groups(groups)
+    names = varying([group.settings for group in groups])
+    same = groups[0].settings if groups else {}
+    return Summary(
+        schema_version=SCHEMA_VERSION,
+        title=results.title,
+        question=results.question,
+        varies=names,
+        same={name: value for name, value in same.items() if name not in names},
+        notes=(*_notes(groups), *_not_done(groups), *_apart(checks)),
+        left=results.left,
+        rows=tuple(_row(group) for group in groups),
+        checks=checks,
+        efficiency=scale(groups),
+        effects=find_effects(groups),
+        predictions=find_predictions(groups),
+        pairs=find_pairs(groups),
+        cards=find_cards(groups),
+        placements=find_placements(groups),
+    )
+
+
+def _row(group: Group) -> Row:
+    states = [run.state for run in group.runs]
+    rate = spread(told(group.timed, "samples_per_second"))
+    classes = mean_classes(group.measures)
+    verdicts = [measure.findings[0].message for measure in group.measures if measure.findings]
+    return Row(
+        label=group.label,
+        settings=group.settings,
+        gpus=group.gpus,
+        done=states.count("done"),
+        failed=states.count("failed"),
+        skipped=states.count("skipped"),
+        reason=next((run.reason for run in group.runs if run.state != "done"), ""),
+        rate=rate,
+        rate_of_median=spread(told(group.timed, "samples_per_second_median")),
+        step_ns=_step(group, rate),
+        overhead=_overhead(group),
+        loss_first=_middle(group, "loss_first"),
+        loss_last=_middle(group, "loss_last"),
+        accuracy=_middle(group, "accuracy"),
+        target_s=spread(told(group.timed, "target_s")),
+        data_wait_ns=_data_wait(group.timed),
+        recorded_step_ns=(
+            sum(classes.values())
+            if classes
+            else mean_ns(group.measures, lambda measure: measure.step_ns)
+        ),
+        classes=classes,
+        wait_ns=mean_ns(group.measures, lambda measure: measure.wait_ns),
+        host_data_ns=mean_ns(group.measures, lambda measure: measure.host_data_ns),
+        gap_ns=mean_ns(group.measures, lambda measure: measure.gap_ns),
+        finding=verdicts[0] if verdicts else "",
+    )
+
+
+def _step(group: Group, rate: Spread | None) -> Spread | None:
+    """Convert a rate to a step time: the samples of all GPUs over samples per second."""
+    batches = {_samples(run) for run in group.timed} - {None}
+    if rate is None or rate.low <= 0 or len(batches) != 1:
+        return None
+    samples = batches.pop() or 0.0
+    median_ns, low, high = (samples / value * 1e9 for value in (rate.median, rate.high, rate.low))
+    return Spread(median_ns, low, high, rate.count)
+
+
+def _samples(run: RunResult) -> float | None:
+    """Return the samples per step of all GPUs."""
+    result = run.told or {}
+    try:
+        return float(result["batch"]) * float(result["gpus"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _overhead(group: Group) -> float | None:
+    """Return the overhead of recording, from the median speeds of bare and recorded runs."""
+    bare = spread(told([run for run in group.done if not run.recorded], "samples_per_second"))
+    recorded = spread(told([run for run in group.done if run.recorded], "samples_per_second"))
+    if bare is None or recorded is None or recorded.median <= 0:
+        return None
+    return bare.median / recorded.median - 1
+
+
+def _middle(group: Group, name: str) -> float | None:
+    values = spread(told(group.done, name))
+    return None if values is None else values.median
+
+
+def _data_wait(runs: Sequence[RunResult]) -> int | None:
+    """Return the wait for data per step, the median over the repeats."""
+    reports = ((run.told or {}) for run in runs)
+    waits = [
+        result["data_wait_s"] / result["steps"]
+        for result in reports
+        if result.get("data_wait_s") is not None and result.get("steps")
+    ]
+    return round(median(waits) * 1e9) if waits else None
+
+
+def _notes(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield the notes needed to read the tables."""
+    if len({group.gpus for group in groups}) > 1:
+        word = device_word(groups[0].settings)
+        yield (
+            f"The batch is that of a {word} and stays: a step of N {word}s has N times the samples."
+        )
+        rates = {float(group.settings.get("learning-rate", 0)) for group in groups} - {0.0}
+        if rates:
+            given = ", ".join(f"{rate:g}" for rate in sorted(rates))
+            yield f"The learning rate is {given} for one {word}, and N times that for N {word}s."
+    kinds = {run.recorded for group in groups for run in group.done}
+    if kinds == {True, False}:
+        yield "Speeds are those of the bare runs; where time goes is told by the recorded ones."
+    elif kinds == {True}:
+        yield "All runs were recorded, so speeds have the recorder's overhead in them."
+    repeats = {len(group.timed) for group in groups if group.timed}
+    if repeats and max(repeats) > 1:
+        yield "Figures are medians of the repeats; in brackets, the least and the greatest."
+
+
+def _not_done(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield notes on failed and skipped runs, grouped by reason."""
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for group in groups:
+        for run in group.runs:
+            if run.state != "done":
+                labels = by_reason.setdefault((run.state, run.reason), [])
+                labels += [group.label] if group.label not in labels else []
+    for (state, reason), labels in by_reason.items():
+        more = f"; and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
+        yield f"{state.capitalize()}: {'; '.join(labels[:_NAMED])}{more}: {reason}"
+
+
+def _apart(checks: Sequence[Check]) -> Iterator[str]:
+    """Yield notes on recordings that contradict their scripts; the runs count otherwise."""
+    for check in checks:
+        if check.ok is False and check.steps_run is not None:
+            yield f"The recording of {check.label} does not hold: {check.reason}."
+
+
+MOST_APART: Final = 0.05
+"""Maximum relative difference of recorded waits for data from the script's own clock."""
+SLACK_S: Final = 100e-6
+"""Allowed difference of each wait in seconds: time between the two clocks on a busy machine."""
+
+
+def check_groups(groups: Sequence[Group]) -> tuple[Check, ...]:
+    """Check each recorded configuration; its row is that of the run that agrees least."""
+    rows = []
+    for group in groups:
+        checks = [check_run(group.label, run) for run in group.runs if run.recorded]
+        if checks:
+            rows.append(max(checks, key=_badness))
+    return tuple(rows)
+
+
+def _badness(check: Check) -> tuple[int, float]:
+    """Sort key: failed highest, then skipped, then by the difference of the waits."""
+    return {False: 2, None: 1, True: 0}[check.ok], abs(check.difference or 0.0)
+
+
+def check_run(label: str, run: RunResult) -> Check:
+    """Compare one run with its recording."""
+    if run.state != "done":
+        ok = None if run.state == "skipped" else False
+        return Check(label, ok, run.reason, None, {}, None, None, None)
+    result, measure = run.told or {}, run.measure
+    steps, script = result.get("steps"), result.get("data_wait_s")
+    recorded = None if measure is None else measure.data_waits_ns
+    recorded_s = recorded / 1e9 if recorded is not None else None
+    reason = _reason(run, steps, script, recorded_s)
+    return Check(
+        label=label,
+        ok=not reason,
+        reason=reason,
+        steps_run=steps,
+        steps_found=measure.steps if measure is not None else {},
+        wait_script_s=script,
+        wait_recorded_s=recorded_s,
+        difference=recorded_s / script - 1 if script and recorded_s is not None else None,
+    )
+
+
+def _reason(run: RunResult, steps: int | None, script: float | None, recorded: float | None) -> str:
+    """Return the first disagreement of a run and its recording; empty if they agree."""
+    measure, ranks = run.measure, _ranks(run)
+    if measure is None:
+        return "was not measured"
+    if measure.problem:
+        return measure.problem
+    if ranks is not None and len(measure.steps) != ranks:
+        return f"{len(measure.steps)} of {ranks} ranks were found"
+    if steps is None or any(count != steps for count in measure.steps.values()):
+        return f"{_span(measure.steps.values())} steps were found, {steps} were run"
+    if script is not None and recorded is None:
+        return "no wait for data was recorded"
+    return _waits_apart(script, recorded, (run.told or {}).get("data_waits") or 0)
+
+
+def _waits_apart(script: float | None, recorded: float | None, waits: int) -> str:
+    if script is None or recorded is None:
+        return ""
+    if abs(recorded - script) <= max(MOST_APART * script, SLACK_S * waits):
+        return ""
+    return f"waits for data differ by over {MOST_APART:.0%}"
+
+
+def _ranks(run: RunResult) -> int | None:
+    """Return the number of ranks, if the placement has a process per GPU."""
+    result = run.told or {}
+    return int(result["gpus"]) if result.get("update") in LAUNCHERS and "gpus" in result else None
+
+
+def _span(counts: object) -> str:
+    """Format counts as ``20`` or ``19 to 20``."""
+    known = sorted(set(counts))  # type: ignore[call-overload]
+    if not known:
+        return "no"
+    return str(known[0]) if len(known) == 1 else f"{known[0]} to {known[-1]}"
+
+
+_APART: Final = ("framework", "gpus", VISIBLE)
+"""Settings with their own tables, or with too many values to compare with the first."""
+
+
+def _copies_ahead(before: Any, after: Any) -> bool:
+    return before in ("off", False, None) and after in ("on", True)
+
+
+def _more_workers(before: Any, after: Any) -> bool:
+    return not before and bool(after)
+
+
+def _processes(before: Any, after: Any) -> bool:
+    return before in ("dataparallel", "dataparallel-loss") and after == "ddp"
+
+
+CURED_BY: Final = (
+    ("staging", _copies_ahead, ("prefetch",)),
+    ("pinned", _copies_ahead, ("pinned",)),
+    ("workers", _more_workers, ("prefetch",)),
+    ("update", _processes, ("ddp",)),
+)
+"""Settings, the predicate for the change that is a cure of ``what_if``, and the cure's ids."""
+_PINNED_AHEAD: Final = "pinned"
+"""Cure that copies from pinned memory during the computation: the effect of staging if memory
+is pinned already."""
+
+
+def find_effects(groups: Sequence[Group]) -> tuple[Effect, ...]:
+    """Compare every value of each varying setting with the first, all other settings equal."""
+    names = varying([group.settings for group in groups])
+    effects: list[Effect] = []
+    for name in names:
+        if name not in _APART:
+            for family in families(groups, name):
+                effects += _effects(name, family, [n for n in names if n != name])
+    return tuple(effects)
+
+
+def families(groups: Sequence[Group], name: str) -> list[list[Group]]:
+    """Group the finished configurations that differ only in one setting, two or more each."""
+    by_others: dict[str, list[Group]] = {}
+    for group in groups:
+        if group.done:
+            by_others.setdefault(without(group.settings, name), []).append(group)
+    return [family for family in by_others.values() if len(family) > 1]
+
+
+def _effects(name: str, family: Sequence[Group], others: Sequence[str]) -> Iterator[Effect]:
+    base, *rest = family
+    first = spread(told(base.timed, "samples_per_second"))
+    for group in rest:
+        rate = spread(told(group.timed, "samples_per_second"))
+        if first is not None and rate is not None and first.low > 0:
+            yield _effect(name, base, group, others, first, rate)
+
+
+def _effect(
+    name: str, base: Group, group: Group, others: Sequence[str], first: Spread, rate: Spread
+) -> Effect:
+    gaps = [mean_ns(side.measures, lambda measure: measure.gap_ns) for side in (base, group)]
+    return Effect(
+        setting=name,
+        others=label(group.settings, others) if others else "",
+        base=value_text(base.settings, name),
+        value=value_text(group.settings, name),
+        speed_up=rate.median / first.median,
+        bounds=bounds(first, rate),
+        gap_ns=None if gaps[0] is None or gaps[1] is None else gaps[1] - gaps[0],
+    )
+
+
+def find_predictions(groups: Sequence[Group]) -> tuple[Predicted, ...]:
+    """Compare predicted and measured steps for each change of a setting that is a cure."""
+    names = varying([group.settings for group in groups])
+    return tuple(
+        row
+        for name, cures, ids in CURED_BY
+        for family in families(groups, name)
+        for before in family
+        for after in family
+        if cures(before.settings.get(name), after.settings.get(name))
+        for row in _predicted(name, before, after, (*ids, *_more(name, after)), names)
+    )
+
+
+def _more(name: str, after: Group) -> tuple[str, ...]:
+    """Return the further cure that staging implies if memory is pinned."""
+    pinned = after.settings.get("pinned") in ("on", True)
+    return (_PINNED_AHEAD,) if name == "staging" and pinned else ()
+
+
+def _predicted(
+    name: str, before: Group, after: Group, ids: Sequence[str], names: Sequence[str]
+) -> Iterator[Predicted]:
+    """Yield a row per cure: the median prediction over the repeats, and the widest range."""
+    measured = mean_ns(after.measures, lambda measure: measure.step_ns)
+    for cure in ids:
+        made = [p for measure in before.measures for p in measure.predictions if p.id == cure]
+        if made and measured:
+            yield _effect_row(name, before, after, made, measured, names)
+
+
+def _effect_row(
+    name: str,
+    before: Group,
+    after: Group,
+    made: Sequence[Prediction],
+    measured: int,
+    names: Sequence[str],
+) -> Predicted:
+    step = round(median(prediction.step_ns for prediction in made))
+    before_value, after_value = (plain_value(side.settings.get(name)) for side in (before, after))
+    return Predicted(
+        label=label(after.settings, [other for other in names if other != name]),
+        change=f"{name} {before_value} → {after_value}",
+        cure=made[0].id,
+        before_ns=round(median(prediction.now_ns for prediction in made)),
+        predicted_ns=step,
+        low_ns=min(prediction.low_ns for prediction in made),
+        high_ns=max(prediction.high_ns for prediction in made),
+        measured_ns=measured,
+        made=len(made),
+        recordings=len(before.measures),
+        error=step / measured - 1,
+        gap_before_ns=mean_ns(before.measures, lambda measure: measure.gap_ns),
+        gap_after_ns=mean_ns(after.measures, lambda measure: measure.gap_ns),
+    )
+
+
+_PLACE: Final = ("gpus", VISIBLE)
+_SINGLE: Final = ("single", None)
+"""Values of ``update`` for a run on one GPU."""
+_FEWEST: Final = 2
+"""Minimum repeats for bounds."""
+
+
+def scale(groups: Sequence[Group]) -> tuple[Efficiency, ...]:
+    """Return a row for each configuration with a base of fewer GPUs, and for these bases."""
+    done = [group for group in groups if group.done]
+    pairs = [(group, base) for group in done if (base := find_base(group, done)) is not None]
+    fewer = [(group, base) for group, base in pairs if base.gpus < group.gpus]
+    bases = {id(base) for _, base in fewer}
+    shown = [(g, base) for g, base in pairs if base.gpus < g.gpus or id(g) in bases]
+    names = varying([group.settings for group in groups])
+    return tuple(row for group, base in shown for row in _efficiency_row(group, base, names))
+
+
+def find_base(group: Group, groups: Sequence[Group]) -> Group | None:
+    """Return the otherwise equal configuration with the fewest GPUs.
+
+    One on a single GPU, which needs no placement, serves all placements.
+    """
+    fewer = [other for other in groups if other.gpus <= group.gpus]
+    same = [other for other in fewer if _alike(other, group, *_PLACE)]
+    single = [
+        other
+        for other in fewer
+        if other.gpus == 1
+        and other.settings.get("update") in _SINGLE
+        and _alike(other, group, *_PLACE, "update")
+    ]
+    return min([*same, *single], key=lambda other: other.gpus, default=None)
+
+
+def _alike(a: Group, b: Group, *names: str) -> bool:
+    return without(a.settings, *names) == without(b.settings, *names)
+
+
+def _efficiency_row(group: Group, base: Group, names: Sequence[str]) -> Iterator[Efficiency]:
+    """Yield the row of a configuration, unless a speed is unknown."""
+    rate, first = (spread(told(side.timed, "samples_per_second")) for side in (group, base))
+    if rate is None or first is None or min(rate.low, first.low) <= 0:
+        return
+    others = [name for name in names if name not in _PLACE]
+    speed_up, more = rate.median / first.median, group.gpus / base.gpus
+    tables = mean_of_classes(base.measures), mean_of_classes(group.measures)
+    steps = [step_of(table) for table in tables]
+    yield Efficiency(
+        label=group.label,
+        series=label(group.settings, others) if others else "",
+        gpus=group.gpus,
+        base=base.label,
+        base_gpus=base.gpus,
+        rate=rate.median,
+        speed_up=speed_up,
+        bounds=None if group is base else bounds(first, rate),
+        efficiency=speed_up / more,
+        step_ns=steps[1],
+        base_step_ns=steps[0],
+        losses=() if group is base else find_losses(*tables),
+    )
+
+
+def bounds(first: Spread, rate: Spread) -> Bounds | None:
+    """Return slowest over the base's fastest repeat and fastest over slowest; None if too few."""
+    if min(first.count, rate.count) < _FEWEST or min(first.low, rate.low) <= 0:
+        return None
+    return Bounds(rate.low / first.high, rate.high / first.low)
+
+
+def mean_of_classes(measures: Sequence[Measure]) -> dict[str, Mean] | None:
+    """Return the mean of each class over the repeats in whole nanoseconds, with its error."""
+    known = [measure.classes for measure in measures if measure.classes is not None]
+    if not known:
+        return None
+    means = means_of(np.array([[table.get(name, 0) for name in CLASSES] for table in known], float))
+    return {
+        name: Mean(round(mean.value), mean.error, mean.freedom)
+        for name, mean in zip(CLASSES, means, strict=True)
+    }
+
+
+def step_of(classes: Mapping[str, Mean] | None) -> int | None:
+    """Return the sum of the classes."""
+    return None if classes is None else round(sum(mean.value for mean in classes.values()))
+
+
+def find_losses(
+    first: Mapping[str, Mean] | None, classes: Mapping[str, Mean] | None
+) -> tuple[Loss, ...]:
+    """Return what each class adds to the base's step, the ideal as the batch per GPU stays.
+
+    All are whole nanoseconds, so they sum to the difference of the steps exactly.
+    """
+    if first is None or classes is None:
+        return ()
+    return tuple(split_loss(first, classes, 1.0, step_of(first) or 0))
+
+
+def find_pairs(groups: Sequence[Group]) -> tuple[PairOfGpus, ...]:
+    """Return the runs on pairs of GPUs if several pairs were tried, the fastest first."""
+    rows = [_pair(group) for group in _on(groups, 2)]
+    return tuple(sorted(rows, key=lambda row: -(row.rate or 0.0)))
+
+
+def _on(groups: Sequence[Group], count: int) -> list[Group]:
+    """Return the finished configurations with so many named GPUs; empty if all name the same."""
+    chosen = [g for g in groups if g.done and len(g.settings.get(VISIBLE) or ()) == count]
+    return chosen if len({tuple(g.settings[VISIBLE]) for g in chosen}) > 1 else []
+
+
+def _pair(group: Group) -> PairOfGpus:
+    links = [link for measure in group.measures for link in measure.links]
+    classes = mean_classes(group.measures)
+    return PairOfGpus(
+        label=group.label,
+        gpus=tuple(group.settings[VISIBLE]),
+        link=_link(links),
+        bandwidth=_bandwidth(links, group.measures),
+        step_ns=mean_ns(group.measures, lambda measure: measure.step_ns),
+        communication_ns=None if classes is None else classes["communication"],
+        rate=rate(group),
+    )
+
+
+def _link(links: Sequence[LinkMeasure]) -> str:
+    """Return the kind of the link; a run on two cards has one link."""
+    return next((link.link for link in links if link.link), "")
+
+
+def _bandwidth(links: Sequence[LinkMeasure], measures: Sequence[Measure]) -> int | None:
+    """Return the bandwidth of direct copies, else, as with NCCL, of collectives."""
+    known = [link.bandwidth for link in links if link.bandwidth is not None]
+    known = known or [m.bus_bandwidth for m in measures if m.bus_bandwidth is not None]
+    return round(median(known)) if known else None
+
+
+def rate(group: Group) -> float | None:
+    """Return samples per second, the median of the repeats."""
+    rates = spread(told(group.timed, "samples_per_second"))
+    return None if rates is None else rates.median
+
+
+def find_cards(groups: Sequence[Group]) -> tuple[Card, ...]:
+    """Return the runs on single GPUs if several were tried, each relative to the median."""
+    singles = _on(groups, 1)
+    rates = [known for group in singles if (known := rate(group)) is not None]
+    middle = median(rates) if rates else None
+    return tuple(_card(group, middle) for group in singles)
+
+
+def _card(group: Group, middle: float | None) -> Card:
+    speed = rate(group)
+    seen = [gpu for measure in group.measures for gpu in measure.gpus]
+    clocks = [gpu.sm_clock_mhz for gpu in seen if gpu.sm_clock_mhz is not None]
+    return Card(
+        label=group.label,
+        gpus=tuple(group.settings[VISIBLE]),
+        name=seen[0].name if seen else "",
+        sm_clock_mhz=median(clocks) if clocks else None,
+        sm_clock_max_mhz=seen[0].sm_clock_max_mhz if seen else None,
+        step_ns=mean_ns(group.measures, lambda measure: measure.step_ns),
+        rate=speed,
+        beside=speed / middle if speed is not None and middle else None,
+    )
+
+
+def find_placements(groups: Sequence[Group]) -> tuple[Placement, ...]:
+    """Return the load of each GPU if several placements were tried on several GPUs."""
+    done = [group for group in groups if group.done]
+    if len({group.settings.get("update") for group in done}) < 2:
+        return ()
+    loads = [(group, _shares(group)) for group in done if group.gpus > 1]
+    return tuple(Placement(g.label, shares, skew(shares)) for g, shares in loads if shares)
+
+
+def _shares(group: Group) -> tuple[GpuShare, ...]:
+    """Return each GPU's mean compute time over the repeats, and its peak memory."""
+    seen: dict[tuple[int, int], list[GpuMeasure]] = {}
+    for measure in group.measures:
+        for gpu in measure.gpus:
+            seen.setdefault((gpu.gpu, gpu.rank), []).append(gpu)
+    return tuple(
+        GpuShare(
+            gpu=number,
+            rank=rank,
+            compute_ns=round(sum(row.compute_ns for row in rows) / len(rows)),
+            memory_bytes=max((r.memory_bytes for r in rows if r.memory_bytes), default=None),
+        )
+        for (number, rank), rows in sorted(seen.items())
+    )
+
+
+def skew(shares: Sequence[GpuShare]) -> float | None:
+    """Return compute time of the first GPU relative to the others' mean; None without others."""
+    first, *others = (share.compute_ns for share in shares)
+    mean = sum(others) / len(others) if others else 0
+    return first / mean if mean else None

@@ -1,1 +1,0 @@
-"""Files of any recorder, read into one columnar model."""
