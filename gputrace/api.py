@@ -172,8 +172,8 @@ class OpenTrace:
     ) -> Material:
         """Return the content of a report page: the analysis, and the run-length encoded timeline.
 
-        Takes the arguments of `analyze`, and raises what it raises. The result is for gputrace's
-        own pages, and may change.
+        Takes ``steps``, ``time``, ``gaps`` and ``progress`` like `analyze`, and raises what it
+        raises. The result is for gputrace's own pages, and may change.
         """
         from gputrace.analyzers.timeline_model import Scene
         from gputrace.report.html.timeline import gather, read_scene

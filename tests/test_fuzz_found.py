@@ -21,7 +21,8 @@ from gputrace.cluster.messages import encode, events_of, nvml_of, read_reply
 from gputrace.cluster.packing import PackedColumn, PackedEvents
 from gputrace.collectors.finalize import merge
 from gputrace.collectors.spool.activity import SPOOL, read_spool, windows_of
-from gputrace.collectors.spool.chunks import CHUNK, CLOCKS, HEADER
+from gputrace.collectors.spool.chunks import CHUNK, HEADER
+from gputrace.collectors.spool.host_events import CLOCKS
 from gputrace.errors import GputraceError, InputError, MissingError, UsageError
 from gputrace.model import names
 from gputrace.store.cache import Kept

@@ -1,6 +1,4 @@
-"""Collectives matched across ranks: who waits for whom, what they carry, how fast, and hosts'
-clocks aligned by them.
-"""
+"""Collectives matched across ranks: waits, sizes and bandwidths, and alignment of host clocks."""
 
 from __future__ import annotations
 
@@ -25,30 +23,30 @@ from gputrace.model.trace import Window
 from gputrace.units import format_ns
 
 PEER_COPY: Final = "PeerCopy"
-"""The operation of a copy between two GPUs."""
+"""Operation name of a copy between two GPUs."""
 JOINT: Final = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll")
-"""Operations that nobody leaves before all have come."""
+"""Operations that no rank leaves before all have arrived."""
 _NEVER: Final = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
 class Collectives:
-    """A row for each collective and GPU that took part, by instance and lane; arrays of one length.
+    """Table of one row per collective and participating GPU, sorted by instance and lane.
 
     Attributes:
         instance: number of the collective, from 0 in order of start.
-        lane: index of the GPU among the `GpuOperations` that were matched.
+        lane: index of the GPU among the matched `GpuOperations`.
         row: index of the kernel or peer copy in that lane's events.
         start, end: nanoseconds.
-        arrival: when the last rank had come, of those that came before this one left (all, in an
-            all-reduce; a broadcast's root may leave before others come); `UNKNOWN` where it cannot
-            be known: a rank that took part was not seen, or no partner was found.
+        arrival: arrival of the last of the ranks that arrived before this one left (all of them in
+            an all-reduce; the root of a broadcast may leave before others arrive); `UNKNOWN` if a
+            participating rank was not recorded, or no partner was found.
         operation: index into ``operations``.
-        name: the kernel's name id; of a peer copy, what the recorder gave.
-        correlation: the kernel's or copy's id in its process.
-        bytes: of the message; `UNKNOWN` where that was not recorded.
-        operations: ``AllReduce``, ``Broadcast``, ``PeerCopy`` and so on; a kernel's own name where
-            it is none of NCCL's.
+        name: name id of the kernel; for a peer copy, as recorded.
+        correlation: id of the kernel or copy in its process.
+        bytes: message size; `UNKNOWN` where it was not recorded.
+        operations: ``AllReduce``, ``Broadcast``, ``PeerCopy`` and so on; the kernel's name where it
+            is none of NCCL's.
     """
 
     instance: NDArray[np.int64]
@@ -68,26 +66,26 @@ class Collectives:
 
     @cached_property
     def _rows(self) -> list[NDArray[np.intp]]:
-        """Of each lane, its rows."""
+        """Return the rows of each lane."""
         return rows_by(self.lane, int(self.lane.max(initial=-1)) + 1)
 
     @cached_property
     def known(self) -> Mask:
-        """Rows whose last arrival is known."""
+        """Return a mask of rows whose last arrival is known."""
         return np.not_equal(self.arrival, UNKNOWN)
 
     @cached_property
     def wait(self) -> Times:
-        """Nanoseconds that each spent waiting for the last; 0 where that is not known."""
+        """Return the nanoseconds that each row waits for the last rank; 0 where unknown."""
         return np.where(self.known, np.clip(self.arrival, self.start, self.end) - self.start, 0)
 
     @property
     def joint(self) -> Mask:
-        """Rows of operations that nobody leaves before all have come."""
+        """Return a mask of rows of operations that no rank leaves before all have arrived."""
         return self.of(*JOINT)
 
     def of(self, *names: str) -> Mask:
-        """Rows of some operations."""
+        """Return a mask of rows of some operations."""
         here = [self.operations.index(name) for name in names if name in self.operations]
         return np.isin(self.operation, here)
 
@@ -97,7 +95,7 @@ class Collectives:
         return wanted
 
     def waiting(self, lane: int) -> Waiting:
-        """When a GPU was in a collective to which the last rank had not come, or may not have."""
+        """Return when a GPU waited, or may have waited, in a collective for the last rank."""
         mine, lonely = self._of_lane(lane, known=True), self._of_lane(lane, known=False)
         return Waiting(
             union(self.start[mine], self.start[mine] + self.wait[mine]),
@@ -108,34 +106,34 @@ class Collectives:
 def steps_of(
     collectives: Collectives, operations: Sequence[GpuSummary], steps: Sequence[Step]
 ) -> NDArray[np.int64]:
-    """Of each row, the number of the step in which it begins on its GPU, of those given.
+    """Return, for each row, the number of the given step in which it begins on its GPU.
 
     `UNKNOWN` for a row that begins in none of them.
     """
-    found = np.full(len(collectives), UNKNOWN)
+    numbers = np.full(len(collectives), UNKNOWN)
     by_gpu = steps_by_gpu(steps)
-    for own, rows in zip(operations, rows_by(collectives.lane, len(operations)), strict=True):
-        mine = by_gpu.get((own.gpu.gpu, own.gpu.rank), [])
+    for summary, rows in zip(operations, rows_by(collectives.lane, len(operations)), strict=True):
+        mine = by_gpu.get((summary.gpu.gpu, summary.gpu.rank), [])
         start = np.array([step.start_ns for step in mine] or [_NEVER])
         end = np.array([step.end_ns for step in mine] or [_NEVER])
         at = np.searchsorted(start, collectives.start[rows], "right") - 1
         inside = (at >= 0) & (collectives.start[rows] < end[at])
-        found[rows[inside]] = np.array([step.step for step in mine], np.int64)[at[inside]]
-    return found
+        numbers[rows[inside]] = np.array([step.step for step in mine], np.int64)[at[inside]]
+    return numbers
 
 
 _SLACK_NS: Final = 20_000
-"""Two clocks of GPUs on one machine may disagree by this much."""
+"""Maximum disagreement of the clocks of two GPUs on one machine."""
 _SCATTER: Final = 0.2
-"""Ends of one all-reduce differ by no more of its length than this, in the middle case."""
+"""Maximum median difference of the ends of an all-reduce, as a fraction of its length."""
 _FIT: Final = 0.95
-"""Part of the pairs that must overlap for an order to be believed."""
+"""Minimum fraction of overlapping pairs for kernels to be matched by order."""
 _FEWEST: Final = 5
-"""So many kernels at least have ends that tell: the first of a communicator end far apart."""
+"""Minimum kernels for their ends to be compared: the first of a communicator end far apart."""
 ALONE: Final = 0
-"""How many GPUs take part where nobody has to come."""
+"""Number of participants of an operation that waits for no other GPU."""
 _SHARED: Final = 0.5
-"""Part of the shorter sequence that must find partners where the order does not tell."""
+"""Minimum matched fraction of the shorter sequence where matching by order fails."""
 
 
 @dataclass(frozen=True)
@@ -155,17 +153,17 @@ class Part:
 
 
 Group = list[tuple[Part, NDArray[np.int64]]]
-"""Parts that share collectives: of each, the number of the collective of every row."""
+"""Parts that share collectives, each with the number of the collective by row."""
 
 
 def group(parts: Sequence[Part], *, joint: bool) -> list[Group]:
-    """Parts put together that ran the same collectives.
+    """Group parts that ran the same collectives.
 
-    The longest part numbers them; rows of others that find no partner there are tried again.
+    The longest part numbers them; rows of others without a partner in it are grouped again.
 
     Args:
-        parts: not empty, at most one a GPU.
-        joint: whether nobody leaves such a collective before all have come.
+        parts: parts that are not empty, at most one per GPU.
+        joint: True if no rank leaves such a collective before all have arrived.
     """
     left, groups = list(parts), []
     while left:
@@ -174,43 +172,43 @@ def group(parts: Sequence[Part], *, joint: bool) -> list[Group]:
         lonely = []
         for part in left:
             if part is not first:
-                place = _pair(first, part, joint)
-                found = place != UNKNOWN
-                members += [(part.select(found), place[found])] if found.any() else []
-                lonely += [part.select(~found)] if not found.all() else []
+                partner = _pair(first, part, joint)
+                matched = partner != UNKNOWN
+                members += [(part.select(matched), partner[matched])] if matched.any() else []
+                lonely += [part.select(~matched)] if not matched.all() else []
         groups.append(members)
         left = lonely
     return groups
 
 
 def _pair(first: Part, other: Part, joint: bool) -> NDArray[np.int64]:
-    """For each row of a part, the row of the first that is the same collective, or `UNKNOWN`."""
+    """Match each row of ``other`` with the row of ``first`` of the same collective, or `UNKNOWN`."""
     if len(first) == len(other):
-        place = np.arange(len(first))
+        partner = np.arange(len(first))
         if not joint or _in_order(first, other):
-            return place
-    place = _nearest_ends(first, other)
-    place[(place != UNKNOWN) & ~_overlap(first, other, place)] = UNKNOWN
-    found = place != UNKNOWN
-    few = np.count_nonzero(found) < _SHARED * min(len(first), len(other))
-    if few or not _end_together(first.select(place[found]), other.select(found), joint):
-        place[:] = UNKNOWN
-    return place
+            return partner
+    partner = _nearest_ends(first, other)
+    partner[(partner != UNKNOWN) & ~_overlap(first, other, partner)] = UNKNOWN
+    matched = partner != UNKNOWN
+    few = np.count_nonzero(matched) < _SHARED * min(len(first), len(other))
+    if few or not _end_together(first.select(partner[matched]), other.select(matched), joint):
+        partner[:] = UNKNOWN
+    return partner
 
 
 def _in_order(first: Part, other: Part) -> bool:
-    """Whether equally many kernels, taken one after the other, are the same collectives."""
+    """Return True if equally many kernels are the same collectives in the same order."""
     overlap = _overlap(first, other, np.arange(len(first))).mean() >= _FIT
     return bool(overlap) and (len(first) < _FEWEST or _end_together(first, other, True))
 
 
-def _overlap(first: Part, other: Part, place: NDArray[np.int64]) -> Mask:
-    latest = np.maximum(first.start[place], other.start)
-    return latest <= np.minimum(first.end[place], other.end) + _SLACK_NS
+def _overlap(first: Part, other: Part, partner: NDArray[np.int64]) -> Mask:
+    latest = np.maximum(first.start[partner], other.start)
+    return latest <= np.minimum(first.end[partner], other.end) + _SLACK_NS
 
 
 def _end_together(first: Part, other: Part, joint: bool) -> bool:
-    """Whether pairs of rows end together, as those of one communicator must."""
+    """Return True if pairs of rows end together, as those of one communicator must."""
     if not joint:
         return True
     apart = np.median(np.abs(first.end - other.end))
@@ -219,13 +217,13 @@ def _end_together(first: Part, other: Part, joint: bool) -> bool:
 
 
 def _nearest_ends(first: Part, other: Part) -> NDArray[np.int64]:
-    """Rows of the first whose ends are nearest to those of the other, where both ways agree."""
+    """Return the rows of ``first`` with the mutually nearest ends, or `UNKNOWN`."""
     there, back = _nearest(first.end, other.end), _nearest(other.end, first.end)
     return np.where(back[there] == np.arange(len(other)), there, UNKNOWN)
 
 
 def _nearest(among: Times, moments: Times) -> NDArray[np.int64]:
-    """Index of the nearest of some times, for each moment."""
+    """Return the index of the nearest of some times, for each moment."""
     order = np.argsort(among, kind="stable")
     ordered = among[order]
     after = np.clip(np.searchsorted(ordered, moments), 1, max(len(ordered) - 1, 1))
@@ -237,36 +235,40 @@ def _nearest(among: Times, moments: Times) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Joined:
-    """The rows of one group; ``instance`` counts within it."""
+    """Rows of one group; ``instance`` counts within it."""
 
     operation: str
     lane: NDArray[np.int16]
     row: NDArray[np.int64]
     instance: NDArray[np.int64]
     lanes: NDArray[np.int64]
-    """How many GPUs take part in the collective of each; `ALONE` where nobody has to come."""
+    """Number of participating GPUs by row; `ALONE` for operations that wait for no other GPU."""
 
 
-def join(spans: Sequence[Window], own: Group, groups: Sequence[Group], operation: str) -> Joined:
-    """The rows of one of the groups that a kernel's name has; ``spans`` are of all GPUs."""
-    place = np.concatenate([place for _, place in own])
-    starts, ends = (np.concatenate([getattr(part, n) for part, _ in own]) for n in ("start", "end"))
-    missed = np.zeros(int(place.max()) + 1, np.int64)
-    for lane in _relatives(own, groups):
-        gone = (starts < spans[lane].start) | (ends > spans[lane].end)
-        missed[place[gone]] += 1
+def join(
+    spans: Sequence[Window], members: Group, groups: Sequence[Group], operation: str
+) -> Joined:
+    """Join the rows of one of the groups of a kernel name; ``spans`` are those of all GPUs."""
+    instance = np.concatenate([instance for _, instance in members])
+    starts, ends = (
+        np.concatenate([getattr(part, n) for part, _ in members]) for n in ("start", "end")
+    )
+    missed = np.zeros(int(instance.max()) + 1, np.int64)
+    for lane in _relatives(members, groups):
+        outside = (starts < spans[lane].start) | (ends > spans[lane].end)
+        missed[instance[outside]] += 1
     return Joined(
         operation,
-        np.concatenate([np.full(len(part), part.lane, np.int16) for part, _ in own]),
-        np.concatenate([part.row for part, _ in own]),
-        place,
-        len(own) + missed[place],
+        np.concatenate([np.full(len(part), part.lane, np.int16) for part, _ in members]),
+        np.concatenate([part.row for part, _ in members]),
+        instance,
+        len(members) + missed[instance],
     )
 
 
-def _relatives(own: Group, groups: Sequence[Group]) -> set[int]:
-    """GPUs that share other collectives with those of a group: there, if they were recorded."""
-    mine = {part.lane for part, _ in own}
+def _relatives(members: Group, groups: Sequence[Group]) -> set[int]:
+    """Return GPUs that share other collectives with a group, and so would take part if recorded."""
+    mine = {part.lane for part, _ in members}
     others = [{part.lane for part, _ in other} for other in groups]
     return set[int]().union(*(lanes for lanes in others if lanes & mine)) - mine
 
@@ -284,63 +286,65 @@ _NONE: Final = np.empty(0, np.int64)
 
 
 def match_collectives(gpus: PerGpu) -> Collectives:
-    """Matches the communication of all GPUs; an operation without partners stands alone."""
+    """Match the communication of all GPUs; an operation without partners stands alone."""
     talks = gpus.each(_talk, gpus.operations)
-    kernels = [_Kernels.of(lane, own) for lane, own in enumerate(talks)]
+    kernels = [_Kernels.of(lane, item) for lane, item in enumerate(talks)]
     names = np.concatenate([_NONE.astype(np.int32), *(rows.name for rows in kernels)])
     texts = gpus.trace.names(distinct_ids(names))
-    spans = [own.span for own in gpus.operations]
+    spans = [item.span for item in gpus.operations]
     joined: list[Joined] = []
     for text in sorted(set(texts.values())):
         operation = operation_of(text)
-        ids = [id for id, own in texts.items() if own == text]
+        ids = [id for id, item in texts.items() if item == text]
         parts = [part for rows in kernels if len(part := rows.named(ids))]
-        found = group(parts, joint=operation in JOINT)
-        joined += [join(spans, own, found, operation) for own in found]
+        groups = group(parts, joint=operation in JOINT)
+        joined += [join(spans, item, groups, operation) for item in groups]
     joined += _peer_copies(talks)
     return _collect(talks, joined, all_seen=_all_seen(gpus))
 
 
 def operation_of(name: str) -> str:
-    """``AllReduce`` and so on by a kernel's name; the name itself where it tells nothing."""
-    own = name.partition("(")[0].partition("<")[0] or name
-    found = _OPERATION.search(own)
-    return found.lastgroup if found and found.lastgroup else own
+    """Return ``AllReduce`` and so on by the name of a kernel; else its name without parameters."""
+    base = name.partition("(")[0].partition("<")[0] or name
+    match = _OPERATION.search(base)
+    return match.lastgroup if match and match.lastgroup else base
 
 
 @dataclass(frozen=True)
 class _Talk:
-    """The kernels of one GPU that communicate, and its peer copies."""
+    """Communication kernels and peer copies of one GPU."""
 
     row: NDArray[np.int64]
-    """Of each, among all operations of the GPU."""
+    """Row of each among all operations of the GPU."""
     events: Events
 
     def column(self, name: str, rows: NDArray[np.int64]) -> Column:
-        """A column, of some of the operations."""
-        found: Column = getattr(self.events, name)[np.searchsorted(self.row, rows)]
-        return found
+        """Return a column of some of the operations."""
+        column: Column = getattr(self.events, name)[np.searchsorted(self.row, rows)]
+        return column
 
 
-def _talk(one: GpuShardView) -> _Talk:
-    own = one.operations
-    kernels = (own.classes == OperationClass.COMMUNICATION) & (own.events.kind == Kind.KERNEL)
-    rows = np.flatnonzero(kernels | (own.events.kind == Kind.COPY_PEER))
-    return _Talk(rows, own.events.having(*_COLUMNS).select(rows))
+def _talk(view: GpuShardView) -> _Talk:
+    operations = view.operations
+    kernels = (operations.classes == OperationClass.COMMUNICATION) & (
+        operations.events.kind == Kind.KERNEL
+    )
+    rows = np.flatnonzero(kernels | (operations.events.kind == Kind.COPY_PEER))
+    return _Talk(rows, operations.events.having(*_COLUMNS).select(rows))
 
 
 @dataclass(frozen=True)
 class _Kernels:
-    """The kernels of one GPU that communicate."""
+    """Communication kernels of one GPU."""
 
     lane: int
     row: NDArray[np.int64]
     events: Events
 
     @classmethod
-    def of(cls, lane: int, own: _Talk) -> _Kernels:
-        rows = own.events.kind == Kind.KERNEL
-        return cls(lane, own.row[rows], own.events.select(rows))
+    def of(cls, lane: int, talk: _Talk) -> _Kernels:
+        rows = talk.events.kind == Kind.KERNEL
+        return cls(lane, talk.row[rows], talk.events.select(rows))
 
     @property
     def name(self) -> NDArray[np.int32]:
@@ -352,12 +356,12 @@ class _Kernels:
 
 
 def _peer_copies(talks: Sequence[_Talk]) -> list[Joined]:
-    """Copies between two GPUs: each is a row of both, with the same times."""
-    found = [np.flatnonzero(own.events.kind == Kind.COPY_PEER) for own in talks]
-    lane = np.repeat(np.arange(len(found)), [len(rows) for rows in found]).astype(np.int16)
+    """Return the copies between two GPUs: each is a row of both, with equal times."""
+    copies = [np.flatnonzero(talk.events.kind == Kind.COPY_PEER) for talk in talks]
+    lane = np.repeat(np.arange(len(copies)), [len(rows) for rows in copies]).astype(np.int16)
     if not len(lane):
         return []
-    parts = [own.events.select(rows) for own, rows in zip(talks, found, strict=True)]
+    parts = [talk.events.select(rows) for talk, rows in zip(talks, copies, strict=True)]
     keys = [
         np.concatenate([getattr(part, name) for part in parts])
         for name in ("correlation", "process", "end", "start")
@@ -365,19 +369,19 @@ def _peer_copies(talks: Sequence[_Talk]) -> list[Joined]:
     order = np.lexsort(keys)
     new = np.any([np.diff(key[order], prepend=-1) != 0 for key in keys], axis=0)
     new[0] = True
-    rows = np.concatenate([own.row[mine] for own, mine in zip(talks, found, strict=True)])
+    rows = np.concatenate([talk.row[mine] for talk, mine in zip(talks, copies, strict=True)])
     return [
         Joined(PEER_COPY, lane[order], rows[order], np.cumsum(new) - 1, np.full(len(rows), ALONE))
     ]
 
 
 def _collect(talks: Sequence[_Talk], joined: Sequence[Joined], *, all_seen: bool) -> Collectives:
-    names = tuple(sorted({one.operation for one in joined}))
-    first = np.cumsum([0, *(int(one.instance.max()) + 1 for one in joined)])
-    numbered = [one.instance + start for one, start in zip(joined, first[:-1], strict=True)]
+    names = tuple(sorted({part.operation for part in joined}))
+    first = np.cumsum([0, *(int(part.instance.max()) + 1 for part in joined)])
+    numbered = [part.instance + start for part, start in zip(joined, first[:-1], strict=True)]
     columns = _columns(talks, joined)
     columns["instance"] = np.concatenate([_NONE, *numbered])
-    of = [np.full(len(one.row), names.index(one.operation)) for one in joined]
+    of = [np.full(len(part.row), names.index(part.operation)) for part in joined]
     columns["operation"] = np.concatenate([_NONE, *of]).astype(np.int16)
     columns["instance"] = _by_start(columns["instance"], columns["start"])
     order = np.lexsort((columns["lane"], columns["instance"]))
@@ -387,22 +391,22 @@ def _collect(talks: Sequence[_Talk], joined: Sequence[Joined], *, all_seen: bool
 
 
 def _columns(talks: Sequence[_Talk], joined: Sequence[Joined]) -> dict[str, NDArray[Any]]:
-    """What is known of each row: from the events of its GPU."""
-    lane = np.concatenate([_NONE.astype(np.int16), *(one.lane for one in joined)])
-    row = np.concatenate([_NONE, *(one.row for one in joined)])
-    lanes = np.concatenate([_NONE, *(one.lanes for one in joined)])
+    """Return the columns of all rows, from the events of their GPUs."""
+    lane = np.concatenate([_NONE.astype(np.int16), *(part.lane for part in joined)])
+    row = np.concatenate([_NONE, *(part.row for part in joined)])
+    lanes = np.concatenate([_NONE, *(part.lanes for part in joined)])
     columns: dict[str, NDArray[Any]] = {"lane": lane, "row": row, "lanes": lanes}
-    told = ("start", "end", "name", "correlation", "bytes")
-    for name in told:
+    copied = ("start", "end", "name", "correlation", "bytes")
+    for name in copied:
         columns[name] = np.full(len(row), UNKNOWN, COLUMN_TYPES[name])
-    for own, mine in zip(talks, rows_by(lane, len(talks)), strict=True):
-        for name in told:
-            columns[name][mine] = own.column(name, row[mine])
+    for talk, mine in zip(talks, rows_by(lane, len(talks)), strict=True):
+        for name in copied:
+            columns[name][mine] = talk.column(name, row[mine])
     return columns
 
 
 def _by_start(instance: NDArray[np.int64], start: Times) -> NDArray[np.int64]:
-    """Instances numbered anew, in order of their first start."""
+    """Renumber instances in order of their first start."""
     if not len(instance):
         return instance
     begins = np.full(int(instance.max()) + 1, np.iinfo(np.int64).max)
@@ -413,15 +417,15 @@ def _by_start(instance: NDArray[np.int64], start: Times) -> NDArray[np.int64]:
 
 
 def _all_seen(gpus: PerGpu) -> bool:
-    """Whether every rank of the run was recorded, as far as the trace says how many there are."""
-    seen = len({own.gpu.rank for own in gpus.operations})
+    """Return True if all ranks were recorded, or the trace does not state their number."""
+    seen = len({summary.gpu.rank for summary in gpus.operations})
     return (gpus.trace.session.world_size or 0) <= seen
 
 
 def _arrivals(
     columns: Mapping[str, NDArray[Any]], lanes: NDArray[np.int64], all_seen: bool
 ) -> Times:
-    """Of each row, the last start in its instance before its own end."""
+    """Return, for each row, the last start in its instance before its end."""
     instance, start, end = columns["instance"], columns["start"], columns["end"]
     if not len(instance):
         return _NONE
@@ -435,49 +439,49 @@ def _arrivals(
 
 
 _CARRIED: Final = {"AllReduce": 2, "AllGather": 1, "ReduceScatter": 1, "AllToAll": 1}
-"""Among n ranks each link carries so many times (n - 1) / n of the message; in other operations,
-all of it."""
+"""Message volume per link among n ranks, in units of (n - 1) / n of the message; in other
+operations, each link carries the whole message."""
 
 
 def total_collectives(
     gpus: PerGpu, collectives: Collectives, measured: Sequence[Step]
 ) -> tuple[CollectiveTotals, ...]:
-    """The operations, those that take most time first.
+    """Sum up the collectives by operation, most time first.
 
     Args:
-        gpus: those among which the collectives were matched.
-        collectives: of all GPUs.
-        measured: the steps that count; the lanes' windows if none.
+        gpus: GPUs among which the collectives were matched.
+        collectives: collectives of all GPUs.
+        measured: steps to sum up; if none, the windows of the lanes.
     """
     if measured:
         chosen = steps_of(collectives, gpus.operations, measured) != UNKNOWN
     else:
         chosen = _in_windows(gpus, collectives)
-    place = {own.gpu: index for index, own in enumerate(gpus.operations)}
-    of_lane = {place[lane.gpu]: lane for lane in gpus.lanes}
+    index_of = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
+    of_lane = {index_of[lane.gpu]: lane for lane in gpus.lanes}
     exposed = _exposed(gpus, of_lane, collectives, chosen)
     steps = len({step.step for step in measured})
-    found = [
+    totals = [
         _total(of_lane, collectives, rows, steps, int(exposed[rows].sum()))
         for rows in _kinds(collectives, chosen)
         if len(rows)
     ]
-    return tuple(sorted(found, key=lambda total: -total.total_ns * len(total.gpus)))
+    return tuple(sorted(totals, key=lambda total: -total.total_ns * len(total.gpus)))
 
 
 def _in_windows(gpus: PerGpu, collectives: Collectives) -> Mask:
     inside = np.zeros(len(collectives), bool)
     windows = {lane.gpu: lane.window for lane in gpus.lanes}
-    for index, own in enumerate(gpus.operations):
-        if own.gpu in windows:
+    for index, summary in enumerate(gpus.operations):
+        if summary.gpu in windows:
             mine = collectives.lane == index
-            start, end = windows[own.gpu]
+            start, end = windows[summary.gpu]
             inside |= mine & (collectives.start >= start) & (collectives.start < end)
     return inside
 
 
 def _kinds(collectives: Collectives, chosen: Mask) -> Iterator[NDArray[np.int64]]:
-    """Rows of one operation among the same GPUs; copies of all pairs together."""
+    """Yield the rows of each operation among the same GPUs; copies of all pairs together."""
     if not len(collectives):
         return
     draw = Random(0)
@@ -529,20 +533,22 @@ def _total(
 def _exposed(
     gpus: PerGpu, of_lane: Mapping[int, LaneSummary], collectives: Collectives, chosen: Mask
 ) -> NDArray[np.int64]:
-    """Of each chosen row, the nanoseconds with no kernel beside it that computes; else 0."""
+    """Return the nanoseconds of each chosen row without a concurrent compute kernel; else 0."""
     exposed = np.zeros(len(collectives), np.int64)
     count = max(of_lane, default=-1) + 1
     by_lane = rows_by(np.where(chosen, collectives.lane, count), count)
     rows = [by_lane[index] for index in of_lane]
-    starts, ends = ([times[own] for own in rows] for times in (collectives.start, collectives.end))
-    found = gpus.each(_computing, of_lane.values(), starts, ends)
-    for own, start, end, computing in zip(rows, starts, ends, found, strict=True):
-        exposed[own] = end - start - computing
+    starts, ends = (
+        [times[mine] for mine in rows] for times in (collectives.start, collectives.end)
+    )
+    computing_ns = gpus.each(_computing, of_lane.values(), starts, ends)
+    for mine, start, end, overlapped in zip(rows, starts, ends, computing_ns, strict=True):
+        exposed[mine] = end - start - overlapped
     return exposed
 
 
-def _computing(one: GpuShardView, start: Times, end: Times) -> Times:
-    return one.lane.timeline.of_class(OperationClass.COMPUTE).within(start, end)
+def _computing(view: GpuShardView, start: Times, end: Times) -> Times:
+    return view.lane.timeline.of_class(OperationClass.COMPUTE).within(start, end)
 
 
 def _size(collectives: Collectives, rows: NDArray[np.int64]) -> int | None:
@@ -551,7 +557,7 @@ def _size(collectives: Collectives, rows: NDArray[np.int64]) -> int | None:
 
 
 def _speed(collectives: Collectives, rows: NDArray[np.int64]) -> tuple[int | None, float | None]:
-    """Size of the middle message, and the median bytes a second of those whose size is known."""
+    """Return the median message size, and the median bytes per second, where sizes are known."""
     mine = rows[collectives.bytes[rows] > 0]
     if not len(mine):
         return None, None
@@ -563,17 +569,17 @@ def _speed(collectives: Collectives, rows: NDArray[np.int64]) -> tuple[int | Non
 _ENDS_AT_ONCE: Final = re.compile(r"all_?reduce|all_?gather|reduce_?scatter", re.IGNORECASE)
 
 _WIDEST_NS: Final = 500_000
-"""Ends that scatter more than this around a shift are not of the same collectives."""
+"""Maximum scatter of ends around a shift, if they are of the same collectives."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockFit:
-    """How the clocks of hosts are brought onto that of the first.
+    """Alignment of the clocks of hosts with that of the first.
 
     Attributes:
         shifts: nanoseconds to add to the times of each host.
-        pairs: how many ends of one collective on two ranks were compared.
-        residual_ns: 95 of 100 of these differ by less once the shifts are added.
+        pairs: number of compared pairs of ends of one collective on two ranks.
+        residual_ns: 95th percentile of their difference after the shifts.
     """
 
     shifts: Mapping[int, int]
@@ -588,12 +594,14 @@ class ClockFit:
 
 
 def fit_clocks(gpus: PerGpu) -> ClockFit | None:
-    """The shifts of hosts; None where there is one host, or collectives do not tell."""
-    first = min(gpus.operations, key=lambda own: own.gpu.rank, default=None)
-    if first is None or len({own.gpu.host for own in gpus.operations}) < 2:
+    """Fit the shifts of hosts; None with one host, or if collectives do not determine them."""
+    first = min(gpus.operations, key=lambda summary: summary.gpu.rank, default=None)
+    if first is None or len({summary.gpu.host for summary in gpus.operations}) < 2:
         return None
-    found = gpus.each(_collectives, gpus.operations)
-    ends = [(own.gpu.host, each) for own, each in zip(gpus.operations, found, strict=True)]
+    ends_of = gpus.each(_collectives, gpus.operations)
+    ends = [
+        (summary.gpu.host, each) for summary, each in zip(gpus.operations, ends_of, strict=True)
+    ]
     shifts, residuals = {first.gpu.host: 0}, []
     for host in {host for host, _ in ends} - shifts.keys():
         apart = _apart(ends, first.gpu.host, host)
@@ -606,28 +614,28 @@ def fit_clocks(gpus: PerGpu) -> ClockFit | None:
     return ClockFit(shifts, len(scatter), residual) if residual <= _WIDEST_NS else None
 
 
-def _collectives(one: GpuShardView) -> dict[str, Times]:
-    """The ends of the collectives of each name, in the order in which they began."""
-    own, events = one.operations, one.operations.events
-    rows = (own.classes == OperationClass.COMMUNICATION) & (events.kind == Kind.KERNEL)
-    names = one.trace.search(distinct_ids(events.name[rows]), _ENDS_AT_ONCE)
+def _collectives(view: GpuShardView) -> dict[str, Times]:
+    """Return the ends of the collectives of each name, in order of start."""
+    operations, events = view.operations, view.operations.events
+    rows = (operations.classes == OperationClass.COMMUNICATION) & (events.kind == Kind.KERNEL)
+    names = view.trace.search(distinct_ids(events.name[rows]), _ENDS_AT_ONCE)
     return {text: events.end[rows & (events.name == id)] for id, text in names.items()}
 
 
 def _apart(ends: Sequence[tuple[int, dict[str, Times]]], a: int, b: int) -> NDArray[np.int64]:
-    """How much earlier collectives end on ranks of host b than on those of host a, by their clocks.
+    """Return how much earlier collectives end on ranks of host b than of host a, by their clocks.
 
-    Ranks that ran a collective equally often ran the same ones, one after the other.
+    Ranks that ran a collective equally often are taken to have run the same ones in order.
     """
-    found = [np.empty(0, np.int64)]
-    found += (
+    differences = [np.empty(0, np.int64)]
+    differences += (
         ours[name] - theirs[name]
         for ours in _of(ends, a)
         for theirs in _of(ends, b)
         for name in ours.keys() & theirs.keys()
         if len(ours[name]) == len(theirs[name])
     )
-    return np.concatenate(found)
+    return np.concatenate(differences)
 
 
 def _of(ends: Sequence[tuple[int, dict[str, Times]]], host: int) -> Iterator[dict[str, Times]]:

@@ -1,4 +1,4 @@
-"""Gates for continuous integration: limits that the figures of a run must keep."""
+"""Gates for continuous integration: limits on the figures of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["FIGURES", "SEVERITIES", "Asked", "Check", "Gate", "Limit", "check", 
 
 
 def check_words(fail_on: Iterable[str]) -> None:
-    """Raises UsageError for what is neither a severity nor a finding: it would never fail."""
+    """Raise UsageError for a word that is neither a severity nor a finding: it would never fail."""
     ids = {rule.__name__.replace("_", "-") for rule in (*RULES, *HOST_RULES)}
     ids |= set(names("analyzers"))
     for word in fail_on:
@@ -31,7 +31,7 @@ def check_words(fail_on: Iterable[str]) -> None:
 
 
 def check(run: Run, asked: Asked, baseline: Run | None = None) -> Check:
-    """Every gate asked for; the baseline is there where a slow-down is limited."""
+    """Evaluate all gates; the baseline is given where a slow-down is limited."""
     gates = [gate(run, limit) for limit in asked.limits]
     if asked.max_slowdown is not None and baseline is not None:
         gates.append(gate_slowdown(run, baseline, asked.max_slowdown))
@@ -49,7 +49,7 @@ FIGURES: Final = (*CLASSES, "idle", "step_time", "step_time_p95", "throughput")
 
 
 def gate(run: Run, limit: Limit) -> Gate:
-    """Whether a figure keeps its limit."""
+    """Compare a figure with its limit."""
     name = f"{'max' if limit.at_most else 'min'}-{limit.figure.replace('_', '-')}"
     why = _why_not(run, limit)
     if why:
@@ -60,7 +60,7 @@ def gate(run: Run, limit: Limit) -> Gate:
 
 
 def _why_not(run: Run, limit: Limit) -> str:
-    """Why there is no figure; nothing where there is one."""
+    """Return why the figure is unknown; empty where it is known."""
     steps = run.analysis.steps
     if run.loop is None:
         return f"no measured steps ({steps.reason})"
@@ -85,7 +85,7 @@ def _parts(figure: str) -> tuple[str, ...]:
 
 
 def _figure(run: Run, limit: Limit) -> float:
-    """In the unit of the limit: the mean over steps and GPUs."""
+    """Return the mean over steps and GPUs, in the unit of the limit."""
     assert run.loop is not None
     length, steps = run.loop.length.value, run.analysis.steps
     if limit.figure == "throughput":
@@ -120,28 +120,34 @@ def _told(value: float, unit: str) -> str:
 
 
 def gate_findings(analysis: Analysis, word: str) -> Gate:
-    """Whether a finding, or any of a severity or a worse one, is absent."""
+    """Require the absence of a finding, or of all findings from a severity upwards."""
     if word in SEVERITIES:
         bad = SEVERITIES[: SEVERITIES.index(word) + 1]
-        found = [finding for finding in analysis.findings if finding.severity in bad]
+        matching = [finding for finding in analysis.findings if finding.severity in bad]
     else:
-        found = [finding for finding in analysis.findings if finding.id == word]
-    told = "; ".join(f"{finding.id}: {finding.message}" for finding in found)
+        matching = [finding for finding in analysis.findings if finding.id == word]
+    messages = "; ".join(f"{finding.id}: {finding.message}" for finding in matching)
     what = f"{word} or worse" if word in SEVERITIES[1:] else word
     return Gate(
-        f"fail-on {word}", not found, True, len(found), 0, "findings", told or f"no finding {what}"
+        f"fail-on {word}",
+        not matching,
+        True,
+        len(matching),
+        0,
+        "findings",
+        messages or f"no finding {what}",
     )
 
 
 def gate_slowdown(run: Run, baseline: Run, limit: float) -> Gate:
-    """Fails where the slow-down is past the limit and its bounds leave no doubt that it is one."""
+    """Fail where the slow-down exceeds the limit and is statistically significant."""
     why = _baseline_problem(run, baseline)
     if why:
         return _untold(limit, why)
-    found = compare([baseline, run])
-    pair = found.pair
-    if pair is None or found.unit == "span" or pair.speed_up is None:
-        return _untold(limit, found.unit_reason or "the baseline has nothing to compare with")
+    comparison = compare([baseline, run])
+    pair = comparison.pair
+    if pair is None or comparison.unit == "span" or pair.speed_up is None:
+        return _untold(limit, comparison.unit_reason or "the baseline has nothing to compare with")
     if pair.speed_up_low is None or pair.speed_up_high is None:
         return _untold(limit, "too few steps to tell a slow-down from noise")
     slowdown, low, high = (
@@ -153,7 +159,7 @@ def gate_slowdown(run: Run, baseline: Run, limit: float) -> Gate:
     if passed and slowdown > limit:
         message += "; the noise of the steps explains as much"
     return Gate(
-        "max-slowdown", passed, True, slowdown, limit, "share", message + _doubts(found, pair)
+        "max-slowdown", passed, True, slowdown, limit, "share", message + _doubts(comparison, pair)
     )
 
 
@@ -171,11 +177,11 @@ def _by(slowdown: float) -> str:
     return f"{abs(slowdown):.1%} {'slower' if slowdown > 0 else 'faster'}"
 
 
-def _doubts(found: Comparison, pair: Pair) -> str:
-    """What the gate took for granted."""
-    taken = [f"a step does {pair.work_ratio:.3g}x the work"] if pair.work_ratio != 1 else []
-    taken += [warning for warning in found.warnings if "equal work" in warning]
-    return "".join(f"; {doubt}" for doubt in taken)
+def _doubts(comparison: Comparison, pair: Pair) -> str:
+    """Return the assumptions of the gate."""
+    assumptions = [f"a step does {pair.work_ratio:.3g}x the work"] if pair.work_ratio != 1 else []
+    assumptions += [warning for warning in comparison.warnings if "equal work" in warning]
+    return "".join(f"; {assumption}" for assumption in assumptions)
 
 
 SCHEMA_VERSION = 1
@@ -183,12 +189,12 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a figure may be at most, or must be at least."""
+    """Upper or lower limit of a figure."""
 
     figure: str
-    """A class of ``breakdown``, ``idle``, ``step_time``, ``step_time_p95``, ``throughput``."""
+    """Class of ``breakdown``, ``idle``, ``step_time``, ``step_time_p95`` or ``throughput``."""
     value: float
-    """A share (0 to 1), nanoseconds, or samples a second."""
+    """Share (0 to 1), nanoseconds, or samples per second."""
     unit: str
     """``share``, ``ns`` or ``samples_per_s``."""
     at_most: bool = True
@@ -196,40 +202,40 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """All gates of a check."""
+    """Gates of a check."""
 
     limits: tuple[Limit, ...] = ()
     max_slowdown: float | None = None
-    """Part by which it may be slower than the baseline."""
+    """Maximum slow-down against the baseline, as a fraction."""
     fail_on: tuple[str, ...] = ()
-    """Ids of findings, or severities: that one and the worse."""
+    """Ids of findings, or severities, each of which includes the worse ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One gate, and whether it is met."""
+    """Result of a gate."""
 
     id: str
-    """The option that asked for it: ``max-data-feeding``, ``max-slowdown``, ``fail-on high``."""
+    """Option of the gate: ``max-data-feeding``, ``max-slowdown``, ``fail-on high``."""
     passed: bool
     evaluated: bool
-    """False where the trace cannot tell; such a gate is not met."""
+    """False where the figure is unknown; such a gate is not met."""
     value: float | None
     limit: float | None
     unit: str | None
     """``share``, ``ns``, ``samples_per_s`` or ``findings``."""
     message: str
-    """The figure and the limit in words, or why there is no figure."""
+    """Figure and limit in words, or why the figure is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The answer for one trace."""
+    """Result of all gates for one trace."""
 
     schema_version: int
     paths: tuple[str, ...]
     baseline: tuple[str, ...] | None
-    """Its files."""
+    """Files of the baseline."""
     passed: bool
-    """Whether all gates are met."""
+    """True if all gates are met."""
     gates: tuple[Gate, ...]

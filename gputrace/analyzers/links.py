@@ -1,6 +1,4 @@
-"""Links between GPUs, and to the host: topology, traffic and speed, and copies from pageable
-memory.
-"""
+"""Links between GPUs and to the host: topology, traffic, bandwidth, and pageable input copies."""
 
 from __future__ import annotations
 
@@ -27,49 +25,51 @@ from gputrace.model.results import GpuLink, Step
 from gputrace.model.trace import Trace
 
 LARGE: Final = 1 << 20
-"""Bytes from which a copy's speed is the link's, and not that of starting it."""
+"""Minimum bytes of a copy whose speed is limited by the link, not by latency."""
 FEWEST: Final = 3
-"""Large copies that tell a link's speed."""
+"""Minimum number of large copies for the bandwidth of a link."""
 _MOST_LANES: Final = 62
-"""GPUs that a set of bits in an integer can hold."""
+"""Maximum number of GPUs in a bit set of one integer."""
 
 
 @dataclass(frozen=True)
 class Links:
-    """The GPUs of a run, their links, and the copies between them."""
+    """GPUs of a run, their links, and the copies between them."""
 
     gpus: Sequence[Gpu]
     topology: Topology
     peer: Traffic
-    """Copies straight from one GPU to another."""
+    """Copies directly from one GPU to another."""
     staged: Traffic
-    """Copies by way of the host."""
+    """Copies through host memory."""
     collectives: Collectives
 
     @cached_property
     def groups(self) -> dict[tuple[int, ...], int]:
-        """The sets of GPUs that had collectives together, and how many."""
-        one = self.collectives
-        if not len(one) or len(self.gpus) > _MOST_LANES:
+        """Return the number of collectives by set of participating GPUs."""
+        collectives = self.collectives
+        if not len(collectives) or len(self.gpus) > _MOST_LANES:
             return {}
-        keep = np.isin(one.operation, _kernels_only(one))
-        bits = np.zeros(int(one.instance.max()) + 1, np.int64)
-        np.bitwise_or.at(bits, one.instance[keep], np.int64(1) << one.lane[keep].astype(np.int64))
+        keep = np.isin(collectives.operation, _kernels_only(collectives))
+        bits = np.zeros(int(collectives.instance.max()) + 1, np.int64)
+        np.bitwise_or.at(
+            bits, collectives.instance[keep], np.int64(1) << collectives.lane[keep].astype(np.int64)
+        )
         sets, counts = np.unique(bits, return_counts=True)
-        found = zip(sets.tolist(), counts.tolist(), strict=True)
-        groups = {_lanes(bits, len(self.gpus)): count for bits, count in found}
+        counted = zip(sets.tolist(), counts.tolist(), strict=True)
+        groups = {_lanes(bits, len(self.gpus)): count for bits, count in counted}
         return {lanes: count for lanes, count in groups.items() if len(lanes) > 1}
 
     @cached_property
     def rows(self) -> tuple[GpuLink, ...]:
-        """Every direction between two GPUs of a host of which anything is known."""
+        """Return every direction between two GPUs of a host of which anything is known."""
         return tuple(self._rows())
 
     def _rows(self) -> Iterator[GpuLink]:
         gpus = self.gpus
         together: dict[int, list[int]] = {}
-        for place, gpu in enumerate(gpus):
-            together.setdefault(gpu.host, []).append(place)
+        for index, gpu in enumerate(gpus):
+            together.setdefault(gpu.host, []).append(index)
         met = self._met()
         for source, gpu in enumerate(gpus):
             for target in together[gpu.host]:
@@ -79,11 +79,11 @@ class Links:
                     yield self._row(source, target)
 
     def _met(self) -> set[tuple[int, int]]:
-        """The directions in which anything was sent, and both of GPUs that share a collective."""
-        found = {pair for lanes in self.groups for pair in permutations(lanes, 2)}
-        for sent in (self.peer, self.staged):
-            found |= set(zip(sent.source.tolist(), sent.target.tolist(), strict=True))
-        return found
+        """Return the directions of all copies, and both directions between GPUs in a collective."""
+        directions = {pair for lanes in self.groups for pair in permutations(lanes, 2)}
+        for traffic in (self.peer, self.staged):
+            directions |= set(zip(traffic.source.tolist(), traffic.target.tolist(), strict=True))
+        return directions
 
     def _row(self, source: int, target: int) -> GpuLink:
         one, other = self.gpus[source], self.gpus[target]
@@ -111,13 +111,13 @@ class Links:
 
 
 def measure_links(gpus: PerGpu, collectives: Collectives) -> Links | None:
-    """The links between the GPUs that did anything; None where there is one GPU."""
+    """Measure the links between the active GPUs; None where there is one GPU."""
     trace, operations = gpus.trace, gpus.operations
     if len(operations) < 2:
         return None
-    talks = any(own.communicates for own in operations)
+    talks = any(summary.communicates for summary in operations)
     return Links(
-        [own.gpu for own in operations],
+        [summary.gpu for summary in operations],
         Topology.of(trace.nvml),
         read_peer_copies(trace, operations),
         find_staged(trace, operations, talks),
@@ -126,19 +126,19 @@ def measure_links(gpus: PerGpu, collectives: Collectives) -> Links | None:
 
 
 def bandwidth(copies: Traffic) -> float | None:
-    """Bytes per second of the middle large copy; None where there are too few."""
+    """Return the median bytes per second of large copies; None where there are too few."""
     speeds = speeds_of(copies)
     return float(np.median(speeds)) if len(speeds) >= FEWEST else None
 
 
 def speeds_of(copies: Traffic) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Bytes per second of each large copy."""
+    """Return the bytes per second of each large copy."""
     large = copies.select((copies.bytes >= LARGE) & (copies.end > copies.start))
     return np.asarray(large.bytes * 1e9 / (large.end - large.start), np.float64)
 
 
 def peer_access(topology: Topology, one: Gpu, other: Gpu) -> str:
-    """``OK`` where NVML gives both reading and writing, else its reason, or nothing."""
+    """Return ``OK`` if NVML reports reads and writes as possible, else its reason, or ""."""
     link = topology.between(one, other)
     if link is None:
         return ""
@@ -154,7 +154,7 @@ def _lanes(bits: int, count: int) -> tuple[int, ...]:
 
 
 def by_class(links: Links) -> Mapping[str, Traffic]:
-    """The copies straight from one GPU to another, by the name of the link."""
+    """Return the direct copies by the name of the link."""
     if not len(links.peer):
         return {}
     names: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
@@ -166,34 +166,34 @@ def by_class(links: Links) -> Mapping[str, Traffic]:
 
 
 _SLOWER: Final = 1.1
-"""So many times as long must the middle transfer take, to be no scatter."""
+"""Minimum ratio of median transfer times that is no scatter."""
 _MOSTLY: Final = 75
-"""Percent of the transfers that must be on their side of the others' middle."""
+"""Percentage of the transfers that must be on their side of the others' median."""
 _FEWEST_PAIRS: Final = 10
-"""Collectives of two groups that are compared one by one."""
+"""Minimum pairs of collectives of two groups for a comparison."""
 _EDGE: Final = 3
-"""Collectives that one group may have more, where the recording begins or ends between them."""
+"""Maximum surplus of collectives of one group, as the recording may begin or end between them."""
 
 
 @dataclass(frozen=True)
 class Slower:
-    """Links of one sort that are slower than those of another sort."""
+    """Links of one kind that are slower than those of another kind."""
 
     what: str
     """``copies`` or ``collectives``."""
     link: str
     than: str
     ratio: float
-    """How many times as long the same takes; above 1."""
+    """Ratio of the times of equal transfers; above 1."""
     bandwidth: int | None
     """Bytes per second; None where the size is not known."""
     than_bandwidth: int | None
     busy: Mapping[int, Intervals]
-    """When each GPU, by its place, was in such a transfer."""
+    """Intervals of such transfers by index of the GPU."""
 
 
 def slower_links(links: Links) -> Iterator[Slower]:
-    """The sorts of links that are measurably slower than the best of those in use."""
+    """Yield the kinds of links that are measurably slower than the best one in use."""
     yield from _by_copies(links)
     yield from _by_collectives(links)
 
@@ -216,19 +216,19 @@ def _by_copies(links: Links) -> Iterator[Slower]:
 
 
 def _by_collectives(links: Links) -> Iterator[Slower]:
-    """Groups of as many GPUs that run the same collectives in turn, over links of two sorts."""
+    """Compare groups of equally many GPUs with the same collectives over two kinds of links."""
     groups = {lanes: links.topology.worst([links.gpus[i] for i in lanes]) for lanes in links.groups}
     series = {lanes: _series(links.collectives, lanes) for lanes, name in groups.items() if name}
-    found: dict[str, Slower] = {}
+    slowest: dict[str, Slower] = {}
     for slow, fast in permutations(series, 2):
         if len(slow) != len(fast) or badness(groups[slow]) <= badness(groups[fast]):
             continue
         ratio = _ratio(series[slow], series[fast])
-        if ratio is not None and ratio > found.get(groups[slow], _NONE).ratio:
+        if ratio is not None and ratio > slowest.get(groups[slow], _NONE).ratio:
             busy = {lane: _transfers(links.collectives, slow, lane) for lane in slow}
             name = groups[slow]
-            found[name] = Slower("collectives", name, groups[fast], ratio, None, None, busy)
-    yield from found.values()
+            slowest[name] = Slower("collectives", name, groups[fast], ratio, None, None, busy)
+    yield from slowest.values()
 
 
 _NONE: Final = Slower("", "", "", 0.0, None, None, {})
@@ -236,7 +236,7 @@ _NONE: Final = Slower("", "", "", 0.0, None, None, {})
 
 @dataclass(frozen=True)
 class _Series:
-    """The collectives of one group of GPUs in order: what each is, and how long it transfers."""
+    """Collectives of one group of GPUs in order: operation, size and transfer time of each."""
 
     name: NDArray[np.int16]
     bytes: NDArray[np.int64]
@@ -244,7 +244,7 @@ class _Series:
 
 
 def _rows_of(collectives: Collectives, lanes: tuple[int, ...], lane: int) -> NDArray[np.intp]:
-    """The rows of one GPU in the joint operations of just these GPUs, in order."""
+    """Return the rows of one GPU in the joint operations of exactly these GPUs, in order."""
     one = collectives
     inside = np.isin(one.lane, lanes)
     count = np.bincount(one.instance)
@@ -260,10 +260,10 @@ def _series(collectives: Collectives, lanes: tuple[int, ...]) -> _Series:
 
 
 def _ratio(slow: _Series, fast: _Series) -> float | None:
-    """How many times as long each takes in the one group as in the other; None if not longer.
+    """Return the median time ratio of the slow group to the fast one; None if not longer.
 
-    A recording may begin or end between the two: of the few ways to lay the one series beside the
-    other, that in which the ratios scatter least.
+    Since the recording may begin or end between the groups, the offset between the two series is
+    the one with the least scatter of the ratios.
     """
     tried = [_ratios(slow, fast, offset) for offset in range(-_EDGE, _EDGE + 1)]
     ways = [ratios for ratios in tried if len(ratios) >= _FEWEST_PAIRS]
@@ -275,14 +275,14 @@ def _ratio(slow: _Series, fast: _Series) -> float | None:
 
 
 def _ratios(slow: _Series, fast: _Series, offset: int) -> NDArray[np.float64]:
-    """The ratio of each to the one so many places later; none where these are not the same."""
-    own, other = max(0, -offset), max(0, offset)
-    count = max(0, min(len(slow.ns) - own, len(fast.ns) - other))
-    mine, theirs = slice(own, own + count), slice(other, other + count)
-    same = (slow.name[mine] == fast.name[theirs]) & (slow.bytes[mine] == fast.bytes[theirs])
+    """Return the ratios of the series at an offset; empty where the collectives differ."""
+    first, second = max(0, -offset), max(0, offset)
+    count = max(0, min(len(slow.ns) - first, len(fast.ns) - second))
+    ours, theirs = slice(first, first + count), slice(second, second + count)
+    same = (slow.name[ours] == fast.name[theirs]) & (slow.bytes[ours] == fast.bytes[theirs])
     if not same.all():
         return np.empty(0)
-    return np.maximum(slow.ns[mine], 1) / np.maximum(fast.ns[theirs], 1)
+    return np.maximum(slow.ns[ours], 1) / np.maximum(fast.ns[theirs], 1)
 
 
 def _transfers(collectives: Collectives, lanes: tuple[int, ...], lane: int) -> Intervals:
@@ -292,34 +292,34 @@ def _transfers(collectives: Collectives, lanes: tuple[int, ...], lane: int) -> I
 
 
 _STAGED: Final = 1 << 16
-"""Bytes from which two copies of one size are no chance."""
+"""Minimum bytes for which two copies of equal size are no coincidence."""
 _SOON_NS: Final = 2_000_000
+"""Maximum pause between the halves of a staged copy: a CPU may add up in between."""
 _SOON: Final = 4
-"""The second half of a staged copy starts so soon after the end of the first, or within so many
-times its length: a CPU may add up in between."""
+"""Maximum pause in lengths of the first half, if that is longer."""
 _RECENT: Final = 8
-"""Copies to the host of a GPU that are looked back at."""
+"""Maximum number of earlier copies to the host tried per GPU."""
 _MOST: Final = 50_000
-"""Copies that are looked at, the first ones: more tell nothing more."""
+"""Maximum number of copies, from the first, searched for staged ones: a sufficient sample."""
 _NOBODY: Final = -1
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Copies from one GPU to another; arrays of one length, nanoseconds.
+    """Copies from one GPU to another; arrays of equal length, times in nanoseconds.
 
-    A copy by way of the host has two halves, one on each GPU; any other is on both all the time.
+    A copy through the host has two halves, one on each GPU; a direct one occupies both throughout.
     """
 
     source: NDArray[np.int64]
-    """Index of the GPU among the `GpuOperations`."""
+    """Index of the source GPU among the `GpuOperations`."""
     target: NDArray[np.int64]
     bytes: NDArray[np.int64]
     start: Times
     first_end: Times
-    """When the source GPU is through with it."""
+    """End on the source GPU."""
     second_start: Times
-    """When the target GPU begins with it."""
+    """Start on the target GPU."""
     end: Times
 
     def __len__(self) -> int:
@@ -332,7 +332,7 @@ class Traffic:
         return self.select((self.source == source) & (self.target == target))
 
     def on(self, gpu: int) -> Intervals:
-        """When one GPU is busy with them."""
+        """Return when one GPU is busy with them."""
         out, into = self.source == gpu, self.target == gpu
         starts = np.concatenate([self.start[out], self.second_start[into]])
         return union(starts, np.concatenate([self.first_end[out], self.end[into]]))
@@ -342,61 +342,63 @@ _NO_TRAFFIC: Final = Traffic(*(np.empty(0, np.int64) for _ in fields(Traffic)))
 
 
 def read_peer_copies(trace: Trace, operations: Sequence[GpuSummary]) -> Traffic:
-    """The copies straight from one GPU to another, of which both ends are known."""
-    if not any(Kind.COPY_PEER in own.kinds for own in operations):
+    """Read the direct copies between GPUs of which both ends are known."""
+    if not any(Kind.COPY_PEER in summary.kinds for summary in operations):
         return _NO_TRAFFIC
     columns = ("start", "end", "bytes", "process", "source_device", "destination_device")
     copies = trace.events([Kind.COPY_PEER], columns)
     source = _places(operations, copies.process, copies.source_device)
     target = _places(operations, copies.process, copies.destination_device)
     start, end = copies.start, copies.end
-    found = Traffic(source, target, copies.bytes, start, end, start, end)
-    return found.select((source != _NOBODY) & (target != _NOBODY) & (source != target))
+    traffic = Traffic(source, target, copies.bytes, start, end, start, end)
+    return traffic.select((source != _NOBODY) & (target != _NOBODY) & (source != target))
 
 
 def find_staged(trace: Trace, operations: Sequence[GpuSummary], talks: bool) -> Traffic:
-    """Copies to the host that were followed by one of the same size from it to another GPU.
+    """Find copies to the host that are followed by an equally large one to another GPU.
 
     Args:
-        talks: whether the GPUs communicate in another way too. Then only copies of one process
-            count, and none of a GPU that itself has just copied as much to the host: it may get
-            back its own, as offloaded optimizers do.
+        trace: trace with the copies.
+        operations: GPUs of the run.
+        talks: True if the GPUs also communicate otherwise. Then only copies of one process count,
+            and none to a GPU that has just copied as much to the host: it may read its data back,
+            as offloaded optimizers do.
     """
-    kinds = frozenset[Kind]().union(*(own.kinds for own in operations))
+    kinds = frozenset[Kind]().union(*(summary.kinds for summary in operations))
     if not {Kind.COPY_D2H, Kind.COPY_H2D} <= kinds:
         return _NO_TRAFFIC
     columns = ("start", "end", "kind", "bytes", "process", "device")
     copies = trace.events([Kind.COPY_D2H, Kind.COPY_H2D], columns)
     copies = copies.select(copies.bytes >= _STAGED)
     copies = copies.select(np.argsort(copies.start, kind="stable")[:_MOST])
-    place = _places(operations, copies.process, copies.device)
+    gpu = _places(operations, copies.process, copies.device)
     down = copies.kind == Kind.COPY_D2H
-    hosts = [own.gpu.host for own in operations]
+    hosts = [summary.gpu.host for summary in operations]
     pairs = [
         pair
         for size in np.intersect1d(copies.bytes[down], copies.bytes[~down]).tolist()
-        for pair in _of_size(copies, place, np.flatnonzero(copies.bytes == size), talks)
-        if hosts[place[pair[0]]] == hosts[place[pair[1]]]
+        for pair in _of_size(copies, gpu, np.flatnonzero(copies.bytes == size), talks)
+        if hosts[gpu[pair[0]]] == hosts[gpu[pair[1]]]
     ]
     first, second = np.array(pairs, np.int64).reshape(-1, 2).T
     return Traffic(
-        place[first], place[second], copies.bytes[first],
+        gpu[first], gpu[second], copies.bytes[first],
         copies.start[first], copies.end[first], copies.start[second], copies.end[second],
     )  # fmt: skip
 
 
 def _of_size(
-    copies: Events, place: NDArray[np.int64], rows: NDArray[np.int64], talks: bool
+    copies: Events, gpus: NDArray[np.int64], rows: NDArray[np.int64], talks: bool
 ) -> list[tuple[int, int]]:
-    """First and second halves among copies of one size, in order of start.
+    """Pair first and second halves among copies of one size, in order of start.
 
-    A copy to the host counts once for each GPU that it may be for.
+    A copy to the host counts once per GPU that it may be for.
     """
     recent: dict[int, deque[int]] = {}
     taken: set[tuple[int, int]] = set()
-    found = []
+    pairs = []
     for row in rows.tolist():
-        gpu = int(place[row])
+        gpu = int(gpus[row])
         if gpu == _NOBODY:
             continue
         if copies.kind[row] == Kind.COPY_D2H:
@@ -412,12 +414,12 @@ def _of_size(
         if free:
             first = max(free, key=lambda first: int(copies.end[first]))
             taken.add((first, gpu))
-            found.append((first, row))
-    return found
+            pairs.append((first, row))
+    return pairs
 
 
 def _near(copies: Events, row: int, recent: Mapping[int, deque[int]]) -> dict[int, list[int]]:
-    """By GPU, the copies to the host that one from it may continue."""
+    """Return the copies to the host that one from it may continue, by GPU."""
     start = int(copies.start[row])
     near = {gpu: [f for f in rows if _is_soon(copies, f, start)] for gpu, rows in recent.items()}
     return {gpu: rows for gpu, rows in near.items() if rows}
@@ -431,67 +433,67 @@ def _is_soon(copies: Events, first: int, start: int) -> bool:
 def _places(
     operations: Sequence[GpuSummary], process: NDArray[np.int16], device: NDArray[np.int16]
 ) -> NDArray[np.int64]:
-    """The index of the GPU that a process means by each ordinal."""
-    known = {pair: index for index, own in enumerate(operations) for pair in own.gpu.pairs}
+    """Return the index of the GPU for each process and device ordinal, or `_NOBODY`."""
+    known = {pair: index for index, summary in enumerate(operations) for pair in summary.gpu.pairs}
     pairs = zip(process.tolist(), device.tolist(), strict=True)
     return np.array([known.get(pair, _NOBODY) for pair in pairs], np.int64)
 
 
 _MOST_CHOICES: Final = 20_000
-"""Sets of cards that are tried at most."""
+"""Maximum number of sets of cards tried."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The links of all cards of all hosts; of GPUs whose card is not known, nothing."""
+    """Links of all cards of all hosts; GPUs whose card is unknown have none."""
 
     nvml: Nvml
     links: Mapping[tuple[int, int, int], Link]
-    """By host, card and other card."""
+    """Links by host, card and other card."""
 
     @classmethod
     def of(cls, nvml: Nvml) -> Topology:
         return cls(nvml, {(link.host, link.gpu, link.peer): link for link in nvml.links})
 
     def between(self, one: Gpu, other: Gpu) -> Link | None:
-        """What NVML says of two GPUs; None where it says nothing, or they are on two hosts."""
+        """Return the NVML link of two GPUs; None if unknown, or if they are on two hosts."""
         if one.host != other.host or not (one.gpu_known and other.gpu_known):
             return None
         return self.links.get((one.host, one.gpu, other.gpu))
 
     def name(self, one: Gpu, other: Gpu) -> str:
-        """``NV18``, ``PHB`` and so on, or nothing."""
+        """Return ``NV18``, ``PHB`` and so on, or ""."""
         link = self.between(one, other)
         return link.link if link is not None else ""
 
     def able(self, one: Gpu, other: Gpu) -> int | None:
-        """Bytes per second that can go from one GPU to the other."""
+        """Return the capacity from one GPU to the other, in bytes per second; None if unknown."""
         cards = [self.nvml.card(gpu.host, gpu.gpu) for gpu in (one, other)]
         return able(self.name(one, other), *cards)
 
     def worst(self, gpus: Sequence[Gpu]) -> str:
-        """The worst link between any two; nothing where none is known."""
+        """Return the worst link between any two GPUs; "" where none is known."""
         names = [self.name(a, b) for a, b in combinations(gpus, 2)]
         return max(filter(None, names), key=badness, default="")
 
     def worst_of_cards(self, host: int, cards: Sequence[int]) -> str:
-        """The worst link between any two of some cards of a host."""
-        found = [self.links.get((host, a, b)) for a, b in combinations(cards, 2)]
-        return max((one.link for one in found if one is not None), key=badness, default="")
+        """Return the worst link between any two of some cards of a host; "" where none is known."""
+        links = [self.links.get((host, a, b)) for a, b in combinations(cards, 2)]
+        return max((link.link for link in links if link is not None), key=badness, default="")
 
     def better_choice(self, gpus: Sequence[Gpu]) -> tuple[int, ...] | None:
-        """As many cards of the host, joined better than these; None where there are none.
+        """Return an equally large set of cards of the host with better links; None if none exists.
 
-        Of all sets of so many cards, the one whose worst link is best, then whose links together
-        are. Where that is no better in its worst link, a person gains nothing by changing.
+        The best set has the best worst link, then the best links in total. A set whose worst link
+        is no better gains nothing.
         """
         if len(gpus) < 2 or len({gpu.host for gpu in gpus}) > 1 or not self.worst(gpus):
             return None
         host = gpus[0].host
         cards = sorted({gpu for at, gpu, _ in self.links if at == host})
-        own = tuple(sorted(gpu.gpu for gpu in gpus))
-        chosen = self._best(host, cards, len(own))
-        if chosen is None or self._cost(host, chosen)[0] >= self._cost(host, own)[0]:
+        used = tuple(sorted(gpu.gpu for gpu in gpus))
+        chosen = self._best(host, cards, len(used))
+        if chosen is None or self._cost(host, chosen)[0] >= self._cost(host, used)[0]:
             return None
         return chosen
 
@@ -513,7 +515,7 @@ _NVLINK: Final = (
     (re.compile(r"P100", re.IGNORECASE), 20 * GB),
     (re.compile(r"\bG?B[123]00|RTX PRO 6000|GB10", re.IGNORECASE), 50 * GB),
 )
-"""Bytes per second of one NVLink in one direction, by model."""
+"""Bytes per second of one NVLink in one direction, by pattern of the model."""
 _NVLINK_ELSE: Final = 25 * GB
 
 _PCIE_LANE: Final = {
@@ -527,18 +529,18 @@ _PCIE_LANE: Final = {
 """Bytes per second of one lane in one direction, by generation."""
 
 _ORDER: Final = ("INT", "PIX", "PXB", "PHB", "NODE", "SYS")
-"""Ways over PCIe, the shortest first."""
+"""PCIe paths, shortest first."""
 _NUMBERED: Final = re.compile(r"NV(\d+)")
 
 
 def nvlinks(link: str) -> int:
-    """How many NVLinks ``NV18`` has; 0 of any other."""
-    found = _NUMBERED.fullmatch(link)
-    return int(found[1]) if found else 0
+    """Return the number of NVLinks in a name such as ``NV18``; 0 for any other link."""
+    match = _NUMBERED.fullmatch(link)
+    return int(match[1]) if match else 0
 
 
 def badness(link: str) -> int:
-    """Orders links: the smaller, the better; one that is not known is the worst."""
+    """Return a sort key of links, lowest for the best; an unknown link is the worst."""
     count = nvlinks(link)
     if count:
         return -count
@@ -546,11 +548,11 @@ def badness(link: str) -> int:
 
 
 def able(link: str, one: Card | None, other: Card | None) -> int | None:
-    """Bytes per second that a link can carry in one direction; None where that is not known."""
+    """Return the capacity of a link in one direction, in bytes per second; None if unknown."""
     count = nvlinks(link)
     if count:
         name = one.name if one is not None else ""
-        return count * next((rate for of, rate in _NVLINK if of.search(name)), _NVLINK_ELSE)
+        return count * next((rate for model, rate in _NVLINK if model.search(name)), _NVLINK_ELSE)
     if link not in _ORDER or one is None or other is None:
         return None
     rates = [pcie_rate(card) for card in (one, other)]
@@ -558,37 +560,38 @@ def able(link: str, one: Card | None, other: Card | None) -> int | None:
 
 
 def pcie_rate(card: Card) -> int:
-    """Bytes per second that a card's slot carries in one direction; 0 where that is not known."""
+    """Return the capacity of a card's slot in one direction, in bytes per second; 0 if unknown."""
     return _PCIE_LANE.get(card.pcie_gen_max or 0, 0) * (card.pcie_width_max or 0)
 
 
 _WRAP: Final = 1 << 32
-"""Where PCIe's counter begins anew."""
+"""Modulus of the PCIe counter."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """Bytes that cards sent between their first and last sample that has the counters."""
+    """Bytes sent by cards between their first and last sample with the counters."""
 
     nvlink: int
     pcie: int
-    """At least: the counter may have begun anew more than once from one sample to the next."""
+    """Lower bound: the counter may wrap more than once between two samples."""
     start: int
-    """Nanoseconds on the trace's clock: the last of the cards' first samples."""
+    """Last of the first samples of the cards, in nanoseconds on the trace's clock."""
     end: int
+    """First of the last samples of the cards."""
 
 
 def sent(nvml: Nvml, gpus: Sequence[Gpu]) -> Sent | None:
-    """What these cards sent together; None where one does not say, or was reset."""
-    found = [_sent(nvml.samples.of(gpu.host, gpu.gpu)) for gpu in gpus if gpu.gpu_known]
-    known = [one for one in found if one is not None]
+    """Return what some cards sent in total; None if one has no counters or was reset."""
+    by_card = [_sent(nvml.samples.of(gpu.host, gpu.gpu)) for gpu in gpus if gpu.gpu_known]
+    known = [card for card in by_card if card is not None]
     if not known or len(known) < len(gpus):
         return None
     return Sent(
-        sum(one.nvlink for one in known),
-        sum(one.pcie for one in known),
-        max(one.start for one in known),
-        min(one.end for one in known),
+        sum(card.nvlink for card in known),
+        sum(card.pcie for card in known),
+        max(card.start for card in known),
+        min(card.end for card in known),
     )
 
 
@@ -606,8 +609,9 @@ def _sent(samples: Samples) -> Sent | None:
 
 
 _LARGE: Final = 1 << 20
+"""Minimum bytes of a pinned copy that shows the rate of pinned copies on this machine."""
 _FEWEST: Final = 3
-"""Bytes and number of pinned copies that tell how fast such copies are on this machine."""
+"""Minimum number of such copies."""
 
 
 @dataclass(frozen=True)
@@ -617,15 +621,15 @@ class Pageable:
     copies: int
     bytes: int
     copy_ns: int
-    """Their durations together."""
+    """Sum of their durations."""
     exposed_ns: int
-    """The part of these with nothing of a higher class beside it on its GPU."""
+    """Part of these durations without a concurrent operation of a higher class on the GPU."""
     pinned_rate: float | None
-    """Bytes per second of copies from pinned memory; None where nothing tells."""
+    """Bytes per second of copies from pinned memory; None if unknown."""
 
     @property
     def saving_ns(self) -> int:
-        """The exposed time less what as many bytes take from pinned memory."""
+        """Return the exposed time that pinned memory would save."""
         if not self.pinned_rate or not self.copy_ns:
             return self.exposed_ns
         pinned = self.bytes * 1e9 / self.pinned_rate
@@ -633,21 +637,21 @@ class Pageable:
 
 
 def find_pageable(gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence[Step]) -> Pageable:
-    """Adds the copies of some of the GPUs up."""
+    """Sum up the pageable input copies of some of the GPUs."""
     columns = ("start", "end", "bytes", "source_memory", "process", "device")
     every = gpus.trace.events([Kind.COPY_H2D], columns)
     copies = every.select(every.source_memory == Memory.PAGEABLE)
     steps_of = StepsOf(measured)
     windows = [stretches(steps_of(lane.gpu), lane.window) for lane in lanes if len(copies)]
     mine = [
-        copies.select(_inside(copies, time) & _on(copies, lane.gpu))
-        for lane, time in zip(lanes, windows, strict=False)
+        copies.select(_inside(copies, window) & _on(copies, lane.gpu))
+        for lane, window in zip(lanes, windows, strict=False)
     ]
-    busy = [union(own.start, own.end) for own in mine]
+    busy = [union(copied.start, copied.end) for copied in mine]
     return Pageable(
         sum(map(len, mine)),
-        sum(int(own.bytes.sum()) for own in mine),
-        sum(int((own.end - own.start).sum()) for own in mine),
+        sum(int(copied.bytes.sum()) for copied in mine),
+        sum(int((copied.end - copied.start).sum()) for copied in mine),
         sum(gpus.each(_alone, lanes, busy)) if busy else 0,
         _pinned_rate(gpus.trace, every, lanes),
     )
@@ -658,20 +662,20 @@ def _inside(copies: Events, time: Intervals) -> Mask:
     return inside
 
 
-def _alone(one: GpuShardView, copies: Intervals) -> int:
-    """Nanoseconds of copies with nothing of a higher class beside them."""
-    return copies.intersection(one.lane.timeline.of_class(OperationClass.H2D)).total
+def _alone(view: GpuShardView, copies: Intervals) -> int:
+    """Return the nanoseconds of copies without a concurrent operation of a higher class."""
+    return copies.intersection(view.lane.timeline.of_class(OperationClass.H2D)).total
 
 
 def _on(copies: Events, gpu: Gpu) -> Mask:
-    found = np.zeros(len(copies), bool)
+    on_gpu = np.zeros(len(copies), bool)
     for process, device in gpu.pairs:
-        found |= (copies.process == process) & (copies.device == device)
-    return found
+        on_gpu |= (copies.process == process) & (copies.device == device)
+    return on_gpu
 
 
 def _pinned_rate(trace: Trace, copies: Events, lanes: Sequence[LaneSummary]) -> float | None:
-    """The middle of the trace's own large copies from pinned memory, else what the slots carry."""
+    """Return the median rate of large copies from pinned memory, else the capacity of the slots."""
     large = (copies.bytes >= _LARGE) & (copies.end > copies.start)
     pinned = copies.select(large & (copies.source_memory == Memory.PINNED))
     if len(pinned) >= _FEWEST:

@@ -1,4 +1,4 @@
-"""Load of the GPUs side by side: what one has to do that the others have not."""
+"""Comparison of the load of the GPUs: kernels and copies that one has and the others lack."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ def compare_loads(
     measured: Sequence[Step],
     memory: Mapping[int, int],
 ) -> tuple[Load, ...]:
-    """Each GPU beside the others; nothing where there are not two.
+    """Compare each GPU with the others; empty with fewer than two GPUs.
 
     Args:
-        gpus: these, and maybe others.
-        lanes: of the GPUs to compare.
-        measured: the steps that count; of a GPU that has none, its whole window does.
-        memory: the most bytes in use, by index of the card.
+        gpus: the GPUs to compare, and possibly others.
+        lanes: lanes of the GPUs to compare.
+        measured: steps to compare; for a GPU without any, its whole window counts.
+        memory: peak bytes in use, by index of the card.
     """
     if len(lanes) < 2:
         return ()
     works = find_works(gpus, lanes, measured)
     others = Others(works)
-    extra = [more_than_others(work, place, others) for place, work in enumerate(works)]
+    extra = [more_than_others(work, index, others) for index, work in enumerate(works)]
     rows = zip(works, extra, alone(gpus, works, extra), strict=True)
     return tuple(_load(work, others, more, alone_ns, memory) for work, more, alone_ns in rows)
 
 
 def most_memory(nvml: Nvml, lanes: Sequence[LaneSummary]) -> dict[int, int]:
-    """The most bytes that were in use on each card while it worked, by its index.
+    """Return the peak bytes in use on each card while it worked, by its index.
 
-    Of GPUs of several hosts nothing is said: their indices are not told apart.
+    Empty for GPUs of several hosts, whose indices are ambiguous.
     """
     if len({lane.gpu.host for lane in lanes}) > 1:
         return {}
-    found = {}
+    most = {}
     for lane in lanes:
         samples = nvml.samples.of(lane.gpu.host, lane.gpu.gpu)
         during = (samples.time >= lane.window.start) & (samples.time < lane.window.end)
         used = samples["memoryUsed"][during]
         used = used[~np.isnan(used)]
         if len(used) and lane.gpu.gpu_known:
-            found[lane.gpu.gpu] = int(used.max())
-    return found
+            most[lane.gpu.gpu] = int(used.max())
+    return most
 
 
 def _load(
@@ -86,148 +86,150 @@ def _load(
 
 
 _MORE: Final = 1.2
-"""So many times as much as any other GPU has is more than theirs."""
+"""Minimum ratio to the amount of any other GPU that counts as more."""
 _LAUNCHES: Final = 0.5
-"""Launches a step that a kernel must have more: what comes less often is not of every step."""
+"""Minimum surplus of launches of a kernel per step: rarer ones are not part of every step."""
 _AT_ONCE: Final = 256
-"""Questions to GPUs that are asked together."""
+"""Maximum number of queries to GPUs in one batch."""
 _ALL_LAUNCHES: Final = 1.01
-"""So many times the other GPUs' launches in all: else kernels took the place of others."""
+"""Minimum ratio of all launches to the other GPUs': below, kernels only replace others."""
 
 
-def more_than_others(work: Work, place: int, others: Others) -> dict[int, int]:
-    """Nanoseconds of the work, in all steps, that comes on top of any other GPU's; by sort."""
-    found = {}
+def more_than_others(work: Work, index: int, others: Others) -> dict[int, int]:
+    """Return the nanoseconds of work, in all steps, beyond that of any other GPU; by sort."""
+    extra = {}
     for sort in work.amount:
-        most, own = others.most(sort, place), work.each(sort)
-        if own > _MORE * most and (sort < 0 or own - most >= _LAUNCHES):
-            found[sort] = round(work.ns[sort] * (1 - most / own))
-    kernels = [sort for sort in found if sort >= 0]
-    room = _more_kernel_time(work, place, others)
-    if kernels and sum(found[sort] for sort in kernels) > room:
-        scale = room / sum(found[sort] for sort in kernels)
-        found |= {sort: int(found[sort] * scale) for sort in kernels}
-    return {sort: ns for sort, ns in found.items() if ns > 0}
+        highest, amount = others.most(sort, index), work.each(sort)
+        if amount > _MORE * highest and (sort < 0 or amount - highest >= _LAUNCHES):
+            extra[sort] = round(work.ns[sort] * (1 - highest / amount))
+    kernels = [sort for sort in extra if sort >= 0]
+    room = _more_kernel_time(work, index, others)
+    if kernels and sum(extra[sort] for sort in kernels) > room:
+        scale = room / sum(extra[sort] for sort in kernels)
+        extra |= {sort: int(extra[sort] * scale) for sort in kernels}
+    return {sort: ns for sort, ns in extra.items() if ns > 0}
 
 
-def _more_kernel_time(work: Work, place: int, others: Others) -> int:
-    """How much longer its kernels take in all than the middle one of the others' do.
+def _more_kernel_time(work: Work, index: int, others: Others) -> int:
+    """Return how much longer all its kernels take than the median of the other GPUs', in ns.
 
-    Nothing where it launches no more of them: libraries choose among kernels on each GPU for
-    itself, so that one that only this GPU runs may stand for one that only the others run.
+    0 where it launches no more of them: libraries select kernels on each GPU separately, so one
+    that only this GPU runs may replace one that only the others run.
     """
-    if work.launches(work.kernels()) / work.turns < _ALL_LAUNCHES * others.launches(place):
+    if work.launches(work.kernels()) / work.turns < _ALL_LAUNCHES * others.launches(index):
         return 0
-    own = work.spent(work.kernels())
-    return max(0, own - round(others.spent(place) * work.turns))
+    spent = work.spent(work.kernels())
+    return max(0, spent - round(others.spent(index) * work.turns))
 
 
 def by_name(extra: dict[int, int]) -> dict[str, int]:
-    """The nanoseconds of extra work as ``kernels``, ``h2d``, ``d2h``, ``d2d``, ``peer``."""
+    """Return the nanoseconds of extra work as ``kernels``, ``h2d``, ``d2h``, ``d2d``, ``peer``."""
     kernels = sum(ns for sort, ns in extra.items() if sort >= 0)
     return {"kernels": kernels} | {name: extra.get(sort_of(name), 0) for name in COPIES}
 
 
 def alone(gpus: PerGpu, works: Sequence[Work], extra: Sequence[dict[int, int]]) -> list[int]:
-    """Nanoseconds in all steps in which each GPU does extra work and no other does any of its own.
+    """Return the nanoseconds, in all steps, of extra work of each GPU while all others do no work.
 
-    A GPU that is inside a collective, or in a copy from or to another GPU, has nothing of its own.
-    Waiting for its own data is no waiting for others.
+    Collectives and copies from or to another GPU do not count as work of a GPU; waiting for its
+    input data does.
     """
-    found = [0] * len(works)
-    having = [place for place, own in enumerate(extra) if own]
+    alone_ns = [0] * len(works)
+    with_extra = [index for index, time in enumerate(extra) if time]
     busy = gpus.each(
         _doing,
-        [works[place].lane for place in having],
-        (works[place].windows for place in having),
-        (works[place].numbers for place in having),
-        (set(extra[place]) for place in having),
+        [works[index].lane for index in with_extra],
+        (works[index].windows for index in with_extra),
+        (works[index].numbers for index in with_extra),
+        (set(extra[index]) for index in with_extra),
     )
-    left = dict(zip(having, busy, strict=True))
-    each = max(1, _AT_ONCE // max(len(having), 1))
-    for first in range(1, len(works), each):
-        left = {place: own for place, own in left.items() if len(own)}
-        asked = [
-            (place, works[(place + turn) % len(works)])
-            for place in left
-            for turn in range(first, min(first + each, len(works)))
+    left = dict(zip(with_extra, busy, strict=True))
+    batch = max(1, _AT_ONCE // max(len(with_extra), 1))
+    for first in range(1, len(works), batch):
+        left = {index: time for index, time in left.items() if len(time)}
+        queries = [
+            (index, works[(index + distance) % len(works)])
+            for index in left
+            for distance in range(first, min(first + batch, len(works)))
         ]
         parts = gpus.each(
             _without_busy,
-            [other.lane for _, other in asked],
-            (other.windows for _, other in asked),
-            (other.numbers for _, other in asked),
-            (left[place] for place, _ in asked),
+            [other.lane for _, other in queries],
+            (other.windows for _, other in queries),
+            (other.numbers for _, other in queries),
+            (left[index] for index, _ in queries),
         )
-        for (place, _), part in zip(asked, parts, strict=True):
-            left[place] = left[place].intersection(part)
-    for place, own in left.items():
-        found[place] = min(own.total, sum(extra[place].values()))
-    return found
+        for (index, _), part in zip(queries, parts, strict=True):
+            left[index] = left[index].intersection(part)
+    for index, time in left.items():
+        alone_ns[index] = min(time.total, sum(extra[index].values()))
+    return alone_ns
 
 
 def _doing(
-    one: GpuShardView, windows: Intervals, numbers: Mapping[int, int], sorts: Collection[int]
+    view: GpuShardView, windows: Intervals, numbers: Mapping[int, int], sorts: Collection[int]
 ) -> Intervals:
-    """When a GPU does work of some sorts."""
-    own = one.operations
-    rows, sort = compared(own, windows, numbers)
+    """Return when a GPU does work of some sorts."""
+    operations = view.operations
+    rows, sort = compared(operations, windows, numbers)
     rows = rows[np.isin(sort, list(sorts))]
-    return union(own.start[rows], own.end[rows]).intersection(windows)
+    return union(operations.start[rows], operations.end[rows]).intersection(windows)
 
 
 def _without_busy(
-    one: GpuShardView, windows: Intervals, numbers: Mapping[int, int], time: Intervals
+    view: GpuShardView, windows: Intervals, numbers: Mapping[int, int], time: Intervals
 ) -> Intervals:
-    """The time without that in which a GPU is at work of its own, or waits for its own data."""
-    own = one.operations
-    rows, sort = compared(own, windows, numbers)
+    """Return ``time`` without that in which a GPU works, or waits for its input data."""
+    operations = view.operations
+    rows, sort = compared(operations, windows, numbers)
     rows = rows[sort != sort_of("peer")]
-    feeding = one.lane.causes.of["data_feeding"]
-    return time.difference(merge_touching(union(own.start[rows], own.end[rows]), feeding))
+    feeding = view.lane.causes.of["data_feeding"]
+    return time.difference(
+        merge_touching(union(operations.start[rows], operations.end[rows]), feeding)
+    )
 
 
 class Others:
-    """The largest and the middle of all GPUs but one, by that one's place among them."""
+    """Maximum and median over all GPUs but one, by the index of that one."""
 
     def __init__(self, works: Sequence[Work]) -> None:
-        """Takes at least two."""
+        """Summarize the work of at least two GPUs."""
         self._having = Counter(sort for work in works for sort in work.amount)
         self._first: dict[int, tuple[float, int]] = {}
         self._second: dict[int, float] = {}
-        for place, work in enumerate(works):
+        for index, work in enumerate(works):
             for sort in work.amount:
-                self._note(sort, work.each(sort), place)
+                self._note(sort, work.each(sort), index)
         kernels = [work.kernels() for work in works]
         turns = np.array([work.turns for work in works])
-        counted = [work.launches(own) for work, own in zip(works, kernels, strict=True)]
-        spent = [work.spent(own) for work, own in zip(works, kernels, strict=True)]
-        self._launches = median_of_others(np.array(counted) / turns)
+        launches = [work.launches(mine) for work, mine in zip(works, kernels, strict=True)]
+        spent = [work.spent(mine) for work, mine in zip(works, kernels, strict=True)]
+        self._launches = median_of_others(np.array(launches) / turns)
         self._spent = median_of_others(np.array(spent) / turns)
 
-    def _note(self, sort: int, amount: float, place: int) -> None:
+    def _note(self, sort: int, amount: float, index: int) -> None:
         most = self._first.get(sort, (0.0, -1))[0]
         if amount > most:
-            self._first[sort], self._second[sort] = (amount, place), most
+            self._first[sort], self._second[sort] = (amount, index), most
         else:
             self._second[sort] = max(self._second.get(sort, 0.0), amount)
 
-    def most(self, sort: int, place: int) -> float:
-        """The most of a sort that another GPU has in a step."""
+    def most(self, sort: int, index: int) -> float:
+        """Return the maximum of a sort per step on another GPU."""
         most, owner = self._first.get(sort, (0.0, -1))
-        return self._second.get(sort, 0.0) if owner == place else most
+        return self._second.get(sort, 0.0) if owner == index else most
 
     def lack(self, sort: int) -> bool:
-        """Whether a sort that one GPU has is no other's."""
+        """Return True if only one GPU has a sort."""
         return self._having[sort] == 1
 
-    def launches(self, place: int) -> float:
-        """The middle one's kernels in a step."""
-        return float(self._launches[place])
+    def launches(self, index: int) -> float:
+        """Return the median number of kernels per step."""
+        return float(self._launches[index])
 
-    def spent(self, place: int) -> float:
-        """The middle one's nanoseconds in kernels in a step."""
-        return float(self._spent[place])
+    def spent(self, index: int) -> float:
+        """Return the median nanoseconds of kernels per step."""
+        return float(self._spent[index])
 
 
 COPIES: Final = {
@@ -236,7 +238,7 @@ COPIES: Final = {
     "d2d": Kind.COPY_D2D,
     "peer": Kind.COPY_PEER,
 }
-"""Sorts of copies that are compared; a peer copy counts on both its GPUs."""
+"""Kinds of copies that are compared; a peer copy counts on both its GPUs."""
 
 
 Rows = NDArray[np.intp]
@@ -244,18 +246,18 @@ Rows = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Work:
-    """The kernels that do not communicate, and the copies, of one GPU.
+    """Compute kernels and copies of one GPU.
 
-    A sort of work is a kernel's number from 0 on, the same on all GPUs, or `sort_of` a copy.
+    A sort of work is the number of a kernel, from 0 and the same on all GPUs, or `sort_of` a copy.
     """
 
     lane: LaneSummary
     steps: int
-    """How many steps it is of; 0 for the whole window."""
+    """Number of steps; 0 for the whole window."""
     windows: Intervals
-    """These steps, or the whole window."""
+    """Windows of these steps, or the whole window."""
     numbers: Mapping[int, int]
-    """The kernels' numbers by name id."""
+    """Numbers of the kernels by name id."""
     amount: Mapping[int, int]
     """Launches, or bytes, in all steps; by sort."""
     ns: Mapping[int, int]
@@ -267,32 +269,32 @@ class Work:
 
     @property
     def turns(self) -> int:
-        """The number that totals are divided by for a mean."""
+        """Return the divisor of totals for the mean per step."""
         return max(self.steps, 1)
 
     def each(self, sort: int) -> float:
-        """The amount of a sort in a step."""
+        """Return the amount of a sort per step."""
         return self.amount.get(sort, 0) / self.turns
 
     def kernels(self) -> list[int]:
-        """The sorts that are kernels."""
+        """Return the sorts that are kernels."""
         return [sort for sort in self.amount if sort >= 0]
 
     def launches(self, sorts: Iterable[int]) -> int:
         return sum(self.amount.get(sort, 0) for sort in sorts)
 
     def spent(self, sorts: Iterable[int]) -> int:
-        """Nanoseconds in all steps."""
+        """Return the nanoseconds of some sorts in all steps."""
         return sum(self.ns.get(sort, 0) for sort in sorts)
 
 
 def sort_of(copies: str) -> int:
-    """The sort that one of `COPIES` is."""
+    """Return the sort of one of `COPIES`."""
     return -1 - COPIES[copies]
 
 
 def find_works(gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence[Step]) -> list[Work]:
-    """Counts the operations of some GPUs that start in their own measured steps."""
+    """Count the operations of some GPUs that start in their measured steps."""
     _, numbers = same_names(gpus, [own.names for own in gpus.operations])
     numbers_of = dict(zip((own.gpu for own in gpus.operations), numbers, strict=True))
     steps_of = StepsOf(measured)
@@ -301,20 +303,20 @@ def find_works(gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence[St
     own_numbers = [numbers_of[lane.gpu] for lane in lanes]
     sums = gpus.each(_sum_up, lanes, windows, own_numbers)
     rows = zip(lanes, map(len, steps), windows, own_numbers, sums, strict=True)
-    return [Work(lane, count, time, own, *found) for lane, count, time, own, found in rows]
+    return [Work(lane, count, window, own, *sums_of) for lane, count, window, own, sums_of in rows]
 
 
 _Sums = tuple[dict[int, int], dict[int, int], int, int]
 
 
-def _sum_up(one: GpuShardView, windows: Intervals, numbers: Mapping[int, int]) -> _Sums:
-    """The last four attributes of `Work`."""
-    own, kinds = one.operations, one.operations.events.kind
-    lengths = own.end - own.start
-    rows, sort = compared(own, windows, numbers)
-    amount = _sums(sort, np.where(sort < 0, own.events.bytes[rows], 1))
-    talking = (kinds == Kind.KERNEL) & (own.classes == OperationClass.COMMUNICATION)
-    talking &= windows.contains(own.start)
+def _sum_up(view: GpuShardView, windows: Intervals, numbers: Mapping[int, int]) -> _Sums:
+    """Return the last four attributes of `Work`."""
+    operations, kinds = view.operations, view.operations.events.kind
+    lengths = operations.end - operations.start
+    rows, sort = compared(operations, windows, numbers)
+    amount = _sums(sort, np.where(sort < 0, operations.events.bytes[rows], 1))
+    talking = (kinds == Kind.KERNEL) & (operations.classes == OperationClass.COMMUNICATION)
+    talking &= windows.contains(operations.start)
     from_host = lengths[kinds == Kind.COPY_H2D]
     return amount, _sums(sort, lengths[rows]), int(lengths[talking].sum()), int(from_host.sum())
 
@@ -322,7 +324,7 @@ def _sum_up(one: GpuShardView, windows: Intervals, numbers: Mapping[int, int]) -
 def compared(
     operations: GpuOperations, windows: Intervals, numbers: Mapping[int, int]
 ) -> tuple[Rows, NDArray[np.int64]]:
-    """The operations of a GPU that count, and the sort of each."""
+    """Return the rows of the operations of a GPU that are compared, and the sort of each."""
     kinds = operations.events.kind
     copies = np.isin(kinds, list(COPIES.values()))
     count = copies | (operations.classes == OperationClass.COMPUTE)
@@ -334,8 +336,8 @@ def compared(
 def _numbered(ids: NDArray[np.int32], numbers: Mapping[int, int]) -> NDArray[np.int64]:
     distinct, where = number_ids(ids)
     known = np.array([numbers.get(id, 0) for id in distinct.tolist()], np.int64)
-    found: NDArray[np.int64] = known.take(where)
-    return found
+    numbered: NDArray[np.int64] = known.take(where)
+    return numbered
 
 
 def _sums(keys: Column, values: Column) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""Stragglers: ranks that the others wait for, what that costs, and how fast their kernels are."""
+"""Stragglers: GPUs that the others wait for, the cost of that, and the speed of their kernels."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from gputrace.model.results import Step
 from gputrace.model.time_class import CLASSES
 
 _FEWEST: Final = 4
-"""Steps that are needed to tell a habit from an accident."""
+"""Minimum steps for statistical significance."""
 _SURE: Final = 4.0
-"""Standard errors by which a constant lag must exceed nothing."""
+"""Minimum constant delay, in standard errors."""
 _CONSTANT: Final = 0.03
-"""Part of a step from which a constant lag is worth a word."""
+"""Minimum constant delay to be reported, as a fraction of a step."""
 _SPIKE: Final = 0.15
+"""Minimum delay beyond the usual in an outlier step, as a fraction of a step."""
 _DEVIATIONS: Final = 5.0
-"""A step in which a GPU is late beyond its usual lag by so much of a step, and so many robust
-standard deviations, stands out."""
+"""Minimum delay beyond the usual in an outlier step, in robust standard deviations."""
 _WORTH: Final = 0.025
-"""Part of the whole time that steps which stand out must cost."""
+"""Minimum cost of the outlier steps to be reported, as a fraction of the total time."""
 
 _OWN: Final = tuple(name for name in CLASSES if name != "communication")
 _WORK: Final = ("compute", "h2d", "other_copy", "memset")
@@ -41,16 +41,17 @@ _WORK: Final = ("compute", "h2d", "other_copy", "memset")
 
 @dataclass(frozen=True)
 class Straggler:
-    """A GPU for which others wait.
+    """GPU for which others wait.
 
     Attributes:
-        lane: the GPU.
+        lane: lane of the GPU.
         pattern: ``constant``; ``one-step``, ``burst`` (steps in a row) or ``scattered``.
         steps: numbers of the steps in which it is late.
-        cost_ns: what another GPU loses by waiting for it, a step, spread over all measured steps.
-        last: part of the collectives to which it came last, 0 to 1.
-        more: nanoseconds of each class but communication that it has in such a step beyond the
-            middle one of the others; negative where it has less.
+        cost_ns: nanoseconds per step that another GPU loses by waiting for it, averaged over all
+            measured steps.
+        last: fraction of the collectives in which it arrived last, 0 to 1.
+        more: nanoseconds of each class but communication in such a step beyond the median of the
+            other GPUs; negative where it has less.
     """
 
     lane: LaneSummary
@@ -62,21 +63,21 @@ class Straggler:
 
     @property
     def by_work(self) -> bool:
-        """Whether it is late with work of the GPU rather than idle."""
+        """Return True if it is late because of GPU work rather than idle time."""
         gains = {name: max(ns, 0) for name, ns in self.more.items()}
         return 2 * sum(gains[name] for name in _WORK) > sum(gains.values())
 
     @property
     def cause(self) -> str:
-        """The class that it has most more of: work, or idle time, as `by_work` says."""
+        """Return the class with the largest excess, among work or idle time as in `by_work`."""
         names = [name for name in self.more if (name in _WORK) == self.by_work]
         return max(names, key=lambda name: self.more[name])
 
 
 def find_stragglers(lateness: Lateness, measured: Sequence[Step]) -> tuple[Straggler, ...]:
-    """The GPUs that are late, the costliest first; none in a balanced run."""
-    found = sorted(_found(lateness, measured), key=lambda late: -late.cost_ns)
-    return tuple(found)
+    """Return the stragglers, costliest first; none in a balanced run."""
+    stragglers = sorted(_found(lateness, measured), key=lambda straggler: -straggler.cost_ns)
+    return tuple(stragglers)
 
 
 def _found(lateness: Lateness, measured: Sequence[Step]) -> Iterator[Straggler]:
@@ -95,11 +96,11 @@ def _found(lateness: Lateness, measured: Sequence[Step]) -> Iterator[Straggler]:
 
 
 def straggling_steps(excess: NDArray[np.float64], length_ns: float) -> Mask:
-    """In which steps one GPU is late beyond chance: all, some that stand out, or none.
+    """Return a mask of the steps in which a GPU is significantly late: all, outliers, or none.
 
     Args:
-        excess: what others wait for it beyond what the middle GPU makes them wait, by step.
-        length_ns: of a step.
+        excess: nanoseconds that others wait for it beyond the median GPU, by step.
+        length_ns: mean length of a step.
     """
     if len(excess) < _FEWEST:
         return np.zeros(len(excess), bool)
@@ -125,9 +126,9 @@ def _pattern(bad: Mask) -> str:
 
 
 def _table(lateness: Lateness, measured: Sequence[Step]) -> NDArray[np.float64]:
-    """Nanoseconds by GPU, step and class but communication; nan where a GPU lacks the step."""
+    """Return nanoseconds of shape (GPUs, steps, `_OWN`); NaN where a GPU lacks the step."""
     rows = {(lane.gpu.gpu, lane.gpu.rank): row for row, lane in enumerate(lateness.lanes)}
-    column = {int(number): place for place, number in enumerate(lateness.steps)}
+    column = {int(number): index for index, number in enumerate(lateness.steps)}
     table = np.full((len(rows), len(column), len(_OWN)), np.nan)
     for step in measured:
         row = rows.get((step.gpu, step.rank)) if step.gpu is not None else None
@@ -137,29 +138,29 @@ def _table(lateness: Lateness, measured: Sequence[Step]) -> NDArray[np.float64]:
 
 
 def _more(table: NDArray[np.float64], row: int) -> dict[str, int]:
-    """By class, how much more a GPU has than the middle one of the others, in the mean step."""
+    """Return the mean excess of a GPU over the median of the others, by class."""
     others = np.nanmedian(np.delete(table, row, axis=0), axis=0)
     more = np.nanmean(table[row] - others, axis=0)
     return {name: int(ns) for name, ns in zip(_OWN, np.nan_to_num(more), strict=True)}
 
 
 _ALL_MEET: Final = (*JOINT, "Broadcast", "Reduce")
-"""Operations in which a rank that waits does so for one that is late; a stage of a pipeline waits
-for what comes before it by nature."""
+"""Operations in which waiting implies a late rank; a pipeline stage waits for earlier ones by
+design."""
 _NEXT_NS: Final = 20_000
-"""A collective that begins so soon after another was waiting for it."""
+"""Maximum pause between two collectives of one chain, the second of which waited for the first."""
 
 
 @dataclass(frozen=True)
 class Lateness:
-    """What each GPU makes the others wait, by step.
+    """Waiting that each GPU causes on the others, by step.
 
     Attributes:
-        lanes: the GPUs that meet in collectives.
+        lanes: lanes of the GPUs that meet in collectives.
         steps: numbers of the measured steps.
-        caused: mean nanoseconds that another GPU loses by waiting in the collectives to which this
-            one came last; shape (GPUs, steps).
-        last: part of the collectives to which each GPU came last, 0 to 1.
+        caused: mean nanoseconds that another GPU loses by waiting in the collectives in which this
+            one arrived last; shape (GPUs, steps).
+        last: fraction of the collectives in which each GPU arrived last, 0 to 1.
         length_ns: mean length of a step.
     """
 
@@ -171,7 +172,7 @@ class Lateness:
 
     @cached_property
     def excess(self) -> NDArray[np.float64]:
-        """``caused`` beyond what the middle one of the other GPUs causes in the same step."""
+        """Return ``caused`` minus the median of the other GPUs in the same step."""
         excess: NDArray[np.float64] = self.caused - median_of_others(self.caused)
         return excess
 
@@ -179,36 +180,44 @@ class Lateness:
 def find_lateness(
     gpus: PerGpu, collectives: Collectives, measured: Sequence[Step]
 ) -> Lateness | None:
-    """None where no two GPUs meet in collectives of the measured steps.
+    """Measure the waiting that each GPU causes.
+
+    None where no two GPUs meet in collectives of the measured steps.
 
     Args:
-        gpus: those among which the collectives were matched.
-        collectives: of all GPUs.
-        measured: the steps that count, of all GPUs.
+        gpus: GPUs among which the collectives were matched.
+        collectives: collectives of all GPUs.
+        measured: steps to measure, of all GPUs.
     """
     step = steps_of(collectives, gpus.operations, measured)
     useful = collectives.of(*_ALL_MEET) & collectives.known & (step != UNKNOWN)
     row = np.flatnonzero(useful)
-    index = {own.gpu: place for place, own in enumerate(gpus.operations)}
+    index = {lane_of_row.gpu: of_lane for of_lane, lane_of_row in enumerate(gpus.operations)}
     meet = set(distinct_ids(collectives.lane[row]).tolist())
     meeting = [lane for lane in gpus.lanes if index[lane.gpu] in meet]
     if len(meeting) < 2:
         return None
-    place = np.full(len(gpus.operations), UNKNOWN)
-    place[[index[lane.gpu] for lane in meeting]] = np.arange(len(meeting))
-    own, last = place[collectives.lane[row]], place[_last_lane(collectives)[row]]
+    of_lane = np.full(len(gpus.operations), UNKNOWN)
+    of_lane[[index[lane.gpu] for lane in meeting]] = np.arange(len(meeting))
+    lane_of_row, last = of_lane[collectives.lane[row]], of_lane[_last_lane(collectives)[row]]
     numbers = np.array(sorted({step.step for step in measured}), np.int64)
-    lost = np.where(own != last, _losses(gpus, meeting, own, collectives, row), 0)
+    lost_ns = np.where(
+        lane_of_row != last, _losses(gpus, meeting, lane_of_row, collectives, row), 0
+    )
     caused = np.zeros((len(meeting), len(numbers)), np.int64)
     steps, at = steps_by_gpu(measured), np.searchsorted(numbers, step[row])
-    own_steps = [steps.get((lane.gpu.gpu, lane.gpu.rank), []) for lane in meeting]
-    slacks = gpus.each(find_slack, meeting, map(_edges, own_steps))
-    for mine, ran, found in zip(rows_by(own, len(meeting)), own_steps, slacks, strict=True):
+    lane_steps = [steps.get((lane.gpu.gpu, lane.gpu.rank), []) for lane in meeting]
+    slacks = gpus.each(find_slack, meeting, map(_edges, lane_steps))
+    for mine, steps_run, slack_ns in zip(
+        rows_by(lane_of_row, len(meeting)), lane_steps, slacks, strict=True
+    ):
         losses = np.zeros_like(caused)
-        np.add.at(losses, (last[mine], at[mine]), lost[mine])
-        _bound(losses, _by_step(ran, found), numbers)
+        np.add.at(losses, (last[mine], at[mine]), lost_ns[mine])
+        _bound(losses, _by_step(steps_run, slack_ns), numbers)
         caused += losses
-    came_last = np.bincount(last[collectives.joint[row] & (own == last)], minlength=len(meeting))
+    came_last = np.bincount(
+        last[collectives.joint[row] & (lane_of_row == last)], minlength=len(meeting)
+    )
     return Lateness(
         tuple(meeting),
         numbers,
@@ -219,26 +228,31 @@ def find_lateness(
 
 
 Slack = Mapping[int, int]
-"""By step, what the host of a GPU could have gained in it."""
+"""Nanoseconds that the host of a GPU could have gained, by step."""
 
 
 def _edges(steps: Sequence[Step]) -> NDArray[np.int64]:
-    """Number, start and end of each."""
+    """Return number, start and end of each step, of shape (steps, 3)."""
     rows = [(step.step, step.start_ns, step.end_ns) for step in steps]
     return np.array(rows, np.int64).reshape(-1, 3)
 
 
 def _by_step(steps: Sequence[Step], slack: NDArray[np.int64] | None) -> Slack | None:
-    """None where it is not known."""
+    """Return the slack by step number; None where it is unknown."""
     if slack is None:
         return None
     return dict(zip([step.step for step in steps], slack.tolist(), strict=True))
 
 
 def _bound(losses: NDArray[np.int64], known: Slack | None, numbers: NDArray[np.int64]) -> None:
-    """Takes from what a GPU loses, by who and step, what its host could not have gained.
+    """Limit the losses of a GPU, in place, to what its host could have gained.
 
-    In each step, and over all of them: a host that is ahead in one step may lose that in another.
+    The limit holds per step and over all steps: a host may lose in one step the lead of another.
+
+    Args:
+        losses: nanoseconds by causing GPU and step.
+        known: slack of the host; None if unknown, which leaves the losses unchanged.
+        numbers: numbers of the steps.
     """
     if known is None:
         return
@@ -252,36 +266,36 @@ def _bound(losses: NDArray[np.int64], known: Slack | None, numbers: NDArray[np.i
 def _losses(
     gpus: PerGpu,
     lanes: Sequence[LaneSummary],
-    own: NDArray[np.int64],
+    lane_of_row: NDArray[np.int64],
     collectives: Collectives,
     row: NDArray[np.int64],
 ) -> Times:
-    """What each of some rows of collectives costs the GPU that it is of, by the index of that."""
+    """Return the nanoseconds that each row of the collectives costs its GPU."""
     lost = np.zeros(len(row), np.int64)
     by_lane = [
         mine[np.argsort(collectives.start[row[mine]], kind="stable")]
-        for mine in rows_by(own, len(lanes))
+        for mine in rows_by(lane_of_row, len(lanes))
     ]
     columns = (collectives.start, collectives.end, collectives.wait)
     times = ([column[row[mine]] for mine in by_lane] for column in columns)
-    for mine, found in zip(by_lane, gpus.each(_lost, lanes, *times), strict=True):
-        lost[mine] = found
+    for mine, lost_ns in zip(by_lane, gpus.each(_lost, lanes, *times), strict=True):
+        lost[mine] = lost_ns
     return lost
 
 
-def _lost(one: GpuShardView, start: Times, end: Times, wait: Times) -> Times:
-    """Of the wait in each collective, in order of start, what costs its GPU time.
+def _lost(view: GpuShardView, start: Times, end: Times, wait: Times) -> Times:
+    """Return the part of the wait in each collective, in order of start, that costs GPU time.
 
-    Collectives run one after the other as they become ready. A wait that hides under kernels delays
-    the ones that follow at once, and may bring their transfer to light: so of each chain of them
-    the waits count as far as communication with nothing beside it does, but for the last one's
-    transfer, which is at its own time anyhow.
+    Collectives run in sequence as they become ready. A wait overlapped by kernels delays the
+    collectives that follow immediately, and may expose their transfer. So the waits of such a chain
+    count up to its exposed communication, without the transfer of the last collective, which
+    happens anyway.
     """
     first = np.concatenate([[True], start[1:] > np.maximum.accumulate(end)[:-1] + _NEXT_NS])
     begin = np.flatnonzero(first)
     chain = np.cumsum(first) - 1
     waits, last = np.add.reduceat(wait, begin), np.append(begin[1:], len(start)) - 1
-    alone = one.lane.timeline.of_class(OperationClass.COMMUNICATION)
+    alone = view.lane.timeline.of_class(OperationClass.COMMUNICATION)
     shown = alone.within(start[begin], start[last] + wait[last])
     part = np.minimum(waits, shown) / np.maximum(waits, 1)
     lost: Times = (wait * part[chain]).astype(np.int64)
@@ -289,46 +303,46 @@ def _lost(one: GpuShardView, start: Times, end: Times, wait: Times) -> Times:
 
 
 def _last_lane(collectives: Collectives) -> NDArray[np.int64]:
-    """Of each row, the lane that came last of those that came before it left."""
+    """Return, for each row, the lane that arrived last of those that arrived before it left."""
     moments, begin = np.unique(collectives.start, return_inverse=True)
     keys = collectives.instance * len(moments) + begin
     order = np.lexsort((collectives.lane, keys))
     arrival = np.minimum(np.searchsorted(moments, collectives.arrival), len(moments) - 1)
     wanted = collectives.instance * len(moments) + arrival
     at = order[np.searchsorted(keys[order], wanted, "right") - 1]
-    found = collectives.known & (keys[at] == wanted)
-    return np.where(found, collectives.lane[at], collectives.lane).astype(np.int64)
+    is_known = collectives.known & (keys[at] == wanted)
+    return np.where(is_known, collectives.lane[at], collectives.lane).astype(np.int64)
 
 
 _FULL: Final = 900
-"""With so many operations queued, a launch waits for room: CUDA holds about 1,000."""
+"""Queued operations above which a launch waits for a slot: CUDA queues about 1,000."""
 
 _FREE: Final = re.compile(r"(cuda|cu|hip)(Mem)?(Host)?Free(?!\w*Async)")
 _WITH_HOST: Final = (Kind.COPY_H2D, Kind.COPY_D2H)
-"""Copies that a call may stay in until they are done."""
+"""Copies whose call may block until they are done."""
 
 
-def find_slack(one: GpuShardView, steps: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """Of each step, its time on the GPU less what the host needs without waiting for the GPU.
+def find_slack(view: GpuShardView, steps: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Return GPU time minus host time without waiting for the GPU, by step, in nanoseconds.
 
-    Negative where the host was ahead and lost some of that. None where it is not known who issues
-    the steps.
+    Negative where the host lost some of its lead. None where the calls that issue the steps are
+    unknown.
 
     Args:
-        one: the GPU.
-        steps: of it, in order: shape (steps, 3), number, start and end.
+        view: the GPU.
+        steps: number, start and end of its steps in order, of shape (steps, 3).
     """
-    own, calls = one.operations, one.calls
+    operations, calls = view.operations, view.calls
     if calls is None or not len(steps):
         return None
     numbers, starts, ends = steps.T
-    issued_by = calls.issued_by(own.events)
-    first = np.minimum(np.searchsorted(own.start, starts), len(own) - 1)
+    issued_by = calls.issued_by(operations.events)
+    first = np.minimum(np.searchsorted(operations.start, starts), len(operations) - 1)
     if (issued_by[first] == NOBODY).any():
         return None
     begin = calls.start[issued_by[first]]
     length, follows = ends - starts, np.diff(numbers) == 1
-    waits = _blocked(own, calls, one.once(_waiting_calls), issued_by).within(
+    waits = _blocked(operations, calls, view.once(_waiting_calls), issued_by).within(
         begin[:-1], np.maximum(begin[1:], begin[:-1])
     )
     slack = length[:-1] - (np.diff(begin) - waits)
@@ -339,12 +353,14 @@ def find_slack(one: GpuShardView, steps: NDArray[np.int64]) -> NDArray[np.int64]
 
 
 def _blocked(
-    own: GpuOperations, calls: CudaApiCalls, waiting: Mask, issued_by: NDArray[np.int32]
+    operations: GpuOperations, calls: CudaApiCalls, waiting: Mask, issued_by: NDArray[np.int32]
 ) -> Intervals:
-    """When a thread that feeds the GPU could not go on before the GPU had."""
+    """Return when a thread that feeds the GPU was blocked by the GPU."""
     known = issued_by != NOBODY
     issue = issued_by[known]
-    held = _held(own.events.kind[known], own.start[known], own.end[known], issue, calls)
+    held = _held(
+        operations.events.kind[known], operations.start[known], operations.end[known], issue, calls
+    )
     usual = int(np.median(calls.end[issue] - calls.start[issue])) if len(issue) else 0
     spans = [(calls.start[issue[held]] + usual, calls.end[issue[held]])]
     for thread in distinct_ids(calls.thread[issue]).tolist():
@@ -355,8 +371,9 @@ def _blocked(
 
 
 def _waiting_calls(shard: Shard) -> Mask:
-    """Calls that wait for the GPU: those that say so, and those that give memory back, for which it
-    must have done all that uses it.
+    """Return a mask of calls that wait for the GPU: synchronising ones, and those freeing memory.
+
+    Freeing waits for all operations that use the memory.
     """
     calls = shard.calls
     assert calls is not None
@@ -369,7 +386,7 @@ def _waiting_calls(shard: Shard) -> Mask:
 def _held(
     kind: NDArray[np.int8], start: Times, end: Times, issue: NDArray[np.int32], calls: CudaApiCalls
 ) -> Mask:
-    """Which operations held the call that issued them: copies that it saw done, a full queue.
+    """Return a mask of operations that blocked their call: finished copies, and full queues.
 
     The operations are in order of start.
     """
@@ -383,12 +400,12 @@ def _held(
 
 
 _MOST_KERNELS: Final = 40_000
-"""Of one GPU; as many steps are compared as have so many."""
+"""Maximum number of compared kernels of one GPU, which limits the number of compared steps."""
 _LEAST_SHARE: Final = 0.5
-"""Part of a GPU's time in kernels that must be in kernels that others run too."""
+"""Minimum fraction of a GPU's kernel time in kernels that others run too."""
 _ALONE: Final = 0.1
-"""Part of the compared time that must be in launches without communication beside them, for these
-alone to tell the ratio."""
+"""Minimum fraction of the compared time in launches without concurrent communication, for the ratio
+to be based on these only."""
 _QUARTILES: Final = (0.25, 0.5, 0.75)
 
 Floats = NDArray[np.float64]
@@ -396,67 +413,68 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class KernelRatio:
-    """One GPU against the fastest; kernels that communicate do not count, they wait for others."""
+    """Kernel time of one GPU relative to the fastest, without communication kernels, which wait."""
 
     gpu: Gpu
     ratio: float
-    """How many times as long it takes for the same kernels as the fastest GPU; 1.0 is that one.
-
-    The median over launches, weighted by their time.
-    """
+    """Median time ratio to the fastest GPU over equal launches, weighted by their time; 1.0 is the
+    fastest."""
     low: float
     high: float
-    """Quartiles of the same: a lower clock slows all kernels alike, larger batches only some."""
+    """Quartiles of that ratio: a lower clock slows all kernels alike, larger batches only some."""
     launches: int
-    """Of a step, that were compared."""
+    """Number of compared launches per step."""
     compared_ns: int
-    """Time of these in a step."""
+    """Time of the compared launches per step."""
     own_ns: int
-    """Time of a step in kernels that no other GPU runs, or not as often."""
+    """Time per step of kernels that no other GPU runs, or not as often."""
 
     @property
     def excess_ns(self) -> int:
-        """Time of a step that the GPU would save at the speed of the fastest."""
+        """Return the time per step that the GPU would save at the speed of the fastest."""
         return round(self.compared_ns * (1 - 1 / self.ratio))
 
 
 @dataclass(frozen=True)
 class _Launches:
-    """What one GPU runs in a typical step: a launch of a name, and its median time."""
+    """Launches of one GPU in a typical step, with median durations."""
 
     keys: NDArray[np.int64]
+    """Number of the name (upper 32 bits), and of the launch of that name in the step (lower)."""
     lengths: Floats
     alone: Floats
-    """The median of those with no communication beside them; NaN where most have some."""
+    """Median of the launches without concurrent communication; NaN where these are the minority."""
 
 
 def kernel_ratios(gpus: PerGpu, steps: Sequence[Step]) -> tuple[KernelRatio, ...]:
-    """For each GPU whose kernels mostly run on others too; nothing where fewer than two do.
+    """Compare the kernel speed of GPUs whose kernels mostly run on others too.
+
+    Empty with fewer than two such GPUs.
 
     Args:
-        gpus: all of them.
-        steps: the steps to compare, in which each GPU's own count; the whole of the trace if none.
+        gpus: all GPUs.
+        steps: steps to compare, each on its GPU; the whole trace if none.
     """
     operations = gpus.operations
     if len(operations) < 2:
         return ()
     steps_of = StepsOf(steps)
-    edges = [_ratio_edges(steps_of(own.gpu)) for own in operations]
-    _, names = same_names(gpus, [own.computing for own in operations])
+    edges = [_ratio_edges(steps_of(typical.gpu)) for typical in operations]
+    _, names = same_names(gpus, [typical.computing for typical in operations])
     launches = gpus.each(_typical, operations, edges, names)
-    keys = distinct_ids(np.concatenate([own.keys for own in launches]))
-    table = _ratio_table(keys, [(own.keys, own.lengths) for own in launches])
+    keys = distinct_ids(np.concatenate([typical.keys for typical in launches]))
+    table = _ratio_table(keys, [(typical.keys, typical.lengths) for typical in launches])
     shared = _shared(table)
     whole = np.nansum(table, axis=1)
     compared = np.nansum(shared, axis=1)
-    alone = _shared(_ratio_table(keys, [(own.keys, own.alone) for own in launches]))
+    alone = _shared(_ratio_table(keys, [(typical.keys, typical.alone) for typical in launches]))
     enough = compared > _LEAST_SHARE * np.maximum(whole, 1)
     if enough.sum() < 2:
         return ()
     often = np.nansum(alone, axis=1) > _ALONE * compared
-    told = alone if often[enough].all() else shared
-    usual = np.nanmedian(told, axis=0)
-    quartiles = np.stack([_quartiles(row, usual) for row in told[enough]])
+    table_used = alone if often[enough].all() else shared
+    usual = np.nanmedian(table_used, axis=0)
+    quartiles = np.stack([_quartiles(row, usual) for row in table_used[enough]])
     fastest = quartiles[:, 1].min()
     return tuple(
         KernelRatio(
@@ -477,43 +495,43 @@ def kernel_ratios(gpus: PerGpu, steps: Sequence[Step]) -> tuple[KernelRatio, ...
 def _ratio_table(
     keys: NDArray[np.int64], rows: Sequence[tuple[NDArray[np.int64], Floats]]
 ) -> NDArray[np.float64]:
-    """A row a GPU and a column a key; NaN where the GPU has no such launch."""
+    """Return durations of shape (GPUs, keys); NaN where the GPU has no such launch."""
     table = np.full((len(rows), len(keys)), np.nan)
-    for row, (own, lengths) in zip(table, rows, strict=True):
-        row[np.searchsorted(keys, own)] = lengths
+    for row, (row_keys, lengths) in zip(table, rows, strict=True):
+        row[np.searchsorted(keys, row_keys)] = lengths
     return table
 
 
 def _shared(table: Floats) -> Floats:
-    """The columns of which several GPUs have something."""
-    found: Floats = table[:, np.isfinite(table).sum(axis=0) > 1]
-    return found
+    """Return the columns that several GPUs have."""
+    shared: Floats = table[:, np.isfinite(table).sum(axis=0) > 1]
+    return shared
 
 
-def _kernels(own: GpuOperations) -> Mask:
-    """The rows of kernels that compute."""
-    compute = own.classes == OperationClass.COMPUTE
-    found: Mask = compute & (own.events.kind == Kind.KERNEL)
-    return found
+def _kernels(operations: GpuOperations) -> Mask:
+    """Return a mask of the compute kernels."""
+    compute = operations.classes == OperationClass.COMPUTE
+    kernels: Mask = compute & (operations.events.kind == Kind.KERNEL)
+    return kernels
 
 
 def _ratio_edges(steps: Sequence[Step]) -> tuple[Times, Times]:
-    """Starts and ends."""
+    """Return starts and ends of the steps."""
     edges = np.array([(step.start_ns, step.end_ns) for step in steps], np.int64).reshape(-1, 2)
     return edges[:, 0], edges[:, 1]
 
 
-def _typical(one: GpuShardView, steps: tuple[Times, Times], names: dict[int, int]) -> _Launches:
-    """The median length of each launch over the steps that have it, if that is most of them."""
-    own = one.operations
-    rows = np.flatnonzero(_kernels(own))
-    rows, step, count = _in_steps(own, rows, *steps)
-    texts = _renumbered(own.events.name[rows], names)
+def _typical(view: GpuShardView, steps: tuple[Times, Times], names: dict[int, int]) -> _Launches:
+    """Return the median duration of each launch that most steps have."""
+    operations = view.operations
+    rows = np.flatnonzero(_kernels(operations))
+    rows, step, count = _in_steps(operations, rows, *steps)
+    texts = _renumbered(operations.events.name[rows], names)
     order = np.argsort(step << 32 | texts, kind="stable")  # The rows are in order of start.
     rows, step, texts = rows[order], step[order], texts[order]
     keys = texts << 32 | _places(step, texts)
-    lengths = own.end[rows] - own.start[rows]
-    free = _communication(own).within(own.start[rows], own.end[rows]) == 0
+    lengths = operations.end[rows] - operations.start[rows]
+    free = _communication(operations).within(operations.start[rows], operations.end[rows]) == 0
     order = np.lexsort((lengths, keys))
     keys, lengths, free = keys[order], lengths[order], free[order]
     distinct, medians = _medians(keys, lengths, count)
@@ -523,23 +541,23 @@ def _typical(one: GpuShardView, steps: tuple[Times, Times], names: dict[int, int
     return _Launches(distinct, medians, alone)
 
 
-def _communication(own: GpuOperations) -> Intervals:
-    rows = own.classes == OperationClass.COMMUNICATION
-    return union(own.start[rows], own.end[rows], is_sorted=True)
+def _communication(operations: GpuOperations) -> Intervals:
+    rows = operations.classes == OperationClass.COMMUNICATION
+    return union(operations.start[rows], operations.end[rows], is_sorted=True)
 
 
 def _in_steps(
-    own: GpuOperations, rows: NDArray[np.intp], start: Times, end: Times
+    operations: GpuOperations, rows: NDArray[np.intp], start: Times, end: Times
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], int]:
-    """Rows that start within some of the steps, spread over all; the step of each; how many."""
+    """Sample rows in evenly spread steps; return them, their steps, and the number of steps."""
     if not len(start):
         return rows, np.zeros(len(rows), np.intp), 1
-    step = np.maximum(np.searchsorted(start, own.start[rows], "right") - 1, 0)
-    inside = (own.start[rows] >= start[step]) & (own.start[rows] < end[step])
+    step = np.maximum(np.searchsorted(start, operations.start[rows], "right") - 1, 0)
+    inside = (operations.start[rows] >= start[step]) & (operations.start[rows] < end[step])
     rows, step = rows[inside], step[inside]
-    apart = -(-len(rows) // _MOST_KERNELS)
-    if apart > 1:
-        chosen = step % apart == 0
+    stride = -(-len(rows) // _MOST_KERNELS)
+    if stride > 1:
+        chosen = step % stride == 0
         rows, step = rows[chosen], step[chosen]
     return rows, step, len(distinct_ids(step))
 
@@ -547,12 +565,14 @@ def _in_steps(
 def _renumbered(ids: NDArray[np.int32], names: dict[int, int]) -> NDArray[np.int64]:
     known = np.array(sorted(names), np.int64)
     numbers = np.array([names[id] for id in known.tolist()], np.int64)
-    found: NDArray[np.int64] = numbers[np.searchsorted(known, ids)] if len(ids) else numbers[:0]
-    return found
+    renumbered: NDArray[np.int64] = (
+        numbers[np.searchsorted(known, ids)] if len(ids) else numbers[:0]
+    )
+    return renumbered
 
 
 def _places(step: NDArray[np.intp], texts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many rows of the same step and text come before each, where equal ones are together."""
+    """Number the rows of equal step and text from 0; equal rows must be adjacent."""
     count = len(step)
     first = np.ones(count, bool)
     first[1:] = (step[1:] != step[:-1]) | (texts[1:] != texts[:-1])
@@ -563,7 +583,7 @@ def _places(step: NDArray[np.intp], texts: NDArray[np.int64]) -> NDArray[np.int6
 def _medians(
     keys: NDArray[np.int64], lengths: Times, steps: int
 ) -> tuple[NDArray[np.int64], Floats]:
-    """The keys of most steps, and the median length of each; both come in order of both."""
+    """Return the keys that most steps have, and their median lengths; input sorted by both."""
     first = np.flatnonzero(np.diff(keys, prepend=-1))
     count = np.diff(first, append=len(keys))
     low, high = first + (count - 1) // 2, first + count // 2
@@ -573,11 +593,11 @@ def _medians(
 
 
 def _quartiles(lengths: Floats, usual: Floats) -> Floats:
-    """The quartiles of length by usual length, each launch as weighty as it usually is long."""
+    """Return the quartiles of length by usual length, weighted by usual length."""
     known = np.isfinite(lengths)
     ratios, weights = lengths[known] / usual[known], usual[known]
     order = np.argsort(ratios)
     passed = np.cumsum(weights[order])
     at = np.searchsorted(passed, np.array(_QUARTILES) * passed[-1])
-    found: Floats = ratios[order][np.minimum(at, len(order) - 1)]
-    return found
+    quartiles: Floats = ratios[order][np.minimum(at, len(order) - 1)]
+    return quartiles

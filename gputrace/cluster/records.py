@@ -21,7 +21,7 @@ from gputrace.analyzers.result_cache import dump_columns, load_any_columns
 from gputrace.store.cache import Kept
 
 _HOME: Final = ("gputrace.analyzers.", "gputrace.model.")
-"""Package of the callable functions."""
+"""Packages of the callable functions."""
 _METHODS: Final = (
     "count",
     "place",

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from gputrace.collectors.backend import HOW_TO_BUILD, has_driver
 from gputrace.collectors.backends.cupti import collector_library, libcuptis
-from gputrace.collectors.backends.nsys import importer_obstacle
 from gputrace.collectors.backends.nvprof import find_nvprof
 from gputrace.collectors.ncu import find_ncu
 from gputrace.collectors.nvml.queries import ask
 from gputrace.collectors.session import HOOKS
+from gputrace.collectors.tool_traces import importer_obstacle
 from gputrace.errors import MissingError
 from gputrace.plugins import all_plugins
 from gputrace.readers.nsys_export import find_nsys, nsys_version

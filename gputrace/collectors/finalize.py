@@ -22,9 +22,9 @@ from gputrace.collectors.spool.activity import (
     read_spool,
     windows_of,
 )
-from gputrace.collectors.spool.chunks import Loss, Records, read_all
+from gputrace.collectors.spool.chunks import Loss, read_all
 from gputrace.collectors.spool.clock_correction import correct_clocks
-from gputrace.collectors.spool.host_events import HostEvents, join_hosts, read_host_file
+from gputrace.collectors.spool.host_events import HostEvents, Records, join_hosts, read_host_file
 from gputrace.errors import InputError
 from gputrace.model.names import demangle, short
 from gputrace.store.writer import (

@@ -20,16 +20,16 @@ from gputrace.collectors.limits import bytes_in
 from gputrace.collectors.nvml.log import NvmlLines, NvmlLog
 from gputrace.collectors.spool.activity import RECORDS, SPOOL, Spool, join_spools
 from gputrace.collectors.spool.activity import take_text as take_spool_text
-from gputrace.collectors.spool.chunks import (
+from gputrace.collectors.spool.chunks import ChunkTail, LineTail, base_of, in_order
+from gputrace.collectors.spool.host_events import (
     CLOCKS,
-    ChunkTail,
-    LineTail,
+    EVENT,
+    HOST,
+    HostEvents,
     Records,
-    base_of,
-    in_order,
+    by_kind,
     read_records,
 )
-from gputrace.collectors.spool.host_events import EVENT, HOST, HostEvents, by_kind
 from gputrace.collectors.spool.host_events import take_text as take_host_text
 from gputrace.errors import InputError
 from gputrace.store.writer import TraceWriter

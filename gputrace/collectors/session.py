@@ -54,34 +54,6 @@ if TYPE_CHECKING:
     from gputrace.collectors.slow_steps import SlowSteps
 
 
-pass
-
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-
-
 def record(
     prepared: Prepared,
     tell: Callable[[str], object],

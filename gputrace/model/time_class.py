@@ -1,4 +1,4 @@
-"""Classes of time: the one table of what a nanosecond of a GPU can be, in the order of the partition.
+"""Classes of time: one table of what a nanosecond of a GPU can be, in the order of the partition.
 
 A nanosecond belongs to the first class that applies (docs/definitions.md). The colours were chosen
 by a search so that any two are distinguishable with any colour vision.

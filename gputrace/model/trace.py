@@ -298,16 +298,6 @@ class Trace(ABC):
         self.close()
 
 
-pass
-
-pass
-pass
-
-pass
-
-pass
-pass
-
 DERIVED: Final = {"gpu": ("process", "device"), "rank": ("process",)}
 """Columns that each derived column is computed from."""
 

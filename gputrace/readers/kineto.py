@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from gputrace.readers.kineto_events import Properties, Rows, RowSelection
 
 
-pass
-
-pass
-pass
-pass
-
-pass
-pass
-pass
-pass
-pass
-pass
-
 _OWN: Final = re.compile(
     rb'"(?:schemaVersion|deviceProperties|distributedInfo|baseTimeNanoseconds)"\s*:'
     rb'|"cat"\s*:\s*"(?:kernel|Kernel|gpu_mem\w+|cuda_runtime|cpu_op|Operator|python_function)"'
@@ -155,20 +142,6 @@ def _no_gpu(parts: list[Events]) -> NoGpu | None:
         "PyTorch's profiler recorded none",
         "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], where a GPU is",
     )
-
-
-pass
-
-pass
-pass
-pass
-pass
-
-pass
-pass
-pass
-pass
-pass
 
 
 class LargeKineto(Trace):

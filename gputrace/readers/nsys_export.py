@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gputrace.errors import InputError, MissingError
-from gputrace.readers.gzip_io import check_ratio
-from gputrace.readers.nsys_schema import TABLES
 from gputrace.store import cache_folder
-from gputrace.store.sqlite import check_file
 
 _REPORT_SUFFIXES: Final = (".nsys-rep", ".qdrep")
 _INSTALLED: Final = (
@@ -88,6 +85,8 @@ def make_folder(folder: Path) -> None:
 
 
 def _check(exported: Path, report: Path) -> None:
+    from gputrace.store.sqlite import check_file
+
     try:
         check_file(exported)
     except InputError as error:
@@ -138,7 +137,6 @@ def nsys_version(nsys: str) -> str:
 
 
 _TABLE_SUFFIXES: Final = (".parquet", ".arrow")
-_KNOWN: Final = {table.name for table in TABLES} | {"StringIds"}
 _NOT_OURS: Final = {"TARGET_INFO_SYSTEM_ENV", "ProcessStreams"}
 """The environment of the recorded program, and what it printed."""
 _ROWS_AT_ONCE: Final = 1 << 16
@@ -149,8 +147,11 @@ def is_table_folder(path: Path) -> bool:
     """Whether a path is a folder with tables of nsys's names in it."""
     if not os.path.isdir(path):  # noqa: PTH112 - what cannot be looked at is its reader's to refuse
         return False
+    from gputrace.readers.nsys_schema import TABLES
+
+    known = {table.name for table in TABLES} | {"StringIds"}
     try:
-        return any(table.stem in _KNOWN for table in _tables(path))
+        return any(table.stem in known for table in _tables(path))
     except OSError:
         return False
 
@@ -221,6 +222,8 @@ def _copy(connection: Any, table: Path) -> None:
 def _reader(table: Path) -> Any:
     """The columns of a file that SQLite can hold, as Arrow batches."""
     import pyarrow
+
+    from gputrace.readers.gzip_io import check_ratio
 
     schema, batches = _parquet(table) if table.suffix == ".parquet" else _arrow(table)
     kept = [field for field in schema if not pyarrow.types.is_nested(field.type)]

@@ -301,18 +301,6 @@ def _is_known(path: Path) -> bool:
         return True
 
 
-pass
-
-pass
-pass
-pass
-pass
-pass
-pass
-
-pass
-pass
-
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)")
 """Matches a single slash, too, since pathlib collapses repeated ones."""
 _BLOCK: Final = 8 << 20

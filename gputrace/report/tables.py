@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from rich.cells import cell_len
-
 from gputrace.model.names import short
 from gputrace.model.results import (
     Analysis,
@@ -546,7 +544,11 @@ def label(name: str) -> str:
     """Return a kernel's short name, each character one column wide."""
     text = short(name) if len(name) < 10 * LONGEST else name
     text = clean(text, 80)
-    return text if text.isascii() else "".join(c if cell_len(c) == 1 else "·" for c in text)
+    if text.isascii():
+        return text
+    from rich.cells import cell_len
+
+    return "".join(c if cell_len(c) == 1 else "·" for c in text)
 
 
 def moment(ns: int, step_ns: int = 1_000) -> str:

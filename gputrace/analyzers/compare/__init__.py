@@ -26,15 +26,15 @@ __all__ = ["Comparison", "Run", "compare", "read_run", "with_batch"]
 
 
 def with_batch(run: Run, per_gpu: float | None, of_all: float | None) -> Run:
-    """The run, with the samples of a step as a person gives them, of a GPU or of all."""
+    """Return the run with the samples per step given by the user, per GPU or in total."""
     samples = of_all if per_gpu is None else per_gpu * len(run.keys)
     return replace(run, samples=samples)
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
-    """What differs between two runs or more; the first of those with the fewest GPUs is A.
+    """Compare two runs or more; A is the first of those with the fewest GPUs.
 
-    Two with the same number of GPUs stay in the order given.
+    Runs with the same number of GPUs keep their order.
     """
     unit, reason = common_unit(runs)
     scales = len(runs) > 2 or len({len(run.keys) for run in runs}) > 1
@@ -86,7 +86,7 @@ def _summary(run: Run, unit: str) -> RunSummary:
 
 
 def _warnings(runs: Sequence[Run]) -> Iterator[str]:
-    """What makes figures of these runs hard to compare."""
+    """Yield the reasons why the figures of these runs are hard to compare."""
     cards = {name for run in runs for gpu in run.analysis.gpus if (name := gpu.name)}
     if len(cards) > 1:
         yield f"The runs are of different cards: {', '.join(sorted(cards))}"
@@ -105,11 +105,11 @@ def _warnings(runs: Sequence[Run]) -> Iterator[str]:
 
 
 _ALIKE: Final = 0.9
-"""Part of the kernels of an iteration that both must have, by name, to be the same work."""
+"""Minimum common fraction of the kernels of an iteration, by name, of equal work."""
 
 
 def common_unit(runs: Sequence[Run]) -> tuple[str, str]:
-    """``step``, ``iteration`` or ``span``, and why it is not the step."""
+    """Return ``step``, ``iteration`` or ``span``, and the reason if it is not the step."""
     without = [run.label for run in runs if run.loop is None]
     if without:
         return "span", f"no steps were found in {' and '.join(without)}"
@@ -125,7 +125,7 @@ def common_unit(runs: Sequence[Run]) -> tuple[str, str]:
 
 
 def alike(a: Run, b: Run) -> float:
-    """Part of the kernels a step that both have, by name, 0 to 1."""
+    """Return the common fraction of the kernels of a step, by name, 0 to 1."""
     counts = [{use.name: use.count for use in run.kernels} for run in (a, b)]
     names = counts[0].keys() | counts[1].keys()
     pairs = [(counts[0].get(name, 0.0), counts[1].get(name, 0.0)) for name in names]
@@ -138,16 +138,17 @@ WORDS: Final = {
     "host_data": "time in the data loader",
     "communication_wait": "waiting for other ranks",
 }
-"""What a sentence calls the classes."""
+"""Nouns for the classes in sentences."""
 
 NARROW: Final = 0.05
-"""Bounds within this part of the step on either side tell that two runs are the same."""
+"""Half-width of the bounds, as a fraction of the step, within which two runs are the same."""
 _MOST: Final = 3
+"""Maximum number of classes in a sentence."""
 _UNIT: Final = {"step": "a step", "iteration": "an iteration", "span": "the span"}
 
 
 def judge(pair: Pair) -> str:
-    """The verdict on two runs."""
+    """Return the verdict on two runs."""
     step = pair.step
     if step is None:
         return "unknown"
@@ -165,10 +166,10 @@ def judge(pair: Pair) -> str:
 
 
 def describe_pair(verdict: str, pair: Pair, labels: Sequence[str], unit: str) -> str:
-    """One sentence on two runs, without its full stop."""
-    told = _speed(verdict, pair, labels, unit)
-    more = ", ".join(_classes(verdict, pair, unit))
-    return f"{told}{': ' if unit == 'span' else '; '}{more}" if more else told
+    """Describe the comparison of two runs in one sentence, without its full stop."""
+    speed = _speed(verdict, pair, labels, unit)
+    classes = ", ".join(_classes(verdict, pair, unit))
+    return f"{speed}{': ' if unit == 'span' else '; '}{classes}" if classes else speed
 
 
 def _speed(verdict: str, pair: Pair, labels: Sequence[str], unit: str) -> str:
@@ -198,7 +199,7 @@ def _bounds(step: Change) -> str:
 
 
 def _classes(verdict: str, pair: Pair, unit: str) -> Iterator[str]:
-    """What the difference is made of: the classes that changed its way, largest first."""
+    """Yield the classes that changed in the direction of the difference, largest first."""
     if unit == "span":
         yield from _shares(pair)
         return
@@ -207,7 +208,7 @@ def _classes(verdict: str, pair: Pair, unit: str) -> Iterator[str]:
         rows = [row for row in rows if (row.difference_ns < 0) == (verdict == "faster")]
     rows.sort(key=lambda row: -abs(row.difference_ns))
     sure = [row for row in rows if row.changed and row.name in CLASSES]
-    # Where classes trade places from step to step, their sum is surer than each; so is the loader.
+    # Where classes vary against each other from step to step, sums and the loader are more certain.
     sure = sure or [row for row in rows if row.changed]
     for row in sure[:_MOST]:
         word = "less" if row.difference_ns < 0 else "more"
@@ -217,18 +218,18 @@ def _classes(verdict: str, pair: Pair, unit: str) -> Iterator[str]:
 
 
 def _shares(pair: Pair) -> Iterator[str]:
-    """Where the spans differ most, as shares."""
+    """Yield the classes in which the spans differ most, as shares."""
 
-    def apart(row: ClassChange) -> float:
+    def gap(row: ClassChange) -> float:
         return abs(row.b_share - row.a_share)
 
-    rows = sorted((row for row in pair.classes if apart(row) >= 0.01), key=apart, reverse=True)
+    rows = sorted((row for row in pair.classes if gap(row) >= 0.01), key=gap, reverse=True)
     for row in rows[:_MOST]:
         yield f"{WORDS[row.name]} {row.a_share:.0%} and {row.b_share:.0%}"
 
 
 def describe_scaling(scaling: Scaling, runs: Sequence[RunSummary], unit: str) -> str:
-    """One sentence on the run with most GPUs, or the fastest of those with equal numbers."""
+    """Describe the run with most GPUs, or the fastest of equally large ones, in one sentence."""
     base, rows = scaling.rows[0], scaling.rows[1:]
     if scaling.kind == "same":
         best = max(rows, key=lambda row: row.speed_up or 0)
@@ -242,16 +243,18 @@ def describe_scaling(scaling: Scaling, runs: Sequence[RunSummary], unit: str) ->
             f"{_lengths(last, base, unit)} on {gpus} instead of {base.gpus}, and nothing tells how "
             "much work either does: give --batch or --global-batch"
         )
-    told = (
+    sentence = (
         f"{gpus} are {_factor(last)} as fast as {base.gpus} ({last.efficiency:.0%} of ideal, "
         f"{scaling.kind} scaling): {_lengths(last, base, unit)}"
     )
-    eats = sorted((loss for loss in last.losses if loss.changed), key=lambda loss: -abs(loss.ns))
-    if eats:
-        what = ", ".join(_share_of_loss(loss) for loss in eats[:_MOST])
+    losses = sorted((loss for loss in last.losses if loss.changed), key=lambda loss: -abs(loss.ns))
+    if losses:
+        causes = ", ".join(_share_of_loss(loss) for loss in losses[:_MOST])
         lost = last.mean_ns - last.ideal_ns
-        told += f"; {format_ns(abs(lost))} {'more' if lost > 0 else 'less'} than ideal: {what}"
-    return told
+        sentence += (
+            f"; {format_ns(abs(lost))} {'more' if lost > 0 else 'less'} than ideal: {causes}"
+        )
+    return sentence
 
 
 def _share_of_loss(loss: Loss) -> str:

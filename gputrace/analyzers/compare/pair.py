@@ -1,6 +1,4 @@
-"""Two runs side by side, or several by their number of GPUs: what changed, and what eats the
-speed-up.
-"""
+"""Comparison of two runs, and of several by their number of GPUs: changes, and scaling losses."""
 
 from __future__ import annotations
 
@@ -34,16 +32,22 @@ from gputrace.model.results import Breakdown, Finding
 from gputrace.model.time_class import CLASSES
 
 MATTERS: Final = 0.01
-"""Part of a step from which a difference of a step or class counts as one: two recordings of one
-program differ by about as much."""
+"""Minimum difference of a step or class that matters, as a fraction of the step: two recordings of
+one program differ by about as much."""
 KERNEL_MATTERS: Final = 0.001
-"""Part of a step from which a difference of a kernel does."""
+"""Minimum difference of a kernel that matters, as a fraction of the step."""
 OF_ITS_OWN: Final = 0.02
-"""Part of its own time by which a kernel must differ besides."""
+"""Minimum difference of a kernel that matters, as a fraction of its time."""
 
 
 def compare_pair(a: Run, b: Run, unit: str, work: tuple[float, str]) -> Pair:
-    """B against A, in a unit that both have."""
+    """Compare B with A in a unit that both have.
+
+    Args:
+        a, b: the runs.
+        unit: ``step``, ``iteration`` or ``span``.
+        work: samples in a step of B for each in one of A, and the source of that ratio.
+    """
     step = change(*lengths(a, b), MATTERS) if unit != "span" else None
     speed = ratio(*lengths(a, b)) if step is not None else None
     return Pair(
@@ -61,19 +65,31 @@ def compare_pair(a: Run, b: Run, unit: str, work: tuple[float, str]) -> Pair:
 
 
 def lengths(a: Run, b: Run) -> tuple[Mean, Mean]:
-    """The steps of both, which they must have."""
+    """Return the step lengths of both, which they must have."""
     assert a.loop is not None
     assert b.loop is not None
     return a.loop.length, b.loop.length
 
 
 def change(
-    a: Mean, b: Mean, matters: float, rows: int = 1, step: float = 0, own: float = 0
+    a: Mean, b: Mean, matters: float, rows: int = 1, step: float = 0, relative: float = 0
 ) -> Change:
-    """A figure in both; it must differ by a part of the step (or of itself), and of its own."""
+    """Compare one figure of two runs.
+
+    Args:
+        a, b: the figure in both runs.
+        matters: minimum difference as a fraction of ``step``.
+        rows: number of figures whose bounds must hold together.
+        step: length of the step; 0 for the figure itself.
+        relative: minimum difference as a fraction of the larger figure.
+    """
     bounds = difference(a, b, rows)
-    far = abs(b.value - a.value)
-    enough = far >= matters * (step or a.value) and far >= own * max(a.value, b.value) and far > 0
+    distance = abs(b.value - a.value)
+    enough = (
+        distance >= matters * (step or a.value)
+        and distance >= relative * max(a.value, b.value)
+        and distance > 0
+    )
     return Change(
         round(a.value),
         round(b.value),
@@ -84,12 +100,12 @@ def change(
     )
 
 
-def _fields(of: Change) -> dict[str, int | bool | None]:
-    return {name: getattr(of, name) for name in Change.__dataclass_fields__}
+def _fields(figures: Change) -> dict[str, int | bool | None]:
+    return {name: getattr(figures, name) for name in Change.__dataclass_fields__}
 
 
 def _classes(a: Run, b: Run, unit: str) -> Iterator[ClassChange]:
-    """Every class that both know, and of which one has some."""
+    """Yield every class that both know and that is not zero in both."""
     first, second = classes_of(a, unit), classes_of(b, unit)
     whole = _whole(a, unit), _whole(b, unit)
     names = [n for n in NAMES if n in first and n in second]
@@ -108,7 +124,7 @@ def _classes(a: Run, b: Run, unit: str) -> Iterator[ClassChange]:
 
 
 def classes_of(run: Run, unit: str) -> dict[str, Mean]:
-    """The classes of a step, or of the whole span, whose errors nobody knows."""
+    """Return the classes of a step, or of the whole span, with unknown errors."""
     if unit != "span" and run.loop is not None:
         return dict(run.loop.classes)
     return {name: Mean(value, None, 0) for name, value in run.span.items()}
@@ -121,7 +137,7 @@ def _whole(run: Run, unit: str) -> float:
 
 
 def _worst(run: Run, name: str) -> Worst | None:
-    """The GPU that has most of a class; None where there is only one."""
+    """Return the GPU that has most of a class; None where there is only one."""
     rows = run.loop.of_gpu if run.loop is not None else {}
     if len(rows) < 2:
         return None
@@ -130,7 +146,7 @@ def _worst(run: Run, name: str) -> Worst | None:
 
 
 def _kernels(a: Run, b: Run, unit: str) -> list[KernelChange]:
-    """All kernels by how much their time differs."""
+    """Compare all kernels, largest difference first."""
     uses = [
         {use.name: use for use in (run.kernels_of_span if unit == "span" else run.kernels)}
         for run in (a, b)
@@ -144,13 +160,13 @@ def _kernels(a: Run, b: Run, unit: str) -> list[KernelChange]:
 def _kernel(
     name: str, a: KernelUse | None, b: KernelUse | None, rows: int, step: float
 ) -> KernelChange:
-    known = a or b
-    assert known is not None
+    present = a or b
+    assert present is not None
     totals = (a.total if a else ABSENT), (b.total if b else ABSENT)
     return KernelChange(
         **_fields(change(*totals, KERNEL_MATTERS, rows, step, OF_ITS_OWN)),  # type: ignore[arg-type]
         name=name,
-        communication=known.communication,
+        communication=present.communication,
         status="both" if a and b else "gone" if a else "new",
         a_count=round(a.count, 3) if a else 0.0,
         b_count=round(b.count, 3) if b else 0.0,
@@ -170,7 +186,7 @@ def _by_key(run: Run) -> dict[Key, Breakdown]:
 
 
 def _findings(a: Run, b: Run) -> Iterator[FindingChange]:
-    """Those that came, then those that went, then those that stayed, the most severe first."""
+    """Yield new findings, then those gone, then those in both, each most severe first."""
     first, second = ({f.id: f for f in run.analysis.findings} for run in (a, b))
     status: dict[str, Callable[[str], bool]] = {
         "appeared": lambda id: id not in first,
@@ -183,8 +199,8 @@ def _findings(a: Run, b: Run) -> Iterator[FindingChange]:
 
 
 def _finding(id: str, status: str, a: Finding | None, b: Finding | None) -> FindingChange:
-    known = b or a
-    assert known is not None
+    shown = b or a
+    assert shown is not None
     return FindingChange(
         id=id,
         status=status,
@@ -192,26 +208,27 @@ def _finding(id: str, status: str, a: Finding | None, b: Finding | None) -> Find
         b_severity=b.severity if b is not None else None,
         a_impact_ns=a.impact_ns if a is not None else None,
         b_impact_ns=b.impact_ns if b is not None else None,
-        message=known.message,
+        message=shown.message,
     )
 
 
 _EQUAL: Final = 0.02
-"""Input copies that differ by less bring the same batch."""
+"""Relative difference of input copies up to which they bring the same batch."""
 _AGREE: Final = 0.5
-"""How far the kernels' time may be from growing as the input does, on a logarithmic scale."""
+"""Maximum deviation of the growth of kernel time from that of the input, in logarithms, relative to
+the latter."""
 
 
 def kernel_ns(run: Run) -> float:
-    """Time of the kernels that compute, a step and GPU."""
+    """Return the time of compute kernels in nanoseconds, per step and GPU."""
     return sum(use.total.value for use in run.kernels if not use.communication)
 
 
 def work_ratio(a: Run, b: Run) -> tuple[float, str, str]:
-    """Samples in a step of B for each in one of A, what tells it, and a warning or nothing.
+    """Return the samples in a step of B for each in one of A, the source, and a warning or "".
 
-    Input copies of other sizes mean another batch only where the kernels agree: they may be of
-    another type, or of pictures of another size.
+    Input copies of different sizes mean a different batch only if the kernels agree: the data may
+    be of another type, or pictures of another size.
     """
     if a.samples and b.samples:
         return b.samples / a.samples, "batch", ""
@@ -235,17 +252,17 @@ def work_ratio(a: Run, b: Run) -> tuple[float, str, str]:
 
 
 _NEAR: Final = 0.25
-"""How far from one kind of scaling, on the way to the other, the work of a GPU may be."""
+"""Maximum distance from weak (0) or strong (1) scaling on the scale of `_place`."""
 
 
 def scale(runs: Sequence[Run]) -> Scaling:
-    """Runs in order of GPUs, that all have steps, beside the first of them."""
+    """Compare runs, in order of GPUs and all with steps, with the first of them."""
     kind, source = _kind(runs)
     return Scaling(kind, source, tuple(_row(runs[0], run, kind) for run in runs))
 
 
 def _kind(runs: Sequence[Run]) -> tuple[str, str]:
-    """Whether the work of a GPU or that of a step stays, and what tells."""
+    """Return the kind of scaling (constant work per GPU or per step), and the source."""
     base, others = runs[0], [run for run in runs[1:] if len(run.keys) != len(runs[0].keys)]
     if all(run.samples for run in runs):
         return _told([_by_gpu(base, run, run.samples, base.samples) for run in others]), "batch"
@@ -263,18 +280,19 @@ def _kind(runs: Sequence[Run]) -> tuple[str, str]:
     return by_kernels, "kernels" if by_kernels != "unknown" else "none"
 
 
-def _by_gpu(base: Run, run: Run, own: float | None, of_base: float | None) -> float:
-    """The place of a run by what a step brings to each GPU."""
+def _by_gpu(base: Run, run: Run, amount: float | None, base_amount: float | None) -> float:
+    """Return the `_place` of a run by the amount of input per GPU and step."""
     gpus = len(run.keys) / len(base.keys)
-    return _place((own or 0) / (of_base or 1) / gpus, gpus)
+    return _place((amount or 0) / (base_amount or 1) / gpus, gpus)
 
 
 def _place(work: float, gpus: float) -> float:
-    """0 where the work of a GPU is that of the first run, 1 where it is spread over the GPUs."""
+    """Return 0 if the work per GPU is that of the first run, 1 if it is divided among the GPUs."""
     return -log(max(work, 1e-9)) / log(gpus)
 
 
 def _told(places: Sequence[float]) -> str:
+    """Return the kind of scaling that the places of all runs agree on."""
     if not places:
         return "same"
     if all(abs(place) <= _NEAR for place in places):
@@ -283,7 +301,7 @@ def _told(places: Sequence[float]) -> str:
 
 
 def _work(base: Run, run: Run, kind: str) -> float | None:
-    """Samples of a step for each of the first run's; None where nothing tells."""
+    """Return the samples of a step for each of the first run's; None if unknown."""
     if base.samples and run.samples:
         return run.samples / base.samples
     gpus = len(run.keys) / len(base.keys)
@@ -291,16 +309,16 @@ def _work(base: Run, run: Run, kind: str) -> float | None:
 
 
 def _row(base: Run, run: Run, kind: str) -> ScalingRow:
-    first, own = lengths(base, run)
+    first, length = lengths(base, run)
     work, gpus = _work(base, run, kind), len(run.keys) / len(base.keys)
-    speed = ratio(first, own) if work is not None and run is not base else None
-    speed_up = work and first.value / max(own.value, 1) * work
+    speed = ratio(first, length) if work is not None and run is not base else None
+    speed_up = work and first.value / max(length.value, 1) * work
     ideal = work and first.value * work / gpus
     return ScalingRow(
         label=run.label,
         gpus=len(run.keys),
-        mean_ns=round(own.value),
-        throughput=run.samples and run.samples / own.value * 1e9,
+        mean_ns=round(length.value),
+        throughput=run.samples and run.samples / length.value * 1e9,
         speed_up=speed_up,
         speed_up_low=speed.low * (work or 0) if speed is not None else None,
         speed_up_high=speed.high * (work or 0) if speed is not None else None,
@@ -311,7 +329,7 @@ def _row(base: Run, run: Run, kind: str) -> ScalingRow:
 
 
 def _losses(base: Run, run: Run, ideal: float) -> Iterator[Loss]:
-    """Each class less what it would be in the ideal step, in which all shrink alike."""
+    """Yield each class minus its share of the ideal step, in which all shrink alike."""
     part = ideal / max(lengths(base, run)[0].value, 1)
     yield from split_loss(classes_of(base, "step"), classes_of(run, "step"), part, ideal)
 
@@ -319,16 +337,16 @@ def _losses(base: Run, run: Run, ideal: float) -> Iterator[Loss]:
 def split_loss(
     first: Mapping[str, Mean], own: Mapping[str, Mean], part: float, ideal: float
 ) -> list[Loss]:
-    """What each class adds to the ideal step, largest first.
+    """Return what each class adds to the ideal step, largest first.
 
     Args:
-        first: the classes of the first run.
-        own: those of the run in question.
-        part: of the first run's classes that is left in the ideal step.
-        ideal: the ideal step.
+        first: classes of the first run.
+        own: classes of the run in question.
+        part: fraction of the first run's classes that remains in the ideal step.
+        ideal: the ideal step, in nanoseconds.
     """
-    known = [name for name in CLASSES if name in own and name in first]
-    names = [name for name in known if first[name].value or own[name].value]
+    common = [name for name in CLASSES if name in own and name in first]
+    names = [name for name in common if first[name].value or own[name].value]
     losses = [_loss(n, _times(first[n], part), own[n], len(names), ideal) for n in names]
     return sorted(losses, key=lambda loss: -loss.ns)
 

@@ -11,54 +11,54 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One of the runs."""
+    """Summary of a run."""
 
     label: str
     paths: tuple[str, ...]
     source: str
     gpus: int
-    """Those that do the work."""
+    """Number of GPUs that do the work."""
     ranks: int
     gpu_names: tuple[str, ...]
-    """The models of the cards."""
+    """Models of the cards."""
     steps_kind: str
     """``training``, ``iterations`` or ``none``."""
     steps: int
-    """How many are measured."""
+    """Number of measured steps."""
     span_ns: int
     mean_ns: int | None
-    """Of the measured steps."""
+    """Mean of the measured steps."""
     p50_ns: int | None
     p95_ns: int | None
     kernels: float | None
-    """A step and GPU."""
+    """Number per step and GPU."""
     kernel_ns: int | None
-    """Time of the kernels that compute, a step and GPU."""
+    """Time of compute kernels, per step and GPU."""
     input_bytes: int | None
-    """Of the input copies of a step, on all GPUs; None where none can be told."""
+    """Bytes of the input copies of a step, on all GPUs; None if unknown."""
     samples: float | None
-    """A step, on all GPUs; None where nobody said."""
+    """Samples per step, on all GPUs; None if not given."""
     throughput: float | None
-    """Samples a second."""
+    """Samples per second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure in both runs, and bounds of the difference."""
+    """Figure in both runs, with bounds of the difference."""
 
     a_ns: int
     b_ns: int
     difference_ns: int
     low_ns: int | None
     high_ns: int | None
-    """Bounds of the difference; None where they can't be told."""
+    """Bounds of the difference; None if unknown."""
     changed: bool | None
-    """Whether it differs by more than noise and by enough to matter; None if that is unknown."""
+    """True if it differs by more than noise and by enough to matter; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """The GPU that has most of a class."""
+    """GPU that has most of a class."""
 
     gpu: int | None
     rank: int
@@ -67,13 +67,13 @@ class Worst:
 
 @dataclass(frozen=True, slots=True)
 class ClassChange(Change):
-    """A class of time, mean over the GPUs."""
+    """Class of time, mean over the GPUs."""
 
     name: str
-    """One of the classes of ``breakdown``, or ``host_data``, ``communication_wait``."""
+    """Class of ``breakdown``, or ``host_data``, ``communication_wait``."""
     a_share: float
     b_share: float
-    """Of the step, or of the span."""
+    """Share of the step, or of the span."""
     a_worst: Worst | None
     b_worst: Worst | None
 
@@ -88,15 +88,15 @@ class KernelChange(Change):
     """``both``, ``new`` (only in B) or ``gone`` (only in A)."""
     a_count: float
     b_count: float
-    """A step and GPU."""
+    """Number per step and GPU."""
     a_median_ns: int | None
     b_median_ns: int | None
-    """How long one takes; None where there is none."""
+    """Duration of one kernel; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuPair:
-    """A GPU's row of ``breakdown`` in each run; None where a run has none of it."""
+    """Rows of ``breakdown`` of a GPU in each run; None where a run lacks it."""
 
     gpu: int | None
     rank: int
@@ -106,7 +106,7 @@ class GpuPair:
 
 @dataclass(frozen=True, slots=True)
 class FindingChange:
-    """A finding in one run or both."""
+    """Finding in one run or both."""
 
     id: str
     status: str
@@ -116,33 +116,33 @@ class FindingChange:
     a_impact_ns: int | None
     b_impact_ns: int | None
     message: str
-    """Of B where it has the finding, else of A."""
+    """Message of B where it has the finding, else of A."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two runs side by side: A, then B."""
+    """Comparison of two runs: A, then B."""
 
     step: Change | None
-    """The mean step, or iteration; None where the runs have none in common."""
+    """Mean step, or iteration; None where the runs have no unit in common."""
     speed_up: float | None
-    """Work in the same time, B against A; over 1 is faster."""
+    """Ratio of the work per time, B to A; above 1 is faster."""
     speed_up_low: float | None
     speed_up_high: float | None
     work_ratio: float
     """Samples in a step of B for each in one of A."""
     work_source: str
-    """What tells: ``batch`` (given), ``input_bytes``, or ``assumed`` to be equal."""
+    """Source of the ratio: ``batch`` (given), ``input_bytes``, or ``assumed`` to be equal."""
     classes: tuple[ClassChange, ...]
     kernels: tuple[KernelChange, ...]
-    """Those that differ most first."""
+    """Kernels, largest difference first."""
     gpus: tuple[GpuPair, ...]
     findings: tuple[FindingChange, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a class adds to the ideal step."""
+    """Time that a class adds to the ideal step."""
 
     name: str
     ns: int
@@ -153,7 +153,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class ScalingRow:
-    """A run beside the one with the fewest GPUs."""
+    """Run compared with the one with the fewest GPUs."""
 
     label: str
     gpus: int
@@ -163,11 +163,11 @@ class ScalingRow:
     speed_up_low: float | None
     speed_up_high: float | None
     efficiency: float | None
-    """Speed-up for each GPU more; 1 is ideal."""
+    """Speed-up divided by the ratio of GPU counts; 1 is ideal."""
     ideal_ns: int | None
-    """A step if the GPUs were used as well as those of the first run."""
+    """Step if the GPUs were used as well as those of the first run."""
     losses: tuple[Loss, ...]
-    """They sum to ``mean_ns - ideal_ns``; largest first."""
+    """Losses by class, which sum to ``mean_ns - ideal_ns``; largest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +175,16 @@ class Scaling:
     """Runs by their number of GPUs."""
 
     kind: str
-    """``weak`` (the work of a GPU stays), ``strong`` (the work of a step does), ``same`` (so does
-    the number of GPUs) or ``unknown``."""
+    """``weak`` (constant work per GPU), ``strong`` (constant work per step), ``same``
+    (constant work on the same number of GPUs) or ``unknown``."""
     source: str
-    """What tells the kind: ``batch``, ``input_bytes``, ``kernels`` or ``none``."""
+    """Source of the kind: ``batch``, ``input_bytes``, ``kernels`` or ``none``."""
     rows: tuple[ScalingRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The answer to what differs between runs."""
+    """Comparison of two or more runs."""
 
     schema_version: int
     verdict: str
@@ -192,14 +192,14 @@ class Comparison:
     compare), or ``scaling``."""
     message: str
     unit: str
-    """What times are of: ``step``, ``iteration`` or ``span``."""
+    """Unit of the times: ``step``, ``iteration`` or ``span``."""
     unit_reason: str
-    """Why not steps; nothing where they are."""
+    """Reason if the unit is not the step, else empty."""
     runs: tuple[RunSummary, ...]
-    """As named; of scaling, in order of GPUs."""
+    """Runs in the order given; for scaling, in order of GPUs."""
     pair: Pair | None
-    """Of two runs."""
+    """Comparison of two runs."""
     scaling: Scaling | None
-    """Of more than two, or of two with different numbers of GPUs."""
+    """Comparison of more than two runs, or of two with different numbers of GPUs."""
     warnings: tuple[str, ...]
-    """What limits the comparison."""
+    """Limits of the comparison."""

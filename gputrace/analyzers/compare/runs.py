@@ -1,6 +1,4 @@
-"""Runs reduced to what a comparison needs: steps as series, kernels by name, and the uncertainty
-of means.
-"""
+"""Runs reduced to the inputs of a comparison: step series, kernels by name, errors of means."""
 
 from __future__ import annotations
 
@@ -22,46 +20,47 @@ from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.model.trace import Progress, Trace
 
 CONFIDENCE: Final = 0.95
-"""How often bounds hold; those of the rows of one table hold all at once."""
+"""Confidence level of bounds; those of the rows of one table hold jointly."""
 
 FEWEST: Final = 3
-"""Steps from which bounds can be given."""
+"""Minimum number of steps for bounds."""
 
 _MOST_FREEDOM: Final = 1000
+"""Degrees of freedom from which Student's distribution counts as normal."""
 _LEAST_FREEDOM: Final = 4
-"""However much steps resemble their neighbours, if there are as many: fewer make bounds wider, and
-no more often right."""
+"""Minimum degrees of freedom, given as many steps, at any autocorrelation: fewer widen bounds
+without making them hold more often."""
 _MOST_MEMORY: Final = 0.9
-"""Of a step in the next; more cannot be told from a drift in so few steps."""
+"""Maximum autocorrelation of consecutive steps; more is indistinguishable from a drift."""
 
 Series = NDArray[np.number[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A mean over steps and its standard error, in one unit."""
+    """Mean over steps and its standard error, in the same unit."""
 
     value: float
     error: float | None
-    """None where there are too few steps to tell."""
+    """Standard error; None where there are too few steps."""
     freedom: float
-    """Degrees of freedom of the error: independent steps less one."""
+    """Degrees of freedom of the error: independent steps minus one."""
 
 
 ABSENT: Final = Mean(0.0, 0.0, _MOST_FREEDOM)
-"""Of what does not occur at all."""
+"""Mean of what does not occur at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a difference, or a ratio, is at least and at most."""
+    """Bounds of a difference or a ratio."""
 
     low: float
     high: float
 
 
 def means_of(table: Series) -> list[Mean]:
-    """The mean of each column of a table of shape (steps, columns)."""
+    """Return the mean of each column of a table of shape (steps, columns)."""
     count = len(table)
     values = table.mean(axis=0, dtype=float) if count else np.zeros(table.shape[1])
     if count < FEWEST:
@@ -77,11 +76,11 @@ def means_of(table: Series) -> list[Mean]:
 
 
 def _inflation(rest: Series) -> NDArray[np.float64]:
-    """How many times the variance of a mean is that of independent steps; at least 1.
+    """Return the variance of the mean relative to that of independent steps; at least 1.
 
-    The larger of two estimates: one from all neighbours up to a distance, which falls short where
-    steps remember long, and, where neighbours are more alike than by chance, that of a series in
-    which each remembers a part of the one before.
+    The larger of two estimates: one from the autocorrelation up to a maximum lag, which is too low
+    for long correlations, and, where neighbours correlate more than by chance, that of a
+    first-order autoregressive series.
     """
     count, squares = len(rest), (rest**2).sum(axis=0)
     squares = np.where(squares > 0, squares, 1)
@@ -98,7 +97,7 @@ def _inflation(rest: Series) -> NDArray[np.float64]:
 
 
 def difference(a: Mean, b: Mean, rows: int = 1) -> Bounds | None:
-    """Bounds of ``b - a``, one of so many rows that shall hold together; None if unknown."""
+    """Return bounds of ``b - a`` that hold jointly over ``rows`` rows; None if unknown."""
     if a.error is None or b.error is None:
         return None
     middle = b.value - a.value
@@ -107,7 +106,7 @@ def difference(a: Mean, b: Mean, rows: int = 1) -> Bounds | None:
 
 
 def ratio(a: Mean, b: Mean) -> Bounds | None:
-    """Bounds of ``a / b`` of positive means, by the difference of their logarithms."""
+    """Return bounds of ``a / b`` of positive means, by the difference of their logarithms."""
     if a.error is None or b.error is None or min(a.value, b.value) <= 0:
         return None
     reach = _reach((a.error / a.value, a.freedom), (b.error / b.value, b.freedom), 1)
@@ -115,7 +114,7 @@ def ratio(a: Mean, b: Mean) -> Bounds | None:
 
 
 def _reach(a: tuple[float, float], b: tuple[float, float], rows: int) -> float:
-    """How far from the middle the bounds are, of two errors with their freedoms."""
+    """Return the half-width of the bounds, given two pairs of error and degrees of freedom."""
     squares = a[0] ** 2, b[0] ** 2
     if not sum(squares):
         return 0.0
@@ -125,9 +124,10 @@ def _reach(a: tuple[float, float], b: tuple[float, float], rows: int) -> float:
 
 @lru_cache(maxsize=4096)
 def student(rows: int, freedom: int) -> float:
-    """Standard errors on either side that hold for all rows together (Bonferroni).
+    """Return the half-width, in standard errors, that holds for all rows jointly (Bonferroni).
 
-    The quantile of Student's distribution, by integration over ``t = sqrt(freedom) tan(angle)``.
+    This is the quantile of Student's distribution, integrated over
+    ``t = sqrt(freedom) tan(angle)``.
     """
     freedom = max(freedom, 1)
     angles = np.linspace(0, np.pi / 2, 20_001)
@@ -138,10 +138,10 @@ def student(rows: int, freedom: int) -> float:
 
 
 NAMES: Final = (*CLASSES, "communication_wait", "host_data")
-"""The classes; the wait, a part of communication; the host's time in the loader, beside them."""
+"""Classes of time, the waiting part of communication, and the host's time in the data loader."""
 
 _STRAY: Final = 0.01
-"""Part of what the busiest GPU of its rank does below which a GPU does not count."""
+"""Fraction of the busy time of its rank's busiest GPU below which a GPU is ignored."""
 
 Key = tuple[int | None, int]
 """Index and rank of a GPU."""
@@ -149,23 +149,23 @@ Key = tuple[int | None, int]
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """The steps, or iterations, that are measured.
+    """Measured steps, or iterations.
 
-    The classes among `classes` sum to `length`, each a mean over steps and GPUs.
+    The `CLASSES` among `classes` sum to `length`, each a mean over steps and GPUs.
     """
 
     numbers: NDArray[np.int64]
     length: Mean
     classes: Mapping[str, Mean]
-    """Those that are known, of `NAMES`."""
+    """Means of those of `NAMES` that are known."""
     of_gpu: Mapping[Key, Mapping[str, float]]
     """Means of each GPU."""
 
 
 def working_gpus(analysis: Analysis) -> list[Key]:
-    """The GPUs that do the work: none on which a process has a context and hardly more.
+    """Return the GPUs that do the work, without those on which a process has little but a context.
 
-    Where no GPU was seen, the ranks.
+    Where no GPU was recorded, return the ranks.
     """
     busy = {(row.gpu, row.rank): row.span_ns - row.idle_ns for row in analysis.gpus}
     most: dict[int, int] = {}
@@ -177,7 +177,7 @@ def working_gpus(analysis: Analysis) -> list[Key]:
 
 
 def measured_steps(analysis: Analysis, chosen: tuple[int, int] | None) -> list[Step]:
-    """The steps that a person chose, else the steady ones, on the GPUs that do the work."""
+    """Return the steps chosen by the user, else the steady ones, on the GPUs that do the work."""
     working = set(working_gpus(analysis))
     first, end = chosen or (0, 1 << 62)
     return [
@@ -189,15 +189,15 @@ def measured_steps(analysis: Analysis, chosen: tuple[int, int] | None) -> list[S
 
 
 def measure_loop(steps: Sequence[Step]) -> Loop | None:
-    """Means over the steps; None where there are none."""
+    """Return means over the steps; None where there are none."""
     if not steps:
         return None
-    numbers, place = np.unique([step.step for step in steps], return_inverse=True)
+    numbers, group = np.unique([step.step for step in steps], return_inverse=True)
     lengths = np.array([step.end_ns - step.start_ns for step in steps], float)
     known = [name for name in NAMES if all(of(step, name) is not None for step in steps)]
     table = np.array([[of(step, name) for name in known] for step in steps], float)
     table = np.concatenate([lengths[:, None], table.reshape(len(steps), -1)], axis=1)
-    length, *classes = means_of(_mean_of_groups(table, place, len(numbers)))
+    length, *classes = means_of(_mean_of_groups(table, group, len(numbers)))
     return Loop(
         numbers=numbers,
         length=length,
@@ -207,18 +207,18 @@ def measure_loop(steps: Sequence[Step]) -> Loop | None:
 
 
 def of(step: Step, name: str) -> int | None:
-    """Nanoseconds of one of `NAMES`; None where unknown."""
+    """Return the nanoseconds of one of `NAMES` in a step; None where unknown."""
     value: int | None = getattr(step, f"{name}_ns")
     return value
 
 
 def _mean_of_groups(
-    table: NDArray[np.float64], place: NDArray[np.intp], count: int
+    table: NDArray[np.float64], group: NDArray[np.intp], count: int
 ) -> NDArray[np.float64]:
-    """The mean of the rows of each group, in order of group."""
+    """Return the mean of the rows of each group, in order of group."""
     total = np.zeros((count, table.shape[1]))
-    np.add.at(total, place, table)
-    return total / np.bincount(place, minlength=count)[:, None]
+    np.add.at(total, group, table)
+    return total / np.bincount(group, minlength=count)[:, None]
 
 
 def _of_gpus(
@@ -229,8 +229,8 @@ def _of_gpus(
         rows.setdefault((step.gpu, step.rank), []).append(row)
     names = ("total", *known)
     return {
-        key: dict(zip(names, table[own].mean(axis=0).tolist(), strict=True))
-        for key, own in rows.items()
+        key: dict(zip(names, table[of_gpu].mean(axis=0).tolist(), strict=True))
+        for key, of_gpu in rows.items()
     }
 
 
@@ -239,22 +239,22 @@ _Rows = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class KernelUse:
-    """All kernels of one name, a GPU, in ns; a kernel belongs to the step in which it starts."""
+    """Use of all kernels of one name per GPU, in ns; a kernel belongs to the step of its start."""
 
     name: str
     communication: bool
     total: Mean
-    """Their time a step; in the whole span, without a known error, where there are no steps."""
+    """Time per step; in the whole span, with unknown error, where there are no steps."""
     count: float
-    """How many a step, or in the whole span."""
+    """Number per step, or in the whole span."""
     median_ns: float
-    """How long one takes."""
+    """Median duration of one kernel."""
 
 
 def use_kernels(
     trace: Trace, operations: Sequence[GpuOperations], steps: Sequence[Step] | None
 ) -> tuple[KernelUse, ...]:
-    """The kernels in some steps of the GPUs given, or in the whole span with None."""
+    """Summarize the kernels of some GPUs in some steps; with None, in the whole span."""
     numbers = sorted({step.step for step in steps}) if steps is not None else [0]
     parts = [_placed(own, steps, numbers) for own in operations]
     if not parts:
@@ -276,30 +276,30 @@ def use_kernels(
 
 
 def _placed(
-    own: GpuOperations, steps: Sequence[Step] | None, numbers: Sequence[int]
+    gpu: GpuOperations, steps: Sequence[Step] | None, numbers: Sequence[int]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], _Rows]:
-    """Name id, length and place of the step of each kernel that is in one."""
-    kernels = np.flatnonzero(own.events.kind == Kind.KERNEL)
-    ids, ns = own.events.name[kernels], own.end[kernels] - own.start[kernels]
+    """Return name id, duration and index of the step, for each kernel in a step."""
+    kernels = np.flatnonzero(gpu.events.kind == Kind.KERNEL)
+    ids, ns = gpu.events.name[kernels], gpu.end[kernels] - gpu.start[kernels]
     if steps is None:
         return ids, ns, np.zeros(len(kernels), np.intp)
-    key: Key = own.gpu.gpu, own.gpu.rank
+    key: Key = gpu.gpu.gpu, gpu.gpu.rank
     mine = sorted((s.start_ns, s.end_ns, s.step) for s in steps if (s.gpu, s.rank) == key)
     if not mine:
         return ids[:0], ns[:0], np.zeros(0, np.intp)
     starts, ends, which = np.array(mine, np.int64).T
-    index = np.searchsorted(starts, own.start[kernels], "right") - 1
-    inside = (index >= 0) & (own.start[kernels] < ends[index])
+    index = np.searchsorted(starts, gpu.start[kernels], "right") - 1
+    inside = (index >= 0) & (gpu.start[kernels] < ends[index])
     return ids[inside], ns[inside], np.searchsorted(numbers, which[index[inside]])
 
 
 def _by_text(trace: Trace, ids: NDArray[np.int32]) -> tuple[list[str], _Rows]:
-    """The names, and each kernel's place among them: several ids may mean one text."""
+    """Return the distinct texts, and the index of each id in them: several ids may share a text."""
     distinct, inverse = np.unique(ids, return_inverse=True)
     names = trace.names(distinct)
     texts = sorted(set(names.values()))
-    place = {text: index for index, text in enumerate(texts)}
-    return texts, np.array([place[names[id]] for id in distinct.tolist()], np.intp)[inverse]
+    position = {text: index for index, text in enumerate(texts)}
+    return texts, np.array([position[names[id]] for id in distinct.tolist()], np.intp)[inverse]
 
 
 def _medians(ids: _Rows, ns: NDArray[np.int64], count: int) -> Iterator[float]:
@@ -313,32 +313,32 @@ _BUSY: Final = ("compute", "communication", "h2d", "other_copy", "memset")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is known of one run."""
+    """Run, reduced to the inputs of a comparison."""
 
     label: str
     analysis: Analysis
-    """Without its list of steps."""
+    """Analysis without its list of steps."""
     keys: tuple[Key, ...]
-    """The GPUs that do the work."""
+    """GPUs that do the work."""
     loop: Loop | None
-    """The measured steps, or the iterations where there are no steps."""
+    """Measured steps, or iterations where there are no steps."""
     span: Mapping[str, float]
-    """Classes of the whole span, mean over all GPUs; nothing where no GPU was seen."""
+    """Classes of the whole span, mean over all GPUs; empty where no GPU was recorded."""
     kernels: tuple[KernelUse, ...]
-    """Of the measured steps; of the whole span where there are none."""
+    """Kernels of the measured steps; of the whole span where there are none."""
     kernels_of_span: tuple[KernelUse, ...]
     input_bytes: float | None
-    """A step, on all GPUs."""
+    """Bytes of the input copies per step, on all GPUs."""
     samples: float | None = None
-    """A step, on all GPUs, where a person said so."""
+    """Samples per step, on all GPUs, if given by the user."""
 
 
 def read_run(trace: Trace, label: str, options: Options, progress: Progress | None = None) -> Run:
-    """Analyzes a trace; raises what `analyze` does."""
+    """Analyze a trace and reduce it; raises the errors of `analyze`."""
     analysis = analyze(trace, options, progress)
     keys = working_gpus(analysis)
     steps = measured_steps(analysis, options.steps)
-    operations = [own for own in read_operations(trace) if (own.gpu.gpu, own.gpu.rank) in set(keys)]
+    operations = [gpu for gpu in read_operations(trace) if (gpu.gpu.gpu, gpu.gpu.rank) in set(keys)]
     of_span = use_kernels(trace, operations, None)
     return Run(
         label=label,
@@ -353,7 +353,7 @@ def read_run(trace: Trace, label: str, options: Options, progress: Progress | No
 
 
 def _span(analysis: Analysis) -> dict[str, float]:
-    """Each class of the whole span, mean over the GPUs."""
+    """Return each class in the whole span, mean over the GPUs."""
     count = len(analysis.gpus)
     if not count:
         return {}
@@ -365,13 +365,13 @@ def _span(analysis: Analysis) -> dict[str, float]:
 def _input_bytes(
     trace: Trace, operations: Sequence[GpuOperations], steps: Sequence[Step]
 ) -> float | None:
-    """Bytes of the copies that bring batches, a step, on all GPUs together."""
+    """Return the bytes of input copies per step, on all GPUs together; None if there are none."""
     numbers = {step.step for step in steps}
     total = 0
-    for own in operations:
-        copies = find_input_copies(trace, own)
+    for gpu in operations:
+        copies = find_input_copies(trace, gpu)
         for step in steps:
-            if (step.gpu, step.rank) == (own.gpu.gpu, own.gpu.rank):
-                first, end = np.searchsorted(own.start[copies], [step.start_ns, step.end_ns])
-                total += int(own.events.bytes[copies[first:end]].sum())
+            if (step.gpu, step.rank) == (gpu.gpu.gpu, gpu.gpu.rank):
+                first, end = np.searchsorted(gpu.start[copies], [step.start_ns, step.end_ns])
+                total += int(gpu.events.bytes[copies[first:end]].sum())
     return total / len(numbers) if total else None

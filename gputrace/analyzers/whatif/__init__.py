@@ -125,7 +125,7 @@ def _range(
         changed = cure.change(graph, effect)
         if changed is not None:
             bounds.append(measure(changed, replay(changed)).mean)
-    # The step is estimated directly, or as the recorded one minus the gain: take what scatters less.
+    # Estimate the step directly or as the recorded one minus the gain: take what scatters less.
     known = (recorded.lengths - middle.lengths, middle.lengths)
     scatter = _SURE * min(standard_error(lengths) for lengths in known)
     highest = max(middle.mean, min(max(bounds) + scatter, recorded.mean))

@@ -29,13 +29,14 @@ from gputrace.model.trace import Trace
 def build_graph(
     trace: Trace, rows: Rows, calls: CudaApiCalls, data: Mapping[tuple[int, int], Intervals]
 ) -> Graph:
-    """The graph of the rows.
+    """Build the dependency graph of some steps.
 
     Args:
-        trace: to name calls.
-        rows: of the steps to replay.
-        calls: of the whole trace.
-        data: when threads, by (process, thread), waited for data, on the trace's clock.
+        trace: trace that names the calls.
+        rows: operations of the steps to replay.
+        calls: calls of the whole trace.
+        data: intervals in which threads, by (process, thread), waited for data, on the trace's
+            clock.
     """
     items = make_items(rows, calls)
     events, op, some = rows.events, items.operation, items.operation >= 0
@@ -94,46 +95,46 @@ def build_graph(
 
 
 def _by_text(trace: Trace, ids: Column) -> Index:
-    """One id for each text: files that are read as one run have ids of their own."""
+    """Map name ids to one id per text: the files of a run have separate ids."""
     texts = trace.names(distinct_ids(ids))
     first = {text: id for id, text in texts.items()}
-    own = np.fromiter(texts, np.int64, len(texts))
-    alike = np.array([first[text] for text in texts.values()], np.int64)
-    order = np.argsort(own)
-    return alike[order][np.searchsorted(own[order], ids)]
+    ids_of_texts = np.fromiter(texts, np.int64, len(texts))
+    canonical = np.array([first[text] for text in texts.values()], np.int64)
+    order = np.argsort(ids_of_texts)
+    return canonical[order][np.searchsorted(ids_of_texts[order], ids)]
 
 
 def _by_thread(
     items: Items, calls: CudaApiCalls, data: Mapping[tuple[int, int], Intervals]
 ) -> dict[int, Intervals]:
-    """The waits for data by the items' own numbers of threads."""
-    found = {}
+    """Return the waits for data by the thread numbers of the items."""
+    waits = {}
     for thread in distinct_ids(items.thread[items.thread >= 0]).tolist():
         call = items.call[np.flatnonzero(items.thread == thread)[0]]
         pair = calls.threads[calls.thread[call]]
         if pair in data:
-            found[thread] = data[pair]
-    return found
+            waits[thread] = data[pair]
+    return waits
 
 
 def _holds(names: Mapping[int, str], called: Column) -> Mask:
-    """Whether a copy call is one that returns when the copy is done."""
-    plain = [id for id, name in names.items() if "emcpy" in name and "Async" not in name]
-    found: Mask = np.isin(called, plain)
-    return found
+    """Return a mask of the copy calls that return only when the copy is done."""
+    blocking = [id for id, name in names.items() if "emcpy" in name and "Async" not in name]
+    holds: Mask = np.isin(called, blocking)
+    return holds
 
 
 def _ranks(rows: Rows, calls: CudaApiCalls, items: Items, gpu: Index) -> Index:
-    """The rank of each item: of its GPU, or of its process."""
-    of_process = {one.process: one.rank for one in rows.gpus}
-    ranks = np.array([one.rank for one in rows.gpus])
-    processes, place = number_ids(items.process)
-    others = np.array([of_process.get(process, NONE) for process in processes.tolist()])[place]
+    """Return the rank of each item: that of its GPU, else of its process."""
+    of_process = {known.process: known.rank for known in rows.gpus}
+    ranks = np.array([known.rank for known in rows.gpus])
+    processes, index = number_ids(items.process)
+    others = np.array([of_process.get(process, NONE) for process in processes.tolist()])[index]
     return np.where(gpu >= 0, ranks[gpu], others)
 
 
 def _durations(items: Items, group: Index) -> Index:
-    """How long operations run; the parts of a collective from when the last one comes."""
+    """Return the duration of operations; in a collective, from the last arrival."""
     arrived = np.full(int(group.max(initial=0)) + 1, np.iinfo(np.int64).min)
     parts = np.flatnonzero(group >= 0)
     np.maximum.at(arrived, group[parts], items.start[parts])
@@ -142,18 +143,21 @@ def _durations(items: Items, group: Index) -> Index:
 
 USUAL_LATENCY_NS: Final = 6_000
 USUAL_SPACING_NS: Final = 1_500
-"""Where a window has too few operations to tell: from a launch, and from one kernel to the next."""
+"""Defaults for windows with too few samples: launch to start, and one kernel to the next."""
 _ENOUGH: Final = 20
+"""Minimum samples for a median."""
 SLACK_NS: Final = 15_000
-"""An operation that starts so much later than usual is late by chance; by more, for a cause."""
+"""Delay of an operation beyond the usual up to which it is noise; above, it has a cause."""
 QUEUE: Final = 1_000
-"""Launches that a GPU takes, at least, before the next must wait; 1,030 were seen on an H200."""
+"""Minimum depth of the launch queue of a GPU; 1,030 were measured on an H200."""
 _NEARLY: Final = 0.8
+"""Fraction of the depth from which the queue may have been full."""
 _BLOCKED_NS: Final = 50_000
+"""Minimum duration of a call or gap that a full queue explains."""
 
 
 class HostTimes(NamedTuple):
-    """Of each call, see `Graph`."""
+    """Columns of calls, see `Graph`."""
 
     gap: Times
     data: Times
@@ -167,7 +171,7 @@ def host_times(
     hand: Index,
     data: Mapping[int, Intervals],
 ) -> HostTimes:
-    """The thread's own time before each call, and how much of it was spent waiting for data."""
+    """Return the host time before each call, and the part of it spent waiting for data."""
     since = np.where(previous >= 0, items.returned[previous], 0)
     gap = np.where(items.thread >= 0, items.begin - since, 0)
     hand_lag = np.where(hand >= 0, items.begin - items.returned[hand], 0)
@@ -175,23 +179,23 @@ def host_times(
     waited = np.zeros(len(items), np.int64)
     for thread in distinct_ids(items.thread[items.thread >= 0]).tolist():
         rows = np.flatnonzero((items.thread == thread) & ((previous >= 0) | (hand >= 0)))
-        own = data.get(thread, EMPTY)
-        waited[rows] = own.within(since[rows] + items.base, items.begin[rows] + items.base)
+        data_waits = data.get(thread, EMPTY)
+        waited[rows] = data_waits.within(since[rows] + items.base, items.begin[rows] + items.base)
     return HostTimes(np.where(hand >= 0, 0, gap), waited, hand, hand_lag)
 
 
 class StartTimes(NamedTuple):
-    """Of each operation, see `Graph`; what remains unexplained is more than `SLACK_NS`."""
+    """Columns of operations, see `Graph`; residuals are 0 or above `SLACK_NS`."""
 
     latency: Times
     spacing: Times
     residual: Times
     bound: Times
-    """The earliest start by call and stream."""
+    """Earliest start by call and stream."""
 
 
 def start_times(items: Items, before: Index) -> StartTimes:
-    """What each operation's start is after: its call, or the operation before it on the stream."""
+    """Explain the start of each operation by its call or the previous operation on the stream."""
     runs = items.stream >= 0
     called = np.where(items.thread >= 0, items.begin, 0)
     free = np.where(before >= 0, items.end[before], LONG_AGO)
@@ -218,27 +222,28 @@ def _usual(samples: Times, otherwise: int) -> int:
 
 
 class Queueing(NamedTuple):
-    """See `Graph`."""
+    """Columns of calls, corrected for full launch queues, see `Graph`."""
 
     slot: Index
     own: Times
     gap: Times
 
 
-def find_slots(items: Items, gpu: Index, own: Times, host: HostTimes) -> Queueing:
-    """The operation whose start makes room for each launch: so many are queued at most.
+def find_slots(items: Items, gpu: Index, call_ns: Times, host: HostTimes) -> Queueing:
+    """Find the operation whose start frees a slot in the launch queue for each launch.
 
-    As many as were ever seen, or `QUEUE` where a host never ran so far ahead. A launch that found
-    the queue full took long for that alone, and what freed it is what started just before it
-    returned: places come free several at a time. So did a thread that was silent with a full queue:
-    calls that need a place, too, need not have been recorded (of events).
+    The depth of the queue is the highest seen, or `QUEUE` where no host ran that far ahead. The
+    whole excess duration of a launch into a full queue is waiting for a slot, which the operation
+    freed that started just before the launch returned: slots become free several at a time. Gaps
+    of a thread with a full queue are treated alike, since calls that need a slot (of events) may
+    not be recorded.
     """
     slots = np.full(len(items), NONE, np.int64)
-    own, gap = own.copy(), host.gap.copy()
-    lanes = [_Lane.of(items, gpu, one) for one in distinct_ids(gpu[gpu >= 0]).tolist()]
+    call_ns, gap = call_ns.copy(), host.gap.copy()
+    lanes = [_Lane.of(items, gpu, number) for number in distinct_ids(gpu[gpu >= 0]).tolist()]
     depth = max([QUEUE, *(int(lane.waiting(items.begin).max(initial=0)) for lane in lanes)])
     launches = (items.thread >= 0) & (items.stream >= 0)
-    usual = int(np.median(own[launches])) if launches.any() else 0
+    usual = int(np.median(call_ns[launches])) if launches.any() else 0
     long = max(_BLOCKED_NS, 10 * usual)
     silent = np.where(host.hand < 0, host.gap - host.data, 0)
     for lane in lanes:
@@ -246,60 +251,66 @@ def find_slots(items: Items, gpu: Index, own: Times, host: HostTimes) -> Queuein
         slots[rows[depth:]] = rows[: max(len(rows) - depth, 0)]
         for spent, since, until in (
             (silent, items.begin - host.gap, items.begin),
-            (own, items.begin, items.returned),
+            (call_ns, items.begin, items.returned),
         ):
             blocked, freed = lane.blocked(spent > long, since, until, _NEARLY * depth)
             slots[blocked] = freed
-            (gap if spent is silent else own)[blocked] = usual
-    return Queueing(slots, own, gap)
+            (gap if spent is silent else call_ns)[blocked] = usual
+    return Queueing(slots, call_ns, gap)
 
 
 class _Lane(NamedTuple):
-    """The launches of one GPU."""
+    """Launches of one GPU."""
 
     rows: Index
     by_start: Index
-    """In order of start on the GPU."""
+    """``rows`` in order of start on the GPU."""
     started: Times
 
     @classmethod
-    def of(cls, items: Items, gpu: Index, one: int) -> _Lane:
-        rows = np.flatnonzero((gpu == one) & (items.thread >= 0) & (items.stream >= 0))
+    def of(cls, items: Items, gpu: Index, number: int) -> _Lane:
+        rows = np.flatnonzero((gpu == number) & (items.thread >= 0) & (items.stream >= 0))
         by_start = rows[np.argsort(items.start[rows], kind="stable")]
         return cls(rows, by_start, items.start[by_start])
 
     def waiting(self, since: Times) -> Times:
-        """How many were queued at the moment given for each launch."""
+        """Return the number of queued launches at the time given for each launch."""
         gone = np.searchsorted(self.started, since[self.rows], "right")
         return np.arange(1, len(self.rows) + 1) - gone
 
     def blocked(self, long: Mask, since: Times, until: Times, full: float) -> tuple[Index, Index]:
-        """The launches that waited for a place from one moment until another, and what freed it.
+        """Return the launches that waited for a slot, and the operations that freed it.
 
-        Of those issued before the first start that is seen, how much was queued is not known.
+        The queue is taken as full for launches issued before the first recorded start, for which
+        its length is unknown.
+
+        Args:
+            long: mask of items that took long.
+            since, until: period in which each item may have waited.
+            full: queue length from which a launch may have to wait.
         """
         unseen = since[self.rows] < self.started[:1]
-        found = long[self.rows] & (unseen | (self.waiting(since) >= full))
+        blocked = long[self.rows] & (unseen | (self.waiting(since) >= full))
         freed = np.searchsorted(self.started, until[self.rows], "right") - 1
-        found &= (freed >= 0) & (self.started[freed] > since[self.rows])
-        return self.rows[found], self.by_start[freed[found]]
+        blocked &= (freed >= 0) & (self.started[freed] > since[self.rows])
+        return self.rows[blocked], self.by_start[freed[blocked]]
 
 
 _WAKE_NS: Final = 60_000
-"""A call that returns this soon after an operation ended had waited for it."""
+"""Maximum delay from the end of an operation to the return of a call that waited for it."""
 SHORT_NS: Final = 5_000
-"""What a synchronising call takes when there is nothing to wait for."""
+"""Duration of a synchronising call that need not wait."""
 _STAGED_NS: Final = 30_000
-"""A copy call that lasts longer, until its copy is done, holds the host."""
+"""Minimum duration of a copy call that blocks the host until its copy is done."""
 
 _EVERY_STREAM = ("Device", "Ctx", "Thread", "Free", "Unmap", "Release")
-"""Parts of names of calls that wait for all streams."""
+"""Name fragments of calls that wait for all streams."""
 
 Waits = dict[int, tuple[tuple[int, int], ...]]
 
 
 class Waiting(NamedTuple):
-    """See `Graph`."""
+    """Columns of calls, see `Graph`."""
 
     own: Times
     waits: Waits
@@ -308,18 +319,25 @@ class Waiting(NamedTuple):
 def find_waits(
     items: Items, sort: Column, kind: Column, blocks: Mask, names: Mapping[int, str], name: Column
 ) -> Waiting:
-    """Which operations each synchronising, freeing or blocking copy call waited for.
+    """Find the operations that each synchronising, freeing or blocking copy call waited for.
 
-    The recorded times tell: of the operations issued before the call, those that ended before it
-    returned, and within it. ``blocks`` tells copies from or to pageable memory.
+    These are operations issued before the call that ended during it, by the recorded times.
+
+    Args:
+        items: items of the graph.
+        sort: kind of call of each item.
+        kind: kind of operation of each item.
+        blocks: mask of copies that may block the host, as from or to pageable memory.
+        names: texts by name id.
+        name: name id of the call of each item.
     """
-    own = np.where(items.thread >= 0, items.returned - items.begin, 0)
+    call_ns = np.where(items.thread >= 0, items.returned - items.begin, 0)
     waits: Waits = {}
     stream, process = items.stream.tolist(), items.process.tolist()
     last: dict[int, int] = {}
-    latest: dict[int, int] = {}  # the stream that each thread issued to last
+    latest: dict[int, int] = {}  # stream that each thread issued to last
     copies = np.isin(kind, (Kind.COPY_H2D, Kind.COPY_D2H)) & (items.thread >= 0)
-    held = copies & blocks & (own > _STAGED_NS) & (items.returned > items.start)
+    blocked = copies & blocks & (call_ns > _STAGED_NS) & (items.returned > items.start)
     matters = np.isin(sort, (Call.SYNC, Call.ALLOC)) & (items.thread >= 0)
     finder = _Finder(items)
     for i in range(len(stream)):
@@ -327,37 +345,39 @@ def find_waits(
             last.clear()
         if matters[i]:
             every = any(part in names[int(name[i])] for part in _EVERY_STREAM)
-            found = finder.find(i, last, None if every else latest.get(int(items.thread[i])))
-            if sort[i] == Call.SYNC or any(binds for _, binds in found):
-                waits[i], own[i] = finder.edges(i, found, int(own[i]))
+            ended = finder.find(i, last, None if every else latest.get(int(items.thread[i])))
+            if sort[i] == Call.SYNC or any(binds for _, binds in ended):
+                waits[i], call_ns[i] = finder.edges(i, ended, int(call_ns[i]))
         if stream[i] >= 0:
             last[stream[i]] = i
             latest[int(items.thread[i])] = stream[i]
-            if held[i]:
+            if blocked[i]:
                 waits[i] = ((i, int(items.returned[i] - items.end[i])),)
-                own[i] = min(int(own[i]), SHORT_NS)
-    return Waiting(own, waits)
+                call_ns[i] = min(int(call_ns[i]), SHORT_NS)
+    return Waiting(call_ns, waits)
 
 
 Found = list[tuple[int, bool]]
-"""Operations, and whether the call had to wait for them."""
+"""Pairs of an operation and whether the call had to wait for it."""
 
 
 class _Finder:
+    """Search for the operations that calls waited for."""
+
     def __init__(self, items: Items) -> None:
         self.begin, self.returned = items.begin.tolist(), items.returned.tolist()
         self.end = items.end.tolist()
 
     def find(self, i: int, last: Mapping[int, int], stream: int | None) -> Found:
-        """The latest operation of each stream, or of one, that had ended when the call returned.
+        """Return the latest operation per stream, or of one, that had ended at the call's return.
 
-        Without one to wait for on its own stream, a call may have waited for another's.
+        A call with nothing to wait for on its stream may have waited for another stream.
         """
         done = {s: j for s, j in last.items() if self.end[j] <= self.returned[i] + SHORT_NS}
-        found = [(j, self._binds(i, j)) for s, j in done.items()]
+        ended = [(j, self._binds(i, j)) for s, j in done.items()]
         if stream is None:
-            return found
-        binding = [(j, binds) for j, binds in found if binds]
+            return ended
+        binding = [(j, binds) for j, binds in ended if binds]
         if binding:
             return [max(binding, key=lambda pair: self.end[pair[0]])]
         return [(done[stream], False)] if stream in done else []
@@ -365,13 +385,13 @@ class _Finder:
     def _binds(self, i: int, j: int) -> bool:
         return bool(self.begin[i] < self.end[j] > self.returned[i] - _WAKE_NS)
 
-    def edges(self, i: int, found: Found, ns: int) -> tuple[tuple[tuple[int, int], ...], int]:
-        """The edges of a call, and what it takes by itself."""
-        waited = any(binds for _, binds in found)
+    def edges(self, i: int, ended: Found, ns: int) -> tuple[tuple[tuple[int, int], ...], int]:
+        """Return the edges of a call, and its duration without waiting."""
+        waited = any(binds for _, binds in ended)
         wake = SHORT_NS
-        edges = tuple((j, min(wake, self.returned[i] - self.end[j])) for j, _ in found)
+        edges = tuple((j, min(wake, self.returned[i] - self.end[j])) for j, _ in ended)
         if waited:
-            latest = max((j for j, binds in found if binds), key=lambda j: self.end[j])
+            latest = max((j for j, binds in ended if binds), key=lambda j: self.end[j])
             edges = tuple(
                 (j, self.returned[i] - self.end[j] if j == latest else lag) for j, lag in edges
             )
@@ -379,16 +399,18 @@ class _Finder:
 
 
 _JUST_ENDED_NS: Final = 12_000
-"""An operation that starts this soon after one elsewhere ended had waited for it."""
+"""Maximum delay from the end of an operation to a start on another stream that waited for it."""
 _FARTHEST: Final = 64
+"""Maximum number of candidates tried per operation."""
 
 After = dict[int, tuple[tuple[int, int], ...]]
 
 
 def find_causes(items: Items, late: Times, bound: Times) -> tuple[After, Times]:
-    """For operations that start late, the one on another stream that they started right after.
+    """Find causes on other streams for operations that start late.
 
-    Gives also the lateness that is left unexplained.
+    The cause is the operation that ended just before. Returns the edges and the remaining
+    unexplained delays.
     """
     after: After = {}
     left = late.copy()
@@ -416,14 +438,14 @@ def _may_cause(items: Items, i: int, j: int) -> bool:
 def join_streams(
     items: Items, operation: Column, kind: Column, gpu: Index, step: Index, after: After
 ) -> None:
-    """Adds what data flow demands though the recorded times need not show it.
+    """Add the edges that data flow demands, to ``after``, where the recorded times agree.
 
-    A collective comes after what its process had given the main stream of its GPU before; the
-    step's last collective, and an input copied on a stream of its own, come before what the main
-    stream is given next. Only where the recorded times agree.
+    A collective follows the operations issued to the main stream of its GPU before it; the last
+    collective of a step, and an input copy on a separate stream, precede the next operation on the
+    main stream.
     """
-    for one in distinct_ids(gpu[gpu >= 0]).tolist():
-        rows = np.flatnonzero((gpu == one) & (items.stream >= 0))
+    for number in distinct_ids(gpu[gpu >= 0]).tolist():
+        rows = np.flatnonzero((gpu == number) & (items.stream >= 0))
         main = _main_stream(items, operation, rows)
         for i, j in _joins(items, operation, kind, step, rows, main):
             lag = int(items.start[i] - items.end[j])
@@ -440,31 +462,31 @@ def _main_stream(items: Items, operation: Column, rows: Index) -> int:
 def _joins(
     items: Items, operation: Column, kind: Column, step: Index, rows: Index, main: int
 ) -> Iterator[tuple[int, int]]:
-    """Pairs of an operation and one that it comes after, if the recorded times agree."""
+    """Yield pairs of an operation and one that it follows, if the recorded times agree."""
     talks = operation[rows] == OperationClass.COMMUNICATION
     on_main = items.stream[rows] == main
-    aside = np.flatnonzero(~on_main & (talks | (kind[rows] == Kind.COPY_H2D)))
+    beside = np.flatnonzero(~on_main & (talks | (kind[rows] == Kind.COPY_H2D)))
     mains = rows[on_main]
-    place = np.searchsorted(np.flatnonzero(on_main), aside)
-    last = {int(step[i]): i for i in rows[talks & ~on_main].tolist()}
-    for at, row in zip(place.tolist(), rows[aside].tolist(), strict=True):
+    positions = np.searchsorted(np.flatnonzero(on_main), beside)
+    last_of_step = {int(step[i]): i for i in rows[talks & ~on_main].tolist()}
+    for position, row in zip(positions.tolist(), rows[beside].tolist(), strict=True):
         collective = operation[row] == OperationClass.COMMUNICATION
-        if collective and at:
-            yield row, int(mains[at - 1])
-        if not collective or last[int(step[row])] == row:
-            later = np.flatnonzero(items.start[mains[at:]] >= items.end[row])
+        if collective and position:
+            yield row, int(mains[position - 1])
+        if not collective or last_of_step[int(step[row])] == row:
+            later = np.flatnonzero(items.start[mains[position:]] >= items.end[row])
             if len(later):
-                yield int(mains[at + later[0]]), row
+                yield int(mains[position + later[0]]), row
 
 
 def keep_together(items: Items, instance: Index) -> Index:
-    """The collective that each operation is a part of, or `NONE`.
+    """Return the collective that each operation belongs to, or `NONE`.
 
-    A part that ends before the last one comes waits for nobody, and is none.
+    An operation that ends before the last one arrives waits for none, and is excluded.
 
     Args:
-        items: of the graph.
-        instance: the number of the matched collective of each item, or `NONE`.
+        items: items of the graph.
+        instance: number of the matched collective of each item, or `NONE`.
     """
     numbers, group = np.unique(instance, return_inverse=True)
     arrived = np.full(len(numbers), np.iinfo(np.int64).min)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -139,9 +139,9 @@ def make_items(rows: Rows, calls: CudaApiCalls) -> Items:
     first = np.full(len(outer), NONE, np.int64)
     known = np.flatnonzero(owner >= 0)
     first[owner[known][::-1]] = known[::-1]  # the last write wins: the earliest of each call
-    unled = np.ones(len(rows.call), bool)
-    unled[first[first >= 0]] = False
-    extra = np.flatnonzero(unled)
+    separate = np.ones(len(rows.call), bool)
+    separate[first[first >= 0]] = False
+    extra = np.flatnonzero(separate)
     call = np.concatenate([outer, np.full(len(extra), NONE, np.int64)])
     operation = np.concatenate([first, extra])
     leads = np.concatenate([np.full(len(outer), NONE, np.int64), owner[extra]])
@@ -459,10 +459,8 @@ class _Replay:
         self.returned[items], self.ended[items] = returned, ended
         self.began[items] = ended - self.graph.ns[items]
 
-    def _queued_segment(
-        self, part: int, thread_free: int, stream_free: int
-    ) -> tuple[int, int]:
-        """Replay a segment whose launches wait for slots; return when thread and stream are free."""
+    def _queued_segment(self, part: int, thread_free: int, stream_free: int) -> tuple[int, int]:
+        """Replay a segment whose launches wait for slots; return the end on thread and stream."""
         rows = slice(self.parts.first[part], self.parts.last[part] + 1)
         slot_free = self.began[self.graph.slot[self.parts.items[rows]]]
         returned, ended = self.parts.queued(rows, thread_free, stream_free, slot_free)
@@ -497,9 +495,7 @@ class _Replay:
             column[items].tolist()
             for column in (g.gap, g.own, g.latency, g.spacing, g.residual, g.ns)
         )
-        group, hand, hand_lag = (
-            column[items].tolist() for column in (g.group, g.hand, g.hand_lag)
-        )
+        group, hand, hand_lag = (column[items].tolist() for column in (g.group, g.hand, g.hand_lag))
         slot = g.slot[items].tolist() if queued else [NONE] * len(items)
         single = parts.alone[parts.first].tolist()
         threads, streams = g.thread[items].tolist(), g.stream[items].tolist()
@@ -548,9 +544,9 @@ class _Replay:
                     if start > arrived[collective]:
                         arrived[collective] = start
                     if not missing[collective]:
-                        for member, its_stream, ns in members[collective]:
+                        for member, member_stream, ns in members[collective]:
                             end = arrived[collective] + ns
-                            ended[member] = stream_free[its_stream] = end
+                            ended[member] = stream_free[member_stream] = end
             if thread >= 0:
                 if item in waits:
                     for cause, lag in waits[item]:
@@ -566,7 +562,9 @@ class _Replay:
 
         alone = parts.items[parts.alone].tolist()
         for times, replayed in (
-            (self.began, began), (self.ended, ended), (self.returned, returned)
+            (self.began, began),
+            (self.ended, ended),
+            (self.returned, returned),
         ):
             times[alone] = [replayed[item] for item in alone]
         return np.array(segments_free, np.int64).reshape(-1, 2).T

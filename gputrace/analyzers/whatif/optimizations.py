@@ -1,4 +1,4 @@
-"""Optimizations as edits of the dependency graph: each removes one cause of lost time."""
+"""Optimizations as edits of the dependency graph, each of which removes one cause of lost time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.intervals import Times
 
 _PINNED_RATE: Final = 10.0
-"""Bytes a nanosecond: PCIe 3.0 with 16 lanes copies 11 to 12 from pinned memory."""
+"""Bytes per nanosecond: PCIe 3.0 x16 copies 11 to 12 from pinned memory."""
 
 
 def pinned(graph: Graph, effect: Effect) -> Graph | None:
-    """Input copies go from pinned memory and beside the computation, as far as the host is ahead.
+    """Copy input from pinned memory, overlapped with computation as far as the host is ahead.
 
-    At the most they are all made before they are needed; at the least they stay on their stream, as
-    fast as any machine copies from pinned memory.
+    At most, all copies finish before they are needed; at least, they stay on their stream, at the
+    pinned rate.
     """
     copies = input_copies(graph)
     if not copies.any():
@@ -38,7 +38,10 @@ def pinned(graph: Graph, effect: Effect) -> Graph | None:
 
 
 def _at_pinned_rate(graph: Graph, copies: Mask) -> Times:
-    """Pageable copies at the rate of the trace's large pinned ones; without any, a modest one."""
+    """Return durations with pageable copies at the rate of the large pinned ones in the trace.
+
+    Without such copies, at `_PINNED_RATE`.
+    """
     large = copies & ~graph.pageable & (graph.size > 1 << 20)
     rate = _PINNED_RATE
     if large.any():
@@ -48,7 +51,7 @@ def _at_pinned_rate(graph: Graph, copies: Mask) -> Times:
 
 
 def overlap(graph: Graph, effect: Effect) -> Graph | None:
-    """Computation waits for no communication; at the least, for each step's last one still."""
+    """Let computation wait for no communication; at least, only for the last one of each step."""
     talks = runs(graph) & (graph.operation == OperationClass.COMMUNICATION)
     talks &= graph.kind == Kind.KERNEL
     if not talks.any() or trained_together(graph) is not None:
@@ -62,12 +65,13 @@ def overlap(graph: Graph, effect: Effect) -> Graph | None:
 
 
 _GRAPH_LAUNCH_NS: Final = 10_000
+"""Duration of the launch of a CUDA graph."""
 
 
 def prefetch(graph: Graph, effect: Effect) -> Graph | None:
-    """The next batch is ready when it is asked for; at the most, it is on the GPU by then.
+    """Have the next batch ready when it is requested; at most, already on the GPU.
 
-    At the least, one thread makes it beside the training, in the time that the training waited.
+    At least, one thread makes it in parallel to training, in the time that training waited.
     """
     if not graph.data.any():
         return None
@@ -82,7 +86,7 @@ def prefetch(graph: Graph, effect: Effect) -> Graph | None:
 
 
 def _without_data(graph: Graph, part: float) -> Graph:
-    """The waits for data shortened by a part of them."""
+    """Shorten the waits for data by a fraction of them."""
     saved = (graph.data * part).astype(np.int64)
     return graph.changed(
         gap=graph.gap - np.where(graph.hand < 0, saved, 0),
@@ -91,16 +95,16 @@ def _without_data(graph: Graph, part: float) -> Graph:
 
 
 def _longest_wait(graph: Graph) -> float:
-    """Nanoseconds a step that the thread waits for data which waits longest."""
+    """Return the nanoseconds a step that the longest-waiting thread waits for data."""
     calls = graph.thread >= 0
     return float(np.bincount(graph.thread[calls], graph.data[calls]).max()) / graph.steps
 
 
 def graphs(graph: Graph, effect: Effect) -> Graph | None:
-    """Kernels that are launched one after another are one launch, without host time between.
+    """Combine consecutive launches into one, without host time between.
 
-    At the most, they also follow each other without a pause; at the least, half of the host's time
-    stays, as where the optimizer or the loss is launched as before.
+    At most, the kernels also follow each other without a pause; at least, half of the host time
+    remains, as where the optimizer or the loss is still launched separately.
     """
     launched = issues(graph) & np.isin(graph.kind, (Kind.KERNEL, Kind.COPY_D2D, Kind.MEMSET))
     follows = _follows(graph, launched)
@@ -132,13 +136,13 @@ def _half_launched(graph: Graph, follows: Mask) -> Graph:
 
 
 def _follows(graph: Graph, launched: Mask) -> Mask:
-    """Launches whose call before, on the thread or handed over from another, is a launch too."""
+    """Return a mask of launches that directly follow a launch, on their thread or by hand-over."""
     before = np.where(graph.hand >= 0, graph.hand, before_on(graph.thread))
     return launched & (graph.thread >= 0) & (before >= 0) & launched[before]
 
 
 def sync(graph: Graph, _effect: Effect) -> Graph | None:
-    """The host waits for no GPU: it asks for no result in the middle of training."""
+    """Let the host never wait for a GPU: no results are read in the middle of training."""
     calls = (graph.thread >= 0) & (graph.sort == Call.SYNC)
     back = issues(graph) & (graph.kind == Kind.COPY_D2H)
     if not (calls | back).any():
@@ -147,7 +151,7 @@ def sync(graph: Graph, _effect: Effect) -> Graph | None:
 
 
 def alloc(graph: Graph, _effect: Effect) -> Graph | None:
-    """Memory is kept: no allocation and no release."""
+    """Keep memory: no allocation and no release."""
     calls = (graph.thread >= 0) & (graph.sort == Call.ALLOC)
     if not calls.any():
         return None
@@ -156,44 +160,44 @@ def alloc(graph: Graph, _effect: Effect) -> Graph | None:
 
 
 _SLOWER: Final = 1.02
-"""A rank whose kernels take this many times the median rank's is slower than that."""
+"""Ratio of kernel time to the median rank's above which a rank is slower."""
 _LATER: Final = 1.02
+"""Ratio of host time to the median rank's above which a rank is later."""
 
 
 def straggler(graph: Graph, _effect: Effect) -> Graph | None:
-    """The kernels of slower ranks shortened to the median rank's; None where none is slower.
+    """Shorten the kernels of slower ranks to the median rank's; None where none is slower.
 
-    Those of one name are shortened alike, to what the median rank spends on them: to nothing, where
-    the median rank has none.
+    Kernels of one name are scaled alike, to the total of the median rank: to zero if it has none.
     """
     ranks = distinct_ids(graph.rank[graph.rank >= 0])
     computes = runs(graph) & (graph.operation == OperationClass.COMPUTE)
-    place = np.searchsorted(ranks, graph.rank)
-    totals = np.bincount(place[computes], graph.ns[computes], len(ranks))
+    row = np.searchsorted(ranks, graph.rank)
+    totals = np.bincount(row[computes], graph.ns[computes], len(ranks))
     slow = totals > _SLOWER * _median(totals)
     if len(ranks) < 2 or not slow.any():
         return None
     names, name = np.unique(graph.name, return_inverse=True)
     spent = np.zeros((len(ranks), len(names)))
-    np.add.at(spent, (place[computes], name[computes]), graph.ns[computes])
+    np.add.at(spent, (row[computes], name[computes]), graph.ns[computes])
     usual = np.broadcast_to(_median(spent), spent.shape)
     factor = np.minimum(np.divide(usual, spent, out=np.ones_like(spent), where=spent > 0), 1.0)
-    eased = computes & slow[place]
-    shorter = (graph.ns * factor[place, name]).astype(np.int64)
+    eased = computes & slow[row]
+    shorter = (graph.ns * factor[row, name]).astype(np.int64)
     return graph.changed(ns=np.where(eased, shorter, graph.ns))
 
 
 def _median(values: NDArray[Any]) -> NDArray[Any]:
-    """Over the ranks; of two in the middle the lower, so of two ranks the better one."""
+    """Return the median over ranks (axis 0); the lower of two middle values, so the faster rank."""
     ordered: NDArray[Any] = np.sort(values, axis=0)
     middle: NDArray[Any] = ordered[(len(values) - 1) // 2]
     return middle
 
 
 def late_host(graph: Graph, _effect: Effect) -> Graph | None:
-    """The host time of later ranks cut to the median rank's, call by call.
+    """Cut the host time of later ranks to the median rank's, call by call.
 
-    None where none is later, or where the ranks do not make the same calls.
+    None where no rank is later, or where the ranks make different calls.
     """
     ranks = distinct_ids(graph.rank[graph.rank >= 0])
     calls = [np.flatnonzero((graph.rank == rank) & (graph.thread >= 0)) for rank in ranks]
@@ -212,7 +216,7 @@ def late_host(graph: Graph, _effect: Effect) -> Graph | None:
 
 
 def _by_call(graph: Graph, calls: list[Index]) -> Index | None:
-    """Each rank's calls in a row, the same ones in a column; None where they differ."""
+    """Return the calls as a table of shape (ranks, calls); None where the ranks' calls differ."""
     if len({len(rows) for rows in calls}) != 1 or not len(calls[0]):
         return None
     table = np.stack(calls)
@@ -221,7 +225,7 @@ def _by_call(graph: Graph, calls: list[Index]) -> Index | None:
 
 
 def _cut(graph: Graph, host: Index, table: Index, late: NDArray[np.bool_]) -> Graph:
-    """The late ranks' time beyond the usual, call by call, cut until their totals are usual."""
+    """Cut the late ranks' excess over the median, call by call, until their totals match it."""
     times = host[table][:, 1:]
     totals = times.sum(axis=1)
     rows = table[late][:, 1:]
@@ -238,13 +242,13 @@ def _cut(graph: Graph, host: Index, table: Index, late: NDArray[np.bool_]) -> Gr
 
 
 _SHARE: Final = 0.2
-"""Part of the busiest GPU's kernels that a GPU has if it trains too."""
+"""Minimum fraction of the busiest GPU's kernels on a GPU that trains."""
 _MANY_ALLOCS: Final = 20
-"""Allocations a step and GPU that only a search for algorithms makes: it would not be repeated."""
+"""Allocations per step and GPU above which they belong to a one-time algorithm search."""
 
 
 def trained_together(graph: Graph) -> Index | None:
-    """The GPUs that one process trains on, from different threads; None if no process does."""
+    """Return the GPUs that one process trains on from different threads; None if there are none."""
     kernels = runs(graph) & (graph.operation == OperationClass.COMPUTE) & (graph.thread >= 0)
     if len(distinct_ids(graph.process[kernels])) != 1:
         return None
@@ -263,31 +267,32 @@ def _feeder(graph: Graph, kernels: Mask, gpu: int) -> int:
 def _one_process_each(
     graph: Graph, gpus: Index, loads: float, waited: float, talks: bool, longest: int | None = None
 ) -> Graph:
-    """The first GPU alone with what its threads do for it, one after another.
+    """Keep only the first GPU and the work of its threads for it, in sequence.
 
-    Each process would do as much for its own GPU, with its share of the batch to load and to copy.
-    What goes to other GPUs is left out, with the host's time for it, and so is what the threads
-    waited for each other (for Python's lock).
+    This is the load of each process if every GPU had one, with its share of the batch to load and
+    copy. Work for other GPUs is dropped with its host time, and so is the time that threads waited
+    for each other (for Python's global interpreter lock).
 
     Args:
-        graph: of the steps.
-        loads: the part of the waiting for data which stays.
-        waited: the part of that waiting which stays.
-        talks: whether communication keeps its time on the GPU; else it is overlapped.
-        longest: what a longer pause of the host is cut to, as making replicas is one; None for
-            as long as it is.
+        graph: graph of the steps.
+        gpus: GPUs that the process trains on.
+        loads: fraction of the waiting for data that remains.
+        waited: fraction of the threads' waiting for each other that remains.
+        talks: True if communication keeps its time on the GPU, False if it is overlapped.
+        longest: upper limit of a host pause in nanoseconds, which removes such as the making of
+            replicas; None for no limit.
     """
     first = int(gpus[0])
     between = graph.operation == OperationClass.COMMUNICATION
-    own_op = runs(graph) & (graph.gpu == first) & (talks | ~between)
+    runs_here = runs(graph) & (graph.gpu == first) & (talks | ~between)
     feeds = distinct_ids(graph.thread[runs(graph) & (graph.gpu == first) & (graph.thread >= 0)])
-    stays = np.isin(graph.thread, feeds) & (own_op | ~runs(graph))
+    stays = np.isin(graph.thread, feeds) & (runs_here | ~runs(graph))
     chain = int(feeds[0])
     host = np.where(graph.hand >= 0, graph.hand_lag, graph.gap) - graph.data
     kept = np.flatnonzero(stays)
     before = np.concatenate([[NONE], kept[:-1]])
     handed = graph.hand[kept]
-    # A hand-over from elsewhere is a wait for the other threads.
+    # A hand-over by a call that is dropped is a wait for another thread.
     foreign = (handed >= 0) & (handed != before)
     gap = np.zeros(len(graph), np.int64)
     gap[kept] = np.where(foreign, host[kept] * waited, host[kept])
@@ -295,12 +300,12 @@ def _one_process_each(
         gap = np.minimum(gap, longest)
     gap[kept] += (graph.data[kept] * loads).astype(np.int64)
     gap[kept[:1]] = graph.start[kept[:1]]
-    copies = own_op & (graph.kind == Kind.COPY_H2D)
+    copies = runs_here & (graph.kind == Kind.COPY_H2D)
     return graph.changed(
         thread=np.where(stays, chain, NONE),
         gap=gap,
         hand=np.full(len(graph), NONE),
-        stream=np.where(own_op, graph.stream, NONE),
+        stream=np.where(runs_here, graph.stream, NONE),
         ns=np.where(copies, graph.ns // len(gpus), graph.ns),
         group=np.full(len(graph), NONE),
         waits={i: edges for i, edges in graph.waits.items() if stays[i]},
@@ -308,11 +313,11 @@ def _one_process_each(
 
 
 def ddp(graph: Graph, effect: Effect) -> Graph | None:
-    """One process a GPU in place of one for all; no scatter, no gather, no replicas.
+    """Use one process per GPU instead of one for all: no scatter, gather or replicas.
 
-    At the most, no pause of the host of over a millisecond stays, as making replicas is one; at the
-    least, a part of the threads' waiting for each other was work, communication stays, and the
-    processes' loaders are in each other's way, so that a part of the batch takes as long as all.
+    At most, no host pause over a millisecond (as for making replicas) remains; at least, part of
+    the threads' waiting for each other was work, communication remains, and the data loaders of
+    the processes compete, so that a share of the batch takes as long as the whole.
     """
     gpus = trained_together(graph)
     if gpus is None:
@@ -328,11 +333,11 @@ def ddp(graph: Graph, effect: Effect) -> Graph | None:
 Mask = NDArray[np.bool_]
 
 SHORT_CALL_NS: Final = 10_000
-"""A copy call that need not wait."""
+"""Duration of a copy call that need not wait."""
 
 
 class Effect(Enum):
-    """How far a cure works: what is predicted, and the bounds of its range."""
+    """Extent to which an optimization works: the prediction and the bounds of its range."""
 
     LIKELY = "likely"
     MOST = "most"
@@ -340,24 +345,24 @@ class Effect(Enum):
 
 
 def runs(graph: Graph) -> Mask:
-    """Items with an operation."""
+    """Return a mask of the items with an operation."""
     return graph.stream >= 0
 
 
 def issues(graph: Graph) -> Mask:
-    """Items with an operation whose call is known."""
+    """Return a mask of the items with an operation whose call is known."""
     return (graph.stream >= 0) & (graph.thread >= 0)
 
 
 def returning(graph: Graph, calls: Mask, ns: int) -> Graph:
-    """Some calls wait for nothing, and take so long at most."""
+    """Let some calls wait for nothing and take at most ``ns``."""
     return without_waits(graph, calls).changed(
         own=np.where(calls, np.minimum(graph.own, ns), graph.own)
     )
 
 
 def without_waits(graph: Graph, calls: Mask) -> Graph:
-    """Some calls wait for no operation; what they take by themselves stays."""
+    """Let some calls wait for no operation; their duration without waiting remains."""
     waits = {i: edges for i, edges in graph.waits.items() if not calls[i]}
     lost = np.zeros(len(graph), bool)
     lost[[i for i in graph.waits if calls[i]]] = True
@@ -367,7 +372,7 @@ def without_waits(graph: Graph, calls: Mask) -> Graph:
 
 
 def moved_aside(graph: Graph, operations: Mask, joined: bool = True) -> Graph:
-    """Some operations run on streams of their own; if ``joined``, what followed them still does."""
+    """Move operations to separate streams; if ``joined``, their followers still wait for them."""
     before = before_on(graph.stream)
     after = dict(graph.after)
     stream = np.where(operations, graph.stream + int(graph.stream.max()) + 1, graph.stream)
@@ -378,21 +383,21 @@ def moved_aside(graph: Graph, operations: Mask, joined: bool = True) -> Graph:
 
 
 def last_collectives(graph: Graph, talks: Mask) -> Mask:
-    """Of each GPU and step, the collective that was issued last."""
+    """Return a mask of the collective issued last on each GPU in each step."""
     last = np.zeros(len(graph), bool)
-    place = {(int(graph.gpu[i]), int(graph.step[i])): i for i in np.flatnonzero(talks).tolist()}
-    last[list(place.values())] = True
+    last_of = {(int(graph.gpu[i]), int(graph.step[i])): i for i in np.flatnonzero(talks).tolist()}
+    last[list(last_of.values())] = True
     return last
 
 
 def input_copies(graph: Graph) -> Mask:
-    """Copies from the host to a GPU."""
-    found: Mask = runs(graph) & (graph.kind == Kind.COPY_H2D)
-    return found
+    """Return a mask of the copies from the host to a GPU."""
+    copies: Mask = runs(graph) & (graph.kind == Kind.COPY_H2D)
+    return copies
 
 
 def copied_before(graph: Graph, copies: Mask) -> Graph:
-    """Some copies take no time: they were made before they were needed."""
+    """Let some copies take no time, as if made before they were needed."""
     quick = returning(graph, copies, SHORT_CALL_NS)
     return quick.changed(
         ns=np.where(copies, 0, quick.ns), residual=np.where(copies, 0, quick.residual)
@@ -406,17 +411,18 @@ Change = Callable[[Graph, Effect], Graph | None]
 
 @dataclass(frozen=True, slots=True)
 class Cure:
-    """One entry of the list."""
+    """An optimization that can be predicted."""
 
     id: str
     findings: tuple[str, ...]
-    """Ids of the findings that it cures; it belongs to the first of them that the analysis has."""
+    """Ids of the findings that it removes; it belongs to the first that the analysis has."""
     change: Change
+    """Edit of the graph; returns None where there is nothing to improve."""
     what: str
-    """The cure in a few words, as the beginning of a sentence on what it would save."""
+    """Name of the optimization, as the subject of a sentence on what it would save."""
     assumption: str
     bounds: tuple[Effect, ...] = (Effect.MOST, Effect.LEAST)
-    """How far it works else; none where it is all or nothing."""
+    """Effects that bound the prediction; none where it is all or nothing."""
 
 
 CURES: Final = (

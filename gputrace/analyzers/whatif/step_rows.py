@@ -1,4 +1,4 @@
-"""Rows of the steps that are replayed."""
+"""Choice of the steps to replay, and the operations and calls in them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from gputrace.model.results import Step
 from gputrace.model.trace import Window
 
 MOST_ITEMS: Final = 40_000
-"""GPU operations that are replayed at most; a replay of so many takes some 5 to 40 ms."""
+"""Maximum number of replayed GPU operations; so many take some 5 to 40 ms."""
 SCENE: Final = 2
-"""Steps at the beginning that only set the scene: how far the host is ahead, what is queued."""
+"""Steps at the beginning that only establish the state: the host's lead and the queues."""
 FEWEST_STEPS: Final = 5
+"""Minimum number of steps for a replay."""
 
 _COLUMNS: Final = (
     "start", "end", "kind", "name", "process", "device", "stream", "correlation", "bytes",
@@ -35,26 +36,26 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class Rows:
-    """What the GPUs did in some consecutive steps, in order of start, and who issued it."""
+    """GPU operations of consecutive steps, in order of start, with their calls."""
 
     events: Events
     classes: NDArray[np.int8]
     gpus: tuple[Gpu, ...]
     gpu: NDArray[np.int64]
-    """Index into ``gpus``."""
+    """Index into ``gpus``, by operation."""
     step: NDArray[np.int64]
-    """Counted from the first step that is replayed."""
+    """Step of each operation, counted from the first replayed one."""
     call: NDArray[np.int64]
-    """The call that issued each, an index into the calls of the trace, or `NOBODY`."""
+    """Index of the call that issued each, in the calls of the trace, or `NOBODY`."""
     collective: NDArray[np.int64]
-    """The number of the matched collective that each is a part of, or -1."""
+    """Number of the matched collective that each belongs to, or -1."""
     steps: range
 
 
 def choose_steps(gpus: PerGpu, found: FoundSteps, measured: Sequence[Step]) -> range | None:
-    """Consecutive measured steps of all ranks, with a mean like that of all measured ones.
+    """Choose consecutive measured steps of all ranks whose mean is closest to the overall mean.
 
-    None where there are too few, or where so few would be too many operations.
+    None if there are too few steps, or if the minimum number has too many operations.
     """
     numbers = sorted({step.step for step in measured})
     if not found.by_rank or len(numbers) < FEWEST_STEPS:
@@ -63,26 +64,26 @@ def choose_steps(gpus: PerGpu, found: FoundSteps, measured: Sequence[Step]) -> r
     known = min(len(windows) for windows in found.by_rank.values())
     runs = _runs([number for number in numbers if number < known], breaks)
     longest = max(runs, key=len, default=range(0))
-    each = _operations_a_step(gpus, found, longest)
-    count = min(len(longest), int(MOST_ITEMS // max(each, 1)))
+    operations = _operations_a_step(gpus, found, longest)
+    count = min(len(longest), int(MOST_ITEMS // max(operations, 1)))
     if count < FEWEST_STEPS:
         return None
     return _most_usual(found, longest, count)
 
 
 def _breaks(found: FoundSteps, operations: Sequence[GpuSummary]) -> set[int]:
-    """The steps after which there is something else, or nothing was recorded for a while."""
-    recorded = {own.gpu.rank: own.recorded.start for own in operations}
+    """Return the steps followed by a non-training phase or a pause of the recording."""
+    recorded = {summary.gpu.rank: summary.recorded.start for summary in operations}
     breaks = set[int]()
     for rank, windows in found.by_rank.items():
-        stretch = np.searchsorted(recorded[rank], windows.end)
-        breaks.update(np.flatnonzero(np.diff(stretch)).tolist())
+        period = np.searchsorted(recorded[rank], windows.end)
+        breaks.update(np.flatnonzero(np.diff(period)).tolist())
         breaks.update(interlude.after for interlude in windows.interludes)
     return breaks
 
 
 def _runs(numbers: Sequence[int], breaks: set[int]) -> list[range]:
-    """Stretches of consecutive numbers, ended by what comes between two steps."""
+    """Return the ranges of consecutive numbers, split after ``breaks``."""
     runs: list[range] = []
     for number in numbers:
         if runs and runs[-1].stop == number and number - 1 not in breaks:
@@ -95,36 +96,36 @@ def _runs(numbers: Sequence[int], breaks: set[int]) -> list[range]:
 def _operations_a_step(gpus: PerGpu, found: FoundSteps, steps: range) -> float:
     if not steps:
         return 0.0
-    having = [own for own in gpus.operations if own.gpu.rank in found.by_rank]
-    spans = [_span(found.by_rank[own.gpu.rank], steps) for own in having]
+    having = [summary for summary in gpus.operations if summary.gpu.rank in found.by_rank]
+    spans = [_span(found.by_rank[summary.gpu.rank], steps) for summary in having]
     return sum(gpus.each(_starting_in, having, spans)) / len(steps)
 
 
-def _starting_in(one: GpuShardView, span: Window) -> int:
-    first, last = np.searchsorted(one.operations.start, span)
+def _starting_in(view: GpuShardView, span: Window) -> int:
+    first, last = np.searchsorted(view.operations.start, span)
     return int(last - first)
 
 
 def when_issued(gpus: PerGpu, found: FoundSteps, steps: range) -> Window | None:
-    """The time of some steps, with that of the calls that issued what ran in them.
+    """Return the window of some steps, including the calls that issued their operations.
 
-    None where no call did.
+    None without such calls.
     """
-    having = [own for own in gpus.operations if own.gpu.rank in found.by_rank]
-    spans = [_span(found.by_rank[own.gpu.rank], steps) for own in having]
-    known = [own for own in gpus.each(_with_issuers, having, spans) if own is not None]
+    having = [summary for summary in gpus.operations if summary.gpu.rank in found.by_rank]
+    spans = [_span(found.by_rank[summary.gpu.rank], steps) for summary in having]
+    known = [summary for summary in gpus.each(_with_issuers, having, spans) if summary is not None]
     if not known:
         return None
     starts, ends = zip(*known, *spans, strict=True)
     return Window(min(starts), max(ends))
 
 
-def _with_issuers(one: GpuShardView, span: Window) -> Window | None:
-    own, calls = one.operations, one.calls
+def _with_issuers(view: GpuShardView, span: Window) -> Window | None:
+    operations, calls = view.operations, view.calls
     if calls is None:
         return None
-    first, last = np.searchsorted(own.start, span)
-    issuer = own.events.having("process", "correlation").select(slice(first, last))
+    first, last = np.searchsorted(operations.start, span)
+    issuer = operations.events.having("process", "correlation").select(slice(first, last))
     issued = calls.issued_by(issuer)
     issued = issued[issued != NOBODY]
     if not len(issued):
@@ -133,13 +134,13 @@ def _with_issuers(one: GpuShardView, span: Window) -> Window | None:
 
 
 def data_within(gpus: PerGpu, window: Window) -> dict[tuple[int, int], Intervals]:
-    """When threads, by (process, thread), waited for data."""
-    found = gpus.each(_data_within, gpus.lanes, same=(window,))
-    return {thread: waits for own in found for thread, waits in own.items()}
+    """Return when threads, by (process, thread), waited for data."""
+    by_gpu = gpus.each(_data_within, gpus.lanes, same=(window,))
+    return {thread: waits for waits_of in by_gpu for thread, waits in waits_of.items()}
 
 
-def _data_within(one: GpuShardView, window: Window) -> dict[tuple[int, int], Intervals]:
-    return {thread: waits.clip(*window) for thread, waits in one.lane.data.items()}
+def _data_within(view: GpuShardView, window: Window) -> dict[tuple[int, int], Intervals]:
+    return {thread: waits.clip(*window) for thread, waits in view.lane.data.items()}
 
 
 def _most_usual(found: FoundSteps, steps: range, count: int) -> range:
@@ -153,23 +154,23 @@ def _most_usual(found: FoundSteps, steps: range, count: int) -> range:
 def read_rows(
     gpus: PerGpu, calls: CudaApiCalls, found: FoundSteps, steps: range, collectives: Collectives
 ) -> Rows:
-    """The operations of the chosen steps, with the streams that they ran on.
+    """Read the operations of the chosen steps.
 
     Args:
-        gpus: which ran them.
-        calls: at least those from the first to the last that issued any of them.
+        gpus: GPUs that ran them.
+        calls: calls, at least from the first to the last that issued any of them.
         found: all steps.
-        steps: the chosen ones.
-        collectives: of all GPUs.
+        steps: chosen steps.
+        collectives: collectives of all GPUs.
     """
     spans = {rank: _span(windows, steps) for rank, windows in found.by_rank.items()}
     window = Window(min(s.start for s in spans.values()), max(s.end for s in spans.values()))
     events = gpus.trace.events(GPU_KINDS, _COLUMNS, window)
-    known = tuple(own.gpu for own in gpus.operations)
+    known = tuple(known_gpu.gpu for known_gpu in gpus.operations)
     gpu = _gpu_of(events, known)
     step = np.full(len(events), -1, np.int64)
-    for index, own in enumerate(known):
-        windows = found.by_rank.get(own.rank)
+    for index, known_gpu in enumerate(known):
+        windows = found.by_rank.get(known_gpu.rank)
         if windows is not None:
             mine = gpu == index
             step[mine] = _step_of(windows, steps, events.start[mine])
@@ -177,7 +178,7 @@ def read_rows(
     rows = rows[np.argsort(events.start[rows], kind="stable")]
     events = events.select(rows)
     issued = calls.issued_by(events).astype(np.int64)
-    # A call that ends the trace's clock's order, after its operation began, did not issue it.
+    # A call that starts after its operation did not issue it.
     wrong = (issued != NOBODY) & (calls.start[issued] > events.start)
     issued[wrong | (calls.sort[issued] == Call.SYNC)] = NOBODY
     return Rows(
@@ -199,8 +200,8 @@ def _span(windows: StepWindows, steps: range) -> Window:
 def _collectives(
     collectives: Collectives, events: Events, gpu: NDArray[np.int64], gpus: int
 ) -> NDArray[np.int64]:
-    """The collective of each row, which is told by its GPU, start and correlation."""
-    found = np.full(len(events), -1, np.int64)
+    """Return the collective of each row, identified by GPU, start and correlation."""
+    instances = np.full(len(events), -1, np.int64)
     by_lane = zip(rows_by(collectives.lane, gpus), rows_by(gpu, gpus), strict=True)
     for mine, rows in by_lane:
         starts = collectives.start[mine].tolist()
@@ -208,26 +209,26 @@ def _collectives(
         number = dict(zip(keys, collectives.instance[mine].tolist(), strict=True))
         rows = rows[np.isin(events.start[rows], starts)]
         pairs = zip(events.start[rows].tolist(), events.correlation[rows].tolist(), strict=True)
-        found[rows] = [number.get(pair, -1) for pair in pairs]
-    return found
+        instances[rows] = [number.get(pair, -1) for pair in pairs]
+    return instances
 
 
 def _gpu_of(events: Events, gpus: Sequence[Gpu]) -> NDArray[np.int64]:
-    places: Mapping[tuple[int, int], int] = {
+    index_of: Mapping[tuple[int, int], int] = {
         pair: index for index, gpu in enumerate(gpus) for pair in gpu.pairs
     }
     keys = events.process.astype(np.int64) << 16 | events.device.astype(np.int64) & 0xFFFF
     distinct, where = np.unique(keys, return_inverse=True)
-    found = [
-        places.get((key >> 16, int(np.int16(np.uint16(key & 0xFFFF)))), -1)
+    indices = [
+        index_of.get((key >> 16, int(np.int16(np.uint16(key & 0xFFFF)))), -1)
         for key in distinct.tolist()
     ]
-    return np.array(found or [-1], np.int64)[where]
+    return np.array(indices or [-1], np.int64)[where]
 
 
 def _step_of(windows: StepWindows, steps: range, moments: Times) -> NDArray[np.int64]:
-    """The replayed step that each moment lies in, from 0; -1 outside."""
+    """Return the replayed step at each moment, from 0; -1 outside."""
     starts = windows.start[steps.start : steps.stop]
-    place = np.searchsorted(starts, moments, "right") - 1
-    inside = (place >= 0) & (moments < windows.end[steps.stop - 1])
-    return np.where(inside, place, -1)
+    index = np.searchsorted(starts, moments, "right") - 1
+    inside = (index >= 0) & (moments < windows.end[steps.stop - 1])
+    return np.where(inside, index, -1)

@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import sqlite3
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import replace
-from glob import glob
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from gputrace.collectors.backend import Backend, Merged, Plan, other_recorder
-from gputrace.collectors.finalize import (
-    OWN,
-    global_pid,
-    hold_something,
-    merge,
-    write_meta,
-    write_process,
-    write_signals,
-    write_unreadable,
-)
 from gputrace.collectors.launch import Launch
 from gputrace.collectors.launch.supervised import (
     Causes,
@@ -36,246 +21,8 @@ from gputrace.collectors.launch.supervised import (
     find_cause,
     supervised,
 )
-from gputrace.collectors.spool.chunks import read_all
-from gputrace.collectors.spool.clock_correction import correct_clocks
-from gputrace.collectors.spool.host_events import HostEvents, join_hosts, read_host_file
-from gputrace.errors import InputError, MissingError
-from gputrace.readers.nsys_export import find_nsys, nsys_version, run_export
-from gputrace.readers.nsys_schema import string_columns
-from gputrace.store.writer import TraceWriter
-
-_EVENTS: Final = re.compile(
-    r"CUPTI_ACTIVITY_KIND_\w+|CUDA_\w+_EVENTS|NVTX_\w+|OSRT_API|CUBLAS_EVENTS|CUDNN_EVENTS"
-    r"|MPI_\w+|PROFILER_OVERHEAD|GPU_METRICS"
-)
-_OTHERS: Final = re.compile(
-    r"ENUM_\w+|TARGET_INFO_(GPU|GPU_METRICS|CUDA_\w+|NVTX_\w+|SESSION_START_TIME)"
-    r"|ANALYSIS_DETAILS"
-)
-_ABOUT: Final = ("META_DATA_EXPORT", "EXPORT_META_DATA")
-"""What made the export, under its name and its old one; paths and the user are in it too."""
-_STARTED_CUDA: Final = ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_KERNEL")
-
-
-def convert(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
-    """Writes the trace of a recording's folder; without a report, of the host's signals alone.
-
-    Raises InputError where what nsys left cannot be read, MissingError where nsys is not there to
-    read it, OSError where the trace cannot be written.
-    """
-    check_ended(folder, TOOL.name)
-    nsys = find_nsys()
-    report = find_report(folder, nsys)
-    if report is None:
-        merged = merge(folder, output, meta)
-        return Merged(0, 0, merged.steps, merged.cut, (why_no_report(folder),))
-    if nsys is None:
-        raise MissingError(f"{report}: an nsys must export it, and there is none here")
-    problems: list[InputError] = []
-    hosts: list[HostEvents] = read_all(folder, "*.host", read_host_file, join_hosts, problems)
-    correct_clocks([], hosts)
-    with tempfile.TemporaryDirectory(prefix="gputrace-") as local:
-        export = _export(nsys, report, Path(local))
-        with TraceWriter(output) as writer:
-            merged = _write(writer, export, folder, hosts, {**meta, "nsys": nsys_version(nsys)})
-            lost = write_unreadable(writer, problems)
-        export.unlink()
-    return replace(merged, notes=(*merged.notes, *lost), unread=hold_something(problems))
-
-
-def _export(nsys: str, report: Path, local: Path) -> Path:
-    """The report as SQLite: beside it, or where its file system has no locks, in a local folder."""
-    beside = report.with_name("export.sqlite")
-    beside.unlink(missing_ok=True)
-    try:
-        run_export(nsys, report, beside)
-    except InputError as error:
-        beside.unlink(missing_ok=True)
-        if "lock" not in error.problem.lower():
-            raise
-        beside = local / beside.name
-        run_export(nsys, report, beside)
-    return beside
-
-
-def _write(
-    writer: TraceWriter,
-    export: Path,
-    folder: Path,
-    hosts: Sequence[HostEvents],
-    meta: Mapping[str, str],
-) -> Merged:
-    declared = _declared(export)
-    tables = _kept(declared, {host.pid for host in hosts})
-    writer.copy(export, tables)
-    start, machine = _start(writer, tables), _machine(writer, tables)
-    write_meta(writer, start, meta)
-    for host in hosts:
-        write_process(writer, global_pid(host.pid, machine), host)
-    kernels = _count(writer, tables, "CUPTI_ACTIVITY_KIND_KERNEL")
-    return Merged(
-        processes=len(_processes(writer, [name for name in _STARTED_CUDA if name in tables])),
-        kernels=kernels,
-        steps=write_signals(writer, folder, hosts, start, machine),
-        cut=sum(not host.whole for host in hosts),
-        notes=tuple(_complaints(export, declared, "(3)" if kernels else "(2, 3)")),
-    )
-
-
-def _declared(export: Path) -> dict[str, str]:
-    """The tables of the export, with their declarations."""
-    with closing(sqlite3.connect(export)) as database:
-        sql = "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
-        return dict(database.execute(sql))
-
-
-def _complaints(export: Path, declared: Mapping[str, str], wanted: str) -> list[str]:
-    """What nsys complains of in its report: errors (3) or warnings (2) too."""
-    if "DIAGNOSTIC_EVENT" not in declared:
-        return []
-    with closing(sqlite3.connect(export)) as database:
-        sql = f"SELECT DISTINCT text FROM DIAGNOSTIC_EVENT WHERE severity IN {wanted} LIMIT 3"
-        return [f"nsys: {' '.join(str(text).split())}" for (text,) in database.execute(sql)]
-
-
-def _kept(declared: Mapping[str, str], pids: Iterable[int]) -> dict[str, str]:
-    """The tables to take, each with the condition of the rows to take."""
-    events = {name: sql for name, sql in declared.items() if _EVENTS.fullmatch(name)}
-    kept = dict.fromkeys([n for n in declared if n in events or _OTHERS.fullmatch(n)], "1")
-    ours = _processes_of(events, pids)
-    for name in declared.keys() & set(_ABOUT):
-        kept[name] = "name LIKE 'EXPORT_PRODUCT%' OR name LIKE 'EXPORT_SCHEMA%'"
-    if "PROCESSES" in declared:
-        kept["PROCESSES"] = f"globalPid >> 24 & 0xFFFFFF IN ({ours})"
-    if "ThreadNames" in declared:
-        kept["ThreadNames"] = f"globalTid >> 24 & 0xFFFFFF IN ({ours})"
-    if "StringIds" in declared:
-        kept["StringIds"] = f"id IN ({_strings_of({n: declared[n] for n in kept}, kept)})"
-    return kept
-
-
-def _processes_of(events: Mapping[str, str], pids: Iterable[int]) -> str:
-    """SQL of the pids that have events or left a file of their own."""
-    selects = [f"SELECT {pid & 0xFFFFFF}" for pid in sorted(pids)]
-    for name, sql in events.items():
-        column = re.search(r"\bglobal[PT]id\b", sql)
-        if column:
-            selects.append(f'SELECT {column[0]} >> 24 & 0xFFFFFF FROM source."{name}"')
-    return " UNION ".join(selects or ["SELECT NULL"])
-
-
-def _strings_of(declared: Mapping[str, str], kept: Mapping[str, str]) -> str:
-    """SQL of the ids of strings that rows to be taken name."""
-    selects = [
-        f'SELECT "{column}" FROM source."{name}" WHERE {kept[name]}'
-        for name, sql in declared.items()
-        for column in sorted(string_columns(sql))
-    ]
-    return " UNION ".join(selects or ["SELECT NULL"])
-
-
-def _start(writer: TraceWriter, tables: Mapping[str, str]) -> int:
-    """The session's start, nanoseconds of CLOCK_REALTIME, from which the export's times count."""
-    if "TARGET_INFO_SESSION_START_TIME" in tables:
-        rows = writer.query("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME")
-        if rows and rows[0][0] is not None:
-            return int(rows[0][0])
-    raise InputError(writer.path, "nsys's export does not say when it began; try a newer nsys")
-
-
-def _machine(writer: TraceWriter, tables: Mapping[str, str]) -> int:
-    """This machine in the upper 16 bits of the export's global ids."""
-    for process in _processes(writer, [name for name in tables if _EVENTS.fullmatch(name)]):
-        return process >> 24
-    return OWN
-
-
-def _processes(writer: TraceWriter, tables: Iterable[str]) -> set[int]:
-    """The processes of rows: globalPids without their thread bits."""
-    found = set()
-    for table in tables:
-        columns = {row[1] for row in writer.query(f'PRAGMA table_info("{table}")')}
-        for column in columns & {"globalPid", "globalTid"}:
-            sql = f'SELECT DISTINCT {column} >> 24 FROM "{table}" WHERE {column} IS NOT NULL'
-            found |= {int(row[0]) for row in writer.query(sql)}
-    return found
-
-
-def _count(writer: TraceWriter, tables: Mapping[str, str], table: str) -> int:
-    return int(writer.query(f"SELECT count(*) FROM {table}")[0][0]) if table in tables else 0
-
-
-_IMPORTERS: Final = (
-    "../host-linux-*/QdstrmImporter",
-    "../linux-desktop-*/QdstrmImporter",
-    "../../host-linux-*/QdstrmImporter",
-    "../../../nsight-systems/host-linux-*/QdstrmImporter",
-)
-"""Where the importer lies, from the folder of nsys itself; the third is Debian's."""
-_PACKAGES: Final = {"libdw.so.1": "libdw1", "libelf.so.1": "libelf1", "libssh.so.4": "libssh-4"}
-"""Debian's packages of libraries that importers have been seen to lack."""
-
-
-def find_report(folder: Path, nsys: str | None) -> Path | None:
-    """The report in a folder; None where there is none, nor anything to make one of.
-
-    Raises MissingError where there is a raw recording that cannot be imported here.
-    """
-    reports = [path for path in _sorted(folder) if path.suffix in (".nsys-rep", ".qdrep")]
-    if reports:
-        return reports[0]
-    raw = [path for path in _sorted(folder) if path.suffix == ".qdstrm"]
-    return _imported(raw[0], nsys) if raw else None
-
-
-def _sorted(folder: Path) -> list[Path]:
-    """Files, the largest first."""
-    return sorted(
-        (path for path in folder.iterdir() if path.is_file()), key=lambda p: -p.stat().st_size
-    )
-
-
-def find_importer(nsys: str) -> str | None:
-    """The importer that belongs to an nsys."""
-    here = Path(nsys).resolve().parent
-    found = (path for pattern in _IMPORTERS for path in sorted(glob(str(here / pattern))))
-    return next(found, None)
-
-
-def importer_obstacle(nsys: str) -> str | None:
-    """Why the importer of an nsys cannot run here, and what to do; None where it can."""
-    importer = find_importer(nsys)
-    if importer is None:
-        return "its QdstrmImporter is not beside it; install all of Nsight Systems"
-    code, said = ask([importer, "--version"])
-    return _why_not_imported(said) if code else None
-
-
-def _imported(raw: Path, nsys: str | None) -> Path:
-    importer = find_importer(nsys) if nsys is not None else None
-    if importer is None:
-        raise MissingError(
-            f"nsys left a raw recording ({raw.name}), and its QdstrmImporter is not beside it; "
-            "install all of Nsight Systems"
-        )
-    report = raw.with_suffix(".nsys-rep")
-    code, said = ask([importer, "-i", str(raw), "-o", str(report)])
-    if code or not report.exists():
-        report.unlink(missing_ok=True)
-        raise MissingError(_why_not_imported(said))
-    return report
-
-
-def _why_not_imported(output: str) -> str:
-    missing = re.search(r"loading shared libraries: (\S+): cannot open", output)
-    if missing:
-        library = missing[1]
-        package = f" (package {_PACKAGES[library]})" if library in _PACKAGES else ""
-        return f"nsys's QdstrmImporter needs {library}: install it{package}"
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    said = lines[-1] if lines else "it said nothing"
-    return f"nsys's QdstrmImporter could not read the raw recording: {said}"
-
+from gputrace.errors import MissingError
+from gputrace.readers.nsys_export import find_nsys, nsys_version
 
 LOG: Final = "nsys.log"
 """nsys's own output, in the folder of a recording."""
@@ -496,9 +243,12 @@ def _takes(help_text: str, value: str) -> bool:
     return "Possible values" not in help_text or value.split(",", maxsplit=1)[0] in help_text
 
 
-def _merge(folder: Path, output: Path, told: Mapping[str, str]) -> Merged:
+def _merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
+    """Make the trace; what it takes is imported once the program has ended."""
+    from gputrace.collectors.tool_traces import convert_nsys
 
-    return convert(folder, output, told)
+    check_ended(folder, TOOL.name)
+    return convert_nsys(folder, output, meta, lambda: why_no_report(folder))
 
 
 NSYS: Final = Backend("nsys", _obstacle, _launch, _merge, run_under_nsys)

@@ -13,17 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.collectors.spool.chunks import (
-    CLOCKS,
     LATEST,
     Format,
     Loss,
-    Records,
     read_chunk_file,
     read_info,
     read_numbered,
-    read_records,
     read_stop,
 )
+from gputrace.collectors.spool.host_events import CLOCKS, Records, read_records
 
 SPOOL: Final = Format(b"GPUTRSPL", 2, "a spool", "a spool file of gputrace")
 

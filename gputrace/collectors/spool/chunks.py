@@ -9,10 +9,7 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import BinaryIO, Final, TypeVar
 
 from gputrace.errors import InputError
 
@@ -161,17 +158,6 @@ def read_all(
             if path.exists():
                 problems.append(error)
     return [join(files) for files in found.values() if files]
-
-
-Records = NDArray[np.void]
-
-CLOCKS: Final = np.dtype([("realtime", "<u8"), ("monotonic", "<u8"), ("raw", "<u8")])
-"""Records of CLOK, in both kinds of files: the same moment on three clocks, nanoseconds."""
-
-
-def read_records(body: memoryview, kind: np.dtype[Any]) -> Records:
-    """The whole records of a chunk."""
-    return np.frombuffer(body[: len(body) - len(body) % kind.itemsize], kind)
 
 
 _FAR: Final = 16 << 20

@@ -11,16 +11,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.collectors.spool.chunks import (
-    CLOCKS,
     Format,
     Loss,
-    Records,
     read_chunk_file,
     read_info,
     read_numbered,
-    read_records,
     read_stop,
 )
+
+Records = NDArray[np.void]
+
+CLOCKS: Final = np.dtype([("realtime", "<u8"), ("monotonic", "<u8"), ("raw", "<u8")])
+"""Records of CLOK, in both kinds of files: the same moment on three clocks, nanoseconds."""
+
+
+def read_records(body: memoryview, kind: np.dtype[Any]) -> Records:
+    """The whole records of a chunk."""
+    return np.frombuffer(body[: len(body) - len(body) % kind.itemsize], kind)
+
 
 HOST: Final = Format(b"GPUTRHST", 1, "a host file", "a file of gputrace's hooks")
 KINDS: Final = {"data_wait": 1, "step": 2, "annotation": 3, "note": 4, "sample": 5}
