@@ -182,7 +182,7 @@ def group(parts: Sequence[Part], *, joint: bool) -> list[Group]:
 
 
 def _pair(first: Part, other: Part, joint: bool) -> NDArray[np.int64]:
-    """Match each row of ``other`` with the row of ``first`` of the same collective, or `UNKNOWN`."""
+    """Return the row of ``first`` with the same collective, or `UNKNOWN`, for each of ``other``."""
     if len(first) == len(other):
         partner = np.arange(len(first))
         if not joint or _in_order(first, other):

@@ -86,19 +86,19 @@ class Links:
         return directions
 
     def _row(self, source: int, target: int) -> GpuLink:
-        one, other = self.gpus[source], self.gpus[target]
-        link = self.topology.between(one, other)
+        sender, receiver = self.gpus[source], self.gpus[target]
+        link = self.topology.between(sender, receiver)
         peer, staged = (traffic.of_pair(source, target) for traffic in (self.peer, self.staged))
         speed = bandwidth(peer)
         return GpuLink(
-            from_=one.gpu,
-            to=other.gpu,
-            from_rank=one.rank,
-            to_rank=other.rank,
-            host=one.host_name,
+            from_=sender.gpu,
+            to=receiver.gpu,
+            from_rank=sender.rank,
+            to_rank=receiver.rank,
+            host=sender.host_name,
             link=link.link if link is not None else "",
-            peer_access=peer_access(self.topology, one, other),
-            able=self.topology.able(one, other),
+            peer_access=peer_access(self.topology, sender, receiver),
+            able=self.topology.able(sender, receiver),
             copies=len(peer),
             bytes=int(peer.bytes.sum()),
             busy_ns=int((peer.end - peer.start).sum()),
@@ -137,9 +137,9 @@ def speeds_of(copies: Traffic) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.asarray(large.bytes * 1e9 / (large.end - large.start), np.float64)
 
 
-def peer_access(topology: Topology, one: Gpu, other: Gpu) -> str:
+def peer_access(topology: Topology, source: Gpu, target: Gpu) -> str:
     """Return ``OK`` if NVML reports reads and writes as possible, else its reason, or ""."""
-    link = topology.between(one, other)
+    link = topology.between(source, target)
     if link is None:
         return ""
     return next((s for s in (link.p2p_read, link.p2p_write) if s not in ("OK", "")), link.p2p_read)
@@ -245,12 +245,13 @@ class _Series:
 
 def _rows_of(collectives: Collectives, lanes: tuple[int, ...], lane: int) -> NDArray[np.intp]:
     """Return the rows of one GPU in the joint operations of exactly these GPUs, in order."""
-    one = collectives
-    inside = np.isin(one.lane, lanes)
-    count = np.bincount(one.instance)
-    within = np.bincount(one.instance[inside], minlength=len(count))
+    instance = collectives.instance
+    inside = np.isin(collectives.lane, lanes)
+    count = np.bincount(instance)
+    within = np.bincount(instance[inside], minlength=len(count))
     whole = (count == len(lanes)) & (within == count)
-    return np.flatnonzero(one.joint & one.known & whole[one.instance] & (one.lane == lane))
+    chosen = collectives.joint & collectives.known & whole[instance]
+    return np.flatnonzero(chosen & (collectives.lane == lane))
 
 
 def _series(collectives: Collectives, lanes: tuple[int, ...]) -> _Series:
@@ -455,21 +456,21 @@ class Topology:
     def of(cls, nvml: Nvml) -> Topology:
         return cls(nvml, {(link.host, link.gpu, link.peer): link for link in nvml.links})
 
-    def between(self, one: Gpu, other: Gpu) -> Link | None:
+    def between(self, source: Gpu, target: Gpu) -> Link | None:
         """Return the NVML link of two GPUs; None if unknown, or if they are on two hosts."""
-        if one.host != other.host or not (one.gpu_known and other.gpu_known):
+        if source.host != target.host or not (source.gpu_known and target.gpu_known):
             return None
-        return self.links.get((one.host, one.gpu, other.gpu))
+        return self.links.get((source.host, source.gpu, target.gpu))
 
-    def name(self, one: Gpu, other: Gpu) -> str:
+    def name(self, source: Gpu, target: Gpu) -> str:
         """Return ``NV18``, ``PHB`` and so on, or ""."""
-        link = self.between(one, other)
+        link = self.between(source, target)
         return link.link if link is not None else ""
 
-    def able(self, one: Gpu, other: Gpu) -> int | None:
+    def able(self, source: Gpu, target: Gpu) -> int | None:
         """Return the capacity from one GPU to the other, in bytes per second; None if unknown."""
-        cards = [self.nvml.card(gpu.host, gpu.gpu) for gpu in (one, other)]
-        return able(self.name(one, other), *cards)
+        cards = [self.nvml.card(gpu.host, gpu.gpu) for gpu in (source, target)]
+        return able(self.name(source, target), *cards)
 
     def worst(self, gpus: Sequence[Gpu]) -> str:
         """Return the worst link between any two GPUs; "" where none is known."""
@@ -547,15 +548,15 @@ def badness(link: str) -> int:
     return _ORDER.index(link) if link in _ORDER else len(_ORDER)
 
 
-def able(link: str, one: Card | None, other: Card | None) -> int | None:
+def able(link: str, source: Card | None, target: Card | None) -> int | None:
     """Return the capacity of a link in one direction, in bytes per second; None if unknown."""
     count = nvlinks(link)
     if count:
-        name = one.name if one is not None else ""
+        name = source.name if source is not None else ""
         return count * next((rate for model, rate in _NVLINK if model.search(name)), _NVLINK_ELSE)
-    if link not in _ORDER or one is None or other is None:
+    if link not in _ORDER or source is None or target is None:
         return None
-    rates = [pcie_rate(card) for card in (one, other)]
+    rates = [pcie_rate(card) for card in (source, target)]
     return min((rate for rate in rates if rate), default=None) if all(rates) else None
 
 

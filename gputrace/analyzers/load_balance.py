@@ -295,15 +295,17 @@ def sort_of(copies: str) -> int:
 
 def find_works(gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence[Step]) -> list[Work]:
     """Count the operations of some GPUs that start in their measured steps."""
-    _, numbers = same_names(gpus, [own.names for own in gpus.operations])
-    numbers_of = dict(zip((own.gpu for own in gpus.operations), numbers, strict=True))
+    _, numbers = same_names(gpus, [summary.names for summary in gpus.operations])
+    numbers_of = dict(zip((summary.gpu for summary in gpus.operations), numbers, strict=True))
     steps_of = StepsOf(measured)
     steps = [steps_of(lane.gpu) for lane in lanes]
-    windows = [stretches(own, lane.window) for lane, own in zip(lanes, steps, strict=True)]
+    windows = [stretches(ran, lane.window) for lane, ran in zip(lanes, steps, strict=True)]
     own_numbers = [numbers_of[lane.gpu] for lane in lanes]
     sums = gpus.each(_sum_up, lanes, windows, own_numbers)
     rows = zip(lanes, map(len, steps), windows, own_numbers, sums, strict=True)
-    return [Work(lane, count, window, own, *sums_of) for lane, count, window, own, sums_of in rows]
+    return [
+        Work(lane, count, window, known, *sums_of) for lane, count, window, known, sums_of in rows
+    ]
 
 
 _Sums = tuple[dict[int, int], dict[int, int], int, int]

@@ -295,9 +295,9 @@ def _told(places: Sequence[float]) -> str:
     """Return the kind of scaling that the places of all runs agree on."""
     if not places:
         return "same"
-    if all(abs(place) <= _NEAR for place in places):
+    if all(abs(at) <= _NEAR for at in places):
         return "weak"
-    return "strong" if all(abs(place - 1) <= _NEAR for place in places) else "unknown"
+    return "strong" if all(abs(at - 1) <= _NEAR for at in places) else "unknown"
 
 
 def _work(base: Run, run: Run, kind: str) -> float | None:
@@ -335,19 +335,19 @@ def _losses(base: Run, run: Run, ideal: float) -> Iterator[Loss]:
 
 
 def split_loss(
-    first: Mapping[str, Mean], own: Mapping[str, Mean], part: float, ideal: float
+    first: Mapping[str, Mean], classes: Mapping[str, Mean], part: float, ideal: float
 ) -> list[Loss]:
     """Return what each class adds to the ideal step, largest first.
 
     Args:
         first: classes of the first run.
-        own: classes of the run in question.
+        classes: classes of the run in question.
         part: fraction of the first run's classes that remains in the ideal step.
         ideal: the ideal step, in nanoseconds.
     """
-    common = [name for name in CLASSES if name in own and name in first]
-    names = [name for name in common if first[name].value or own[name].value]
-    losses = [_loss(n, _times(first[n], part), own[n], len(names), ideal) for n in names]
+    common = [name for name in CLASSES if name in classes and name in first]
+    names = [name for name in common if first[name].value or classes[name].value]
+    losses = [_loss(n, _times(first[n], part), classes[n], len(names), ideal) for n in names]
     return sorted(losses, key=lambda loss: -loss.ns)
 
 
@@ -356,8 +356,8 @@ def _times(mean: Mean, factor: float) -> Mean:
     return Mean(mean.value * factor, error, mean.freedom)
 
 
-def _loss(name: str, ideal: Mean, own: Mean, rows: int, step: float) -> Loss:
-    bounds, lost = difference(ideal, own, rows), own.value - ideal.value
+def _loss(name: str, ideal: Mean, mean: Mean, rows: int, step: float) -> Loss:
+    bounds, lost = difference(ideal, mean, rows), mean.value - ideal.value
     sure = bounds is not None and (bounds.low > 0 or bounds.high < 0)
     return Loss(
         name,

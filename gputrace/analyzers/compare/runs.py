@@ -26,7 +26,7 @@ FEWEST: Final = 3
 """Minimum number of steps for bounds."""
 
 _MOST_FREEDOM: Final = 1000
-"""Degrees of freedom from which Student's distribution counts as normal."""
+"""Maximum degrees of freedom used; more change the bounds hardly at all."""
 _LEAST_FREEDOM: Final = 4
 """Minimum degrees of freedom, given as many steps, at any autocorrelation: fewer widen bounds
 without making them hold more often."""
@@ -256,15 +256,15 @@ def use_kernels(
 ) -> tuple[KernelUse, ...]:
     """Summarize the kernels of some GPUs in some steps; with None, in the whole span."""
     numbers = sorted({step.step for step in steps}) if steps is not None else [0]
-    parts = [_placed(own, steps, numbers) for own in operations]
+    parts = [_placed(gpu, steps, numbers) for gpu in operations]
     if not parts:
         return ()
-    ids, ns, place = (np.concatenate(column) for column in zip(*parts, strict=True))
+    ids, ns, step_index = (np.concatenate(column) for column in zip(*parts, strict=True))
     if not len(ids):
         return ()
     texts, ids = _by_text(trace, ids)
     totals = np.bincount(
-        place * len(texts) + ids, weights=ns, minlength=len(numbers) * len(texts)
+        step_index * len(texts) + ids, weights=ns, minlength=len(numbers) * len(texts)
     ).reshape(len(numbers), len(texts))
     counts = np.bincount(ids, minlength=len(texts)) / (len(numbers) * len(operations))
     means = means_of(totals / len(operations))

@@ -52,30 +52,30 @@ class Rows:
     steps: range
 
 
-def choose_steps(gpus: PerGpu, found: FoundSteps, measured: Sequence[Step]) -> range | None:
+def choose_steps(gpus: PerGpu, all_steps: FoundSteps, measured: Sequence[Step]) -> range | None:
     """Choose consecutive measured steps of all ranks whose mean is closest to the overall mean.
 
     None if there are too few steps, or if the minimum number has too many operations.
     """
     numbers = sorted({step.step for step in measured})
-    if not found.by_rank or len(numbers) < FEWEST_STEPS:
+    if not all_steps.by_rank or len(numbers) < FEWEST_STEPS:
         return None
-    breaks = _breaks(found, gpus.operations)
-    known = min(len(windows) for windows in found.by_rank.values())
+    breaks = _breaks(all_steps, gpus.operations)
+    known = min(len(windows) for windows in all_steps.by_rank.values())
     runs = _runs([number for number in numbers if number < known], breaks)
     longest = max(runs, key=len, default=range(0))
-    operations = _operations_a_step(gpus, found, longest)
+    operations = _operations_a_step(gpus, all_steps, longest)
     count = min(len(longest), int(MOST_ITEMS // max(operations, 1)))
     if count < FEWEST_STEPS:
         return None
-    return _most_usual(found, longest, count)
+    return _most_usual(all_steps, longest, count)
 
 
-def _breaks(found: FoundSteps, operations: Sequence[GpuSummary]) -> set[int]:
+def _breaks(all_steps: FoundSteps, operations: Sequence[GpuSummary]) -> set[int]:
     """Return the steps followed by a non-training phase or a pause of the recording."""
     recorded = {summary.gpu.rank: summary.recorded.start for summary in operations}
     breaks = set[int]()
-    for rank, windows in found.by_rank.items():
+    for rank, windows in all_steps.by_rank.items():
         period = np.searchsorted(recorded[rank], windows.end)
         breaks.update(np.flatnonzero(np.diff(period)).tolist())
         breaks.update(interlude.after for interlude in windows.interludes)
@@ -93,11 +93,11 @@ def _runs(numbers: Sequence[int], breaks: set[int]) -> list[range]:
     return runs
 
 
-def _operations_a_step(gpus: PerGpu, found: FoundSteps, steps: range) -> float:
+def _operations_a_step(gpus: PerGpu, all_steps: FoundSteps, steps: range) -> float:
     if not steps:
         return 0.0
-    having = [summary for summary in gpus.operations if summary.gpu.rank in found.by_rank]
-    spans = [_span(found.by_rank[summary.gpu.rank], steps) for summary in having]
+    having = [summary for summary in gpus.operations if summary.gpu.rank in all_steps.by_rank]
+    spans = [_span(all_steps.by_rank[summary.gpu.rank], steps) for summary in having]
     return sum(gpus.each(_starting_in, having, spans)) / len(steps)
 
 
@@ -106,13 +106,13 @@ def _starting_in(view: GpuShardView, span: Window) -> int:
     return int(last - first)
 
 
-def when_issued(gpus: PerGpu, found: FoundSteps, steps: range) -> Window | None:
+def when_issued(gpus: PerGpu, all_steps: FoundSteps, steps: range) -> Window | None:
     """Return the window of some steps, including the calls that issued their operations.
 
     None without such calls.
     """
-    having = [summary for summary in gpus.operations if summary.gpu.rank in found.by_rank]
-    spans = [_span(found.by_rank[summary.gpu.rank], steps) for summary in having]
+    having = [summary for summary in gpus.operations if summary.gpu.rank in all_steps.by_rank]
+    spans = [_span(all_steps.by_rank[summary.gpu.rank], steps) for summary in having]
     known = [summary for summary in gpus.each(_with_issuers, having, spans) if summary is not None]
     if not known:
         return None
@@ -143,8 +143,10 @@ def _data_within(view: GpuShardView, window: Window) -> dict[tuple[int, int], In
     return {thread: waits.clip(*window) for thread, waits in view.lane.data.items()}
 
 
-def _most_usual(found: FoundSteps, steps: range, count: int) -> range:
-    lengths = np.mean([w.lengths[steps.start : steps.stop] for w in found.by_rank.values()], axis=0)
+def _most_usual(all_steps: FoundSteps, steps: range, count: int) -> range:
+    lengths = np.mean(
+        [w.lengths[steps.start : steps.stop] for w in all_steps.by_rank.values()], axis=0
+    )
     sums = np.concatenate([[0.0], np.cumsum(lengths)])
     means = (sums[count:] - sums[SCENE : len(sums) - count + SCENE]) / (count - SCENE)
     first = steps.start + int(np.argmin(np.abs(means - lengths.mean())))
@@ -152,25 +154,25 @@ def _most_usual(found: FoundSteps, steps: range, count: int) -> range:
 
 
 def read_rows(
-    gpus: PerGpu, calls: CudaApiCalls, found: FoundSteps, steps: range, collectives: Collectives
+    gpus: PerGpu, calls: CudaApiCalls, all_steps: FoundSteps, steps: range, collectives: Collectives
 ) -> Rows:
     """Read the operations of the chosen steps.
 
     Args:
         gpus: GPUs that ran them.
         calls: calls, at least from the first to the last that issued any of them.
-        found: all steps.
+        all_steps: windows of all steps.
         steps: chosen steps.
         collectives: collectives of all GPUs.
     """
-    spans = {rank: _span(windows, steps) for rank, windows in found.by_rank.items()}
+    spans = {rank: _span(windows, steps) for rank, windows in all_steps.by_rank.items()}
     window = Window(min(s.start for s in spans.values()), max(s.end for s in spans.values()))
     events = gpus.trace.events(GPU_KINDS, _COLUMNS, window)
     known = tuple(known_gpu.gpu for known_gpu in gpus.operations)
     gpu = _gpu_of(events, known)
     step = np.full(len(events), -1, np.int64)
     for index, known_gpu in enumerate(known):
-        windows = found.by_rank.get(known_gpu.rank)
+        windows = all_steps.by_rank.get(known_gpu.rank)
         if windows is not None:
             mine = gpu == index
             step[mine] = _step_of(windows, steps, events.start[mine])
