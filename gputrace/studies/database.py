@@ -7,72 +7,46 @@ import json
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar
 
 import msgspec
-from sqlite_utils import Database as Tables
 
 from gputrace.errors import InputError, UsageError
 from gputrace.store import sqlite_security
 
-__all__ = ["Configuration", "Database", "Recording", "Run", "Settings", "State", "StudyRow"]
+__all__ = ["Configuration", "Database", "Plan", "Recording", "Run", "Settings", "State", "StudyRow"]
 
 FILE: Final = "results.sqlite"
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Version of the schema; files of other versions are not opened."""
 
-_PLACE: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY)
+_DISK_ERRORS: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY)
 """Primary error codes of the disk, not of the content."""
 
 _APPLICATION: Final = 0x67707462  # "gptb", in the header of the file
 
-_TABLES: Final[dict[str, tuple[dict[str, type], str | tuple[str, ...]]]] = {
-    "studies": (
-        {"id": int, "title": str, "question": str, "repeats": int, "recording": str, "file": str},
-        "id",
-    ),
-    "configurations": (
-        {"key": str, "position": int, "framework": str, "gpus": int, "settings": str},
-        "key",
-    ),
-    "runs": (
-        {"id": int, "configuration": str, "repeat": int, "recorded": int, "state": str, "why": str}
-        | {"started_ns": int, "ended_ns": int, "exit_code": int}
-        | {"result": str, "trace": str, "log": str},
-        "id",
-    ),
-    "measures": ({"run": int, "name": str, "value": float, "text": str}, ("run", "name")),
-}
-"""Columns of each table, and its primary key."""
-
-_ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
-"""Errors of a corrupt file; SQLite quotes a corrupt schema, which need not be UTF-8."""
-
-_JSON: Final = {"settings", "result"}
-"""Columns that hold JSON."""
-
-_Row = TypeVar("_Row")
-
-_REFERENCES: Final = {
-    "runs": [("configuration", "configurations", "key")],
-    "measures": [("run", "runs", "id")],
-}
-
-_SHOWN: Final = """
-    SELECT runs.* FROM runs
-    JOIN configurations ON configurations.key = runs.configuration
-    JOIN studies
-    WHERE position IS NOT NULL AND repeat <= repeats
-    AND (recording = 'both' OR recorded = (recording = 'recorded'))
-    ORDER BY repeat, position, recorded
+_SCHEMA: Final = f"""
+    BEGIN;
+    CREATE TABLE plans (id INTEGER PRIMARY KEY, plan TEXT);
+    CREATE TABLE runs (
+        id INTEGER PRIMARY KEY, configuration TEXT, repeat INTEGER, recorded INTEGER,
+        state TEXT, why TEXT, started_ns INTEGER, ended_ns INTEGER, exit_code INTEGER,
+        result TEXT, trace TEXT, log TEXT, measure TEXT,
+        UNIQUE (configuration, repeat, recorded)
+    );
+    PRAGMA application_id = {_APPLICATION};
+    PRAGMA user_version = {VERSION};
+    COMMIT;
 """
-"""Runs of the study's current plan; others are kept in case they are planned again."""
+"""Tables of a new file; ``plan``, ``result`` and ``measure`` are JSON."""
+
+_T = TypeVar("_T")
 
 
 class Database:
@@ -84,176 +58,145 @@ class Database:
         self.path = folder / FILE
         if not create and not self.path.exists():
             raise InputError(folder, f"holds no {FILE}; `gputrace bench STUDY.toml` makes one")
-        try:
-            # No plugins of sqlite-utils, and no extensions.
-            connection = sqlite3.connect(self.path)
-            sqlite_security.harden(connection)
-            connection.set_authorizer(sqlite_security.copying)
-            self._tables = Tables(connection, execute_plugins=False)
+        with self._errors():
+            self._connection = sqlite3.connect(self.path)
+            self._connection.row_factory = sqlite3.Row
+            sqlite_security.harden(self._connection)
+            self._connection.set_authorizer(sqlite_security.copying)
             self._check(create)
-        except _ERRORS as error:
-            raise self._unreadable(error) from None
 
     def _check(self, create: bool) -> None:
         """Create the tables in a new file; raises InputError for a file of another kind."""
-        application = self._number("application_id")
-        if create and not application and not self._tables.table_names():
-            self._create()
+        application, version = (
+            self._connection.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("application_id", "user_version")
+        )
+        tables = {name for (name,) in self._rows("name FROM sqlite_master WHERE type = 'table'")}
+        if create and not application and not tables:
+            self._connection.executescript(_SCHEMA)
         elif application != _APPLICATION:
             raise InputError(self.path, "holds no results of `gputrace bench`; name another folder")
-        elif (version := self._number("user_version")) != VERSION:
+        elif version != VERSION:
+            newer = "use a newer one" if version > VERSION else "run the study in another folder"
             raise InputError(
                 self.path,
-                f"has tables of version {version}, this gputrace knows {VERSION}; use a newer one",
+                f"has tables of version {version}, this gputrace knows {VERSION}; {newer}",
             )
-        elif lacking := _TABLES.keys() - set(self._tables.table_names()):
-            raise InputError(self.path, f"has no table {min(lacking)}; name another folder")
-        self._tables.execute("PRAGMA foreign_keys = ON")
-
-    def _number(self, pragma: str) -> int:
-        return int(self._tables.execute(f"PRAGMA {pragma}").fetchone()[0])
-
-    def _create(self) -> None:
-        with self._atomic():
-            for name, (columns, key) in _TABLES.items():
-                self._tables.table(name).create(
-                    columns, pk=key, foreign_keys=_REFERENCES.get(name, [])
-                )
-            self._tables.table("runs").create_index(
-                ["configuration", "repeat", "recorded"], unique=True
-            )
-            self._tables.execute(f"PRAGMA application_id = {_APPLICATION}")
-            self._tables.execute(f"PRAGMA user_version = {VERSION}")
+        elif missing := {"plans", "runs"} - tables:
+            raise InputError(self.path, f"has no table {min(missing)}; name another folder")
 
     @contextmanager
-    def _atomic(self) -> Iterator[None]:
-        """Run a transaction."""
+    def _errors(self) -> Iterator[None]:
+        """Raise InputError for what SQLite reports."""
         try:
-            with self._tables.atomic():
-                yield
-        except _ERRORS as error:
-            raise self._unreadable(error) from None
+            yield
+        except sqlite_security.ERRORS as error:
+            # The lowest byte is the primary code.
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DISK_ERRORS:
+                problem = f"cannot be written ({error}); make room, or name another folder with -o"
+            else:
+                problem = f"cannot be used as results ({error}); move it away"
+            raise InputError(self.path, problem) from None
 
-    def _unreadable(self, error: Exception) -> InputError:
-        # The lowest byte is the primary code.
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PLACE:
-            problem = f"cannot be written ({error}); make room, or name another folder with -o"
-            return InputError(self.path, problem)
-        return InputError(self.path, f"cannot be used as results ({error}); move it away")
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._errors(), self._connection:
+            yield self._connection
 
-    def set_study(self, study: StudyRow, configurations: Sequence[Configuration]) -> None:
+    def _rows(self, query: str) -> list[sqlite3.Row]:
+        with self._errors():
+            return self._connection.execute(f"SELECT {query}").fetchall()
+
+    def convert(self, value: Any, kind: type[_T]) -> _T:
+        """Convert what the database holds to a type; raises InputError if it is invalid."""
+        try:
+            return msgspec.convert(value, kind, strict=False, str_keys=True)
+        except (ValueError, TypeError) as error:
+            raise self._invalid(error) from None
+
+    def _parse(self, text: Any) -> Any:
+        try:
+            return json.loads(text)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise self._invalid(error) from None
+
+    def _invalid(self, error: Exception) -> InputError:
+        return InputError(self.path, f"holds a row that no study leaves ({error}); move it away")
+
+    def set_plan(self, plan: Plan) -> None:
         """Replace the current plan; runs of other configurations stay, but are not returned."""
-        row = {"id": 1, "title": study.title, "question": study.question, "file": study.file}
-        row |= {"repeats": study.repeats, "recording": study.recording}
-        with self._atomic():
-            self._tables.table("studies").upsert(row, pk="id")
-            self._tables.execute("UPDATE configurations SET position = NULL")
-            self._tables.table("configurations").upsert_all(
-                (
-                    {
-                        "key": each.key,
-                        "position": position,
-                        "framework": each.framework,
-                        "gpus": each.gpus,
-                        "settings": json.dumps(each.settings),
-                    }
-                    for position, each in enumerate(configurations)
-                ),
-                pk="key",
-            )
+        text = json.dumps(msgspec.to_builtins(plan))
+        with self._transaction() as connection:
+            connection.execute("INSERT OR REPLACE INTO plans VALUES (1, ?)", [text])
 
-    def study_file(self) -> str:
-        """Return the file of the study that was run last; empty if there is none."""
-        return next((str(row["file"]) for row in self._query("SELECT file FROM studies")), "")
+    def plan(self) -> Plan:
+        """Return the current plan; raises InputError if no study has begun."""
+        if (plan := self.find_plan()) is None:
+            raise InputError(self.path, "holds no study; `gputrace bench STUDY.toml` begins one")
+        return plan
 
-    def study(self) -> StudyRow:
-        """Return the study; raises InputError if none has begun."""
-        for row in self._query("SELECT * FROM studies"):
-            return self._sensible(row, StudyRow)
-        raise InputError(self.path, "holds no study; `gputrace bench STUDY.toml` begins one")
-
-    def configurations(self) -> list[Configuration]:
-        """Return the configurations of the current plan, in its order."""
-        rows = self._query(
-            "SELECT * FROM configurations WHERE position IS NOT NULL ORDER BY position"
-        )
-        return [self._sensible(row, Configuration) for row in rows]
+    def find_plan(self) -> Plan | None:
+        """Return the current plan; None if no study has begun."""
+        for row in self._rows("plan FROM plans"):
+            return self.convert(self._parse(row["plan"]), Plan)
+        return None
 
     def runs(self) -> list[Run]:
-        """Return the finished runs of the current plan, in the order of the plan."""
-        return [self._sensible(row, Run) for row in self._query(_SHOWN)]
+        """Return the finished runs of the current plan, in its order.
+
+        Others are kept in case they are planned again.
+        """
+        if (plan := self.find_plan()) is None:
+            return []
+        study, order = plan.study, {each.key: n for n, each in enumerate(plan.configurations)}
+        runs = [
+            self.convert(dict(row) | {"result": self._parse(row["result"])}, Run)
+            for row in self._rows(f"{_COLUMNS} FROM runs")
+            if row["configuration"] in order
+        ]
+        shown = [
+            run
+            for run in runs
+            if run.repeat <= study.repeats
+            and study.recording in ("both", "recorded" if run.recorded else "bare")
+        ]
+        return sorted(shown, key=lambda run: (run.repeat, order[run.configuration], run.recorded))
 
     def save(self, run: Run) -> Run:
         """Save a finished run in place of an earlier try; return it with its id."""
-        row = {
-            "configuration": run.configuration,
-            "repeat": run.repeat,
-            "recorded": int(run.recorded),
-            "state": run.state,
-            "why": run.why,
-            "started_ns": run.started_ns,
-            "ended_ns": run.ended_ns,
-            "exit_code": run.exit_code,
-            "result": None if run.result is None else json.dumps(run.result),
-            "trace": run.trace,
-            "log": run.log,
-        }
-        with self._atomic():
+        row = msgspec.to_builtins(run) | {"id": None, "result": json.dumps(run.result)}
+        with self._transaction() as connection:
             self._drop([run])
-            saved = self._tables.table("runs").insert(row, pk="id")
-        return self._sensible(row | {"id": saved.last_pk}, Run)
+            columns = ", ".join(f":{name}" for name in row)
+            saved = connection.execute(f"INSERT INTO runs ({_COLUMNS}) VALUES ({columns})", row)
+        return replace(run, id=saved.lastrowid)
 
     def drop(self, runs: Iterable[Run]) -> None:
         """Delete runs, so that they are run again."""
-        with self._atomic():
+        with self._transaction():
             self._drop(runs)
 
     def _drop(self, runs: Iterable[Run]) -> None:
-        which = "configuration = ? AND repeat = ? AND recorded = ?"
-        for run in runs:
-            key = list(run.place)
-            old = f"run IN (SELECT id FROM runs WHERE {which})"
-            self._tables.table("measures").delete_where(old, key)
-            self._tables.table("runs").delete_where(which, key)
+        self._connection.executemany(
+            "DELETE FROM runs WHERE configuration = ? AND repeat = ? AND recorded = ?",
+            [run.place for run in runs],
+        )
 
-    def save_measures(self, run: Run, measures: Mapping[str, float | str]) -> None:
-        """Save the measures of a saved run in place of earlier ones."""
-        rows = [
-            {"run": run.id, "name": name, "text" if isinstance(value, str) else "value": value}
-            for name, value in measures.items()
-        ]
-        with self._atomic():
-            self._tables.table("measures").delete_where("run = ?", [run.id])
-            self._tables.table("measures").insert_all(rows)
+    def save_measure(self, run: Run, measure: object) -> None:
+        """Save the measure of a saved run in place of an earlier one."""
+        text = json.dumps(msgspec.to_builtins(measure, str_keys=True))
+        with self._transaction() as connection:
+            connection.execute("UPDATE runs SET measure = ? WHERE id = ?", [text, run.id])
 
-    def measures(self) -> dict[int, dict[str, float | str]]:
-        """Return the measures of each run that has any, by run id."""
-        measures: dict[int, dict[str, float | str]] = {}
-        for row in self._query("SELECT run, name, value, text FROM measures"):
-            value = row["value"] if row["text"] is None else row["text"]
-            measures.setdefault(row["run"], {})[row["name"]] = value
-        return self._sensible(measures, dict[int, dict[str, float | str]])
-
-    def _query(self, sql: str) -> list[dict[str, Any]]:
-        try:
-            return list(self._tables.query(sql))
-        except _ERRORS as error:
-            raise self._unreadable(error) from None
-
-    def _sensible(self, row: dict[Any, Any], kind: type[_Row]) -> _Row:
-        """Convert a row to its dataclass; raises InputError for an invalid one."""
-        try:
-            for name in _JSON & row.keys():
-                row[name] = None if row[name] is None else json.loads(row[name])
-            return msgspec.convert(row, kind, strict="recorded" not in row)
-        except (ValueError, TypeError, RecursionError) as error:
-            problem = f"holds a row that no study leaves ({error}); move it away"
-            raise InputError(self.path, problem) from None
+    def measures(self) -> dict[int, Any]:
+        """Return the measure of each run that has one, as JSON values, by run id."""
+        rows = self._rows("id, measure FROM runs WHERE measure IS NOT NULL")
+        return {row["id"]: self._parse(row["measure"]) for row in rows}
 
     def close(self) -> None:
         """Close the file; all saved runs persist."""
         with suppress(sqlite3.Error):
-            self._tables.close()
+            self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -300,6 +243,14 @@ class Configuration:
 
 
 @dataclass(frozen=True, slots=True)
+class Plan:
+    """Study with its configurations, in order."""
+
+    study: StudyRow
+    configurations: tuple[Configuration, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """Repeat of a configuration that is over, or cannot be run.
 
@@ -331,6 +282,8 @@ class Run:
         """Return the key that identifies the run in its study."""
         return self.configuration, self.repeat, self.recorded
 
+
+_COLUMNS: Final = ", ".join(field.name for field in fields(Run))
 
 _LOCK: Final = "lock"
 PARTS: Final = "parts"
@@ -409,9 +362,9 @@ def gather(folder: Folder, tell: Callable[[str], None]) -> None:
 
 def _take(part: Database, whole: Database) -> None:
     """Merge a part; every job plans the whole study, so each part has its description."""
-    whole.set_study(part.study(), part.configurations())
+    whole.set_plan(part.plan())
     known = {run.place: run for run in whole.runs()}
-    figures = part.measures()
+    measures = part.measures()
     for run in part.runs():
         if _is_newer(run, known.get(run.place)):
             moved = replace(
@@ -421,8 +374,8 @@ def _take(part: Database, whole: Database) -> None:
                 id=None,
             )
             saved = whole.save(moved)
-            if run.id is not None and run.id in figures:
-                whole.save_measures(saved, figures[run.id])
+            if run.id in measures:
+                whole.save_measure(saved, measures[run.id])
 
 
 def _is_newer(run: Run, old: Run | None) -> bool:
