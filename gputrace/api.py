@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gputrace import report
 from gputrace.analyzers.compare import compare as compare_runs
 from gputrace.analyzers.compare import with_batch
 from gputrace.analyzers.compare.results import Comparison
 from gputrace.analyzers.compare.runs import Run, read_run
-from gputrace.analyzers.pipeline import Options, read_options, read_steps, read_window
+from gputrace.analyzers.pipeline import (
+    Options,
+    analyze,
+    read_options,
+    read_steps,
+    read_window,
+)
 from gputrace.analyzers.result_cache import ResultCache
 from gputrace.errors import GputraceError, InputError, UsageError
 from gputrace.model.results import Analysis
@@ -77,6 +82,9 @@ class Report(Analysis):
         return render(self)
 
 
+_Result = TypeVar("_Result")
+
+
 class OpenTrace:
     """Open trace files of one run; close them, or use a ``with`` statement."""
 
@@ -89,8 +97,75 @@ class OpenTrace:
         scheduler: str | None = None,
         progress: Progress | None = None,
     ) -> None:
-        here = [str(path) for path in paths]
-        self._files = Files(here, keep_going, workers, windows, scheduler, progress)
+        """Take the arguments of `gputrace.open`, and raise what it raises."""
+        self._paths = here_of([str(path) for path in paths], progress)
+        self._keep_going, self._scheduler = keep_going, scheduler
+        self._workers, self._windows = workers, windows
+        self._cache = ResultCache(self._paths, windows)
+        self._opened: Trace | None = None
+        self._closing = ExitStack()
+        self._closed = False
+        if not self._cache.any:
+            # Report unreadable files immediately.
+            self._opened = self._trace
+
+    @property
+    def _trace(self) -> Trace:
+        """Return all files as one trace, opened if need be; raises UsageError once closed."""
+        if self._closed:
+            raise UsageError("the trace is closed; open it again")
+        if self._opened is None:
+            with ExitStack() as stack:
+                self._opened = open_traces(
+                    self._paths,
+                    self._keep_going,
+                    self._workers,
+                    self._windows,
+                    _opening(self._scheduler, stack),
+                )
+                self._closing = stack.pop_all()
+        return self._opened
+
+    @property
+    def _spread(self) -> Spread | None:
+        """Return the function that spreads the analysis over the cluster; None without one."""
+        if self._scheduler is None:
+            return None
+        from gputrace.cluster.shards import spread
+
+        return spread
+
+    def _absolute(self, window: Window | None) -> Window | None:
+        """Convert a window relative to the trace's origin to the trace's own clock."""
+        if window is None:
+            return None
+        return Window(window.start + self._trace.origin, window.end + self._trace.origin)
+
+    def _read(
+        self,
+        work: Callable[[Trace], _Result],
+        options: Options,
+        progress: Progress | None,
+        kind: type[_Result] | None = None,
+    ) -> _Result:
+        """Do the work on the trace, or on its window; a result of the given kind is cached.
+
+        Files that turn out to be corrupt are left out if ``keep_going`` allows it.
+        """
+        if kind and not self._closed and (known := self._cache.find(kind, options)) is not None:
+            return known
+        while True:
+            try:
+                with windowed(self._trace, self._absolute(options.window), progress) as part:
+                    result = work(part)
+                break
+            except InputError as error:
+                if not self._keep_going:
+                    raise
+                self._opened = leave_out(self._trace, error)
+        if kind and not self.left_out:
+            self._cache.keep(result, options)
+        return result
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
@@ -99,7 +174,7 @@ class OpenTrace:
         Each has a ``path`` and a ``problem``. Filled only with ``keep_going``; `analyze` and
         `export` may add more.
         """
-        return self._files.left_out
+        return () if self._opened is None else tuple(self._opened.quality.left_out)
 
     def analyze(
         self,
@@ -124,12 +199,10 @@ class OpenTrace:
         """
         options = read_options(steps, time, gaps)
 
-        def run() -> Analysis:
-            with self._files.reading(options.window, progress) as trace:
-                return _analyze(trace, options, progress, self._files.spread)
+        def work(trace: Trace) -> Analysis:
+            return analyze(trace, options, progress, spread=self._spread)
 
-        result = self._files.answer(Analysis, options, run)
-        return Report(**{field.name: getattr(result, field.name) for field in fields(Analysis)})
+        return _extend(self._read(work, options, progress, Analysis), Report)
 
     def report(
         self,
@@ -155,7 +228,7 @@ class OpenTrace:
         from gputrace.report.html import load
         from gputrace.report.output_file import check_target, unfinished_file
 
-        path = check_target(Path(target), self._files.trace.paths, force)
+        path = check_target(Path(target), self._trace.paths, force)
         text = load("page").render(
             self.material(steps=steps, time=time, gaps=gaps, progress=progress)
         )
@@ -180,11 +253,10 @@ class OpenTrace:
 
         options = read_options(steps, time, gaps)
 
-        def run() -> Scene:
-            with self._files.reading(options.window, progress) as trace:
-                return read_scene(trace, options, progress)
+        def work(trace: Trace) -> Scene:
+            return read_scene(trace, options, progress)
 
-        return gather(self._files.answer(Scene, options, run))
+        return gather(self._read(work, options, progress, Scene))
 
     def launches(self, kernel: str, *, progress: Progress | None = None) -> Launches:
         """Find a kernel, and the launches of it that a kernel profiler should capture.
@@ -197,11 +269,12 @@ class OpenTrace:
         """
         from gputrace.analyzers.kernel_launches import find_launches
 
-        def run() -> Launches:
-            with self._files.reading(None, progress) as trace:
-                return find_launches(trace, _analyze(trace, Options(gaps=0)), kernel, progress)
+        options = Options(gaps=0)
 
-        return self._files.going_on(run)
+        def work(trace: Trace) -> Launches:
+            return find_launches(trace, analyze(trace, options), kernel, progress)
+
+        return self._read(work, options, progress)
 
     def export(
         self,
@@ -231,26 +304,26 @@ class OpenTrace:
         from gputrace.store.redact import RedactedTrace
 
         window = read_window(time)
-        path = check_target(Path(target), self._files.trace.paths, force)
+        path = check_target(Path(target), self._trace.paths, force)
 
-        def write() -> None:
-            absolute = self._files.absolute(window)
-            with self._files.reading(window if form != "trace" else None, progress) as part:
-                trace = RedactedTrace(part) if redact and form != "trace" else part
-                job = Job(
-                    trace,
-                    path,
-                    absolute,
-                    redact,
-                    lambda gaps: _analyze(trace, Options(window, gaps=gaps), progress),
-                    progress,
-                )
-                export(job, form)
+        def write(part: Trace) -> None:
+            trace = RedactedTrace(part) if redact and form != "trace" else part
+            job = Job(
+                trace,
+                path,
+                self._absolute(window),
+                redact,
+                lambda gaps: analyze(trace, Options(window, gaps=gaps), progress),
+                progress,
+            )
+            export(job, form)
 
-        self._files.going_on(write)
+        self._read(write, Options(window if form != "trace" else None), progress)
 
     def __repr__(self) -> str:
-        return f"<gputrace.OpenTrace {self._files.title}>"
+        first, *others = self._paths
+        title = f"{first} and {len(others)} more" if others else first
+        return f"<gputrace.OpenTrace {title if self._opened is None else self._opened.title}>"
 
     def _repr_html_(self) -> str:
         """Return the report for notebooks, or the reason why there is none."""
@@ -263,7 +336,10 @@ class OpenTrace:
 
     def close(self) -> None:
         """Close the files; nothing can be read afterwards. Idempotent; raises nothing."""
-        self._files.close()
+        self._closed = True
+        with self._closing:
+            if self._opened is not None:
+                self._opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -277,16 +353,18 @@ class OpenTrace:
         self.close()
 
 
-def _analyze(
-    trace: Trace,
-    options: Options,
-    progress: Progress | None = None,
-    spread: Spread | None = None,
-) -> Analysis:
-    """Run the pipeline, which is imported only here, since a cached result needs none of it."""
-    from gputrace.analyzers.pipeline import analyze
+def _opening(scheduler: str | None, opened: ExitStack) -> Opening | None:
+    """Return the cluster's file opener, closed with ``opened``; None without a scheduler."""
+    if scheduler is None:
+        return None
+    from gputrace.cluster.requests import Cluster
 
-    return analyze(trace, options, progress, spread=spread)
+    return opened.enter_context(Cluster(scheduler)).open_each
+
+
+def _extend(result: Any, kind: type[_Result]) -> _Result:
+    """Convert a result to the subclass that can render itself."""
+    return kind(**{field.name: getattr(result, field.name) for field in fields(result)})
 
 
 def open(
@@ -403,9 +481,7 @@ def compare(
     runs = open_runs(
         traces, names, steps=steps, batch=batch, global_batch=global_batch, progress=progress
     )
-    result = compare_runs(runs)
-    values = {field.name: getattr(result, field.name) for field in fields(Comparison)}
-    return ComparisonReport(**values)
+    return _extend(compare_runs(runs), ComparisonReport)
 
 
 def open_runs(
@@ -455,118 +531,3 @@ def _of_each(batch: Batch, runs: int) -> list[float | None]:
     if len(given) != runs or min(given) <= 0:
         raise UsageError(f"give one batch for all {runs} traces, or one for each, above 0")
     return list(given)
-
-
-_Result = TypeVar("_Result")
-
-
-class Files:
-    """Readable files, opened lazily by the first request that the result cache cannot answer."""
-
-    def __init__(
-        self,
-        paths: Sequence[str],
-        keep_going: bool,
-        workers: int | None,
-        windows: bool,
-        scheduler: str | None,
-        progress: Progress | None,
-    ) -> None:
-        """Take the arguments of `gputrace.open`, and raise what it raises."""
-        self._paths = here = here_of(paths, progress)
-        self._keep_going, self._scheduler = keep_going, scheduler
-        self._open = partial(self._opened, here, workers, windows, scheduler)
-        self._earlier = ResultCache(here, windows)
-        self._trace: Trace | None = None
-        self._closing = ExitStack()
-        self._closed = False
-        if not self._earlier.any:
-            # Report unreadable files immediately.
-            self._trace = self._open()
-
-    def _opened(
-        self, here: list[str], workers: int | None, windows: bool, scheduler: str | None
-    ) -> Trace:
-        with ExitStack() as opened:
-            opening = _opening(scheduler, opened)
-            trace = open_traces(here, self._keep_going, workers, windows, opening)
-            self._closing = opened.pop_all()
-        return trace
-
-    @property
-    def trace(self) -> Trace:
-        """Return all files as one trace, opened if need be; raises UsageError once closed."""
-        if self._closed:
-            raise UsageError("the trace is closed; open it again")
-        if self._trace is None:
-            self._trace = self._open()
-        return self._trace
-
-    @property
-    def title(self) -> str:
-        """Return the name for messages; works also after `close`."""
-        if self._trace is not None:
-            return self._trace.title
-        first, *others = self._paths
-        return f"{first} and {len(others)} more" if others else first
-
-    @property
-    def spread(self) -> Spread | None:
-        """Return the function that spreads the analysis over the cluster; None without one."""
-        if self._scheduler is None:
-            return None
-        from gputrace.cluster.shards import spread
-
-        return spread
-
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """Return the files that could not be read; empty if none had to be opened."""
-        return () if self._trace is None else tuple(self._trace.quality.left_out)
-
-    def absolute(self, window: Window | None) -> Window | None:
-        """Convert a window relative to the trace's origin to the trace's own clock."""
-        if window is None:
-            return None
-        return Window(window.start + self.trace.origin, window.end + self.trace.origin)
-
-    def reading(
-        self, window: Window | None, progress: Progress | None
-    ) -> AbstractContextManager[Trace]:
-        """Return the trace, restricted to a window relative to its origin if one is given."""
-        return windowed(self.trace, self.absolute(window), progress)
-
-    def answer(self, kind: type[_Result], options: Options, work: Callable[[], _Result]) -> _Result:
-        """Return the cached result, or do the work and cache its result."""
-        if not self._closed and (known := self._earlier.find(kind, options)) is not None:
-            return known
-        result = self.going_on(work)
-        if not self.left_out:
-            self._earlier.keep(result, options)
-        return result
-
-    def going_on(self, work: Callable[[], _Result]) -> _Result:
-        """Do the work, dropping files that turn out to be corrupt if ``keep_going`` allows it."""
-        while True:
-            try:
-                return work()
-            except InputError as error:
-                if not self._keep_going:
-                    raise
-                self._trace = leave_out(self.trace, error)
-
-    def close(self) -> None:
-        """Close the files; idempotent."""
-        self._closed = True
-        with self._closing:
-            if self._trace is not None:
-                self._trace.close()
-
-
-def _opening(scheduler: str | None, opened: ExitStack) -> Opening | None:
-    """Return the cluster's file opener, closed with ``opened``; None without a scheduler."""
-    if scheduler is None:
-        return None
-    from gputrace.cluster.requests import Cluster
-
-    return opened.enter_context(Cluster(scheduler)).open_each

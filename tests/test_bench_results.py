@@ -16,18 +16,16 @@ from hypothesis import strategies as st
 
 from gputrace.model.time_class import CLASSES
 from gputrace.studies import report
-from gputrace.studies.database import Configuration, Database, Run, StudyRow
+from gputrace.studies.database import Configuration, Database, Plan, Run, StudyRow
 from gputrace.studies.measures import (
     GpuMeasure,
     Measure,
     Prediction,
     Results,
     RunResult,
-    from_rows,
     measure,
     measure_runs,
     read_results,
-    to_rows,
 )
 from gputrace.studies.results import Summary
 from gputrace.studies.summary import check_run, summarize
@@ -367,10 +365,18 @@ def test_words_of_scripts_are_no_markdown() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_measures_are_kept_as_rows_and_come_back(name: str) -> None:
-    for each in made(name).runs:
-        if each.measure is not None:
-            assert from_rows(to_rows(each.measure)) == each.measure
+def test_measures_are_kept_and_come_back(name: str, tmp_path: Path) -> None:
+    runs = made(name).runs
+    each = {str(number): run for number, run in enumerate(runs)}
+    with Database(tmp_path, create=True) as database:
+        asked = (Configuration(key, "torch", 1, run.settings) for key, run in each.items())
+        database.set_plan(Plan(StudyRow("", "", 1000, "both", ""), tuple(asked)))
+        for key, run in each.items():
+            saved = database.save(Run(key, run.repeat, run.recorded, "done"))
+            if run.measure is not None:
+                database.save_measure(saved, run.measure)
+        kept = read_results(database).runs
+    assert [run.measure for run in kept] == [run.measure for run in runs]
 
 
 @pytest.fixture
@@ -428,7 +434,7 @@ def test_results_are_read_back_from_the_database(tmp_path: Path, trace: Path) ->
     told = {"samples_per_second": 64.0, "batch": 64, "gpus": 1, "steps": 20}
     with Database(tmp_path, create=True) as database:
         row = StudyRow("Title", "Question?", 2, "recorded", "study.toml")
-        database.set_study(row, [Configuration("abc", "torch", 1, settings)])
+        database.set_plan(Plan(row, (Configuration("abc", "torch", 1, settings),)))
         database.save(Run("abc", 1, True, "done", result=told, trace=trace.name))
         database.save(Run("abc", 2, True, "failed", why="exit code 1"))
         measure_runs(database)

@@ -347,7 +347,7 @@ def test_results_are_shown_also_where_no_page_can_be_written(bench: Bench) -> No
 
 def test_a_disk_that_is_full_is_told_as_such(bench: Bench) -> None:
     words = [sys.executable, "-m", "gputrace", *bench.write(ONE).words()]
-    small = ["bash", "-c", 'ulimit -f 16; exec "$@"', "bash", *words]  # KiB of a file
+    small = ["bash", "-c", 'ulimit -f 12; exec "$@"', "bash", *words]  # KiB of a file
     ran = subprocess.run(small, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (3, "")
     assert ran.stderr.startswith(f"gputrace: {bench.results / 'results.sqlite'}: cannot be written")
@@ -380,7 +380,10 @@ def test_results_that_are_none_are_refused(bench: Bench) -> None:
     bench.run()
     with closing(sqlite3.connect(database)) as newer:
         newer.execute("PRAGMA user_version = 99")
-    assert_refused(bench.run(), 3, str(database), "tables of version 99, this gputrace knows 1")
+    assert_refused(bench.run(), 3, str(database), "tables of version 99, this gputrace knows 2")
+    with closing(sqlite3.connect(database)) as older:
+        older.execute("PRAGMA user_version = 1")
+    assert_refused(bench.run(), 3, str(database), "tables of version 1, this gputrace knows 2")
 
 
 def test_results_that_are_damaged_are_refused(bench: Bench) -> None:

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gputrace.studies.database import Configuration, Database, Recording, Run, StudyRow
+from gputrace.studies.database import Configuration, Database, Plan, Recording, Run, StudyRow
 from gputrace.studies.plan import key_of
 
 BATCHES = (16, 32, 64)
@@ -52,7 +52,8 @@ class Bench(RuleBasedStateMachine):
         """Starts the study, as its file is now."""
         self.asked = [_configuration(batch) for batch in batches]
         self.repeats, self.recording = repeats, recording
-        self.database.set_study(StudyRow("t", "q", repeats, recording, "s.toml"), self.asked)
+        study = StudyRow("t", "q", repeats, recording, "s.toml")
+        self.database.set_plan(Plan(study, tuple(self.asked)))
 
     def _run(self, data: st.DataObject) -> Run:
         self.began += 1
@@ -69,7 +70,7 @@ class Bench(RuleBasedStateMachine):
     def finish_a_run(self, data: st.DataObject, rate: float | None) -> None:
         saved = self.database.save(self._run(data))
         if rate is not None:
-            self.database.save_measures(saved, {"rate": rate, "source": "markers"})
+            self.database.save_measure(saved, {"rate": rate, "source": "markers"})
         self.runs[saved.place] = (f"{saved.state} {saved.started_ns}", rate)
 
     @rule(data=st.data())
@@ -140,8 +141,8 @@ class Bench(RuleBasedStateMachine):
 
     @invariant()
     def the_study_is_as_its_file_said_last(self) -> None:
-        assert self.database.study() == StudyRow("t", "q", self.repeats, self.recording, "s.toml")
-        assert self.database.configurations() == self.asked
+        study = StudyRow("t", "q", self.repeats, self.recording, "s.toml")
+        assert self.database.plan() == Plan(study, tuple(self.asked))
 
 
 def _configuration(batch: int) -> Configuration:

@@ -278,16 +278,20 @@ def test_a_study_of_anything_is_refused(text: str, problem: str, tmp_path: Path)
 @pytest.mark.parametrize(
     "statement",
     [
-        "UPDATE configurations SET settings = '{'",
-        "UPDATE configurations SET settings = '[1]'",
+        "UPDATE plans SET plan = '{'",
+        "UPDATE plans SET plan = '[1]'",
+        "UPDATE plans SET plan = json_set(plan, '$.configurations[0].settings', 'x')",
+        "UPDATE plans SET plan = json_set(plan, '$.study.repeats', 'many')",
+        "UPDATE plans SET plan = json_remove(plan, '$.study.title')",
         "UPDATE runs SET result = '1 2'",
         "UPDATE runs SET state = 'gone'",
-        "UPDATE studies SET repeats = 'many'",
-        "UPDATE measures SET value = 'x', text = NULL WHERE name = 'steady'",
-        "DELETE FROM measures WHERE name = 'classes.compute'",
-        "ALTER TABLE measures DROP COLUMN text",
-        "ALTER TABLE studies DROP COLUMN title",
-        "ALTER TABLE studies RENAME TO others",
+        "UPDATE runs SET result = replace(hex(zeroblob(50000)), '0', '[')",
+        "UPDATE runs SET measure = 'x'",
+        "UPDATE runs SET measure = json_set(measure, '$.steady', 'x')",
+        "UPDATE runs SET measure = json_remove(measure, '$.classes.compute')",
+        "ALTER TABLE runs DROP COLUMN measure",
+        "ALTER TABLE plans DROP COLUMN plan",
+        "ALTER TABLE plans RENAME TO others",
     ],
 )
 def test_results_that_no_study_leaves_are_refused(statement: str, tmp_path: Path) -> None:
@@ -300,31 +304,17 @@ def test_results_that_no_study_leaves_are_refused(statement: str, tmp_path: Path
 
 def test_results_whose_schema_is_not_utf_8_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.sqlite"
-    path.write_bytes(results()[0].replace(b'CREATE TABLE "studies"', b'CREATE TABLE "\xf4tudies"'))
+    path.write_bytes(results()[0].replace(b"CREATE TABLE plans", b"CREATE TABLE \xf4lans"))
     with pytest.raises(InputError, match="cannot be used as results"):
         Database(tmp_path)
-
-
-def test_results_with_runs_of_no_configuration_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "results.sqlite"
-    path.write_bytes(results()[0])
-    alike = "replace(sql, 'TEXT PRIMARY KEY', 'TEXT COLLATE NOCASE PRIMARY KEY')"
-    update = f"UPDATE sqlite_master SET sql = {alike} WHERE name = 'configurations'"
-    change(path, "PRAGMA writable_schema = ON", update)
-    change(path, "UPDATE runs SET configuration = upper(configuration)")
-    with (
-        pytest.raises(InputError, match="runs of no configuration"),
-        Database(tmp_path) as database,
-    ):
-        read_results(database)
 
 
 def test_results_whose_table_is_a_view_without_end_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.sqlite"
     path.write_bytes(results()[0])
     endless = "WITH RECURSIVE c(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM c) SELECT id FROM c"
-    change(path, "ALTER TABLE studies RENAME TO old", f"CREATE VIEW studies AS {endless}")
-    with pytest.raises(InputError, match="has no table studies"):
+    change(path, "ALTER TABLE plans RENAME TO old", f"CREATE VIEW plans AS {endless}")
+    with pytest.raises(InputError, match="has no table plans"):
         Database(tmp_path)
 
 

@@ -450,8 +450,8 @@ def test_the_command_offers_every_backend() -> None:
 
 @pytest.mark.skipif(has_driver(), reason="the GPUs of this machine can be sampled")
 def test_it_says_so_where_the_gpus_cannot_be_sampled(tmp_path: Path) -> None:
-    script = "import sys; from gputrace import cli; from gputrace.collectors import session as record\n"
-    script += "record.has_driver = lambda: True\nsys.exit(cli.run(sys.argv[1:]))"
+    script = "import sys; from gputrace import cli; from gputrace.collectors import session\n"
+    script += "session.has_driver = lambda: True\nsys.exit(cli.run(sys.argv[1:]))"
     words = ["record", "--backend", "host", "-o", str(tmp_path / "t.sqlite"), "--", "true"]
     ran = command.python("-c", script, *words)
     assert ran.code == 0

@@ -146,10 +146,10 @@ def slow(ranks: list[Path], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]
         "time.sleep(60)\n"
     )
     script.write_text(
-        "import sys\nfrom pathlib import Path\nfrom gputrace.readers import decode_pool as workers\n"
-        "import time\nworkers._PROGRAM = Path(sys.argv[1]).read_text()\n"
-        "workers.open_here = lambda file, *how: time.sleep(60)\n"
-        "list(workers.open_each(list(map(Path, sys.argv[2:])), workers=3))\n"
+        "import sys\nfrom pathlib import Path\nfrom gputrace.readers import decode_pool\n"
+        "import time\ndecode_pool._PROGRAM = Path(sys.argv[1]).read_text()\n"
+        "decode_pool.open_here = lambda file, *how: time.sleep(60)\n"
+        "list(decode_pool.open_each(list(map(Path, sys.argv[2:])), workers=3))\n"
     )
     with subprocess.Popen(
         [sys.executable, *map(str, (script, program, *ranks))],

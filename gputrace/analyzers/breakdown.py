@@ -39,10 +39,10 @@ def list_steps(
 
 @dataclass(frozen=True)
 class _Table:
-    """Of windows of one lane, what is known of each."""
+    """Shares, causes and waits of the windows of one lane."""
 
     classes: NDArray[np.int64]
-    """As `Lane.split`."""
+    """Nanoseconds by class, as `Lane.split` gives them."""
     host_data: Times | None
     waited: Times
 
@@ -143,7 +143,7 @@ def _row(gpu: Place, steps: int, part: tuple[Times, Times], table: _Table) -> Br
 
 
 def summarize(found: FoundSteps, steps: Sequence[Step]) -> Steps:
-    """What was found, in one line, with the times of the measured steps."""
+    """Summarize the detected steps, with the times of the measured steps."""
     if not found.by_rank:
         return Steps("none", "none", 0.0, 0, 0, 0, None, None, None, found.reason)
     best = max(found.by_rank.values(), key=len)

@@ -39,7 +39,7 @@ _ENOUGH: Final = 0.5
 """Part of the measured time that a counter's readings must span to tell of it, and part of a
 figure's own time that must be measured time."""
 _PERIOD: Final = 1_000_000_000
-"""What the first figure is of at most: the driver's sampling period."""
+"""Longest window of the first figure: the driver's sampling period."""
 
 
 def find_cards(nvml: Nvml, gpus: PerGpu, steps: Sequence[Step]) -> tuple[CardUse, ...]:
@@ -70,7 +70,7 @@ def find_cards(nvml: Nvml, gpus: PerGpu, steps: Sequence[Step]) -> tuple[CardUse
 
 
 def _worked(one: GpuShardView, moments: Times) -> NDArray[np.bool_]:
-    """Whether a GPU was mostly at work just before some moments."""
+    """Return whether a GPU was mostly at work just before each moment."""
     busy = one.lane.timeline.busy.within(moments - _BEFORE, moments)
     found: NDArray[np.bool_] = busy >= _BUSY * _BEFORE
     return found
@@ -132,7 +132,7 @@ def _utilization(samples: Samples, measured: Intervals) -> float | None:
 
 
 def _not_idle(samples: Samples) -> NDArray[np.bool_]:
-    """Which samples are of a GPU at work by what its driver says."""
+    """Return the mask of samples of a GPU that is at work by its driver's figures."""
     reasons = np.nan_to_num(samples["clocksEventReasons"]).astype(np.int64)
     found: NDArray[np.bool_] = reasons & _GPU_IDLE == 0
     return found
@@ -197,7 +197,7 @@ def _whole(value: float | None) -> int | None:
 
 
 MOST_POINTS: Final = 240
-"""Of a curve."""
+"""Points of a curve at most."""
 
 _CURVES: Final = (
     ("utilization", "%", "utilization", 1.0),
@@ -260,7 +260,7 @@ def _curves_of(
 
 
 def _edges(whole: Window) -> NDArray[np.int64]:
-    """Of at most `MOST_POINTS` stretches of equal length, to a nanosecond."""
+    """Return the edges of at most `MOST_POINTS` stretches of equal length, to a nanosecond."""
     count = min(MOST_POINTS, whole.end - whole.start)
     length = whole.end - whole.start
     return np.array([whole.start + length * at // count for at in range(count + 1)], np.int64)

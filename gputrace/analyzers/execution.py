@@ -63,7 +63,7 @@ _OfGpu = TypeVar("_OfGpu", GpuSummary, LaneSummary)
 
 
 class ShardTask(NamedTuple):
-    """What is to be done with a shard."""
+    """Task for a shard."""
 
     shard: int
     work: Callable[..., Any] | str
@@ -89,7 +89,9 @@ class Shards(ABC):
 
     @abstractmethod
     def ask(self, jobs: Sequence[ShardTask], *, changes: bool = False) -> list[Any]:
-        """What comes of some jobs, in order; ``changes`` tells that they change their shards."""
+        """Run tasks and return their results in order; ``changes`` marks tasks that change their
+        shards.
+        """
 
     @abstractmethod
     def whole(self, trace: Trace) -> Shard:
@@ -97,7 +99,7 @@ class Shards(ABC):
 
     @abstractmethod
     def calls_within(self, trace: Trace, window: Window) -> CudaApiCalls | None:
-        """As of `PerGpu`."""
+        """Return the calls that touch a window, as `PerGpu.calls_within` does."""
 
     @abstractmethod
     def close(self) -> None:
@@ -147,12 +149,12 @@ class PerGpu:
 
     @classmethod
     def here(cls, shard: Shard) -> PerGpu:
-        """Those of a trace that is read in this process."""
+        """Create the GPUs of a trace that is read in this process."""
         return cls(shard.trace, LocalShards(shard), [shard.read()])
 
     @classmethod
     def of_hosts(cls, trace: Trace, lanes: Sequence[AnyLane]) -> PerGpu:
-        """Of ranks of which no GPU was seen: there are lanes, and no GPUs."""
+        """Create host-only ranks: lanes without GPUs."""
         return cls(trace, LocalShards(Shard.of_hosts(trace, lanes)), [])
 
     def each(
@@ -163,7 +165,7 @@ class PerGpu:
         same: Sequence[Any] = (),
         keeps: bool = False,
     ) -> list[_Found]:
-        """What a function makes of each of some GPUs.
+        """Run a function for each of some GPUs and return the results.
 
         Args:
             work: of a module, with a `OneGpu` and what is given for it.
@@ -179,7 +181,7 @@ class PerGpu:
         return self.shards.ask(jobs, changes=keeps)
 
     def in_each_place(self, work: Callable[..., _Found], *given: Any) -> list[_Found]:
-        """What a function makes of each shard."""
+        """Run a function for each shard and return the results."""
         return self.shards.ask([ShardTask(number, work, given=given) for number in self._numbers])
 
     def move(self, shifts: Mapping[int, int], how: str) -> None:
@@ -244,7 +246,7 @@ class PerGpu:
         return self.shards.ask(jobs, changes=True)
 
     def _in_order(self, by_shard: Sequence[Sequence[_OfGpu]]) -> list[_OfGpu]:
-        """What is of each GPU, in order of GPU."""
+        """Return the items of all shards in order of GPU."""
         everything = [one for own in by_shard for one in own]
         return sorted(everything, key=lambda one: order_of(one.gpu))
 
@@ -363,20 +365,20 @@ class Shard:
         )
 
     def _kept(self, things: Iterable[_Kept]) -> Sequence[_Kept]:
-        """What there is of each GPU, in memory or on disk."""
+        """Return the items, in memory or on disk."""
         if self._scratch is None:
             return list(things)
         return LazySequence([self._scratch.keep(one) for one in things], self._scratch)
 
     def once(self, work: Callable[[Shard], _Found]) -> _Found:
-        """What a function makes of all that is here; it runs when it is first asked for."""
+        """Return a function's result for the whole shard, computed once."""
         if work not in self._once:
             self._once[work] = work(self)
         found: _Found = self._once[work]
         return found
 
     def do(self, work: Callable[..., Any] | str, gpu: Place | None, given: Sequence[Any]) -> Any:
-        """What a method gives, by its name, or a function of the shard, or of one GPU of it."""
+        """Run a method by name, or a function of the shard or of one of its GPUs."""
         if isinstance(work, str):
             return getattr(self, work)(*given)
         return work(self if gpu is None else GpuShardView(self, gpu), *given)
@@ -393,7 +395,7 @@ class Shard:
         return found
 
     def operations_of(self, gpu: Place) -> GpuOperations:
-        """Those of one GPU."""
+        """Return the operations of one GPU."""
         return self.operations[self._places[gpu]]
 
     def lane_of(self, gpu: Place) -> AnyLane:
@@ -418,7 +420,7 @@ class GpuShardView:
         return self._shard.calls
 
     def once(self, work: Callable[[Shard], _Found]) -> _Found:
-        """As of the shard."""
+        """Return a function's result for the whole shard, computed once."""
         return self._shard.once(work)
 
     def keep(self, name: str, value: _Any) -> _Any:
@@ -426,7 +428,7 @@ class GpuShardView:
         return self._shard.keep((self._gpu, name), value)
 
     def kept(self, name: str) -> Any:
-        """What was kept of it."""
+        """Return what was stored for this GPU under a name."""
         return self._shard.kept[self._gpu, name]
 
     @property
@@ -442,7 +444,7 @@ class GpuShardView:
 
     @property
     def any_lane(self) -> AnyLane:
-        """The same where no GPU need have been seen."""
+        """Return the lane of the GPU or of a host-only rank."""
         return self._shard.lane_of(self._gpu)
 
 
@@ -546,11 +548,11 @@ class _Part:
 
     rows: Events
     place: NDArray[np.int32]
-    """Of each row among those of the part in the order of the file."""
+    """Row numbers of the part, in the order of the file."""
     groups: Mapping[int, slice]
 
     def column(self, keys: Iterable[int], name: str) -> Column:
-        """Of the rows of some groups, in the order of the file."""
+        """Return a column of the rows of some groups, in the order of the file."""
         slices = [self.groups[key] for key in keys if key in self.groups]
         values = [getattr(self.rows, name)[rows] for rows in slices]
         if len(slices) < 2:

@@ -58,7 +58,7 @@ class _Own:
     anywhere: _Edges
     """The longest, longest first."""
     in_steps: _Edges
-    """Of those whose middle lies in a measured step, the same."""
+    """Gaps and causes of those whose middle lies in a measured step."""
 
 
 def _own_gaps(one: GpuShardView, steps: Intervals, most: int) -> _Own:
@@ -87,10 +87,7 @@ def _longest_of(gaps: Intervals, most: int) -> _Edges:
 
 
 def _longest(of_each: Sequence[_Edges], most: int) -> list[tuple[int, int, int]]:
-    """Of the longest gaps of each GPU, the longest: its place, start and end.
-
-    Of equal ones the earliest.
-    """
+    """Return GPU, start and end of the longest gaps over all GPUs; of equal ones the earliest."""
     found = [
         (s - e, s, place, e)
         for place, (start, end) in enumerate(of_each)
@@ -102,7 +99,7 @@ def _longest(of_each: Sequence[_Edges], most: int) -> list[tuple[int, int, int]]
 def _told(
     gpus: PerGpu, found: FoundSteps, lines: PythonLines | None, gaps: Sequence[tuple[int, int, int]]
 ) -> Iterator[Gap]:
-    """What is to be said of some gaps, in order; each GPU is asked once."""
+    """Return the rows of the report for some gaps, in order; each GPU is asked once."""
     by_lane: dict[int, list[tuple[int, int]]] = {}
     for place, start, end in gaps:
         by_lane.setdefault(place, []).append((start, end))
@@ -154,7 +151,7 @@ def _explain(
 
 
 def _waiting(lane: Lane, start: int, end: int) -> str:
-    """How long the program was in its data loader, as recorded, if that is worth telling."""
+    """Return the recorded time in the data loader as text, if it is long enough to mention."""
     waited = 0 if lane.host_data is None else lane.host_data.clip(start, end).total
     return f"in the data loader {format_ns(waited)}, " if waited >= _part_of(start, end) else ""
 
@@ -173,7 +170,7 @@ def _step_at(windows: StepWindows | None, start: int, end: int) -> int | None:
 
 
 def evidence_of(trace: Trace, calls: CudaApiCalls, feeder: int, start: int, end: int) -> str:
-    """What the feeding thread's own rows say about the time of the gap."""
+    """Return the evidence that the feeding thread's rows hold for a gap."""
     if feeder == NOBODY:
         return _NO_ISSUER
     rows = calls.overlapping(feeder, start, end)
@@ -196,7 +193,9 @@ def evidence_of(trace: Trace, calls: CudaApiCalls, feeder: int, start: int, end:
 
 
 def line_of(lines: PythonLines, feeder: tuple[int, int], start: int, end: int) -> str:
-    """Where in the user's program most samples of the gap are, of the thread if it has some."""
+    """Return the line of the user's program with most samples of the gap, preferring the
+    thread's.
+    """
     thread = lines.teller(feeder)
     if thread is None:
         return ""

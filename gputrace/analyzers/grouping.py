@@ -25,7 +25,7 @@ def rows_by(groups: Column, count: int) -> list[NDArray[np.intp]]:
 
 
 class OfGpu(Protocol):
-    """What is of one GPU of one rank: a GPU itself, or a row of a result."""
+    """Anything of one GPU of one rank: a GPU itself, or a row of a result."""
 
     @property
     def gpu(self) -> int | None: ...

@@ -49,7 +49,7 @@ _PATTERNS: Final = (
 )
 
 CALL_COLUMNS: Final = ("start", "end", "name", "process", "thread", "correlation")
-"""What is read of calls."""
+"""Columns that are read of calls."""
 NOBODY: Final = -1
 """Index of the thread or call that is not known."""
 
@@ -73,7 +73,7 @@ class CudaApiCalls:
     threads: tuple[tuple[int, int], ...]
     """(process index, system thread id)."""
     first: NDArray[np.int64]
-    """Where the calls of each thread begin; one entry more than threads."""
+    """Index of each thread's first call; one entry more than threads."""
     _by_correlation: dict[int, IdLookup]
     """For each process, the call of each of its correlation ids."""
     _recorded: dict[int, tuple[Window, ...]]
@@ -101,7 +101,7 @@ class CudaApiCalls:
         return union(start, end, is_sorted=True)
 
     def all_recorded(self, process: int, starts: Times, ends: Times) -> Mask:
-        """Of stretches of time, whether all calls were recorded that a process made in each."""
+        """Return for each stretch of time whether all calls of the process were recorded in it."""
         if process not in self._recorded:
             return np.ones(len(starts), np.bool_)
         begins, until = np.array(self._recorded[process], np.int64).reshape(-1, 2).T
@@ -158,7 +158,7 @@ def thread_keys(events: Events) -> NDArray[np.int64]:
 
 
 def _number_threads(events: Events) -> NDArray[np.signedinteger[Any]]:
-    """Of each row, the number of its thread, in order of process and thread id."""
+    """Return the thread number of each row, in order of process and thread id."""
     ids, place = number_ids(events.thread.astype(np.int64) & 0xFFFFFFFF)
     return number_ids(events.process.astype(np.int64) * len(ids) + place)[1]
 

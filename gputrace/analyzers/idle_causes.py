@@ -33,7 +33,7 @@ _DATA_RANGE: Final = re.compile(
 
 @dataclass(frozen=True)
 class HostEvidence:
-    """What is known of the host threads beside their CUDA calls, by (process, thread)."""
+    """Host activity beside CUDA calls, by (process, thread)."""
 
     data: Mapping[tuple[int, int], Intervals]
     """Recorded waits for data: hooks in loaders, NVTX ranges named so."""
@@ -151,7 +151,7 @@ def _proofs(
 def _is_seen(
     operations: GpuOperations, gaps: Intervals, ending: NDArray[np.int64], calls: CudaApiCalls
 ) -> Mask:
-    """Whether all that a host did in a gap, and since it issued what ran before, was recorded.
+    """Return whether the host was recorded throughout the gap and since it issued what ran before.
 
     Else it is not known that it did nothing but come late.
     """

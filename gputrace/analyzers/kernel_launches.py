@@ -45,7 +45,7 @@ class Launches:
     step: int | None
     """The step that the launch is in; None where none was found."""
     from_start: bool
-    """Whether the trace holds the run from its beginning, so that all launches are counted."""
+    """True if the trace holds the run from its beginning, so that all launches are counted."""
 
 
 def find_launches(
@@ -132,7 +132,7 @@ def _choose(analysis: Analysis, title: str, which: str) -> tuple[int, KernelUse]
 
 
 def _named(all_of_them: list[tuple[int, KernelUse]], which: str) -> list[tuple[int, KernelUse]]:
-    """Those of that very name, else those that have it in theirs; the longest first."""
+    """Return the kernels of exactly that name, else those that contain it; the longest first."""
     exact = [pair for pair in all_of_them if which in (pair[1].name, pair[1].short)]
     return exact or [pair for pair in all_of_them if which.lower() in pair[1].name.lower()]
 

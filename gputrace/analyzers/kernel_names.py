@@ -79,7 +79,7 @@ def family_of(name: str) -> str:
 
 
 def converts_layout(name: str) -> bool:
-    """Whether a kernel does nothing but turn a tensor's layout into another one."""
+    """Return whether a kernel only converts a tensor's layout."""
     return _CONVERSION.search(_plain(name)) is not None
 
 
@@ -96,7 +96,7 @@ _WRAPPER: Final = re.compile(r"(^|::)(Kernel2?|device_kernel|GemmUniversal|run_k
 _CUTLASS: Final = re.compile(r"cutlass\w*_(tensorop|simt|wmma)\w*|cutlass\w*?_\d+_\w+")
 _TEMPLATE: Final = re.compile(r"\w+(?=<)")
 _INSIDE: Final = re.compile(r"\w*(Functor\w*|_kernel_cuda|_kernel_impl|Ops)\b")
-"""What an elementwise or a reducing kernel of PyTorch does, among its template arguments."""
+"""Operation of an elementwise or reducing kernel of PyTorch, among its template arguments."""
 
 _LONGEST: Final = 120
 
@@ -107,7 +107,9 @@ def function_name(name: str) -> str:
 
 
 def bare_name(name: str) -> str:
-    """As `function_name`, but CUTLASS's wrappers with their types, which say what they are."""
+    """Return the `function_name`, but keep the types of CUTLASS's wrappers, which say what they
+    are.
+    """
     own = function_name(name)
     return _bare(name) if not own or _WRAPPER.search(own) else own
 
@@ -196,13 +198,14 @@ def on_tensor_cores(name: str, family: str) -> str | None:
 
 
 def precision_of(name: str) -> str:
-    """Of what is multiplied: ``half``, ``fp32``, ``fp64``, or ``unknown``."""
+    """Return the precision of what is multiplied: ``half``, ``fp32``, ``fp64``, or ``unknown``."""
     rules = (("half", _HALF), ("fp64", _DOUBLE), ("fp32", _SINGLE))
     return next((precision for precision, rule in rules if rule.search(name)), "unknown")
 
 
 def generation(card: str, kernels: Iterable[str] = ()) -> int | None:
-    """How a card multiplies: 0 no tensor cores, 7 for fp16, 8 for TF32 and bf16 too.
+    """Return the tensor-core generation of a card: 0 no tensor cores, 7 for fp16, 8 for TF32 and
+    bf16 too.
 
     By the card's model; where that is not known, by kernels that run on newer cards alone. None
     where neither tells.

@@ -94,7 +94,9 @@ def _table(gpus: PerGpu, names: Sequence[str], found: Sequence[_OnGpu]) -> Kerne
 
 
 def _that_count(found: Sequence[_OnGpu]) -> list[_OnGpu]:
-    """Those of GPUs that have measured steps, if any has, and do more than next to nothing."""
+    """Return the lanes of GPUs that have measured steps, if any has, and do a relevant amount of
+    work.
+    """
     if any(own.steps for own in found):
         found = [own for own in found if own.steps]
     most = max((own.counted.kernels for own in found), default=0)
@@ -212,7 +214,7 @@ class Counted:
 
     @property
     def kernels(self) -> int:
-        """How many there are of all names."""
+        """Return the number of kernels over all names."""
         return int(self.count.sum())
 
 
@@ -273,7 +275,9 @@ def medians(gpus: PerGpu, of: Sequence[HasGpu], counted: Sequence[Counted]) -> d
 def _counted_on_all(
     gpus: PerGpu, of: Sequence[HasGpu], codes: Codes, lengths: Times
 ) -> NDArray[np.int64]:
-    """As `_no_longer` of all GPUs; of some thousand, not all answers are held at once."""
+    """Return `_no_longer` summed over all GPUs, without holding the answers of thousands
+    at once.
+    """
     found = np.zeros(lengths.shape, np.int64)
     for first in range(0, len(of), _TOGETHER):
         for own in gpus.each(_no_longer, of[first : first + _TOGETHER], same=(codes, lengths)):
@@ -282,7 +286,7 @@ def _counted_on_all(
 
 
 def _narrowed(asked: Times, enough: NDArray[np.bool_], high: Times) -> tuple[Times, Times]:
-    """Where each median is: above the last length of too few kernels, up to the next one asked."""
+    """Narrow down each median: above the last length of too few kernels, up to the next one."""
     first = np.where(enough.any(axis=1), enough.argmax(axis=1), _ASKED)
     rows = np.arange(len(asked))
     below = asked[rows, np.maximum(first - 1, 0)] + 1
@@ -291,7 +295,7 @@ def _narrowed(asked: Times, enough: NDArray[np.bool_], high: Times) -> tuple[Tim
 
 
 def _no_longer(one: GpuShardView, codes: Codes, lengths: Times) -> NDArray[np.int64]:
-    """How many kernels of each name are no longer than some lengths of each."""
+    """Count the kernels of each name that are no longer than some lengths."""
     packed, names = one.kept(_PACKED), codes[:, None] << _LENGTH_BITS
     found: NDArray[np.int64] = np.searchsorted(packed, names | lengths, "right")
     return found - np.searchsorted(packed, names)
@@ -313,11 +317,11 @@ Rows = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class LaunchTimes:
-    """Of kernels of one GPU."""
+    """Launch times of the kernels of one GPU."""
 
     tiny_count: int
     tiny_total_ns: int
-    """Those too short to keep a GPU fed."""
+    """Kernels too short to keep a GPU fed."""
     calls: Times
     """Nanoseconds of the calls that launched some of them."""
     delays: Times
@@ -325,12 +329,14 @@ class LaunchTimes:
 
 
 def most_looked_at(gpus: int) -> int:
-    """Of each of so many GPUs, the kernels of which calls are looked up."""
+    """Return how many kernels of each GPU have their calls looked up."""
     return min(_MOST_OF_ONE, _MOST_OF_ALL // max(gpus, 1))
 
 
 def look_at(one: GpuShardView, rows: Rows, most: int) -> LaunchTimes:
-    """What launching some kernels of a GPU costs; the calls of ``most`` of them are looked up."""
+    """Measure what launching some kernels of a GPU costs; the calls of ``most`` of them are looked
+    up.
+    """
     lengths = one.operations.end[rows] - one.operations.start[rows]
     tiny = lengths[lengths < _TINY_NS]
     calls, delays = _calls_of(one, rows[:: len(rows) // most + 1])
@@ -338,7 +344,7 @@ def look_at(one: GpuShardView, rows: Rows, most: int) -> LaunchTimes:
 
 
 def launch_cost(launched: Iterable[LaunchTimes]) -> LaunchCost:
-    """Of all GPUs together."""
+    """Return the launch cost of all GPUs together."""
     own = list(launched)
     return LaunchCost(
         _TINY_NS,

@@ -44,7 +44,7 @@ class Shares(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """What one GPU did, as intervals that lie apart."""
+    """Activity of one GPU, as disjoint intervals."""
 
     gpu: Gpu
     window: Window
@@ -58,7 +58,7 @@ class Timeline:
     opaque_graphs: int
     """CUDA graphs recorded as a whole; they count as compute."""
     recorded: Intervals
-    """What of the window was recorded, not clipped; nothing is known of the rest."""
+    """Recorded parts of the window, not clipped; the rest is unknown."""
 
     def of_class(self, which: OperationClass) -> Intervals:
         """When the class ran and none of higher precedence."""
@@ -151,7 +151,7 @@ def find_waiting(timeline: Timeline, waits: Waiting) -> Waiting:
 
 
 class Place(Protocol):
-    """What a row of results is about: a GPU, or a rank of which no GPU was seen (None)."""
+    """Subject of a row of results: a GPU, or a host-only rank (None)."""
 
     @property
     def gpu(self) -> int | None: ...
@@ -182,7 +182,9 @@ class AnyLane(Protocol):
     def idle(self, start: int, end: int) -> int | None: ...
 
     def waited(self, starts: Times, ends: Times) -> NDArray[np.int64]:
-        """Of each window, the communication spent waiting for other ranks; `UNKNOWN` if unknown."""
+        """Return the communication of each window spent waiting for other ranks; `UNKNOWN` if
+        unknown.
+        """
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,7 @@ class Lane:
 
     @property
     def operations(self) -> int:
-        """How many kernels, copies and graphs ran."""
+        """Return the numbers of kernels, copies and graphs that ran."""
         return self.timeline.kernels + self.timeline.copies + self.timeline.opaque_graphs
 
     def split(self, starts: Times, ends: Times) -> NDArray[np.int64]:
@@ -229,7 +231,9 @@ class Lane:
         return int(self.timeline.split([start], [end])[0, -1])
 
     def waited(self, starts: Times, ends: Times) -> NDArray[np.int64]:
-        """Of each window, the communication spent waiting for other ranks; `UNKNOWN` if unknown."""
+        """Return the communication of each window spent waiting for other ranks; `UNKNOWN` if
+        unknown.
+        """
         if self.waiting is None:
             return np.full(len(starts), UNKNOWN)
         return self.waiting.within(starts, ends)
@@ -269,7 +273,7 @@ class LaneSummary:
 
     @property
     def operations(self) -> int:
-        """How many kernels, copies and graphs ran."""
+        """Return the numbers of kernels, copies and graphs that ran."""
         return self.kernels + self.copies + self.opaque_graphs
 
 
@@ -399,7 +403,7 @@ class HostLane:
         return np.empty((len(starts), 0), np.int64)
 
     def idle(self, _start: int, _end: int) -> None:
-        """Whether a GPU ran nothing is not known."""
+        """Return no time: it is unknown whether a GPU ran nothing."""
 
     def waited(self, starts: Times, _ends: Times) -> NDArray[np.int64]:
         """Nor is whether it waited for other ranks."""

@@ -37,12 +37,12 @@ COLUMNS: Final = (
     "correlation",
     "bytes",
 )
-"""What the analyzers need to know of GPU operations."""
+"""Columns of GPU operations that analyzers need."""
 
 
 @dataclass(frozen=True)
 class GpuOperations:
-    """What ran on one GPU, in order of start; at least one operation."""
+    """Operations of one GPU, in order of start; at least one."""
 
     gpu: Gpu
     events: Events
@@ -85,7 +85,7 @@ class GpuOperations:
         return union(self.start[first], self.reach[last])
 
     def moved(self, ns: int) -> GpuOperations:
-        """The same, so many nanoseconds later."""
+        """Return the operations, shifted by nanoseconds."""
         if not ns:
             return self
         events = self.events
@@ -102,7 +102,7 @@ class GpuOperations:
 
 @dataclass(frozen=True)
 class GpuSummary:
-    """What ran on one GPU, in brief."""
+    """Summary of the operations of one GPU."""
 
     gpu: Gpu
     span: Window
@@ -112,13 +112,13 @@ class GpuSummary:
     """These four as of `GpuOperations`."""
     kinds: frozenset[Kind]
     communicates: bool
-    """Whether any operation does."""
+    """True if any operation does."""
     names: NDArray[np.int64]
     """The different ids of the names of all operations, in order."""
     kernels: NDArray[np.int64]
-    """The same of kernels."""
+    """Number of kernels."""
     computing: NDArray[np.int64]
-    """The same of kernels that compute."""
+    """Number of kernels that compute."""
 
     @classmethod
     def of(cls, own: GpuOperations) -> GpuSummary:
@@ -212,7 +212,7 @@ _COMMUNICATION: Final = re.compile(
 
 
 def is_communication(kernel: str) -> bool:
-    """Whether a kernel's name, demangled or not, is that of a collective or a send/receive.
+    """Return whether a kernel's name, demangled or not, is that of a collective or a send/receive.
 
     Only the function's own name counts, not the types among its template arguments.
     """
@@ -254,7 +254,7 @@ class Gpu:
     process: int
     """Index of that process."""
     rank: int
-    """That process's rank: as recorded, else its place among the processes by their GPU."""
+    """Rank of that process: as recorded, else its place among the processes by their GPU."""
     rank_known: bool
     name: str
     """The card's model, or nothing."""
@@ -329,7 +329,7 @@ def group_gpus(trace: Trace, work: Mapping[_Pair, int]) -> list[Gpu]:
 
 
 def order_of(gpu: Gpu) -> tuple[int, bool, int, int]:
-    """What GPUs are sorted by: host and index."""
+    """Return the sort key of a GPU: host and index."""
     return gpu.host, gpu.gpu_known, gpu.gpu, gpu.rank
 
 

@@ -66,7 +66,7 @@ def list_phases(
 
 @dataclass(frozen=True)
 class _Told:
-    """What phases are made of, of one rank, but for its lane."""
+    """Steps and blocked steps that the phases of one rank are made of."""
 
     windows: StepWindows
     warmup: int
@@ -277,7 +277,7 @@ def find_epochs(waits: Times, lengths: Times, after_phases: Collection[int] = ()
 
 
 class WarmupCause(NamedTuple):
-    """What people are told of a cause."""
+    """Wording of a cause of long warm-up."""
 
     told: str
     advice: str
@@ -374,7 +374,7 @@ def _named_spans(shard: Shard) -> Mapping[str, Mapping[int, Intervals]]:
 
 
 def _causes(one: GpuShardView, windows: StepWindows, warmup: int) -> dict[str, int]:
-    """Of one rank, of which no more steps are given than are compared."""
+    """Return the time by cause of the steps of one rank."""
     proofs = _on_gpu(one, windows, warmup)
     for cause, called in _on_host(one, windows).items():
         proofs[cause] = merge_touching(proofs[cause], called)

@@ -50,14 +50,14 @@ from gputrace.units import parse_window
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a person may ask of an analysis."""
+    """Options of an analysis."""
 
     window: Window | None = None
     """Nanoseconds from the trace's origin; None for all of it."""
     steps: tuple[int, int] | None = None
     """The steps to measure, counted from 0, the end not included; None for the steady ones."""
     gaps: int = 50
-    """How many of the largest gaps to list."""
+    """Number of the largest gaps to list."""
 
 
 def read_options(
@@ -165,7 +165,7 @@ def _facts(
     window: Window | None,
     options: Options,
 ) -> Facts:
-    """What the rules of findings look at, and the answer is made of."""
+    """Collect the facts that the rules of findings and the answer are made of."""
     steps = list_steps(gpus, lanes, found, window)
     timed = measured(steps, found)
     if options.steps is not None and not timed:
@@ -314,7 +314,7 @@ def _run(plugin: Plugin, facts: Facts) -> list[Finding | ExtraTable]:
 
 
 def _problem(plugin: Plugin, found: Finding | ExtraTable) -> str:
-    """What views and JSON could not show; nothing where all is well."""
+    """Return what reports and JSON could not show; empty if all is well."""
     values: tuple[Any, ...]
     texts: tuple[Any, ...]
     if isinstance(found, ExtraTable):
@@ -338,7 +338,9 @@ def _problem(plugin: Plugin, found: Finding | ExtraTable) -> str:
 
 
 def steps_with_api_records(gpus: PerGpu, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Those of the steps of which every rank has all calls; all steps, where calls always were."""
+    """Select the steps of which every rank has all API calls; all steps if calls were never left
+    out.
+    """
     steps_of = StepsOf(steps)
     sampled = [own for own in gpus.operations if own.calls_recorded is not None]
     sampled = [own for own in sampled if steps_of(own.gpu)]
@@ -357,7 +359,7 @@ def steps_with_api_records(gpus: PerGpu, steps: tuple[Step, ...]) -> tuple[Step,
 
 
 def _are_whole(one: GpuShardView, starts: Times, ends: Times) -> Mask:
-    """Whether steps lie in a recorded stretch each, and what was issued for them, too.
+    """Return whether each step, and what was issued for it, lies in a recorded stretch.
 
     That begins where the operation before a step was issued: from there on its host is seen.
     """
@@ -380,7 +382,7 @@ def _are_whole(one: GpuShardView, starts: Times, ends: Times) -> Mask:
 def api_coverage(
     lanes: Sequence[LaneSummary], measured: Sequence[Step], steps: Sequence[Step]
 ) -> RecordedCalls | None:
-    """How much of the calls was recorded; None where all were.
+    """Return how much of the calls was recorded; None if all were.
 
     Args:
         lanes: of all GPUs.

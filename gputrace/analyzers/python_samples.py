@@ -31,7 +31,7 @@ class Place:
     """The line that most samples of some stretches of time are at."""
 
     line: str
-    """As ``train.py:48 load_batch``; of the file's path, what tells it from others."""
+    """Text such as ``train.py:48 load_batch``, with as much of the path as makes it unique."""
     count: int
     """Samples at that line."""
     samples: int
@@ -57,11 +57,11 @@ class PythonLines:
         return thread if thread in self.times else self.stand_ins.get(thread[0])
 
     def within(self, thread: Thread, time: Intervals) -> NDArray[np.intp]:
-        """Which of a thread's samples lie in some stretches of time."""
+        """Return the mask of a thread's samples that lie in some stretches of time."""
         return np.flatnonzero(time.contains(self.times[thread]))
 
     def place(self, samples: Mapping[Thread, NDArray[np.intp]]) -> Place | None:
-        """Where most are of some samples of some threads."""
+        """Return the line with most of some samples of some threads."""
         parts = [self.names[thread][own] for thread, own in samples.items()]
         if not any(len(part) for part in parts):
             return None
@@ -71,7 +71,7 @@ class PythonLines:
 
 
 def find_python_lines(shard: Shard) -> PythonLines | None:
-    """As `read_lines`."""
+    """Read the Python lines of a shard, once."""
     return read_python_lines(shard.trace)
 
 
@@ -109,7 +109,7 @@ def dominating(
     idle: Sequence[Intervals],
     cause: str,
 ) -> Place | None:
-    """Where the host was while GPUs were idle for a cause, each by its feeding threads.
+    """Return the lines that the feeding threads were at while GPUs were idle for a cause.
 
     Args:
         gpus: whose lanes they are.

@@ -21,7 +21,7 @@ _Answer = TypeVar("_Answer")
 
 
 class ResultCache:
-    """What the cache has of files and folders, as they are when this is made.
+    """Cached results of files and folders, as they are when this is created.
 
     Where readers or analyzers of plugins are installed, nothing: their code may change unseen.
     """
@@ -35,7 +35,9 @@ class ResultCache:
 
     @property
     def any(self) -> bool:
-        """Whether anything is kept of these files, so that they could be opened."""
+        """Return whether anything is cached for these files, which means that they could
+        be opened.
+        """
         return is_known(self._files)
 
     def find(self, kind: type[_Answer], options: Options) -> _Answer | None:
@@ -55,7 +57,7 @@ class ResultCache:
 
 
 _PACKAGES: Final = ("gputrace.analyzers.", "gputrace.model.")
-"""Where the classes are that may be kept."""
+"""Modules of the classes that may be cached."""
 _Record = TypeVar("_Record")
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from gputrace.cli import options
-from gputrace.cli.console import progress_bar, tell
+from gputrace.cli.console import progress_bar, signals_as_interrupt, tell
 from gputrace.errors import ExitCode, UsageError
 from gputrace.sanitize import clean, message
 from gputrace.units import format_ns
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gputrace.studies.database import Folder, Run
     from gputrace.studies.plan import Planned
     from gputrace.studies.results import Summary
-    from gputrace.studies.study import Request, Work
+    from gputrace.studies.runner import Request, Work
 
 
 _ASKED: Final = ("partition", "time", "account")
@@ -215,7 +215,7 @@ def command(study: Path, form: str, dry_run: bool, show: bool, **given: Any) -> 
     recording does not agree with what its script reports.
     """
     from gputrace.studies.database import Folder
-    from gputrace.studies.study import prepare
+    from gputrace.studies.runner import prepare
 
     check_slurm(given)
     request = _request(study, given)
@@ -234,7 +234,7 @@ def command(study: Path, form: str, dry_run: bool, show: bool, **given: Any) -> 
 def _show(folder: Folder, form: str, code: int) -> int:
     """Print the results; a recording that contradicts its script fails as an unmet gate."""
     from gputrace.studies.database import Database, gather
-    from gputrace.studies.study import holds, report
+    from gputrace.studies.runner import holds, report
 
     gather(folder, _tell)
     with Database(folder.path) as database:
@@ -255,7 +255,7 @@ def _show(folder: Folder, form: str, code: int) -> int:
 
 def _write_page(summary: Summary, folder: Path) -> Path | None:
     """Write the page, if possible: results may be in a folder of another user."""
-    from gputrace.studies.study import write_page
+    from gputrace.studies.runner import write_page
 
     try:
         return write_page(summary, folder)
@@ -269,8 +269,8 @@ def _tell(line: str) -> None:
 
 
 def _request(study: Path, given: dict[str, Any]) -> Request:
+    from gputrace.studies.runner import Request
     from gputrace.studies.slurm import Nodes
-    from gputrace.studies.study import Request
 
     pythons = dict(_pair("--python", text, "torch=/path/to/python") for text in given["pythons"])
     uv, install = given["uv"], given["install"]
@@ -299,9 +299,9 @@ def _pair(option: str, text: str, example: str) -> tuple[str, str]:
 
 
 def _carry_out(work: Work) -> int:
-    from gputrace.studies.study import carry_out
+    from gputrace.studies.runner import carry_out
 
-    with watch() as watcher:
+    with signals_as_interrupt(), watch() as watcher:
         try:
             return carry_out(work, watcher)
         except KeyboardInterrupt:
@@ -331,12 +331,12 @@ def _plan(work: Work) -> str:
 
 def _over(work: Work) -> dict[Any, Run]:
     from gputrace.studies.database import FILE, Database
-    from gputrace.studies.study import over
+    from gputrace.studies.runner import finished_runs
 
     if not (work.folder.path / FILE).exists():
         return {}
     with Database(work.folder.path) as database:
-        return over(database)
+        return finished_runs(database)
 
 
 @contextmanager

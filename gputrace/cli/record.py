@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gputrace.cli import options
-from gputrace.cli.console import tell
+from gputrace.cli.console import signals_as_interrupt, tell
 from gputrace.errors import ExitCode, GputraceError, MissingError, UsageError
 from gputrace.units import format_bytes, format_ns, parse_duration
 
@@ -171,7 +169,7 @@ def _record(prepared: Prepared) -> int:
     except GputraceError as error:
         code, has_run = _say(str(error), ExitCode.RECORDING_FAILED), False
     try:
-        with _interrupted_by_all():
+        with signals_as_interrupt():  # Leaves no partial trace behind.
             merged = conclude(prepared, has_run)
     except (OSError, GputraceError, KeyboardInterrupt, MemoryError, ImportError) as error:
         safe = f"what was recorded is safe: gputrace recover {prepared.folder} -o FILE"
@@ -180,20 +178,6 @@ def _record(prepared: Prepared) -> int:
     if merged is not None:
         _tell(merged, prepared.plan.output, prepared.traces)
     return code
-
-
-@contextmanager
-def _interrupted_by_all() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into KeyboardInterrupt: no partial trace is left behind."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        for number, handler in before.items():
-            if handler != signal.SIG_IGN:
-                signal.signal(number, signal.default_int_handler)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _problem(error: BaseException, output: Path) -> str:

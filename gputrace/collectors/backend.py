@@ -22,7 +22,7 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to record, and when.
+    """Plan of a recording: what to record, and when.
 
     Times are in nanoseconds: the delay from each process's start of CUDA, or from the program's
     start where nsys records, the duration from the end of the delay.
@@ -42,30 +42,33 @@ class Plan:
     every: Every | None = None
     limits: Limits = NONE
     api: str = "all"
-    """Which CUDA calls: ``all``, ``none``, or ``auto``: where there are too many, of some steps."""
+    """CUDA calls to record: ``all``, ``none``, or ``auto``: where there are too many, of some
+    steps."""
     when_slow: float = 0.0
-    """How many times the usual time a step takes that a trace is made of; 0 for none."""
+    """Factor over the usual step time from which a slow step gets a trace; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What went into a trace."""
+    """Contents of a trace in numbers."""
 
     processes: int
-    """Those that left anything."""
+    """Processes that left anything."""
     kernels: int
     steps: int
     """Markers of training steps, over all processes."""
     cut: int = 0
     """Processes that were ended before they could write down that they ended."""
     notes: tuple[str, ...] = ()
-    """What a person should know, a line each."""
+    """Notes for the user, a line each."""
     unread: bool = False
-    """Whether the folder has files that hold something and could not be read."""
+    """True if the folder has non-empty files that could not be read."""
 
 
 def look_s(plan: Plan) -> float:
-    """How often to look at what is recorded: a slow step is to be found while the ring has it."""
+    """Return the seconds between looks at the recording: a slow step must be found while in the
+    ring.
+    """
     return 1.0 if plan.when_slow else 0.0
 
 
@@ -110,12 +113,14 @@ _OTHER_TOOLS: Final = ("NSYS_PROFILING_SESSION_ID", "QUADD_INJECTION_PROXY")
 
 
 def has_driver() -> bool:
-    """Whether an NVIDIA kernel driver is there."""
+    """Return whether an NVIDIA kernel driver is there."""
     return Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia/version").exists()
 
 
 def other_recorder(inherited: Mapping[str, str], own: Path | None = None) -> str | None:
-    """What else in an environment records CUDA, and what to do about it; None where nothing."""
+    """Return what else in an environment records CUDA and what to do about it; None if nothing
+    does.
+    """
     if any(variable in inherited for variable in _OTHER_TOOLS):
         return "this shell runs under nsys, and CUDA has room for one recorder; run without nsys"
     other = inherited.get("CUDA_INJECTION64_PATH")

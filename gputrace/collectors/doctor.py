@@ -220,7 +220,7 @@ def _ncu() -> Iterator[Check]:
 
 
 def _plugins() -> Iterator[Check]:
-    """Those that are installed; none is imported here."""
+    """List the installed plugins without importing them."""
     if found := [str(plugin) for plugin in all_plugins()]:
         yield Check(
             "plugins", "ok", ", ".join(found), "gputrace plugins --check says whether each works"
@@ -253,7 +253,9 @@ _NEEDED: Final = {"compute": "recording", "utility": "clocks and power"}
 
 
 def container(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> str | None:
-    """What runs the container that we are in, or None; by the marks that each leaves."""
+    """Return what runs the container that we are in, by the marks that each leaves; None outside
+    one.
+    """
     if "KUBERNETES_SERVICE_HOST" in environment:
         return "Kubernetes"
     if "APPTAINER_CONTAINER" in environment or "SINGULARITY_CONTAINER" in environment:
@@ -269,12 +271,14 @@ def container(root: Path = Path("/"), environment: Mapping[str, str] = os.enviro
 
 
 def how_to_get_gpus(name: str) -> str:
-    """What to do where the driver does not show in such a container."""
+    """Return what to do if the driver is not visible in such a container."""
     return _HOW.get(name, "give it the devices /dev/nvidia* and the driver's libraries of the host")
 
 
 def missing_capabilities(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What NVIDIA_DRIVER_CAPABILITIES leaves out that we need, and what for."""
+    """Return the needed capabilities that NVIDIA_DRIVER_CAPABILITIES leaves out, and their
+    purpose.
+    """
     given = environment.get("NVIDIA_DRIVER_CAPABILITIES")
     if not given or "all" in given.split(","):
         return {}

@@ -107,7 +107,8 @@ def _notes(
 
 _NOT_GIVEN: Final = 0xFFFFFFFF
 _UNKNOWN_MEMORY: Final = 7
-"""Of nsys's ENUM_CUDA_MEM_KIND, which counts from pageable where CUPTI counts from unknown."""
+"""Memory kinds of nsys's ENUM_CUDA_MEM_KIND, which counts from pageable; CUPTI counts from
+unknown."""
 _LAUNCH_TYPES: Final = 3
 _CLOCKS: Final = ("realtime", "monotonic", "raw")
 
@@ -309,7 +310,7 @@ def _text(value: bytes) -> str:
 
 
 LARGEST: Final = 1 << 62
-"""What SQLite can hold, and a garbled file may exceed."""
+"""Largest integer of SQLite, which a corrupt file may exceed."""
 OWN: Final = 1
 """This machine in the upper 16 bits of global ids, where no nsys has numbered it."""
 
@@ -413,7 +414,7 @@ def write_unreadable(writer: TraceWriter, problems: Sequence[InputError]) -> lis
 
 
 def hold_something(problems: Sequence[InputError]) -> bool:
-    """Whether any file that could not be read is worth keeping: an empty one is not."""
+    """Return whether any unreadable file is worth keeping: an empty one is not."""
     return any(problem.path.stat().st_size for problem in problems)
 
 
@@ -433,7 +434,7 @@ def write_nvml(writer: TraceWriter, paths: Iterable[Path], start: int) -> None:
 
 
 def write_logs(writer: TraceWriter, logs: Iterable[NvmlLog], start: int) -> None:
-    """As `write_nvml`, of logs that have been read."""
+    """Write NVML's rows from logs that have been read already."""
     described = False
     for log in logs:
         _write_log(writer, log, start, not described)
@@ -453,7 +454,7 @@ def _write_log(writer: TraceWriter, log: NvmlLog, start: int, describes: bool) -
 
 _TYPES: Final = np.array([PUSH_POP, MARK, START_END, DOMAIN])
 _MARK, _START_END, DOMAIN_CREATED = 1, 2, 3
-"""Of the kinds that native/spool.h counts."""
+"""Texts of the losses that native/spool.h counts."""
 
 
 def nvtx_columns(
@@ -502,7 +503,7 @@ _LOCAL: Final = (
 
 @dataclass(slots=True)
 class KnownProcesses:
-    """What all files of one process say of it."""
+    """Identity of a process, from all of its files."""
 
     pid: int
     host: str

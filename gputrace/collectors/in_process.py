@@ -196,7 +196,7 @@ def loaded(library: str | Path) -> ctypes.CDLL | None:
 
 
 def has_started() -> bool:
-    """Whether this process has started CUDA (cuInit)."""
+    """Return whether this process has started CUDA (cuInit)."""
     driver = loaded(_DRIVER)
     if driver is None:
         return False

@@ -23,11 +23,11 @@ from gputrace.errors import InputError, UsageError
 PATIENCE_S: Final = 10.0
 """After its own start, how long a recorder that is done waits for those that have not begun."""
 _BUSY_S: Final = 2.0
-"""How long to wait for others to enter or leave; longer, and they are making the trace."""
+"""Seconds to wait for others to enter or leave; after that they are making the trace."""
 _POLL_S: Final = 0.05
 _TOLD: Final = "team.json"
 _LEFT: Final = ("spool", "host", "nvvp")
-"""Of what processes leave in the folder, save nsys, which is never without a team.json."""
+"""Suffixes of what processes leave in the folder, save nsys, which always has a team.json."""
 _ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -145,7 +145,7 @@ class Team:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _has_company(self) -> bool:
-        """Whether another recorder is at work; ask while undisturbed."""
+        """Return whether another recorder is at work; call it while undisturbed."""
         return self.shares and _any_alive(self.folder, but=self._own)
 
     def dissolve(self) -> None:
@@ -179,19 +179,19 @@ def _when_free(file: int, begin: Callable[[], object]) -> None:
 
 
 def ranks_in(folder: Path) -> list[int]:
-    """Of all recorders that have begun in a folder."""
+    """Return the ranks of all recorders that have begun in a folder."""
     return sorted(int(path.stem) for path in folder.glob("*.task"))
 
 
 def is_recording(folder: Path) -> bool:
-    """Whether a recorder is still at work in a folder."""
+    """Return whether a recorder is still at work in a folder."""
     with suppress(OSError):
         return _any_alive(folder)
     return False
 
 
 def holds_lock(folder: Path) -> bool:
-    """As `is_recording`, for those who look often: no lock is tried, which a recorder may notice.
+    """Return `is_recording` for frequent polling: no lock is tried, which a recorder may notice.
 
     Knows of recorders in this container alone.
     """
@@ -248,7 +248,7 @@ def _make(folder: Path, job: str) -> tuple[bool, int]:
 
 
 def _is_open_to(folder: Path, job: str, owner: int) -> bool:
-    """Whether the folder is of the same job; of one without a name, whether it is a fresh one.
+    """Return whether the folder is of the same job; for a job without a name, whether it is fresh.
 
     One that another user made, or may write into, is not: what we write would be theirs.
     """
@@ -281,7 +281,7 @@ def _any_alive(folder: Path, but: int | None = None) -> bool:
 
 
 def _lock(file: int) -> bool:
-    """Whether nobody else has it."""
+    """Return whether nobody else has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -396,7 +396,9 @@ def _of_launcher(launcher: _Launcher, environment: Mapping[str, str]) -> Task | 
 
 
 def _of_slurm(environment: Mapping[str, str]) -> Task | None:
-    """Of srun. In a script of sbatch the variables speak of the allocation, save for the step's."""
+    """Return the task of srun. In a script of sbatch the variables speak of the allocation, save
+    for the step's.
+    """
     step = _number(environment, "SLURM_STEP_ID", "SLURM_STEPID", most=1 << 32)
     if step is None or step >= _SPECIAL_STEPS:
         return None
@@ -513,7 +515,7 @@ def of_task(path: Path, task: Task) -> Path:
 
 
 def spans_nodes(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether the program is a launcher (torchrun, accelerate) of more than one node."""
+    """Return whether the program is a launcher (torchrun, accelerate) of more than one node."""
     counts = [environment.get("PET_NNODES", "")]
     for word, following in zip(command, [*command[1:], ""], strict=True):
         if (match := _NODES_OPTION.fullmatch(word)) is not None:
@@ -547,7 +549,7 @@ def write_meta(folder: Path, meta: Mapping[str, str]) -> None:
 
 
 def read_meta(folder: Path) -> dict[str, str]:
-    """What meta.json says of a recording; nothing where it is not there yet."""
+    """Return the content of a recording's meta.json; empty if it is not there yet."""
     try:
         loaded = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

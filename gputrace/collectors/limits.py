@@ -14,7 +14,7 @@ SECOND_NS: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The same for every process that writes into a recording's folder.
+    """Limits of every process that writes into a recording's folder.
 
     In a ring each process begins a new file every so often, and removes the oldest of its own.
     """
@@ -22,22 +22,24 @@ class Limits:
     segment_ns: int = 0
     """After how many nanoseconds a new file follows; 0 where all goes into one."""
     keep: int = 0
-    """How many of the older files stay."""
+    """Number of older files that stay."""
     max_bytes: int = 0
-    """What the folder may hold; 0 where there is no limit."""
+    """Bytes that the folder may hold; 0 for no limit."""
 
     @property
     def kept_ns(self) -> int:
-        """What of a ring is kept at least."""
+        """Return the nanoseconds of a ring that are kept at least."""
         return self.segment_ns * self.keep
 
     @property
     def longest_ns(self) -> int:
-        """What is on disk of a ring at most; processes look each second whether it is time."""
+        """Return the nanoseconds of a ring that are on disk at most; processes look each second
+        whether it is time.
+        """
         return self.segment_ns * (self.keep + 1) + SECOND_NS if self.segment_ns else 0
 
     def variables(self) -> dict[str, str]:
-        """What tells the processes of a program."""
+        """Return the environment variables that pass the limits to the processes of a program."""
         ring = {
             "GPUTRACE_SEGMENT_NS": str(self.segment_ns),
             "GPUTRACE_SEGMENTS": str(self.keep),
@@ -63,7 +65,7 @@ _BETWEEN_LOOKS_NS: Final = 4_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a recording's folder holds.
+    """Size of a recording's folder.
 
     Attributes:
         bytes: of all its files.
@@ -105,7 +107,7 @@ class Growth:
 
 
 def bytes_in(folder: Path) -> int:
-    """Of all files of a folder."""
+    """Return the bytes of all files of a folder."""
     total = 0
     for path in folder.rglob("*"):
         try:

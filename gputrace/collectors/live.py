@@ -38,7 +38,7 @@ _ALWAYS: Final = frozenset({b"DEVI", b"CLOK"})
 """Records that are few, and are kept from the start on."""
 _TIMED: Final = frozenset(RECORDS) - _ALWAYS
 _MOST_CHUNKS: Final = 256
-"""Of 64 KiB at most, for each process."""
+"""Reads of at most 64 KiB for each process."""
 ON_GPU: Final = (b"KERN", b"COPY", b"MSET", b"GRPH")
 _HOST_KEPT_NS: Final = 120_000_000_000
 
@@ -54,7 +54,7 @@ class _Kept:
 
 
 class RecentSpool:
-    """What the collector in one process has written of late."""
+    """Recent output of the collector in one process."""
 
     def __init__(self, path: Path) -> None:
         self._tail = ChunkTail(path, SPOOL)
@@ -91,7 +91,7 @@ class RecentSpool:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process came to its end and wrote that down."""
+        """Return whether the process came to its end and wrote that down."""
         return self._spool is not None and "ended" in self._spool.info
 
     def let_go(self, before: int) -> None:
@@ -113,7 +113,9 @@ class RecentSpool:
         return np.concatenate(parts)
 
     def between(self, since: int, until: int) -> Spool | None:
-        """What began and ended in a stretch of CLOCK_REALTIME; None where nobody wrote yet."""
+        """Return what began and ended in a stretch of CLOCK_REALTIME; None where nobody
+        wrote yet.
+        """
         if self._spool is None:
             return None
         records = {}
@@ -132,7 +134,7 @@ def _within(rows: Records, since: int, until: int) -> Records:
 
 @dataclass(slots=True)
 class RecentHost:
-    """What the hooks in one process have written of late."""
+    """Recent output of the hooks in one process."""
 
     path: Path
     host: HostEvents | None = None
@@ -164,7 +166,7 @@ class RecentHost:
         self.host.records = by_kind(self._events, self.host.started)
 
     def between(self, since: int, until: int, done: Mapping[int, int]) -> HostEvents | None:
-        """What ended in a stretch of CLOCK_REALTIME; None where nobody wrote yet.
+        """Return what ended in a stretch of CLOCK_REALTIME; None where nobody wrote yet.
 
         Steps are those that lie in it and, by process, ended before a moment of ``done``.
         """
@@ -182,9 +184,9 @@ class RecentHost:
 
 
 WINDOW_NS: Final = 10_000_000_000
-"""How much of its end is made a trace at most."""
+"""Nanoseconds of its end that are made a trace at most."""
 MOST_RECORDS: Final = 40_000
-"""Of all processes together, in such a trace."""
+"""Bytes of all processes together, in such a trace."""
 _NVML_NS: Final = 120_000_000_000
 _SILENT_NS: Final = 5_000_000_000
 """A process whose GPU has done nothing for so long does not hold up the others."""
@@ -197,7 +199,7 @@ class RankSteps:
 
     rank: int
     number: int
-    """Of the last one, from 0."""
+    """Number of the last one, from 0."""
     ends: tuple[int, ...]
     """Nanoseconds of CLOCK_REALTIME."""
     lengths: tuple[int, ...]
@@ -221,14 +223,16 @@ class Following:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a recorder is at work in the folder."""
+        """Return whether a recorder is at work in the folder."""
         return self.folder.is_dir() and (
             holds_lock(self.folder) or bool(orphans_of(self.folder.resolve()))
         )
 
     @property
     def has_ended(self) -> bool:
-        """Whether all processes have written down that they ended: the trace is being made."""
+        """Return whether all processes have written down that they ended: the trace is
+        being made.
+        """
         last = {base_of(path): self._spools[path] for path in in_order(self._spools)}
         return bool(last) and all(spool.has_ended for spool in last.values())
 
@@ -244,7 +248,7 @@ class Following:
 
     @property
     def processes(self) -> int:
-        """Those that have written anything."""
+        """Return the number of processes that have written anything."""
         return len({base_of(path).split(".")[-1] for path in (*self._spools, *self._hosts)})
 
     def read(self) -> None:
@@ -279,7 +283,7 @@ class Following:
             lines.let_go(time.time_ns() - _NVML_NS)
 
     def nvml(self) -> list[NvmlLog]:
-        """What was sampled in the last two minutes; times are CLOCK_REALTIME."""
+        """Return the samples of the last two minutes; times are CLOCK_REALTIME."""
         return [lines.log() for _, lines in self._nvml.values()]
 
     def steps(self, most: int) -> list[RankSteps]:
@@ -341,7 +345,7 @@ class Following:
 
 
 def is_recordings(folder: Path) -> bool:
-    """Whether a recorder made the folder."""
+    """Return whether a recorder made the folder."""
     try:
         assert_ours(folder)
     except InputError:

@@ -43,7 +43,7 @@ METRICS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which launches to profile."""
+    """Filter of the launches to profile."""
 
     pattern: str
     """An expression on the readable name."""
@@ -62,7 +62,7 @@ class Measured:
 
     @property
     def verdict(self) -> str:
-        """What bounds the kernel, by the rule of ncu's own section Speed Of Light."""
+        """Return what bounds the kernel, by the rule of ncu's section Speed Of Light."""
         compute, memory = (self.figures.get(METRICS[name]) for name in (COMPUTE, MEMORY))
         if compute is None or memory is None:
             return "the report does not tell what bounds it"

@@ -88,7 +88,7 @@ def record(
 def _watched(
     prepared: Prepared, tell: Callable[[str], object], growth: Growth
 ) -> Iterator[Callable[[], None]]:
-    """What is to be done now and then while the program runs."""
+    """Build what is to be done now and then while the program runs."""
     plan, folder = prepared.plan, prepared.folder
     bounds = Bounds(folder, plan.limits, tell)
     slow: list[SlowSteps] = []
@@ -113,7 +113,7 @@ def _watched(
 
 
 def _describe(prepared: Prepared) -> dict[str, str]:
-    """What GPUTRACE_META is to say of the recording."""
+    """Return the content of GPUTRACE_META."""
     meta = {
         "command": json.dumps(masked(prepared.command)),
         "hostname": socket.gethostname(),
@@ -126,7 +126,9 @@ def _describe(prepared: Prepared) -> dict[str, str]:
 
 
 def _samples(prepared: Prepared) -> bool:
-    """Whether this recorder may sample the GPUs: of tasks that share no folder, the first."""
+    """Return whether this recorder may sample the GPUs: of tasks that share no folder, the
+    first.
+    """
     return prepared.task is None or prepared.team.shares or prepared.task.local_rank == 0
 
 
@@ -149,12 +151,16 @@ def conclude(prepared: Prepared, has_run: bool = True) -> Merged | None:
 
 
 def can_be_read_meanwhile(folder: Path) -> bool:
-    """Whether processes write what is recorded as it comes; some tools do at the end alone."""
+    """Return whether processes write what is recorded as it comes; some tools write only at the
+    end.
+    """
     return _backend_of(read_meta(folder)).shares
 
 
 def _backend_of(meta: Mapping[str, str]) -> Backend:
-    """What recorded; raises MissingError where that was a plugin which is not here."""
+    """Return the backend that recorded; raises MissingError where that was a plugin which is not
+    here.
+    """
     return backend_named(meta.get("backend", CUPTI.name))
 
 
@@ -200,11 +206,11 @@ class Prepared:
     launch: Launch
     task: Task | None
     traces: str
-    """What names the traces of all machines in a shell."""
+    """Shell pattern of the traces of all machines."""
 
     @property
     def folder(self) -> Path:
-        """What the processes write into; it exists."""
+        """Return the folder that the processes write into; it exists."""
         return self.team.folder
 
 
@@ -274,7 +280,7 @@ def _check_free(output: Path, force: bool) -> None:
 
 
 def _is_of(output: Path, job: str) -> bool:
-    """Whether tasks of the job have already written the trace: this one is late."""
+    """Return whether tasks of the job have already written the trace: this one is late."""
     try:
         with closing(sqlite_security.connect(f"{output.absolute().as_uri()}?mode=ro")) as trace:
             sql = "SELECT value FROM GPUTRACE_META WHERE name = 'job'"
@@ -297,7 +303,9 @@ def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[
 
 
 def _sampling(plan: Plan) -> dict[str, str]:
-    """What makes them sample where they are; raises MissingError where that was not built."""
+    """Return the variables that make Pythons sample their lines; raises MissingError where that was
+    not built.
+    """
     if not plan.python:
         return {}
     library = built_library("_ticker")
@@ -358,7 +366,7 @@ def _is_gone(pid: str) -> bool:
 
 
 def has_stopped(folder: Path) -> bool:
-    """Whether any process says that it writes no more."""
+    """Return whether any process says that it writes no more."""
     place = HEADER.size + CHUNK.size
     for path in (*folder.glob("*.spool"), *folder.glob("*.host")):
         try:

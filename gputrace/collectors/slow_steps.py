@@ -51,7 +51,7 @@ class Pace:
 
     factor: float
     rank: int = 0
-    """Of the source that knows best; what others tell are no steps."""
+    """Times of the steps of the best source; the events of others are no steps."""
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=_COMPARED))
 
     def take(self, rank: int, number: int, start: int, end: int) -> SlowStep | None:
@@ -164,7 +164,8 @@ def _free(output: Path) -> tuple[Path, Path]:
 
 
 def copy_ring(source: Path, target: Path) -> None:
-    """What a ring has at this moment, in a folder of its own; raises OSError where that cannot be.
+    """Copy the current content of a ring into a folder of its own; raises OSError where that cannot
+    be.
 
     Files that are complete are linked: they take no room until the ring lets go of them.
     """

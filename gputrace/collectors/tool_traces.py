@@ -69,7 +69,7 @@ _OTHERS: Final = re.compile(
     r"|ANALYSIS_DETAILS"
 )
 _ABOUT: Final = ("META_DATA_EXPORT", "EXPORT_META_DATA")
-"""What made the export, under its name and its old one; paths and the user are in it too."""
+"""Table about the export, under its name and its old one; paths and the user are in it too."""
 _STARTED_CUDA: Final = ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_KERNEL")
 
 
@@ -147,7 +147,7 @@ def _declared(export: Path) -> dict[str, str]:
 
 
 def _complaints(export: Path, declared: Mapping[str, str], wanted: str) -> list[str]:
-    """What nsys complains of in its report: errors (3) or warnings (2) too."""
+    """Return the complaints in nsys's report: errors (3) or warnings (2) too."""
     if "DIAGNOSTIC_EVENT" not in declared:
         return []
     with closing(sqlite3.connect(export)) as database:
@@ -228,7 +228,7 @@ _IMPORTERS: Final = (
     "../../host-linux-*/QdstrmImporter",
     "../../../nsight-systems/host-linux-*/QdstrmImporter",
 )
-"""Where the importer lies, from the folder of nsys itself; the third is Debian's."""
+"""Paths of the importer, relative to the folder of nsys; the third is Debian's."""
 _PACKAGES: Final = {"libdw.so.1": "libdw1", "libelf.so.1": "libelf1", "libssh.so.4": "libssh-4"}
 """Debian's packages of libraries that importers have been seen to lack."""
 
@@ -343,7 +343,7 @@ def convert_nvprof(
 
 
 def _are_left(folder: Path, files: Sequence[NvprofFile]) -> bool:
-    """Whether there are files with something in them that could not be read."""
+    """Return whether there are non-empty files that could not be read."""
     read = {file.path for file in files}
     return any(path.stat().st_size for path in folder.glob("*.nvvp") if path not in read)
 
@@ -560,7 +560,7 @@ class _Card:
 
     @property
     def key(self) -> object:
-        """The same for the same card; without a uuid, each process's are its own."""
+        """Return the key of a card; without a uuid, each process's cards are its own."""
         return self.uuid or (self.pid, self.ordinal)
 
 

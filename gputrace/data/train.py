@@ -12,7 +12,7 @@ from typing import Any
 
 STEPS, BATCH, CLASSES = 60, 32, 10
 LOADING_S = 0.020
-"""What reading and decoding the images of a batch would take."""
+"""Seconds that reading and decoding the images of a batch would take."""
 
 
 def train_with_torch(torch: Any) -> tuple[float, float]:

@@ -43,7 +43,7 @@ class Intervals:
         return covered
 
     def before(self, times: ArrayLike) -> Times:
-        """How many nanoseconds of the set lie before each time; shape as ``times``."""
+        """Return how many nanoseconds of the set lie before each time; shape as ``times``."""
         times = np.asarray(times, np.int64)
         if not len(self.start):
             return np.zeros_like(times)
@@ -57,7 +57,7 @@ class Intervals:
         return self.before(ends) - self.before(starts)
 
     def contains(self, times: ArrayLike) -> NDArray[np.bool_]:
-        """Whether each time is in the set."""
+        """Return whether each time is in the set."""
         times = np.asarray(times, np.int64)
         if not len(self.start):
             return np.zeros(times.shape, bool)
@@ -113,7 +113,8 @@ class Intervals:
         return _merged(self.select(~met), left)
 
     def _met(self, other: Intervals) -> tuple[IndexArray, IndexArray]:
-        """Of the other set's intervals, the first that meets each one of this, and the next after.
+        """Return the first of the other set's intervals that meets each one of this, and the next
+        after.
 
         The first is that after it where none does.
         """
@@ -121,7 +122,9 @@ class Intervals:
         return first, np.maximum(np.searchsorted(other.start, self.end, "left"), first)
 
     def _without(self, other: Intervals, first: IndexArray, end: IndexArray) -> Intervals:
-        """What is left where each interval is met by some of the other set's: as in `_met`."""
+        """Return what is left where each interval is met by some of the other set's: as in
+        `_met`.
+        """
         _, theirs = _pairs(first, end)
         last = np.cumsum(end - first + 1) - 1
         begins, ends = np.ones((2, len(theirs) + len(self)), bool)

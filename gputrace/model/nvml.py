@@ -42,7 +42,7 @@ VALUES: Final[Mapping[str, str]] = {
     "nvlinkRawTx": "the same with the protocol's own bytes, counter",
     "nvlinkRawRx": "the same with the protocol's own bytes, counter",
 }
-"""What a sample may say: the columns of GPUTRACE_NVML_SAMPLE, and their units."""
+"""Columns of GPUTRACE_NVML_SAMPLE, and their units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Card:
     """MHz, as all clocks are."""
     memory_clock_max: int | None = None
     sm_clock_application: int | None = None
-    """What the card is set to run at under load, where it has such a setting."""
+    """Clock that the card is set to run at under load, if it has such a setting."""
     memory_clock_application: int | None = None
     pcie_gen_max: int | None = None
     """Generation that card and slot agree on at most; a slot's, where a riser limits it."""
@@ -72,7 +72,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What lies between two cards of a host, from one to the other."""
+    """Connection between two cards of a host, from one to the other."""
 
     gpu: int
     peer: int
@@ -80,7 +80,7 @@ class Link:
     link: str = ""
     """``NV18``, ``PIX``, ``PXB``, ``PHB``, ``NODE``, ``SYS``; ``X`` of a card with itself."""
     ancestor: str = ""
-    """The same without NVLink; ``INT`` on one board."""
+    """Connection without NVLink; ``INT`` on one board."""
     nvlinks: int | None = None
     p2p_read: str = ""
     """``OK``, or why there is no peer access: CNS, GNS, TNS, DR, NS, U."""
@@ -122,7 +122,7 @@ class Samples:
         return Samples(self.time[rows], self.host[rows], self.gpu[rows], values)
 
     def of(self, host: int, gpu: int) -> Samples:
-        """Those of one card."""
+        """Return the samples of one card."""
         return self.select((self.host == host) & (self.gpu == gpu))
 
 
@@ -174,7 +174,7 @@ def plain_uuid(uuid: str) -> str:
 
 
 def merge_nvml(parts: Sequence[Nvml]) -> Nvml:
-    """What several sources say of a run, on one clock.
+    """Merge what several sources say of a run, on one clock.
 
     Of a card, what the first source that knows it says, completed by the others.
     """

@@ -17,7 +17,6 @@ Evidence = Mapping[str, float | int | str | None]
 SCHEMA_VERSION = 1
 
 
-
 @dataclass(frozen=True, slots=True)
 class GpuTotals:
     """One GPU over the whole span; the six classes sum to ``span_ns``."""

@@ -35,9 +35,9 @@ class TimeClass:
     letter: str
     """Letter in terminals without colours."""
     is_idle: bool = False
-    """Whether the GPU runs nothing."""
+    """True if the GPU runs nothing."""
     waits_for_host: bool = False
-    """Whether the GPU waits for what its host does."""
+    """True if the GPU waits for what its host does."""
     findings: tuple[str, ...] = ()
     """Ids of the findings that a gap of this cause may belong to, the closest first."""
     advice: str = ""

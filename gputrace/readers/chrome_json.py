@@ -86,7 +86,7 @@ class Document(Generic[T]):
 
     @property
     def beginning(self) -> bytes:
-        """What is before the list, and an end."""
+        """Return what is before the list, closed."""
         text = self.around[: self._before]
         return text + (b"]}" if text.lstrip().startswith(b"{") else b"]")
 
@@ -213,18 +213,20 @@ _LIST: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 
 
 class Cut(NamedTuple):
-    """What counting the brackets of a piece of the list tells."""
+    """Result of counting the brackets of a piece of the list."""
 
     end: int
-    """Where its last whole event ends; 0 where there is none."""
+    """End of its last whole event; 0 if there is none."""
     next: int
-    """Where the next one begins."""
+    """Start of the next one."""
     closed: bool
     """The list ends there."""
 
 
 def list_at(text: bytes) -> int | None:
-    """Where the list's first event would be; None where the list does not begin in the text."""
+    """Return the position of the list's first event; None if the list does not begin in
+    the text.
+    """
     if (start := text.lstrip()[:1]) == b"[":
         return text.index(b"[") + 1
     depth = 0
@@ -297,7 +299,6 @@ def read_events(path: Path, breaks: ErrorPolicy = STOP) -> list[ChromeEvent]:
 
 def _before_break(path: Path) -> list[Any]:
     """The events of a broken file that are whole."""
-
     with Content(path) as content:
         return list(chain.from_iterable(Document(content, _decoded, ErrorPolicy(True)).parts()))
 
@@ -314,7 +315,7 @@ def _decoded(text: bytes) -> list[Any]:
 
 
 def arguments(event: ChromeEvent) -> Mapping[str, Any]:
-    """What an event says more."""
+    """Return the further arguments of an event."""
     found = event.get("args")
     return found if isinstance(found, dict) else {}
 
@@ -338,7 +339,7 @@ class Labels:
 
 
 def read_labels(events: Sequence[ChromeEvent]) -> Labels:
-    """What events of phase M name."""
+    """Return the names that events of phase M give."""
     processes: dict[Key, str] = {}
     threads: dict[tuple[Key, Key], str] = {}
     for event in events:

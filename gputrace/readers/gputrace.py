@@ -12,7 +12,7 @@ from gputrace.store.sqlite import Database
 
 
 def is_own(database: Database) -> bool:
-    """Whether gputrace wrote the file."""
+    """Return whether gputrace wrote the file."""
     return database.has("GPUTRACE_META", "name", "value")
 
 

@@ -23,7 +23,7 @@ _OWN: Final = re.compile(
     rb'"(?:schemaVersion|deviceProperties|distributedInfo|baseTimeNanoseconds)"\s*:'
     rb'|"cat"\s*:\s*"(?:kernel|Kernel|gpu_mem\w+|cuda_runtime|cpu_op|Operator|python_function)"'
 )
-"""What no other writer of such JSON has."""
+"""Key that no other writer of such JSON has."""
 
 _LOOKED_AT: Final = 1 << 20
 """Bytes of text at the beginning; others' properties may come first."""
@@ -36,7 +36,7 @@ _WALL_CLOCK: Final = range(10**18, 4 * 10**18)
 
 
 def is_kineto(path: Path, head: bytes) -> bool:
-    """Whether a file, of which these are the first bytes, is a trace of PyTorch's profiler."""
+    """Return whether a file with these first bytes is a trace of PyTorch's profiler."""
     text = peek(head)
     if text.lstrip()[:1] not in (b"{", b"["):
         return False
@@ -134,7 +134,7 @@ def _epoch(base: int, first: int) -> int | None:
 
 
 def _no_gpu(parts: list[Events]) -> NoGpu | None:
-    """Where steps or waits for data are there without a GPU, they are worth telling."""
+    """Return why there is no GPU, if steps or waits for data are there to report."""
     kinds = {Kind(kind) for part in parts for kind in set(part.kind.tolist())}
     if kinds & set(GPU_KINDS):
         return None
@@ -145,7 +145,7 @@ def _no_gpu(parts: list[Events]) -> NoGpu | None:
 
 
 class LargeKineto(Trace):
-    """What opening keeps of a file is what it says of the run, and where its times begin.
+    """Large trace of which opening keeps only what describes the run, and the origin of its times.
 
     Read without a window it is held like any other.
 

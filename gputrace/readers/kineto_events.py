@@ -20,15 +20,15 @@ from gputrace.readers.chrome_json import BadJson
 from gputrace.readers.in_memory import Names
 
 Value = int | float | str | None
-"""Of a field that should be an integer."""
+"""Value of a field that should be an integer."""
 
 _BYTE: Final = re.compile(r" \(byte (\d+)\)")
 _NO_NUMBER: Final = re.compile(rb"([:\[,]\s*)(-?(?:inf(?:inity)?|nan))(?=\s*[,}\]])", re.IGNORECASE)
-"""What C++ prints for a quotient of nothing, and JSON has no word for."""
+"""Not-a-number as C++ prints it, for which JSON has no word."""
 
 
 class Args(Struct, gc=False):
-    """What an event says more; of its many arguments these."""
+    """Arguments of an event that are read."""
 
     device: Value = UNKNOWN
     stream: Value = UNKNOWN
@@ -57,7 +57,7 @@ class Event(Struct, gc=False):
     args: Args | None = None
 
     def copied(self) -> Event:
-        """The same, without a hold on the text it was decoded from."""
+        """Return a copy that does not keep the decoded text alive."""
         return structs.replace(self, ts=self.ts.copy(), dur=self.dur.copy())
 
 
@@ -76,7 +76,7 @@ class Distributed(Struct):
 
 
 class Properties(Struct):
-    """What stands around the list of events."""
+    """Properties around the list of events."""
 
     cards: list[Card] = field(default_factory=list, name="deviceProperties")
     distributed: Distributed | None = field(default=None, name="distributedInfo")
@@ -126,7 +126,9 @@ class DecodedEvents:
 
 
 def properties(text: bytes) -> Properties:
-    """Of a document without its events; those of an unknown form are left out."""
+    """Return the properties of a document without its events; those of an unknown form are left
+    out.
+    """
     try:
         return _PROPERTIES.decode(_repair(text))
     except ValidationError:
@@ -161,10 +163,10 @@ def integer(value: Any) -> int:
 
 _PLAIN: Final = b"0123456789.,"
 _DECIMALS: Final = 3
-"""Of microseconds, that nanoseconds are."""
+"""Decimals of microseconds that nanoseconds take."""
 
 _DIGITS: Final = 19
-"""Of the largest integer of 64 bits, whose first one is 9."""
+"""Digits of the largest integer of 64 bits, whose first one is 9."""
 
 _LARGEST: Final = Decimal((1 << 63) - 1).scaleb(-_DECIMALS)
 """In microseconds."""
@@ -272,7 +274,7 @@ class Pairs:
 
     @property
     def odd(self) -> int:
-        """How many have no partner so far."""
+        """Return how many have no partner so far."""
         return self._unbegun + sum(map(len, self._open.values()))
 
     def whole(self, events: Sequence[Event]) -> list[Event]:
@@ -334,7 +336,9 @@ class RowSelection:
     def choose(
         self, events: Sequence[Event], start: NDArray[np.int64], end: NDArray[np.int64]
     ) -> Mask:
-        """Which of some rows are kept; the nearest ones come at the end, by `nearest`."""
+        """Return the mask of the rows to keep; the nearest ones are added at the end, by
+        `nearest`.
+        """
         window = self._window
         odd = (start == UNKNOWN) | (end == UNKNOWN) | (end < start)
         if self._zero_is_lost or window == NOTHING:

@@ -32,7 +32,7 @@ _COPIES: Final = {
     "CopyGPU2GPU": Kind.COPY_D2D,
 }
 _NOT_RUN: Final = {"DeleteVariable", "WaitForVar", "SetupExec"}
-"""Of the engine itself: nothing of it runs on the GPU."""
+"""Names of the engine itself, which does not run on the GPU."""
 _OPERATORS: Final = (
     "MXNet's profiler times operators, not kernels: what a GPU does within one, and which thread "
     "waits for it, is not known; `gputrace record -- python train.py` sees that"
@@ -44,7 +44,7 @@ _NO_GPU: Final = (
 
 
 def is_mxnet(content: bytes) -> bool:
-    """Whether a file begins as one of MXNet's profiler does; takes its first bytes, unpacked."""
+    """Return whether a file begins as one of MXNet's profiler; takes its first bytes, unpacked."""
     return b'"traceEvents"' in content and _DEVICES.search(content) is not None
 
 

@@ -65,7 +65,7 @@ from gputrace.store.sqlite import (
 
 
 def is_nsys(database: Database) -> bool:
-    """Whether the tables are those of an nsys export, with or without GPU activity.
+    """Return whether the tables are those of an nsys export, with or without GPU activity.
 
     nvprof's tables have some of the same names, and an ``_id_`` each.
     """
@@ -195,7 +195,7 @@ class NsysTrace(SqliteTrace):
         quality: Quality,
         progress: Progress | None,
     ) -> Events:
-        """What touches a window, of all rows of a table or of those with some rowids."""
+        """Read the rows of a table, or of a range of rowids, that touch a window."""
         partial = not kinds >= set(table.kinds)
         needed = dict.fromkeys([*columns, "start", "end", *(["kind"] if partial else [])])
         query = build_query(self._database, table, needed, window)
@@ -305,13 +305,13 @@ GRAPHS: Final = -(1 << 30)
 """Name ids from here down stand for CUDA graphs: this minus the graph's id."""
 
 _WITHIN_DEVICE, _PEER = 8, 10
-"""Of ENUM_CUDA_MEMCPY_OPER."""
+"""Kinds by ENUM_CUDA_MEMCPY_OPER."""
 
 
 def build_query(
     database: Database, table: Table, columns: Collection[str], window: Window | None
 ) -> Query:
-    """What to select for some event columns, of the nsys columns that are there."""
+    """Build the query for some event columns, from the nsys columns that are there."""
     expressions = _columns_there(database, table, columns)
     if table.name == "NVTX_EVENTS":
         _read_nvtx(database, expressions)
@@ -365,7 +365,7 @@ def _raw_type(column: str) -> type[np.signedinteger[Any]]:
 
 
 class Names:
-    """Of one export."""
+    """Names of one export."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

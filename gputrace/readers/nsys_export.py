@@ -128,7 +128,7 @@ def _why(nsys: str, output: str) -> str:
 
 
 def nsys_version(nsys: str) -> str:
-    """What `nsys --version` says, the number alone."""
+    """Return the version number that `nsys --version` prints."""
     import subprocess
 
     run = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=False)
@@ -144,7 +144,7 @@ _ARROW_FILE: Final = b"ARROW1"
 
 
 def is_table_folder(path: Path) -> bool:
-    """Whether a path is a folder with tables of nsys's names in it."""
+    """Return whether a path is a folder with tables of nsys's names in it."""
     if not os.path.isdir(path):  # noqa: PTH112 - what cannot be looked at is its reader's to refuse
         return False
     from gputrace.readers.nsys_schema import TABLES

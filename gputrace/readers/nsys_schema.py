@@ -143,7 +143,7 @@ _STRINGS: Final = re.compile(
 )
 """Columns that name strings, in a table's declaration, where nsys says so in comments."""
 _DECLARED_SYMBOLS: Final = re.compile(r"\b(symbol|module)\b(?=\s+INTEGER)")
-"""Of call chains, where the declaration does not say so."""
+"""Text columns of call chains, which their declaration does not show."""
 
 _TIMES: Final = ("start", "timestamp", "timeNs")
 _GPU: Final = ("globalPid", "deviceId", "copyKind", "srcDeviceId", "dstDeviceId")
@@ -208,7 +208,7 @@ STRINGS: Final = StringTable(
 
 
 def nsys_tables(database: Database) -> SqliteTables:
-    """How to cut an nsys export, or a trace of ours."""
+    """Describe how to slice an nsys export, or a trace of ours."""
     return SqliteTables(database, _timed, STRINGS)
 
 
@@ -241,7 +241,7 @@ def read_members(database: Database) -> dict[int, Member]:
 
 
 def read_session(database: Database) -> Session:
-    """What the file says of its run.
+    """Return what the file says of its run.
 
     Ranks are those of processes that use a GPU: a launcher has a rank among launchers, and a
     worker of a data loader that of its trainer.
@@ -428,7 +428,7 @@ _TABLES: Final = ("GPUTRACE_NVML_DEVICE", "GPUTRACE_NVML_SAMPLE", "GPUTRACE_TOPO
 
 
 def read_nvml(database: Database, epoch_ns: int | None) -> Nvml:
-    """What a file holds; an empty one where NVML was not asked.
+    """Read NVML's records; empty if NVML was not asked.
 
     ``epoch_ns`` is the wall clock at 0 of the trace's own. Raises InputError on a broken file.
     """

@@ -26,12 +26,12 @@ _DAY: Final = 96 * _QUARTER
 _ZONES: Final = range(-48, 57)
 """Quarters of an hour from UTC: from UTC-12 to UTC+14."""
 _AROUND: Final = 5 * 10**9
-"""How much of a log is taken before the run and after it: it may be of a whole day."""
+"""Nanoseconds of a log that are taken before the run and after it: it may be of a whole day."""
 _Place = tuple[int, int]
 
 
 def is_smi(head: bytes, surely: bool = False) -> bool:
-    """Whether a file that begins so is a log of nvidia-smi.
+    """Return whether a file that begins so is a log of nvidia-smi.
 
     ``surely`` asks for more than a time in the first column, where nobody named the file.
     """
@@ -57,7 +57,7 @@ def _lines(data: bytes) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What of a trace tells where a log belongs."""
+    """Properties of a trace that show where a log belongs."""
 
     start: int
     end: int
@@ -112,7 +112,7 @@ def _run(trace: Trace, epoch: int) -> _Run:
 
 
 def _join(log: SmiLog, run: _Run, epoch: int, zone: int | None) -> Nvml:
-    """What the log says on the trace's clock; nothing, and a note, where it does not fit."""
+    """Return the log on the trace's clock; nothing, and a note, if it does not fit."""
     rows = gpu_of_each_row(log)
     name = log.path.name
     at = _places(rows, run)
@@ -207,7 +207,7 @@ def _samples(rows: Sequence[tuple[_Place, Row]], shift: int) -> Samples:
 
 
 def _cards(rows: Sequence[tuple[_Place, Row]]) -> tuple[Card, ...]:
-    """What the latest row that says it says of each card."""
+    """Return the properties of each card from the latest row that has them."""
     told: dict[_Place, dict[str, Any]] = {}
     for at, row in rows:
         told.setdefault(at, {}).update(row.card)
@@ -224,7 +224,7 @@ _SCALES: Final = {
     "B": 1.0, "KiB": 1024.0, "MiB": float(MIB), "MB": float(MIB), "GiB": 1024.0 * MIB,
     "mW": 1.0, "W": 1000.0, "kHz": 1e-3, "MHz": 1.0, "GHz": 1000.0,
 }  # fmt: skip
-"""What one of a unit is in bytes, mW and MHz; nvidia-smi's MB are MiB."""
+"""Factors of units to bytes, mW and MHz; nvidia-smi's MB are MiB."""
 
 _TOO_LARGE: Final = 2.0**62
 _YEARS: Final = range(1970, 2200)
@@ -253,7 +253,7 @@ class SmiLog:
     bad: int = 0
     """Lines that are no row: cut short, messages of the driver."""
     notes: list[str] = field(default_factory=list)
-    """What was guessed."""
+    """Guesses that were made."""
     has_date: bool = True
     """Else times count from 1970-01-01."""
 
@@ -282,7 +282,7 @@ def nanoseconds(text: str, form: str) -> int | None:
 
 
 def is_unknown(text: str) -> bool:
-    """Whether a cell says that there is no value, in one of the ways of nvidia-smi."""
+    """Return whether a cell says that there is no value, in one of the ways of nvidia-smi."""
     return text in ("", "-") or text.strip("[]").lower() in _UNKNOWN
 
 
@@ -308,7 +308,7 @@ _APART: Final = re.compile(r"[,\s]+")
 
 
 def is_dmon(lines: Sequence[str]) -> bool:
-    """Whether the first lines of a file are of such a log."""
+    """Return whether the first lines of a file are of such a log."""
     return any(_names(line) for line in lines[:5])
 
 
@@ -429,13 +429,15 @@ _NO_HEADER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """Which column is what, by name and unit."""
+    """Meaning of the columns, by name and unit."""
 
     columns: tuple[tuple[str, str], ...]
 
 
 def is_query(lines: Sequence[str], surely: bool = False) -> bool:
-    """Whether the first lines of a file are of such a log; ``surely`` where nobody said so."""
+    """Return whether the first lines of a file are of such a log; ``surely`` where nobody
+    said so.
+    """
     return any(
         _header(cells) is not None
         or (any(map(_TIME.fullmatch, cells)) and (not surely or any(map(_UNITS.search, cells))))
@@ -515,7 +517,7 @@ def _query_row(header: _Header, cells: Sequence[str]) -> Row | None:
 def _take_number(
     name: str, unit: str, cell: str, values: dict[str, float], card: dict[str, object]
 ) -> bool:
-    """Whether a cell fits its column; what no column of ours takes always does."""
+    """Return whether a cell fits its column; cells of unused columns always do."""
     ours, usual = _QUERY_VALUES.get(name) or _CARD.get(name) or ("", "")
     if not ours:
         return True
@@ -577,7 +579,7 @@ def _told_by_values(column: Sequence[str]) -> str:
 
 
 def _counts(column: Sequence[str]) -> bool:
-    """Whether values go 0, 1, 2, … and again, as indices of several GPUs do."""
+    """Return whether values count 0, 1, 2, … repeatedly, as indices of several GPUs do."""
     most = max((int(cell) for cell in column if _COUNT.fullmatch(cell)), default=0)
     return most > 0 and all(cell == str(place % (most + 1)) for place, cell in enumerate(column))
 
@@ -585,7 +587,9 @@ def _counts(column: Sequence[str]) -> bool:
 def _used_and_total(
     rows: Sequence[Sequence[str]], names: list[tuple[str, str]]
 ) -> list[tuple[str, str]]:
-    """Of two columns of MiB, the larger is the total; of more, it is not known which is which."""
+    """Return used and total of two columns of MiB: the larger is the total; of more, neither is
+    known.
+    """
     sizes = [
         at for at, cells in enumerate(zip(*rows, strict=True))
         if any(cell.endswith(" MiB") for cell in cells)

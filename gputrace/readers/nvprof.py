@@ -62,13 +62,13 @@ from gputrace.store.sqlite import (
 from gputrace.units import format_ns
 
 _THREAD_BITS: Final = 0x7FFFFFFF
-"""Of the 32 bits of a pthread id that nvprof keeps, those that fit the column and tell threads
+"""Bits of the 32 of a pthread id that nvprof keeps that fit the column and tell threads
 apart."""
 _ENDS: Final = ("source_device", "destination_device")
 
 
 def is_nvprof(database: Database) -> bool:
-    """Whether nvprof wrote the tables, with or without GPU activity."""
+    """Return whether nvprof wrote the tables, with or without GPU activity."""
     return database.has("StringTable", "_id_", "value") and any(
         name.startswith(PREFIX) and "_id_" in columns for name, columns in database.tables.items()
     )
@@ -165,7 +165,7 @@ class NvprofTrace(SqliteTrace):
         return Events({name: shifted.get(name, getattr(events, name)) for name in columns})
 
     def _query(self, table: Table, needed: Collection[str], window: Window | None) -> Query:
-        """What to select for some event columns, of the columns that are there."""
+        """Build the query for some event columns, from the columns that are there."""
         wanted = {*needed, *table.required, *(_ENDS if "kind" in needed else ())}
         there = {
             column: expression
@@ -235,13 +235,15 @@ class NvprofTrace(SqliteTrace):
 
 
 def _raw_type(column: str) -> type[np.signedinteger[Any]]:
-    """What is translated is read whole, the rest in the contract's type."""
+    """Return the type to read a column in: columns to translate whole, the rest in the contract's
+    type.
+    """
     whole = ("kind", "thread", "device")
     return np.int64 if column in whole else COLUMN_TYPES.get(column, np.int64)
 
 
 def _usable(database: Database, table: Table) -> bool:
-    """Whether a table has rows, and the columns without which they tell nothing."""
+    """Return whether a table has rows, and the columns without which they are useless."""
     required = [table.columns[name].strip('"') for name in table.required]
     if not database.has(table.full_name, *required):
         return False
@@ -271,9 +273,9 @@ def _nothing_on_gpu(tables: Sequence[Table]) -> str:
 _LATEST: Final = 1 << 62
 """Nanoseconds since 1970 that no clock shows."""
 _MOST_DEVICES: Final = 0x7FFF
-"""What the column ``device`` holds."""
+"""Expression for the column ``device``."""
 _PROCESS: Final = 1
-"""Of CUpti_ActivityObjectKind."""
+"""Kind by CUpti_ActivityObjectKind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,9 +345,10 @@ def first_moment(database: Database, tables: Sequence[Table], late: int) -> int:
 
 
 def _first(database: Database, table: Table, rows: Rows) -> int | None:
-    """On a connection of its own, since several threads ask at once."""
+    """Return the first moment, on a connection of its own, since several threads ask at once."""
     edge = quote_identifier("start" if "start" in table.columns else "timestamp")
-    sql = f"SELECT min({edge}) FROM {quote_identifier(table.full_name)} WHERE {edge} > 0 AND {edge} < {_LATEST}"
+    name = quote_identifier(table.full_name)
+    sql = f"SELECT min({edge}) FROM {name} WHERE {edge} > 0 AND {edge} < {_LATEST}"
     if rows is not None:
         sql += f" AND rowid >= {rows[0]} AND rowid < {rows[1]}"
     try:
@@ -403,7 +406,8 @@ _ALL: Final = -1
 _FEW: Final = 500
 _MANY: Final = 8
 _ENOUGH: Final = 100
-"""What is looked at first: so many operations, so many times as many calls; pairs that will do."""
+"""Sample sizes of the first look: so many operations, so many times as many calls; pairs that will
+do."""
 _JOINED: Final = {"correlationId", "start", "end"}
 _FARTHEST: Final = 1 << 61
 """Nanoseconds by which no clock is wrong: such rows have lost their times."""
@@ -425,7 +429,7 @@ def find_skew(
 
 
 def measure_skew(file: Database, columns: Mapping[str, frozenset[str]]) -> int:
-    """The same of a file that is open for reading; quick where the clock is right.
+    """Measure the skew of a file that is open for reading; quick if the clock is right.
 
     The first operations and the first calls mostly belong together: what they say of a clock that
     is right need not be asked of all calls. Raises InputError where the file is broken.

@@ -147,9 +147,9 @@ TEMPORARY: Final = {
 HAS_TIMES: Final = "r.start > 0 AND r.end > 0"
 """nvprof writes 0 where it had no room left to take a time."""
 OBJECT_THREAD: Final = "CASE r.objectKind WHEN 2 THEN substr(r.objectId, 5, 4) ELSE x'00000000' END"
-"""Of a union of pid and thread, device and stream; kind 2 is a thread."""
+"""Parts of a union of pid and thread, device and stream; kind 2 is a thread."""
 _PUSH_POP, _START_END, _MARK, _DOMAIN = 59, 60, 34, 75
-"""Of nsys's NVTX events."""
+"""Types of nsys's NVTX events."""
 _LAUNCH: Final = (
     *("registersPerThread", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
     *("staticSharedMemory", "dynamicSharedMemory", "localMemoryPerThread", "localMemoryTotal"),
@@ -173,7 +173,7 @@ class Rows:
 
 
 def all_rows(columns: Mapping[str, Columns]) -> Iterator[Rows]:
-    """What can be made of a file that has these columns, by table."""
+    """Return the statements for a file that has these columns, by table."""
     for table, make in _MAKERS.items():
         if table in columns and _NEEDS.get(table, table) in columns:
             yield from make(table, columns[table])
@@ -351,13 +351,14 @@ _NEEDS: Final = {"SYNCHRONIZATION": "CONTEXT"}
 
 RUNTIME: Final = 0
 DRIVER: Final = 1
-"""Which of CUDA's two interfaces a call is of, as nsys's ``eventClass`` says it."""
+"""CUDA interface of a call, as nsys's ``eventClass`` has it."""
 
 _WORDS: Final = {RUNTIME: "cuda", DRIVER: "cu"}
 
 
 def call_name(event_class: int, number: int) -> str:
-    """As CUPTI spells it, with the suffix of its version: ``cudaLaunchKernel_v7000``.
+    """Return the name as CUPTI spells it, with the suffix of its version:
+    ``cudaLaunchKernel_v7000``.
 
     A number that is in no CUDA up to 12.9 gets a name that says so.
     """
@@ -394,9 +395,9 @@ class Table:
     kinds: tuple[Kind, ...]
     columns: Mapping[str, str]
     family: int | None = None
-    """Of its names, where they are numbers; else they are ids of strings."""
+    """Names by number, if the names are numbers; else they are ids of strings."""
     on_gpu: bool = True
-    """Whether its times are of the GPU's clock."""
+    """True if its times are of the GPU's clock."""
     required: tuple[str, ...] = ("start", "end")
     """The event columns without which its rows tell nothing."""
 
@@ -424,7 +425,7 @@ _COPY: Final = {
 _CALL: Final = {**_SPAN, "thread": "threadId", "correlation": "correlationId", "name": "cbid"}
 _OBJECT_THREAD: Final = OBJECT_THREAD.replace("r.", "")
 OBJECT_COLUMNS: Final = ("objectKind", "objectId")
-"""What the expression for the thread of an object needs."""
+"""Columns that the expression for the thread of an object needs."""
 _EDGES: Final = ("flags", "id", "timestamp")
 
 TABLES: Final = (
@@ -530,7 +531,7 @@ _GPU: Final = ("deviceId", "copyKind", "srcDeviceId", "dstDeviceId")
 
 
 def nvprof_tables(database: Database, origin: int = 0, late: int = 0) -> SqliteTables:
-    """How to cut a file of nvprof.
+    """Describe how to slice a file of nvprof.
 
     Windows count from ``origin``, nanoseconds of the file's clock; its times on a GPU are ``late``
     by so much.

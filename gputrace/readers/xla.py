@@ -176,7 +176,7 @@ class _Columns:
         yield from self._waits(hosts, streams)
 
     def _per_name(self, ids: NDArray[np.int32], meaning: Callable[[str], int]) -> NDArray[np.int64]:
-        """What each row's text means; `UNKNOWN` for rows without."""
+        """Map each row's text to its meaning; `UNKNOWN` for rows without."""
         distinct, place = np.unique(ids, return_inverse=True)
         found = [meaning(self._names.texts[id]) if id >= 0 else UNKNOWN for id in distinct.tolist()]
         return np.array(found, np.int64)[place]
@@ -276,14 +276,14 @@ def _memory(side: str, details: str) -> int:
 
 
 def _thread(id: int) -> int:
-    """Of 32 bits, signed, as the profiler itself shows it in the names of threads."""
+    """Return a thread id of 32 bits, signed, as the profiler shows it in the names of threads."""
     return (id + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 _MARKS: Final = re.compile(rb'"(/host:CPU|/device:[A-Z]+:\d+)')
 """Names of planes, which the first event of the file tells."""
 _MOST_EVENTS: Final = 1_000_000
-"""What the profiler leaves out of the file beyond these is the shortest."""
+"""Number of events beyond which the profiler leaves out the shortest."""
 _LEFT_OUT: Final = (
     "the file holds 1,000,000 events, the most that the profiler puts into it: short kernels may "
     "be missing; analyze the .xplane.pb beside it"
@@ -291,7 +291,7 @@ _LEFT_OUT: Final = (
 
 
 def is_trace_viewer(content: bytes) -> bool:
-    """Whether a file begins as one of this profiler does; takes its first bytes, unpacked."""
+    """Return whether a file begins as one of this profiler; takes its first bytes, unpacked."""
     return content.lstrip().startswith(b"{") and _MARKS.search(content) is not None
 
 

@@ -38,7 +38,7 @@ _STAT_TEXT, _STAT_BYTES, _STAT_REFERENCE = 5, 6, 7
 
 
 def is_xspace(content: bytes) -> bool:
-    """Whether a file begins as an XSpace does; takes its first bytes, unpacked."""
+    """Return whether a file begins as an XSpace; takes its first bytes, unpacked."""
     start = _START.match(content)
     return start is not None and _NAME.match(content, start.end() + 1) is not None
 
@@ -254,7 +254,7 @@ class Field(NamedTuple):
     value: int
     """A number; of bytes, where they start."""
     end: int
-    """Where bytes end; the place after a number."""
+    """End of bytes; the position after a number."""
 
 
 class Fields(NamedTuple):
@@ -265,7 +265,7 @@ class Fields(NamedTuple):
     number: Places
     wire: NDArray[np.uint8]
     value: Numbers
-    """As in `Field`; of numbers of fixed width, where they start."""
+    """Values as in `Field`; for numbers of fixed width, where they start."""
     end: Places
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from statistics import median
@@ -38,8 +38,12 @@ class Group:
     @property
     def timed(self) -> list[RunResult]:
         """Return the runs whose speed counts: the bare ones if there are any."""
-        bare = [run for run in self.done if not run.recorded]
-        return bare or self.done
+        return [run for run in self.done if not run.recorded] or self.done
+
+    @property
+    def rate(self) -> Spread | None:
+        """Return samples per second."""
+        return reported_values(self.timed, "samples_per_second")
 
     @property
     def measures(self) -> list[Measure]:
@@ -108,30 +112,19 @@ def plain_value(value: Any) -> str:
     return str(value) if not isinstance(value, bool) else "on" if value else "off"
 
 
-def spread(values: Iterable[float | None]) -> Spread | None:
-    """Return the median and range of the known values; None without any."""
-    known = [value for value in values if value is not None]
+def reported_values(runs: Iterable[RunResult], name: str) -> Spread | None:
+    """Return the median and range of the numbers that the scripts reported under a name."""
+    values = [(run.told or {}).get(name) for run in runs]
+    known = [float(value) for value in values if isinstance(value, int | float)]
     return Spread(median(known), min(known), max(known), len(known)) if known else None
 
 
-def told(runs: Iterable[RunResult], name: str) -> list[float | None]:
-    """Return the number that each run's script reported under a name."""
-    return [_number((run.told or {}).get(name)) for run in runs]
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
-
-
-def mean_ns(measures: Sequence[Measure], get: Callable[[Measure], int | None]) -> int | None:
+def mean_ns(measures: Iterable[Measure], name: str) -> int | None:
     """Return the mean over the recordings that have the value, in whole nanoseconds."""
-    known = [value for value in map(get, measures) if value is not None]
+    known = [value for each in measures if (value := getattr(each, name)) is not None]
     return round(sum(known) / len(known)) if known else None
 
 
-def mean_classes(measures: Sequence[Measure]) -> dict[str, int] | None:
-    """Return the mean of each class of time over the recordings, in whole nanoseconds."""
-    tables: list[Mapping[str, int]] = [m.classes for m in measures if m.classes is not None]
-    if not tables:
-        return None
-    return {name: round(sum(t[name] for t in tables) / len(tables)) for name in tables[0]}
+def count_range(counts: Iterable[int]) -> str:
+    """Format counts as ``20`` or ``19 to 20``; empty without any."""
+    return " to ".join(map(str, sorted({min(known), max(known)}))) if (known := [*counts]) else ""

@@ -111,7 +111,7 @@ class Database:
         """Convert what the database holds to a type; raises InputError if it is invalid."""
         try:
             return msgspec.convert(value, kind, strict=False, str_keys=True)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise self._invalid(error) from None
 
     def _parse(self, text: Any) -> Any:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from gputrace.analyzers.compare.runs import Loop, measure_loop, measured_steps, working_gpus
 from gputrace.analyzers.pipeline import Options, analyze
-from gputrace.errors import GputraceError, InputError
+from gputrace.errors import GputraceError
 from gputrace.model.events import Kind
 from gputrace.model.intervals import union
 from gputrace.model.results import Analysis
@@ -104,6 +103,10 @@ class Measure:
     predictions: tuple[Prediction, ...] = ()
     bus_bandwidth: int | None = None
     """Bytes per second of the most time-consuming collective whose bandwidth is known."""
+
+    def __post_init__(self) -> None:
+        if self.classes is not None and self.classes.keys() != set(CLASSES):
+            raise ValueError("classes of a step are missing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,41 +263,7 @@ def _links(analysis: Analysis) -> Iterable[LinkMeasure]:
             yield LinkMeasure(a, b, link.link or back.link, min(known, default=None))
 
 
-Figures = Mapping[str, float | str]
 Telling = Callable[[str], AbstractContextManager[Any]]
-
-_LISTS: Final = ("findings", "gpus", "links", "predictions")
-
-
-def to_rows(measure: Measure) -> dict[str, float | str]:
-    """Flatten a measure to dotted names and values."""
-    return dict(_flat("", msgspec.to_builtins(measure)))
-
-
-def _flat(name: str, value: Any) -> Iterator[tuple[str, float | str]]:
-    """Yield the leaves of nested mappings and lists, with their dotted names."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _flat(f"{name}.{key}" if name else str(key), item)
-    elif isinstance(value, list | tuple):
-        yield from _flat(name, dict(enumerate(value)))
-    elif value is not None:
-        yield name, value
-
-
-def from_rows(rows: Figures) -> Measure:
-    """Rebuild the measure that `to_rows` flattened."""
-    tree: dict[str, Any] = {}
-    for name, value in rows.items():
-        *above, leaf = name.split(".")
-        node = tree
-        for part in above:
-            node = node.setdefault(part, {})
-        node[leaf] = value
-    for name in _LISTS:
-        items = tree.get(name, {})
-        tree[name] = [items[key] for key in sorted(items, key=int)]
-    return msgspec.convert(tree, Measure, strict=False)
 
 
 def measure_runs(database: Database, telling: Telling = lambda _: nullcontext()) -> None:
@@ -307,30 +276,16 @@ def measure_runs(database: Database, telling: Telling = lambda _: nullcontext())
         if run.trace is not None and run.state == "done" and run.id not in known:
             with telling(run.trace) as progress:
                 measured = measure(database.folder / run.trace, progress)
-            database.save_measures(run, to_rows(measured))
-
-
-def _kept(database: Database, rows: Figures) -> Measure:
-    try:
-        kept = from_rows(rows)
-        if kept.classes is not None and kept.classes.keys() != set(CLASSES):
-            raise ValueError("classes of a step are missing")
-    except (ValueError, TypeError, AttributeError) as error:
-        problem = f"holds measures that no study leaves ({error}); move it away"
-        raise InputError(database.path, problem) from None
-    return kept
+            database.save_measure(run, measured)
 
 
 def read_results(database: Database) -> Results:
     """Return the runs of the current plan with their measures; raises InputError if empty."""
-    study = database.study()
-    settings = {each.key: each.settings for each in database.configurations()}
+    plan = database.plan()
+    study, settings = plan.study, {each.key: each.settings for each in plan.configurations}
     order = {key: position for position, key in enumerate(settings)}
-    finished = database.runs()
-    if any(run.configuration not in order for run in finished):
-        raise InputError(database.path, "holds runs of no configuration; move it away")
-    runs = sorted(finished, key=lambda run: (order[run.configuration], run.repeat))
-    known = {id: _kept(database, rows) for id, rows in database.measures().items()}
+    runs = sorted(database.runs(), key=lambda run: (order[run.configuration], run.repeat))
+    measures = {id: database.convert(values, Measure) for id, values in database.measures().items()}
     results = (
         RunResult(
             settings=settings[run.configuration],
@@ -339,7 +294,7 @@ def read_results(database: Database) -> Results:
             state=run.state,
             reason=run.why,
             told=run.result,
-            measure=None if run.id is None else known.get(run.id),
+            measure=None if run.id is None else measures.get(run.id),
         )
         for run in runs
     )

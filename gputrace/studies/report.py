@@ -12,7 +12,6 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from gputrace.analyzers.compare.results import Loss
-from gputrace.analyzers.compare.runs import Bounds
 from gputrace.model.time_class import CLASSES
 from gputrace.report import render_as
 from gputrace.report.json import one_line, plain
@@ -20,9 +19,9 @@ from gputrace.report.markdown import escape, render_table
 from gputrace.report.tables import CLASS_NAMES, Table
 from gputrace.report.text import open_console, print_table
 from gputrace.sanitize import cell, clean
-from gputrace.studies.configurations import device_word, label
+from gputrace.studies.configurations import count_range, device_word, label
 from gputrace.studies.database import Database
-from gputrace.studies.results import Check, Efficiency, PairOfGpus, Placement, Row, Spread, Summary
+from gputrace.studies.results import Check, Effect, Efficiency, PairOfGpus, Row, Spread, Summary
 from gputrace.units import format_bytes, format_ns
 
 FORMATS: Final = {
@@ -144,304 +143,11 @@ def render_json(summary: Summary, database: Database | None = None) -> str:
     """Render one line of JSON; with a database, including its study, configurations and runs."""
     answer = plain(summary)
     assert isinstance(answer, dict)
-    return one_line(answer if database is None else answer | _kept(database))
-
-
-def _kept(database: Database) -> dict[str, object]:
-    return {
-        "study": plain(database.study()),
-        "configurations": plain(database.configurations()),
-        "runs": plain(database.runs()),
-    }
-
-
-_MOST_ACROSS: Final = 5
-"""Maximum configurations as columns of a table of classes; more of them are rows."""
-_SHORT: Final = {
-    "communication": "comm",
-    "other_copy": "copies",
-    "recorder": "rec.",
-    "data_feeding": "data",
-    "other_idle": "idle?",
-}
-
-
-def efficiency_table(summary: Summary) -> Iterator[Table]:
-    """Yield the table of speed-up and efficiency relative to the fewest GPUs."""
-    body = tuple(
-        (
-            row.label,
-            rate(row.rate),
-            times(row.speed_up),
-            times_range(row.bounds),
-            f"{row.efficiency:.0%}",
-        )
-        for row in summary.efficiency
-    )
-    header = ("", "samples/s", "speed-up", "(range)", "efficiency")
-    word = device_word(summary.same)
-    yield lay_out(f"Speed-up and efficiency; the batch of a {word} stays", header, body)
-
-
-def losses_table(summary: Summary) -> Iterator[Table]:
-    """Yield tables of what each class (row) adds to the base's step, a configuration a column."""
-    every = [row for row in summary.efficiency if row.losses]
-    for start in range(0, len(every), _MOST_ACROSS):
-        rows = every[start : start + _MOST_ACROSS]
-        lost = [{loss.name: loss for loss in row.losses} for row in rows]
-        shown = [name for name in CLASSES if any(name in row and row[name].ns for row in lost)]
-        body = [
-            (
-                CLASS_NAMES[name],
-                *(amount(loss.get(name), row) for loss, row in zip(lost, rows, strict=True)),
-            )
-            for name in shown
-        ]
-        total = [(row.step_ns or 0) - (row.base_step_ns or 0) for row in rows]
-        body.append(("total", *(signed_time(ns) for ns in total)))
-        title = "Where the efficiency goes: what a step has more of than that of the fewest GPUs"
-        yield lay_out(title, ("", *(row.label for row in rows)), tuple(body))
-
-
-def verdicts_table(summary: Summary) -> Iterator[Table]:
-    """Yield the table of the first finding of each recording."""
-    body = [(row.label, row.finding) for row in summary.rows if row.finding and row.classes]
-    yield lay_out("What each recording says first (`gputrace analyze`)", ("", "evidence"), body)
-
-
-def classes_table(summary: Summary) -> Iterator[Table]:
-    """Yield the table of where a step's time goes in each configuration."""
-    rows = [row for row in summary.rows if row.classes is not None]
-    shown = [name for name in CLASSES if any((row.classes or {}).get(name) for row in rows)]
-    if len(rows) <= _MOST_ACROSS:
-        body = list(_classes_down(rows, shown))
-        body.append(("total", *(time(row.recorded_step_ns) for row in rows)))
-        header: tuple[str, ...] = ("", *(row.label for row in rows))
-    else:
-        body = [
-            (
-                row.label,
-                time(row.recorded_step_ns),
-                *(percent(_share(row, name)) for name in shown),
-            )
-            for row in rows
-        ]
-        header = ("", "step", *(_SHORT.get(name, name) for name in shown))
-    if rows:
-        over = "steps and GPUs" if any(row.gpus > 1 for row in rows) else "steps"
-        yield lay_out(f"Where the time of a step goes (mean over {over})", header, tuple(body))
-
-
-def _classes_down(rows: Sequence[Row], shown: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each class; that of communication is followed by its waiting part."""
-    for name in shown:
-        yield (CLASS_NAMES[name], *(time((row.classes or {}).get(name)) for row in rows))
-        if name == "communication" and any(row.wait_ns for row in rows):
-            yield ("of that waiting", *(time(row.wait_ns) for row in rows))
-
-
-def _share(row: Row, name: str) -> float | None:
-    return (row.classes or {}).get(name, 0) / (row.recorded_step_ns or 1) or None
-
-
-_CURES: Final = {"pinned": "pinned, own stream"}
-"""Labels of cures whose id is also a setting but which change more than that."""
-_EVEN: Final = 0.02
-"""Relative difference below which cards count as equally fast."""
-
-
-def effects_table(summary: Summary) -> Iterator[Table]:
-    """Yield a table per setting: its effect with all other settings equal."""
-    for name in dict.fromkeys(row.setting for row in summary.effects):
-        body = [
-            (
-                f"{row.value} beside {row.base}" + (f" ({row.others})" if row.others else ""),
-                times(row.speed_up),
-                times_range(row.bounds),
-                signed_time(row.gap_ns),
-            )
-            for row in summary.effects
-            if row.setting == name
-        ]
-        yield lay_out(
-            f"What changes with {name}", ("", "samples/s", "(range)", "idle a step"), body
-        )
-
-
-def predictions_table(summary: Summary) -> Iterator[Table]:
-    """Yield the table of predicted and measured steps."""
-    some = any(row.made < row.recordings for row in summary.predictions)
-    body = [
-        (
-            row.change + (f" ({row.label})" if row.label != "all" else ""),
-            _CURES.get(row.cure, row.cure),
-            time(row.before_ns),
-            time(row.predicted_ns),
-            time(row.measured_ns),
-            signed_percent(row.error),
-            f"{row.made} of {row.recordings}" if some else "",
-            f"{time(row.low_ns)}–{time(row.high_ns)}",
-            " → ".join(filter(None, (time(row.gap_before_ns), time(row.gap_after_ns)))),
-        )
-        for row in summary.predictions
-    ]
-    header = (
-        *("", "cure", "step", "predicted", "measured", "error"),
-        *("foretold by", "(range)", "idle a step"),
-    )
-    yield lay_out("What the recording without it foretold, and what came", header, body)
-
-
-def placements_table(summary: Summary) -> Iterator[Table]:
-    """Yield the table of compute time and memory, with a column for each GPU."""
-    most = max((len(row.shares) for row in summary.placements), default=0)
-    body = tuple(_placement(row, most) for row in summary.placements)
-    header = ("", "gpu 0 / others", *(f"gpu {number}" for number in range(most)))
-    yield lay_out("Compute time a step, and memory, of each GPU", header, body)
-
-
-def _placement(row: Placement, most: int) -> tuple[str, ...]:
-    cells = [
-        ", ".join(filter(None, (time(s.compute_ns), memory(s.memory_bytes)))) for s in row.shares
-    ]
-    return (row.label, times(row.skew), *cells, *[""] * (most - len(cells)))
-
-
-def pairs_table(summary: Summary) -> Iterator[Table]:
-    """Yield the table of pairs of GPUs, the fastest first."""
-    body = [
-        (
-            row.label,
-            row.link or "unknown",
-            bandwidth(row.bandwidth),
-            time(row.step_ns),
-            time(row.communication_ns),
-            rate(row.rate),
-        )
-        for row in summary.pairs
-    ]
-    header = ("", "link", "bandwidth", "step", "communication", "samples/s")
-    yield lay_out(f"Pairs of GPUs{links_told(summary.pairs)}", header, body)
-
-
-def links_told(pairs: tuple[PairOfGpus, ...]) -> str:
-    """Return the end of the title: what the kinds of links allow to conclude."""
-    kinds = {pair.link for pair in pairs}
-    if kinds == {""}:
-        return ": what links them is not known"
-    if len(kinds) == 1:
-        return f": all are linked by {kinds.pop()}, so none can be told from another by its link"
-    return ""
-
-
-def cards_table(summary: Summary) -> Iterator[Table]:
-    """Yield the table of cards with their clocks and speeds."""
-    body = [
-        (
-            row.label,
-            row.name,
-            clock(row.sm_clock_mhz),
-            clock(row.sm_clock_max_mhz),
-            time(row.step_ns),
-            rate(row.rate),
-            times(row.beside),
-        )
-        for row in summary.cards
-    ]
-    apart = [abs(row.beside - 1) for row in summary.cards if row.beside is not None]
-    spread = f": all within {_EVEN:.0%}" if apart and max(apart) <= _EVEN else ""
-    header = ("", "card", "SM clock", "at most", "step", "samples/s", "beside the middle")
-    yield lay_out(f"Cards, each beside the middle one{spread}", header, body)
-
-
-NOTHING = "–"
-
-
-def lay_out(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Build a table without empty columns, and with a dash in empty cells."""
-    body = list(rows)
-    kept = [at for at in range(len(header)) if not at or any(row[at] for row in body)]
-    return Table(
-        title,
-        tuple(header[at] for at in kept),
-        tuple(tuple(row[at] or NOTHING for at in kept) for row in body),
-    )
-
-
-def time(ns: float | None) -> str:
-    """Format as ``12.3 ms``."""
-    return "" if ns is None else format_ns(ns) if ns else "0"
-
-
-def seconds(value: float | None) -> str:
-    """Format seconds like `time`."""
-    return "" if value is None else time(value * 1e9)
-
-
-def rate(value: float | None) -> str:
-    """Format samples per second as ``12,345``, ``812``, ``7.24``."""
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def range_of(figure: Spread, show: Callable[[float], str]) -> str:
-    """Format as ``801–823``."""
-    low, high = show(figure.low), show(figure.high)
-    return low if low == high else f"{low}–{high}"
-
-
-def number(value: float) -> str:
-    """Format with three digits."""
-    return f"{value:.3g}"
-
-
-def percent(share: float | None) -> str:
-    """Format as ``12.3%``."""
-    return "" if share is None else f"{share:.1%}"
-
-
-def signed_percent(share: float | None) -> str:
-    """Format as ``+1.2%``."""
-    return "" if share is None else f"{share:+.1%}"
-
-
-def bandwidth(a_second: int | None) -> str:
-    """Format as ``21.3 GB/s``."""
-    return "" if a_second is None else f"{format_bytes(a_second)}/s"
-
-
-def memory(count: int | None) -> str:
-    """Format as ``1.29 GiB``, binary like nvidia-smi."""
-    return "" if count is None else f"{count / 2**30:.2f} GiB"
-
-
-def clock(mhz: float | None) -> str:
-    """Format as ``1,980 MHz``."""
-    return "" if mhz is None else f"{mhz:,.0f} MHz"
-
-
-def times_range(bounds: Bounds | None) -> str:
-    """Format as ``1.21x–1.25x``."""
-    return "" if bounds is None else f"{times(bounds.low)}–{times(bounds.high)}"
-
-
-def times(ratio: float | None) -> str:
-    """Format as ``1.23x``."""
-    return "" if ratio is None else f"{ratio:.2f}x"
-
-
-def signed_time(ns: int | None) -> str:
-    """Format as ``+1.2 ms``, ``-310 us``, ``0``."""
-    return "" if ns is None else f"+{format_ns(ns)}" if ns > 0 else time(ns)
-
-
-def amount(loss: Loss | None, row: Efficiency) -> str:
-    """Format what a class adds, and its share of the base's step."""
-    if loss is None or not loss.ns:
-        return ""
-    share = loss.ns / row.base_step_ns if row.base_step_ns else 0.0
-    return f"{signed_time(loss.ns)} ({share:+.1%})"
+    if database is not None:
+        plan = database.plan()
+        answer |= {"study": plain(plan.study), "configurations": plain(plan.configurations)}
+        answer["runs"] = plain(database.runs())
+    return one_line(answer)
 
 
 def headline(summary: Summary) -> str:
@@ -464,19 +170,93 @@ def same(summary: Summary) -> str:
     return label(summary.same, summary.same)
 
 
+_Columns = Sequence[tuple[str, Callable[[Any], str]]]
+"""Header of each column, and the formatter of its cell from the row's object."""
+
+
 def tables(summary: Summary) -> list[Table]:
     """Return all tables that have rows."""
-    made = (table for make in _TABLES for table in make(summary))
+    settings = dict.fromkeys(row.setting for row in summary.effects)
+    made = [
+        _table("The runs", _RUNS, summary.rows),
+        _checks_table(summary),
+        _table(
+            f"Speed-up and efficiency; the batch of a {device_word(summary.same)} stays",
+            _EFFICIENCY,
+            summary.efficiency,
+        ),
+        *_losses_tables(summary),
+        *(
+            _table(
+                f"What changes with {name}",
+                _EFFECTS,
+                [row for row in summary.effects if row.setting == name],
+            )
+            for name in settings
+        ),
+        _predictions_table(summary),
+        _placements_table(summary),
+        _table(f"Pairs of GPUs{_links_note(summary.pairs)}", _PAIRS, summary.pairs),
+        _table(f"Cards, each beside the middle one{_spread_note(summary)}", _CARDS, summary.cards),
+        _classes_table(summary),
+        _table(
+            "What each recording says first (`gputrace analyze`)",
+            (("", lambda row: row.label), ("evidence", lambda row: row.finding)),
+            [row for row in summary.rows if row.finding and row.classes],
+        ),
+    ]
     return [table for table in made if table.rows]
 
 
-def runs_table(summary: Summary) -> Iterator[Table]:
-    """Yield the table of configurations with their speeds."""
-    body = [
-        (row.label, _state(row), *(cell(row) for _, cell in _RUN_COLUMNS)) for row in summary.rows
-    ]
-    header = ("", "not done", *(head for head, _ in _RUN_COLUMNS))
-    yield lay_out("The runs", header, body)
+def _table(title: str, columns: _Columns, rows: Iterable[Any]) -> Table:
+    """Build a table with a row for each object."""
+    body = [[cell(row) for _, cell in columns] for row in rows]
+    return _lay_out(title, [header for header, _ in columns], body)
+
+
+def _lay_out(title: str, header: Sequence[str], body: Sequence[Sequence[str]]) -> Table:
+    """Build a table without empty columns, and with a dash in empty cells."""
+    kept = [at for at in range(len(header)) if not at or any(row[at] for row in body)]
+    return Table(
+        title,
+        tuple(header[at] for at in kept),
+        tuple(tuple(row[at] or "–" for at in kept) for row in body),
+    )
+
+
+def _formatter(template: str) -> Callable[[float | None], str]:
+    """Return a formatter that leaves unknown values empty."""
+    return lambda value: "" if value is None else template.format(value)
+
+
+_percent: Final = _formatter("{:.1%}")
+_signed_percent: Final = _formatter("{:+.1%}")
+_times: Final = _formatter("{:.2f}x")
+_clock: Final = _formatter("{:,.0f} MHz")
+
+
+def _time(ns: float | None) -> str:
+    """Format as ``12.3 ms``."""
+    return "" if ns is None else format_ns(ns) if ns else "0"
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else _time(value * 1e9)
+
+
+def _signed_time(ns: int | None) -> str:
+    """Format as ``+1.2 ms``, ``-310 us``, ``0``."""
+    return f"+{format_ns(ns)}" if ns is not None and ns > 0 else _time(ns)
+
+
+def rate(value: float | None) -> str:
+    """Format samples per second as ``12,345``, ``812``, ``7.24``."""
+    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _bounds(row: Effect | Efficiency) -> str:
+    """Format the bounds of a speed-up as ``1.21x–1.25x``."""
+    return "" if row.bounds is None else f"{_times(row.bounds.low)}–{_times(row.bounds.high)}"
 
 
 def _state(row: Row) -> str:
@@ -485,66 +265,69 @@ def _state(row: Row) -> str:
     return ", ".join(f"{count} {word}" for word, count in counts if count)
 
 
-def _spread_cell(get: Callable[[Row], Spread | None], show: Callable[[float], str]) -> _Cell:
-    """Return a formatter of the median."""
+def _median(name: str, show: Callable[[float], str]) -> Callable[[Row], str]:
+    """Return a formatter of the median of a `Spread`."""
 
     def cell(row: Row) -> str:
-        figure = get(row)
-        return "" if figure is None else show(figure.median)
+        spread: Spread | None = getattr(row, name)
+        return "" if spread is None else show(spread.median)
 
     return cell
 
 
-def _range(get: Callable[[Row], Spread | None], show: Callable[[float], str]) -> _Cell:
-    """Return a formatter of the range of several repeats."""
-
-    def cell(row: Row) -> str:
-        figure = get(row)
-        return "" if figure is None or figure.count < 2 else range_of(figure, show)
-
-    return cell
-
-
-_Cell = Callable[[Row], str]
-_RUN_COLUMNS: Final[tuple[tuple[str, _Cell], ...]] = (
-    ("samples/s", _spread_cell(lambda row: row.rate, rate)),
-    ("(range)", _range(lambda row: row.rate, rate)),
-    ("step", _spread_cell(lambda row: row.step_ns, time)),
-    ("overhead", lambda row: signed_percent(row.overhead)),
-    ("to target", _spread_cell(lambda row: row.target_s, seconds)),
-    ("accuracy", lambda row: percent(row.accuracy)),
-    ("data wait a step", lambda row: time(row.data_wait_ns)),
-    ("by median step", _spread_cell(lambda row: row.rate_of_median, rate)),
-    ("loss", lambda row: _losses(row)),
-)
+def _rates(row: Row) -> str:
+    """Format the range of several repeats as ``801–823``."""
+    if row.rate is None or row.rate.count < 2:
+        return ""
+    return "–".join(dict.fromkeys((rate(row.rate.low), rate(row.rate.high))))
 
 
 def _losses(row: Row) -> str:
     if row.loss_first is None or row.loss_last is None:
         return ""
-    return f"{number(row.loss_first)} → {number(row.loss_last)}"
+    return f"{row.loss_first:.3g} → {row.loss_last:.3g}"
 
 
-def checks_table(summary: Summary) -> Iterator[Table]:
-    """Yield the table that compares recorded steps and waits with the scripts' own."""
-    host = all(row.classes is None for row in summary.rows)
-    compared = _compared(summary)
-    if not (host or any(check.ok is False for check in compared)):
-        return
-    body = [
-        (
-            check.label,
-            "" if check.steps_run is None else str(check.steps_run),
-            range_of_counts(list(check.steps_found.values())),
-            seconds(check.wait_script_s),
-            seconds(check.wait_recorded_s),
-            signed_percent(check.difference),
-            "yes" if check.ok else "NO",
-        )
-        for check in compared
-    ]
-    header = ("", "steps run", "found", "all data waits", "recorded", "differ", "ok")
-    yield lay_out("The recordings beside what the scripts say of themselves", header, body)
+_RUNS: Final[_Columns] = (
+    ("", lambda row: row.label),
+    ("not done", _state),
+    ("samples/s", _median("rate", rate)),
+    ("(range)", _rates),
+    ("step", _median("step_ns", _time)),
+    ("overhead", lambda row: _signed_percent(row.overhead)),
+    ("to target", _median("target_s", _seconds)),
+    ("accuracy", lambda row: _percent(row.accuracy)),
+    ("data wait a step", lambda row: _time(row.data_wait_ns)),
+    ("by median step", _median("rate_of_median", rate)),
+    ("loss", _losses),
+)
+
+
+def _steps_found(check: Check) -> str:
+    """Format as ``20`` or ``19 to 20``; with the number of ranks if there are several."""
+    counts = check.steps_found.values()
+    return f"{len(counts)} × {count_range(counts)}" if len(counts) > 1 else count_range(counts)
+
+
+_CHECKS: Final[_Columns] = (
+    ("", lambda check: check.label),
+    ("steps run", lambda check: str(check.steps_run)),
+    ("found", _steps_found),
+    ("all data waits", lambda check: _seconds(check.wait_script_s)),
+    ("recorded", lambda check: _seconds(check.wait_recorded_s)),
+    ("differ", lambda check: _signed_percent(check.difference)),
+    ("ok", lambda check: "yes" if check.ok else "NO"),
+)
+
+
+def _checks_table(summary: Summary) -> Table:
+    """Return the table that compares recorded steps and waits with the scripts' own.
+
+    Empty if all agree, unless only hosts were recorded.
+    """
+    host, checks = all(row.classes is None for row in summary.rows), _compared(summary)
+    shown = checks if host or any(check.ok is False for check in checks) else []
+    return _table("The recordings beside what the scripts say of themselves", _CHECKS, shown)
 
 
 def _compared(summary: Summary) -> list[Check]:
@@ -552,25 +335,165 @@ def _compared(summary: Summary) -> list[Check]:
     return [check for check in summary.checks if check.steps_run is not None]
 
 
-def range_of_counts(counts: Sequence[int]) -> str:
-    """Format as ``20`` or ``19 to 20``; with the number of ranks if there are several."""
-    if not counts:
-        return ""
-    least, most = min(counts), max(counts)
-    text = str(least) if least == most else f"{least} to {most}"
-    return text if len(counts) == 1 else f"{len(counts)} × {text}"
-
-
-_TABLES: Final[tuple[Callable[[Summary], Iterator[Table]], ...]] = (
-    runs_table,
-    checks_table,
-    efficiency_table,
-    losses_table,
-    effects_table,
-    predictions_table,
-    placements_table,
-    pairs_table,
-    cards_table,
-    classes_table,
-    verdicts_table,
+_EFFICIENCY: Final[_Columns] = (
+    ("", lambda row: row.label),
+    ("samples/s", lambda row: rate(row.rate)),
+    ("speed-up", lambda row: _times(row.speed_up)),
+    ("(range)", _bounds),
+    ("efficiency", lambda row: f"{row.efficiency:.0%}"),
 )
+_EFFECTS: Final[_Columns] = (
+    ("", lambda row: f"{row.value} beside {row.base}" + (f" ({row.others})" * bool(row.others))),
+    ("samples/s", lambda row: _times(row.speed_up)),
+    ("(range)", _bounds),
+    ("idle a step", lambda row: _signed_time(row.gap_ns)),
+)
+
+_MOST_ACROSS: Final = 5
+"""Maximum configurations as columns of a table of classes; more of them are rows."""
+
+
+def _losses_tables(summary: Summary) -> Iterator[Table]:
+    """Yield tables of what each class (row) adds to the base's step, a configuration a column."""
+    every = [row for row in summary.efficiency if row.losses]
+    for start in range(0, len(every), _MOST_ACROSS):
+        rows = every[start : start + _MOST_ACROSS]
+        lost = [{loss.name: loss for loss in row.losses} for row in rows]
+        shown = [name for name in CLASSES if any(name in row and row[name].ns for row in lost)]
+        body = [
+            [
+                CLASS_NAMES[name],
+                *(_amount(loss.get(name), row) for loss, row in zip(lost, rows, strict=True)),
+            ]
+            for name in shown
+        ]
+        total = [(row.step_ns or 0) - (row.base_step_ns or 0) for row in rows]
+        body.append(["total", *map(_signed_time, total)])
+        title = "Where the efficiency goes: what a step has more of than that of the fewest GPUs"
+        yield _lay_out(title, ["", *(row.label for row in rows)], body)
+
+
+def _amount(loss: Loss | None, row: Efficiency) -> str:
+    """Format what a class adds, and its share of the base's step."""
+    if loss is None or not loss.ns:
+        return ""
+    share = loss.ns / row.base_step_ns if row.base_step_ns else 0.0
+    return f"{_signed_time(loss.ns)} ({share:+.1%})"
+
+
+_CURES: Final = {"pinned": "pinned, own stream"}
+"""Labels of cures whose id is also a setting but which change more than that."""
+_PREDICTIONS: Final[_Columns] = (
+    ("", lambda row: row.change + (f" ({row.label})" if row.label != "all" else "")),
+    ("cure", lambda row: _CURES.get(row.cure, row.cure)),
+    ("step", lambda row: _time(row.before_ns)),
+    ("predicted", lambda row: _time(row.predicted_ns)),
+    ("measured", lambda row: _time(row.measured_ns)),
+    ("error", lambda row: _signed_percent(row.error)),
+    ("foretold by", lambda row: f"{row.made} of {row.recordings}"),
+    ("(range)", lambda row: f"{_time(row.low_ns)}–{_time(row.high_ns)}"),
+    (
+        "idle a step",
+        lambda row: " → ".join(filter(None, map(_time, (row.gap_before_ns, row.gap_after_ns)))),
+    ),
+)
+
+
+def _predictions_table(summary: Summary) -> Table:
+    """Return the table of predicted and measured steps."""
+    some = any(row.made < row.recordings for row in summary.predictions)
+    columns = [each for each in _PREDICTIONS if some or each[0] != "foretold by"]
+    title = "What the recording without it foretold, and what came"
+    return _table(title, columns, summary.predictions)
+
+
+def _placements_table(summary: Summary) -> Table:
+    """Return the table of compute time and memory, with a column for each GPU."""
+    most = max((len(row.shares) for row in summary.placements), default=0)
+    header = ["", "gpu 0 / others", *(f"gpu {number}" for number in range(most))]
+    body = []
+    for row in summary.placements:
+        cells = [
+            ", ".join(filter(None, (_time(share.compute_ns), _memory(share.memory_bytes))))
+            for share in row.shares
+        ]
+        body.append([row.label, _times(row.skew), *cells, *[""] * (most - len(cells))])
+    return _lay_out("Compute time a step, and memory, of each GPU", header, body)
+
+
+def _memory(count: int | None) -> str:
+    """Format as ``1.29 GiB``, binary like nvidia-smi."""
+    return "" if count is None else f"{count / 2**30:.2f} GiB"
+
+
+_PAIRS: Final[_Columns] = (
+    ("", lambda row: row.label),
+    ("link", lambda row: row.link or "unknown"),
+    ("bandwidth", lambda row: "" if row.bandwidth is None else f"{format_bytes(row.bandwidth)}/s"),
+    ("step", lambda row: _time(row.step_ns)),
+    ("communication", lambda row: _time(row.communication_ns)),
+    ("samples/s", lambda row: rate(row.rate)),
+)
+
+
+def _links_note(pairs: tuple[PairOfGpus, ...]) -> str:
+    """Return the end of the title: what the kinds of links allow to conclude."""
+    kinds = {pair.link for pair in pairs}
+    if kinds == {""}:
+        return ": what links them is not known"
+    if len(kinds) == 1:
+        return f": all are linked by {kinds.pop()}, so none can be told from another by its link"
+    return ""
+
+
+_EVEN: Final = 0.02
+"""Relative difference below which cards count as equally fast."""
+_CARDS: Final[_Columns] = (
+    ("", lambda row: row.label),
+    ("card", lambda row: row.name),
+    ("SM clock", lambda row: _clock(row.sm_clock_mhz)),
+    ("at most", lambda row: _clock(row.sm_clock_max_mhz)),
+    ("step", lambda row: _time(row.step_ns)),
+    ("samples/s", lambda row: rate(row.rate)),
+    ("beside the middle", lambda row: _times(row.beside)),
+)
+
+
+def _spread_note(summary: Summary) -> str:
+    apart = [abs(row.beside - 1) for row in summary.cards if row.beside is not None]
+    return f": all within {_EVEN:.0%}" if apart and max(apart) <= _EVEN else ""
+
+
+_SHORT: Final = {
+    "communication": "comm",
+    "other_copy": "copies",
+    "recorder": "rec.",
+    "data_feeding": "data",
+    "other_idle": "idle?",
+}
+
+
+def _classes_table(summary: Summary) -> Table:
+    """Return the table of where a step's time goes in each configuration."""
+    known = [(row, row.classes) for row in summary.rows if row.classes is not None]
+    rows = [row for row, _ in known]
+    shown = [name for name in CLASSES if any(classes.get(name) for _, classes in known)]
+    if len(rows) <= _MOST_ACROSS:
+        header, body = ["", *(row.label for row in rows)], []
+        for name in shown:
+            body.append([CLASS_NAMES[name], *(_time(classes.get(name)) for _, classes in known)])
+            if name == "communication" and any(row.wait_ns for row in rows):
+                body.append(["of that waiting", *(_time(row.wait_ns) for row in rows)])
+        body += [["total", *(_time(row.recorded_step_ns) for row in rows)]] if rows else []
+    else:
+        header = ["", "step", *(_SHORT.get(name, name) for name in shown)]
+        body = [
+            [
+                row.label,
+                _time(row.recorded_step_ns),
+                *(_percent(classes.get(n, 0) / (row.recorded_step_ns or 1) or None) for n in shown),
+            ]
+            for row, classes in known
+        ]
+    over = "steps and GPUs" if any(row.gpus > 1 for row in rows) else "steps"
+    return _lay_out(f"Where the time of a step goes (mean over {over})", header, body)

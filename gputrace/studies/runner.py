@@ -1,4 +1,4 @@
-"""Sequential execution of a study's runs, and their results."""
+"""Execution of a study: its runs one after the other, and their results."""
 
 from __future__ import annotations
 
@@ -15,16 +15,224 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from gputrace.errors import ExitCode
-from gputrace.studies.database import Database, Folder, Run, Settings
-from gputrace.studies.environments import MADE, Environments, Unavailable
-from gputrace.studies.plan import Planned, Study, arguments_of, why_not
+from gputrace.errors import ExitCode, UsageError
+from gputrace.studies.database import Database, Folder, Plan, Run, Settings, StudyRow
+from gputrace.studies.environments import (
+    MADE,
+    Environments,
+    Unavailable,
+    check_names,
+    find_workloads,
+    read_frameworks,
+)
+from gputrace.studies.measures import Telling, measure_runs, read_results
+from gputrace.studies.plan import (
+    Planned,
+    Study,
+    arguments_of,
+    configurations_of,
+    find_gpus,
+    make_plan,
+    only,
+    read_study,
+    run_label,
+    why_not,
+)
+from gputrace.studies.results import Summary
 from gputrace.studies.slurm import Nodes
+from gputrace.studies.summary import summarize
 from gputrace.units import format_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Options of the command line.
+
+    Attributes:
+        output: folder of results; None for the study's name in the current folder.
+        workloads: folder of the scripts; None for that of the study, or its parent.
+        only: settings and values that select runs.
+        retry: run failed runs again; ``force``: run everything again.
+        skip_missing: ignore skipped runs in the exit code.
+        nodes: nodes that runs may use.
+        configuration: key of the only configuration to run; None for all.
+        planned_for: number of GPUs of the target machine; None for this machine.
+    """
+
+    study: Path
+    output: Path | None = None
+    workloads: Path | None = None
+    pythons: Mapping[str, Path] | None = None
+    installer: str | None = None
+    only: Sequence[tuple[str, str]] = ()
+    backend: str = "auto"
+    retry: bool = False
+    force: bool = False
+    skip_missing: bool = False
+    nodes: Nodes = field(default_factory=Nodes)
+    configuration: str | None = None
+    planned_for: int | None = None
+
+    @property
+    def results(self) -> Path:
+        """Return the folder of results."""
+        return self.output or Path(f"{self.study.stem}.bench")
+
+
+class Watcher(Protocol):
+    """Observer of a study's progress."""
+
+    def tell(self, line: str) -> None:
+        """Report a line on something that takes long."""
+
+    def begin(self, planned: Planned, label: str, number: int, total: int) -> None:
+        """Report the start of a run; ``number`` is from 1."""
+
+    def end(self, run: Run) -> None:
+        """Report the end of the run that was started last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Planned study.
+
+    Attributes:
+        plan: all runs of the study.
+        chosen: selected runs.
+        gpus: GPUs of this machine, as named in CUDA_VISIBLE_DEVICES.
+    """
+
+    request: Request
+    study: Study
+    plan: Sequence[Planned]
+    chosen: Sequence[Planned]
+    gpus: Sequence[str]
+    folder: Folder
+
+    def label(self, planned: Planned) -> str:
+        """Return the settings in which its configuration differs from the study's others."""
+        return run_label(planned.configuration, configurations_of(self.plan))
+
+    def pending(self, finished: Mapping[Any, Run]) -> list[Planned]:
+        """Return the selected runs still to be made, including those skipped before."""
+        again = {"skipped", *(["failed"] if self.request.retry else [])}
+        return [
+            planned
+            for planned in self.chosen
+            if self.request.force
+            or planned.place not in finished
+            or finished[planned.place].state in again
+        ]
+
+
+def prepare(request: Request) -> Work:
+    """Read and plan a study without writing anything; raises GputraceError if it is invalid."""
+    study = read_study(request.study)
+    frameworks = read_frameworks(find_workloads(request.study, request.workloads))
+    check_names(request.study, (s["framework"] for s in study.combinations), frameworks)
+    for name in request.pythons or {}:
+        if name not in frameworks:
+            raise UsageError(f"--python {name}: no such framework; {', '.join(frameworks)} are")
+    count, key = request.planned_for, request.configuration
+    gpus = find_gpus() if count is None else [str(number) for number in range(count)]
+    plan = make_plan(study, frameworks, len(gpus))
+    chosen = only(plan, request.only)
+    chosen = [run for run in chosen if key in (None, run.configuration.key)]
+    if not chosen:
+        raise UsageError(f"--configuration {key}: the study has none; write its jobs again")
+    return Work(request, study, plan, chosen, gpus, Folder(request.results))
+
+
+def finished_runs(database: Database) -> dict[Any, Run]:
+    """Return the study's finished runs by `Run.place`."""
+    return {run.place: run for run in database.runs()}
+
+
+def carry_out(work: Work, watcher: Watcher) -> ExitCode:
+    """Make all pending runs; return the exit code for the state of the study.
+
+    After a KeyboardInterrupt, finished runs are kept.
+    """
+    work.folder.make()
+    with work.folder.held():
+        end_all(work.folder.path)
+        with Database(work.folder.path, create=True) as database:
+            _begin(work, database, watcher)
+            _run_all(work, database, watcher)
+            return _outcome(work, database)
+
+
+def _begin(work: Work, database: Database, watcher: Watcher) -> None:
+    study, before = work.study, database.find_plan()
+    row = StudyRow(
+        study.title, study.question, study.repeats, study.recording, str(study.path.resolve())
+    )
+    if before is not None and before.study.file != row.file:
+        watcher.tell(
+            f"{work.folder.path} is of {before.study.file} so far; of its runs, those that "
+            f"{study.path} does not ask for are kept, and not shown"
+        )
+    database.set_plan(Plan(row, tuple(configurations_of(work.plan))))
+
+
+def _run_all(work: Work, database: Database, watcher: Watcher) -> None:
+    done = finished_runs(database)
+    pending = work.pending(done)
+    # Deleted first, so that an interrupted study resumes without --force or --retry.
+    database.drop(done[each.place] for each in pending if each.place in done)
+    configurations = configurations_of(pending)
+    if any(each.gpus > 1 and "learning-rate" in each.settings for each in configurations):
+        watcher.tell("learning-rate is that of 1 GPU, times gpus; batch is that of each GPU")
+    request = work.request
+    environments = Environments(request.pythons or {}, request.installer, watcher.tell)
+    runner = Runner(work, database, environments)
+    for number, planned in enumerate(pending, 1):
+        watcher.begin(planned, work.label(planned), number, len(pending))
+        watcher.end(runner.run(planned))
+
+
+def _outcome(work: Work, database: Database) -> ExitCode:
+    finished = finished_runs(database)
+    states = {finished[planned.place].state for planned in work.chosen}
+    if states == {"skipped"}:
+        return ExitCode.MISSING_HERE
+    if work.request.skip_missing:
+        states.discard("skipped")
+    return ExitCode.DONE if states == {"done"} else ExitCode.DONE_IN_PART
+
+
+_PAGE: Final = "results.html"
+
+
+def report(database: Database, telling: Telling) -> Summary:
+    """Summarize the results, after measuring new recordings."""
+    measure_runs(database, telling)
+    return summarize(read_results(database))
+
+
+def write_page(summary: Summary, folder: Path) -> Path:
+    """Write the page into the folder of results; raises OSError with its name if that fails."""
+    from gputrace.report.output_file import unfinished_file
+    from gputrace.studies.page import render
+
+    page = folder / _PAGE
+    text = render(summary)
+    try:
+        with unfinished_file(page) as unfinished:
+            unfinished.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(page)) from None
+    return page
+
+
+def holds(summary: Summary) -> bool:
+    """Return whether all recordings agree with their scripts' own reports."""
+    return all(check.ok is not False for check in summary.checks)
+
 
 _IMAGES: Final = "images.py"
 _SIDE: Final = 264
@@ -34,29 +242,20 @@ _SIDES: Final = {"inception3": 320}
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Context shared by all runs of a study.
+    """Context shared by all runs of a study."""
 
-    Attributes:
-        gpus: GPUs as named in CUDA_VISIBLE_DEVICES.
-        backend: backend of `gputrace record`.
-        nodes: machines that runs may use.
-    """
-
-    study: Study
-    folder: Folder
+    work: Work
     database: Database
     environments: Environments
-    gpus: Sequence[str]
-    backend: str
-    nodes: Nodes = field(default_factory=Nodes)
 
     def run(self, planned: Planned) -> Run:
         """Make one run and save it; after a KeyboardInterrupt, nothing of it is saved."""
         empty = Run(*planned.place, "done")
-        if self.nodes.spreads(planned):
-            reason = self.nodes.why_not(planned)
+        nodes = self.work.request.nodes
+        if nodes.spreads(planned):
+            reason = nodes.why_not(planned)
         else:
-            reason = why_not(planned, len(self.gpus))
+            reason = why_not(planned, len(self.work.gpus))
         if not reason:
             try:
                 python = self.environments.find(planned.framework)
@@ -64,7 +263,7 @@ class Runner:
                 reason = str(error)
         if reason:
             return self.database.save(replace(empty, state="skipped", why=reason))
-        self.folder.clean()
+        self.work.folder.clean()
         ended = self._make(_Attempt(self, planned, python), empty)
         return self.database.save(ended)
 
@@ -96,7 +295,7 @@ class _Attempt:
 
     def __init__(self, runner: Runner, planned: Planned, python: Path) -> None:
         self._runner, self.planned, self._python = runner, planned, python
-        self._folder = runner.folder
+        self._work, self._folder = runner.work, runner.work.folder
         self.code: int | None = None
         self._said = ""
         underway, name = self._folder.underway, planned.name
@@ -106,7 +305,7 @@ class _Attempt:
     def go(self) -> None:
         """Run the script to its end; raises Failed if it fails or times out."""
         command = self._command(self._images())
-        timeout = self._runner.study.timeout_ns
+        timeout = self._work.study.timeout_ns
         self.code, in_time = self._run(command, None if timeout is None else timeout / 1e9)
         if not in_time and timeout is not None:
             raise Failed(f"ended after {format_ns(timeout)}, the study's timeout")
@@ -124,7 +323,7 @@ class _Attempt:
             raise Failed(f"{command[0]}: {error.strerror}") from None
 
     def _command(self, data: str | None) -> list[str]:
-        planned, nodes = self.planned, self._runner.nodes
+        planned, nodes = self.planned, self._work.request.nodes
         several = nodes.spreads(planned)
         words = arguments_of(planned, data, nodes.gpus if several else None)
         script = [str(self._python), str(planned.framework.script), *words]
@@ -133,14 +332,14 @@ class _Attempt:
 
     def _record(self) -> list[str]:
         record = [sys.executable, "-m", "gputrace", "record", "-o", str(self._trace), "--force"]
-        return [*record, "--backend", self._runner.backend, "--"]
+        return [*record, "--backend", self._work.request.backend, "--"]
 
     def _variables(self) -> dict[str, str]:
         """Return the environment variables for the GPUs that the study selects."""
         visible = self.planned.configuration.settings.get("visible")
         if not visible:
             return {}
-        gpus = self._runner.gpus
+        gpus = self._work.gpus
         names = [gpus[index] if index < len(gpus) else str(index) for index in visible]
         order = {} if "CUDA_VISIBLE_DEVICES" in os.environ else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         return order | {"CUDA_VISIBLE_DEVICES": ",".join(names)}
@@ -151,7 +350,7 @@ class _Attempt:
         form = settings.get("data")
         if form not in MADE:
             return None
-        side, count = _SIDES.get(settings.get("model", ""), _SIDE), self._runner.study.images
+        side, count = _SIDES.get(settings.get("model", ""), _SIDE), self._work.study.images
         folder = self._folder.images / f"{form}-{side}-{count}"
         if not (folder / "done.json").exists():
             self._make_images(folder, ["--count", count, "--size", side, "--format", form])

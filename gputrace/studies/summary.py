@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
@@ -15,14 +15,13 @@ from gputrace.model.time_class import CLASSES
 from gputrace.studies.configurations import (
     VISIBLE,
     Group,
+    count_range,
     device_word,
     group_runs,
     label,
-    mean_classes,
     mean_ns,
     plain_value,
-    spread,
-    told,
+    reported_values,
     value_text,
     varying,
     without,
@@ -32,7 +31,6 @@ from gputrace.studies.measures import (
     GpuMeasure,
     LinkMeasure,
     Measure,
-    Prediction,
     Results,
     RunResult,
 )
@@ -61,13 +59,19 @@ def summarize(results: Results) -> Summary:
     checks = check_groups(groups)
     names = varying([group.settings for group in groups])
     same = groups[0].settings if groups else {}
+    # Such runs count otherwise.
+    doubts = (
+        f"The recording of {check.label} does not hold: {check.reason}."
+        for check in checks
+        if check.ok is False and check.steps_run is not None
+    )
     return Summary(
         schema_version=SCHEMA_VERSION,
         title=results.title,
         question=results.question,
         varies=names,
         same={name: value for name, value in same.items() if name not in names},
-        notes=(*_notes(groups), *_not_done(groups), *_apart(checks)),
+        notes=(*_notes(groups), *_not_done(groups), *doubts),
         left=results.left,
         rows=tuple(_row(group) for group in groups),
         checks=checks,
@@ -82,9 +86,7 @@ def summarize(results: Results) -> Summary:
 
 def _row(group: Group) -> Row:
     states = [run.state for run in group.runs]
-    rate = spread(told(group.timed, "samples_per_second"))
     classes = mean_classes(group.measures)
-    verdicts = [measure.findings[0].message for measure in group.measures if measure.findings]
     return Row(
         label=group.label,
         settings=group.settings,
@@ -93,31 +95,27 @@ def _row(group: Group) -> Row:
         failed=states.count("failed"),
         skipped=states.count("skipped"),
         reason=next((run.reason for run in group.runs if run.state != "done"), ""),
-        rate=rate,
-        rate_of_median=spread(told(group.timed, "samples_per_second_median")),
-        step_ns=_step(group, rate),
+        rate=group.rate,
+        rate_of_median=reported_values(group.timed, "samples_per_second_median"),
+        step_ns=_step(group),
         overhead=_overhead(group),
         loss_first=_middle(group, "loss_first"),
         loss_last=_middle(group, "loss_last"),
         accuracy=_middle(group, "accuracy"),
-        target_s=spread(told(group.timed, "target_s")),
+        target_s=reported_values(group.timed, "target_s"),
         data_wait_ns=_data_wait(group.timed),
-        recorded_step_ns=(
-            sum(classes.values())
-            if classes
-            else mean_ns(group.measures, lambda measure: measure.step_ns)
-        ),
-        classes=classes,
-        wait_ns=mean_ns(group.measures, lambda measure: measure.wait_ns),
-        host_data_ns=mean_ns(group.measures, lambda measure: measure.host_data_ns),
-        gap_ns=mean_ns(group.measures, lambda measure: measure.gap_ns),
-        finding=verdicts[0] if verdicts else "",
+        recorded_step_ns=_whole(classes) if classes else mean_ns(group.measures, "step_ns"),
+        classes=None if classes is None else {n: int(classes[n].value) for n in classes},
+        wait_ns=mean_ns(group.measures, "wait_ns"),
+        host_data_ns=mean_ns(group.measures, "host_data_ns"),
+        gap_ns=mean_ns(group.measures, "gap_ns"),
+        finding=next((each.findings[0].message for each in group.measures if each.findings), ""),
     )
 
 
-def _step(group: Group, rate: Spread | None) -> Spread | None:
+def _step(group: Group) -> Spread | None:
     """Convert a rate to a step time: the samples of all GPUs over samples per second."""
-    batches = {_samples(run) for run in group.timed} - {None}
+    rate, batches = group.rate, {_samples(run) for run in group.timed} - {None}
     if rate is None or rate.low <= 0 or len(batches) != 1:
         return None
     samples = batches.pop() or 0.0
@@ -136,15 +134,17 @@ def _samples(run: RunResult) -> float | None:
 
 def _overhead(group: Group) -> float | None:
     """Return the overhead of recording, from the median speeds of bare and recorded runs."""
-    bare = spread(told([run for run in group.done if not run.recorded], "samples_per_second"))
-    recorded = spread(told([run for run in group.done if run.recorded], "samples_per_second"))
+    bare, recorded = (
+        reported_values([run for run in group.done if run.recorded is how], "samples_per_second")
+        for how in (False, True)
+    )
     if bare is None or recorded is None or recorded.median <= 0:
         return None
     return bare.median / recorded.median - 1
 
 
 def _middle(group: Group, name: str) -> float | None:
-    values = spread(told(group.done, name))
+    values = reported_values(group.done, name)
     return None if values is None else values.median
 
 
@@ -193,13 +193,6 @@ def _not_done(groups: Sequence[Group]) -> Iterator[str]:
         yield f"{state.capitalize()}: {'; '.join(labels[:_NAMED])}{more}: {reason}"
 
 
-def _apart(checks: Sequence[Check]) -> Iterator[str]:
-    """Yield notes on recordings that contradict their scripts; the runs count otherwise."""
-    for check in checks:
-        if check.ok is False and check.steps_run is not None:
-            yield f"The recording of {check.label} does not hold: {check.reason}."
-
-
 MOST_APART: Final = 0.05
 """Maximum relative difference of recorded waits for data from the script's own clock."""
 SLACK_S: Final = 100e-6
@@ -208,12 +201,10 @@ SLACK_S: Final = 100e-6
 
 def check_groups(groups: Sequence[Group]) -> tuple[Check, ...]:
     """Check each recorded configuration; its row is that of the run that agrees least."""
-    rows = []
-    for group in groups:
-        checks = [check_run(group.label, run) for run in group.runs if run.recorded]
-        if checks:
-            rows.append(max(checks, key=_badness))
-    return tuple(rows)
+    checks = (
+        [check_run(group.label, run) for run in group.runs if run.recorded] for group in groups
+    )
+    return tuple(max(each, key=_badness) for each in checks if each)
 
 
 def _badness(check: Check) -> tuple[int, float]:
@@ -245,63 +236,41 @@ def check_run(label: str, run: RunResult) -> Check:
 
 def _reason(run: RunResult, steps: int | None, script: float | None, recorded: float | None) -> str:
     """Return the first disagreement of a run and its recording; empty if they agree."""
-    measure, ranks = run.measure, _ranks(run)
+    measure, result = run.measure, run.told or {}
     if measure is None:
         return "was not measured"
     if measure.problem:
         return measure.problem
-    if ranks is not None and len(measure.steps) != ranks:
-        return f"{len(measure.steps)} of {ranks} ranks were found"
-    if steps is None or any(count != steps for count in measure.steps.values()):
-        return f"{_span(measure.steps.values())} steps were found, {steps} were run"
-    if script is not None and recorded is None:
+    counts = measure.steps.values()
+    # Placements with a launcher have a process per GPU.
+    if result.get("update") in LAUNCHERS and len(counts) != int(result.get("gpus", len(counts))):
+        return f"{len(counts)} of {int(result['gpus'])} ranks were found"
+    if steps is None or any(count != steps for count in counts):
+        return f"{count_range(counts) or 'no'} steps were found, {steps} were run"
+    if script is None:
+        return ""
+    if recorded is None:
         return "no wait for data was recorded"
-    return _waits_apart(script, recorded, (run.told or {}).get("data_waits") or 0)
-
-
-def _waits_apart(script: float | None, recorded: float | None, waits: int) -> str:
-    if script is None or recorded is None:
-        return ""
-    if abs(recorded - script) <= max(MOST_APART * script, SLACK_S * waits):
-        return ""
-    return f"waits for data differ by over {MOST_APART:.0%}"
-
-
-def _ranks(run: RunResult) -> int | None:
-    """Return the number of ranks, if the placement has a process per GPU."""
-    result = run.told or {}
-    return int(result["gpus"]) if result.get("update") in LAUNCHERS and "gpus" in result else None
-
-
-def _span(counts: object) -> str:
-    """Format counts as ``20`` or ``19 to 20``."""
-    known = sorted(set(counts))  # type: ignore[call-overload]
-    if not known:
-        return "no"
-    return str(known[0]) if len(known) == 1 else f"{known[0]} to {known[-1]}"
+    slack_s = max(MOST_APART * script, SLACK_S * (result.get("data_waits") or 0))
+    is_apart = abs(recorded - script) > slack_s
+    return f"waits for data differ by over {MOST_APART:.0%}" if is_apart else ""
 
 
 _APART: Final = ("framework", "gpus", VISIBLE)
 """Settings with their own tables, or with too many values to compare with the first."""
 
 
-def _copies_ahead(before: Any, after: Any) -> bool:
-    return before in ("off", False, None) and after in ("on", True)
-
-
-def _more_workers(before: Any, after: Any) -> bool:
-    return not before and bool(after)
-
-
-def _processes(before: Any, after: Any) -> bool:
-    return before in ("dataparallel", "dataparallel-loss") and after == "ddp"
-
-
-CURED_BY: Final = (
-    ("staging", _copies_ahead, ("prefetch",)),
-    ("pinned", _copies_ahead, ("pinned",)),
-    ("workers", _more_workers, ("prefetch",)),
-    ("update", _processes, ("ddp",)),
+_OFF: Final = ("off", False, None)
+_ON: Final = ("on", True)
+CURED_BY: Final[tuple[tuple[str, Callable[[Any, Any], bool], tuple[str, ...]], ...]] = (
+    ("staging", lambda before, after: before in _OFF and after in _ON, ("prefetch",)),
+    ("pinned", lambda before, after: before in _OFF and after in _ON, ("pinned",)),
+    ("workers", lambda before, after: not before and bool(after), ("prefetch",)),
+    (
+        "update",
+        lambda before, after: before in ("dataparallel", "dataparallel-loss") and after == "ddp",
+        ("ddp",),
+    ),
 )
 """Settings, the predicate for the change that is a cure of ``what_if``, and the cure's ids."""
 _PINNED_AHEAD: Final = "pinned"
@@ -312,12 +281,13 @@ is pinned already."""
 def find_effects(groups: Sequence[Group]) -> tuple[Effect, ...]:
     """Compare every value of each varying setting with the first, all other settings equal."""
     names = varying([group.settings for group in groups])
-    effects: list[Effect] = []
-    for name in names:
-        if name not in _APART:
-            for family in families(groups, name):
-                effects += _effects(name, family, [n for n in names if n != name])
-    return tuple(effects)
+    return tuple(
+        effect
+        for name in names
+        if name not in _APART
+        for family in families(groups, name)
+        for effect in _effects(name, family, [other for other in names if other != name])
+    )
 
 
 def families(groups: Sequence[Group], name: str) -> list[list[Group]]:
@@ -331,26 +301,19 @@ def families(groups: Sequence[Group], name: str) -> list[list[Group]]:
 
 def _effects(name: str, family: Sequence[Group], others: Sequence[str]) -> Iterator[Effect]:
     base, *rest = family
-    first = spread(told(base.timed, "samples_per_second"))
     for group in rest:
-        rate = spread(told(group.timed, "samples_per_second"))
-        if first is not None and rate is not None and first.low > 0:
-            yield _effect(name, base, group, others, first, rate)
-
-
-def _effect(
-    name: str, base: Group, group: Group, others: Sequence[str], first: Spread, rate: Spread
-) -> Effect:
-    gaps = [mean_ns(side.measures, lambda measure: measure.gap_ns) for side in (base, group)]
-    return Effect(
-        setting=name,
-        others=label(group.settings, others) if others else "",
-        base=value_text(base.settings, name),
-        value=value_text(group.settings, name),
-        speed_up=rate.median / first.median,
-        bounds=bounds(first, rate),
-        gap_ns=None if gaps[0] is None or gaps[1] is None else gaps[1] - gaps[0],
-    )
+        if base.rate is None or group.rate is None or base.rate.low <= 0:
+            continue
+        gaps = [mean_ns(side.measures, "gap_ns") for side in (base, group)]
+        yield Effect(
+            setting=name,
+            others=label(group.settings, others) if others else "",
+            base=value_text(base.settings, name),
+            value=value_text(group.settings, name),
+            speed_up=group.rate.median / base.rate.median,
+            bounds=bounds(base.rate, group.rate),
+            gap_ns=None if gaps[0] is None or gaps[1] is None else gaps[1] - gaps[0],
+        )
 
 
 def find_predictions(groups: Sequence[Group]) -> tuple[Predicted, ...]:
@@ -363,52 +326,38 @@ def find_predictions(groups: Sequence[Group]) -> tuple[Predicted, ...]:
         for before in family
         for after in family
         if cures(before.settings.get(name), after.settings.get(name))
-        for row in _predicted(name, before, after, (*ids, *_more(name, after)), names)
+        for row in _predicted(name, before, after, ids, names)
     )
-
-
-def _more(name: str, after: Group) -> tuple[str, ...]:
-    """Return the further cure that staging implies if memory is pinned."""
-    pinned = after.settings.get("pinned") in ("on", True)
-    return (_PINNED_AHEAD,) if name == "staging" and pinned else ()
 
 
 def _predicted(
     name: str, before: Group, after: Group, ids: Sequence[str], names: Sequence[str]
 ) -> Iterator[Predicted]:
     """Yield a row per cure: the median prediction over the repeats, and the widest range."""
-    measured = mean_ns(after.measures, lambda measure: measure.step_ns)
+    measured = mean_ns(after.measures, "step_ns")
+    if name == "staging" and after.settings.get("pinned") in _ON:
+        ids = (*ids, _PINNED_AHEAD)
+    values = [plain_value(side.settings.get(name)) for side in (before, after)]
     for cure in ids:
         made = [p for measure in before.measures for p in measure.predictions if p.id == cure]
-        if made and measured:
-            yield _effect_row(name, before, after, made, measured, names)
-
-
-def _effect_row(
-    name: str,
-    before: Group,
-    after: Group,
-    made: Sequence[Prediction],
-    measured: int,
-    names: Sequence[str],
-) -> Predicted:
-    step = round(median(prediction.step_ns for prediction in made))
-    before_value, after_value = (plain_value(side.settings.get(name)) for side in (before, after))
-    return Predicted(
-        label=label(after.settings, [other for other in names if other != name]),
-        change=f"{name} {before_value} → {after_value}",
-        cure=made[0].id,
-        before_ns=round(median(prediction.now_ns for prediction in made)),
-        predicted_ns=step,
-        low_ns=min(prediction.low_ns for prediction in made),
-        high_ns=max(prediction.high_ns for prediction in made),
-        measured_ns=measured,
-        made=len(made),
-        recordings=len(before.measures),
-        error=step / measured - 1,
-        gap_before_ns=mean_ns(before.measures, lambda measure: measure.gap_ns),
-        gap_after_ns=mean_ns(after.measures, lambda measure: measure.gap_ns),
-    )
+        if not made or not measured:
+            continue
+        step = round(median(prediction.step_ns for prediction in made))
+        yield Predicted(
+            label=label(after.settings, [other for other in names if other != name]),
+            change=f"{name} {' → '.join(values)}",
+            cure=cure,
+            before_ns=round(median(prediction.now_ns for prediction in made)),
+            predicted_ns=step,
+            low_ns=min(prediction.low_ns for prediction in made),
+            high_ns=max(prediction.high_ns for prediction in made),
+            measured_ns=measured,
+            made=len(made),
+            recordings=len(before.measures),
+            error=step / measured - 1,
+            gap_before_ns=mean_ns(before.measures, "gap_ns"),
+            gap_after_ns=mean_ns(after.measures, "gap_ns"),
+        )
 
 
 _PLACE: Final = ("gpus", VISIBLE)
@@ -452,13 +401,18 @@ def _alike(a: Group, b: Group, *names: str) -> bool:
 
 def _efficiency_row(group: Group, base: Group, names: Sequence[str]) -> Iterator[Efficiency]:
     """Yield the row of a configuration, unless a speed is unknown."""
-    rate, first = (spread(told(side.timed, "samples_per_second")) for side in (group, base))
+    rate, first = group.rate, base.rate
     if rate is None or first is None or min(rate.low, first.low) <= 0:
         return
     others = [name for name in names if name not in _PLACE]
     speed_up, more = rate.median / first.median, group.gpus / base.gpus
-    tables = mean_of_classes(base.measures), mean_of_classes(group.measures)
-    steps = [step_of(table) for table in tables]
+    ideal, classes = mean_classes(base.measures), mean_classes(group.measures)
+    step_ns, base_step_ns = _whole(classes), _whole(ideal)
+    losses: tuple[Loss, ...] = ()
+    if group is not base and ideal is not None and classes is not None:
+        # The batch per GPU stays, so the base's step is the ideal. All are whole nanoseconds, and
+        # sum to the difference of the steps exactly.
+        losses = tuple(split_loss(ideal, classes, 1.0, base_step_ns or 0))
     yield Efficiency(
         label=group.label,
         series=label(group.settings, others) if others else "",
@@ -469,9 +423,9 @@ def _efficiency_row(group: Group, base: Group, names: Sequence[str]) -> Iterator
         speed_up=speed_up,
         bounds=None if group is base else bounds(first, rate),
         efficiency=speed_up / more,
-        step_ns=steps[1],
-        base_step_ns=steps[0],
-        losses=() if group is base else find_losses(*tables),
+        step_ns=step_ns,
+        base_step_ns=base_step_ns,
+        losses=losses,
     )
 
 
@@ -482,7 +436,7 @@ def bounds(first: Spread, rate: Spread) -> Bounds | None:
     return Bounds(rate.low / first.high, rate.high / first.low)
 
 
-def mean_of_classes(measures: Sequence[Measure]) -> dict[str, Mean] | None:
+def mean_classes(measures: Sequence[Measure]) -> dict[str, Mean] | None:
     """Return the mean of each class over the repeats in whole nanoseconds, with its error."""
     known = [measure.classes for measure in measures if measure.classes is not None]
     if not known:
@@ -494,21 +448,9 @@ def mean_of_classes(measures: Sequence[Measure]) -> dict[str, Mean] | None:
     }
 
 
-def step_of(classes: Mapping[str, Mean] | None) -> int | None:
+def _whole(classes: Mapping[str, Mean] | None) -> int | None:
     """Return the sum of the classes."""
     return None if classes is None else round(sum(mean.value for mean in classes.values()))
-
-
-def find_losses(
-    first: Mapping[str, Mean] | None, classes: Mapping[str, Mean] | None
-) -> tuple[Loss, ...]:
-    """Return what each class adds to the base's step, the ideal as the batch per GPU stays.
-
-    All are whole nanoseconds, so they sum to the difference of the steps exactly.
-    """
-    if first is None or classes is None:
-        return ()
-    return tuple(split_loss(first, classes, 1.0, step_of(first) or 0))
 
 
 def find_pairs(groups: Sequence[Group]) -> tuple[PairOfGpus, ...]:
@@ -529,17 +471,12 @@ def _pair(group: Group) -> PairOfGpus:
     return PairOfGpus(
         label=group.label,
         gpus=tuple(group.settings[VISIBLE]),
-        link=_link(links),
+        link=next((link.link for link in links if link.link), ""),
         bandwidth=_bandwidth(links, group.measures),
-        step_ns=mean_ns(group.measures, lambda measure: measure.step_ns),
-        communication_ns=None if classes is None else classes["communication"],
-        rate=rate(group),
+        step_ns=mean_ns(group.measures, "step_ns"),
+        communication_ns=None if classes is None else int(classes["communication"].value),
+        rate=_rate(group),
     )
-
-
-def _link(links: Sequence[LinkMeasure]) -> str:
-    """Return the kind of the link; a run on two cards has one link."""
-    return next((link.link for link in links if link.link), "")
 
 
 def _bandwidth(links: Sequence[LinkMeasure], measures: Sequence[Measure]) -> int | None:
@@ -549,22 +486,20 @@ def _bandwidth(links: Sequence[LinkMeasure], measures: Sequence[Measure]) -> int
     return round(median(known)) if known else None
 
 
-def rate(group: Group) -> float | None:
-    """Return samples per second, the median of the repeats."""
-    rates = spread(told(group.timed, "samples_per_second"))
-    return None if rates is None else rates.median
+def _rate(group: Group) -> float | None:
+    return None if group.rate is None else group.rate.median
 
 
 def find_cards(groups: Sequence[Group]) -> tuple[Card, ...]:
     """Return the runs on single GPUs if several were tried, each relative to the median."""
     singles = _on(groups, 1)
-    rates = [known for group in singles if (known := rate(group)) is not None]
+    rates = [known for group in singles if (known := _rate(group)) is not None]
     middle = median(rates) if rates else None
     return tuple(_card(group, middle) for group in singles)
 
 
 def _card(group: Group, middle: float | None) -> Card:
-    speed = rate(group)
+    speed = _rate(group)
     seen = [gpu for measure in group.measures for gpu in measure.gpus]
     clocks = [gpu.sm_clock_mhz for gpu in seen if gpu.sm_clock_mhz is not None]
     return Card(
@@ -573,7 +508,7 @@ def _card(group: Group, middle: float | None) -> Card:
         name=seen[0].name if seen else "",
         sm_clock_mhz=median(clocks) if clocks else None,
         sm_clock_max_mhz=seen[0].sm_clock_max_mhz if seen else None,
-        step_ns=mean_ns(group.measures, lambda measure: measure.step_ns),
+        step_ns=mean_ns(group.measures, "step_ns"),
         rate=speed,
         beside=speed / middle if speed is not None and middle else None,
     )

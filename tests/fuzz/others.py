@@ -35,9 +35,9 @@ from gputrace.cluster.packing import pack
 from gputrace.model.events import COLUMN_TYPES
 from gputrace.readers.registry import open_trace
 from gputrace.store import cache
-from gputrace.studies.database import FILE, Configuration, Database, Run, StudyRow
+from gputrace.studies.database import FILE, Configuration, Database, Plan, Run, StudyRow
 from gputrace.studies.environments import Framework
-from gputrace.studies.measures import read_results, to_rows
+from gputrace.studies.measures import read_results
 from gputrace.studies.plan import arguments_of, key_of, make_plan, read_study
 from gputrace.studies.report import FORMATS, render
 from gputrace.studies.summary import summarize
@@ -183,11 +183,12 @@ def _results(name: str) -> bytes:
                 Configuration(key, "torch", 1, one.settings)
                 for key, one in zip(keys, found.runs, strict=True)
             ]
-            database.set_study(row, list({one.key: one for one in configurations}.values()))
+            asked = {each.key: each for each in configurations}
+            database.set_plan(Plan(row, tuple(asked.values())))
             for key, one in zip(keys, found.runs, strict=True):
                 saved = database.save(Run(key, one.repeat, True, one.state, result=one.told))
                 if one.measure is not None:
-                    database.save_measures(saved, to_rows(one.measure))
+                    database.save_measure(saved, one.measure)
         with closing(sqlite3.connect(Path(folder, FILE))) as file:
             return file.serialize()
 

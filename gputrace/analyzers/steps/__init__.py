@@ -47,7 +47,7 @@ class FoundSteps:
 def steps_by_rank(
     trace: Trace, gpus: Sequence[GpuOperations], calls: CudaApiCalls | None
 ) -> dict[int, StepWindows]:
-    """What each rank shows by itself, of those that show anything."""
+    """Return the steps that each rank shows by itself."""
     marks = read_marks(trace) if calls is not None else []
     ranks = sorted({operations.gpu.rank for operations in gpus})
     found = {}

@@ -29,7 +29,7 @@ _SOON: Final = 0.5
 
 @dataclass(frozen=True)
 class Cuts:
-    """Where a rank's stream is cut: the first operation of each step, and its last own one."""
+    """Cuts of a rank's stream: the first operation of each step, and its last one."""
 
     first: Rows
     last: Rows
@@ -59,7 +59,9 @@ def infer_training(trace: Trace, operations: GpuOperations) -> StepWindows | Non
 
 
 def _cover(operations: GpuOperations, bursts: Bursts, inputs: Rows) -> bool:
-    """Whether the optimizer is seen through all of the run, not only before a graph's capture."""
+    """Return whether the optimizer is seen throughout the run, not only before a graph's
+    capture.
+    """
     if len(bursts) < _LEAST_STEPS:
         return False
     first, last = operations.start[bursts.first[0]], operations.start[bursts.last[-1]]
@@ -131,13 +133,15 @@ def _of_usual_size(operations: GpuOperations, first: Rows, last: Rows) -> Rows:
 
 
 def _is_cut_off(cuts: Cuts) -> bool:
-    """Whether the first step is only the end of one."""
+    """Return whether the first step is cut off at its beginning."""
     sizes = cuts.last - cuts.first + 1
     return len(cuts) > _LEAST_STEPS and bool(sizes[0] < _WHOLE * np.median(sizes[1:]))
 
 
 def _start_after_end(operations: GpuOperations, bursts: Bursts, inputs: Rows) -> bool:
-    """Whether input copies come after the optimizer, not beside the step before (prefetched)."""
+    """Return whether input copies come after the optimizer, not beside the step before
+    (prefetched).
+    """
     place = np.searchsorted(inputs, bursts.last, "right")[:-1]
     waiting = inputs[np.minimum(place, len(inputs) - 1)] - bursts.last[:-1]
     return float(np.median(waiting)) <= _SOON * float(np.median(np.diff(bursts.last)))
@@ -187,7 +191,7 @@ def _windows(
 
 
 def window_starts(operations: GpuOperations, first: Rows) -> Times:
-    """Where the gap before each operation starts: by when all operations before it had ended.
+    """Return the start of the gap before each operation: when all operations before it had ended.
 
     An operation that starts while others run has no gap before it: its own start then.
     """
@@ -209,7 +213,7 @@ _OPTIMIZER: Final = re.compile(
 Apply…, MXNet's …_update, Chainer's."""
 
 _NOT_OPTIMIZER: Final = re.compile(r"CopyFunctor|ZeroFunctor|LpNorm|_copy_|zero_")
-"""Of the same families of kernels: gathering shards, zeroing gradients, their norm."""
+"""Optimizer-like kernels that end no step: gathering shards, zeroing gradients, their norm."""
 
 _BACKWARD: Final = re.compile(r"backward|bwd|(?<![a-z])grad|wgrad|dgrad|Grad", re.IGNORECASE)
 
@@ -251,7 +255,7 @@ def find_bursts(trace: Trace, operations: GpuOperations) -> Bursts | None:
 
 
 def is_optimizer(kernel: str) -> bool:
-    """Whether a kernel is an optimizer's, by its name."""
+    """Return whether a kernel is an optimizer's, by its name."""
     return bool(_OPTIMIZER.search(kernel) and not _NOT_OPTIMIZER.search(kernel))
 
 
@@ -268,7 +272,7 @@ def _one_a_batch(bursts: Bursts, inputs: Rows) -> Bursts:
 
 
 def may_train(trace: Trace, operations: GpuOperations) -> bool:
-    """Whether kernels of a backward pass ran, by name, or graphs that may hold some."""
+    """Return whether kernels of a backward pass ran, by name, or graphs that may hold some."""
     if (operations.events.kind == Kind.GRAPH).any():
         return True
     return len(_kernels_named(trace, operations, _BACKWARD)) > 0
@@ -335,7 +339,7 @@ def inputs_of_steps(operations: GpuOperations, bursts: Bursts) -> Rows:
 
 
 def _is_regular(counts: NDArray[np.intp]) -> bool:
-    """Whether nearly all steps have the same number of copies, and that is not none."""
+    """Return whether nearly all steps have the same number of copies, other than none."""
     if not len(counts):
         return False
     usual = int(np.median(counts))
@@ -365,7 +369,9 @@ def inputs_alone(operations: GpuOperations) -> tuple[Rows, bool]:
 
 
 def _keeps_distance(between: NDArray[np.intp]) -> bool:
-    """Whether one distance, or two (the last micro-batch of a step is longer), are the rule."""
+    """Return whether one distance, or two (the last micro-batch of a step is longer), are
+    the rule.
+    """
     rest = between
     for _ in range(2):
         usual = np.bincount(rest).argmax() if len(rest) else 0
@@ -459,14 +465,14 @@ def infer_iterations(operations: GpuOperations) -> StepWindows | None:
 
 
 def _is_even(cuts: Rows) -> bool:
-    """Whether the distances are mostly alike, which is cheap to ask before looking inside."""
+    """Return whether the distances are mostly alike: a cheap check before looking inside."""
     between = np.diff(cuts)
     usual = np.median(between)
     return bool(usual > 1 and np.median(np.abs(between - usual)) <= _UNEVEN * usual)
 
 
 def _likeness(names: NDArray[np.intp], cuts: Rows, kinds: int) -> float:
-    """How alike the stretches between the cuts are, 0 to 1; 0 where they cover too little."""
+    """Return how alike the segments between the cuts are, 0 to 1; 0 if they cover too little."""
     inside = names[cuts[0] : cuts[-1]]
     if len(inside) < _COVERED * len(names) or len(inside) < 2 * (len(cuts) - 1):
         return 0.0

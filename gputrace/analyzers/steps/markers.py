@@ -43,10 +43,10 @@ class Marks:
     start: Times
     end: Times
     numbers: Times
-    """As the program counted them; else from 0."""
+    """Numbers as the program counted them; else from 0."""
 
     def lie_in(self, windows: Sequence[Window]) -> Mask:
-        """Which of them lie in a window each."""
+        """Return the mask of steps that lie in one window each."""
         begins, ends = np.array(windows, np.int64).reshape(-1, 2).T
         place = np.searchsorted(begins, self.start, "right") - 1
         inside: Mask = place >= 0
@@ -54,7 +54,7 @@ class Marks:
         return inside
 
     def within(self, windows: Sequence[Window]) -> Marks:
-        """Those that lie in a window each; all, where none is told."""
+        """Return the steps that lie in one window each; all if no window is recorded."""
         if not windows:
             return self
         whole = self.lie_in(windows)
@@ -72,7 +72,7 @@ def read_marks(trace: Trace) -> list[Marks]:
 
 
 def _families(trace: Trace, kind: Kind) -> Iterator[Marks]:
-    """Those of each process in the order of its own name ids, whatever other processes have."""
+    """Return the marker families of each process, in order of its own name ids."""
     columns = ("start", "end", "name", "process", "thread", "correlation")
     events = trace.events([kind], columns)
     ids = distinct_ids(events.name)
@@ -159,13 +159,13 @@ def project(marks: Marks, operations: GpuOperations, calls: CudaApiCalls) -> Ste
 
 
 def _with_calls(marks: Marks, operations: GpuOperations) -> Mask:
-    """Which marks have all calls that were made in them."""
+    """Return the mask of marks in which all calls were recorded."""
     recorded = operations.calls_recorded
     return np.ones(len(marks.start), np.bool_) if recorded is None else marks.lie_in(recorded)
 
 
 def _keeps_up(done: Times, start: Times, end: Times) -> bool:
-    """Whether the GPU is through with each step not long after the host is.
+    """Return whether the GPU is through with each step soon after the host is.
 
     A profiler's few steps are then the windows themselves: cut by the GPU's time, the first would
     lose its wait for data, and their sum would not be what the profiler's users know.
@@ -243,7 +243,7 @@ def same_steps(
 
 
 def _is_cut(gpu: GpuSummary) -> bool:
-    """Whether the GPU did something that was not recorded, or steps may not have been found."""
+    """Return whether the GPU did something unrecorded, or steps may be missing."""
     windows = gpu.windows
     return (
         gpu.calls_recorded is not None
@@ -253,7 +253,7 @@ def _is_cut(gpu: GpuSummary) -> bool:
 
 
 def told(windows: StepWindows, recorded: Intervals) -> str:
-    """How the steps lie in the recorded windows, for a person; nothing where there is but one."""
+    """Describe how the steps lie in the recorded windows; empty if there is only one."""
     if len(recorded) < 2 or not len(windows):
         return ""
     place = np.searchsorted(recorded.start, windows.start, "right")
@@ -312,6 +312,6 @@ def _like(operations: GpuOperations, first: Rows) -> Rows:
 
 
 def between_neighbours(interludes: Sequence[Interlude], marks: Numbers) -> tuple[Interlude, ...]:
-    """Those that lie between two steps that follow each other: elsewhere are steps not found."""
+    """Return the mask of those between two consecutive steps: elsewhere steps may be missing."""
     follows = np.diff(marks) == 1
     return tuple(interlude for interlude in interludes if follows[interlude.after])

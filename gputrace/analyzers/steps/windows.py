@@ -41,7 +41,7 @@ class StepWindows:
     reason: str
     interludes: tuple[Interlude, ...] = ()
     numbers: Times | None = None
-    """Of the steps, as the program counted; None where nobody did."""
+    """Numbers of the steps as the program counted; None if it did not."""
 
     def __len__(self) -> int:
         return len(self.start)

@@ -66,7 +66,7 @@ def backend_of(plugin: Plugin) -> Backend:
 def _call(
     plugin: Plugin, function: Callable[..., Any], kinds: tuple[type, ...], *arguments: Any
 ) -> Any:
-    """What a backend gives; the errors that its contract names stay what they are."""
+    """Call a plugin's backend; the errors that its contract names pass unchanged."""
 
     def run() -> Any:
         try:

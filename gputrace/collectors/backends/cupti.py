@@ -25,7 +25,9 @@ def collector_library() -> Path | None:
 
 
 def libcuptis() -> list[Path]:
-    """Those of NVIDIA's wheels in this Python, as the extras cuda12 and cuda13 bring them."""
+    """Return the libcupti of NVIDIA's wheels in this Python, as the extras cuda12 and cuda13 bring
+    them.
+    """
     return sorted(
         path for folder in sys.path for path in Path(folder).glob("nvidia/*/lib/libcupti.so.1?")
     )

@@ -66,7 +66,7 @@ def why_not_started(folder: Path, code: int) -> str:
 
 
 def _cause(folder: Path) -> str | None:
-    """What was wrong, by what nsys said; None where it complained of nothing."""
+    """Return the cause of a failure from nsys's output; None if it did not complain."""
     lines = _lines(folder)
     if (cause := find_cause(_CAUSES, lines)) is not None:
         return cause
@@ -205,7 +205,9 @@ def _launch(
 
 
 def _options(nsys: str, window: dict[str, str], folder: Path) -> list[str]:
-    """Those wanted that this nsys knows; raises MissingError where it lacks one that is needed."""
+    """Select the wanted options that this nsys knows; raises MissingError where it lacks one that
+    is needed.
+    """
     known = options_known(nsys)
     missing = [name for name in (*_NEEDED, *window) if name not in known]
     if missing:
@@ -239,7 +241,7 @@ def _window(plan: Plan) -> dict[str, str]:
 
 
 def _takes(help_text: str, value: str) -> bool:
-    """Whether an option's help lists the value, or lists none."""
+    """Return whether an option's help lists the value, or lists none."""
     return "Possible values" not in help_text or value.split(",", maxsplit=1)[0] in help_text
 
 

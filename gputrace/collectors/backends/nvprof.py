@@ -31,7 +31,7 @@ NOTHING: Final = (
     "nvprof recorded nothing; --profiler-api needs a program that calls cudaProfilerStart, --steps "
     "one that reaches the first of them"
 )
-"""Of files that hold no rows."""
+"""Note on files without rows."""
 _CUPTI: Final = "record with --backend cupti"
 _CAUSES: Final[Causes] = (
     (
@@ -173,7 +173,9 @@ def _launch(
 
 
 def _options(nvprof: str, window: dict[str, str], folder: Path) -> list[str]:
-    """Those wanted that this nvprof knows; raises MissingError where it lacks one needed."""
+    """Select the wanted options that this nvprof knows; raises MissingError where it lacks one
+    needed.
+    """
     known = frozenset(_OPTION.findall(ask([nvprof, "--help"])[1]))
     missing = [name for name in _NEEDED if name not in known]
     if missing:

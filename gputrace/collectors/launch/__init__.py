@@ -27,7 +27,7 @@ PYTHONS: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How the program is started so that it is recorded."""
+    """Command and environment that start the program so that it is recorded."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
@@ -124,7 +124,7 @@ FORWARDED: Final = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-"""Those that go on to the program."""
+"""Signals that are forwarded to the program."""
 _OF_THE_KERNEL: Final = 0x80
 """SI_KERNEL of signal.h."""
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
@@ -139,7 +139,7 @@ class Came(NamedTuple):
 
     @property
     def is_typed(self) -> bool:
-        """Whether it was typed at the terminal: the kernel sends that to the whole group.
+        """Return whether it was typed at the terminal: the kernel sends that to the whole group.
 
         The sender's id tells less: it is 0 for one outside our container too, as `docker stop` is.
         """

@@ -94,7 +94,7 @@ class PtySession:
                 os.kill(self._pid, number)
 
     def interrupt(self) -> None:
-        """As if Ctrl+C were typed at its terminal."""
+        """Interrupt the program as Ctrl+C at its terminal would."""
         self.type(self._settings[6][termios.VINTR])
 
     def type(self, keys: bytes) -> None:
@@ -108,7 +108,7 @@ class PtySession:
             return self._held.lines(most)
 
     def is_over(self) -> bool:
-        """Whether it has ended; `code` is known then."""
+        """Return whether it has ended; `code` is known then."""
         if self.code is None:
             found, status = os.waitpid(self._pid, os.WNOHANG)
             if found:

@@ -23,13 +23,13 @@ _STREAMS: Final = "STREAMS"
 """Stands on the command line for the descriptors, which are known when the tool starts."""
 _HIGH: Final = 200
 _LOOK_S: Final = 0.2
-"""How often the program is looked after, which is no child of ours."""
+"""Seconds between looks at the program, which is no child of ours."""
 _WATCHED: Final = frozenset({*FORWARDED, signal.SIGCHLD})
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """How a tool is run.
+    """A tool that runs the program, and how.
 
     Attributes:
         name: its pid is in ``NAME.pid`` of the folder while it runs, what it says in ``NAME.log``.
@@ -44,7 +44,7 @@ class Tool:
 
 
 def supervised(folder: Path) -> list[str]:
-    """What comes before the program on its command line."""
+    """Return the words before the program on its command line."""
     return [sys.executable, "-I", "-S", str(SUPERVISOR), str(folder.absolute()), _STREAMS]
 
 
@@ -72,11 +72,11 @@ class Supervision:
         return self._result()
 
     def has_begun(self) -> bool:
-        """Whether the program has been started."""
+        """Return whether the program has been started."""
         return _program(self._folder) is not None
 
     def is_writing(self) -> bool:
-        """Whether the program has ended and the tool has not."""
+        """Return whether the program has ended and the tool has not."""
         return self._pid is not None and _left(self._folder, "program.code") is not None
 
     def _start(self, mask: set[int] | set[signal.Signals]) -> int:
@@ -207,7 +207,7 @@ def _number(folder: Path, name: str) -> int | None:
 
 
 def _left(folder: Path, name: str) -> str | None:
-    """What is written down in a file of the folder, where it is."""
+    """Return the content of a file of the folder, if it exists."""
     try:
         return (folder / name).read_text(encoding="utf-8")
     except OSError:
@@ -240,7 +240,7 @@ def ask(words: Sequence[str]) -> tuple[int, str]:
 
 
 def find_cause(causes: Causes, lines: Iterable[str]) -> str | None:
-    """What to tell of the first cause that any line shows; None where no line shows one."""
+    """Return the message of the first cause that any line shows; None if no line does."""
     said = list(lines)
     for pattern, told in causes:
         for line in said:

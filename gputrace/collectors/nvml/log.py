@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from gputrace.collectors.nvml.queries import COLUMNS, DEVICE, NULL, SAMPLE, TOPOLOGY, Row, ranges
 
 _STEADY_NS: Final = 100_000
-"""As of processes: a wall clock that wanders less is left as it is."""
+"""Drift of the wall clock below which it is left as it is, as for processes."""
 
 Table = tuple[list[str], list[tuple[Any, ...]]]
 
 
 @dataclass(slots=True)
 class NvmlLog:
-    """What one machine's sampler wrote.
+    """Log of one machine's sampler.
 
     Attributes:
         host: its name.

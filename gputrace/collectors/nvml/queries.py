@@ -180,7 +180,7 @@ def _sum(values: list[Value]) -> Value:
 
 
 class Card:
-    """What is asked of one card at each tick."""
+    """Queries of one card at each tick."""
 
     def __init__(self, nv: Any, handle: Any) -> None:
         def call(name: str, *arguments: Any) -> Callable[[], Sequence[Value]]:
@@ -276,7 +276,7 @@ MAX_LINKS: Final = 36
 
 
 def ask(nv: Any, name: str, *arguments: Any) -> Any:
-    """What a function of pynvml (`nv`) answers; None where driver or binding has no answer.
+    """Call a function of pynvml (`nv`); None if driver or binding has no answer.
 
     A card that could not be opened is None among the arguments, and is not asked.
     """

@@ -67,7 +67,7 @@ def sample(folder: Path, hz: float, share: float, limits: Limits = NONE) -> str:
 
 
 def _has_ended(seconds: float) -> bool:
-    """Whether standard input has; waits so long for that."""
+    """Return whether standard input has ended, waiting so long for it."""
     return bool(select.select([0], [], [], max(0.0, seconds))[0])
 
 
@@ -124,7 +124,7 @@ class _Writer:
 
     @property
     def is_full(self) -> bool:
-        """Whether the recording is as large as it may become."""
+        """Return whether the recording has reached its size limit."""
         limit = self._limits.max_bytes
         return bool(limit) and bytes_in(self._path.parent) >= limit
 

@@ -119,7 +119,7 @@ _DOMAIN: Final = 3
 
 @dataclass(slots=True)
 class Spool:
-    """What one process left.
+    """Recorded activity of one process.
 
     Attributes:
         pid: its process id.
@@ -190,7 +190,7 @@ def read_spool(path: Path) -> Spool:
 
 
 def join_spools(parts: Sequence[Spool]) -> Spool:
-    """What one process left in several files, in their order, as if it were one."""
+    """Join the files of one process, in their order."""
     first, last = parts[0], parts[-1]
     if first is last:
         return first

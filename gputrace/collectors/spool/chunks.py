@@ -20,7 +20,7 @@ _STOP: Final = struct.Struct("<QQI4x")
 LATEST: Final = 1 << 62
 """Nanoseconds since 1970 that no clock shows, and arithmetic with them would exceed 64 bits."""
 _ERRORS: Final = 4096
-"""What errno stays below."""
+"""Bound of errno."""
 TOO_LARGE: Final = 5000
 """STOP_SIZE of native/spool.h: the recording has become as large as it may."""
 
@@ -105,7 +105,7 @@ def read_raw(path: Path) -> ChunkFile | None:
 
 
 def read_stop(body: bytes) -> Loss | None:
-    """What a FULL chunk says of the end of writing; None where it never came to that."""
+    """Return why and when writing ended, from a FULL chunk; None if it did not."""
     if len(body) < _STOP.size:
         return None
     time, records, error = _STOP.unpack_from(body)
@@ -130,7 +130,9 @@ _File = TypeVar("_File")
 
 
 def base_of(path: Path) -> str:
-    """What the files of a process share: HOST.PID~NUMBER.KIND follows HOST.PID.KIND in a ring."""
+    """Return the name that the files of a process share: HOST.PID~NUMBER.KIND follows HOST.PID.KIND
+    in a ring.
+    """
     return path.name.removesuffix(path.suffix).partition("~")[0]
 
 
@@ -146,7 +148,7 @@ def read_all(
     join: Callable[[Sequence[_File]], _File],
     problems: list[InputError],
 ) -> list[_File]:
-    """What each process left, as far as it can be read; what cannot is told, and costs no other.
+    """Read the files of each process; unreadable ones are reported and cost no other.
 
     A file that is gone since it was listed is one that a ring has let go of.
     """

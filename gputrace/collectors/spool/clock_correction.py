@@ -15,7 +15,7 @@ from gputrace.collectors.spool.host_events import HostEvents, by_kind
 STEADY_NS: Final = 100_000
 """A wall clock that wanders less than this against the monotonic one is left as it is."""
 _EARLY_NS: Final = 1_000_000_000
-"""How long before the first look at the clocks something may have been that is recorded."""
+"""Nanoseconds before the first look at the clocks in which events may lie."""
 _FAR: Final = np.int64(1 << 62)
 
 Times = NDArray[np.int64]
@@ -73,7 +73,7 @@ class _Clock:
         return rest[~fits]
 
     def one(self, moment: int, after: int) -> int:
-        """As `correct`, of one moment."""
+        """Correct one moment."""
         return int(self.correct(np.array([min(moment, LATEST)]), np.array([after]))[0])
 
 

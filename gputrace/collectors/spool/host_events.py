@@ -51,7 +51,7 @@ EVENT: Final = np.dtype(
 
 @dataclass(slots=True)
 class HostEvents:
-    """What the hooks in one process left.
+    """Recorded host events of one process.
 
     Attributes:
         pid: its process id.
@@ -100,7 +100,7 @@ def read_host(path: Path) -> HostEvents:
 
 
 def read_host_file(path: Path) -> HostEvents:
-    """As `read_host`, without the events by kind, which may have others before them."""
+    """Read a file without sorting its events by kind, since other files may precede it."""
     file = read_chunk_file(path, HOST)
     host = HostEvents(file.pid, file.host, file.started, began=file.began)
     events, clocks, after, looks = [host.events], [host.clocks], [0], 0
@@ -121,7 +121,7 @@ def read_host_file(path: Path) -> HostEvents:
 
 
 def join_hosts(parts: Sequence[HostEvents]) -> HostEvents:
-    """What one process left in several files, in their order, as if it were one.
+    """Join the files of one process, in their order.
 
     Names keep their numbers from file to file.
     """

@@ -16,6 +16,6 @@ import os
 import time
 
 FOLDER = os.environ.get("GPUTRACE_DIR", "")
-"""What to write into; a program may clear its environment later."""
+"""Folder to write into; a program may clear its environment later."""
 BEGAN = os.getpid(), *(int(time.clock_gettime(c) * 1e9) for c in (0, 1))
 """The process that began, and when: CLOCK_REALTIME and CLOCK_MONOTONIC, in nanoseconds."""

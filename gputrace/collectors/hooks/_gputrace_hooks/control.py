@@ -1,4 +1,4 @@
-"""What records this process: told when to begin, to end and to make way.
+"""Control of what records this process: when to begin, to end and to make way.
 
 That is a library which is loaded when the program starts CUDA, the collector's or, where another
 tool follows CUDA's profiler API (GPUTRACE_PROFILER_API), the driver's. A call that comes before

@@ -33,7 +33,7 @@ VERSION = 1
 TOO_LARGE = 5000
 """In place of errno: the recording has become as large as it may."""
 _PLACE = 40
-"""Where the body of FULL is: after the header, a tag and a length."""
+"""Offset of the body of FULL: after the header, a tag and a length."""
 _HIGH = 200
 _FOLDER = os.path.dirname(__file__) + os.sep
 _NOT_OPEN = 9
@@ -56,7 +56,8 @@ else:
 
 
 def is_handlers(error: BaseException, used: str = "") -> bool:
-    """Whether a signal handler of the program raised it, which Python ran while we were at work.
+    """Return whether a signal handler of the program raised it, which Python ran while we were at
+    work.
 
     ``used`` is the file of a module that we call, and that may raise by itself.
     """
@@ -219,7 +220,7 @@ def _remove(path: str) -> None:
 
 
 def folder_bytes() -> int:
-    """What all processes of the recording have written; 0 where that is not known."""
+    """Return the bytes that all processes of the recording have written; 0 if unknown."""
     total = 0
     try:
         for entry in os.scandir(os.environ.get("GPUTRACE_DIR") or FOLDER):

@@ -113,7 +113,7 @@ def mxnet_trainer(module: "ModuleType") -> None:
 
 
 def mxnet_module(module: "ModuleType") -> None:
-    """What ``Module.fit`` calls after each batch."""
+    """Wrap what ``Module.fit`` calls after each batch."""
     marks_step(module, "Module", "update", "mxnet.mod.Module.update", OPTIMIZER)
 
 
@@ -123,7 +123,7 @@ def chainer_optimizer(module: "ModuleType") -> None:
 
 
 def chainer_updater(module: "ModuleType") -> None:
-    """What Chainer's trainer calls."""
+    """Wrap what Chainer's trainer calls."""
     marks_step(module, "StandardUpdater", "update", "chainer.training.StandardUpdater", LOOP)
 
 

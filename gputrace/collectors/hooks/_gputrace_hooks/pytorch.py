@@ -46,7 +46,7 @@ def _step(optimizer: object) -> None:
 
 
 def _is_compiling() -> bool:
-    """Whether torch.compile traces us, to make a graph in which we should have no part."""
+    """Return whether torch.compile is tracing, whose graph must not contain the hooks."""
     compiler = getattr(sys.modules["torch"], "compiler", None)
     asks = getattr(compiler, "is_compiling", None)
     return asks is not None and asks()
@@ -86,7 +86,9 @@ def _wrap_stripped() -> None:
 
 
 def _calls_hooks(step: "Any") -> bool:
-    """Whether the wrapper by ``Optimizer.profile_hook_step``, which calls hooks, is still there."""
+    """Return whether the wrapper by ``Optimizer.profile_hook_step``, which calls hooks, is still
+    there.
+    """
     while step is not None:
         code = getattr(step, "__code__", None)
         if code is not None and "profile_name" in code.co_varnames:
@@ -113,7 +115,7 @@ def grad_scaler(module: "Any") -> None:
 
 
 def profiler(module: "Any") -> None:
-    """What torch.profiler is made of; it records the GPU through CUPTI."""
+    """Wrap torch.profiler, which records the GPU through CUPTI itself."""
     begin = "_prepare_trace" if hasattr(module.profile, "_prepare_trace") else "__enter__"
     makes_way(module.profile, begin, "__exit__", "torch.profiler", _records_gpu)
 

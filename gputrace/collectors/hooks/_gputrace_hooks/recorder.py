@@ -58,7 +58,7 @@ on_worker: "list[Callable[[], None]]" = []
 
 
 class _State:
-    """What this process has open; a forked child starts with a fresh one."""
+    """State of this process; a forked child starts with a fresh one."""
 
     def __init__(self) -> None:
         pid = os.getpid()
@@ -77,7 +77,7 @@ class _State:
 
 
 too_deep: "list[bool]" = []
-"""Whether Python had no room for a call of ours, of late: set without one."""
+"""True if Python had no room for a call of ours recently: set without a call."""
 
 # Four numbers an event. Threads extend it at its end and the one that writes cuts it at its front,
 # each in one operation, so that recording takes no lock.
@@ -255,7 +255,7 @@ def _write_events(state: _State, now: int) -> None:
 
 
 def _may_pass(problem: Exception) -> bool:
-    """Whether to try again, with what is kept until then: no descriptor or no memory is left."""
+    """Return whether to try again later: no descriptor or no memory is left."""
     passes = isinstance(problem, MemoryError) or getattr(problem, "errno", None) in _NO_FILES
     return passes and len(_events) < _MOST_KEPT
 

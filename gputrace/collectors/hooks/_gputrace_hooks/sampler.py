@@ -1,4 +1,4 @@
-"""Where the program's main thread is, looked up at a low rate.
+"""Sampler of the line that the program's main thread is at.
 
 On where GPUTRACE_PYTHON names the library of the clock, native/ticker, which says how it is that
 ``_look`` runs on the main thread. A sample names the line that the program's own code has come to,
@@ -47,7 +47,7 @@ _clock: "ctypes.CDLL | None" = None
 _held: "list[None]" = []
 """One for each fork under way and for the end of the process: no thread may be there."""
 _asleep = False
-"""Whether this is a forked child that has done nothing yet."""
+"""True in a forked child that has done nothing yet."""
 
 
 def install(path: str) -> None:

@@ -105,13 +105,13 @@ def step_ended(what: int, rank: int, owner: object) -> None:
 
 
 def calls(rank: int) -> int:
-    """How often a source of the rank called, be it a step or not."""
+    """Count the calls of a source of the rank, whether they are steps or not."""
     source = _sources.get(rank)
     return source.calls if source else 0
 
 
 def step_by_user() -> None:
-    """What ``gputrace.step()`` calls."""
+    """Mark the end of a step, for ``gputrace.step()``."""
     step_ended(_by_user, USER, step_by_user)
 
 
@@ -131,7 +131,7 @@ def _apply_window(source: _Source) -> None:
 
 
 def _tell(text: str) -> None:
-    """Of windows that come again the trace tells all, in a table."""
+    """Note the window; of recurring windows the trace has all in a table."""
     if _again[0] is None:
         note(text)
 

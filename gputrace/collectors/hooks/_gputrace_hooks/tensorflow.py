@@ -46,7 +46,7 @@ def _outside_graphs(function: "Callable[..., Any]", name: str) -> "Callable[...,
 
 
 def optimizers(module: "ModuleType") -> None:
-    """Of Keras 3, of Keras 2, and of the one before."""
+    """Hook the optimizers of Keras 3, Keras 2, and the one before."""
     for name, method in (
         ("TFOptimizer", "apply"),
         ("_BaseOptimizer", "apply_gradients"),

@@ -40,7 +40,7 @@ def own(holder: "Any", name: str) -> "Any":
 
 
 def classes(module: "ModuleType") -> "list[Any]":
-    """Those that the module defines itself."""
+    """Return the classes that the module defines itself."""
     values = list(vars(module).values())
     return [v for v in values if isinstance(v, type) and v.__module__ == module.__name__]
 

@@ -84,7 +84,7 @@ def _cell(value):
 
 
 def _gputrace(*words):
-    """What the command prints; ends the recipe with its message where it fails."""
+    """Return what the command prints; end the recipe with its message if it fails."""
     run = subprocess.run(
         [*_command(), *words], env=_environment(), stdout=subprocess.PIPE, check=False
     )
