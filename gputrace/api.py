@@ -131,7 +131,7 @@ class OpenTrace:
         """Return the function that spreads the analysis over the cluster; None without one."""
         if self._scheduler is None:
             return None
-        from gputrace.cluster.shards import spread
+        from gputrace.distributed import spread
 
         return spread
 
@@ -357,7 +357,7 @@ def _opening(scheduler: str | None, opened: ExitStack) -> Opening | None:
     """Return the cluster's file opener, closed with ``opened``; None without a scheduler."""
     if scheduler is None:
         return None
-    from gputrace.cluster.requests import Cluster
+    from gputrace.distributed import Cluster
 
     return opened.enter_context(Cluster(scheduler)).open_each
 

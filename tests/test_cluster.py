@@ -8,7 +8,6 @@ import shutil
 import signal
 import sqlite3
 import sys
-import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -17,23 +16,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 import gputrace
 from gputrace.analyzers.pipeline import analyze
 from gputrace.cli import run
-from gputrace.cluster import scheduler, worker
-from gputrace.cluster.messages import understood
-from gputrace.cluster.packing import pack, unpack
-from gputrace.cluster.records import from_bytes, to_bytes, work_of
-from gputrace.cluster.requests import Cluster
-from gputrace.cluster.shards import spread
-from gputrace.errors import ExitCode, InputError, MissingError, UsageError
-from gputrace.model.events import COLUMN_TYPES, Events, Kind
-from gputrace.model.intervals import Intervals
+from gputrace.distributed import Cluster, scheduler, spread, worker
+from gputrace.errors import ExitCode, InputError, UsageError
 from gputrace.readers.open import open_traces
 from tests.parts import Node, write_parts
 from tests.recordings import unpack as unpack_recording
@@ -60,7 +50,7 @@ class Deadly(distributed.WorkerPlugin):  # type: ignore[misc]
     """Makes `DEADLY` files what they are, in every worker, those started anew too."""
 
     def setup(self, worker: Any) -> None:
-        ours: Any = import_module("gputrace.cluster.worker")
+        ours: Any = import_module("gputrace.distributed.worker")
         real = ours.open_trace
 
         def open_trace(path: Path, *how: bool) -> Any:
@@ -78,8 +68,8 @@ class Mortal(distributed.WorkerPlugin):  # type: ignore[misc]
         self.questions, self.died = questions, died
 
     def setup(self, worker: Any) -> None:
-        ours: Any = import_module("gputrace.cluster.worker")
-        real, asked = ours._work, []
+        ours: Any = import_module("gputrace.distributed.worker")
+        real, asked = ours.run_batches, []
 
         def work(*how: Any) -> Any:
             asked.append(how)
@@ -88,7 +78,7 @@ class Mortal(distributed.WorkerPlugin):  # type: ignore[misc]
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*how)
 
-        ours._work = work
+        ours.run_batches = work
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +235,7 @@ class TestTheResultIsThatOfOneProcess:
             seen.append(sum(map(len, facts.operations)))
             return (), ()
 
-        monkeypatch.setattr("gputrace.plugins.plugins", lambda _: [object()])
+        monkeypatch.setattr("gputrace.analyzers.pipeline.plugins", lambda _: [object()])
         monkeypatch.setattr("gputrace.analyzers.pipeline.run_plugins", find_plugged)
         report(ranks, scheduler=cluster.scheduler_address)
         assert seen[0] > 4 * 8 * 30
@@ -265,36 +255,6 @@ class TestWhatTravels:
                 analyze(open_traces([tmp_path / f"{steps}"], opening=own.open_each), spread=spread)
                 received.append(own.received)
         assert received[1] - received[0] < 60 * 500 * 2
-
-    @given(st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
-    def test_is_the_same_again(self, value: Any) -> None:
-        assert from_bytes(to_bytes(value)) == _with_tuples(value)
-
-    def test_is_what_analyzers_make(self) -> None:
-        made = Intervals(np.array([1, 5]), np.array([3, 9])), frozenset({Kind.KERNEL}), {(1, 2): 3}
-        again = from_bytes(to_bytes(made))
-        assert again[0].total == 6
-        assert again[1:] == made[1:]
-
-    @pytest.mark.parametrize(
-        "name",
-        [
-            "os:system",
-            "gputrace.analyzers.result_cache:json",
-            "gputrace.analyzers.nothing:f",
-            "_do",
-        ],
-    )
-    def test_nothing_but_analyzers_is_called(self, name: str) -> None:
-        with pytest.raises((ValueError, ImportError)):
-            work_of(name)
-
-    @pytest.mark.parametrize(
-        "raw", [b"", b"\0", zlib.compress(b"\xc1"), zlib.compress(b"\x92\xc4\0\x90")]
-    )
-    def test_what_makes_no_sense_is_refused(self, raw: bytes) -> None:
-        with pytest.raises(MissingError, match="one version"), understood():
-            from_bytes(raw)
 
 
 class TestARankThatCannotBeRead:
@@ -418,43 +378,9 @@ class TestACluster:
             assert own.received > 0
 
 
-def _with_tuples(value: Any) -> Any:
-    """Lists travel as tuples."""
-    if isinstance(value, dict):
-        return {key: _with_tuples(one) for key, one in value.items()}
-    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
-
-
 def _shards() -> int:
     return sum(own.shard is not None for own in worker._open.values())
 
 
 def _files_open() -> int:
     return len(worker._open)
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(list(COLUMN_TYPES)),
-        st.lists(st.integers(-(2**63), 2**63 - 1), min_size=5, max_size=5)
-        | st.lists(st.integers(-3, 70_000), min_size=5, max_size=5).map(sorted),
-    )
-)
-def test_packed_columns_are_the_same_again(values: dict[str, list[int]]) -> None:
-    columns = {name: np.array(own).astype(COLUMN_TYPES[name]) for name, own in values.items()}
-    again = unpack(pack(Events(columns)))
-    assert again.columns == Events(columns).columns
-    for name, column in columns.items():
-        assert (getattr(again, name) == column).all()
-
-
-def test_packed_rows_are_a_few_bytes_each() -> None:
-    start = np.arange(0, 5_000_000_000, 50_000)
-    events = Events({"start": start, "end": start + 40_000, "process": np.zeros(len(start), int)})
-    assert sum(len(column.data) for column in pack(events).columns) < len(start) / 10
-
-
-def test_no_rows_are_packed_too() -> None:
-    empty = Events({"start": np.empty(0, np.int64), "end": np.empty(0, np.int64)})
-    assert len(unpack(pack(empty))) == 0
-    assert json.dumps(unpack(pack(empty)).columns) == '["start", "end"]'

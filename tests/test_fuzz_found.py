@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes.util
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import product
@@ -17,8 +16,6 @@ import pytest
 import gputrace
 from gputrace.analyzers.result_cache import load_columns
 from gputrace.analyzers.timeline_model import Scene
-from gputrace.cluster.messages import encode, events_of, nvml_of, read_reply
-from gputrace.cluster.packing import PackedColumn, PackedEvents
 from gputrace.collectors.finalize import merge
 from gputrace.collectors.spool.activity import SPOOL, read_spool, windows_of
 from gputrace.collectors.spool.chunks import CHUNK, HEADER
@@ -341,40 +338,6 @@ def test_a_log_of_anything_takes_no_time(text: str, export: Export, tmp_path: Pa
     log.write_text(text)
     with suppress(InputError), gputrace.open(export.write(tmp_path / "t.sqlite"), log) as trace:
         assert trace.analyze().gpus[0].compute_ns == 80
-
-
-def packed(**changed: Any) -> PackedEvents:
-    column: dict[str, Any] = {
-        "name": "start",
-        "type": "u1",
-        "low": 0,
-        "first": 0,
-        "steps": False,
-        "data": b"junk",
-    }
-    return PackedEvents(2, (PackedColumn(**(column | changed)),))
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda: read_reply(b"\xc1"),
-        lambda: read_reply(encode({"version": 7})),
-        lambda: events_of(packed()),
-        lambda: events_of(packed(type="f8")),
-        lambda: events_of(packed(type="no type")),
-        lambda: nvml_of(read_reply(_with_samples(b"odd"))),
-        lambda: nvml_of(read_reply(_with_samples(bytes(8)))),
-    ],
-)
-def test_an_answer_that_no_worker_gives_asks_for_one_version(read: Callable[[], Any]) -> None:
-    with pytest.raises(MissingError, match=r"cannot be understood .*: install one version"):
-        read()
-
-
-def _with_samples(time: bytes) -> bytes:
-    samples = {"time": time, "host": b"", "gpu": b"", "values": {}}
-    return encode({"version": "1", "samples": samples})
 
 
 def test_a_run_that_takes_no_time_has_no_curve_of_it(tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ class ShardTask(NamedTuple):
     """Task for a shard."""
 
     shard: int
-    work: Callable[..., Any] | str
-    """A function of the module, or the name of a method of `Shard`."""
+    work: Callable[..., Any]
+    """A function of a `Shard`, or of a `GpuShardView` where ``gpu`` is given."""
     gpu: Place | None = None
     """The GPU that the function is of; None for one of the shard."""
     given: tuple[Any, ...] = ()
@@ -88,7 +88,7 @@ class Shards(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def ask(self, jobs: Sequence[ShardTask], *, changes: bool = False) -> list[Any]:
+    def ask(self, tasks: Sequence[ShardTask], *, changes: bool = False) -> list[Any]:
         """Run tasks and return their results in order; ``changes`` marks tasks that change their
         shards.
         """
@@ -115,8 +115,12 @@ class LocalShards(Shards):
     def __len__(self) -> int:
         return 1
 
-    def ask(self, jobs: Sequence[ShardTask], *, changes: bool = False) -> list[Any]:
-        return [self.shard.do(job.work, job.gpu, job.given) for job in jobs]
+    def ask(self, tasks: Sequence[ShardTask], *, changes: bool = False) -> list[Any]:
+        results = []
+        for task in tasks:
+            view = self.shard if task.gpu is None else GpuShardView(self.shard, task.gpu)
+            results.append(task.work(view, *task.given))
+        return results
 
     def whole(self, trace: Trace) -> Shard:
         return self.shard
@@ -190,20 +194,22 @@ class PerGpu:
         own: list[dict[int, int]] = [{} for _ in self._numbers]
         for ran in self.operations:
             own[self._shard[ran.gpu]][ran.gpu.host] = shifts[ran.gpu.host]
-        self.operations = self._in_order(self._change_each("move", [(mine,) for mine in own]))
+        self.operations = self._in_order(self._change_each(_move, [(mine,) for mine in own]))
 
     def find_steps(self, chosen: tuple[int, int] | None = None) -> FoundSteps:
         """Reads the calls, and finds everyone's steps."""
-        self.has_calls = any(self._change("read_calls"))
+        self.has_calls = any(self._change_each(Shard.read_calls))
         shown: dict[int, StepWindows] = {}
-        for own in self.shards.ask([ShardTask(number, "find_steps") for number in self._numbers]):
+        for own in self.shards.ask(
+            [ShardTask(number, Shard.find_steps) for number in self._numbers]
+        ):
             shown |= own
         return agree(self.trace, dict(sorted(shown.items())), self.operations, chosen)
 
     def forget_calls(self) -> None:
         """Has them count as not recorded."""
         self.has_calls = False
-        self._change("forget_calls")
+        self._change_each(Shard.forget_calls)
 
     def build_lanes(self, window: Window | None, found: FoundSteps) -> None:
         """Timelines and causes of all GPUs with anything in the window."""
@@ -212,14 +218,14 @@ class PerGpu:
             if own.gpu.rank in found.by_rank:
                 steps[self._shard[own.gpu]][own.gpu.rank] = found.by_rank[own.gpu.rank]
         given = [(window, own, self.has_calls) for own in steps]
-        self.lanes = self._in_order(self._change_each("build_lanes", given))
+        self.lanes = self._in_order(self._change_each(Shard.build_lanes, given))
 
     def add_waits(self, waits: Mapping[Gpu, Waiting]) -> None:
         """Tells of each GPU when it was in collectives that waited for others."""
         own: list[dict[Gpu, Waiting]] = [{} for _ in self._numbers]
         for lane in self.lanes:
             own[self._shard[lane.gpu]][lane.gpu] = waits[lane.gpu]
-        self._change_each("add_waits", [(mine,) for mine in own])
+        self._change_each(Shard.add_waits, [(mine,) for mine in own])
 
     @property
     def whole(self) -> Shard:
@@ -238,12 +244,13 @@ class PerGpu:
     def _numbers(self) -> range:
         return range(len(self.shards))
 
-    def _change(self, method: str, *given: Any) -> list[Any]:
-        return self._change_each(method, [given for _ in self._numbers])
-
-    def _change_each(self, method: str, given: Sequence[tuple[Any, ...]]) -> list[Any]:
-        jobs = [ShardTask(number, method, given=own) for number, own in enumerate(given)]
-        return self.shards.ask(jobs, changes=True)
+    def _change_each(
+        self, work: Callable[..., Any], given: Sequence[tuple[Any, ...]] | None = None
+    ) -> list[Any]:
+        """Run a function that changes its shard on each, with arguments by shard."""
+        arguments = given or [() for _ in self._numbers]
+        tasks = [ShardTask(number, work, given=own) for number, own in enumerate(arguments)]
+        return self.shards.ask(tasks, changes=True)
 
     def _in_order(self, by_shard: Sequence[Sequence[_OfGpu]]) -> list[_OfGpu]:
         """Return the items of all shards in order of GPU."""
@@ -377,12 +384,6 @@ class Shard:
         found: _Found = self._once[work]
         return found
 
-    def do(self, work: Callable[..., Any] | str, gpu: Place | None, given: Sequence[Any]) -> Any:
-        """Run a method by name, or a function of the shard or of one of its GPUs."""
-        if isinstance(work, str):
-            return getattr(self, work)(*given)
-        return work(self if gpu is None else GpuShardView(self, gpu), *given)
-
     def rest(self) -> None:
         """Gives back what memory was needed for columns on disk."""
         if self._scratch is not None:
@@ -401,6 +402,11 @@ class Shard:
     def lane_of(self, gpu: Place) -> AnyLane:
         """The lane of one GPU, or rank."""
         return self.lanes[self._lanes[gpu]]
+
+
+def _move(shard: Shard, shifts: Mapping[int, int]) -> list[GpuSummary]:
+    """Call the method of the shard's own class."""
+    return shard.move(shifts)
 
 
 class GpuShardView:

@@ -64,9 +64,7 @@ def show(report: Report, form: str) -> None:
     if form != "text":
         click.echo(report.render(form), nl=False)
         return
-    import shutil
-
     from gputrace.report import text
 
-    width = min(shutil.get_terminal_size((80, 24)).columns, 120)
-    click.echo(text.render(report, width, options.use_color()), nl=False, color=True)
+    shown = text.render(report, options.width(), options.use_color())
+    click.echo(shown, nl=False, color=True)

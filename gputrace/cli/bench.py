@@ -23,52 +23,112 @@ if TYPE_CHECKING:
 
     from gputrace.studies.database import Folder, Run
     from gputrace.studies.plan import Planned
-    from gputrace.studies.results import Summary
     from gputrace.studies.runner import Request, Work
 
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 _ASKED: Final = ("partition", "time", "account")
 _PASSED_ON: Final = ("install", "uv", "retry", "skip_missing")
 _SLURM_ONLY: Final = ("submit", "array", *_ASKED)
+_FLAG: Final = {"is_flag": True}
+_FOLDER: Final = {"type": click.Path(path_type=Path)}
+_COUNT: Final = {"type": click.IntRange(min=1), "metavar": "N"}
+_OPTIONS: Final[tuple[tuple[tuple[str, ...], Mapping[str, Any], str], ...]] = (
+    (("-o", "--output"), _FOLDER, "The folder of results; STUDY.bench if not given."),
+    (
+        ("--workloads",),
+        _FOLDER,
+        "The folder of the scripts and frameworks.toml; that of STUDY, or the one above, if not "
+        "given.",
+    ),
+    (
+        ("--python", "pythons"),
+        {"multiple": True, "metavar": "NAME=PATH"},
+        "The Python, or its environment's folder, that runs a framework.",
+    ),
+    (("--install",), _FLAG, "Make the environments that are missing, with pip."),
+    (("--uv",), _FLAG, "As --install, with uv."),
+    (
+        ("--backend",),
+        {
+            "type": click.Choice(["auto", "cupti", "nsys", "nvprof", "host"]),
+            "default": "auto",
+            "show_default": True,
+        },
+        "What records, as in `gputrace record`.",
+    ),
+    (
+        ("--only",),
+        {"multiple": True, "metavar": "SETTING=VALUE"},
+        "Only runs with this, as framework=torch; may be given several times.",
+    ),
+    (("--dry-run",), _FLAG, "Print the plan, and run nothing."),
+    (("--show",), _FLAG, "Print the results there are; run nothing."),
+    (("--retry",), _FLAG, "Run again what failed."),
+    (("--force",), _FLAG, "Run everything again."),
+    (
+        ("--skip-missing",),
+        _FLAG,
+        "What this machine cannot run does not count in the exit code.",
+    ),
+    (("--slurm",), _FLAG, "Write a batch script for Slurm, and run nothing."),
+    (("--submit",), _FLAG, "Of --slurm: give the script to sbatch."),
+    (("--array",), _FLAG, "Of --slurm: a job for each configuration."),
+    (("--partition",), {"metavar": "NAME"}, "Of --slurm: for sbatch."),
+    (("--time",), {"metavar": "LIMIT"}, "Of --slurm: for sbatch, as 02:00:00."),
+    (("--account",), {"metavar": "NAME"}, "Of --slurm: for sbatch."),
+    (
+        ("--nodes",),
+        {**_COUNT, "default": 1},
+        "Nodes of the job; runs of more GPUs than one has are spread over them.",
+    ),
+    (
+        ("--gpus-per-node",),
+        _COUNT,
+        "GPUs of each node; with --slurm, what the largest run takes if not given.",
+    ),
+    (
+        ("--mpi",),
+        {"type": click.Choice(["srun", "mpiexec"]), "default": "srun", "show_default": True},
+        "What starts MPI ranks on several nodes.",
+    ),
+    (("--configuration",), {"metavar": "KEY", "hidden": True}, ""),
+)
+"""Names, attributes and help of the options, in the order of the help."""
 
 
-def slurm_options(function: _F) -> _F:
-    """Add the options for Slurm; they arrive under their own names."""
-    for option in reversed(
-        [
-            click.option(
-                "--slurm", is_flag=True, help="Write a batch script for Slurm, and run nothing."
-            ),
-            click.option("--submit", is_flag=True, help="Of --slurm: give the script to sbatch."),
-            click.option("--array", is_flag=True, help="Of --slurm: a job for each configuration."),
-            click.option("--partition", metavar="NAME", help="Of --slurm: for sbatch."),
-            click.option("--time", metavar="LIMIT", help="Of --slurm: for sbatch, as 02:00:00."),
-            click.option("--account", metavar="NAME", help="Of --slurm: for sbatch."),
-            click.option(
-                "--nodes",
-                type=click.IntRange(min=1),
-                default=1,
-                metavar="N",
-                help="Nodes of the job; runs of more GPUs than one has are spread over them.",
-            ),
-            click.option(
-                "--gpus-per-node",
-                type=click.IntRange(min=1),
-                metavar="N",
-                help="GPUs of each node; with --slurm, what the largest run takes if not given.",
-            ),
-            click.option(
-                "--mpi",
-                type=click.Choice(["srun", "mpiexec"]),
-                default="srun",
-                show_default=True,
-                help="What starts MPI ranks on several nodes.",
-            ),
-            click.option("--configuration", metavar="KEY", hidden=True),
-        ]
-    ):
-        function = option(function)
+def _options(function: _F) -> _F:
+    for names, attributes, text in reversed(_OPTIONS):
+        function = click.option(*names, **attributes, help=text)(function)
     return function
+
+
+@click.command("bench")
+@click.argument("study", metavar="STUDY.toml", type=click.Path(path_type=Path, readable=False))
+@_options
+@options.output_format
+def command(study: Path, form: str, dry_run: bool, show: bool, **given: Any) -> int:
+    """Run every combination of settings that STUDY.toml asks for, and keep the results.
+
+    A study that was interrupted, or killed, resumes where it stopped when it is started again. The
+    exit code is 5 if some runs failed or could not be made, 4 if none could be, and 1 if a
+    recording does not agree with what its script reports.
+    """
+    from gputrace.studies.database import Folder
+    from gputrace.studies.runner import prepare
+
+    check_slurm(given)
+    request = _request(study, given)
+    if show:
+        return _show(Folder(request.results), form, ExitCode.DONE)
+    work = prepare(request)
+    if dry_run:
+        click.echo(_plan(work), nl=False)
+        return ExitCode.DONE
+    if given["slurm"]:
+        return write_job(work, given)
+    code = _carry_out(work)
+    return code if code == ExitCode.INTERRUPTED else _show(work.folder, form, code)
 
 
 def check_slurm(given: Mapping[str, Any]) -> None:
@@ -134,138 +194,27 @@ def _command(work: Work, given: Mapping[str, Any]) -> Iterator[str]:
         yield from ("--mpi", given["mpi"])
 
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _choices(function: _F) -> _F:
-    """Add the options that select runs; repeatable ones arrive as tuples."""
-    for option in reversed(
-        [
-            click.option(
-                "--only",
-                multiple=True,
-                metavar="SETTING=VALUE",
-                help="Only runs with this, as framework=torch; may be given several times.",
-            ),
-            click.option("--dry-run", is_flag=True, help="Print the plan, and run nothing."),
-            click.option("--show", is_flag=True, help="Print the results there are; run nothing."),
-            click.option("--retry", is_flag=True, help="Run again what failed."),
-            click.option("--force", is_flag=True, help="Run everything again."),
-            click.option(
-                "--skip-missing",
-                is_flag=True,
-                help="What this machine cannot run does not count in the exit code.",
-            ),
-        ]
-    ):
-        function = option(function)
-    return function
-
-
-def _places(function: _F) -> _F:
-    """Add the options for paths."""
-    folder = click.Path(path_type=Path)
-    for option in reversed(
-        [
-            click.option(
-                "-o",
-                "--output",
-                type=folder,
-                help="The folder of results; STUDY.bench if not given.",
-            ),
-            click.option(
-                "--workloads",
-                type=folder,
-                help="The folder of the scripts and frameworks.toml; that of STUDY, or the one "
-                "above, if not given.",
-            ),
-            click.option(
-                "--python",
-                "pythons",
-                multiple=True,
-                metavar="NAME=PATH",
-                help="The Python, or its environment's folder, that runs a framework.",
-            ),
-        ]
-    ):
-        function = option(function)
-    return function
-
-
-@click.command("bench")
-@click.argument("study", metavar="STUDY.toml", type=click.Path(path_type=Path, readable=False))
-@_places
-@click.option("--install", is_flag=True, help="Make the environments that are missing, with pip.")
-@click.option("--uv", is_flag=True, help="As --install, with uv.")
-@click.option(
-    "--backend",
-    type=click.Choice(["auto", "cupti", "nsys", "nvprof", "host"]),
-    default="auto",
-    show_default=True,
-    help="What records, as in `gputrace record`.",
-)
-@_choices
-@slurm_options
-@options.output_format
-def command(study: Path, form: str, dry_run: bool, show: bool, **given: Any) -> int:
-    """Run every combination of settings that STUDY.toml asks for, and keep the results.
-
-    A study that was interrupted, or killed, resumes where it stopped when it is started again. The
-    exit code is 5 if some runs failed or could not be made, 4 if none could be, and 1 if a
-    recording does not agree with what its script reports.
-    """
-    from gputrace.studies.database import Folder
-    from gputrace.studies.runner import prepare
-
-    check_slurm(given)
-    request = _request(study, given)
-    if show:
-        return _show(Folder(request.results), form, ExitCode.DONE)
-    work = prepare(request)
-    if dry_run:
-        click.echo(_plan(work), nl=False)
-        return ExitCode.DONE
-    if given["slurm"]:
-        return write_job(work, given)
-    code = _carry_out(work)
-    return code if code == ExitCode.INTERRUPTED else _show(work.folder, form, code)
-
-
 def _show(folder: Folder, form: str, code: int) -> int:
     """Print the results; a recording that contradicts its script fails as an unmet gate."""
     from gputrace.studies.database import Database, gather
-    from gputrace.studies.runner import holds, report
+    from gputrace.studies.report import render, render_text
+    from gputrace.studies.runner import holds, report, write_page
 
-    gather(folder, _tell)
+    gather(folder, tell)
     with Database(folder.path) as database:
         summary = report(database, lambda name: progress_bar(f"measuring {name}"))
-        page = _write_page(summary, folder.path)
+        page = ""
+        try:
+            page = f"page: {write_page(summary, folder.path)}\n"
+        except OSError as error:
+            # The results may be in a folder of another user.
+            tell(f"{error.filename}: {error.strerror}; there is no page of these results")
         if form == "text":
-            from gputrace.studies import report as study_report
-
-            shown = study_report.render_text(summary, options.width(), options.use_color())
-            shown += f"page: {page}\n" if page else ""
+            shown = render_text(summary, options.width(), options.use_color()) + page
         else:
-            from gputrace.studies.report import render
-
             shown = render(summary, database, form)
     click.echo(shown, nl=False, color=True)
     return code if code != ExitCode.DONE or holds(summary) else ExitCode.GATE_NOT_MET
-
-
-def _write_page(summary: Summary, folder: Path) -> Path | None:
-    """Write the page, if possible: results may be in a folder of another user."""
-    from gputrace.studies.runner import write_page
-
-    try:
-        return write_page(summary, folder)
-    except OSError as error:
-        _tell(f"{error.filename}: {error.strerror}; there is no page of these results")
-        return None
-
-
-def _tell(line: str) -> None:
-    tell(line)
 
 
 def _request(study: Path, given: dict[str, Any]) -> Request:
@@ -305,16 +254,22 @@ def _carry_out(work: Work) -> int:
         try:
             return carry_out(work, watcher)
         except KeyboardInterrupt:
-            state = f"interrupted; what is over is kept in {work.folder.path}"
-    _tell(f"{state}, the same command goes on")
+            pass
+    kept = f"what is over is kept in {work.folder.path}"
+    tell(f"interrupted; {kept}, the same command goes on")
     return ExitCode.INTERRUPTED
 
 
 def _plan(work: Work) -> str:
     """Return a line for each run: its state and its command."""
+    from gputrace.studies.database import FILE, Database
     from gputrace.studies.plan import arguments_of, why_not
+    from gputrace.studies.runner import finished_runs
 
-    finished = _over(work)
+    finished: Mapping[Any, Run] = {}
+    if (work.folder.path / FILE).exists():
+        with Database(work.folder.path) as database:
+            finished = finished_runs(database)
     pending = {planned.place for planned in work.pending(finished)}
     lines = []
     for number, planned in enumerate(work.chosen, 1):
@@ -327,16 +282,6 @@ def _plan(work: Work) -> str:
             f"{shlex.join([planned.framework.script.name, *arguments_of(planned)])}\n"
         )
     return "".join(lines)
-
-
-def _over(work: Work) -> dict[Any, Run]:
-    from gputrace.studies.database import FILE, Database
-    from gputrace.studies.runner import finished_runs
-
-    if not (work.folder.path / FILE).exists():
-        return {}
-    with Database(work.folder.path) as database:
-        return finished_runs(database)
 
 
 @contextmanager

@@ -43,7 +43,8 @@ def command(
     """
     import gputrace
 
-    target = output or _default(traces[0], form)
+    suffix = _SUFFIXES.get(form, f".part{traces[0].suffix or '.sqlite'}")
+    target = output or options.default_target(traces[0], suffix)
     what = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
     with (
         gputrace.open(*traces, keep_going=keep_going, windows=time is not None) as opened,
@@ -53,9 +54,3 @@ def command(
         code = options.tell_left_out(opened)
     tell(f"wrote {target}")
     return code
-
-
-def _default(trace: Path, form: str) -> Path:
-    """Return the default target: in the current folder, named after the trace."""
-    stem = trace.resolve().name.partition(".")[0] or "trace"
-    return Path(stem + _SUFFIXES.get(form, f".part{trace.suffix or '.sqlite'}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -149,9 +150,12 @@ def read_batch(text: str | None) -> list[float] | None:
 
 def width() -> int:
     """Return the width of a report: that of the terminal up to 120, else 80."""
-    import shutil
-
     return min(shutil.get_terminal_size((80, 24)).columns, 120)
+
+
+def default_target(trace: Path, suffix: str) -> Path:
+    """Return the target of a command: in the current folder, named after the trace."""
+    return Path((trace.resolve().name.partition(".")[0] or "trace") + suffix)
 
 
 def keep_going(function: _F) -> _F:

@@ -50,7 +50,7 @@ def command(
     """
     if serve and (output is not None or compare):
         raise UsageError("--serve shows one run and writes no file: leave -o and --compare out")
-    target = output or _default(traces[0], ".compare.html" if compare else ".html")
+    target = output or options.default_target(traces[0], ".compare.html" if compare else ".html")
     runs = {"labels": labels or None, "batch": batch, "global_batch": global_batch}
     if compare:
         if time is not None or keep_going:
@@ -92,8 +92,3 @@ def _compare(traces: tuple[Path, ...], asked: dict[str, Any], target: Path, forc
     report.save(target, force=force)
     tell(f"wrote {target}")
     return ExitCode.DONE
-
-
-def _default(trace: Path, suffix: str) -> Path:
-    """Return the default target: in the current folder, named after the trace."""
-    return Path((trace.resolve().name.partition(".")[0] or "trace") + suffix)

@@ -150,7 +150,7 @@ def measure_trace(trace: Trace, progress: Progress | None = None) -> Measure:
     """Measure an open trace; raises what `analyze` raises."""
     analysis = analyze(trace, Options(gaps=0), progress)
     loop = measure_loop(measured_steps(analysis, None))
-    waits = _data_waits(trace)
+    waits_ns, waits = _data_waits(trace)
     classes = _classes(analysis, loop)
     return Measure(
         source=analysis.steps.source,
@@ -162,8 +162,8 @@ def measure_trace(trace: Trace, progress: Progress | None = None) -> Measure:
         classes=classes,
         wait_ns=_mean(loop, "communication_wait") if classes is not None else None,
         host_data_ns=_mean(loop, "host_data"),
-        data_waits_ns=waits[0] if waits is not None else None,
-        data_waits=waits[1] if waits is not None else 0,
+        data_waits_ns=waits_ns,
+        data_waits=waits,
         gap_ns=sum(classes[name] for name in IDLE_CAUSES) if classes is not None else None,
         findings=tuple(
             FindingMeasure(finding.id, finding.severity, finding.impact_ns, finding.message)
@@ -175,7 +175,11 @@ def measure_trace(trace: Trace, progress: Progress | None = None) -> Measure:
             Prediction(cure.id, cure.now_ns, cure.step_ns, cure.low_ns, cure.high_ns)
             for cure in analysis.what_if
         ),
-        bus_bandwidth=_bus_bandwidth(analysis),
+        # Collectives are ordered by their time.
+        bus_bandwidth=next(
+            (round(c.bus_bandwidth) for c in analysis.collectives if c.bus_bandwidth is not None),
+            None,
+        ),
     )
 
 
@@ -213,24 +217,18 @@ def _mean(loop: Loop | None, name: str) -> int | None:
     return round(loop.classes[name].value)
 
 
-def _data_waits(trace: Trace) -> tuple[int, int] | None:
+def _data_waits(trace: Trace) -> tuple[int | None, int]:
     """Return the total and the number of the first rank's waits for data, inside steps or not.
 
     Nested waits, as of a loader that wraps another, add to the total once.
     """
     if Kind.DATA_WAIT not in trace.kinds:
-        return None
+        return None, 0
     waits = trace.events([Kind.DATA_WAIT], ("start", "end", "rank"))
     if not len(waits):
-        return None
+        return None, 0
     first = waits.select(waits.rank == waits.rank.min())
     return union(first.start, first.end).total, len(first)
-
-
-def _bus_bandwidth(analysis: Analysis) -> int | None:
-    """Return the first known bandwidth; collectives are ordered by their time."""
-    bandwidths = (collective.bus_bandwidth for collective in analysis.collectives)
-    return next((round(value) for value in bandwidths if value is not None), None)
 
 
 def _gpus(analysis: Analysis, loop: Loop | None) -> Iterable[GpuMeasure]:

@@ -43,15 +43,9 @@ class Words:
 def render(summary: Summary) -> str:
     """Return the page as one HTML text without external resources."""
     charts = find_charts(summary)
-    return render_page(
-        "study.html", charts, common_variables(charts) | {"content": _words(summary)}
-    )
-
-
-def _words(summary: Summary) -> Words:
     failed = any(row.failed for row in summary.rows)
     wrong = any(check.ok is False for check in summary.checks)
-    return Words(
+    words = Words(
         title=plain_text(summary.title, 300),
         question=plain_text(summary.question, 1000),
         told=headline(summary),
@@ -61,25 +55,23 @@ def _words(summary: Summary) -> Words:
         notes=tuple(plain_text(note, 1000) for note in summary.notes),
         summary=_captions(summary),
     )
+    return render_page("study.html", charts, common_variables(charts) | {"content": words})
 
 
 def _captions(summary: Summary) -> dict[str, str]:
     """Describe each chart in words."""
     rates = "; ".join(f"{row.label}: {rate(row.rate.median)}" for row in summary.rows if row.rate)
+    shares = (f"{row.label}: {row.efficiency:.0%}" for row in summary.efficiency)
     scaled = " The dashed line is what as many GPUs would do at the efficiency of the fewest."
     return {
         "rates": plain_text(f"{rates}.{scaled if all_scale(summary) else ''}", 1000),
-        "efficiency": plain_text(f"{'; '.join(map(_efficiency, summary.efficiency))}.", 1000),
+        "efficiency": plain_text(f"{'; '.join(shares)}.", 1000),
         "losses": "What a step has more of than that of the fewest GPUs, to the right, and what it "
         "has less of, to the left. Both sides together are the loss.",
         "classes": "The mean steady step of each configuration, by what its GPUs do.",
         "compute": "A step's kernels that compute, GPU by GPU.",
         "memory": "The most that was in use on each card, of all processes.",
     }
-
-
-def _efficiency(row: Efficiency) -> str:
-    return f"{row.label}: {row.efficiency:.0%}"
 
 
 _GREEN: Final = "#009e73"
@@ -133,7 +125,10 @@ def _rates_by_gpus(summary: Summary, rows: Sequence[Efficiency]) -> figure:
                 "value": [row.rate for row in members],
                 "low": [spread.low if spread else 0.0 for spread in spreads],
                 "high": [spread.high if spread else 0.0 for spread in spreads],
-                "ideal": [_ideal(row, first) for row in members],
+                # As many GPUs at the efficiency of the base.
+                "ideal": [
+                    row.rate / row.efficiency if row.efficiency else first.rate for row in members
+                ],
             }
         )
         entries.append((series, _line(plot, source, color, dash, "samples/s", "@value{0,0}")))
@@ -145,11 +140,6 @@ def _rates_by_gpus(summary: Summary, rows: Sequence[Efficiency]) -> figure:
     plot.y_range.update(end=_ROOM * max(tops))
     add_legend(plot, [*entries, ("ideal", ideal)])
     return plot
-
-
-def _ideal(row: Efficiency, first: Efficiency) -> float:
-    """Return the rate of as many GPUs at the efficiency of the base."""
-    return row.rate / row.efficiency if row.efficiency else first.rate
 
 
 def _efficiency_chart(rows: Sequence[Efficiency]) -> figure:

@@ -189,10 +189,9 @@ def _run_all(work: Work, database: Database, watcher: Watcher) -> None:
         watcher.tell("learning-rate is that of 1 GPU, times gpus; batch is that of each GPU")
     request = work.request
     environments = Environments(request.pythons or {}, request.installer, watcher.tell)
-    runner = Runner(work, database, environments)
     for number, planned in enumerate(pending, 1):
         watcher.begin(planned, work.label(planned), number, len(pending))
-        watcher.end(runner.run(planned))
+        watcher.end(_make_run(work, database, environments, planned))
 
 
 def _outcome(work: Work, database: Database) -> ExitCode:
@@ -240,45 +239,31 @@ _SIDES: Final = {"inception3": 320}
 """Pixels of an image's side, larger than the model's input for random crops."""
 
 
-@dataclass(frozen=True, slots=True)
-class Runner:
-    """Context shared by all runs of a study."""
-
-    work: Work
-    database: Database
-    environments: Environments
-
-    def run(self, planned: Planned) -> Run:
-        """Make one run and save it; after a KeyboardInterrupt, nothing of it is saved."""
-        empty = Run(*planned.place, "done")
-        nodes = self.work.request.nodes
-        if nodes.spreads(planned):
-            reason = nodes.why_not(planned)
-        else:
-            reason = why_not(planned, len(self.work.gpus))
-        if not reason:
-            try:
-                python = self.environments.find(planned.framework)
-            except Unavailable as error:
-                reason = str(error)
-        if reason:
-            return self.database.save(replace(empty, state="skipped", why=reason))
-        self.work.folder.clean()
-        ended = self._make(_Attempt(self, planned, python), empty)
-        return self.database.save(ended)
-
-    def _make(self, attempt: _Attempt, empty: Run) -> Run:
-        started = time.time_ns()
+def _make_run(work: Work, database: Database, environments: Environments, planned: Planned) -> Run:
+    """Make one run and save it; after a KeyboardInterrupt, nothing of it is saved."""
+    run, nodes = Run(*planned.place, "done"), work.request.nodes
+    spreads = nodes.spreads(planned)
+    reason = nodes.why_not(planned) if spreads else why_not(planned, len(work.gpus))
+    if not reason:
         try:
-            attempt.go()
-            result, why = read_result(attempt.out, attempt.planned.configuration.settings), ""
-        except Failed as error:
-            result, why = None, str(error)
-        trace, log = attempt.keep()
-        if not why and attempt.planned.recorded and trace is None:
-            result, why = None, "gputrace record left no trace"
-        return replace(
-            empty,
+            python = environments.find(planned.framework)
+        except Unavailable as error:
+            reason = str(error)
+    if reason:
+        return database.save(replace(run, state="skipped", why=reason))
+    work.folder.clean()
+    attempt, started = _Attempt(work, environments, planned, python), time.time_ns()
+    try:
+        attempt.go()
+        result, why = read_result(attempt.out, planned.configuration.settings), ""
+    except Failed as error:
+        result, why = None, str(error)
+    trace, log = attempt.keep()
+    if not why and planned.recorded and trace is None:
+        result, why = None, "gputrace record left no trace"
+    return database.save(
+        replace(
+            run,
             state="failed" if why else "done",
             why=why,
             started_ns=started,
@@ -288,14 +273,17 @@ class Runner:
             trace=trace,
             log=log,
         )
+    )
 
 
 class _Attempt:
     """Run in progress, and its files."""
 
-    def __init__(self, runner: Runner, planned: Planned, python: Path) -> None:
-        self._runner, self.planned, self._python = runner, planned, python
-        self._work, self._folder = runner.work, runner.work.folder
+    def __init__(
+        self, work: Work, environments: Environments, planned: Planned, python: Path
+    ) -> None:
+        self._work, self._environments, self._folder = work, environments, work.folder
+        self._planned, self._python = planned, python
         self.code: int | None = None
         self._said = ""
         underway, name = self._folder.underway, planned.name
@@ -323,20 +311,17 @@ class _Attempt:
             raise Failed(f"{command[0]}: {error.strerror}") from None
 
     def _command(self, data: str | None) -> list[str]:
-        planned, nodes = self.planned, self._work.request.nodes
+        planned, nodes = self._planned, self._work.request.nodes
         several = nodes.spreads(planned)
         words = arguments_of(planned, data, nodes.gpus if several else None)
         script = [str(self._python), str(planned.framework.script), *words]
-        record = self._record() if planned.recorded else []
-        return nodes.command(planned, record, script) if several else [*record, *script]
-
-    def _record(self) -> list[str]:
         record = [sys.executable, "-m", "gputrace", "record", "-o", str(self._trace), "--force"]
-        return [*record, "--backend", self._work.request.backend, "--"]
+        record = [*record, "--backend", self._work.request.backend, "--"] * planned.recorded
+        return nodes.command(planned, record, script) if several else [*record, *script]
 
     def _variables(self) -> dict[str, str]:
         """Return the environment variables for the GPUs that the study selects."""
-        visible = self.planned.configuration.settings.get("visible")
+        visible = self._planned.configuration.settings.get("visible")
         if not visible:
             return {}
         gpus = self._work.gpus
@@ -346,7 +331,7 @@ class _Attempt:
 
     def _images(self) -> str | None:
         """Return the folder of images for the run, generated if need be; None for other data."""
-        settings = self.planned.configuration.settings
+        settings = self._planned.configuration.settings
         form = settings.get("data")
         if form not in MADE:
             return None
@@ -357,8 +342,8 @@ class _Attempt:
         return str(folder)
 
     def _make_images(self, folder: Path, options: Sequence[object]) -> None:
-        self._runner.environments.tell(f"making images in {folder}")
-        script = self.planned.framework.script.with_name(_IMAGES)
+        self._environments.tell(f"making images in {folder}")
+        script = self._planned.framework.script.with_name(_IMAGES)
         # Use gputrace's own Python: a framework's may lack what the script needs.
         words = [sys.executable, script, folder, *options, "--seed", 0]
         self.code, _ = self._run([str(word) for word in words])

@@ -46,7 +46,13 @@ def write_script(job: Job) -> str:
     """Return the script; submitted again, it resumes the study."""
     lines = ["#!/bin/bash", *_directives(job), "", "set -euo pipefail"]
     lines += [f"cd {shlex.quote(str(job.folder))}", ""]
-    lines += _array(job) if job.array else _whole(job)
+    if job.array:
+        lines += _array(job)
+    else:
+        lines += [
+            "# Runs all that is not done yet; a run on several nodes is started by srun from here.",
+            f"exec {shlex.join(job.command)} \\\n  -o {shlex.quote(str(job.results))}",
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -74,15 +80,8 @@ def _word(key: str, value: str) -> str:
     return value
 
 
-def _whole(job: Job) -> list[str]:
-    return [
-        "# Runs all that is not done yet; a run on several nodes is started by srun from here.",
-        f"exec {shlex.join(job.command)} \\\n  -o {shlex.quote(str(job.results))}",
-    ]
-
-
 def _array(job: Job) -> list[str]:
-    keys = [f"  {each.key}  # {_comment(label)}" for each, label in job.array]
+    keys = [f"  {each.key}  # {' '.join(label.split())}" for each, label in job.array]
     part = f'{shlex.quote(str(job.results / PARTS))}/"$key"'
     return [
         "# One configuration each. `gputrace bench STUDY.toml --show` puts their results together.",
@@ -92,10 +91,6 @@ def _array(job: Job) -> list[str]:
         "key=${configurations[$SLURM_ARRAY_TASK_ID]}",
         f'exec {shlex.join(job.command)} \\\n  --configuration "$key" -o {part}',
     ]
-
-
-def _comment(text: str) -> str:
-    return " ".join(text.split())
 
 
 def submit(script: Path) -> str:

@@ -21,7 +21,6 @@ READERS = [
     "gputrace.store",
     "gputrace.collectors.spool",
     "gputrace.studies",
-    "gputrace.cluster",
 ]
 """What has counters: to give them to all of gputrace takes 20 s, and slows what is no reader."""
 _LONGEST = 1 << 18

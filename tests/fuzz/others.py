@@ -1,4 +1,4 @@
-"""Other inputs: study files, messages of a cluster, entries of the cache, results of studies."""
+"""Other inputs: study files, entries of the cache, results of studies."""
 
 from __future__ import annotations
 
@@ -10,29 +10,14 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-import numpy as np
 import pyarrow
 from pyarrow import parquet
 
-from gputrace import __version__
 from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.result_cache import dump_columns, load_columns
 from gputrace.analyzers.timeline_model import Scene, full_scene
-from gputrace.cluster.messages import (
-    About,
-    Reply,
-    encode,
-    error_of,
-    events_of,
-    nvml_of,
-    pack_samples,
-    read_reply,
-)
-from gputrace.cluster.packing import pack
-from gputrace.model.events import COLUMN_TYPES
 from gputrace.readers.registry import open_trace
 from gputrace.store import cache
 from gputrace.studies.database import FILE, Configuration, Database, Plan, Run, StudyRow
@@ -70,45 +55,6 @@ def _example(suffix: str, folder: Path) -> Path:
     path = folder / f"run{suffix}"
     path.write_bytes(seed_of(CORPUS / "own" / "resnet18.sql"))
     return path
-
-
-def messages() -> list[bytes]:
-    """Answers of a worker: what a trace is, and its rows."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        open_trace(_example(".sqlite", Path(folder))) as trace,
-    ):
-        events = trace.read(trace.kinds, tuple(COLUMN_TYPES), None, None)
-        names, nvml = trace.names(np.unique(events.name)), trace.read_nvml()
-        kinds = tuple(sorted(map(int, trace.kinds)))
-        about = About("gputrace", trace.origin, trace.session, kinds, None, True, 4096)
-        devices = [trace.device(0, 0)]
-        rows = pack(events)
-        samples = pack_samples(nvml.samples)
-        whole = Reply(__version__, "tcp://node0:1", about=about, events=rows, names=names)
-        whole.processes, whole.devices, whole.samples = trace.processes, devices, samples
-        whole.cards, whole.links = nvml.cards, nvml.links
-    return [encode(whole)]
-
-
-def mutate_message(rng: Random, data: bytes) -> bytes:
-    """The answer with other values in it; what is within its packed columns is theirs."""
-    try:
-        tree = msgspec.msgpack.decode(data)
-        return msgspec.msgpack.encode(trees.change(rng, tree))
-    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError):
-        return raw.mutate(rng, data)
-
-
-def give_message(path: Path, depth: int, place: Place) -> str:
-    """An answer, and all that is packed in it."""
-    reply = read_reply(path.read_bytes())
-    rows = events_of(reply.events) if reply.events is not None else ()
-    nvml = nvml_of(reply)
-    if reply.problem is not None:
-        raise error_of(reply.problem)
-    known = reply.about is None, len(reply.processes), len(reply.names), len(nvml.samples)
-    return f"{min(len(rows), 3)} {known}"
 
 
 def kernels() -> list[bytes]:

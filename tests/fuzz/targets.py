@@ -97,7 +97,6 @@ TARGETS: Final = (
     Target("spool", "node0.4711.spool", chunks.mutate, spools.give_spool),
     Target("host", "node0.4711.host", chunks.mutate, spools.give_host),
     Target("study", "study.toml", lines.mutate, others.give_study),
-    Target("message", "message", others.mutate_message, others.give_message, made=others.messages),
     Target("kept", "entry", others.mutate_kept, others.give_kept, made=others.entries),
     Target("results", "results.sqlite", tables.mutate, others.give_results, made=others.results),
 )

@@ -1,0 +1,589 @@
+"""Runs whose files the workers of a Dask cluster read and analyze, where the files are.
+
+Rows stay on the workers, one file a `Shard`; summaries travel, by Dask's own ``submit`` and
+``gather``. A worker may take over from another: it is given all that the shard went through.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from gputrace.analyzers.execution import PerGpu, Shard, Shards, ShardTask
+from gputrace.analyzers.host_calls import CudaApiCalls, read_calls
+from gputrace.analyzers.operations import Gpu, group_gpus
+from gputrace.distributed import worker
+from gputrace.distributed.scheduler import HINT, connected
+from gputrace.distributed.worker import Batch, Census, File, Pair, Placing, Recorded, Reply, Request
+from gputrace.errors import GputraceError, InputError, MissingError
+from gputrace.model.events import Column, Events, Kind, concatenate
+from gputrace.model.nvml import Nvml
+from gputrace.model.trace import Device, Process, Progress, Session, Trace, Window
+from gputrace.store.merge import MergedTrace
+from gputrace.store.spill_file import LARGE
+from gputrace.version import __version__
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+_TOGETHER: Final = 16
+"""Maximum number of requests in a task: a task costs the scheduler a millisecond."""
+_TASKS_EACH: Final = 4
+"""Minimum number of tasks per worker, so that none waits long for another's last."""
+_LOOKED_AFTER_S: Final = 2.0
+"""Seconds after which a task is checked for being stuck."""
+_PARTING_S: Final = 1.0
+"""Seconds that workers get to close their files."""
+
+
+class Ticket:
+    """Pending request."""
+
+    def __init__(self, cluster: Cluster, request: Request) -> None:
+        self.request, self.path = request, request.file.path
+        self.task: _Task | None = None
+        self.answer: bytes | None = None
+        self.error: BaseException | None = None
+        self._cluster = cluster
+
+    def reply(self) -> Reply:
+        """Return the answer; raises the error that kept the file from being read."""
+        if self.answer is None and self.error is None:
+            self._cluster.fetch(self)
+        return self._cluster.read(self)
+
+
+class _Task:
+    """Requests that one worker answers, one after the other."""
+
+    def __init__(self, tickets: Sequence[Ticket], future: Future, home: str) -> None:
+        """``home`` is the worker that has the files open, if any has."""
+        self.tickets, self.future, self.home = tickets, future, home
+        for ticket in tickets:
+            ticket.task = self
+
+
+class Cluster:
+    """Workers that open files and run functions on them; a context manager.
+
+    Attributes:
+        received: bytes of the answers so far.
+    """
+
+    def __init__(self, where: str) -> None:
+        """``where`` is a scheduler's address, ``local:N`` or ``slurm:N``.
+
+        Raises UsageError for anything else, MissingError if it is not available.
+        """
+        self.received = 0
+        self._run, self._where = uuid.uuid4().hex, where
+        self._waiting: list[Ticket] = []
+        self._homes: dict[str, str] = {}
+        """Address of the worker that has each file open."""
+        self._closing = ExitStack()
+        self._client: Client = self._closing.enter_context(connected(where))
+        self._workers = len(self._client.nthreads())
+
+    def open_each(
+        self,
+        files: Sequence[Path],
+        keep_going: bool = False,
+        workers: int | None = None,
+        windows: bool = False,
+    ) -> Iterator[Trace | GputraceError]:
+        """Open files as `gputrace.readers.decode_pool.open_each` does, on the cluster's workers."""
+        asked = [File(self._run, str(file), keep_going, windows) for file in files]
+        tickets = [self.ask(Request(file, worker.about)) for file in asked]
+        for file, ticket in zip(asked, tickets, strict=True):
+            trace: Trace | GputraceError
+            try:
+                trace = RemoteTrace(self, file, ticket.reply())
+            except MissingError:
+                raise
+            except GputraceError as error:
+                trace = error
+            yield trace
+            if not keep_going and not isinstance(trace, Trace):
+                return
+
+    def ask(self, request: Request) -> Ticket:
+        """Queue a request; it goes with others to the worker that has its file open, or to any."""
+        ticket = Ticket(self, request)
+        self._waiting.append(ticket)
+        return ticket
+
+    def fetch(self, ticket: Ticket) -> None:
+        """Send the queue and fetch the answers of one task."""
+        from distributed.client import FutureCancelledError
+
+        try:
+            self._send()
+            assert ticket.task is not None
+            self._collect(ticket.task)
+        except (FutureCancelledError, TimeoutError, OSError) as error:
+            raise MissingError(
+                f"the scheduler of {self._where} does not answer any more; look at its log"
+            ) from error
+
+    def _send(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        waiting.sort(key=self._home)
+        together = min(_TOGETHER, -(-len(waiting) // (_TASKS_EACH * self._workers)))
+        for home, tickets in groupby(waiting, self._home):
+            queue = list(tickets)
+            for first in range(0, len(queue), together):
+                self._submit(queue[first : first + together], home)
+
+    def _home(self, ticket: Ticket) -> str:
+        return self._homes.get(ticket.path, "")
+
+    def _submit(self, tickets: Sequence[Ticket], home: str) -> _Task:
+        future = self._client.submit(
+            worker.answer,
+            [ticket.request for ticket in tickets],
+            workers=[home] if home else None,
+            allow_other_workers=bool(home),
+            pure=False,
+        )
+        return _Task(tickets, future, home)
+
+    def _collect(self, task: _Task, alone: bool = False) -> None:
+        """Store the answers of a task.
+
+        If its worker died, the requests are repeated one by one, which isolates the deadly file.
+        """
+        from distributed.scheduler import KilledWorker
+
+        error = self._outcome(task)
+        if error is None:
+            for ticket, raw in zip(task.tickets, task.future.result(), strict=True):
+                ticket.answer = raw
+                self.received += len(raw)
+        elif isinstance(error, KilledWorker) and not alone:
+            for ticket in task.tickets:
+                self._collect(self._submit([ticket], ""), alone=True)
+        else:
+            for ticket in task.tickets:
+                ticket.error = _error_of(error, ticket.path, self._where)
+        task.future.release()
+
+    def _outcome(self, task: _Task) -> Any:
+        """Wait for a task and return its exception, if any."""
+        while True:
+            try:
+                return task.future.exception(timeout=_LOOKED_AFTER_S)
+            except TimeoutError:
+                if self._is_stuck(task):
+                    again = self._submit(task.tickets, "")
+                    task.future.release()
+                    task.future, task.home = again.future, ""
+
+    def _is_stuck(self, task: _Task) -> bool:
+        """Return whether a task waits for a worker that is gone although there are others.
+
+        Dask moves it while other workers exist; if all died at once, it forgets that it may, and
+        new workers do not get it.
+        """
+        running = self._client.processing() if task.home else {}
+        if not running or task.home in running:
+            return False
+        return not any(task.future.key in keys for keys in running.values())
+
+    def read(self, ticket: Ticket) -> Reply:
+        """Decode the answer of a fetched ticket; raises the error that it carries."""
+        if ticket.error is not None:
+            raise ticket.error
+        assert ticket.answer is not None
+        reply: Reply = worker.load(ticket.answer)
+        ticket.answer = None
+        if reply.version != __version__:
+            raise MissingError(
+                f"the workers of {self._where} have gputrace {reply.version}, and this is "
+                f"{__version__}: install one version on all"
+            )
+        self._homes[ticket.path] = reply.worker
+        if reply.problem is not None:
+            raise reply.problem
+        return reply
+
+    def close(self) -> None:
+        """Close the workers' files, and what was started for this."""
+        forgetting = Thread(target=self._forget, daemon=True)
+        forgetting.start()
+        forgetting.join(_PARTING_S)
+        self._closing.close()
+
+    def _forget(self) -> None:
+        with suppress(Exception):
+            self._client.run(worker.forget, self._run)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _error_of(error: Any, path: str, where: str) -> BaseException:
+    """Convert an error of a worker to one for people."""
+    from distributed.scheduler import KilledWorker
+
+    if isinstance(error, KilledWorker):
+        problem = "the workers that read it died, several in turn; there may be too little memory"
+        return InputError(path, problem)
+    if isinstance(error, MemoryError):
+        return InputError(path, "not enough memory on the worker that reads it")
+    if isinstance(error, ImportError | AttributeError):
+        return MissingError(f"the workers of {where} lack what it takes ({error}); {HINT}")
+    if isinstance(error, OSError):
+        return InputError(path, f"the worker cannot read it: {error.strerror or error}")
+    assert isinstance(error, BaseException)
+    return error
+
+
+class RemoteTrace(Trace):
+    """Trace whose file is open on a worker.
+
+    Numbers stay stable if another worker takes over: processes are identified by their attributes,
+    not by their index on a worker.
+    """
+
+    elsewhere = True
+
+    def __init__(self, cluster: Cluster, file: File, reply: Reply) -> None:
+        """``reply`` is the answer to `worker.about`."""
+        super().__init__(Path(file.path))
+        self._cluster, self._file, self._about = cluster, file, reply.value
+        self.source, self.origin = self._about.source, self._about.origin
+        self.no_gpu, self.held = self._about.no_gpu, self._about.held
+        self._names: dict[int, str] = {}
+        self._devices: dict[tuple[int, int], Device] = {}
+        self._recorded: dict[int, Recorded] = {}
+        self._named: set[frozenset[Kind]] = set()
+        self._ahead: tuple[tuple[Any, ...], Ticket] | None = None
+        self._asked_nvml: Ticket | None = None
+        self._take(reply)
+
+    def send(self, function: Callable[..., Any], *arguments: Any) -> Ticket:
+        """Queue a call of a function of `worker` with the open file."""
+        return self._cluster.ask(Request(self._file, function, arguments))
+
+    def receive(self, ticket: Ticket) -> Any:
+        """Return the function's result, and store what came with it."""
+        reply = ticket.reply()
+        self._take(reply)
+        return reply.value
+
+    @property
+    def session(self) -> Session:
+        session: Session = self._about.session
+        return session
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        kinds: frozenset[Kind] = self._about.kinds
+        return kinds
+
+    @property
+    def cut_bytes(self) -> int:
+        size: int = self._about.cut_bytes
+        return size
+
+    def part(self, window: Window) -> Trace:
+        if self.held and not self.cut_bytes:
+            return self  # The worker already has it in memory.
+        file = replace(self._file, part=window)
+        reply = self._cluster.ask(Request(file, worker.about)).reply()
+        return RemoteTrace(self._cluster, file, reply)
+
+    def ask(self, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None) -> None:
+        if kinds & self.kinds:
+            arguments = self._reading(kinds, columns, window)
+            self._ahead = arguments, self.send(worker.read, *arguments)
+
+    def read(
+        self,
+        kinds: frozenset[Kind],
+        columns: Sequence[str],
+        window: Window | None,
+        progress: Progress | None,
+    ) -> Events:
+        if not kinds & self.kinds:
+            return concatenate([], columns)
+        arguments = self._reading(kinds, columns, window)
+        ahead, self._ahead = self._ahead, None
+        same = ahead is not None and ahead[0] == arguments
+        ticket = ahead[1] if ahead and same else self.send(worker.read, *arguments)
+        reply = ticket.reply()
+        numbers = self._take(reply)
+        rows: worker.Rows = reply.value
+        events = rows.events
+        for device in rows.devices:
+            process = int(numbers[device.process])
+            self._devices[process, device.device] = replace(device, process=process)
+        self._names |= {id: sys.intern(text) for id, text in rows.names.items()}
+        if arguments[-1] and (rows.names or not len(events)):
+            self._named.add(kinds)
+        if progress is not None:
+            progress(len(events), len(events))
+        if "process" not in events.columns or (numbers == np.arange(len(numbers))).all():
+            return events
+        arrays = {name: getattr(events, name) for name in events.columns}
+        return Events(arrays | {"process": numbers[events.process]})
+
+    def _reading(
+        self, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None
+    ) -> tuple[Any, ...]:
+        with_names = "name" in columns and kinds not in self._named
+        return kinds, tuple(columns), window, with_names
+
+    def _take(self, reply: Reply) -> Column:
+        """Store what comes with an answer; return our number of each process of the worker."""
+        known = {process: number for number, process in enumerate(self.processes)}
+        for process in reply.processes:
+            if process not in known:
+                known[process] = len(self.processes)
+                self.processes.append(process)
+        numbers = [known[process] for process in reply.processes]
+        self._recorded |= zip(numbers, reply.recorded, strict=False)
+        quality, news = self.quality, reply.news
+        for ours, theirs in ((quality.warnings, news.warnings), (quality.notes, news.notes)):
+            # A file that was opened again repeats what is known.
+            ours += [text for text in theirs if not (reply.again and text in ours)]
+        quality.left_out += [item for item in news.left_out if item not in quality.left_out]
+        for reason, where, rows in news.dropped:
+            quality.drop(reason, rows, where)
+        return np.array(numbers, np.int64)
+
+    def recorded(self, process: int) -> Sequence[Window]:
+        return self._recorded[process].windows if process in self._recorded else ()
+
+    def calls_recorded(self, process: int) -> Sequence[Window] | None:
+        return self._recorded[process].calls if process in self._recorded else None
+
+    def names(self, ids: Collection[int] | Column) -> dict[int, str]:
+        wanted = [int(id) for id in ids]
+        if lacking := tuple(id for id in wanted if id not in self._names):
+            texts = self.receive(self.send(worker.names_of, lacking))
+            self._names |= {id: sys.intern(text) for id, text in texts.items()}
+        return {id: self._names[id] for id in wanted}
+
+    def search(self, ids: Collection[int] | Column, pattern: re.Pattern[str]) -> dict[int, str]:
+        wanted = tuple(int(id) for id in ids)
+        if all(id in self._names for id in wanted):
+            return super().search(wanted, pattern)
+        texts: dict[int, str] = self.receive(self.send(worker.search, wanted, pattern))
+        self._names |= {id: sys.intern(text) for id, text in texts.items()}
+        return texts
+
+    def device(self, process: int, device: int) -> Device:
+        if (process, device) not in self._devices:
+            asked = self.send(worker.device_of, self.processes[process], device)
+            self._devices[process, device] = replace(self.receive(asked), process=process)
+        return self._devices[process, device]
+
+    def learn(
+        self, devices: Mapping[tuple[Process, int], Device], names: Mapping[int, str]
+    ) -> None:
+        """Store devices and names that need not be requested any more."""
+        for (process, ordinal), device in devices.items():
+            number = self.processes.index(process)
+            self._devices[number, ordinal] = replace(device, process=number)
+        self._names |= {id: sys.intern(text) for id, text in names.items()}
+
+    def ask_nvml(self) -> None:
+        if "_nvml" not in self.__dict__ and self._asked_nvml is None:
+            self._asked_nvml = self.send(worker.nvml_of)
+
+    def read_nvml(self) -> Nvml:
+        return self._nvml
+
+    @cached_property
+    def _nvml(self) -> Nvml:
+        self.ask_nvml()
+        assert self._asked_nvml is not None
+        ticket, self._asked_nvml = self._asked_nvml, None
+        nvml: Nvml = self.receive(ticket)
+        return nvml
+
+    def close(self) -> None:
+        """Do nothing: the worker closes the file when the run is done."""
+
+
+def spread(trace: Trace) -> PerGpu | None:
+    """Return the GPUs of a run, analyzed where its files are.
+
+    None if a GPU or a rank spans several files, whose rows must be merged.
+    """
+    files = trace.traces if isinstance(trace, MergedTrace) else [trace]
+    remote = [file for file in files if isinstance(file, RemoteTrace)]
+    if len(remote) < len(files):
+        return None
+    far = RemoteShards(trace, remote)
+    with ExitStack() as undone:
+        undone.callback(far.close)
+        gpus = _placed(trace, far)
+        if gpus is not None:
+            undone.pop_all()
+    return gpus
+
+
+def _placed(trace: Trace, far: RemoteShards) -> PerGpu | None:
+    counted: list[Census] = far.ask(
+        [ShardTask(n, worker.RemoteShard.count) for n in range(len(far))], changes=True
+    )
+    if isinstance(trace, MergedTrace):
+        trace.check_spans([census.span for census in counted])
+    files = [_File(trace, far.files[n], n, census) for n, census in enumerate(counted)]
+    work = {pair: count for file in files for pair, count in file.work.items()}
+    gpus = _by_file(group_gpus(trace, dict(sorted(work.items()))), files)
+    if gpus is None:
+        return None
+    placings = [file.placing(group) for file, group in zip(files, gpus, strict=True)]
+    jobs = [
+        ShardTask(number, worker.RemoteShard.place, given=(placing,))
+        for number, placing in enumerate(placings)
+    ]
+    return PerGpu(trace, far, far.ask(jobs, changes=True))
+
+
+class _File:
+    """File of the run, and its census."""
+
+    def __init__(self, trace: Trace, remote: RemoteTrace, number: int, census: Census) -> None:
+        remote.learn(census.devices, census.texts)
+        self._census, self._shift = census, 0
+        self._names = census.names.astype(np.int32)
+        numbers: Sequence[int] = range(len(remote.processes))
+        if isinstance(trace, MergedTrace):
+            self._shift, numbers = trace.shifts[number], trace.processes_of(number)
+            self._names = trace.number_names(number, census.names)
+        self._processes = dict(zip(remote.processes, numbers, strict=True))
+
+    @property
+    def work(self) -> Mapping[tuple[int, int], int]:
+        """Return the number of operations of each process (numbered by the run) and device."""
+        return {self._pair(pair): count for pair, count in self._census.work.items()}
+
+    @property
+    def together(self) -> set[frozenset[tuple[int, int]]]:
+        """Return the pairs of each GPU, as far as the file alone shows."""
+        return {frozenset(map(self._pair, pairs)) for pairs in self._census.together}
+
+    def _pair(self, pair: Pair) -> tuple[int, int]:
+        return self._processes[pair[0]], pair[1]
+
+    def placing(self, gpus: Sequence[Gpu]) -> Placing:
+        """Return the mapping for the file's worker."""
+        return Placing(self._processes, self._census.names, self._names, self._shift, tuple(gpus))
+
+
+def _by_file(gpus: Sequence[Gpu], files: Sequence[_File]) -> list[list[Gpu]] | None:
+    """Group the GPUs by file; None if a GPU or a rank is in several."""
+    number_of = {pairs: number for number, file in enumerate(files) for pairs in file.together}
+    by_file: list[list[Gpu]] = [[] for _ in files]
+    of_rank: dict[int, int] = {}
+    for gpu in gpus:
+        number = number_of.get(frozenset(gpu.pairs))
+        if number is None or of_rank.setdefault(gpu.rank, number) != number:
+            return None
+        by_file[number].append(gpu)
+    return by_file
+
+
+class RemoteShards(Shards):
+    """Shards of a run, each a file that a worker has open.
+
+    If another worker takes over, all batches that changed the shard are replayed there.
+    """
+
+    def __init__(self, trace: Trace, files: Sequence[RemoteTrace]) -> None:
+        self.files = files
+        self._trace = trace
+        self._large = trace.cut_bytes > LARGE
+        self._past: list[list[Batch]] = [[] for _ in files]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def ask(self, tasks: Sequence[ShardTask], *, changes: bool = False) -> list[Any]:
+        batches, places = _batches(tasks, changes)
+        tickets = {number: self._send(number, [batch]) for number, batch in batches.items()}
+        results: list[Any] = [None] * len(tasks)
+        errors = []
+        for number, ticket in tickets.items():
+            try:
+                values = self._results(number, ticket, batches[number])
+            except GputraceError as error:
+                errors.append(error)  # All shards answer first, for `close`.
+                continue
+            for place, value in zip(places[number], values, strict=True):
+                results[place] = value
+        if errors:
+            raise errors[0]
+        if isinstance(self._trace, MergedTrace):
+            self._trace.take_over()
+        return results
+
+    def _send(self, number: int, batches: Sequence[Batch], *, anew: bool = False) -> Ticket:
+        past = 0 if anew else len(self._past[number])
+        return self.files[number].send(worker.run_batches, batches, past, self._large, anew)
+
+    def _results(self, number: int, ticket: Ticket, batch: Batch) -> list[Any]:
+        file, past = self.files[number], self._past[number]
+        answer: tuple[list[Any]] | None = file.receive(ticket)
+        if answer is None:  # Another worker has taken over.
+            answer = file.receive(self._send(number, [*past, batch], anew=True))
+        assert answer is not None
+        if batch.changes:
+            past.append(batch)
+        return answer[0]
+
+    def close(self) -> None:
+        """Release what the workers have computed."""
+        used = [number for number, past in enumerate(self._past) if past]
+        for ticket in [self._send(number, [], anew=True) for number in used]:
+            with suppress(GputraceError):
+                ticket.reply()
+
+    @cached_property
+    def _whole(self) -> Shard:
+        return Shard(self._trace)
+
+    def whole(self, trace: Trace) -> Shard:
+        return self._whole
+
+    def calls_within(self, trace: Trace, window: Window) -> CudaApiCalls | None:
+        return read_calls(trace, window=window)
+
+
+def _batches(
+    tasks: Sequence[ShardTask], changes: bool
+) -> tuple[dict[int, Batch], dict[int, list[int]]]:
+    """Return the batch of each shard, and the indices of its tasks among all."""
+    batches: dict[int, Batch] = {}
+    places: dict[int, list[int]] = {}
+    dumped: dict[int, bytes] = {}
+
+    def dump(value: Any) -> bytes:
+        """Serialize a value that tasks share once; the tasks keep it, so its id is unique."""
+        if id(value) not in dumped:
+            dumped[id(value)] = worker.dump(value)
+        return dumped[id(value)]
+
+    for place, task in enumerate(tasks):
+        batch = batches.setdefault(task.shard, Batch(changes, []))
+        batch.tasks.append((dump(task.work), dump(task.gpu), [*map(dump, task.given)]))
+        places.setdefault(task.shard, []).append(place)
+    return batches, places

@@ -1,0 +1,507 @@
+"""Workers of a Dask cluster: files stay open there, and functions are run where their rows are.
+
+What travels is pickled: dataclasses and columns between a user's own scheduler and workers, never
+the content of a file that somebody else wrote (docs/security.md).
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import tempfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.execution import GpuShardView, Shard
+from gputrace.analyzers.operations import (
+    Gpu,
+    GpuOperations,
+    GpuSummary,
+    call_windows,
+    pair_keys,
+    pair_of,
+)
+from gputrace.errors import GputraceError
+from gputrace.model.events import (
+    GPU_KINDS,
+    UNKNOWN,
+    Column,
+    Events,
+    Kind,
+    distinct_ids,
+    number_ids,
+)
+from gputrace.model.nvml import Nvml
+from gputrace.model.trace import (
+    Device,
+    LeftOut,
+    NoGpu,
+    Process,
+    Progress,
+    Quality,
+    Session,
+    Trace,
+    Window,
+)
+from gputrace.readers.registry import open_trace
+from gputrace.store.slice import slice_window
+from gputrace.store.spill_file import SpillFile
+from gputrace.version import __version__
+
+Pair = tuple[Process, int]
+"""A process, which files number in the order they meet them, and its ordinal of a GPU."""
+_FREE: Final = 1 << 30
+"""Numbers from here on are of names that mean nothing outside of the worker,"""
+_IDLE: Final = -2
+"""and from here down of processes that did nothing on a GPU."""
+_FEW: Final = 4096
+"""Maximum number of names that travel with rows or ids; more are sent on request."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """File of a run, as it is to be opened; ``run`` distinguishes the runs of a cluster."""
+
+    run: str
+    path: str
+    keep_going: bool = False
+    windows: bool = False
+    part: Window | None = None
+    """Window that is cut out of a large file and read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A function to be called with an `OpenFile` and arguments, where the file is open."""
+
+    file: File
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Metadata of a file."""
+
+    source: str
+    origin: int
+    session: Session
+    kinds: frozenset[Kind]
+    no_gpu: NoGpu | None
+    held: bool
+    cut_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Windows in which a process was recorded; ``calls`` if its calls were not always."""
+
+    windows: tuple[Window, ...]
+    calls: tuple[Window, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Quality problems found since the last answer."""
+
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    dropped: list[tuple[str, str, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Reply:
+    """Answer to a `Request`: the function's result, and what reading has brought with it."""
+
+    version: str
+    worker: str
+    """Address of the worker that answers."""
+    again: bool = False
+    """True if the file had to be opened for this answer."""
+    problem: GputraceError | None = None
+    value: Any = None
+    processes: list[Process] = field(default_factory=list)
+    recorded: list[Recorded] = field(default_factory=list)
+    """For each of these."""
+    news: News = field(default_factory=News)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a file, the devices in them, and their names if these are few and wanted."""
+
+    events: Events
+    devices: list[Device]
+    names: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Tasks for the shard of a file: function, GPU and arguments, pickled once for all shards."""
+
+    changes: bool
+    """True if the tasks change the shard."""
+    tasks: list[tuple[bytes, bytes, list[bytes]]]
+
+
+def dump(value: Any) -> bytes:
+    """Serialize a value for the way between a client and its workers."""
+    return zlib.compress(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), 1)
+
+
+def load(raw: bytes) -> Any:
+    """Deserialize what `dump` made."""
+    return pickle.loads(zlib.decompress(raw))
+
+
+class OpenFile:
+    """File that is open in this process, for one request at a time."""
+
+    def __init__(self, file: File) -> None:
+        self.closing = ExitStack()
+        self.lock = Lock()
+        self.trace = open_trace(Path(file.path), file.keep_going, file.windows)
+        self.closing.callback(self.trace.close)
+        self.reported = Quality()
+        self.shard: RemoteShard | None = None
+        self.past = 0
+        """Number of batches that have changed the shard."""
+        if file.part is not None:
+            folder = self.closing.enter_context(tempfile.TemporaryDirectory(prefix="gputrace-"))
+            self.trace = slice_window(self.trace, file.part, Path(folder), self.closing)
+
+    def news(self) -> News:
+        """Return the quality problems found since the last call."""
+        quality, reported = self.trace.quality, self.reported
+        news = News(
+            quality.warnings[len(reported.warnings) :],
+            quality.notes[len(reported.notes) :],
+            quality.left_out[len(reported.left_out) :],
+            [(reason, where, rows) for (reason, where), rows in quality.places.items()],
+        )
+        reported.warnings, reported.notes = list(quality.warnings), list(quality.notes)
+        reported.left_out = list(quality.left_out)
+        return news
+
+
+_open: Final[dict[File, OpenFile]] = {}
+_opening: Final = Lock()
+
+
+def answer(requests: Sequence[Request]) -> list[bytes]:
+    """Return the `Reply` to each request, serialized."""
+    return [dump(_reply(request)) for request in requests]
+
+
+def forget(run: str) -> None:
+    """Close the files of a run; one that is being read is closed when that is done."""
+    for file in [file for file in list(_open) if file.run == run]:
+        opened = _open.pop(file)
+        if opened.lock.acquire(blocking=False):
+            opened.closing.close()
+            opened.lock.release()
+
+
+def _reply(request: Request) -> Reply:
+    from distributed import get_worker
+
+    reply = Reply(__version__, get_worker().address)
+    try:
+        with _opening:
+            reply.again = request.file not in _open
+            if reply.again:
+                _open[request.file] = OpenFile(request.file)
+            opened = _open[request.file]
+        with opened.lock:
+            trace = opened.trace
+            reply.value = request.function(opened, *request.arguments)
+            reply.processes = trace.processes
+            for number in range(len(trace.processes)):
+                calls = trace.calls_recorded(number)
+                windows = tuple(trace.recorded(number))
+                reply.recorded.append(Recorded(windows, None if calls is None else tuple(calls)))
+            reply.news = opened.news()
+    except GputraceError as error:
+        reply.problem = error
+    return reply
+
+
+def about(opened: OpenFile) -> About:
+    """Return a file's metadata."""
+    trace = opened.trace
+    return About(
+        trace.source,
+        trace.origin,
+        trace.session,
+        trace.kinds,
+        trace.no_gpu,
+        trace.held,
+        trace.cut_bytes,
+    )
+
+
+def read(
+    opened: OpenFile,
+    kinds: frozenset[Kind],
+    columns: Sequence[str],
+    window: Window | None,
+    with_names: bool,
+) -> Rows:
+    """Read rows, as `Trace.read` does."""
+    trace = opened.trace
+    events = trace.read(kinds, columns, window, None)
+    pairs: set[tuple[int, int]] = set()
+    if {"process", "device", "kind"} <= set(events.columns):
+        gpu = np.isin(events.kind, GPU_KINDS)
+        both = np.stack([events.process[gpu], events.device[gpu]], axis=-1)
+        pairs = set(map(tuple, np.unique(both, axis=0).tolist()))
+    ids = np.unique(events.name) if with_names else np.empty(0, np.int32)
+    names = trace.names(ids) if len(ids) <= _FEW else {}
+    return Rows(events, [trace.device(*pair) for pair in pairs], names)
+
+
+def names_of(opened: OpenFile, ids: Sequence[int]) -> dict[int, str]:
+    """Return the texts of name ids."""
+    return opened.trace.names(ids)
+
+
+def search(opened: OpenFile, ids: Sequence[int], pattern: re.Pattern[str]) -> dict[int, str]:
+    """Return the texts of those name ids in which a pattern is found."""
+    return opened.trace.search(np.array(ids, np.int64), pattern)
+
+
+def device_of(opened: OpenFile, process: Process, device: int) -> Device:
+    """Return what a process calls by an ordinal, even if nothing of it was read here yet."""
+    trace = opened.trace
+    if process not in trace.processes:
+        trace.read(trace.kinds, ("process",), None, None)
+    return trace.device(trace.processes.index(process), device)
+
+
+def nvml_of(opened: OpenFile) -> Nvml:
+    """Return NVML's records."""
+    return opened.trace.read_nvml()
+
+
+def run_batches(
+    opened: OpenFile, batches: Sequence[Batch], past: int, large: bool, anew: bool
+) -> tuple[list[Any]] | None:
+    """Run tasks on a file's shard and return the results of the last batch.
+
+    Returns None if the shard is not in the state that the client assumes: it has seen ``past``
+    changing batches, or none if it starts ``anew``. Without batches, the shard is given back.
+    """
+    if past != (0 if anew else opened.past):
+        return None
+    shard = None if anew else opened.shard
+    opened.shard, opened.past = None, 0  # As it stays if anything goes wrong.
+    if not batches:
+        return ([],)
+    shard = shard or RemoteShard(opened.trace, SpillFile() if large else None)
+    results: list[Any] = []
+    for batch in batches:
+        results = []
+        for work, place, given in batch.tasks:
+            gpu = load(place)
+            view = shard if gpu is None else GpuShardView(shard, gpu)
+            results.append(load(work)(view, *map(load, given)))
+        past += batch.changes
+    shard.rest()
+    opened.shard, opened.past = shard, past
+    return (results,)
+
+
+@dataclass(frozen=True)
+class Census:
+    """GPUs of a file and the work on them.
+
+    Attributes:
+        work: number of operations of each pair.
+        together: the pairs of each GPU.
+        devices: the device of each pair.
+        names: the file's ids of the operations' names, sorted.
+        texts: the names themselves, if they are few.
+        span: first start and last end, on the file's clock; None without operations.
+    """
+
+    work: Mapping[Pair, int]
+    together: tuple[frozenset[Pair], ...]
+    devices: Mapping[Pair, Device]
+    names: NDArray[np.int64]
+    texts: Mapping[int, str]
+    span: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Mapping of a file to the numbering and the clock of the run.
+
+    Attributes:
+        processes: the run's number of each process of the file.
+        ids: name ids of the file, sorted.
+        names: the run's number of each of them.
+        shift: nanoseconds to add to all times.
+        gpus: the GPUs of the file.
+    """
+
+    processes: Mapping[Process, int]
+    ids: NDArray[np.int64]
+    names: NDArray[np.int32]
+    shift: int
+    gpus: tuple[Gpu, ...]
+
+
+class RemoteShard(Shard):
+    """Shard with the GPUs of one file."""
+
+    def count(self) -> Census:
+        """Read the operations and count them by process and device."""
+        self.read()
+        work: Counter[Pair] = Counter()
+        for operations in self.operations:
+            keys, inverse = number_ids(pair_keys(operations.events))
+            counts = np.bincount(inverse).tolist()
+            whose = map(self._pair, map(pair_of, keys.tolist()))
+            work.update(dict(zip(whose, counts, strict=True)))
+        each = [distinct_ids(operations.events.name) for operations in self.operations]
+        names = distinct_ids(np.concatenate([np.empty(0, np.int64), *each]))
+        pairs = [pair for operations in self.operations for pair in operations.gpu.pairs]
+        spans = [operations.span for operations in self.operations]
+        return Census(
+            dict(work),
+            tuple(frozenset(map(self._pair, each.gpu.pairs)) for each in self.operations),
+            {self._pair(pair): self.trace.device(*pair) for pair in pairs},
+            names,
+            self.trace.names(names) if len(names) <= _FEW else {},
+            (min(s.start for s in spans), max(s.end for s in spans)) if spans else None,
+        )
+
+    def _pair(self, pair: tuple[int, int]) -> Pair:
+        return self.trace.processes[pair[0]], pair[1]
+
+    def place(self, placing: Placing) -> list[GpuSummary]:
+        """Map the shard to the numbering and clock of the run."""
+        trace = PlacedTrace(self.trace, placing)
+        self.trace = trace
+        gpu_of = {pair: gpu for gpu in placing.gpus for pair in gpu.pairs}
+        return self.take(
+            trace.placed(operations, gpu_of[trace.pair(operations.gpu.pairs[0])])
+            for operations in self.operations
+        )
+
+    def move(self, shifts: Mapping[int, int]) -> list[GpuSummary]:
+        assert isinstance(self.trace, PlacedTrace)
+        self.trace.shift += next((shifts[operations.gpu.host] for operations in self.operations), 0)
+        return super().move(shifts)
+
+
+class PlacedTrace(Trace):
+    """Trace of a file in the numbering and on the clock of the run."""
+
+    def __init__(self, trace: Trace, placing: Placing) -> None:
+        super().__init__(trace.path)
+        self.source, self.quality, self.no_gpu = trace.source, trace.quality, trace.no_gpu
+        self.shift = placing.shift
+        self._trace, self._number_of = trace, placing.processes
+        self._numbers: dict[int, int] = dict(
+            zip(placing.ids.tolist(), placing.names.tolist(), strict=True)
+        )
+        self._ids = {number: id for id, number in self._numbers.items()}
+
+    def pair(self, pair: tuple[int, int]) -> tuple[int, int]:
+        """Map a pair of the file to one with the run's process number."""
+        return self._process(pair[0]), pair[1]
+
+    def placed(self, operations: GpuOperations, gpu: Gpu) -> GpuOperations:
+        """Map the operations of a GPU to the run."""
+        events = self._translated(operations.events)
+        windows = tuple(self.recorded(gpu.process))
+        return GpuOperations(gpu, events, operations.classes, windows, call_windows(self, gpu))
+
+    def _translated(self, events: Events) -> Events:
+        arrays: dict[str, Column] = {name: getattr(events, name) for name in events.columns}
+        for name in {"start", "end"} & arrays.keys():
+            arrays[name] = arrays[name] + self.shift if self.shift else arrays[name]
+        if "process" in arrays and len(events):
+            numbers = [self._process(index) for index in range(len(self._trace.processes))]
+            arrays["process"] = np.array(numbers, np.int16)[arrays["process"]]
+        if "name" in arrays:
+            ids, inverse = number_ids(arrays["name"])
+            arrays["name"] = np.array([self._number(id) for id in ids.tolist()], np.int32)[inverse]
+        return Events(arrays)
+
+    def _number(self, id: int) -> int:
+        if id == UNKNOWN:
+            return UNKNOWN
+        if id not in self._numbers:
+            number = _FREE + len(self._numbers)
+            self._numbers[id], self._ids[number] = number, id
+        return self._numbers[id]
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        return self._trace.kinds
+
+    def names(self, ids: Collection[int] | Column) -> dict[int, str]:
+        numbers = self._own(ids)
+        texts = self._trace.names(list(numbers))
+        unknown = {int(id): f"<name {id}>" for id in ids}
+        return unknown | {number: texts[id] for id, number in numbers.items()}
+
+    def search(self, ids: Collection[int] | Column, pattern: re.Pattern[str]) -> dict[int, str]:
+        numbers = self._own(ids)
+        texts = self._trace.search(list(numbers), pattern)
+        return {numbers[id]: text for id, text in texts.items()}
+
+    def _own(self, ids: Collection[int] | Column) -> dict[int, int]:
+        """Return the run's number of each known name by its id in the file."""
+        return {self._ids[int(id)]: int(id) for id in ids if int(id) in self._ids}
+
+    def read(
+        self,
+        kinds: frozenset[Kind],
+        columns: Sequence[str],
+        window: Window | None,
+        progress: Progress | None,
+    ) -> Events:
+        if window is not None:
+            window = Window(window.start - self.shift, window.end - self.shift)
+        return self._translated(self._trace.read(kinds, columns, window, progress))
+
+    def read_parts(
+        self, kinds: frozenset[Kind], columns: Sequence[str], progress: Progress | None
+    ) -> Iterator[Events]:
+        return map(self._translated, self._trace.read_parts(kinds, columns, progress))
+
+    def recorded(self, process: int) -> Sequence[Window]:
+        return [self._later(window) for window in self._trace.recorded(self._own_number(process))]
+
+    def calls_recorded(self, process: int) -> Sequence[Window] | None:
+        windows = self._trace.calls_recorded(self._own_number(process))
+        return None if windows is None else [self._later(window) for window in windows]
+
+    def _process(self, number: int) -> int:
+        return self._number_of.get(self._trace.processes[number], _IDLE - number)
+
+    def _own_number(self, process: int) -> int:
+        numbers = range(len(self._trace.processes))
+        return next(number for number in numbers if self._process(number) == process)
+
+    def _later(self, window: Window) -> Window:
+        return Window(window.start + self.shift, window.end + self.shift)
+
+    def device(self, process: int, device: int) -> Device:
+        return replace(self._trace.device(self._own_number(process), device), process=process)
+
+    def close(self) -> None:
+        """Do nothing: whoever opened the file closes it."""
