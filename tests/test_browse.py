@@ -24,7 +24,8 @@ from gputrace.errors import InputError
 from gputrace.model.results import Analysis
 from gputrace.report.palette import Palette
 from gputrace.report.tui import screen as browser_screen
-from gputrace.report.tui.app import BrowseApp, Help, Prompt, picture
+from gputrace.report.tui.app import BrowseApp, picture
+from gputrace.report.tui.prompts import Help, Prompt
 from gputrace.report.tui.screen import KEYS
 from tests import command
 from tests.browsing import answer, browse, loaded, press, screen, until

@@ -20,9 +20,10 @@ import pytest
 from hypothesis import strategies as st
 
 import gputrace
+from gputrace import distributed as ours
 from gputrace.analyzers.pipeline import analyze
 from gputrace.cli import run
-from gputrace.distributed import Cluster, scheduler, spread, worker
+from gputrace.distributed import Cluster, spread, worker
 from gputrace.errors import ExitCode, InputError, UsageError
 from gputrace.readers.open import open_traces
 from tests.parts import Node, write_parts
@@ -235,7 +236,7 @@ class TestTheResultIsThatOfOneProcess:
             seen.append(sum(map(len, facts.operations)))
             return (), ()
 
-        monkeypatch.setattr("gputrace.analyzers.pipeline.plugins", lambda _: [object()])
+        monkeypatch.setattr("gputrace.plugins.plugins", lambda _: [object()])
         monkeypatch.setattr("gputrace.analyzers.pipeline.run_plugins", find_plugged)
         report(ranks, scheduler=cluster.scheduler_address)
         assert seen[0] > 4 * 8 * 30
@@ -300,7 +301,7 @@ class TestACluster:
     def test_that_does_not_answer(
         self, ranks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(scheduler, "_PATIENCE_S", 0.3)
+        monkeypatch.setattr(ours, "_PATIENCE_S", 0.3)
         code = run(["analyze", str(ranks), "--scheduler", "tcp://127.0.0.1:9"])
         assert code == ExitCode.MISSING_HERE
         told = capsys.readouterr().err

@@ -25,7 +25,6 @@ NOT_FOR_A_REPORT: Final = (
     "msgspec",
     "textual",
     "bokeh",
-    "sqlite_utils",
     "dask",
     "distributed",
     "fsspec",

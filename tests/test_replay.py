@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gputrace.analyzers.whatif import CURES, Effect
 from gputrace.analyzers.whatif.graph import LONG_AGO, NONE, Graph, replay
-from gputrace.analyzers.whatif.optimizations import CURES, Effect
 from tests.test_whatif import MS, PLANTED, graph_of, written
 
 

@@ -1,23 +1,28 @@
-"""Breakdown: classes and causes of each step, rank and GPU, and over the steady steps."""
+"""Breakdown of steps, ranks and GPUs by class and cause, and the largest gaps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.execution import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf
-from gputrace.analyzers.lanes import AnyLaneSummary, Place
+from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
+from gputrace.analyzers.lanes import AnyLaneSummary, Lane, Place
+from gputrace.analyzers.python_samples import PythonLines
 from gputrace.analyzers.steps import FoundSteps, find_blocked_steps
 from gputrace.analyzers.steps.windows import StepWindows
-from gputrace.model.events import UNKNOWN
-from gputrace.model.intervals import Times
-from gputrace.model.results import Breakdown, Step, Steps
-from gputrace.model.time_class import CLASSES
-from gputrace.model.trace import Window
+from gputrace.model.events import UNKNOWN, Kind, distinct_ids
+from gputrace.model.intervals import Intervals, Times, union
+from gputrace.model.results import Breakdown, Gap, Gaps, Step, Steps
+from gputrace.model.time_class import CLASSES, IDLE_CAUSES
+from gputrace.model.trace import Trace, Window
+from gputrace.units import format_ns
 
 
 def list_steps(
@@ -162,3 +167,186 @@ def summarize(found: FoundSteps, steps: Sequence[Step]) -> Steps:
         p95_ns=round(float(np.percentile(lengths, 95))) if known else None,
         reason=best.reason,
     )
+
+
+_MOST_CALLS_TOLD: Final = 2
+_WORTH_TELLING: Final = 0.05
+"""Part of a gap that a call must fill to be named."""
+_NO_ISSUER: Final = "no row tells which thread issued the operation that ends it"
+
+
+def find_gaps(
+    gpus: PerGpu, found: FoundSteps, measured: Sequence[Step], most: int, lines: PythonLines | None
+) -> Gaps:
+    """All gaps counted, and the ``most`` largest listed with their evidence."""
+    steps_of = StepsOf(measured)
+    steps = [_windows(steps_of(lane.gpu)) for lane in gpus.lanes]
+    own = gpus.each(_own_gaps, gpus.lanes, steps, same=(most,))
+    listed = [_longest([one.anywhere for one in own], most)]
+    listed.append(_longest([one.in_steps for one in own], most))
+    told = iter(_told(gpus, found, lines, [gap for some in listed for gap in some]))
+    anywhere, in_steps = (tuple(islice(told, len(some))) for some in listed)
+    by_cause = {cause: sum(one.by_cause[cause] for one in own) for cause in IDLE_CAUSES}
+    total, count = sum(one.total for one in own), sum(one.count for one in own)
+    return Gaps(count, total, by_cause, anywhere, in_steps)
+
+
+_Edges = tuple[Times, Times]
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The gaps of one GPU."""
+
+    count: int
+    total: int
+    by_cause: dict[str, int]
+    anywhere: _Edges
+    """The longest, longest first."""
+    in_steps: _Edges
+    """Gaps and causes of those whose middle lies in a measured step."""
+
+
+def _own_gaps(one: GpuShardView, steps: Intervals, most: int) -> _Own:
+    lane, gaps = one.lane, one.lane.timeline.gaps
+    keep = steps.contains((gaps.start + gaps.end) // 2)
+    return _Own(
+        len(gaps),
+        gaps.total,
+        {cause: int(lane.causes.of[cause].clip(*lane.window).total) for cause in IDLE_CAUSES},
+        _longest_of(gaps, most),
+        _longest_of(Intervals(gaps.start[keep], gaps.end[keep]), most),
+    )
+
+
+def _windows(own: Sequence[Step]) -> Intervals:
+    return union([s.start_ns for s in own], [s.end_ns for s in own])
+
+
+def _longest_of(gaps: Intervals, most: int) -> _Edges:
+    start, end, lengths = gaps.start, gaps.end, gaps.lengths
+    if 0 < most < len(lengths):
+        keep = lengths >= np.partition(lengths, len(lengths) - most)[len(lengths) - most]
+        start, end = start[keep], end[keep]
+    order = np.lexsort((start, start - end))[:most]
+    return start[order], end[order]
+
+
+def _longest(of_each: Sequence[_Edges], most: int) -> list[tuple[int, int, int]]:
+    """Return GPU, start and end of the longest gaps over all GPUs; of equal ones the earliest."""
+    found = [
+        (s - e, s, place, e)
+        for place, (start, end) in enumerate(of_each)
+        for s, e in zip(start.tolist(), end.tolist(), strict=True)
+    ]
+    return [(place, start, end) for _, start, place, end in sorted(found)[:most]]
+
+
+def _told(
+    gpus: PerGpu, found: FoundSteps, lines: PythonLines | None, gaps: Sequence[tuple[int, int, int]]
+) -> Iterator[Gap]:
+    """Return the rows of the report for some gaps, in order; each GPU is asked once."""
+    by_lane: dict[int, list[tuple[int, int]]] = {}
+    for place, start, end in gaps:
+        by_lane.setdefault(place, []).append((start, end))
+    lanes = [gpus.lanes[place] for place in by_lane]
+    has = gpus.has_calls, Kind.DATA_WAIT in gpus.trace.kinds
+    answers = gpus.each(_explained, lanes, by_lane.values(), same=has)
+    explained = {place: iter(own) for place, own in zip(by_lane, answers, strict=True)}
+    for place, start, end in gaps:
+        gpu, own = gpus.lanes[place].gpu, next(explained[place])
+        told = own.told
+        if lines is not None and own.feeder is not None:
+            told += line_of(lines, own.feeder, start, end)
+        step = _step_at(found.by_rank.get(gpu.rank), start, end)
+        yield Gap(gpu.gpu, gpu.rank, step, start, end, own.cause, told)
+
+
+@dataclass(frozen=True)
+class _Explained:
+    """A gap as the rows of its host explain it."""
+
+    cause: str
+    told: str
+    feeder: tuple[int, int] | None
+    """Process and thread that ended it, where that is known."""
+
+
+def _explained(
+    one: GpuShardView, gaps: Sequence[tuple[int, int]], has_calls: bool, has_waits: bool
+) -> list[_Explained]:
+    return [_explain(one, start, end, has_calls, has_waits) for start, end in gaps]
+
+
+def _explain(
+    one: GpuShardView, start: int, end: int, has_calls: bool, has_waits: bool
+) -> _Explained:
+    lane, calls = one.lane, one.calls
+    shares, feeder = lane.causes.within([start], [end])[0], lane.causes.feeder_of(end)
+    told = ""
+    if calls is None or feeder == NOBODY:
+        told = _NO_ISSUER if has_calls else ""
+    else:
+        told = evidence_of(one.trace, calls, feeder, start, end)
+    if lane.with_calls is not None and not lane.with_calls.clip(start, end).total:
+        told = "CUDA calls were not recorded then"
+    if has_waits:
+        told = _waiting(lane, start, end) + told
+    pair = calls.threads[feeder] if calls is not None and feeder != NOBODY else None
+    return _Explained(IDLE_CAUSES[int(np.argmax(shares))], told, pair)
+
+
+def _waiting(lane: Lane, start: int, end: int) -> str:
+    """Return the recorded time in the data loader as text, if it is long enough to mention."""
+    waited = 0 if lane.host_data is None else lane.host_data.clip(start, end).total
+    return f"in the data loader {format_ns(waited)}, " if waited >= _part_of(start, end) else ""
+
+
+def _part_of(start: int, end: int) -> float:
+    return _WORTH_TELLING * (end - start)
+
+
+def _step_at(windows: StepWindows | None, start: int, end: int) -> int | None:
+    """The step that the middle of the gap lies in."""
+    if windows is None:
+        return None
+    middle = (start + end) // 2
+    number = int(np.searchsorted(windows.start, middle, "right")) - 1
+    return number if number >= 0 and middle < windows.end[number] else None
+
+
+def evidence_of(trace: Trace, calls: CudaApiCalls, feeder: int, start: int, end: int) -> str:
+    """Return the evidence that the feeding thread's rows hold for a gap."""
+    if feeder == NOBODY:
+        return _NO_ISSUER
+    rows = calls.overlapping(feeder, start, end)
+    text = trace.names(distinct_ids(calls.name[rows]))
+    spent: dict[str, int] = {}
+    for row in rows.tolist():
+        name = text[int(calls.name[row])].partition("_v")[0]
+        length = min(int(calls.end[row]), end) - max(int(calls.start[row]), start)
+        spent[name] = spent.get(name, 0) + length
+    worth = _part_of(start, end)
+    named = sorted((name for name in spent if spent[name] >= worth), key=lambda n: -spent[n])
+    parts = [f"{name} {format_ns(spent[name])}" for name in named[:_MOST_CALLS_TOLD]]
+    inside_calls = union(calls.start[rows], calls.end[rows]).clip(start, end)
+    outside = end - start - inside_calls.total
+    process = calls.threads[feeder][0]
+    if outside >= worth and calls.all_recorded(process, np.array([start]), np.array([end]))[0]:
+        parts.insert(0, f"no CUDA call {format_ns(outside)}")
+    # Ids past 31 bits are negative in their column.
+    return f"{', '.join(parts)} (thread {calls.threads[feeder][1] & 0xFFFFFFFF})"
+
+
+def line_of(lines: PythonLines, feeder: tuple[int, int], start: int, end: int) -> str:
+    """Return the line of the user's program with most samples of the gap, preferring the
+    thread's.
+    """
+    thread = lines.teller(feeder)
+    if thread is None:
+        return ""
+    place = lines.place({thread: lines.within(thread, union([start], [end]))})
+    if place is None:
+        return ""
+    who = "" if thread == feeder else f"thread {thread[1]} "
+    return f", {who}at {place.line} ({place.count} of {place.samples} samples)"

@@ -9,7 +9,14 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from gputrace.analyzers.breakdown import break_down, list_steps, measured, steady, summarize
+from gputrace.analyzers.breakdown import (
+    break_down,
+    find_gaps,
+    list_steps,
+    measured,
+    steady,
+    summarize,
+)
 from gputrace.analyzers.collectives import (
     Collectives,
     fit_clocks,
@@ -20,7 +27,6 @@ from gputrace.analyzers.device_metrics import find_utilization
 from gputrace.analyzers.execution import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.findings import find
 from gputrace.analyzers.findings.context import SEVERITIES, Facts
-from gputrace.analyzers.gaps import find_gaps
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.host_calls import NOBODY
 from gputrace.analyzers.kernels import count_kernels
@@ -113,45 +119,52 @@ def analyze(
     watcher: Watcher | None = None,
     spread: Spread | None = None,
 ) -> Analysis:
-    """Reads what it needs and says where the time went.
+    """Read what is needed and say where the time went.
 
-    Where nothing was recorded of a GPU, what the host's signals tell of it. Raises InputError
-    where that is nothing, or no GPU operation can be used, UsageError where none lies in the window
-    or none of the steps asked for is there.
+    Without GPU activity, the answer is what the host's signals show. Raises InputError where that
+    is nothing, or no GPU operation can be used, UsageError where none lies in the window or none of
+    the steps asked for is there.
     """
+    options = options or Options()
+    opened = _open_gpus(trace, progress, watcher, spread)
+    with closing(opened):
+        gpus, window = opened, _absolute(trace, options.window)
+        _put_on_one_clock(gpus)
+        if watcher is not None:
+            watcher.operations_read(gpus.whole.operations)
+        collectives = match_collectives(gpus)
+        lanes: Sequence[AnyLaneSummary]
+        if gpus.operations:
+            found = gpus.find_steps(options.steps)
+            gpus.build_lanes(window, found)
+            waits = {ran.gpu: collectives.waiting(n) for n, ran in enumerate(gpus.operations)}
+            gpus.add_waits(waits)
+            lanes = gpus.lanes
+        else:
+            host_lanes, found = find_host_lanes(trace, window, options.steps)
+            gpus, lanes = PerGpu.of_hosts(trace, host_lanes), host_lanes
+        if not lanes:
+            raise UsageError(_outside(trace, gpus))
+        facts = _facts(gpus, lanes, found, collectives, window, options)
+        if watcher is not None:
+            watcher.facts_found(facts)
+        return _answer(facts, lanes, window, options.gaps)
+
+
+def _open_gpus(
+    trace: Trace, progress: Progress | None, watcher: Watcher | None, spread: Spread | None
+) -> PerGpu:
+    """Read the operations here, or where the files are; watchers and plugins want them here."""
     far = None if spread is None or watcher is not None or plugins("analyzers") else spread(trace)
     gpus = far or PerGpu.here(Shard(trace, spill_file_for(trace), progress))
-    with closing(gpus):
-        return _analyze(gpus, options or Options(), watcher)
-
-
-def _analyze(gpus: PerGpu, options: Options, watcher: Watcher | None) -> Analysis:
-    trace, window = gpus.trace, _absolute(gpus.trace, options.window)
-    _put_on_one_clock(gpus)
-    if watcher is not None:
-        watcher.operations_read(gpus.whole.operations)
     if not gpus.operations and trace.no_gpu is None:
+        gpus.close()
         raise InputError(trace.title, "no GPU operation in it has usable times; record it again")
-    collectives = match_collectives(gpus)
-    lanes: Sequence[AnyLaneSummary]
-    if gpus.operations:
-        found = gpus.find_steps(options.steps)
-        gpus.build_lanes(window, found)
-        gpus.add_waits({own.gpu: collectives.waiting(n) for n, own in enumerate(gpus.operations)})
-        lanes = gpus.lanes
-    else:
-        host_lanes, found = find_host_lanes(trace, window, options.steps)
-        gpus, lanes = PerGpu.of_hosts(trace, host_lanes), host_lanes
-    if not lanes:
-        raise UsageError(_outside(trace, gpus))
-    facts = _facts(gpus, lanes, found, collectives, window, options)
-    if watcher is not None:
-        watcher.facts_found(facts)
-    return _answer(facts, lanes, window, options.gaps)
+    return gpus
 
 
 def _put_on_one_clock(gpus: PerGpu) -> None:
-    """Corrects the clocks of several hosts as far as collectives tell."""
+    """Correct the clocks of several hosts as far as collectives show it."""
     fit = fit_clocks(gpus) if len(gpus.trace.paths) > 1 else None
     if fit is not None:
         gpus.move(fit.shifts, str(fit))

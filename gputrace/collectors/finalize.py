@@ -445,7 +445,7 @@ def _write_log(writer: TraceWriter, log: NvmlLog, start: int, describes: bool) -
     for table, (columns, rows) in tables(log).items():
         if not rows or not (describes or "timeNs" in columns):
             continue
-        writer.create(table, ", ".join(columns))
+        writer.make(table, ", ".join(columns))
         if "timeNs" in columns:
             at = columns.index("timeNs")
             rows = [(*row[:at], row[at] - start, *row[at + 1 :]) for row in rows]

@@ -6,14 +6,19 @@ Rows stay on the workers, one file a `Shard`; summaries travel, by Dask's own ``
 
 from __future__ import annotations
 
+import logging
 import re
+import shutil
+import signal
 import sys
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
+from importlib import import_module
 from itertools import groupby
+from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
@@ -24,9 +29,8 @@ from gputrace.analyzers.execution import PerGpu, Shard, Shards, ShardTask
 from gputrace.analyzers.host_calls import CudaApiCalls, read_calls
 from gputrace.analyzers.operations import Gpu, group_gpus
 from gputrace.distributed import worker
-from gputrace.distributed.scheduler import HINT, connected
 from gputrace.distributed.worker import Batch, Census, File, Pair, Placing, Recorded, Reply, Request
-from gputrace.errors import GputraceError, InputError, MissingError
+from gputrace.errors import GputraceError, InputError, MissingError, UsageError
 from gputrace.model.events import Column, Events, Kind, concatenate
 from gputrace.model.nvml import Nvml
 from gputrace.model.trace import Device, Process, Progress, Session, Trace, Window
@@ -36,6 +40,37 @@ from gputrace.version import __version__
 
 if TYPE_CHECKING:
     from distributed import Client, Future
+
+
+pass
+
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+
+pass
+
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+pass
 
 _TOGETHER: Final = 16
 """Maximum number of requests in a task: a task costs the scheduler a millisecond."""
@@ -587,3 +622,142 @@ def _batches(
         batch.tasks.append((dump(task.work), dump(task.gpu), [*map(dump, task.given)]))
         places.setdefault(task.shard, []).append(place)
     return batches, places
+
+
+pass
+
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+pass
+
+pass
+
+_PATIENCE_S: Final = 30
+"""Timeout for the scheduler and its first worker; a Slurm queue is waited for indefinitely."""
+HINT: Final = 'pip install "gputrace[cluster]", on all its machines'
+
+
+@contextmanager
+def connected(where: str) -> Iterator[Client]:
+    """Yield a client whose cluster has at least one worker."""
+    kind, _, count = where.partition(":")
+    _check_extra(kind)
+    for name in ("distributed", "tornado"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    with _STARTED.get(kind, _running)(where, count) as target:
+        client = _client(target, where)
+        try:
+            _wait_for_workers(client, where, forever=kind == "slurm")
+            yield client
+        finally:
+            _end(client, 1)
+
+
+def _check_extra(kind: str) -> None:
+    try:
+        import_module("distributed")
+        import_module("dask_jobqueue" if kind == "slurm" else "dask")
+    except ImportError as error:
+        raise MissingError(f"--scheduler needs Dask ({error}): {HINT}") from None
+
+
+def _client(target: Any, where: str) -> Client:
+    from distributed import Client
+
+    try:
+        return Client(target, timeout=_PATIENCE_S, set_as_default=False)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise MissingError(f"no Dask scheduler answers at {where}") from error
+
+
+def _wait_for_workers(client: Client, where: str, *, forever: bool) -> None:
+    try:
+        client.wait_for_workers(1, timeout=None if forever else _PATIENCE_S)
+    except TimeoutError:
+        raise MissingError(f"the scheduler at {where} has no workers; start some") from None
+
+
+@contextmanager
+def _running(where: str, _: str) -> Iterator[str]:
+    if "://" not in where and not where.rpartition(":")[2].isdecimal():
+        problem = "give an address, as tcp://10.0.0.1:8786, local:N or slurm:N"
+        raise UsageError(f"{where!r} is no scheduler; {problem}")
+    yield where
+
+
+@contextmanager
+def _local(where: str, count: str) -> Iterator[Any]:
+    from distributed import LocalCluster
+
+    workers = _number(where, count)
+    with _without_interrupts():
+        try:
+            cluster = LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                dashboard_address=None,
+                silence_logs=logging.CRITICAL,
+            )
+        except (OSError, RuntimeError) as error:
+            raise MissingError(f"{where}: the workers did not start ({error!r})") from error
+    try:
+        yield cluster
+    finally:
+        _end(cluster, 2)
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Block Ctrl-C, which reaches all processes of a terminal, until this is done.
+
+    Processes started meanwhile inherit the mask and never get it: this process ends them.
+    """
+    ensure_running()  # It would unblock interrupts if started later.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _slurm(where: str, count: str) -> Iterator[Any]:
+    """Start workers as jobs, configured by `jobqueue.slurm` of Dask's configuration."""
+    import dask
+    from dask_jobqueue import SLURMCluster
+
+    workers = _number(where, count)
+    if shutil.which("sbatch") is None:
+        raise MissingError(f"{where}: no sbatch on this machine; use it where jobs are submitted")
+    known = dask.config.get("jobqueue.slurm", {})
+    usual = {"cores": 1, "memory": "4GB", "processes": 1}
+    lacking = {name: value for name, value in usual.items() if not known.get(name)}
+    try:
+        cluster = SLURMCluster(**lacking)
+        cluster.scale(workers)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise MissingError(f"{where}: {error}") from error
+    try:
+        yield cluster
+    finally:
+        _end(cluster, 5)
+
+
+def _end(what: Any, patience_s: float) -> None:
+    """Close a client or cluster; if it takes longer, it ends with this process."""
+    with suppress(TimeoutError):
+        what.close(timeout=patience_s)
+
+
+def _number(where: str, count: str) -> int:
+    if not count.isdecimal() or int(count) < 1:
+        raise UsageError(f"{where!r} does not say how many workers; write local:8 or slurm:64")
+    return int(count)
+
+
+_STARTED: Final = {"local": _local, "slurm": _slurm}

@@ -50,7 +50,12 @@ def demangle(name: str) -> str:
 def short(demangled: str) -> str:
     """Return the function name without return type, namespaces, template and call arguments."""
     if demangled.startswith("_Z"):
-        return _last_of_mangled(demangled)
+        # Could not be demangled: the last component, each a length and so many characters.
+        part, at = demangled, 3 if demangled.startswith("_ZN") else 2
+        while (digits := _DIGITS.match(demangled, at)) is not None:
+            at = digits.end() + int(digits[0])
+            part = demangled[digits.end() : at]
+        return part
     depth, end = 0, len(demangled)
     for index, character in enumerate(demangled):
         if character == "<" and not demangled.startswith("<unnamed>", index):
@@ -98,18 +103,6 @@ def words_of_mangled(name: str) -> list[str]:
                 inside.append(token[0])
             typed = inside[-1:] == ["L"] and token[0] != "L"
     return words
-
-
-def _last_of_mangled(name: str) -> str:
-    """Return the last component, before any arguments, of a name that could not be demangled.
-
-    Each component is a length followed by that many characters.
-    """
-    part, at = name, 3 if name.startswith("_ZN") else 2
-    while (digits := _DIGITS.match(name, at)) is not None:
-        end = digits.end() + int(digits[0])
-        part, at = name[digits.end() : end], end
-    return part
 
 
 @cache

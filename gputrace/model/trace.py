@@ -304,10 +304,8 @@ DERIVED: Final = {"gpu": ("process", "device"), "rank": ("process",)}
 
 def base_columns(wanted: Sequence[str]) -> list[str]:
     """Return the columns to read in order to provide the wanted ones."""
-    read = [name for name in COLUMN_TYPES if name in wanted and name not in DERIVED]
-    for name in DERIVED.keys() & set(wanted):
-        read += [column for column in DERIVED[name] if column not in read]
-    return read
+    read = set(wanted).union(*(DERIVED.get(name, ()) for name in wanted)) - DERIVED.keys()
+    return [name for name in COLUMN_TYPES if name in read]
 
 
 def add_derived_columns(trace: Trace, events: Events, wanted: Sequence[str]) -> Events:
@@ -318,18 +316,13 @@ def add_derived_columns(trace: Trace, events: Events, wanted: Sequence[str]) -> 
         name: getattr(events, name) for name in events.columns if name in wanted
     }
     if "gpu" in wanted:
-        arrays["gpu"] = _gpus(trace, events)
+        pairs = events.process.astype(np.int32) << 16 | (events.device.astype(np.int32) & 0xFFFF)
+        distinct, where = number_ids(pairs)
+        devices = distinct.astype(np.int16).tolist()
+        processes = (distinct >> 16).tolist()
+        gpus = [trace.device(*pair).gpu for pair in zip(processes, devices, strict=True)]
+        arrays["gpu"] = np.array(gpus or [UNKNOWN]).take(where)
     if "rank" in wanted:
         ranks = np.array([process.rank for process in trace.processes] or [UNKNOWN])
         arrays["rank"] = ranks[events.process]
     return Events(arrays)
-
-
-def _gpus(trace: Trace, events: Events) -> Column:
-    pairs = events.process.astype(np.int32) << 16 | (events.device.astype(np.int32) & 0xFFFF)
-    distinct, where = number_ids(pairs)
-    devices = distinct.astype(np.int16).tolist()
-    processes = (distinct >> 16).tolist()
-    gpus = [trace.device(*pair).gpu for pair in zip(processes, devices, strict=True)]
-    column: Column = np.array(gpus or [UNKNOWN]).take(where)
-    return column

@@ -130,7 +130,11 @@ class Document(Generic[T]):
     def _counted(self) -> Iterator[T]:
         cut = count(self._rest)
         if cut.end or cut.closed:
-            yield self._exactly(self._rest[: cut.end])
+            try:
+                part = self._decode(b"[%b]" % self._rest[: cut.end])
+            except BadJson as error:
+                raise self._broken(error) from error
+            yield part
             self._move(cut.next)
         else:
             self._check_unfinished()
@@ -176,12 +180,6 @@ class Document(Generic[T]):
     def _move(self, to: int) -> None:
         self._rest = self._rest[to:]
         self._offset += to
-
-    def _exactly(self, events: bytes) -> T:
-        try:
-            return self._decode(b"[%b]" % events)
-        except BadJson as error:
-            raise self._broken(error) from error
 
     def _check_unfinished(self) -> None:
         """Raises where the rest is not the beginning of an event."""
@@ -304,7 +302,6 @@ def _before_break(path: Path) -> list[Any]:
 
 
 def _decoded(text: bytes) -> list[Any]:
-
     try:
         events: list[Any] = json.loads(text)
     except json.JSONDecodeError as error:

@@ -51,11 +51,10 @@ class OwnTrace(NsysTrace):
     def _windows_in(self, table: str) -> dict[int, list[Window]]:
         """The windows of each process in one of our tables."""
         found: dict[int, list[Window]] = {}
-        if self._database.has(table, "start", "end", "globalPid"):
-            sql = f"SELECT globalPid, start, end FROM {table} ORDER BY start"
-            for process, start, end in self._database.query(sql):
-                window = Window(start if start > 0 else FROM_THE_START, end)
-                found.setdefault(self._process_index(process >> 24), []).append(window)
+        rows = self._database.select(table, "globalPid", "start", "end", where="1 ORDER BY start")
+        for process, start, end in rows:
+            window = Window(start if start > 0 else FROM_THE_START, end)
+            found.setdefault(self._process_index(process >> 24), []).append(window)
         return found
 
     def _without_gpu(self) -> NoGpu:
@@ -68,9 +67,9 @@ class OwnTrace(NsysTrace):
             lacking = meta.get("driver") == "no"
             why = "there was no NVIDIA driver" if lacking else "--backend host was asked for"
             return NoGpu(why, "record on a machine with an NVIDIA driver")
-        if database.has("GPUTRACE_PROCESS", "note"):
-            sql = "SELECT note FROM GPUTRACE_PROCESS WHERE note IS NOT NULL LIMIT 1"
-            if (row := next(database.query(sql), None)) is not None:
-                return NoGpu(str(row[0]), "see `gputrace doctor`")
+        for (note,) in database.select(
+            "GPUTRACE_PROCESS", "note", where="note IS NOT NULL LIMIT 1"
+        ):
+            return NoGpu(str(note), "see `gputrace doctor`")
         why = "no process of the recorded program ran anything on a GPU"
         return NoGpu(why, "check that it is told to use one")

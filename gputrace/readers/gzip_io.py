@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Iterable
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
@@ -15,6 +16,8 @@ from gputrace.store.sqlite import open_input
 
 GZIP: Final = b"\x1f\x8b"
 
+_PACKED: Final = 15
+"""Typical compression ratio of a trace."""
 _TRAILER: Final = 8
 """Bytes of the checksum and length at the end of gzip data, which may be wrong."""
 
@@ -37,6 +40,16 @@ def peek(head: bytes, limit: int = 1 << 20) -> bytes:
         with suppress(zlib.error):
             return zlib.decompressobj(wbits=31).decompress(known, limit)
     return b""
+
+
+def text_size(files: Iterable[Path]) -> int:
+    """Estimate the uncompressed size of some files in bytes."""
+    size = 0
+    for file in files:
+        with file.open("rb") as opened:
+            packed = opened.read(len(GZIP)) == GZIP
+        size += file.stat().st_size * (_PACKED if packed else 1)
+    return size
 
 
 class Content:
@@ -75,14 +88,10 @@ class Content:
             problem = f"broken gzip data after {self._length:,} bytes of content ({error})"
             self._broken = InputError(self.path, f"{problem}; copy it again")
         if self._packed:
-            self._check_ratio()
+            check_ratio(self.path, self._length, self._file.tell())
         if self._broken is not None and not block:
             raise self._broken
         return bytes(block)
-
-    def _check_ratio(self) -> None:
-        packed = self._file.tell()
-        check_ratio(self.path, self._length, packed)
 
     def __enter__(self) -> Content:
         return self

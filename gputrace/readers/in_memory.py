@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -38,14 +38,6 @@ class Names:
         if id == len(self.texts):
             self.texts.append(text)
         return id
-
-
-class Held(NamedTuple):
-    """Contents of an in-memory trace beyond the interface of `Trace`."""
-
-    parts: Sequence[Events]
-    names: Sequence[str]
-    devices: Sequence[Device]
 
 
 class MemoryTrace(Trace):
@@ -92,9 +84,9 @@ class MemoryTrace(Trace):
         if no_gpu is None:
             raise InputError(path, f"no GPU activity in this {source} trace, only the host's")
 
-    def held_columns(self) -> Held:
-        """Return the contents, for transfer to another process."""
-        return Held(self._parts, self._names, list(self._devices.values()))
+    def held_columns(self) -> tuple[Sequence[Events], Sequence[str], Collection[Device]]:
+        """Return the columns, the names and the devices, for transfer to another process."""
+        return self._parts, self._names, self._devices.values()
 
     @property
     def session(self) -> Session:

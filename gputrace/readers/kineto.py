@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from gputrace.errors import InputError, UsageError
 from gputrace.model.events import GPU_KINDS, UNKNOWN, Column, Events, Kind
@@ -40,15 +41,13 @@ def is_kineto(path: Path, head: bytes) -> bool:
     text = peek(head)
     if text.lstrip()[:1] not in (b"{", b"["):
         return False
-    return bool(_OWN.search(text) or _OWN.search(_beginning(path)))
-
-
-def _beginning(path: Path) -> bytes:
-    try:
-        with Content(path) as text:
-            return text.read()[:_LOOKED_AT]
-    except InputError:
-        return b""
+    if _OWN.search(text) is None:
+        try:
+            with Content(path) as content:
+                text = content.read()[:_LOOKED_AT]
+        except InputError:
+            return False
+    return _OWN.search(text) is not None
 
 
 def open_kineto(path: Path, breaks: ErrorPolicy = STOP) -> Trace:
@@ -62,7 +61,7 @@ def decode(
     """The trace of a file, of whose rows some are kept, and what was told of all of them."""
     from gputrace.readers.chrome_json import BadJson, Document
     from gputrace.readers.kineto_events import DecodedEvents as Decoder
-    from gputrace.readers.kineto_events import Pairs, Rows, properties
+    from gputrace.readers.kineto_events import Pairs, Properties, Rows, properties
 
     rows, pairs, decoder = Rows(kept), Pairs(), Decoder()
     with Content(path) as text:
@@ -73,24 +72,15 @@ def decode(
         found = properties(document.around)
     except BadJson as error:
         breaks.meet(document.broken_around(error))
-        found = _beginning_of(document.beginning)
+        found = Properties()
+        with suppress(BadJson):
+            found = properties(document.beginning)
     trace = _trace(path, rows, found)
     trace.quality.drop("not an event of the profiler", decoder.odd)
     trace.quality.drop("an end without a beginning, or the other way round", pairs.odd)
     if not document.closed:
         trace.quality.warnings.append("the file ends without an end of its list: it was cut off")
     return trace, rows
-
-
-def _beginning_of(text: bytes) -> Properties:
-    """The properties of a document as far as it is not broken."""
-    from gputrace.readers.chrome_json import BadJson
-    from gputrace.readers.kineto_events import Properties, properties
-
-    try:
-        return properties(text)
-    except BadJson:
-        return Properties()
 
 
 def _trace(path: Path, rows: Rows, found: Properties) -> MemoryTrace:
@@ -103,7 +93,8 @@ def _trace(path: Path, rows: Rows, found: Properties) -> MemoryTrace:
     host = str(found.host or "")
     pids = list(rows.pids) or [0]
     processes = [Process(max(integer(pid), 0), 0, rank, host_name=host) for pid in pids]
-    base = integer(found.base)
+    # Times without a base may be of the wall clock themselves.
+    epoch = max(integer(found.base), 0) + rows.first
     trace = MemoryTrace(
         path,
         "kineto",
@@ -116,7 +107,7 @@ def _trace(path: Path, rows: Rows, found: Properties) -> MemoryTrace:
             for card in found.cards
         ],
         Session(
-            epoch_ns=_epoch(base, rows.first),
+            epoch_ns=epoch - BEFORE if epoch in _WALL_CLOCK else None,
             hosts=frozenset({host} - {""}),
             ranks=frozenset({rank} - {UNKNOWN}),
             world_size=size if size > 0 else None,
@@ -125,12 +116,6 @@ def _trace(path: Path, rows: Rows, found: Properties) -> MemoryTrace:
     )
     trace.origin = BEFORE
     return trace
-
-
-def _epoch(base: int, first: int) -> int | None:
-    """The wall clock at 0 of the columns; times without a base may be that clock themselves."""
-    epoch = max(base, 0) + first
-    return epoch - BEFORE if epoch in _WALL_CLOCK else None
 
 
 def _no_gpu(parts: list[Events]) -> NoGpu | None:
@@ -157,24 +142,25 @@ class LargeKineto(Trace):
 
     held = False
 
-    def __init__(self, path: Path, breaks: ErrorPolicy = STOP) -> None:
-        """Goes through the file once; raises InputError where it is broken."""
-        from gputrace.readers.kineto_events import RowSelection
+    def __init__(
+        self,
+        path: Path,
+        breaks: ErrorPolicy = STOP,
+        look: MemoryTrace | None = None,
+        first: int = 0,
+    ) -> None:
+        """Scan the file, unless another process has and gives `look` and `first`.
 
-        look, rows = decode(path, breaks, RowSelection())
-        look.no_gpu = None if rows.has_gpu else look.no_gpu
-        self._take(look, breaks.allowed, rows.first)
+        Raises InputError if the file is broken.
+        """
+        super().__init__(path)
+        if look is None:
+            from gputrace.readers.kineto_events import RowSelection
 
-    @classmethod
-    def of(cls, look: MemoryTrace, allowed: bool, first: int) -> Self:
-        """The trace of which another process has `look`, `allowed` and `first`."""
-        trace = cls.__new__(cls)
-        trace._take(look, allowed, first)
-        return trace
-
-    def _take(self, look: MemoryTrace, allowed: bool, first: int) -> None:
-        super().__init__(look.path)
-        self.allowed, self.first, self.look = allowed, first, look
+            look, rows = decode(path, breaks, RowSelection())
+            look.no_gpu = None if rows.has_gpu else look.no_gpu
+            first = rows.first
+        self.allowed, self.first, self.look = breaks.allowed, first, look
         self.source, self.origin, self.quality = look.source, look.origin, look.quality
         self.processes, self.no_gpu = look.processes, look.no_gpu
 

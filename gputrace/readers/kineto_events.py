@@ -197,17 +197,13 @@ def nanoseconds(texts: Sequence[bytes]) -> NDArray[np.int64]:
 
 
 def _one_by_one(texts: Sequence[bytes]) -> NDArray[np.int64]:
-    return np.array([_exact(bytes(text)) for text in texts], np.int64)
-
-
-def _exact(text: bytes) -> int:
-    try:
-        number = Decimal(text.decode().strip('" '))
-    except (InvalidOperation, UnicodeDecodeError):
-        return UNKNOWN
-    if not (number.is_finite() and abs(number) < _LARGEST):
-        return UNKNOWN
-    return round(number * 10**_DECIMALS)
+    exact = np.full(len(texts), UNKNOWN, np.int64)
+    for row, text in enumerate(texts):
+        with suppress(InvalidOperation, UnicodeDecodeError):
+            number = Decimal(bytes(text).decode().strip('" '))
+            if number.is_finite() and abs(number) < _LARGEST:
+                exact[row] = round(number * 10**_DECIMALS)
+    return exact
 
 
 class Copy(NamedTuple):
@@ -222,14 +218,9 @@ _DIRECTION: Final = re.compile(r"([HDAP])(?:ost|evice|rray|eer)?to([HDAP])", re.
 _ENDS: Final = re.compile(r"\(([\w ]+) -> ([\w ]+)\)")
 
 _KINDS: Final = {
-    "HD": Kind.COPY_H2D,
-    "HA": Kind.COPY_H2D,
-    "DH": Kind.COPY_D2H,
-    "AH": Kind.COPY_D2H,
-    "DD": Kind.COPY_D2D,
-    "DA": Kind.COPY_D2D,
-    "AD": Kind.COPY_D2D,
-    "AA": Kind.COPY_D2D,
+    **dict.fromkeys(("HD", "HA"), Kind.COPY_H2D),
+    **dict.fromkeys(("DH", "AH"), Kind.COPY_D2H),
+    **dict.fromkeys(("DD", "DA", "AD", "AA"), Kind.COPY_D2D),
     "PP": Kind.COPY_PEER,
 }
 
@@ -289,24 +280,18 @@ class Pairs:
                 yield event
             elif event.ph == "B":
                 self._open.setdefault((event.pid, event.tid), []).append(event.copied())
-            elif event.ph == "E" and (pair := self._close(event)) is not None:
+            elif event.ph != "E":
+                continue
+            elif begun := self._open.get((event.pid, event.tid)):
+                pair = begun.pop()
+                try:
+                    start, end = (Decimal(bytes(at.ts).decode()) for at in (pair, event))
+                    pair.dur = Raw(str(end - start))
+                except (InvalidOperation, UnicodeDecodeError):
+                    pair.dur = Raw(b"")
                 yield pair
-
-    def _close(self, end: Event) -> Event | None:
-        begun = self._open.get((end.pid, end.tid))
-        if not begun:
-            self._unbegun += 1
-            return None
-        event = begun.pop()
-        event.dur = _between(event.ts, end.ts)
-        return event
-
-
-def _between(first: Raw, last: Raw) -> Raw:
-    try:
-        return Raw(str(Decimal(bytes(last).decode()) - Decimal(bytes(first).decode())))
-    except (InvalidOperation, UnicodeDecodeError):
-        return Raw(b"")
+            else:
+                self._unbegun += 1
 
 
 FAR: Final = 3_600 * 1_000_000_000
@@ -386,15 +371,9 @@ _GPU: Final = {
     "Memset": Kind.MEMSET,
 }
 _HOST: Final = {
-    "cuda_runtime": Kind.API,
-    "cuda_driver": Kind.API,
-    "Runtime": Kind.API,
-    "Driver": Kind.API,
-    "user_annotation": Kind.RANGE,
-    "cpu_op": Kind.RANGE,
-    "Operator": Kind.RANGE,
-    "overhead": Kind.OVERHEAD,
-    "Overhead": Kind.OVERHEAD,
+    **dict.fromkeys(("cuda_runtime", "cuda_driver", "Runtime", "Driver"), Kind.API),
+    **dict.fromkeys(("user_annotation", "cpu_op", "Operator"), Kind.RANGE),
+    **dict.fromkeys(("overhead", "Overhead"), Kind.OVERHEAD),
 }
 """Categories; those of the profiler's first versions are capitalised."""
 
@@ -450,16 +429,14 @@ class Rows:
         if on_gpu and (own := self._times(on_gpu, kept))[0]:
             self._on_gpu.append(self._gpu_rows(*own))
         if on_host:
-            self._note_processes(on_host)
+            # The calls of all rows count, not of those kept alone.
+            pairs = Counter([(event.cat, event.pid) for event in on_host])
+            for (cat, pid), count in pairs.items():
+                process = self._process(pid)
+                if _HOST[cat or ""] == Kind.API:
+                    self._calls[process] += count
             if (own := self._times(on_host, kept))[0]:
                 self._on_host.append(self._host_rows(*own))
-
-    def _note_processes(self, on_host: Iterable[Event]) -> None:
-        """Numbers the processes, and counts their calls, of all rows: not of those kept alone."""
-        for (cat, pid), count in Counter([(event.cat, event.pid) for event in on_host]).items():
-            process = self._process(pid)
-            if _HOST[cat or ""] == Kind.API:
-                self._calls[process] += count
 
     @property
     def first(self) -> int:
@@ -470,7 +447,8 @@ class Rows:
 
     def parts(self, shift: int) -> list[Events]:
         """All rows, with so many nanoseconds added to their times."""
-        main = self._main_process()
+        # A GPU's rows do not say whose they are: the process that makes most CUDA calls.
+        main = min(self._calls, key=lambda process: (-self._calls[process], process), default=0)
         if self._kept is not None:
             nearest = self._kept.nearest()
             self._take(
@@ -479,10 +457,6 @@ class Rows:
         for columns in self._on_gpu:
             columns["process"] = np.full(len(columns["start"]), main)
         return [_shifted(columns, shift) for columns in self._on_gpu + self._on_host]
-
-    def _main_process(self) -> int:
-        """The one that makes most CUDA calls; a GPU's rows do not say whose they are."""
-        return min(self._calls, key=lambda process: (-self._calls[process], process), default=0)
 
     def _gpu_rows(self, events: Sequence[Event], times: Columns) -> Columns:
         args = [event.args or NO_ARGS for event in events]
@@ -496,20 +470,16 @@ class Rows:
             [a.bytes for a in args],
             lambda: [message_bytes(a) if a.element else UNKNOWN for a in args],
         )
-        if (columns["kind"] == Kind.COPY_OTHER).any():
+        rows = np.flatnonzero(columns["kind"] == Kind.COPY_OTHER)
+        if len(rows):
             columns["source_device"] = _integers([a.source for a in args])
             columns["destination_device"] = _integers([a.destination for a in args])
-            self._tell_copies(columns)
+            ids, index = np.unique(columns["name"][rows], return_inverse=True)
+            copies = np.array([copy_of(self.names.texts[id]) for id in ids.tolist()])
+            for column, values in zip(("kind", *_COPY_ENDS), copies.T, strict=True):
+                whole = columns.setdefault(column, np.full(len(events), Memory.UNKNOWN))
+                whole[rows] = values[index]
         return columns
-
-    def _tell_copies(self, columns: Columns) -> None:
-        """Adds what the copies' names say."""
-        rows = np.flatnonzero(columns["kind"] == Kind.COPY_OTHER)
-        ids, place = np.unique(columns["name"][rows], return_inverse=True)
-        copies = np.array([copy_of(self.names.texts[id]) for id in ids.tolist()])
-        for column, values in zip(("kind", *_COPY_ENDS), copies.T, strict=True):
-            whole = columns.setdefault(column, np.full(len(columns["kind"]), Memory.UNKNOWN))
-            whole[rows] = values[place]
 
     def _host_rows(self, events: Sequence[Event], times: Columns) -> Columns:
         columns = times

@@ -6,7 +6,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -25,7 +24,6 @@ from gputrace.model.events import (
     Events,
     Kind,
     Memory,
-    concatenate,
     number_ids,
 )
 from gputrace.model.names import bounded
@@ -78,54 +76,68 @@ def is_nsys(database: Database) -> bool:
     )
 
 
-class NsysTrace(SqliteTrace):
+class NsysTrace(SqliteTrace[Table]):
     """One nsys SQLite export; may hold several processes and GPUs."""
 
     source = "nsys"
 
     def __init__(self, path: Path, database: Database) -> None:
-        super().__init__(path)
-        self._database = database
-        self._names = Names(database)
+        super().__init__(path, database)
         self._process_keys: dict[int, int] = {}
         self._zones: dict[str, Zones | None] = {}
         self._tables = [table for table in TABLES if _usable(database, table)]
         self.quality.notes += read_export_notes(database)
-        if not any(self.has_rows(table) for table in self._tables if table.kinds[0] in GPU_KINDS):
+        on_gpu = [table.name for table in self._tables if table.kinds[0] in GPU_KINDS]
+        if not any(map(database.has_rows, on_gpu)):
             self.no_gpu = self._without_gpu()
 
     def _without_gpu(self) -> NoGpu:
-        """Why nothing was recorded of a GPU; raises InputError where nothing else can be told."""
-        raise InputError(self.path, _nothing_on_gpu(self))
+        """Return the reason for the absence of GPU activity; raise InputError if none is known."""
+        if self.kinds:
+            problem = (
+                "no GPU activity in this nsys export, only the host's; record with nsys -t cuda"
+            )
+        else:
+            problem = "an nsys export without CUDA tables; record with nsys -t cuda"
+        raise InputError(self.path, problem)
 
     @property
     def tables(self) -> SqliteTables:
         return nsys_tables(self._database)
 
     def on(self, database: Database) -> Self:
-        part = copy(self)
-        part._database = database
-        part.processes, part._process_keys = list(self.processes), dict(self._process_keys)
-        part._zones = {}
-        part._names = Names(database)  # Some go by row.
+        part = super().on(database)
+        part._process_keys, part._zones = dict(self._process_keys), {}
+        part.__dict__.pop("_inline", None)  # It goes by row.
         return part
 
-    @property
-    def kinds(self) -> frozenset[Kind]:
-        return frozenset(kind for table in self._tables for kind in table.kinds)
-
-    def has_rows(self, table: Table) -> bool:
-        sql = f"SELECT 1 FROM {quote_identifier(table.name)} LIMIT 1"
-        return next(self._database.query(sql), None) is not None
-
-    def close(self) -> None:
-        self._database.close()
-
     def names(self, ids: Collection[int] | Column) -> dict[int, str]:
-        return self._names.texts(ids)
+        wanted = sorted({int(id) for id in ids})
+        text: dict[int, str] = {}
+        if self._database.has("StringIds", "id", "value"):
+            sql = "SELECT id, value FROM StringIds WHERE id IN (SELECT value FROM json_each(?))"
+            listed = json.dumps([id for id in wanted if id >= 0])
+            text = {id: plain(value) for id, value in self._database.query(sql, (listed,))}
+        text |= {id: f"CUDA graph {GRAPHS - id}" for id in wanted if id <= GRAPHS}
+        inline = [INLINE_TEXT - id for id in wanted if GRAPHS < id <= INLINE_TEXT]
+        if inline:
+            text |= {INLINE_TEXT - n: text for n, text in self._inline.texts(inline).items()}
+        return {id: text.get(id, f"<name {id}>") for id in wanted}
 
     def search(self, ids: Collection[int] | Column, pattern: re.Pattern[str]) -> dict[int, str]:
-        return self._names.matching(ids, pattern)
+        all_ids = np.fromiter(ids, np.int64, len(ids))
+        inline = (all_ids > GRAPHS) & (all_ids <= INLINE_TEXT)
+        listed = self.names(all_ids[~inline])
+        matches = {id: text for id, text in listed.items() if pattern.search(text)}
+        if inline.any():
+            numbers = self._inline.matching(pattern, INLINE_TEXT - all_ids[inline])
+            matches |= self.names(INLINE_TEXT - numbers)
+        return matches
+
+    @cached_property
+    def _inline(self) -> Texts:
+        """Texts of NVTX rows that are not in StringIds."""
+        return read_texts(self._database, "NVTX_EVENTS", "text", "textId IS NULL")
 
     def device(self, process: int, device: int) -> Device:
         return Device(process, device, *self._devices.find(self.processes[process].pid, device))
@@ -134,44 +146,22 @@ class NsysTrace(SqliteTrace):
     def _devices(self) -> DeviceMap:
         return DeviceMap(self._database)
 
-    def read(
-        self,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        progress: Progress | None,
-    ) -> Events:
-        parts = [
-            self._read_table(table, kinds, columns, window, progress)
-            for table in self._tables
-            if kinds & set(table.kinds)
-        ]
-        return concatenate(parts, columns)
-
     def read_parts(
         self, kinds: frozenset[Kind], columns: Sequence[str], progress: Progress | None
     ) -> Iterator[Events]:
         for table in self._tables:
-            if kinds & set(table.kinds):
-                yield from self._read_in_parts(table, kinds, columns, progress)
-
-    def _read_in_parts(
-        self,
-        table: Table,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        progress: Progress | None,
-    ) -> Iterator[Events]:
-        zones: list[Zones | None] = []
-        dropped: Counter[str] = Counter()
-        for rows in row_chunks(self._database, table.name):
-            quality = Quality()
-            yield self._read_rows(table, kinds, columns, None, rows, quality, progress)
-            zones.append(self._zones[table.name])
-            dropped.update(quality.dropped)
-        self._zones[table.name] = joined_zones(zones)
-        for reason, count in dropped.items():
-            self.quality.drop(reason, count, table.name)
+            if not kinds & set(table.kinds):
+                continue
+            zones: list[Zones | None] = []
+            dropped: Counter[str] = Counter()
+            for rows in row_chunks(self._database, table.name):
+                quality = Quality()
+                yield self._read_table(table, kinds, columns, None, progress, rows, quality)
+                zones.append(self._zones[table.name])
+                dropped.update(quality.dropped)
+            self._zones[table.name] = joined_zones(zones)
+            for reason, count in dropped.items():
+                self.quality.drop(reason, count, table.name)
 
     def _read_table(
         self,
@@ -180,22 +170,12 @@ class NsysTrace(SqliteTrace):
         columns: Sequence[str],
         window: Window | None,
         progress: Progress | None,
+        rows: Rows = None,
+        quality: Quality | None = None,
     ) -> Events:
-        zones = None if window is None else self._zones.get(table.name)
-        rows = zones.rows(window) if zones and window else None
-        return self._read_rows(table, kinds, columns, window, rows, self.quality, progress)
-
-    def _read_rows(
-        self,
-        table: Table,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        rows: Rows,
-        quality: Quality,
-        progress: Progress | None,
-    ) -> Events:
-        """Read the rows of a table, or of a range of rowids, that touch a window."""
+        """Read the rows of a table, or of a range of rowids, that overlap a window."""
+        if window is not None and (zones := self._zones.get(table.name)) is not None:
+            rows = zones.rows(window)
         partial = not kinds >= set(table.kinds)
         needed = dict.fromkeys([*columns, "start", "end", *(["kind"] if partial else [])])
         query = build_query(self._database, table, needed, window)
@@ -204,12 +184,19 @@ class NsysTrace(SqliteTrace):
             bounds = (rows[0], rows[1] - 1) if rows else self._database.row_bounds(table.name)
             self._zones[table.name] = find_zones(raw["start"], raw["end"], bounds)
         if table.name == "NVTX_EVENTS" and "name" in raw:
-            raw["name"] = self._names.numbered(raw["name"])
+            self._number_texts(raw["name"])
         arrays = {name: self._translate(table, name, raw) for name in needed}
-        events = drop_invalid_rows(Events(arrays), quality, table.name)
+        events = drop_invalid_rows(Events(arrays), quality or self.quality, table.name)
         if partial:
             events = events.select(np.isin(events.kind, sorted(kinds)))
-        return Events({name: getattr(events, name) for name in columns})
+        return events.having(*columns)
+
+    def _number_texts(self, names: Integers) -> None:
+        """Replace rowids in a column of names by the text's number, which equal texts share."""
+        inline = names <= INLINE_TEXT
+        if inline.any():
+            numbers = self._inline.numbers(INLINE_TEXT - names[inline].astype(np.int64))
+            names[inline] = np.where(numbers == NULL, UNKNOWN, INLINE_TEXT - numbers)
 
     def _translate(self, table: Table, column: str, raw: dict[str, Integers]) -> Column:
         """An event column from what was read."""
@@ -228,14 +215,11 @@ class NsysTrace(SqliteTrace):
                 self._process_index(0)
             return np.full(rows, empty, COLUMN_TYPES[column])
         if column == "process":
-            return self._process_column(raw["process"])
+            distinct, where = number_ids(raw["process"] >> 24)
+            indices = np.array([self._process_index(key) for key in distinct.tolist()], np.int16)
+            processes: Column = indices.take(where)
+            return processes
         return raw[column]
-
-    def _process_column(self, global_ids: Integers) -> NDArray[np.int16]:
-        distinct, where = number_ids(global_ids >> 24)
-        indices = np.array([self._process_index(key) for key in distinct.tolist()], np.int16)
-        found: NDArray[np.int16] = indices.take(where)
-        return found
 
     def _process_index(self, key: int) -> int:
         if key not in self._process_keys:
@@ -258,12 +242,7 @@ class NsysTrace(SqliteTrace):
 
     @cached_property
     def _process_names(self) -> dict[int, str]:
-        if not self._database.has("PROCESSES", "pid", "name"):
-            return {}
-        return {
-            pid: plain(name)
-            for pid, name in self._database.query("SELECT pid, name FROM PROCESSES")
-        }
+        return {pid: plain(name) for pid, name in self._database.select("PROCESSES", "pid", "name")}
 
 
 def _usable(database: Database, table: Table) -> bool:
@@ -290,12 +269,6 @@ def _lookup(
     return values[np.where((numbers < 0) | (numbers > max(known)), max(known) + 1, numbers)]
 
 
-def _nothing_on_gpu(trace: NsysTrace) -> str:
-    if trace.kinds:
-        return "no GPU activity in this nsys export, only the host's; record with nsys -t cuda"
-    return "an nsys export without CUDA tables; record with nsys -t cuda"
-
-
 INLINE_TEXT: Final = -2
 """Names from here down stand for NVTX text that is not in StringIds.
 
@@ -312,7 +285,11 @@ def build_query(
     database: Database, table: Table, columns: Collection[str], window: Window | None
 ) -> Query:
     """Build the query for some event columns, from the nsys columns that are there."""
-    expressions = _columns_there(database, table, columns)
+    expressions = {}
+    for column in columns:
+        there = (c for c in table.columns.get(column, ()) if database.has(table.name, c))
+        if (candidate := next(there, None)) is not None:
+            expressions[column] = quote_identifier(candidate)
     if table.name == "NVTX_EVENTS":
         _read_nvtx(database, expressions)
     if table.name == "CUPTI_ACTIVITY_KIND_MEMCPY":
@@ -321,22 +298,14 @@ def build_query(
         expressions["name"] = f"{GRAPHS} - {expressions['name']}"
     if expressions.pop("thread", None):  # globalTid holds both
         expressions["process"] = quote_identifier("globalTid")
-    types = {name: _raw_type(name) for name in expressions}
+    # Ids that are packed or translated are read whole, the rest in the contract's type.
+    whole = dict.fromkeys(("process", "thread", "kind"), np.int64)
+    types = {name: whole.get(name, COLUMN_TYPES[name]) for name in expressions}
     conditions = [table.where] if table.where else []
     if window is not None:
         end = expressions.get("end", '"end"')
         conditions.append(f'"start" < {window.end} AND {end} >= {window.start}')
     return Query(table.name, expressions, types, " AND ".join(conditions))
-
-
-def _columns_there(database: Database, table: Table, columns: Collection[str]) -> dict[str, str]:
-    """For each event column, the first of the nsys columns for it that the table has."""
-    found = {}
-    for column in columns:
-        there = (c for c in table.columns.get(column, ()) if database.has(table.name, c))
-        if (candidate := next(there, None)) is not None:
-            found[column] = quote_identifier(candidate)
-    return found
 
 
 def _read_nvtx(database: Database, expressions: dict[str, str]) -> None:
@@ -357,57 +326,6 @@ def _read_peers(database: Database, expressions: dict[str, str]) -> None:
             f"CASE WHEN {kind} = {_WITHIN_DEVICE} AND srcDeviceId <> dstDeviceId "
             f"THEN {_PEER} ELSE {kind} END"
         )
-
-
-def _raw_type(column: str) -> type[np.signedinteger[Any]]:
-    """Ids that are packed or translated are read whole, the rest in the contract's type."""
-    return np.int64 if column in ("process", "thread", "kind") else COLUMN_TYPES[column]
-
-
-class Names:
-    """Names of one export."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def texts(self, ids: Collection[int] | Column) -> dict[int, str]:
-        """The text of each id; as `Trace.names`."""
-        wanted = sorted({int(id) for id in ids})
-        text: dict[int, str] = {}
-        if self._database.has("StringIds", "id", "value"):
-            sql = "SELECT id, value FROM StringIds WHERE id IN (SELECT value FROM json_each(?))"
-            listed = json.dumps([id for id in wanted if id >= 0])
-            text = {id: plain(value) for id, value in self._database.query(sql, (listed,))}
-        text |= {id: f"CUDA graph {GRAPHS - id}" for id in wanted if id <= GRAPHS}
-        inline = [INLINE_TEXT - id for id in wanted if GRAPHS < id <= INLINE_TEXT]
-        if inline:
-            text |= {INLINE_TEXT - n: text for n, text in self._inline.texts(inline).items()}
-        return {id: text.get(id, f"<name {id}>") for id in wanted}
-
-    def matching(self, ids: Collection[int] | Column, pattern: re.Pattern[str]) -> dict[int, str]:
-        """The text of those in which a pattern is found; as `Trace.search`."""
-        all_ids = np.fromiter(ids, np.int64, len(ids))
-        inline = (all_ids > GRAPHS) & (all_ids <= INLINE_TEXT)
-        listed = self.texts(all_ids[~inline])
-        found = {id: text for id, text in listed.items() if pattern.search(text)}
-        if inline.any():
-            numbers = self._inline.matching(pattern, INLINE_TEXT - all_ids[inline])
-            found |= self.texts(INLINE_TEXT - numbers)
-        return found
-
-    def numbered(self, names: Integers) -> Integers:
-        """Names with the number of the text, which equal texts share, in place of the rowid."""
-        inline = names <= INLINE_TEXT
-        if not inline.any():
-            return names
-        numbers = self._inline.numbers(INLINE_TEXT - names[inline].astype(np.int64))
-        names[inline] = np.where(numbers == NULL, UNKNOWN, INLINE_TEXT - numbers)
-        return names
-
-    @cached_property
-    def _inline(self) -> Texts:
-        """The texts of NVTX rows that are not in StringIds."""
-        return read_texts(self._database, "NVTX_EVENTS", "text", "textId IS NULL")
 
 
 def plain(value: object) -> str:
@@ -488,8 +406,11 @@ class Texts:
 
     def texts(self, numbers: Sequence[int]) -> dict[int, str]:
         """Return texts by number, skipping unknown numbers."""
+        import pyarrow
+
         known = [number for number in numbers if 0 <= number < len(self._distinct)]
-        return dict(zip(known, _decoded(self._distinct.take(_arrow_array(known))), strict=True))
+        texts = self._distinct.take(pyarrow.array(known, pyarrow.int64()))
+        return dict(zip(known, _decoded(texts), strict=True))
 
     def matching(self, pattern: re.Pattern[str], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers whose texts match a pattern, which must treat all digits alike."""
@@ -506,18 +427,15 @@ def read_texts(database: Database, table: str, column: str, where: str) -> Texts
 
     Raises InputError on a broken file.
     """
+    import pyarrow
+
     sql = (
         f"SELECT rowid, CAST({quote_identifier(column)} AS TEXT) FROM {quote_identifier(table)} "
         f"WHERE {quote_identifier(column)} IS NOT NULL AND {where}"
     )
     ranges = row_ranges(database, table)
     parts = map_in_threads(lambda rows: _read_text_range(database, sql, rows), ranges)
-    return _number(list(chain.from_iterable(parts)))
-
-
-def _number(batches: list[tuple[Any, Any]]) -> Texts:
-    import pyarrow
-
+    batches = list(chain.from_iterable(parts))
     rowids = [np.frombuffer(ids.buffers()[1], np.int64, len(ids)) for ids, _ in batches]
     texts = pyarrow.chunked_array([texts for _, texts in batches], pyarrow.large_binary())
     return Texts(np.concatenate([np.empty(0, np.int64), *rowids]), *_encode(texts))
@@ -555,26 +473,14 @@ def _shapes(texts: Any) -> tuple[Integers, list[str]]:
     """Dictionary-encode texts with every digit replaced by 0."""
     import pyarrow
 
-    numbers, distinct = _encode(pyarrow.chunked_array([_without_digits(texts)]))
+    if len(texts):
+        _, offsets, data = texts.buffers()
+        letters = pyarrow.py_buffer(data.to_pybytes().translate(_ZERO_FOR_DIGITS))
+        buffers = [None, offsets, letters]
+        texts = pyarrow.Array.from_buffers(texts.type, len(texts), buffers, offset=texts.offset)
+    numbers, distinct = _encode(pyarrow.chunked_array([texts]))
     return numbers, _decoded(distinct)
-
-
-def _without_digits(texts: Any) -> Any:
-    import pyarrow
-
-    if not len(texts):
-        return texts
-    _, offsets, data = texts.buffers()
-    letters = pyarrow.py_buffer(data.to_pybytes().translate(_ZERO_FOR_DIGITS))
-    buffers = [None, offsets, letters]
-    return pyarrow.Array.from_buffers(texts.type, len(texts), buffers, offset=texts.offset)
 
 
 def _decoded(texts: Any) -> list[str]:
     return [bounded(text.decode("utf-8", "replace")) for text in texts.to_pylist()]
-
-
-def _arrow_array(numbers: list[int]) -> Any:
-    import pyarrow
-
-    return pyarrow.array(numbers, pyarrow.int64())

@@ -5,8 +5,9 @@ SQLite.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from glob import glob
 from pathlib import Path
 from typing import Any, Final
@@ -32,23 +33,43 @@ def is_report(path: Path) -> bool:
 
 
 def export_report(path: Path) -> Path:
-    """The report as an SQLite file in the cache.
+    """Return the report as an SQLite file in the cache.
 
     Raises MissingError where there is no nsys, InputError where nsys cannot export the report.
     """
-    target = cache_folder() / "nsys" / f"{_report_key(path)}.sqlite"
+
+    def export(target: Path) -> None:
+        if (nsys := find_nsys()) is None:
+            raise MissingError(
+                f"{path}: a report must be exported by nsys, and there is none here; install "
+                f"Nsight Systems, or run `nsys export -t sqlite {path.name}` where it was recorded"
+            )
+        run_export(nsys, path, target)
+
+    status = path.stat()
+    return _cached(f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}", export)
+
+
+def _cached(identity: str, make: Callable[[Path], None]) -> Path:
+    """Return the file in the cache that is made of an input, making it if it is not there."""
+    import hashlib
+
+    key = hashlib.sha256(identity.encode()).hexdigest()[:32]
+    target = cache_folder() / "nsys" / f"{key}.sqlite"
     if target.exists():
         return target
-    nsys = find_nsys()
-    if nsys is None:
+    folder = target.parent
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    except OSError as error:
         raise MissingError(
-            f"{path}: a report must be exported by nsys, and there is none here; install "
-            f"Nsight Systems, or run `nsys export -t sqlite {path.name}` where it was recorded"
-        )
-    make_folder(target.parent)
+            f"{folder}: cannot be made ({error.strerror}), and exports of reports are kept there; "
+            "set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
     unfinished = target.with_suffix(f".{os.getpid()}.tmp")
     try:
-        run_export(nsys, path, unfinished)
+        make(unfinished)
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -69,52 +90,22 @@ def run_export(nsys: str, report: Path, target: Path) -> None:
         raise MissingError(f"{nsys}: cannot be run ({error.strerror})") from error
     if run.returncode != 0 or not target.exists():
         raise InputError(report, _why(nsys, run.stdout + "\n" + run.stderr))
-    _check(target, report)
-
-
-def make_folder(folder: Path) -> None:
-    """Makes a folder of the cache, for its owner alone; MissingError where it cannot be made."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
-    except OSError as error:
-        raise MissingError(
-            f"{folder}: cannot be made ({error.strerror}), and exports of reports are kept there; "
-            "set XDG_CACHE_HOME to a folder that can be written"
-        ) from error
-
-
-def _check(exported: Path, report: Path) -> None:
     from gputrace.store.sqlite import check_file
 
     try:
-        check_file(exported)
+        check_file(target)
     except InputError as error:
         raise InputError(report, f"what nsys exported is broken: {error.problem}") from None
 
 
 def find_nsys() -> str | None:
-    """The nsys of GPUTRACE_NSYS, of the PATH, or the newest in the usual places."""
-    return next(_candidates(), None)
-
-
-def _candidates() -> Iterator[str]:
-    if named := os.environ.get("GPUTRACE_NSYS"):
-        yield named
+    """Return the nsys of GPUTRACE_NSYS, of the PATH, or the newest in the usual places."""
     import shutil
 
-    if found := shutil.which("nsys"):
-        yield found
-    for pattern in _INSTALLED:
-        yield from sorted(glob(pattern), reverse=True)
-
-
-def _report_key(path: Path) -> str:
-    import hashlib
-
-    status = path.stat()
-    text = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    if nsys := os.environ.get("GPUTRACE_NSYS") or shutil.which("nsys"):
+        return nsys
+    installed = (path for pattern in _INSTALLED for path in sorted(glob(pattern), reverse=True))
+    return next(installed, None)
 
 
 def _why(nsys: str, output: str) -> str:
@@ -169,25 +160,16 @@ def convert_folder(folder: Path) -> Path:
 
     Raises InputError where one cannot be read, MissingError where the cache cannot be written.
     """
-    target = cache_folder() / "nsys" / f"{_folder_key(folder)}.sqlite"
-    if target.exists():
-        return target
-    make_folder(target.parent)
-    unfinished = target.with_suffix(f".{os.getpid()}.tmp")
-    unfinished.unlink(missing_ok=True)
-    os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    try:
-        _convert(folder, unfinished)
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return target
+    states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in _tables(folder)]
+    return _cached(f"{folder.resolve()}\0{states}", partial(_convert, folder))
 
 
 def _convert(folder: Path, target: Path) -> None:
     import adbc_driver_manager as adbc
     import adbc_driver_sqlite
 
+    target.unlink(missing_ok=True)
+    os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     with (
         adbc.AdbcDatabase(driver=adbc_driver_sqlite._driver_path(), uri=str(target)) as database,
         adbc.AdbcConnection(database) as connection,
@@ -278,11 +260,3 @@ def _arrow(table: Path) -> tuple[Any, Iterator[Any]]:
 def _broken(table: Path, error: Exception) -> InputError:
     reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
     return InputError(table, f"broken ({reason}); copy or export it again")
-
-
-def _folder_key(folder: Path) -> str:
-    import hashlib
-
-    states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in _tables(folder)]
-    text = f"{folder.resolve()}\0{states}"
-    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -30,17 +30,16 @@ class Table:
     where: str = ""
 
 
+_SPAN: Final = {"start": ("start",), "end": ("end",)}
 _ON_GPU: Final = {
-    "start": ("start",),
-    "end": ("end",),
+    **_SPAN,
     "process": ("globalPid",),
     "device": ("deviceId",),
     "stream": ("streamId",),
     "correlation": ("correlationId",),
 }
 _ON_HOST: Final = {
-    "start": ("start",),
-    "end": ("end",),
+    **_SPAN,
     "process": ("globalTid",),
     "thread": ("globalTid",),
     "name": ("nameId",),
@@ -96,21 +95,12 @@ TABLES: Final = (
     Table("CUPTI_ACTIVITY_KIND_OVERHEAD", (Kind.OVERHEAD,), _ON_HOST),
 )
 
+_COPIES: Final = "H2D D2H H2D D2H D2D D2D D2D D2D OTHER PEER H2D D2H D2D"
+"""Kinds by ENUM_CUDA_MEMCPY_OPER, from 1; arrays are the device's memory, unified memory moves
+pages."""
 KIND_OF: Final[Mapping[str, Mapping[int, Kind]]] = {
-    # ENUM_CUDA_MEMCPY_OPER; arrays are the device's memory, unified memory moves pages.
     "CUPTI_ACTIVITY_KIND_MEMCPY": {
-        1: Kind.COPY_H2D,
-        2: Kind.COPY_D2H,
-        3: Kind.COPY_H2D,
-        4: Kind.COPY_D2H,
-        5: Kind.COPY_D2D,
-        6: Kind.COPY_D2D,
-        7: Kind.COPY_D2D,
-        8: Kind.COPY_D2D,
-        10: Kind.COPY_PEER,
-        11: Kind.COPY_H2D,
-        12: Kind.COPY_D2H,
-        13: Kind.COPY_D2D,
+        number: Kind[f"COPY_{kind}"] for number, kind in enumerate(_COPIES.split(), 1)
     },
     "GPUTRACE_HOST_RANGE": {1: Kind.DATA_WAIT, 2: Kind.RANGE},
     "NVTX_EVENTS": {
@@ -119,21 +109,8 @@ KIND_OF: Final[Mapping[str, Mapping[int, Kind]]] = {
     },
 }
 
-MEMORY_OF: Final[Mapping[int, Memory]] = {
-    0: Memory.PAGEABLE,
-    1: Memory.PINNED,
-    2: Memory.DEVICE,
-    3: Memory.ARRAY,
-    4: Memory.MANAGED,
-    5: Memory.DEVICE_STATIC,
-    6: Memory.MANAGED_STATIC,
-}
+MEMORY_OF: Final[Mapping[int, Memory]] = {memory - 1: memory for memory in Memory if memory}
 """ENUM_CUDA_MEM_KIND, which counts from pageable where CUPTI counts from unknown."""
-
-
-def process_key(global_id: int) -> int:
-    """A globalPid or globalTid (hw:8 vm:8 pid:24 tid:24 bits) without its thread."""
-    return global_id >> 24
 
 
 _STRINGS: Final = re.compile(
@@ -161,20 +138,21 @@ def _timed(database: Database, table: str) -> TimedTable | None:
     start = next((quote_identifier(name) for name in _TIMES if name in columns), None)
     if start is None:
         return None
-    timed = TimedTable(
-        start,
-        f'COALESCE("end", {start})' if "end" in columns else start,
-        _groups(set(columns)),
-        beside=start == quote_identifier("timeNs"),
-        always=_always(table, set(columns)),
-    )
-    if "correlationId" not in columns or not columns.keys() & {"globalPid", "globalTid"}:
-        return timed
-    process = "globalPid" if "globalPid" in columns else "globalTid"
-    pair = f"{process} >> 24", "correlationId"
-    if "deviceId" in columns:
-        return TimedTable(timed.start, timed.end, timed.groups, issues=pair)
-    return TimedTable(timed.start, timed.end, timed.groups, issued=pair)
+    end = f'COALESCE("end", {start})' if "end" in columns else start
+    groups = _groups(set(columns))
+    process = next((name for name in ("globalPid", "globalTid") if name in columns), None)
+    if "correlationId" in columns and process is not None:
+        pair = f"{process} >> 24", "correlationId"
+        if "deviceId" in columns:
+            return TimedTable(start, end, groups, issues=pair)
+        return TimedTable(start, end, groups, issued=pair)
+    always = "0"
+    if table == "GPUTRACE_API_WINDOW":
+        always = "1"  # Without a row for a process, all of its calls were recorded.
+    elif table == "NVTX_EVENTS" and "eventType" in columns:
+        # The names of domains and categories are among the events.
+        always = f"eventType NOT IN {(*RANGE_TYPES, *MARK_TYPES)}"
+    return TimedTable(start, end, groups, beside=start == '"timeNs"', always=always)
 
 
 def _groups(columns: set[str]) -> tuple[str, ...]:
@@ -186,17 +164,6 @@ def _groups(columns: set[str]) -> tuple[str, ...]:
         return ()
     # What a thread last called before a wait for data is one of the names' last calls.
     return ("globalTid", "nameId") if {"correlationId", "nameId"} <= columns else ("globalTid",)
-
-
-def _always(table: str, columns: set[str]) -> str:
-    """NVTX keeps the names of domains and categories among its events; and without a row that tells
-    when calls of a process were recorded, all of them were.
-    """
-    if table == "GPUTRACE_API_WINDOW":
-        return "1"
-    if table != "NVTX_EVENTS" or "eventType" not in columns:
-        return "0"
-    return f"eventType NOT IN {(*RANGE_TYPES, *MARK_TYPES)}"
 
 
 STRINGS: Final = StringTable(
@@ -227,7 +194,9 @@ NOBODY: Final = Member()
 
 
 def read_members(database: Database) -> dict[int, Member]:
-    """The processes that gputrace wrote down, by the key of their ids."""
+    """Return the processes that gputrace wrote down, by their globalPid (hw:8 vm:8 pid:24 tid:24
+    bits) without the thread.
+    """
     if not database.has("GPUTRACE_PROCESS", "globalPid", "host", "rank", "worldSize"):
         return {}
     sql = (
@@ -235,7 +204,7 @@ def read_members(database: Database) -> dict[int, Member]:
         "FROM GPUTRACE_PROCESS WHERE typeof(globalPid) = 'integer'"
     )
     return {
-        process_key(id): Member(host or "", UNKNOWN if rank is None else rank, size or 0)
+        id >> 24: Member(host or "", UNKNOWN if rank is None else rank, size or 0)
         for id, host, rank, size in database.query(sql)
     }
 
@@ -246,9 +215,11 @@ def read_session(database: Database) -> Session:
     Ranks are those of processes that use a GPU: a launcher has a rank among launchers, and a
     worker of a data loader that of its trainer.
     """
-    meta = _meta(database)
+    meta = dict(database.select("GPUTRACE_META", "name", "value", where="value IS NOT NULL"))
     members = read_members(database)
-    users = _gpu_users(database)
+    # CUDA devices are listed for the processes that use them.
+    users = {pid for (pid,) in database.select("TARGET_INFO_CUDA_DEVICE", "pid") if pid is not None}
+    epochs = database.select("TARGET_INFO_SESSION_START_TIME", "utcEpochNs", where="utcEpochNs > 0")
     ranked = [
         member
         for key, member in members.items()
@@ -256,27 +227,13 @@ def read_session(database: Database) -> Session:
     ]
     hosts = {member.host for member in members.values()} or {meta.get("hostname", "")}
     return Session(
-        epoch_ns=_epoch(database),
+        epoch_ns=next((time for (time,) in epochs if isinstance(time, int)), None),
         job=meta.get("job", ""),
         hosts=frozenset(hosts - {""}),
         ranks=frozenset(member.rank for member in ranked),
         world_size=max((member.world_size for member in ranked), default=0) or None,
         utc_offset_ns=_utc_offset(database),
     )
-
-
-def _meta(database: Database) -> dict[str, str]:
-    if not database.has("GPUTRACE_META", "name", "value"):
-        return {}
-    return dict(database.query("SELECT name, value FROM GPUTRACE_META WHERE value IS NOT NULL"))
-
-
-def _gpu_users(database: Database) -> set[int]:
-    """Ids of the processes that CUDA devices are listed for."""
-    if not database.has("TARGET_INFO_CUDA_DEVICE", "pid"):
-        return set()
-    sql = "SELECT DISTINCT pid FROM TARGET_INFO_CUDA_DEVICE WHERE pid IS NOT NULL"
-    return {pid for (pid,) in database.query(sql)}
 
 
 def _utc_offset(database: Database) -> int | None:
@@ -292,25 +249,16 @@ def _utc_offset(database: Database) -> int | None:
     return round(seconds / 900) * 900 * 10**9 if abs(seconds) < _FARTHEST_ZONE else None
 
 
-def _epoch(database: Database) -> int | None:
-    if not database.has("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"):
-        return None
-    sql = "SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME WHERE utcEpochNs > 0"
-    times = (time for (time,) in database.query(sql) if isinstance(time, int))
-    return next(times, None)
-
-
 _VISIBLE: Final = re.compile(r"\bCUDA_VISIBLE_DEVICES\b\s*[=:]\s*['\"]?(\d{1,9}(?:,\d{1,9})*)\b")
 
 
-@dataclass(frozen=True, slots=True)
-class TargetGpu:
+class TargetGpu(NamedTuple):
     """A row of TARGET_INFO_GPU."""
 
     id: int
-    name: str
-    bus: str
-    uuid: str
+    name: str = ""
+    bus: str = ""
+    uuid: str = ""
 
 
 class DeviceMap:
@@ -324,7 +272,15 @@ class DeviceMap:
     def __init__(self, database: Database) -> None:
         cards = _cards(database)
         self._cards = {card.id: card for card in cards}
-        self._indices = _nvml_indices(cards) | _by_nvml(database, cards)
+        # By nsys id: the id itself where not every card is listed with an address.
+        self._indices = {card.id: card.id for card in cards}
+        addresses = {card.bus for card in cards} - {""}
+        if self._cards.keys() == set(range(len(cards))) and len(addresses) == len(cards):
+            ordered = sorted(cards, key=lambda card: card.bus.lower())
+            self._indices = {card.id: index for index, card in enumerate(ordered)}
+        known = {plain_uuid(card.uuid): card.gpu for card in read_cards(database)}
+        uuids = {card.id: plain_uuid(card.uuid) for card in cards}
+        self._indices |= {id: known[uuid] for id, uuid in uuids.items() if uuid and uuid in known}
         self._ids = _ids_by_process(database)
         self._visible = _visible_devices(database)
 
@@ -334,7 +290,7 @@ class DeviceMap:
         if id is None and not self._ids and len(self._cards) == 1 and ordinal == 0:
             id = next(iter(self._cards))
         if id is not None:
-            card = self._cards.get(id, TargetGpu(id, "", "", ""))
+            card = self._cards.get(id, TargetGpu(id))
             return self._indices.get(id, id), card.name, card.uuid
         same = {card.name for card in self._cards.values()}
         name = same.pop() if len(same) == 1 else ""
@@ -353,74 +309,37 @@ def _cards(database: Database) -> list[TargetGpu]:
     return [TargetGpu(id, *(str(text or "") for text in texts)) for id, *texts in rows]
 
 
-def _nvml_indices(cards: list[TargetGpu]) -> dict[int, int]:
-    """By nsys id; the id itself where the table does not list every card with an address."""
-    ids, addresses = {card.id for card in cards}, {card.bus for card in cards}
-    if ids != set(range(len(cards))) or len(addresses) < len(cards) or "" in addresses:
-        return {id: id for id in ids}
-    ordered = sorted(cards, key=lambda card: card.bus.lower())
-    return {card.id: index for index, card in enumerate(ordered)}
-
-
-def _by_nvml(database: Database, cards: list[TargetGpu]) -> dict[int, int]:
-    """By nsys id, for the cards that NVML knows by their uuid."""
-    known = {plain_uuid(card.uuid): card.gpu for card in read_cards(database)}
-    uuids = {card.id: plain_uuid(card.uuid) for card in cards}
-    return {id: known[uuid] for id, uuid in uuids.items() if uuid and uuid in known}
-
-
 def _ids_by_process(database: Database) -> dict[tuple[int, int], int]:
-    if not database.has("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid"):
-        return {}
-    rows = database.query(
-        "SELECT pid, cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE "
-        "WHERE typeof(pid) = 'integer' AND typeof(cudaId) = 'integer' AND typeof(gpuId) = 'integer'"
-    )
-    return {(pid, ordinal): gpu for pid, ordinal, gpu in rows}
+    rows = database.select("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId")
+    return {(row[0], row[1]): row[2] for row in rows if all(isinstance(id, int) for id in row)}
 
 
 def _visible_devices(database: Database) -> list[int]:
     """CUDA_VISIBLE_DEVICES of the capture, where it was written down as plain numbers."""
-    if not database.has("META_DATA_CAPTURE", "name", "value"):
-        return []
-    for name, value in database.query("SELECT name, value FROM META_DATA_CAPTURE"):
+    for name, value in database.select("META_DATA_CAPTURE", "name", "value"):
         if found := _VISIBLE.search(f"{name}={value}"):
             return [int(number) for number in found[1].split(",")]
     return []
 
 
 _CARD: Final = {
-    "gpu": "gpu",
-    "uuid": "uuid",
-    "name": "name",
-    "pci": "pciBusId",
-    "memory_bytes": "memoryTotal",
-    "sm_clock_max": "smClockMax",
-    "memory_clock_max": "memoryClockMax",
+    "gpu": "gpu", "uuid": "uuid", "name": "name", "pci": "pciBusId", "memory_bytes": "memoryTotal",
+    "sm_clock_max": "smClockMax", "memory_clock_max": "memoryClockMax",
     "sm_clock_application": "smClockApplication",
-    "memory_clock_application": "memoryClockApplication",
-    "pcie_gen_max": "pcieGenMax",
-    "pcie_width_max": "pcieWidthMax",
-    "power_limit_mw": "powerLimit",
-    "lost_ns": "lostNs",
-}
+    "memory_clock_application": "memoryClockApplication", "pcie_gen_max": "pcieGenMax",
+    "pcie_width_max": "pcieWidthMax", "power_limit_mw": "powerLimit", "lost_ns": "lostNs",
+}  # fmt: skip
 _LINK: Final = {
-    "gpu": "gpu",
-    "peer": "peer",
-    "link": "link",
-    "ancestor": "ancestor",
-    "nvlinks": "nvlinks",
-    "p2p_read": "p2pRead",
-    "p2p_write": "p2pWrite",
-    "p2p_nvlink": "p2pNvlink",
-}
+    "gpu": "gpu", "peer": "peer", "link": "link", "ancestor": "ancestor", "nvlinks": "nvlinks",
+    "p2p_read": "p2pRead", "p2p_write": "p2pWrite", "p2p_nvlink": "p2pNvlink",
+}  # fmt: skip
 _TEXTS: Final = frozenset(
     {"uuid", "name", "pci", "link", "ancestor", "p2p_read", "p2p_write", "p2p_nvlink"}
 )
 _ANY_HOST: Final = (
-    ("GPUTRACE_PROCESS", "globalPid"),
-    ("CUPTI_ACTIVITY_KIND_KERNEL", "globalPid"),
-    ("CUPTI_ACTIVITY_KIND_MEMCPY", "globalPid"),
+    "GPUTRACE_PROCESS",
+    "CUPTI_ACTIVITY_KIND_KERNEL",
+    "CUPTI_ACTIVITY_KIND_MEMCPY",
 )
 _FAR: Final = f"{2.0**62:.1f}"
 """Numbers from which on nothing is that NVML could say."""
@@ -435,28 +354,31 @@ def read_nvml(database: Database, epoch_ns: int | None) -> Nvml:
     if not database.tables.keys() & set(_TABLES):
         return Nvml()
     host = _host(database)
-    _, samples, topology = _TABLES
+    links = _rows(database, "GPUTRACE_TOPOLOGY", _LINK, ["gpu", "peer"])
     return Nvml(
         read_cards(database, epoch_ns),
-        tuple(Link(**row, host=host) for row in _rows(database, topology, _LINK, ["gpu", "peer"])),
-        _samples(database, samples, host),
+        tuple(Link(**row, host=host) for row in links),
+        _samples(database, "GPUTRACE_NVML_SAMPLE", host),
     )
 
 
 def read_cards(database: Database, epoch_ns: int | None = None) -> tuple[Card, ...]:
     """The cards alone; without an epoch, it is not known when one was lost."""
-    rows = list(_rows(database, "GPUTRACE_NVML_DEVICE", _CARD, ["gpu"]))
-    host = _host(database) if rows else 0
-    return tuple(_card(row, host, epoch_ns) for row in rows)
+    cards: list[Card] = []
+    for row in _rows(database, "GPUTRACE_NVML_DEVICE", _CARD, ["gpu"]):
+        lost = row.pop("lost_ns", None)  # The wall clock when the card was found gone.
+        known = lost is not None and epoch_ns is not None
+        host = cards[0].host if cards else _host(database)
+        cards.append(Card(**row, host=host, lost_ns=lost - epoch_ns if known else None))
+    return tuple(cards)
 
 
 def _host(database: Database) -> int:
     """The machine's number in the ids of its processes; a trace file is of one machine."""
-    for table, column in _ANY_HOST:
-        if database.has(table, column):
-            sql = f"SELECT {column} FROM {table} WHERE typeof({column}) = 'integer' LIMIT 1"
-            if (row := next(database.query(sql), None)) is not None:
-                return int(row[0]) >> 48
+    for table in _ANY_HOST:
+        is_id = "typeof(globalPid) = 'integer' LIMIT 1"
+        if (row := next(database.select(table, "globalPid", where=is_id), None)) is not None:
+            return int(row[0]) >> 48
     return 0
 
 
@@ -467,31 +389,26 @@ def _rows(
     if not database.has(table, *required):
         return
     there = {ours: column for ours, column in columns.items() if database.has(table, column)}
-    shown = ", ".join(map(quote_identifier, there.values()))
-    for values in database.query(f"SELECT {shown} FROM {quote_identifier(table)}"):
-        row = {ours: _value(ours, value) for ours, value in zip(there, values, strict=True)}
+    for values in database.select(table, *there.values()):
+        row: dict[str, Any] = {}
+        for ours, value in zip(there, values, strict=True):
+            kind, none = (str, "") if ours in _TEXTS else (int, None)
+            row[ours] = value if isinstance(value, kind) else none
         if all(row[name] is not None for name in required):
             yield row
-
-
-def _value(name: str, value: object) -> int | str | None:
-    if name in _TEXTS:
-        return value if isinstance(value, str) else ""
-    return value if isinstance(value, int) else None
-
-
-def _card(row: dict[str, Any], host: int, epoch_ns: int | None) -> Card:
-    """The table has the wall clock when a card was found gone."""
-    lost = row.pop("lost_ns", None)
-    known = lost is not None and epoch_ns is not None
-    return Card(**row, host=host, lost_ns=lost - epoch_ns if known else None)
 
 
 def _samples(database: Database, table: str, host: int) -> Samples:
     if not database.has(table, "gpu", "timeNs"):
         return Samples()
     names = [name for name in VALUES if database.has(table, name)]
-    shown = ", ".join(["CAST(timeNs AS INTEGER)", "CAST(gpu AS INTEGER)", *map(_number, names)])
+    # A value that is no sensible number is NULL.
+    values = [
+        f"CASE WHEN typeof({name}) IN ('integer', 'real') AND abs(CAST({name} AS REAL)) < {_FAR} "
+        f"THEN CAST({name} AS REAL) END"
+        for name in names
+    ]
+    shown = ", ".join(["CAST(timeNs AS INTEGER)", "CAST(gpu AS INTEGER)", *values])
     sql = (
         f"SELECT {shown} FROM {quote_identifier(table)} WHERE abs(CAST(timeNs AS REAL)) < {_FAR} "
         f"AND abs(CAST(gpu AS REAL)) < {_FAR} ORDER BY timeNs"
@@ -500,15 +417,9 @@ def _samples(database: Database, table: str, host: int) -> Samples:
     if not columns:
         return Samples()
     time, gpu = (np.array(column, np.int64) for column in columns[:2])
-    values = {
+    floats = {
         name: np.array(column, np.float64)
         for name, column in zip(names, columns[2:], strict=True)
         if any(value is not None for value in column)
     }
-    return Samples(time, np.full(len(time), host), gpu, values)
-
-
-def _number(name: str) -> str:
-    """A value as a number; what is none is NULL."""
-    sensible = f"typeof({name}) IN ('integer', 'real') AND abs(CAST({name} AS REAL)) < {_FAR}"
-    return f"CASE WHEN {sensible} THEN CAST({name} AS REAL) END"
+    return Samples(time, np.full(len(time), host), gpu, floats)

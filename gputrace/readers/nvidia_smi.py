@@ -84,13 +84,11 @@ def join_logs(trace: Trace, paths: Sequence[Path]) -> None:
     run = _run(trace, epoch)
     for log in logs:
         found = _join(log, run, epoch, trace.session.utc_offset_ns)
-        trace.quality.notes += [*log.notes, *_left_out(log)]
+        trace.quality.notes += log.notes
+        if log.bad:
+            rows = f"{log.bad:,} line{'' if log.bad == 1 else 's'}"
+            trace.quality.notes.append(f"{rows} of {log.path.name} left out: no whole sample")
         trace.logged = merge_nvml([trace.logged, found])
-
-
-def _left_out(log: SmiLog) -> list[str]:
-    rows = f"{log.bad:,} line{'' if log.bad == 1 else 's'}"
-    return [f"{rows} of {log.path.name} left out: no whole sample"] if log.bad else []
 
 
 def _run(trace: Trace, epoch: int) -> _Run:
@@ -319,7 +317,7 @@ def read_dmon(path: Path, lines: Iterable[str]) -> SmiLog:
         if line.lstrip().startswith("#"):
             names = _names(line) or names
             continue
-        cells = _split(line)
+        cells = _APART.split(line.strip())
         if cells != [""]:
             row = _dmon_row(names, cells)
             log.bad += row is None
@@ -332,15 +330,11 @@ def read_dmon(path: Path, lines: Iterable[str]) -> SmiLog:
     return log
 
 
-def _split(line: str) -> list[str]:
-    return _APART.split(line.strip())
-
-
 def _names(line: str) -> list[str]:
     """The columns that a header names; nothing for any other line, such as that of the units."""
     if not line.lstrip().startswith("#"):
         return []
-    names = [name.lower() for name in _split(line.lstrip()[1:])]
+    names = [name.lower() for name in _APART.split(line.lstrip()[1:].strip())]
     return names if "gpu" in names and {*_DMON_VALUES, *_OTHERS} & set(names) else []
 
 
@@ -364,8 +358,7 @@ def _dmon_row(names: Sequence[str], cells: Sequence[str]) -> Row | None:
 
 def _count_days(rows: Sequence[Row]) -> None:
     """Times without a date that begin again at 0 are of the next day."""
-    days = 0
-    last = 0
+    days = last = 0
     for row in rows:
         days += row.time < last - _DMON_DAY // 2
         last, row.time = row.time, row.time + days * _DMON_DAY
@@ -427,11 +420,8 @@ _NO_HEADER: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
-    """Meaning of the columns, by name and unit."""
-
-    columns: tuple[tuple[str, str], ...]
+_Header = Sequence[tuple[str, str]]
+"""Names and units of the columns."""
 
 
 def is_query(lines: Sequence[str], surely: bool = False) -> bool:
@@ -449,23 +439,26 @@ def read_query(path: Path, lines: Iterable[str]) -> SmiLog:
     """The rows of a log; raises InputError where it does not tell what or when they are."""
     log = SmiLog(path)
     header: _Header | None = None
-    waiting: list[list[str]] = []
+    rows: list[tuple[_Header | None, list[str]]] = []
     for line in lines:
         cells = _cells(line)
         if cells == [""]:
             continue
         if (found := _header(cells)) is not None:
             header = found
-        elif header is None:
-            waiting.append(cells)
         else:
-            _take(log, header, cells)
+            rows.append((header, cells))
+    waiting = [cells for of, cells in rows if of is None]
     if waiting:
         header = header or _guessed(path, waiting, log)
-        for cells in waiting:
-            _take(log, header, cells)
+        rows.sort(key=lambda row: row[0] is None)
+    for of, cells in rows:
+        row = _query_row(of or header or (), cells)
+        log.bad += row is None
+        log.rows += [row] if row is not None else []
+    if waiting:
         log.rows.sort(key=lambda row: row.time)
-    if header is not None and not any(name == "timestamp" for name, _ in header.columns):
+    if header is not None and not any(name == "timestamp" for name, _ in header):
         raise InputError(path, "has no times; query timestamp too (--query-gpu=timestamp,…)")
     return log
 
@@ -485,21 +478,15 @@ def _header(cells: Sequence[str]) -> _Header | None:
         name in _QUERY_VALUES or _REASON.fullmatch(name) is not None for name, _ in columns
     )
     others = sum(name == "timestamp" or name in _CARD or name in _TEXTS for name, _ in columns)
-    return _Header(tuple(columns)) if values and values + others > 1 else None
-
-
-def _take(log: SmiLog, header: _Header, cells: Sequence[str]) -> None:
-    row = _query_row(header, cells) if len(cells) == len(header.columns) else None
-    if row is None:
-        log.bad += 1
-    else:
-        log.rows.append(row)
+    return columns if values and values + others > 1 else None
 
 
 def _query_row(header: _Header, cells: Sequence[str]) -> Row | None:
-    """None for what is no row: without a time, or with a number that is none."""
+    """Return None for what is no row: cut short, without a time, or with an invalid number."""
+    if len(cells) != len(header):
+        return None
     time, values, card = None, dict[str, float](), dict[str, object]()
-    for (name, unit), cell in zip(header.columns, cells, strict=True):
+    for (name, unit), cell in zip(header, cells, strict=True):
         if name == "timestamp":
             time = _time(cell)
         elif is_unknown(cell):
@@ -561,7 +548,7 @@ def _guessed(path: Path, rows: Sequence[Sequence[str]], log: SmiLog) -> _Header:
     log.notes.append(
         f"{path.name} has no header; {shown} are told by their units, other columns are left out"
     )
-    return _Header(tuple(names))
+    return names
 
 
 def _told_by_values(column: Sequence[str]) -> str:
@@ -575,13 +562,10 @@ def _told_by_values(column: Sequence[str]) -> str:
             return name
     if unit in ("%", "W", "MiB"):
         return {"%": "utilization.gpu", "W": "power.draw", "MiB": "memory.used"}[unit]
-    return "index" if _counts(column) else ""
-
-
-def _counts(column: Sequence[str]) -> bool:
-    """Return whether values count 0, 1, 2, … repeatedly, as indices of several GPUs do."""
+    # Indices of several GPUs count 0, 1, 2, … repeatedly.
     most = max((int(cell) for cell in column if _COUNT.fullmatch(cell)), default=0)
-    return most > 0 and all(cell == str(place % (most + 1)) for place, cell in enumerate(column))
+    counts = (cell == str(index % (most + 1)) for index, cell in enumerate(column))
+    return "index" if most > 0 and all(counts) else ""
 
 
 def _used_and_total(
@@ -625,11 +609,13 @@ def gpu_of_each_row(log: SmiLog) -> list[tuple[int, Row]]:
         if all(name in row.card for row in rows):
             places: dict[object, int] = {}
             return [(places.setdefault(row.card[name], len(places)), row) for row in rows]
-    return _by_rounds(log)
-
-
-def _by_rounds(log: SmiLog) -> list[tuple[int, Row]]:
-    rounds = _rounds(log.rows)
+    pauses = np.diff([row.time for row in rows])
+    edges = [0, len(rows)]
+    if len(pauses):
+        # With one GPU in 32 rows after a pause, a few percent of all are pauses between rounds.
+        longest = float(np.quantile(pauses, 1 - 1 / (2 * _MOST_GPUS), method="lower"))
+        edges[1:1] = (np.flatnonzero(pauses > _ROUND * longest) + 1).tolist()
+    rounds = [rows[a:b] for a, b in pairwise(edges)]
     sizes = Counter(map(len, rounds))
     size, often = sizes.most_common(1)[0]
     if size > _MOST_GPUS or often < _WHOLE * (len(rounds) - 1):
@@ -642,14 +628,3 @@ def _by_rounds(log: SmiLog) -> list[tuple[int, Row]]:
             f"{log.path.name} does not name its {size} GPUs; they are told by the order of its rows"
         )
     return [(place, row) for rows in whole for place, row in enumerate(rows)]
-
-
-def _rounds(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows between two pauses."""
-    pauses = np.diff([row.time for row in rows])
-    if not len(pauses):
-        return [list(rows)]
-    # With one GPU in 32 rows after a pause, a few percent of all are pauses between rounds.
-    longest = float(np.quantile(pauses, 1 - 1 / (2 * _MOST_GPUS), method="lower"))
-    edges = [0, *(np.flatnonzero(pauses > _ROUND * longest) + 1).tolist(), len(rows)]
-    return [list(rows[a:b]) for a, b in pairwise(edges)]

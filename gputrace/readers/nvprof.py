@@ -6,11 +6,9 @@ import json
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from copy import copy
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final
 from uuid import UUID
 
 import numpy as np
@@ -25,7 +23,6 @@ from gputrace.model.events import (
     Events,
     Kind,
     Memory,
-    concatenate,
 )
 from gputrace.model.names import bounded, demangle_all
 from gputrace.model.trace import Device, Process, Progress, Session, Window
@@ -65,6 +62,11 @@ _THREAD_BITS: Final = 0x7FFFFFFF
 """Bits of the 32 of a pthread id that nvprof keeps that fit the column and tell threads
 apart."""
 _ENDS: Final = ("source_device", "destination_device")
+_ONLY_HOST: Final = "no GPU activity in this nvprof file, only the host's; record it again"
+_NOTHING: Final = (
+    "nvprof recorded no GPU activity in it: nothing ran on a GPU while it recorded; see "
+    "--profile-from-start and --profile-child-processes, and record it again"
+)
 
 
 def is_nvprof(database: Database) -> bool:
@@ -74,20 +76,27 @@ def is_nvprof(database: Database) -> bool:
     )
 
 
-class NvprofTrace(SqliteTrace):
+class NvprofTrace(SqliteTrace[Table]):
     """One file of nvprof, of any version."""
 
     source = "nvprof"
 
     def __init__(self, path: Path, database: Database) -> None:
-        super().__init__(path)
-        self._database = database
+        super().__init__(path, database)
+        self._contexts: dict[int, int] | None = None
         self._clear: dict[str, str] = {}
         """Names as people read them, by what the file has."""
         self._tables = [table for table in (*TABLES, MARKERS) if _usable(database, table)]
         if not self.kinds & set(GPU_KINDS):
-            raise InputError(path, _nothing_on_gpu(self._tables))
-        self._late = self._find_skew()
+            raise InputError(path, _ONLY_HOST if self._tables else _NOTHING)
+        columns = {t.name: frozenset(database.tables[t.full_name]) for t in self._tables}
+        self._late = measure_skew(database, columns)
+        if self._late:
+            way = "after" if self._late > 0 else "before"
+            self.quality.notes.append(
+                f"the times of the GPU's work were {format_ns(abs(self._late))} {way} its CUDA "
+                "calls: moved by as much"
+            )
         self._epoch = first_moment(database, self._tables, self._late)
         self.processes.append(Process(read_pid(database)))
 
@@ -95,19 +104,10 @@ class NvprofTrace(SqliteTrace):
     def tables(self) -> SqliteTables:
         return nvprof_tables(self._database, self._epoch, self._late)
 
-    def on(self, database: Database) -> Self:
-        part = copy(self)
-        part._database, part.processes = database, list(self.processes)
-        return part
-
     @property
     def session(self) -> Session:
-        uuids = frozenset(card.uuid for card in self._cards.values())
+        uuids = frozenset(uuid for _, uuid in self._cards.values())
         return Session(self._epoch or None, cards=uuids - {""})
-
-    @property
-    def kinds(self) -> frozenset[Kind]:
-        return frozenset(kind for table in self._tables for kind in table.kinds)
 
     def names(self, ids: Collection[int] | Column) -> dict[int, str]:
         wanted = sorted({int(id) for id in ids})
@@ -120,25 +120,7 @@ class NvprofTrace(SqliteTrace):
         return {id: text.get(id, f"<name {id}>" if id > 0 else "(no name)") for id in wanted}
 
     def device(self, process: int, device: int) -> Device:
-        card = self._cards.get(device)
-        return Device(process, device, UNKNOWN, *((card.name, card.uuid) if card else ()))
-
-    def read(
-        self,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        progress: Progress | None,
-    ) -> Events:
-        parts = [
-            self._read_table(table, kinds, columns, window, progress)
-            for table in self._tables
-            if kinds & set(table.kinds)
-        ]
-        return concatenate(parts, columns)
-
-    def close(self) -> None:
-        self._database.close()
+        return Device(process, device, UNKNOWN, *self._cards.get(device, ()))
 
     def _read_table(
         self,
@@ -172,7 +154,9 @@ class NvprofTrace(SqliteTrace):
             for column, expression in table.columns.items()
             if column in wanted and self._has(table, expression)
         }
-        types = {column: _raw_type(column) for column in there}
+        # Columns to translate are read whole, the rest in the contract's type.
+        types = {**COLUMN_TYPES, **dict.fromkeys(("kind", "thread", "device"), np.int64)}
+        types = {column: types.get(column, np.int64) for column in there}
         where = ""
         if window is not None and table is not MARKERS:
             where = f'"start" < {window.end} AND "end" >= {window.start}'
@@ -204,51 +188,28 @@ class NvprofTrace(SqliteTrace):
         return values
 
     def _devices_of(self, contexts: Integers) -> Column:
+        """Return the CUDA ordinal of the device that each context is on."""
         devices = np.full(len(contexts), UNKNOWN, np.int16)
+        if self._contexts is None:
+            is_valid = (
+                "typeof(contextId) = 'integer' AND typeof(deviceId) = 'integer' "
+                f"AND deviceId BETWEEN 0 AND {_MOST_DEVICES}"
+            )
+            table, columns = f"{PREFIX}CONTEXT", ("contextId", "deviceId")
+            self._contexts = dict(self._database.select(table, *columns, where=is_valid))
         for context, device in self._contexts.items():
             devices[contexts == context] = device
         return devices
 
     @cached_property
-    def _contexts(self) -> dict[int, int]:
-        return read_contexts(self._database)
-
-    @cached_property
-    def _cards(self) -> dict[int, NvprofDevice]:
+    def _cards(self) -> dict[int, tuple[str, str]]:
         return read_cards(self._database)
-
-    def _find_skew(self) -> int:
-        """By how many nanoseconds the GPU's clock is ahead of the host's; a note tells of it."""
-        tables = self._database.tables
-        late = measure_skew(
-            self._database,
-            {table.name: frozenset(tables[table.full_name]) for table in self._tables},
-        )
-        if late:
-            way = "after" if late > 0 else "before"
-            note = (
-                f"the times of the GPU's work were {format_ns(abs(late))} {way} its CUDA calls: "
-                "moved by as much"
-            )
-            self.quality.notes.append(note)
-        return late
-
-
-def _raw_type(column: str) -> type[np.signedinteger[Any]]:
-    """Return the type to read a column in: columns to translate whole, the rest in the contract's
-    type.
-    """
-    whole = ("kind", "thread", "device")
-    return np.int64 if column in whole else COLUMN_TYPES.get(column, np.int64)
 
 
 def _usable(database: Database, table: Table) -> bool:
     """Return whether a table has rows, and the columns without which they are useless."""
     required = [table.columns[name].strip('"') for name in table.required]
-    if not database.has(table.full_name, *required):
-        return False
-    sql = f"SELECT 1 FROM {quote_identifier(table.full_name)} LIMIT 1"
-    return next(database.query(sql), None) is not None
+    return database.has(table.full_name, *required) and database.has_rows(table.full_name)
 
 
 def _kinds(table: Table, raw: Mapping[str, Integers]) -> Column:
@@ -261,15 +222,6 @@ def _kinds(table: Table, raw: Mapping[str, Integers]) -> Column:
     return copy_kinds(*(raw.get(column, unknown) for column in ("kind", *_ENDS)))
 
 
-def _nothing_on_gpu(tables: Sequence[Table]) -> str:
-    if tables:
-        return "no GPU activity in this nvprof file, only the host's; record it again"
-    return (
-        "nvprof recorded no GPU activity in it: nothing ran on a GPU while it recorded; see "
-        "--profile-from-start and --profile-child-processes, and record it again"
-    )
-
-
 _LATEST: Final = 1 << 62
 """Nanoseconds since 1970 that no clock shows."""
 _MOST_DEVICES: Final = 0x7FFF
@@ -278,30 +230,21 @@ _PROCESS: Final = 1
 """Kind by CUpti_ActivityObjectKind."""
 
 
-@dataclass(frozen=True, slots=True)
-class NvprofDevice:
-    """A row of DEVICE."""
-
-    name: str
-    uuid: str
-
-
 def read_pid(database: Database) -> int:
     """The process's id; 0 where no row tells."""
     for table in CALLS:
-        if database.has(PREFIX + table, "processId"):
-            sql = f"SELECT processId FROM {PREFIX}{table} LIMIT 1"
-            if isinstance(pid := next(database.query(sql), (None,))[0], int):
+        for (pid,) in database.select(PREFIX + table, "processId", where="1 LIMIT 1"):
+            if isinstance(pid, int):
                 return pid
-    if database.has(f"{PREFIX}NAME", "objectKind", "objectId"):
-        sql = f"SELECT objectId FROM {PREFIX}NAME WHERE objectKind = {_PROCESS}"
-        raw = next(database.query(sql), (None,))[0]
-        return int.from_bytes(raw[:4], "little") if isinstance(raw, bytes) else 0
+    is_process = f"objectKind = {_PROCESS}"
+    if database.has(f"{PREFIX}NAME", "objectKind"):
+        for (raw,) in database.select(f"{PREFIX}NAME", "objectId", where=is_process):
+            return int.from_bytes(raw[:4], "little") if isinstance(raw, bytes) else 0
     return 0
 
 
-def read_cards(database: Database) -> dict[int, NvprofDevice]:
-    """The cards by their CUDA ordinals."""
+def read_cards(database: Database) -> dict[int, tuple[str, str]]:
+    """Return the name and UUID of each card by its CUDA ordinal."""
     table = f"{PREFIX}DEVICE"
     if not database.has(table, "id", "name"):
         return {}
@@ -310,24 +253,11 @@ def read_cards(database: Database) -> dict[int, NvprofDevice]:
         f"SELECT d.id, s.value, {uuid} FROM {table} AS d "
         "LEFT JOIN StringTable AS s ON s._id_ = d.name WHERE typeof(d.id) = 'integer'"
     )
-    return {id: NvprofDevice(str(name or ""), _uuid(raw)) for id, name, raw in database.query(sql)}
-
-
-def _uuid(raw: object) -> str:
-    return str(UUID(bytes=raw)) if isinstance(raw, bytes) and len(raw) == 16 else ""
-
-
-def read_contexts(database: Database) -> dict[int, int]:
-    """CUDA ordinals by the contexts on them."""
-    table = f"{PREFIX}CONTEXT"
-    if not database.has(table, "contextId", "deviceId"):
-        return {}
-    rows = database.query(
-        f"SELECT contextId, deviceId FROM {table} "
-        f"WHERE typeof(contextId) = 'integer' AND deviceId BETWEEN 0 AND {_MOST_DEVICES} "
-        "AND typeof(deviceId) = 'integer'"
-    )
-    return dict(rows)
+    cards = {}
+    for id, name, raw in database.query(sql):
+        known = isinstance(raw, bytes) and len(raw) == 16
+        cards[id] = str(name or ""), str(UUID(bytes=raw)) if known else ""
+    return cards
 
 
 def first_moment(database: Database, tables: Sequence[Table], late: int) -> int:

@@ -92,29 +92,31 @@ def _look(path: Path, database: sqlite3.Connection) -> NvprofFile:
     }
     if not columns or not _columns(database, "StringTable"):
         raise InputError(path, "an SQLite file, but not of nvprof")
-    columns = {table: names for table, names in columns.items() if _holds_rows(database, table)}
+    columns = {
+        table: names
+        for table, names in columns.items()
+        if database.execute(f"SELECT 1 FROM {PREFIX}{table} LIMIT 1").fetchone() is not None
+    }
     version = database.execute("SELECT CAST(max(version) AS INTEGER) FROM Version").fetchone()[0]
-    counts = [_count(database, table) for table in KERNELS if table in columns]
+    counts = [f"SELECT count(*) FROM {PREFIX}{table}" for table in KERNELS if table in columns]
+    pids = (
+        database.execute(
+            f"SELECT CAST(processId AS INTEGER) FROM {PREFIX}{table} LIMIT 1"
+        ).fetchone()[0] or 0
+        for table in CALLS if "processId" in columns.get(table, ())
+    )  # fmt: skip
     return NvprofFile(
         path=path,
         version=version or 0,
-        pid=_pid(database, columns),
+        pid=next(pids, 0),
         columns=columns,
         start=min(_starts(database, columns), default=None),
-        kernels=sum(counts),
+        kernels=sum(int(database.execute(sql).fetchone()[0]) for sql in counts),
     )
 
 
 def _columns(database: sqlite3.Connection, table: str) -> frozenset[str]:
     return frozenset(row[1] for row in database.execute(f"PRAGMA table_info({table})"))
-
-
-def _holds_rows(database: sqlite3.Connection, table: str) -> bool:
-    return database.execute(f"SELECT 1 FROM {PREFIX}{table} LIMIT 1").fetchone() is not None
-
-
-def _count(database: sqlite3.Connection, table: str) -> int:
-    return int(database.execute(f"SELECT count(*) FROM {PREFIX}{table}").fetchone()[0])
 
 
 def _starts(database: sqlite3.Connection, columns: Mapping[str, frozenset[str]]) -> Iterator[int]:
@@ -126,14 +128,6 @@ def _starts(database: sqlite3.Connection, columns: Mapping[str, frozenset[str]])
             first = database.execute(sql).fetchone()[0]
             if first is not None:
                 yield first
-
-
-def _pid(database: sqlite3.Connection, columns: Mapping[str, frozenset[str]]) -> int:
-    for table in CALLS:
-        if "processId" in columns.get(table, ()):
-            sql = f"SELECT CAST(processId AS INTEGER) FROM {PREFIX}{table} LIMIT 1"
-            return database.execute(sql).fetchone()[0] or 0
-    return 0
 
 
 Columns = frozenset[str]
@@ -458,21 +452,9 @@ MARKERS: Final = Table(
 )
 """Its rows are not events, but the edges of some."""
 
-_COPY_KINDS: Final = np.array(
-    [
-        Kind.COPY_OTHER,
-        Kind.COPY_H2D,
-        Kind.COPY_D2H,
-        Kind.COPY_H2D,  # arrays are the device's memory
-        Kind.COPY_D2H,
-        *[Kind.COPY_D2D] * 4,
-        Kind.COPY_OTHER,
-        Kind.COPY_PEER,
-        Kind.COPY_OTHER,
-    ],
-    np.int8,
-)
-"""By CUpti_ActivityMemcpyKind; the last stands for numbers that are none."""
+_COPIES: Final = "OTHER H2D D2H H2D D2H D2D D2D D2D D2D OTHER PEER OTHER"
+"""Kinds by CUpti_ActivityMemcpyKind; arrays are the device's memory, the last is for others."""
+_COPY_KINDS: Final = np.array([Kind[f"COPY_{kind}"] for kind in _COPIES.split()], np.int8)
 _MEMORY_KINDS: Final = 8
 
 
@@ -492,15 +474,12 @@ def memory_kinds(numbers: Integers) -> NDArray[np.signedinteger[Any]]:
 def name_ids(table: Table, numbers: Integers) -> Integers:
     """Name ids of what a table names its rows by; a number that CUPTI cannot have given is none."""
     if table.kinds == (Kind.GRAPH,):
-        return _where_known(numbers, _GRAPHS - numbers)
-    if table.family is None:
+        ids = _GRAPHS - numbers
+    elif table.family is None:
         return numbers
-    if table.family == OVERHEAD:
-        numbers = _overhead_number(numbers)
-    return _where_known(numbers, _FIRST - _FAMILIES * numbers - table.family)
-
-
-def _where_known(numbers: Integers, ids: Integers) -> Integers:
+    else:
+        numbers = _overhead_number(numbers) if table.family == OVERHEAD else numbers
+        ids = _FIRST - _FAMILIES * numbers - table.family
     return np.where((numbers < 0) | (numbers > _MOST), UNKNOWN, ids)
 
 
@@ -527,6 +506,7 @@ _OVERHEAD_NAMES: Final = {_overhead_number(kind): name for kind, (_, name) in OV
 _ONE_PROCESS: Final = "0"
 """A file is of one process."""
 _NAMES: Final = frozenset({"name", "domain"})
+"""Columns that hold ids of StringTable, in the tables that have them."""
 _GPU: Final = ("deviceId", "copyKind", "srcDeviceId", "dstDeviceId")
 
 
@@ -537,7 +517,7 @@ def nvprof_tables(database: Database, origin: int = 0, late: int = 0) -> SqliteT
     by so much.
     """
     kernels = {PREFIX + table: ("name",) for table in KERNELS}
-    strings = StringTable("StringTable", "_id_", _string_columns, kernels)
+    strings = StringTable("StringTable", "_id_", lambda declaration: _NAMES, kernels)
     return SqliteTables(database, partial(_timed, origin=origin, late=late), strings)
 
 
@@ -560,8 +540,3 @@ def _timed(database: Database, table: str, origin: int, late: int) -> TimedTable
 
 def _after(moment: int, column: str) -> str:
     return f"({quote_identifier(column)} - {moment})" if moment else quote_identifier(column)
-
-
-def _string_columns(declaration: str) -> frozenset[str]:
-    """Columns that hold ids of StringTable; those that a table lacks are no matter."""
-    return _NAMES

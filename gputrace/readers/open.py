@@ -10,27 +10,25 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from functools import partial
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gputrace.errors import GputraceError, InputError, MissingError
 from gputrace.model.trace import LeftOut, Trace
+from gputrace.readers.gzip_io import text_size
 from gputrace.readers.nsys_export import is_table_folder
 from gputrace.readers.registry import Candidate, open_trace, reader_of
 from gputrace.store import cache_folder
-from gputrace.store.merge import MergedTrace, NotOneRun, check_paths, merge, missing_ranks
+from gputrace.store.merge import MergedTrace, NotOneRun, merge, missing_ranks
 from gputrace.store.slice import LARGE
 
 if TYPE_CHECKING:
     from gputrace.model.trace import Progress
-    from gputrace.readers.decode_pool import Opened
 
-
-if TYPE_CHECKING:
-    Opening = Callable[..., Iterator[Opened]]
-    """Signature of `gputrace.readers.decode_pool.open_each`."""
+Opened = Trace | GputraceError
+Opening = Callable[..., Iterator[Opened]]
+"""Signature of `gputrace.readers.decode_pool.open_each`."""
 
 _LOG_ALONE: Final = (
     "a log of nvidia-smi tells nothing alone; name the trace that it belongs to, too"
@@ -63,13 +61,29 @@ def open_traces(
     errors: list[GputraceError] = []
     files = list(_files(paths, errors if keep_going else None))
     logs = [file for file in files if is_log(file)] if len(files) > 1 else []
-    traces = [file for file in files if file not in logs]
-    if logs and not traces and not errors:
+    files = [file for file in files if file not in logs]
+    if logs and not files and not errors:
         raise InputError(logs[0], _LOG_ALONE)
-    windows = windows and not logs and _is_long(traces)
-    opening = partial(opening or _open_each, workers=workers)
-    trace = _open_run(traces, errors, keep_going, opening, windows)
-    return _with_logs(trace, logs, keep_going)
+    if windows:
+        readable = [file for file in files if file.is_file() and os.access(file, os.R_OK)]
+        windows = not logs and text_size(readable) > LARGE
+    opening = opening or _open_each
+    opened = opening(_distinct(files, keep_going), keep_going, workers, windows)
+    errors_allowed = keep_going and (errors or len(files) > 1)
+    with ExitStack() as stack:
+        traces: list[Trace] = []
+        for result in opened:
+            if isinstance(result, Trace):
+                stack.callback(result.close)
+                traces.append(result)
+            elif errors_allowed:
+                errors.append(result)
+            else:
+                raise result
+        run = _one_run(traces, [_left_out(error) for error in errors], keep_going)
+        _join(run, logs, keep_going)
+        stack.pop_all()
+    return run
 
 
 def _open_each(
@@ -87,72 +101,6 @@ def _open_each(
         yield error
 
 
-def _is_long(files: Sequence[Path]) -> bool:
-    from gputrace.readers.decode_pool import text_size
-
-    readable = [file for file in files if file.is_file() and os.access(file, os.R_OK)]
-    return text_size(readable) > LARGE
-
-
-def _open_run(
-    files: list[Path],
-    errors: list[GputraceError],
-    keep_going: bool,
-    opening: Opening,
-    windows: bool,
-) -> Trace:
-    if not keep_going:
-        check_paths(files)
-    with ExitStack() as opened:
-        traces: list[Trace] = []
-        for result in opening(_once(files), keep_going, windows=windows):
-            if isinstance(result, Trace):
-                opened.callback(result.close)
-                traces.append(result)
-            elif keep_going and (errors or len(files) > 1):
-                errors.append(result)
-            else:
-                raise result
-        run = _one_run(traces, [_left_out(error) for error in errors], keep_going)
-        opened.pop_all()
-    return run
-
-
-def _with_logs(trace: Trace, logs: Sequence[Path], keep_going: bool) -> Trace:
-    with ExitStack() as opened:
-        opened.callback(trace.close)
-        try:
-            if logs:
-                from gputrace.readers.nvidia_smi import join_logs
-
-                join_logs(trace, logs)
-        except InputError as error:
-            if not keep_going:
-                raise
-            trace.quality.left_out.append(_left_out(error))
-        opened.pop_all()
-    return trace
-
-
-def leave_out(trace: Trace, error: InputError) -> Trace:
-    """Return the run without the files that an error is about; raise it if none would remain.
-
-    The trace passed in must not be used afterwards.
-    """
-    if not isinstance(trace, MergedTrace):
-        raise error
-    of_parts = _left_out_of_parts(trace)
-    left_out = [file for file in trace.quality.left_out if file not in of_parts]
-    traces, more = _without(trace.traces, error)
-    run = _one_run(traces, left_out + more, True)
-    run.logged = trace.logged
-    return run
-
-
-def _left_out_of_parts(trace: MergedTrace) -> list[LeftOut]:
-    return [file for part in trace.traces for file in part.quality.left_out]
-
-
 def _files(paths: Sequence[Path | str], errors: list[GputraceError] | None) -> Iterator[Path]:
     for path in paths:
         try:
@@ -163,30 +111,63 @@ def _files(paths: Sequence[Path | str], errors: list[GputraceError] | None) -> I
             errors.append(error)
 
 
-def _once(files: Sequence[Path]) -> list[Path]:
-    """Remove duplicates of the same file under different names."""
+def _join(trace: Trace, logs: Sequence[Path], keep_going: bool) -> None:
+    try:
+        if logs:
+            from gputrace.readers.nvidia_smi import join_logs
+
+            join_logs(trace, logs)
+    except InputError as error:
+        if not keep_going:
+            raise
+        trace.quality.left_out.append(_left_out(error))
+
+
+def leave_out(trace: Trace, error: InputError) -> Trace:
+    """Return the run without the files that an error is about; raise it if none would remain.
+
+    The trace passed in must not be used afterwards.
+    """
+    if not isinstance(trace, MergedTrace):
+        raise error
+    of_parts = [file for part in trace.traces for file in part.quality.left_out]
+    left_out = [file for file in trace.quality.left_out if file not in of_parts]
+    traces, more = _without(trace.traces, error)
+    run = _one_run(traces, left_out + more, True)
+    run.logged = trace.logged
+    return run
+
+
+def _distinct(files: Sequence[Path], keep_going: bool) -> list[Path]:
+    """Return the files without duplicates under other names, which are errors by default."""
     seen: dict[object, Path] = {}
     for file in files:
         try:
             status = file.stat()
         except (OSError, ValueError):
             seen[file] = file  # Its reader reports the problem.
-        else:
-            seen.setdefault((status.st_dev, status.st_ino), file)
+            continue
+        key = status.st_dev, status.st_ino
+        if key in seen and not keep_going:
+            also = "" if seen[key] == file else f" (it is {seen[key]} too)"
+            raise InputError(file, f"given twice{also}; name each file once")
+        seen.setdefault(key, file)
     return list(seen.values())
 
 
 def _one_run(traces: list[Trace], left_out: list[LeftOut], keep_going: bool) -> Trace:
     while True:
         if not traces:
-            raise _nothing(left_out)
+            first, *others = left_out
+            more = f" (and {len(others)} more cannot be read)" if others else ""
+            raise InputError(first.path, first.problem + more)
         try:
             run = merge(traces) if len(traces) > 1 else traces[0]
         except InputError as error:
             if not keep_going:
                 raise
-            traces, more = _without(traces, error)
-            left_out = left_out + more
+            traces, lost = _without(traces, error)
+            left_out = left_out + lost
             continue
         run.quality.left_out[:0] = left_out
         if left_out and len(traces) == 1:
@@ -216,12 +197,6 @@ def _left_out(error: GputraceError) -> LeftOut:
         return LeftOut(str(error.path), error.problem)
     path, _, problem = str(error).partition(": ")
     return LeftOut(path, problem)
-
-
-def _nothing(left_out: Sequence[LeftOut]) -> InputError:
-    first, *others = left_out
-    more = f" (and {len(others)} more cannot be read)" if others else ""
-    return InputError(first.path, first.problem + more)
 
 
 _TWINS: Final = {
@@ -254,7 +229,10 @@ def trace_files_in(path: Path) -> list[Path]:
         raise InputError(path, f"cannot be listed: {error.strerror}") from None
     files = [file for file in entries if _is_trace(file)]
     names = {file.name for file in files}
-    files = [file for file in files if _twin(file.name) not in names]
+    for file in list(files):
+        twins = (file.name.removesuffix(a) + b for a, b in _TWINS.items() if file.name.endswith(a))
+        if next(twins, None) in names:
+            files.remove(file)
     files += [file for file in entries if file not in files and is_log(file, surely=True)]
     if all(is_log(file) for file in files):
         raise InputError(path, "is a directory without traces in it; name the files")
@@ -274,11 +252,6 @@ def is_log(path: Path, surely: bool = False) -> bool:
         return False
 
 
-def _twin(name: str) -> str:
-    """Return the name of the sibling that duplicates this file; empty if there is none."""
-    return next((name.removesuffix(a) + b for a, b in _TWINS.items() if name.endswith(a)), "")
-
-
 def _is_trace(path: Path) -> bool:
     if path.is_dir():
         return is_table_folder(path)
@@ -286,19 +259,13 @@ def _is_trace(path: Path) -> bool:
         return False
     if path.stat().st_size == 0:
         return path.name.endswith(_MAY_BE)
-    return path.name.endswith(_OF_TRACES) or _is_known(path)
-
-
-def _is_known(path: Path) -> bool:
-    """Return True if a reader recognizes the file, or if it cannot be inspected."""
-    try:
-        candidate = Candidate(path)
-        try:
-            return reader_of(candidate) is not None
-        finally:
-            candidate.close()
-    except InputError:
+    if path.name.endswith(_OF_TRACES):
         return True
+    try:
+        with closing(Candidate(path)) as candidate:
+            return reader_of(candidate) is not None
+    except InputError:
+        return True  # Its reader reports the problem.
 
 
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)")
@@ -312,17 +279,16 @@ def here_of(paths: Sequence[str], progress: Progress | None = None) -> list[str]
 
     Raises InputError if a download fails, MissingError without the required packages.
     """
-    return [_here(path, progress) for path in paths]
-
-
-def _here(path: str, progress: Progress | None) -> str:
-    url = _URL.fullmatch(path)
-    if url is None or os.path.lexists(path):
-        return path
-    scheme, rest = url.groups()
-    if scheme == "file":
-        return f"/{rest}"
-    return str(_fetched(f"{scheme}://{rest}", progress))
+    here = []
+    for path in paths:
+        url = _URL.fullmatch(path)
+        if url is None or os.path.lexists(path):
+            here.append(path)
+        elif url[1] == "file":
+            here.append(f"/{url[2]}")
+        else:
+            here.append(str(_fetched(f"{url[1]}://{url[2]}", progress)))
+    return here
 
 
 def _fetched(url: str, progress: Progress | None) -> Path:

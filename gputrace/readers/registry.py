@@ -10,16 +10,17 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gputrace.errors import InputError, PluginError
 from gputrace.model.trace import LeftOut, Trace
 from gputrace.plugins import Plugin, call, expect, load, plugins, tell
 from gputrace.readers.error_policy import STOP, ErrorPolicy
 from gputrace.readers.gzip_io import peek
-from gputrace.readers.nsys_export import is_table_folder
+from gputrace.readers.nsys_export import is_report, is_table_folder
 from gputrace.store.sqlite import MAGIC, Database, open_input
 
 
@@ -37,7 +38,10 @@ class Candidate:
     def __init__(self, path: Path, breaks: ErrorPolicy = STOP, windows: bool = False) -> None:
         self.path, self.breaks, self.windows = path, breaks, windows
         self.is_folder = is_table_folder(path)
-        self.head = b"" if self.is_folder else _head(path)
+        self.head = b""
+        if not self.is_folder:
+            with open_input(path) as file:
+                self.head = file.read(4096)
 
     @cached_property
     def content(self) -> bytes:
@@ -63,12 +67,6 @@ class Candidate:
             raise
 
 
-def _head(path: Path) -> bytes:
-    with open_input(path) as file:
-        head: bytes = file.read(4096)
-    return head
-
-
 @dataclass(frozen=True, slots=True)
 class Reader:
     """Reader of one file format. Other packages can add readers (`gputrace.plugins`)."""
@@ -83,140 +81,71 @@ class Reader:
     """True if opening decodes the whole file; several such files are decoded in parallel."""
 
 
-def _is_own(candidate: Candidate) -> bool:
-    from gputrace.readers.gputrace import is_own
+def _lazy(module: str, function: str) -> Any:
+    """Return a function that imports another function of a reader's module, and calls it."""
 
-    return candidate.database is not None and is_own(candidate.database)
+    def call_it(*arguments: Any) -> Any:
+        return getattr(import_module(f"gputrace.readers.{module}"), function)(*arguments)
 
-
-def _open_own(candidate: Candidate) -> Trace:
-    from gputrace.readers.gputrace import OwnTrace
-
-    assert candidate.database is not None
-    return OwnTrace(candidate.path, candidate.database)
+    return call_it
 
 
-def _is_nsys(candidate: Candidate) -> bool:
-    from gputrace.readers.nsys import is_nsys
-
-    return candidate.database is not None and is_nsys(candidate.database)
-
-
-def _open_nsys(candidate: Candidate) -> Trace:
-    from gputrace.readers.nsys import NsysTrace
-
-    assert candidate.database is not None
-    return NsysTrace(candidate.path, candidate.database)
+def _of_database(files: str, module: str, recognises: str, opens: str) -> Reader:
+    """Return a built-in reader of SQLite files, given its module and functions on databases."""
+    is_known, opened = _lazy(module, recognises), _lazy(module, opens)
+    return Reader(
+        files,
+        lambda file: file.database is not None and is_known(file.database),
+        lambda file: opened(file.path, file.database),
+    )
 
 
-def _is_report(candidate: Candidate) -> bool:
-    from gputrace.readers.nsys_export import is_report
-
-    return is_report(candidate.path)
-
-
-def _open_report(candidate: Candidate) -> Trace:
-    from gputrace.readers.nsys_export import export_report
-
-    return _open_converted(candidate, export_report(candidate.path))
-
-
-def _open_tables(candidate: Candidate) -> Trace:
-    from gputrace.readers.nsys_export import convert_folder
-
-    return _open_converted(candidate, convert_folder(candidate.path))
+def _of_text(files: str, module: str, recognises: str, opens: str) -> Reader:
+    """Return a built-in reader of files that are decoded, given its functions on the content."""
+    is_known, opened = _lazy(module, recognises), _lazy(module, opens)
+    return Reader(
+        files,
+        lambda file: is_known(file.content),
+        lambda file: opened(file.path, file.breaks),
+        decodes=True,
+    )
 
 
-def _open_converted(candidate: Candidate, database: Path) -> Trace:
-    """Open the SQLite file that the input was converted to, in the cache."""
-    from gputrace.readers.nsys import NsysTrace
+def _converted(files: str, recognises: Callable[[Candidate], bool], converts: str) -> Reader:
+    """Return a reader of files that a function of `nsys_export` converts to SQLite in the cache."""
+    convert, opened = _lazy("nsys_export", converts), _lazy("nsys", "NsysTrace")
 
-    converted = Candidate(database)
-    with converted.closed_on_error():
-        if converted.database is None:
-            problem = f"what was made of it is broken; delete {converted.path} and try again"
-            raise InputError(candidate.path, problem)
-        return NsysTrace(candidate.path, converted.database)
+    def open_it(file: Candidate) -> Trace:
+        converted = Candidate(convert(file.path))
+        with converted.closed_on_error():
+            if converted.database is None:
+                problem = f"what was made of it is broken; delete {converted.path} and try again"
+                raise InputError(file.path, problem)
+            trace: Trace = opened(file.path, converted.database)
+            return trace
 
-
-def _is_nvprof(candidate: Candidate) -> bool:
-    from gputrace.readers.nvprof import is_nvprof
-
-    return candidate.database is not None and is_nvprof(candidate.database)
-
-
-def _open_nvprof(candidate: Candidate) -> Trace:
-    from gputrace.readers.nvprof import NvprofTrace
-
-    assert candidate.database is not None
-    return NvprofTrace(candidate.path, candidate.database)
-
-
-def _is_kineto(candidate: Candidate) -> bool:
-    from gputrace.readers.kineto import is_kineto
-
-    return is_kineto(candidate.path, candidate.head)
-
-
-def _open_kineto(candidate: Candidate) -> Trace:
-    from gputrace.readers.kineto import LargeKineto, open_kineto
-
-    opening = LargeKineto if candidate.windows else open_kineto
-    return opening(candidate.path, candidate.breaks)
-
-
-def _is_xspace(candidate: Candidate) -> bool:
-    from gputrace.readers.xplane import is_xspace
-
-    return is_xspace(candidate.content)
-
-
-def _open_xspace(candidate: Candidate) -> Trace:
-    from gputrace.readers.xla import XlaTrace
-    from gputrace.readers.xplane import read_xspace
-
-    return XlaTrace(candidate.path, read_xspace(candidate.path, candidate.breaks))
-
-
-def _is_trace_viewer(candidate: Candidate) -> bool:
-    from gputrace.readers.xla import is_trace_viewer
-
-    return is_trace_viewer(candidate.content)
-
-
-def _open_trace_viewer(candidate: Candidate) -> Trace:
-    from gputrace.readers.xla import XlaTrace, read_trace_viewer
-
-    return XlaTrace(candidate.path, read_trace_viewer(candidate.path, candidate.breaks))
-
-
-def _is_mxnet(candidate: Candidate) -> bool:
-    from gputrace.readers.mxnet import is_mxnet
-
-    return is_mxnet(candidate.content)
-
-
-def _open_mxnet(candidate: Candidate) -> Trace:
-    from gputrace.readers.mxnet import MxnetTrace
-
-    return MxnetTrace(candidate.path, candidate.breaks)
+    return Reader(files, recognises, open_it)
 
 
 READERS: Final = (
-    Reader("gputrace's traces", _is_own, _open_own),
-    Reader("nsys SQLite exports", _is_nsys, _open_nsys),
-    Reader("nvprof files", _is_nvprof, _open_nvprof),
-    Reader("nsys reports", _is_report, _open_report),
-    Reader("folders of tables that nsys exports", lambda c: c.is_folder, _open_tables),
+    _of_database("gputrace's traces", "gputrace", "is_own", "OwnTrace"),
+    _of_database("nsys SQLite exports", "nsys", "is_nsys", "NsysTrace"),
+    _of_database("nvprof files", "nvprof", "is_nvprof", "NvprofTrace"),
+    _converted("nsys reports", lambda file: is_report(file.path), "export_report"),
+    _converted(
+        "folders of tables that nsys exports", lambda file: file.is_folder, "convert_folder"
+    ),
     Reader(
         "traces of PyTorch's profiler (.pt.trace.json, .json.gz)",
-        _is_kineto,
-        _open_kineto,
+        lambda file: _lazy("kineto", "is_kineto")(file.path, file.head),
+        lambda file: _lazy("kineto", "LargeKineto" if file.windows else "open_kineto")(
+            file.path, file.breaks
+        ),
         decodes=True,
     ),
-    Reader("TensorFlow's and JAX's .xplane.pb", _is_xspace, _open_xspace, decodes=True),
-    Reader("their .trace.json.gz", _is_trace_viewer, _open_trace_viewer, decodes=True),
-    Reader("MXNet's profiles", _is_mxnet, _open_mxnet, decodes=True),
+    _of_text("TensorFlow's and JAX's .xplane.pb", "xplane", "is_xspace", "open_xspace"),
+    _of_text("their .trace.json.gz", "xla", "is_trace_viewer", "open_trace_viewer"),
+    _of_text("MXNet's profiles", "mxnet", "is_mxnet", "MxnetTrace"),
 )
 
 EMPTY: Final = "the file is empty; the recording or the copy failed"
@@ -224,7 +153,7 @@ EMPTY: Final = "the file is empty; the recording or the copy failed"
 
 def reader_of(candidate: Candidate) -> Reader | None:
     """Return the first reader that recognizes a file, or None."""
-    return next((reader for reader in _readers() if reader.recognises(candidate)), None)
+    return next((reader for reader in all_readers() if reader.recognises(candidate)), None)
 
 
 def open_trace(path: Path | str, keep_going: bool = False, windows: bool = False) -> Trace:
@@ -234,22 +163,18 @@ def open_trace(path: Path | str, keep_going: bool = False, windows: bool = False
     ``quality.left_out`` says so. With ``windows``, long text files are scanned but not held, and
     scanned again for each window.
     """
-    candidate = Candidate(Path(path), ErrorPolicy(keep_going), windows)
+    breaks = ErrorPolicy(keep_going)
+    candidate = Candidate(Path(path), breaks, windows)
     if not candidate.head and not candidate.is_folder:
         raise InputError(path, EMPTY)
     with candidate.closed_on_error():
         reader = reader_of(candidate)
         if reader is None:
             raise InputError(path, _unknown(candidate))
-        return _opened(reader, candidate)
-
-
-def _opened(reader: Reader, candidate: Candidate) -> Trace:
-    breaks = candidate.breaks
-    try:
-        trace = reader.open(candidate)
-    except InputError as error:
-        raise breaks.errors[0] if breaks.errors else error from None
+        try:
+            trace = reader.open(candidate)
+        except InputError as error:
+            raise breaks.errors[0] if breaks.errors else error from None
     if breaks.errors:
         if trace.no_gpu is not None:
             trace.close()
@@ -259,19 +184,11 @@ def _opened(reader: Reader, candidate: Candidate) -> Trace:
     return trace
 
 
-def _readers() -> Iterator[Reader]:
-    yield from READERS
-    # Plugins are loaded only for files that no built-in reader recognizes.
-
-    yield from plugged_readers()
-
-
 def _unknown(candidate: Candidate) -> str:
-    readable = ", ".join(str(reader.files) for reader in _readers())
+    readable = ", ".join(str(reader.files) for reader in all_readers())
     if candidate.database is None:
-        if explanation := explain_unsupported(candidate.content):
-            return explanation
-        return f"not a trace that gputrace knows; it reads {readable}"
+        unknown = f"not a trace that gputrace knows; it reads {readable}"
+        return next((why for known, why in _KNOWN if known.search(candidate.content)), unknown)
     tables = list(candidate.database.tables)
     if candidate.database.is_dlprof:
         return "a DLProf database, not a timeline; analyze the nsys export that it was made from"
@@ -279,8 +196,9 @@ def _unknown(candidate: Candidate) -> str:
     return f"an SQLite file, but not a trace (tables: {shown}); gputrace reads {readable}"
 
 
-def plugged_readers() -> Iterator[Reader]:
-    """Yield the plugin readers that can be loaded."""
+def all_readers() -> Iterator[Reader]:
+    """Yield the readers; plugins are loaded only after the built-in ones, and if they work."""
+    yield from READERS
     yield from filter(None, map(_of_plugin, plugins("readers")))
 
 
@@ -292,27 +210,22 @@ def _of_plugin(plugin: Plugin) -> Reader | None:
     except PluginError as error:
         tell(error)
         return None
-    return replace(
-        reader,
-        recognises=partial(_recognises, plugin, reader),
-        open=partial(_open_by_plugin, plugin, reader),
-    )
 
+    def recognises(candidate: Candidate) -> bool:
+        try:
+            return bool(call(plugin, reader.recognises, candidate))
+        except PluginError as error:
+            tell(error)
+            return False
 
-def _recognises(plugin: Plugin, reader: Reader, candidate: Candidate) -> bool:
-    try:
-        return bool(call(plugin, reader.recognises, candidate))
-    except PluginError as error:
-        tell(error)
-        return False
+    def opens(candidate: Candidate) -> Trace:
+        try:
+            opened: Trace = expect(plugin, call(plugin, reader.open, candidate), Trace)
+        except PluginError as error:
+            raise InputError(candidate.path, str(error)) from error
+        return opened
 
-
-def _open_by_plugin(plugin: Plugin, reader: Reader, candidate: Candidate) -> Trace:
-    try:
-        opened: Trace = expect(plugin, call(plugin, reader.open, candidate), Trace)
-    except PluginError as error:
-        raise InputError(candidate.path, str(error)) from error
-    return opened
+    return replace(reader, recognises=recognises, open=opens)
 
 
 _RECORD: Final = "record the program with `gputrace record -- python train.py`"
@@ -336,11 +249,4 @@ _KNOWN: Final = (
         "ran in a whole training; use TensorFlow's profiler (.xplane.pb), or " + _RECORD,
     ),
 )
-
-
-def explain_unsupported(content: bytes) -> str:
-    """Explain what an unsupported file is and what to do instead; empty if it is not known.
-
-    ``content`` is the beginning of the uncompressed file.
-    """
-    return next((explanation for pattern, explanation in _KNOWN if pattern.search(content)), "")
+"""Beginnings of the content of unsupported files, what these are and what to do instead."""

@@ -128,8 +128,12 @@ class XlaTrace(MemoryTrace):
 
     def __init__(self, path: Path, recording: Recording) -> None:
         texts = recording.names.texts
-        lines = [line for line in recording.lines if _is_read(line)]
-        base = _base(lines)
+        lines = [
+            line for line in recording.lines
+            if not _GPU.match(line.plane) or _STREAM.match(line.name) is not None
+        ]  # fmt: skip
+        base = min((int(line.start.min()) for line in lines if len(line.start)), default=0)
+        base = base if base > _EPOCH_NS else 0
         build = _Columns(recording.names, lines, base)
         epoch = base or recording.epoch_ns
         hosts = frozenset({recording.host} - {""})
@@ -144,16 +148,6 @@ class XlaTrace(MemoryTrace):
             NoGpu("the profile holds the host's side alone", _REMEDY),
         )
         self.quality.warnings += recording.warnings
-
-
-def _is_read(line: Line) -> bool:
-    return not _GPU.match(line.plane) or _STREAM.match(line.name) is not None
-
-
-def _base(lines: Sequence[Line]) -> int:
-    """The first moment where times are of the wall clock; else 0."""
-    first = min((int(line.start.min()) for line in lines if len(line.start)), default=0)
-    return first if first > _EPOCH_NS else 0
 
 
 class _Columns:
@@ -237,7 +231,8 @@ class _Columns:
         is not told: then a wait is only its own thread's.
         """
         gpus = {gpu for events in streams for gpu in np.unique(events.device).tolist()}
-        held_up = _held_up(hosts) if len(gpus) < 2 else set()
+        issuing = [line for line in hosts if line.step.any() or (line.correlation > 0).any()]
+        held_up = {_thread(line.id) for line in issuing} if len(gpus) < 2 else set()
         for line in hosts:
             waits = self._per_name(line.text, lambda text: bool(_DATA_WAIT.search(text))) == 1
             if waits.any():
@@ -245,11 +240,6 @@ class _Columns:
                     yield self._events(
                         line, waits, kind=Kind.DATA_WAIT, name=line.text, thread=thread
                     )
-
-
-def _held_up(hosts: Sequence[Line]) -> set[int]:
-    """Threads that issue work to a GPU, or mark steps."""
-    return {_thread(line.id) for line in hosts if line.step.any() or (line.correlation > 0).any()}
 
 
 def _kind(name: str) -> int:
@@ -295,8 +285,8 @@ def is_trace_viewer(content: bytes) -> bool:
     return content.lstrip().startswith(b"{") and _MARKS.search(content) is not None
 
 
-def read_trace_viewer(path: Path, breaks: ErrorPolicy = STOP) -> Recording:
-    """Raises InputError for a file that is cut short or broken."""
+def open_trace_viewer(path: Path, breaks: ErrorPolicy = STOP) -> XlaTrace:
+    """Open a file of the trace viewer; raise InputError if it is cut short or broken."""
     events = read_events(path, breaks)
     labels = read_labels(events)
     found = Recording()
@@ -309,7 +299,7 @@ def read_trace_viewer(path: Path, breaks: ErrorPolicy = STOP) -> Recording:
             found.lines.append(_line(found.names, labels, pid, tid, own))
     if len(complete) >= _MOST_EVENTS:
         found.warnings.append(_LEFT_OUT)
-    return found
+    return XlaTrace(path, found)
 
 
 def _line(names: Names, labels: Labels, pid: Key, tid: Key, events: Sequence[ChromeEvent]) -> Line:

@@ -20,7 +20,7 @@ from gputrace.model.events import UNKNOWN
 from gputrace.readers.error_policy import STOP, ErrorPolicy
 from gputrace.readers.gzip_io import read_content
 from gputrace.readers.in_memory import Names
-from gputrace.readers.xla import Line, Recording
+from gputrace.readers.xla import Line, Recording, XlaTrace
 
 _START: Final = re.compile(
     rb"\x0a[\x80-\xff]{0,9}[\x00-\x7f](?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?\x12"
@@ -43,12 +43,13 @@ def is_xspace(content: bytes) -> bool:
     return start is not None and _NAME.match(content, start.end() + 1) is not None
 
 
-def read_xspace(path: Path, breaks: ErrorPolicy = STOP) -> Recording:
-    """Raises InputError for a file that is cut short or broken.
+def open_xspace(path: Path, breaks: ErrorPolicy = STOP) -> XlaTrace:
+    """Open an XSpace file; raise InputError if it is cut short or broken.
 
     Where breaks are allowed, planes that are not whole are left out: their names come last.
     """
-    return _Reader(path, Wire(read_content(path, MOST_BYTES, breaks)), breaks).read()
+    wire = Wire(read_content(path, MOST_BYTES, breaks))
+    return XlaTrace(path, _Reader(path, wire, breaks).read())
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class _Reader:
         starts, ends, others = self._wire.messages(line.value, line.end, 4)
         fields = _by_key(others)
         numbers = {
-            number: _signed(fields[number, VARINT][-1].value)
+            number: (fields[number, VARINT][-1].value ^ 1 << 63) - (1 << 63)
             for number in (1, 3)
             if (number, VARINT) in fields
         }
@@ -223,10 +224,6 @@ def _by_key(fields: Iterator[Field] | list[Field]) -> dict[tuple[int, int], list
     for of in fields:
         found.setdefault((of.number, of.wire), []).append(of)
     return found
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
 
 
 VARINT: Final = 0

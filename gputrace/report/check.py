@@ -12,7 +12,7 @@ from rich.text import Text
 
 from gputrace.analyzers.gates import Check
 from gputrace.report.json import one_line, plain
-from gputrace.report.text import open_console, said
+from gputrace.report.text import open_console, said, without_blanks
 from gputrace.sanitize import sentence
 
 _NOT_IN_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -26,7 +26,7 @@ def text(check: Check, width: int = 80, color: bool = False) -> str:
     for gate in sorted(check.gates, key=lambda gate: gate.passed):
         word, style = ("ok     ", "green") if gate.passed else ("FAILED ", "bold red")
         console.print(Text.assemble((word, style), sentence(f"{gate.id}: {gate.message}.")))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return without_blanks(out)
 
 
 def markdown(check: Check) -> str:
@@ -35,9 +35,8 @@ def markdown(check: Check) -> str:
         f"| {'' if gate.passed else '**FAILED** '}{gate.id} | {_in_cell(gate.message)} |"
         for gate in sorted(check.gates, key=lambda gate: gate.passed)
     ]
-    return (
-        "\n".join([verdict(check), "", "| gate | what came of it |", "| --- | --- |", *rows]) + "\n"
-    )
+    head = [verdict(check), "", "| gate | what came of it |", "| --- | --- |"]
+    return "\n".join([*head, *rows]) + "\n"
 
 
 def _in_cell(text: str) -> str:
@@ -51,11 +50,6 @@ def verdict(check: Check) -> str:
     if not failed:
         return "The gate is met." if count == 1 else f"All {count} gates are met."
     return f"{failed} of {count} {gates} {'is' if failed == 1 else 'are'} not met."
-
-
-def json(check: Check) -> str:
-    """Render a check as one line of JSON."""
-    return one_line(plain(check))
 
 
 def junit(check: Check) -> str:
@@ -79,7 +73,7 @@ def junit(check: Check) -> str:
 
 FORMATS: Final[dict[str, Callable[[Check], str]]] = {
     "text": text,
-    "json": json,
+    "json": lambda check: one_line(plain(check)),
     "junit": junit,
     "markdown": markdown,
 }

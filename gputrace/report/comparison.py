@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from itertools import chain, takewhile
-from typing import Any, Final
+from typing import Final
 
 from rich.text import Text
 
@@ -21,7 +20,6 @@ from gputrace.analyzers.compare.results import (
     GpuPair,
     KernelChange,
     Pair,
-    RunSummary,
     Scaling,
     ScalingRow,
     Worst,
@@ -29,11 +27,12 @@ from gputrace.analyzers.compare.results import (
 from gputrace.analyzers.kernel_names import short_name
 from gputrace.model.results import Breakdown
 from gputrace.report import render_as
+from gputrace.report.csv import render_rows
 from gputrace.report.json import one_line, plain
 from gputrace.report.markdown import escape, render_table
 from gputrace.report.tables import CLASS_NAMES, Table
-from gputrace.report.text import open_console, print_table, said
-from gputrace.sanitize import cell, sentence
+from gputrace.report.text import open_console, print_table, said, without_blanks
+from gputrace.sanitize import sentence
 from gputrace.units import format_ns, format_share
 
 FORMATS: Final = {
@@ -64,11 +63,11 @@ def render_text(comparison: Comparison, width: int = 80, color: bool = False) ->
         more = f" and {len(run.paths) - 1} more" if len(run.paths) > 1 else ""
         console.print(said(f"  {run.label}: {run.paths[0]}{more}", "dim"), soft_wrap=True)
     console.print()
-    for table in (*tables(comparison, max(width - _BESIDE_NAMES, 16)), *scaling_tables(comparison)):
+    for table in tables(comparison, max(width - _BESIDE_NAMES, 16)):
         print_table(console, table)
     for heading, note in notes(comparison):
         console.print(Text.assemble((f"{heading}: ", _NOTES.get(heading, "dim")), sentence(note)))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return without_blanks(out)
 
 
 _NAME_WIDTH: Final = 60
@@ -76,15 +75,15 @@ _NAME_WIDTH: Final = 60
 
 def render_markdown(comparison: Comparison) -> str:
     """Render GitHub Markdown; names from the traces are escaped."""
-    parts = [f"**{escape(verdict(comparison))}**"]
     runs = [f"- {escape(run.label)}: {escape(run.paths[0])}" for run in comparison.runs]
-    parts.append("\n".join(runs))
-    for table in (*tables(comparison, _NAME_WIDTH), *scaling_tables(comparison)):
-        parts.append(render_table(table))
     others = [f"- {heading}: {escape(note)}" for heading, note in notes(comparison)]
-    if others:
-        parts.append("\n".join(others))
-    return "\n\n".join(parts) + "\n"
+    parts = [
+        f"**{escape(verdict(comparison))}**",
+        "\n".join(runs),
+        *map(render_table, tables(comparison, _NAME_WIDTH)),
+        "\n".join(others),
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 _CLASSES: Final = ("name", *(f.name for f in fields(Change)), "a_share", "b_share")
@@ -94,29 +93,18 @@ _RUNS: Final = tuple(field.name for field in fields(ScalingRow) if field.name !=
 def render_csv(comparison: Comparison) -> str:
     """Render RFC 4180 CSV with a header line; times in nanoseconds, unknown values empty."""
     if comparison.scaling is not None:
-        return _written(_RUNS, comparison.scaling.rows)
+        return render_rows(_RUNS, comparison.scaling.rows)
     pair = comparison.pair
     if pair is None:
-        return _written(("label", "gpus", "span_ns"), comparison.runs)
-    return _written(_CLASSES, [*_total(comparison), *pair.classes])
-
-
-def _total(comparison: Comparison) -> Iterable[ClassChange]:
-    """Yield the step as a row named ``total``."""
-    step = comparison.pair and comparison.pair.step
-    if step is not None:
-        whole = {field.name: getattr(step, field.name) for field in fields(Change)}
-        yield ClassChange(
-            **whole, name="total", a_share=1.0, b_share=1.0, a_worst=None, b_worst=None
+        return render_rows(("label", "gpus", "span_ns"), comparison.runs)
+    classes = list(pair.classes)
+    if pair.step is not None:
+        step = {field.name: getattr(pair.step, field.name) for field in fields(Change)}
+        total = ClassChange(
+            **step, name="total", a_share=1.0, b_share=1.0, a_worst=None, b_worst=None
         )
-
-
-def _written(names: Sequence[str], rows: Iterable[Any]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([cell(getattr(row, name)) for name in names] for row in rows)
-    return out.getvalue()
+        classes.insert(0, total)
+    return render_rows(_CLASSES, classes)
 
 
 def render_json(comparison: Comparison) -> str:
@@ -149,7 +137,10 @@ def tables(comparison: Comparison, width: int) -> Iterator[Table]:
     """Yield all tables with content; kernel names are cut at ``width``."""
     yield runs_table(comparison)
     pair = comparison.pair
-    if pair is None or comparison.scaling is not None:
+    if comparison.scaling is not None:
+        yield from _scaling_tables(comparison, comparison.scaling)
+        return
+    if pair is None:
         return
     yield classes_table(comparison, pair)
     if len(pair.gpus) > 1 or comparison.unit != "step":
@@ -166,7 +157,7 @@ def runs_table(comparison: Comparison) -> Table:
             str(run.gpus),
             f"{run.steps} {_LOOPS[run.steps_kind]}",
             *(time_or_dash(ns) for ns in (run.mean_ns, run.p50_ns, run.p95_ns)),
-            *([rate(run)] if batch else []),
+            *([_rate(run.throughput)] if batch else []),
         )
         for run in comparison.runs
     )
@@ -179,7 +170,12 @@ def classes_table(comparison: Comparison, pair: Pair) -> Table:
     a, b = (run.label for run in comparison.runs)
     if comparison.unit == "span":
         shares = tuple(
-            (NAMES[row.name], percent(row.a_share), percent(row.b_share), points(row))
+            (
+                NAMES[row.name],
+                format_share(row.a_share, 1),
+                format_share(row.b_share, 1),
+                f"{100 * (row.b_share - row.a_share):+.1f} points",
+            )
             for row in pair.classes
         )
         title = f"Shares of the whole span (mean over the GPUs); {comparison.unit_reason}"
@@ -266,7 +262,7 @@ def _kernels_by_share(comparison: Comparison, pair: Pair, width: int) -> Iterato
     far = [row for row in pair.kernels if apart(row) >= _LEAST_SHARE]
     shown = sorted(far, key=apart, reverse=True)[:_MOST_KERNELS]
     rows = tuple(
-        (name, *(percent(share) for share in shares(row)))
+        (name, *(format_share(share, 1) for share in shares(row)))
         for name, row in zip(short_kernels([k.name for k in shown], width), shown, strict=True)
     )
     if rows:
@@ -326,9 +322,8 @@ def format_bounds(low: int | None, high: int | None) -> str:
     if low is None or high is None:
         return "unknown"
     size = max(abs(low), abs(high))
-    unit, scale = next(
-        ((u, s) for u, s in (("s", 10**9), ("ms", 10**6), ("us", 10**3)) if size >= s), ("ns", 1)
-    )
+    units = (("s", 10**9), ("ms", 10**6), ("us", 10**3))
+    unit, scale = next((pair for pair in units if size >= pair[1]), ("ns", 1))
     digits = 0 if size / scale >= 100 or scale == 1 else 1 if size / scale >= 10 else 2
     return f"{low / scale:+.{digits}f} to {high / scale:+.{digits}f} {unit}"
 
@@ -343,9 +338,8 @@ def time_or_dash(ns: int | None) -> str:
     return "–" if not ns else format_ns(ns)
 
 
-def rate(run: RunSummary) -> str:
+def _rate(a_second: float | None) -> str:
     """Format samples per second; a dash where the batch size is unknown."""
-    a_second = run.throughput
     if a_second is None:
         return "–"
     return f"{a_second:,.0f}" if a_second >= 100 else f"{a_second:.3g}"
@@ -355,16 +349,6 @@ def mean(row: Breakdown, name: str) -> str:
     """Format the mean time of a class, or of all (``total``), per step."""
     amount = row.total_ns if name == "total" else row.of(name)
     return time_or_dash(round(amount / max(row.steps, 1)))
-
-
-def percent(share: float) -> str:
-    """Format a share to a tenth of a percent."""
-    return format_share(share, 1)
-
-
-def points(row: ClassChange) -> str:
-    """Format the change of a share, in percentage points."""
-    return f"{100 * (row.b_share - row.a_share):+.1f} points"
 
 
 def worst(gpu: Worst | None) -> tuple[str, str]:
@@ -401,16 +385,12 @@ def short_kernels(names: Sequence[str], width: int) -> list[str]:
 
 def _parted(name: str, others: Sequence[str], width: int) -> str:
     """Return the function's name and what follows the longest prefix shared with another name."""
-    same = max(_common(name, other) for other in others)
+    prefixes = (takewhile(lambda at: at[0] == at[1], zip(name, o, strict=False)) for o in others)
+    same = max(len(list(prefix)) for prefix in prefixes)
     start = same - len(re.split(r"[\W_]", name[:same])[-1])
     head = short_kernel(name, width).split(" ")[0].rstrip("…")[: width // 2]
     text = f"{head}…{name[start:]}"
     return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def _common(a: str, b: str) -> int:
-    """Return the length of the common prefix of two strings."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def short_kernel(name: str, width: int) -> str:
@@ -428,11 +408,8 @@ _SOURCES: Final = {
 }
 
 
-def scaling_tables(comparison: Comparison) -> Iterator[Table]:
+def _scaling_tables(comparison: Comparison, scaling: Scaling) -> Iterator[Table]:
     """Tabulate speed-up and efficiency, then what each class adds to the ideal step."""
-    scaling = comparison.scaling
-    if scaling is None:
-        return
     yield _speeds(scaling)
     rows = [row for row in scaling.rows if row.losses][-_MOST_ACROSS:]
     if rows:
@@ -447,7 +424,9 @@ def _speeds(scaling: Scaling) -> Table:
             str(row.gpus),
             format_ns(row.mean_ns),
             "–" if row.speed_up is None else f"{row.speed_up:.2f}x",
-            "" if row is base or row.speed_up_low is None else _bounds(row),
+            ""
+            if row is base or row.speed_up_low is None
+            else f"{row.speed_up_low:.2f}x to {row.speed_up_high:.2f}x",
             "–" if row.efficiency is None else f"{row.efficiency:.0%}",
         )
         for row in scaling.rows
@@ -483,9 +462,5 @@ def _losses(comparison: Comparison, rows: list[ScalingRow]) -> Table:
 
 
 def _lost(ns: int, changed: bool | None) -> str:
-    text = f"+{format_ns(ns)}" if ns > 0 else format_ns(ns)
+    text = signed(ns) if ns else format_ns(ns)
     return text if changed else f"({text})"
-
-
-def _bounds(row: ScalingRow) -> str:
-    return f"{row.speed_up_low:.2f}x to {row.speed_up_high:.2f}x"

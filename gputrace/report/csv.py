@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from typing import Any
 
 from gputrace.model.results import Analysis, Breakdown
 from gputrace.sanitize import cell
 
 
 def render(analysis: Analysis) -> str:
-    """Render RFC 4180 CSV with a header line; times in nanoseconds, unknown values empty."""
+    """Render the breakdown; times in nanoseconds."""
+    return render_rows([field.name for field in fields(Breakdown)], analysis.breakdown)
+
+
+def render_rows(names: Sequence[str], rows: Iterable[Any]) -> str:
+    """Render attributes of objects as RFC 4180 CSV with a header line; unknown values empty."""
     out = io.StringIO()
-    names = [field.name for field in fields(Breakdown)]
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
-    for row in analysis.breakdown:
-        writer.writerow([cell(getattr(row, name)) for name in names])
+    writer.writerows([cell(getattr(row, name)) for name in names] for row in rows)
     return out.getvalue()

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from gputrace.analyzers.kernel_launches import Launches
 from gputrace.report.tables import Table
-from gputrace.report.text import open_console, print_table
+from gputrace.report.text import open_console, print_table, without_blanks
 from gputrace.units import format_ns
 
 
@@ -27,21 +27,18 @@ def text(launches: Launches, width: int = 80, color: bool = False) -> str:
     console.print(Text(use.name))
     for line in _lines(launches):
         console.print(Text(line))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return without_blanks(out)
 
 
 def figures(name: str, values: Sequence[tuple[str, float, str]], verdict: str) -> str:
     """Render what a kernel profiler measured of one launch: name, value, unit."""
-    rows = [(label, _with_unit(value, unit)) for label, value, unit in values]
-    wide = max((len(label) for label, _ in rows), default=0)
-    lines = [f"  {label:<{wide}}  {amount}" for label, amount in rows]
+    wide = max((len(label) for label, _, _ in values), default=0)
+    show = {"ns": format_ns, "%": "{:.3g}%".format}
+    lines = [
+        f"  {label:<{wide}}  {show.get(unit, '{:,.4g}'.format)(value)}"
+        for label, value, unit in values
+    ]
     return "\n".join([f"{name}: {verdict}", *lines]) + "\n"
-
-
-def _with_unit(value: float, unit: str) -> str:
-    if unit == "ns":
-        return format_ns(value)
-    return f"{value:.3g}%" if unit == "%" else f"{value:,.4g}"
 
 
 def _lines(launch: Launches) -> list[str]:

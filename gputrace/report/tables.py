@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gputrace.model.names import short
 from gputrace.model.results import (
@@ -16,6 +16,7 @@ from gputrace.model.results import (
     Finding,
     Gap,
     GpuLink,
+    GpuTotals,
     Kernels,
     KernelUse,
     Steps,
@@ -23,6 +24,9 @@ from gputrace.model.results import (
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.sanitize import LONGEST, clean, sentence
 from gputrace.units import format_bytes, format_ns, format_ranges, format_share
+
+if TYPE_CHECKING:
+    from gputrace.analyzers.timeline_model import SceneLane
 
 CLASS_NAMES: Final = {row.id: row.label for row in TIME_CLASSES}
 """Display names of the classes of time, in the order of the partition."""
@@ -40,12 +44,10 @@ _COLUMNS: Final = {
     "idle?": ("other_idle",),
 }
 """Columns of the table for many GPUs, each with the classes that it sums."""
-
-
+_ALWAYS: Final = ("compute", "h2d", "other_idle")
+"""Classes that are shown even without any time."""
 _HIDDEN_SHARE: Final = 0.01
 """Share of the time above which hidden data loading is mentioned."""
-
-
 TEXT_COLUMNS: Final = ("evidence", "not done")
 """Columns that hold sentences."""
 
@@ -85,17 +87,24 @@ def main_table(analysis: Analysis, most_across: int) -> Table:
     return gpus_table(analysis) if many else classes_table(analysis)
 
 
+def gpu_name(gpu: int | None, rank: int, known: bool, ranked: bool) -> str:
+    """Return ``gpu 3``, or ``device 3`` for an unknown card; with its rank if ``ranked``."""
+    if gpu is None:
+        return f"rank {rank}"
+    name = f"{'gpu' if known else 'device'} {gpu}" if gpu >= 0 else "unknown device"
+    return f"{name} rank {rank}" if ranked else name
+
+
+def needs_ranks(rows: Sequence[GpuTotals] | Sequence[SceneLane]) -> bool:
+    """Return true if labels of GPUs need ranks: there are several, numbered unlike the GPUs."""
+    return len({row.rank for row in rows}) > 1 and any(row.gpu != row.rank for row in rows)
+
+
 def gpu_label(row: Breakdown | Gap, analysis: Analysis) -> str:
-    """Return ``gpu 3``, or ``device 3`` for an unknown card; with the rank where it differs."""
-    if row.gpu is None:
-        return f"rank {row.rank}"
-    known = {(total.gpu, total.rank): total.gpu_known for total in analysis.gpus}
-    word = "gpu" if known.get((row.gpu, row.rank), True) else "device"
-    if row.gpu < 0:
-        return "unknown device"
-    ranks = {total.rank for total in analysis.gpus}
-    equal = all(total.gpu == total.rank for total in analysis.gpus)
-    return f"{word} {row.gpu}" + (f" rank {row.rank}" if len(ranks) > 1 and not equal else "")
+    """Return the name of a GPU; with the rank where it differs."""
+    known = all(t.gpu_known for t in analysis.gpus if (t.gpu, t.rank) == (row.gpu, row.rank))
+    ranked = row.gpu is not None and row.gpu >= 0 and needs_ranks(analysis.gpus)
+    return gpu_name(row.gpu, row.rank, known, ranked)
 
 
 def classes_table(analysis: Analysis) -> Table:
@@ -103,7 +112,8 @@ def classes_table(analysis: Analysis) -> Table:
     rows = analysis.breakdown
     body = [
         (label, *(cell for row in rows for cell in _cells(row, name)))
-        for name, label in _present(rows).items()
+        for name, label in CLASS_NAMES.items()
+        if name in _ALWAYS or any(row.of(name) for row in rows)
     ]
     body.append(("total", *(cell for row in rows for cell in (format_ns(_mean(row)), ""))))
     header = ("", *(cell for row in rows for cell in (gpu_label(row, analysis), "")))
@@ -173,7 +183,10 @@ def notes(analysis: Analysis) -> Iterator[str]:
     if any(not total.gpu_known for total in analysis.gpus):
         yield "The trace does not say which physical cards these are; CUDA ordinals are shown."
     yield from _loader_note(analysis)
-    yield from _host_steps_note(analysis)
+    steps = analysis.steps
+    if not analysis.gpus and steps.p50_ns is not None and steps.p95_ns is not None:
+        p50, p95 = format_ns(steps.p50_ns), format_ns(steps.p95_ns)
+        yield f"Steps are {steps.reason}: p50 {p50}, p95 {p95}."
     for reason, rows in analysis.dropped_rows.items():
         yield f"{rows:,} row{'' if rows == 1 else 's'} left out: {reason}."
     yield from analysis.warnings
@@ -184,13 +197,12 @@ def _parts_note(analysis: Analysis) -> str:
     ranks: dict[str, set[int]] = {}
     for total in analysis.gpus:
         ranks.setdefault(total.host, set()).add(total.rank)
-    hosts = "; ".join(f"{host} has {_ranks(sorted(ids))}" for host, ids in ranks.items())
+    hosts = "; ".join(
+        f"{host} has rank{'' if len(ids) == 1 else 's'} {format_ranges(sorted(ids))}"
+        for host, ids in ranks.items()
+    )
     count = f"{len(ranks)} host{'' if len(ranks) == 1 else 's'}"
     return f"{len(analysis.paths)} files of {count}: {hosts}."
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'' if len(ranks) == 1 else 's'} {format_ranges(ranks)}"
 
 
 def _loader_note(analysis: Analysis) -> Iterator[str]:
@@ -206,14 +218,6 @@ def _loader_note(analysis: Analysis) -> Iterator[str]:
             f"The host spends {format_ns(host / steps)} {_loop(analysis)[1]} in the data loader; "
             f"{format_ns((host - waited) / steps)} of that is hidden under GPU work."
         )
-
-
-def _host_steps_note(analysis: Analysis) -> Iterator[str]:
-    """Describe the steps of a host-only trace."""
-    steps = analysis.steps
-    if not analysis.gpus and steps.p50_ns is not None and steps.p95_ns is not None:
-        p50, p95 = format_ns(steps.p50_ns), format_ns(steps.p95_ns)
-        yield f"Steps are {steps.reason}: p50 {p50}, p95 {p95}."
 
 
 def _title(analysis: Analysis) -> str:
@@ -248,16 +252,6 @@ def _loop(analysis: Analysis) -> tuple[str, str]:
     return ("step", "a step") if training else ("iteration", "an iteration")
 
 
-def _present(rows: Sequence[Breakdown]) -> dict[str, str]:
-    """Return the labels of the classes with any time; compute, h2d and unexplained idle always."""
-    always = ("compute", "h2d", "other_idle")
-    return {
-        name: label
-        for name, label in CLASS_NAMES.items()
-        if name in always or any(row.of(name) for row in rows)
-    }
-
-
 def _mean(row: Breakdown, name: str = "total") -> float:
     """Return nanoseconds per step, or the total where there are no steps."""
     return (row.total_ns if name == "total" else row.of(name)) / max(row.steps, 1)
@@ -281,33 +275,21 @@ class Limits:
     """Longest name of a kernel, in characters."""
 
 
-Section = Callable[[Analysis, Limits], Iterable[Table | None]]
-
-_BEFORE_FINDINGS: Final[tuple[Section, ...]] = (
-    lambda analysis, limits: [main_table(analysis, limits.gpus_across)],
-    lambda analysis, limits: [gaps_table(analysis, limits.gaps)] if analysis.gaps.largest else [],
-)
-_AFTER_FINDINGS: Final[tuple[Section, ...]] = (
-    lambda analysis, limits: collectives_tables(analysis),
-    lambda analysis, limits: links_tables(analysis, limits.links),
-    lambda analysis, limits: [cards_table(analysis)],
-    lambda analysis, limits: [kernels_table(analysis, limits.kernels, limits.kernel_name)],
-    lambda analysis, limits: map(extra_table, analysis.tables),
-)
-
-
 def tables_before(analysis: Analysis, limits: Limits) -> list[Table]:
     """Return the tables between the verdict and the other findings."""
-    return _tables(_BEFORE_FINDINGS, analysis, limits)
+    gaps = [gaps_table(analysis, limits.gaps)] if analysis.gaps.largest else []
+    return [main_table(analysis, limits.gpus_across), *gaps]
 
 
 def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
     """Return the tables after the findings."""
-    return _tables(_AFTER_FINDINGS, analysis, limits)
-
-
-def _tables(sections: tuple[Section, ...], analysis: Analysis, limits: Limits) -> list[Table]:
-    made = (table for section in sections for table in section(analysis, limits))
+    made = (
+        *collectives_tables(analysis),
+        *links_tables(analysis, limits.links),
+        cards_table(analysis),
+        kernels_table(analysis, limits.kernels, limits.kernel_name),
+        *map(extra_table, analysis.tables),
+    )
     return [table for table in made if table is not None]
 
 
@@ -323,24 +305,19 @@ def cards_table(analysis: Analysis) -> Table | None:
     body = tuple(
         (
             f"gpu {card.gpu}" + (f" rank {card.rank}" if hosts else ""),
-            _number(card.utilization_percent, "%"),
-            _of(_gib(card.memory_used_bytes), _gib(card.memory_bytes), "GiB"),
-            _of(_watts(card.power_mw), _watts(card.power_limit_mw), "W"),
-            _of(card.sm_clock_mhz, card.sm_clock_max_mhz, "MHz"),
-            _of(card.memory_clock_mhz, card.memory_clock_max_mhz, "MHz"),
-            _number(card.temperature_c, " °C"),
+            _measured(card.utilization_percent, "%"),
+            _measured(card.memory_used_bytes, " GiB", card.memory_bytes, 2**30),
+            _measured(card.power_mw, " W", card.power_limit_mw, 1000),
+            _measured(card.sm_clock_mhz, " MHz", card.sm_clock_max_mhz),
+            _measured(card.memory_clock_mhz, " MHz", card.memory_clock_max_mhz),
+            _measured(card.temperature_c, " °C"),
         )
         for card in analysis.cards
     )
-    return _without_unknown(Table(_cards_title(analysis), header, body))
-
-
-def _without_unknown(table: Table) -> Table:
-    """Drop the columns in which every value is unknown."""
-    columns = list(zip(table.header, *table.rows, strict=True))
-    known = [column for column in columns if set(column[1:]) != {_UNKNOWN}]
-    header, *rows = zip(*known, strict=True)
-    return Table(table.title, header, tuple(rows))
+    # Columns in which every value is unknown are left out.
+    columns = [c for c in zip(header, *body, strict=True) if set(c[1:]) != {_UNKNOWN}]
+    header, *rows = zip(*columns, strict=True)
+    return Table(_cards_title(analysis), header, tuple(rows))
 
 
 def _cards_title(analysis: Analysis) -> str:
@@ -352,24 +329,14 @@ def _cards_title(analysis: Analysis) -> str:
     return f"The cards {where} (NVML, {count} {samples} of each at work)"
 
 
-def _number(value: float | None, unit: str) -> str:
-    return _UNKNOWN if value is None else f"{value:,.0f}{unit}"
-
-
-def _of(value: float | None, most: float | None, unit: str) -> str:
+def _measured(value: float | None, unit: str, most: float | None = None, scale: int = 1) -> str:
+    """Format a value, and its limit where it is known."""
     if value is None:
         return _UNKNOWN
-    digits = 1 if unit == "GiB" and value < 100 else 0
-    limit = "" if most is None else f"/{most:,.0f}"
-    return f"{value:,.{digits}f}{limit} {unit}"
-
-
-def _gib(count: int | None) -> float | None:
-    return None if count is None else count / 2**30
-
-
-def _watts(milliwatts: float | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
+    value /= scale
+    digits = 1 if unit == " GiB" and value < 100 else 0
+    limit = "" if most is None else f"/{most / scale:,.0f}"
+    return f"{value:,.{digits}f}{limit}{unit}"
 
 
 _MOST: Final = 6
@@ -392,8 +359,9 @@ def collectives_tables(analysis: Analysis) -> list[Table]:
 
 def _collective_row(total: CollectiveTotals, speeds: bool) -> tuple[str, ...]:
     per_step = total.count / max(total.steps, 1)
+    gpus = sorted(set(total.gpus))
     cells = (
-        _label(total),
+        f"{total.operation}, gpu{'' if len(gpus) == 1 else 's'} {format_ranges(gpus)}",
         f"{per_step:.3g}" if total.steps else f"{total.count:,}",
         "?" if total.bytes is None else format_bytes(total.bytes),
         format_ns(total.total_ns),
@@ -405,12 +373,6 @@ def _collective_row(total: CollectiveTotals, speeds: bool) -> tuple[str, ...]:
         return cells
     bus = total.bus_bandwidth
     return (*cells, "?" if bus is None else f"{bus / 1e9:.3g} GB/s")
-
-
-def _label(total: CollectiveTotals) -> str:
-    """Return ``AllReduce, gpus 0-3``."""
-    gpus = sorted(set(total.gpus))
-    return f"{total.operation}, gpu{'' if len(gpus) == 1 else 's'} {format_ranges(gpus)}"
 
 
 def _time(nanoseconds: int | None) -> str:
@@ -431,8 +393,7 @@ def kernels_table(analysis: Analysis, most: int, longest: int = 80) -> Table | N
     if kernels is None or not shown:
         return None
     rows = tuple(_kernel_row(use, kernels, longest) for use in shown)
-    loop = "a step" if analysis.steps.kind == "training" else "an iteration"
-    where = loop if kernels.steps else "in all"
+    where = _loop(analysis)[1] if kernels.steps else "in all"
     of = f"{len(shown)} of {kernels.distinct}, {where} on a GPU; tc: on tensor cores"
     head = ("", "family", "tc", "times", "median", "time", "")
     return Table(f"Kernels that take most time ({of})", head, rows)
@@ -469,7 +430,20 @@ def links_tables(analysis: Analysis, most: int) -> Iterator[Table]:
     shown = used[:most]
     more = f" (the {len(shown)} of {len(used)} directions with most)" if len(used) > most else ""
     header = ("", "link", "copies", "bytes", "GB/s", "link carries", "through the host")
-    rows = tuple((_ends(analysis, row, several), *_link_cells(row)) for row in shown)
+    rows = tuple(
+        (
+            _ends(analysis, row, several),
+            row.link or "unknown",
+            f"{row.copies:,}",
+            format_bytes(row.bytes),
+            _rate(row.bandwidth),
+            _rate(row.able),
+            f"{row.staged_copies:,} copies, {format_bytes(row.staged_bytes)}"
+            if row.staged_copies
+            else _UNKNOWN,
+        )
+        for row in shown
+    )
     yield Table(f"Copies between GPUs{more}", header, rows)
 
 
@@ -481,41 +455,20 @@ def _ends(analysis: Analysis, row: GpuLink, several: bool) -> str:
     return direction + (f" on {row.host}" if several else "")
 
 
-def _link_cells(row: GpuLink) -> tuple[str, ...]:
-    staged = f"{row.staged_copies:,} copies, {_size(row.staged_bytes)}"
-    return (
-        row.link or "unknown",
-        f"{row.copies:,}",
-        _size(row.bytes),
-        _rate(row.bandwidth),
-        _rate(row.able),
-        staged if row.staged_copies else "–",
-    )
-
-
 def _rate(bytes_per_second: int | None) -> str:
     """Format a bandwidth in GB/s; a dash where it is unknown."""
     return "–" if bytes_per_second is None else f"{bytes_per_second / 1e9:.3g}"
 
 
-def _size(count: int) -> str:
-    """Format a byte count: ``1.39 GB``, ``4.61 MB``."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.3g} {unit}"
-    return f"{count} B"
-
-
 def extra_table(table: ExtraTable) -> Table:
     """Convert a plugin's table: floats with four significant digits, unknown values as a dash."""
-    rows = tuple(tuple(map(_cell, row)) for row in table.rows)
+    rows = tuple(
+        tuple(
+            _UNKNOWN if v is None else f"{v:,.4g}" if isinstance(v, float) else str(v) for v in row
+        )
+        for row in table.rows
+    )
     return Table(table.title, table.header, rows)
-
-
-def _cell(value: str | int | float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
 def savings(analysis: Analysis, finding: Finding) -> str:
@@ -559,8 +512,3 @@ def moment(ns: int, step_ns: int = 1_000) -> str:
     if not decimals:
         return f"{sign}{whole}s"
     return f"{sign}{whole}.{below:09d}"[: len(f"{sign}{whole}") + 1 + decimals] + "s"
-
-
-def duration(ns: int) -> str:
-    """Format nanoseconds as reports do."""
-    return format_ns(ns)

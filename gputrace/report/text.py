@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from gputrace.model.results import Analysis, Finding
+from gputrace.model.results import Analysis
 from gputrace.report.tables import (
     Limits,
     Table,
@@ -30,11 +30,18 @@ def render(analysis: Analysis, width: int = 80, color: bool = False) -> str:
     """Render a report at most ``width`` columns wide; with ANSI escape sequences if ``color``."""
     out = io.StringIO()
     console = open_console(out, width, color)
-    _print_verdict(console, analysis)
+    style = _STYLES[analysis.findings[0].severity] if analysis.findings else "green"
+    console.print(said(verdict(analysis), style))
+    for first in analysis.findings[:1]:
+        advice = said(f"What to do: {first.advice}.{savings(analysis, first)}")
+        console.print(Padding(advice, (0, 0, 0, 2)))
+    console.print()
     for table in tables_before(analysis, _LIMITS):
         print_table(console, table)
     for finding in analysis.findings[1:]:
-        _print_finding(console, finding, savings(analysis, finding))
+        name = (f"{finding.id}: ", _STYLES[finding.severity])
+        message = sentence(finding.message)
+        console.print(Text.assemble(name, message, ".", savings(analysis, finding)))
     after = tables_after(analysis, _LIMITS)
     if after and analysis.findings[1:]:
         console.print()
@@ -42,6 +49,11 @@ def render(analysis: Analysis, width: int = 80, color: bool = False) -> str:
         print_table(console, table)
     for note in notes(analysis):
         console.print(said(f"note: {note}", style="dim"))
+    return without_blanks(out)
+
+
+def without_blanks(out: io.StringIO) -> str:
+    """Return what was printed, without blanks at the ends of lines."""
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
@@ -65,16 +77,6 @@ def said(text: str, style: str = "") -> Text:
     return Text(sentence(text), style)
 
 
-def _print_verdict(console: Console, analysis: Analysis) -> None:
-    style = _STYLES[analysis.findings[0].severity] if analysis.findings else "green"
-    console.print(said(verdict(analysis), style))
-    if analysis.findings:
-        first = analysis.findings[0]
-        advice = said(f"What to do: {first.advice}.{savings(analysis, first)}")
-        console.print(Padding(advice, (0, 0, 0, 2)))
-    console.print()
-
-
 def print_table(console: Console, table: Table) -> None:
     """Print a table under its title; the column ``evidence`` gets the remaining width."""
     console.print(said(table.title, "bold"))
@@ -86,9 +88,3 @@ def print_table(console: Console, table: Table) -> None:
     for row in table.rows:
         drawn.add_row(*map(said, row))
     console.print(Padding(drawn, (0, 0, 1, 2)))
-
-
-def _print_finding(console: Console, finding: Finding, saved: str) -> None:
-    name = (f"{finding.id}: ", _STYLES[finding.severity])
-    line = Text.assemble(name, sentence(finding.message), ".", saved)
-    console.print(line)

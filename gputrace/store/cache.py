@@ -144,20 +144,16 @@ def _make_room(where: Path, size: int) -> None:
         if path.suffix == _SUFFIX:
             status = path.stat()
             entries.append((status.st_mtime_ns, status.st_size, path))
-        elif path.name.startswith(".") and _SUFFIX in path.name and _is_left(path):
-            path.unlink(missing_ok=True)
+        elif path.name.startswith(".") and _SUFFIX in path.name:
+            writer = path.suffix[1:]
+            if not (writer.isdecimal() and Path("/proc", writer).exists()):
+                path.unlink(missing_ok=True)
     total = sum(bytes_ for _, bytes_, _ in entries) + size
     for _, bytes_, path in sorted(entries):
         if total <= MOST_BYTES:
             break
         path.unlink(missing_ok=True)
         total -= bytes_
-
-
-def _is_left(unfinished: Path) -> bool:
-    """Return True if the process that wrote a temporary file is gone."""
-    writer = unfinished.suffix[1:]
-    return not (writer.isdecimal() and Path("/proc", writer).exists())
 
 
 def _write(path: Path, entry: Kept) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.errors import InputError
-from gputrace.model.events import GPU_KINDS, UNKNOWN, Column, Events, Kind, concatenate
+from gputrace.model.events import GPU_KINDS, UNKNOWN, Column, Events, Kind, concatenate, number_ids
 from gputrace.model.nvml import Nvml, merge_nvml
 from gputrace.model.trace import Device, Process, Progress, Session, Trace, Window
 from gputrace.units import format_ranges
@@ -277,25 +277,15 @@ def merge(traces: Sequence[Trace]) -> Trace:
     named = len(frozenset[str]().union(*hosts)) == 1 and all(hosts)
     if not named and len(set(machines(ordered))) > 1:
         merged.quality.notes.append(MERGED_BY_WALL_CLOCK)
-    merged.quality.notes += filter(None, (missing_ranks(ordered), several_jobs(ordered)))
+    merged.quality.notes += filter(None, [missing_ranks(ordered)])
+    if (jobs := sorted({trace.session.job for trace in ordered} - {""}))[1:]:
+        merged.quality.notes.append(
+            f"of several jobs ({', '.join(jobs)}): see that they are one run"
+        )
     return merged
 
 
 _NOT_ONE_RUN = "the files must be of one run"
-
-
-def check_paths(paths: Sequence[Path]) -> None:
-    """Raise InputError for a file that is given twice, even under different names."""
-    seen: dict[tuple[int, int], Path] = {}
-    for path in paths:
-        try:
-            status = path.stat()
-        except (OSError, ValueError):
-            continue  # Its reader reports it better.
-        file = status.st_dev, status.st_ino
-        if file in seen:
-            raise InputError(path, f"given twice{_also(seen[file], path)}; name each file once")
-        seen[file] = path
 
 
 class NotOneRun(InputError):
@@ -318,7 +308,12 @@ class NotOneRun(InputError):
 def check_parts(traces: Sequence[Trace]) -> None:
     """Raise NotOneRun if traces cannot be parts of one run."""
     parts = [_Member(trace, trace.session) for trace in traces]
-    if _fit(parts):
+    # Most traces fit, which linear time shows: no two have the same rank or start.
+    sizes = {part.session.world_size for part in parts} - {None, 0}
+    ranks = Counter(rank for part in parts for rank in part.session.ranks)
+    epochs = Counter(part.session.epoch_ns for part in parts)
+    del epochs[None]
+    if len(sizes) < 2 and all(n == 1 for n in (*ranks.values(), *epochs.values())):
         return
     for number, part in enumerate(parts):
         for other in parts[:number]:
@@ -332,15 +327,6 @@ class _Member(NamedTuple):
 
     trace: Trace
     session: Session
-
-
-def _fit(parts: Sequence[_Member]) -> bool:
-    """Return True if no two traces can conflict, in linear time."""
-    sessions = [part.session for part in parts]
-    sizes = {session.world_size for session in sessions if session.world_size}
-    ranks = Counter(rank for session in sessions for rank in session.ranks)
-    epochs = Counter(s.epoch_ns for s in sessions if s.epoch_ns is not None)
-    return len(sizes) < 2 and all(n == 1 for n in (*ranks.values(), *epochs.values()))
 
 
 def _conflict(part: _Member, other: _Member) -> str:
@@ -360,7 +346,12 @@ def _conflict(part: _Member, other: _Member) -> str:
 def _runs(parts: Sequence[_Member]) -> list[list[_Member]]:
     """Cluster the traces into runs, joining those that began closest to each other first."""
     run_of = {id(part): [part] for part in parts}
-    for first, second in sorted(combinations(parts, 2), key=_distance):
+
+    def distance(pair: tuple[_Member, _Member]) -> tuple[bool, int]:
+        a, b = (part.session for part in pair)
+        return a.job != b.job, abs((a.epoch_ns or 0) - (b.epoch_ns or 0))
+
+    for first, second in sorted(combinations(parts, 2), key=distance):
         run, other = run_of[id(first)], run_of[id(second)]
         if run is not other and not any(_conflict(a, b) for a in run for b in other):
             run += other
@@ -368,11 +359,6 @@ def _runs(parts: Sequence[_Member]) -> list[list[_Member]]:
     distinct = {id(run): run for run in run_of.values()}
     position = {id(part): number for number, part in enumerate(parts)}
     return [sorted(run, key=lambda part: position[id(part)]) for run in distinct.values()]
-
-
-def _distance(pair: tuple[_Member, _Member]) -> tuple[bool, int]:
-    a, b = (part.session for part in pair)
-    return a.job != b.job, abs((a.epoch_ns or 0) - (b.epoch_ns or 0))
 
 
 def check_overlap(paths: Sequence[Path], spans: Sequence[tuple[int, int] | None]) -> None:
@@ -422,16 +408,6 @@ def missing_ranks(traces: Iterable[Trace]) -> str:
     if len(missing) == 1:
         return f"rank {which} of {size} is missing: no file of its own was given"
     return f"ranks {which} of {size} are missing: no file of theirs was given"
-
-
-def several_jobs(traces: Iterable[Trace]) -> str:
-    """Return a note on the jobs of the traces if there are several, which may be job steps."""
-    jobs = sorted({trace.session.job for trace in traces} - {""})
-    return f"of several jobs ({', '.join(jobs)}): see that they are one run" if jobs[1:] else ""
-
-
-def _also(first: Path, second: Path) -> str:
-    return "" if first == second else f" (it is {first} too)"
 
 
 class MergePart:
@@ -496,16 +472,13 @@ def wall_clock_shifts(traces: Sequence[Trace]) -> list[int]:
 
     Raises InputError for a trace without a start time.
     """
-    epochs = [_epoch(trace) for trace in traces]
+    epochs = []
+    for trace in traces:
+        if (epoch := trace.session.epoch_ns) is None:
+            problem = "does not say when it was recorded, so it cannot be merged; analyze it alone"
+            raise InputError(trace.path, problem)
+        epochs.append(epoch)
     return [epoch - min(epochs) for epoch in epochs]
-
-
-def _epoch(trace: Trace) -> int:
-    epoch = trace.session.epoch_ns
-    if epoch is None:
-        problem = "does not say when it was recorded, so it cannot be merged; analyze it alone"
-        raise InputError(trace.path, problem)
-    return epoch
 
 
 _Ids = NDArray[np.int64]
@@ -517,17 +490,17 @@ class Numbering:
     def __init__(self) -> None:
         self._known: dict[int, tuple[_Ids, _Ids]] = {}
         """Sorted ids and their numbers, by trace."""
-        self._positions: dict[int, int] = {}
-        """Position of each trace in `_known`."""
         self._count = 0
         self._given: list[tuple[int, _Ids]] = []
-        """Position of a trace in `_known`, and new ids of it, in the order of their numbers."""
+        """Number of a trace, and new ids of it, in the order of their numbers."""
         self._origin_of: tuple[_Ids, _Ids] | None = None
+        """Trace and original id of each number; None if there are new ones."""
 
     def number(self, part: int, ids: Column) -> NDArray[np.int32]:
         """Return the numbers of a trace's ids, assigning new ones."""
-        distinct, indices = _distinct(ids)
-        return self._numbers(part, distinct)[indices]
+        distinct, indices = number_ids(ids)
+        numbers: NDArray[np.int32] = self._numbers(part, distinct)[indices]
+        return numbers
 
     def by_part(self, numbers: _Ids) -> Iterator[tuple[int, _Ids, _Ids]]:
         """Group numbers by trace: yield the trace, its ids, and their numbers."""
@@ -535,19 +508,14 @@ class Numbering:
         wanted = wanted[(wanted >= 0) & (wanted < self._count)]
         if not len(wanted):
             return
-        places, ids = (column[wanted] for column in self._origins())
-        order = np.lexsort((ids, places))
-        parts = list(self._known)
-        for rows in np.split(order, np.flatnonzero(np.diff(places[order])) + 1):
-            yield parts[int(places[rows[0]])], ids[rows], wanted[rows]
-
-    def _origins(self) -> tuple[_Ids, _Ids]:
-        """Return the trace position and the original id of each number."""
         if self._origin_of is None:
             lengths = [len(ids) for _, ids in self._given]
-            places = np.repeat([position for position, _ in self._given], lengths)
-            self._origin_of = places, np.concatenate([ids for _, ids in self._given])
-        return self._origin_of
+            parts = np.repeat([part for part, _ in self._given], lengths)
+            self._origin_of = parts, np.concatenate([ids for _, ids in self._given])
+        parts, ids = (column[wanted] for column in self._origin_of)
+        order = np.lexsort((ids, parts))
+        for rows in np.split(order, np.flatnonzero(np.diff(parts[order])) + 1):
+            yield int(parts[rows[0]]), ids[rows], wanted[rows]
 
     def _numbers(self, part: int, distinct: _Ids) -> NDArray[np.int32]:
         """Return the numbers of sorted distinct ids, assigning new ones."""
@@ -559,24 +527,9 @@ class Numbering:
             order = np.argsort(both := np.concatenate([ids, new]), kind="stable")
             ids, numbers = both[order], np.concatenate([numbers, fresh])[order]
             self._known[part] = ids, numbers
-            position = self._positions.setdefault(part, len(self._positions))
-            self._given.append((position, new))
+            self._given.append((part, new))
             self._origin_of = None
         result = np.full(len(distinct), UNKNOWN, np.int32)
         known = distinct != UNKNOWN
         result[known] = numbers[np.searchsorted(ids, distinct[known])]
         return result
-
-
-def _distinct(ids: Column) -> tuple[_Ids, NDArray[np.intp]]:
-    """Return the sorted distinct ids, and the index of each row's id; by counting where dense."""
-    if not len(ids):
-        return np.empty(0, np.int64), np.empty(0, np.intp)
-    low, high = int(ids.min()), int(ids.max())
-    if high - low > 4 * len(ids):
-        distinct, indices = np.unique(ids, return_inverse=True)
-        return distinct.astype(np.int64), indices
-    offsets = ids - low
-    seen = np.zeros(high - low + 1, bool)
-    seen[offsets] = True
-    return np.flatnonzero(seen) + low, (np.cumsum(seen) - 1)[offsets]

@@ -19,9 +19,9 @@ import numpy as np
 from gputrace.model.events import Column, Events, Kind
 from gputrace.model.nvml import Nvml
 from gputrace.model.trace import Device, NoGpu, Progress, Session, Trace, Window
-from gputrace.store.slice import REDACTED
 from gputrace.store.sqlite import Database, SqliteTrace, quote_identifier
 
+REDACTED: Final = "redacted: names of hosts, users, paths and programs are replaced"
 _NAME: Final = Path("redacted")
 
 
@@ -112,9 +112,9 @@ class RedactedTrace(Trace):
             host = self._redaction.stand_in("host", process.host_name)
             self.processes.append(replace(process, name=program, host_name=host))
         warnings, notes = self._copied
+        self._copied = len(theirs.warnings), len(theirs.notes)
         ours.warnings += map(self._redaction.text, theirs.warnings[warnings:])
         ours.notes += map(self._redaction.text, theirs.notes[notes:])
-        self._copied = len(theirs.warnings), len(theirs.notes)
         for reason, rows in theirs.dropped.items():
             ours.drop(reason, rows)
 
@@ -222,16 +222,24 @@ class Redaction:
         number = int(self.stand_in("pci", address).rpartition("-")[2])
         return f"{'0' * len(domain)}:{number:02x}:00.0"
 
-    # The filter interface used by `slice_trace`:
-
     def takes(self, table: str) -> bool:
+        """Return True if a table is exported at all."""
         return _TAKEN.fullmatch(table) is not None
 
     def prepare(self, database: sqlite3.Connection) -> None:
-        database.create_function("redacted", 1, self._value, deterministic=True)
-        database.create_function("stand_in", 2, self._stand_in_value, deterministic=True)
+        """Register the SQL functions used by `shown`, redacted(text) and stand_in(kind, name)."""
+
+        def redacted(value: object) -> str | None:
+            return self.text(value) if isinstance(value, str) else None
+
+        def stand_in(kind: str, value: object) -> str | None:
+            return self.stand_in(kind, value) if isinstance(value, str) else None
+
+        database.create_function("redacted", 1, redacted, deterministic=True)
+        database.create_function("stand_in", 2, stand_in, deterministic=True)
 
     def shown(self, table: str, column: str) -> str:
+        """Return the SQL expression for the exported value of a column."""
         name = quote_identifier(column)
         if table.startswith("ENUM_") or table in _PLAIN:
             return name
@@ -248,15 +256,6 @@ class Redaction:
             f"CASE typeof({name}) WHEN 'text' THEN redacted({name}) "
             f"WHEN 'blob' THEN zeroblob(length({name})) ELSE {name} END"
         )
-
-    def shown_text(self) -> str:
-        return "redacted(value)"
-
-    def _value(self, value: object) -> str | None:
-        return self.text(value) if isinstance(value, str) else None
-
-    def _stand_in_value(self, kind: str, value: object) -> str | None:
-        return self.stand_in(kind, value) if isinstance(value, str) else None
 
 
 def redaction_for(database: Database) -> Redaction:
@@ -283,11 +282,8 @@ def redaction_for(database: Database) -> Redaction:
 
 
 def _texts(database: Database, table: str, column: str) -> list[str]:
-    if not database.has(table, column):
-        return []
-    name = quote_identifier(column)
-    sql = f"SELECT DISTINCT {name} FROM {quote_identifier(table)} WHERE typeof({name}) = 'text'"
-    return [text for (text,) in database.query(sql)]
+    texts = (text for (text,) in database.select(table, column) if isinstance(text, str))
+    return list(dict.fromkeys(texts))
 
 
 def _named(database: Database, table: str) -> dict[str, str]:

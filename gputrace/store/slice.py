@@ -17,12 +17,12 @@ from __future__ import annotations
 import json
 import sqlite3
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from gputrace.errors import UsageError
 from gputrace.model.trace import Progress, Trace, Window
@@ -39,6 +39,10 @@ from gputrace.store.sqlite import (
 from gputrace.store.writer import TraceWriter
 from gputrace.units import format_window
 
+if TYPE_CHECKING:
+    from gputrace.store.redact import Redaction
+
+_TABLE: Final = "GPUTRACE_EXPORT"
 _ROWS_AT_ONCE: Final = 1 << 18
 _ALL: Final = Window(-(1 << 62), 1 << 62)
 
@@ -47,7 +51,7 @@ def slice_trace(
     tables: SqliteTables,
     target: Path,
     window: Window | None = None,
-    only: RowFilter | None = None,
+    redaction: Redaction | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Write the slice of a trace that overlaps a window on the trace's clock, or all of it.
@@ -56,11 +60,16 @@ def slice_trace(
     the slice cannot be written.
     """
     with TraceWriter(target) as writer, _attribute_errors(tables.database):
-        only = only or AllRows()
         with writer.attached(tables.database.uri, "source") as output:
-            only.prepare(output)
-            _Slicer(tables, writer, output, window or _ALL, only, progress).run()
-        write_export_notes(writer, window, not isinstance(only, AllRows))
+            if redaction is not None:
+                redaction.prepare(output)
+            _Slicer(tables, writer, output, window or _ALL, redaction, progress).run()
+        about = {"redacted": "yes"} if redaction is not None else {}
+        if window is not None:
+            about |= {"start_ns": str(window.start), "end_ns": str(window.end)}
+        # If the source was itself exported, its record has already been copied.
+        writer.make(_TABLE, "name TEXT NOT NULL, value TEXT")
+        writer.add_rows(_TABLE, ["name", "value"], about.items())
 
 
 @contextmanager
@@ -83,19 +92,19 @@ class _Slicer:
         writer: TraceWriter,
         output: sqlite3.Connection,
         window: Window,
-        only: RowFilter,
+        redaction: Redaction | None,
         progress: Progress | None,
     ) -> None:
         self._database, self._strings = tables.database, tables.strings
-        self._writer, self._output, self._window, self._only = writer, output, window, only
-        self._progress = progress
+        self._writer, self._output, self._window = writer, output, window
+        self._redaction, self._progress = redaction, progress
         declared = dict(
             output.execute("SELECT name, sql FROM source.sqlite_master WHERE type = 'table'")
         )
         self._declared = {
             name: str(declared[name])
             for name in tables.database.tables
-            if not name.startswith("sqlite_") and only.takes(name)
+            if not name.startswith("sqlite_") and (redaction is None or redaction.takes(name))
         }
         described = {name: tables.timed(tables.database, name) for name in self._declared}
         timed = {name: how for name, how in described.items() if how is not None}
@@ -110,14 +119,10 @@ class _Slicer:
         for name in sorted(self._declared.keys() - self._timed.keys() - {self._strings.table}):
             self._copy(name, "1")
         self._copy_timed()
-        if self._window != _ALL and not self._has_any():
+        if self._window != _ALL and not any(map(self._touches, self._timed)):
             raise UsageError(f"{self._database.path}: nothing was recorded in that window")
         if self._strings.table in self._declared:
             self._copy_strings()
-
-    def _has_any(self) -> bool:
-        """Return True if anything but annotations was recorded in the window."""
-        return any(self._touches(name) for name, how in self._timed.items() if not how.beside)
 
     def _copy_timed(self) -> None:
         self._output.execute(
@@ -127,16 +132,23 @@ class _Slicer:
         ranges = {name: _rowid_ranges(self._database, name) for name in self._timed}
         total, done = sum(map(len, ranges.values())), count(1)
         for name, how in self._timed.items():
-            edges = _Edges()
+            edges: dict[tuple[object, ...], tuple[int, int]] = {}
             self._find_together(name, how)
             for rows in ranges[name]:
                 self._copy(name, f"({self._wanted(how)}) AND {rows}")
                 self._find_edges(name, how, rows, edges)
                 if self._progress is not None:
                     self._progress(next(done), total)
-            self._copy_edges(name, how, edges)
+            if edges:
+                rowids = json.dumps(sorted(rowid for _, rowid in edges.values()))
+                listed = f"rowid IN (SELECT value FROM json_each('{rowids}'))"
+                self._copy(name, f"{listed} AND ({self._wanted(how)}) IS NOT TRUE")
             if how.issues is not None:
-                self._note_issued(name, how.issues)
+                process, correlation = how.issues
+                self._output.execute(
+                    f"INSERT OR IGNORE INTO temp.issued SELECT {process}, {correlation} "
+                    f"FROM main.{quote_identifier(name)} WHERE {correlation} > 0"
+                )
 
     def _find_together(self, table: str, how: TimedTable) -> None:
         """Store the ids of multi-row events that overlap the window in ``temp.together``."""
@@ -151,38 +163,47 @@ class _Slicer:
             )
 
     def _touches(self, table: str) -> bool:
-        """Return True if any copied row overlaps the window itself."""
-        how, window = self._timed[table], self._window
-        sql = f"{how.start} < {window.end} AND {how.end} >= {window.start}"
-        rows = self._output.execute(
-            f"SELECT 1 FROM main.{quote_identifier(table)} WHERE {sql} LIMIT 1"
-        )
-        return rows.fetchone() is not None
+        """Return True if any copied row but annotations overlaps the window itself."""
+        how = self._timed[table]
+        sql = f"SELECT 1 FROM main.{quote_identifier(table)} WHERE {self._touching(how)} LIMIT 1"
+        return not how.beside and self._output.execute(sql).fetchone() is not None
+
+    def _touching(self, how: TimedTable) -> str:
+        return f"{how.start} < {self._window.end} AND {how.end} >= {self._window.start}"
 
     def _wanted(self, how: TimedTable) -> str:
         """Return the SQL condition of rows that overlap the window, or are needed at any time."""
-        touching = f"{how.start} < {self._window.end} AND {how.end} >= {self._window.start}"
         if how.together:
             return f"{quote_identifier(how.together)} IN temp.together"
+        wanted = f"{self._touching(how)} OR {how.always}"
         if how.issued is None:
-            return f"{touching} OR {how.always}"
+            return wanted
         process, correlation = how.issued
-        issued = (
-            f"{correlation} > 0 AND EXISTS (SELECT 1 FROM temp.issued "
+        return (
+            f"{wanted} OR {correlation} > 0 AND EXISTS (SELECT 1 FROM temp.issued "
             f"WHERE process = {process} AND correlation = {correlation})"
         )
-        return f"{touching} OR {how.always} OR {issued}"
 
     def _copy(self, table: str, where: str) -> None:
         names = self._columns[table]
         listed = ", ".join(map(quote_identifier, names))
-        shown = ", ".join(self._only.shown(table, name) for name in names)
+        redaction = self._redaction
+        shown = listed
+        if redaction is not None:
+            shown = ", ".join(redaction.shown(table, name) for name in names)
         self._output.execute(
             f"INSERT INTO main.{quote_identifier(table)} ({listed}) "
             f"SELECT {shown} FROM source.{quote_identifier(table)} WHERE {where}"
         )
 
-    def _find_edges(self, table: str, how: TimedTable, rows: str, edges: _Edges) -> None:
+    def _find_edges(
+        self,
+        table: str,
+        how: TimedTable,
+        rows: str,
+        edges: dict[tuple[object, ...], tuple[int, int]],
+    ) -> None:
+        """Find the nearest row to the window on each side, by group: its distance and rowid."""
         if not how.groups or rows == "1" or self._window == _ALL:
             return
         groups = ", ".join(map(quote_identifier, how.groups))
@@ -190,19 +211,14 @@ class _Slicer:
         source = f"FROM source.{quote_identifier(table)} WHERE"
         before = f"{source} {how.end} < {self._window.start} {others}"
         after = f"{source} {how.start} >= {self._window.end} {others}"
-        edges.take(-1, self._output.execute(f"SELECT -max({how.end}), rowid, {groups} {before}"))
-        edges.take(1, self._output.execute(f"SELECT min({how.start}), rowid, {groups} {after}"))
-
-    def _copy_edges(self, table: str, how: TimedTable, edges: _Edges) -> None:
-        listed = f"SELECT value FROM json_each('{json.dumps(edges.rowids())}')"
-        if edges.rowids():
-            self._copy(table, f"rowid IN ({listed}) AND ({self._wanted(how)}) IS NOT TRUE")
-
-    def _note_issued(self, table: str, pair: tuple[str, str]) -> None:
-        self._output.execute(
-            f"INSERT OR IGNORE INTO temp.issued SELECT {pair[0]}, {pair[1]} "
-            f"FROM main.{quote_identifier(table)} WHERE {pair[1]} > 0"
-        )
+        for side, nearest in (
+            (-1, f"SELECT -max({how.end}), rowid, {groups} {before}"),
+            (1, f"SELECT min({how.start}), rowid, {groups} {after}"),
+        ):
+            for distance, rowid, *group in self._output.execute(nearest):
+                known = edges.get((side, *group))
+                if known is None or distance < known[0]:
+                    edges[side, *group] = distance, rowid
 
     def _copy_strings(self) -> None:
         """Copy the strings referenced by the copied rows."""
@@ -218,30 +234,12 @@ class _Slicer:
             for name, columns in strings.kernels.items()
             if name in self._columns
         }
+        text = "value" if self._redaction is None else "redacted(value)"
         self._output.execute(
             f"INSERT INTO main.{table} ({id}, value) SELECT {id}, CASE WHEN {id} IN "
-            f"({_ids(kernels)}) THEN value ELSE {self._only.shown_text()} END "
+            f"({_ids(kernels)}) THEN value ELSE {text} END "
             f"FROM source.{table} WHERE {id} IN ({_ids(named)})"
         )
-
-
-class _Edges:
-    """Nearest row to the window on each side, by group of rows."""
-
-    def __init__(self) -> None:
-        self._nearest: dict[tuple[object, ...], tuple[int, int]] = {}
-
-    def take(self, side: int, rows: Iterable[tuple[int, ...]]) -> None:
-        """Take candidate rows of distance, rowid and grouping columns."""
-        for distance, rowid, *group in rows:
-            key = (side, *group)
-            known = self._nearest.get(key)
-            if known is None or distance < known[0]:
-                self._nearest[key] = distance, rowid
-
-    def rowids(self) -> list[int]:
-        """Return the rowids of the nearest rows, sorted."""
-        return sorted(rowid for _, rowid in self._nearest.values())
 
 
 def _ids(columns: Mapping[str, Collection[str]]) -> str:
@@ -282,7 +280,7 @@ def windowed(trace: Trace, window: Window | None, progress: Progress | None) -> 
     read = Window(window.start - around, window.end + around)
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="gputrace-")))
-        part = _part(trace, read, folder, opened, progress)
+        part = slice_window(trace, read, folder, opened, progress)
         low, high = max(read.start - trace.origin, 0), read.end - trace.origin
         part.quality.notes.append(
             f"a large trace, of which only {format_window(low, high)} is read: steps are counted "
@@ -297,14 +295,6 @@ def _is_large(trace: Trace) -> bool:
     return sum(t.cut_bytes for t in traces) > LARGE or not all(t.held for t in traces)
 
 
-def _part(
-    trace: Trace, window: Window, folder: Path, opened: ExitStack, progress: Progress | None
-) -> Trace:
-    if isinstance(trace, MergedTrace):
-        return _parts(trace, window, folder, opened, progress)
-    return slice_window(trace, window, folder, opened, progress)
-
-
 def slice_window(
     trace: Trace,
     window: Window,
@@ -312,7 +302,9 @@ def slice_window(
     opened: ExitStack,
     progress: Progress | None = None,
 ) -> Trace:
-    """Return a window of one file, sliced into a folder if needed; ``opened`` closes it."""
+    """Return a window of a trace, sliced into a folder if needed; ``opened`` closes it."""
+    if isinstance(trace, MergedTrace):
+        return _parts(trace, window, folder, opened, progress)
     if trace.elsewhere or not trace.held:
         part = trace.part(window)
         opened.callback(part.close)
@@ -338,7 +330,7 @@ def _parts(
     for number, (file, shift) in enumerate(zip(trace.traces, trace.shifts, strict=True)):
         local = Window(window.start - shift, window.end - shift)
         try:
-            parts[number] = _part(file, local, folder, opened, progress)
+            parts[number] = slice_window(file, local, folder, opened, progress)
         except UsageError as error:
             empty = error
     if not parts:
@@ -350,59 +342,16 @@ def _parts(
     return merged
 
 
-class RowFilter(Protocol):
-    """Filter that decides how the contents of a trace are exported; see `redact.Redaction`."""
-
-    def takes(self, table: str) -> bool:
-        """Return True if a table is exported at all."""
-
-    def prepare(self, database: sqlite3.Connection) -> None:
-        """Register the SQL functions used by `shown`."""
-
-    def shown(self, table: str, column: str) -> str:
-        """Return the SQL expression for the exported value of a column."""
-
-    def shown_text(self) -> str:
-        """Return the SQL expression for ``value``, a text that is not a kernel name."""
-
-
-class AllRows:
-    """Filter that exports everything unchanged."""
-
-    def takes(self, table: str) -> bool:
-        return True
-
-    def prepare(self, database: sqlite3.Connection) -> None:
-        pass
-
-    def shown(self, table: str, column: str) -> str:
-        return quote_identifier(column)
-
-    def shown_text(self) -> str:
-        return '"value"'
-
-
-_TABLE: Final = "GPUTRACE_EXPORT"
-
-REDACTED: Final = "redacted: names of hosts, users, paths and programs are replaced"
-
-
-def write_export_notes(writer: TraceWriter, window: Window | None, redacted: bool) -> None:
-    """Write the window that was sliced out, and whether names were redacted."""
-    about = {"redacted": "yes"} if redacted else {}
-    if window is not None:
-        about |= {"start_ns": str(window.start), "end_ns": str(window.end)}
-    # If the source was itself exported, its record has already been copied.
-    writer.create(_TABLE, "name TEXT NOT NULL, value TEXT")
-    writer.add_rows(_TABLE, ["name", "value"], about.items())
-
-
 def read_export_notes(database: Database) -> list[str]:
     """Return notes for users about a trace that was exported from another."""
     if not database.has(_TABLE, "name", "value"):
         return []
     about = dict(database.query(f"SELECT name, CAST(value AS TEXT) FROM {_TABLE}"))
-    notes = [REDACTED] if "redacted" in about else []
+    notes = []
+    if "redacted" in about:
+        from gputrace.store.redact import REDACTED
+
+        notes.append(REDACTED)
     if {"start_ns", "end_ns"} <= about.keys():
         try:
             window = format_window(int(about["start_ns"]), int(about["end_ns"]))

@@ -82,8 +82,9 @@ class SpillFile:
             spilled = tuple(map(self.keep, spilled))
         elif hasattr(value, "__dict__") and (is_dataclass(value) or isinstance(value, IdLookup)):
             spilled = copy(value)
-            for name in _cached_properties(type(value)):
-                getattr(spilled, name)
+            for name, attribute in vars(type(value)).items():
+                if isinstance(attribute, cached_property):
+                    getattr(spilled, name)
             vars(spilled).update({name: self.keep(item) for name, item in vars(spilled).items()})
         return spilled  # type: ignore[no-any-return]
 
@@ -120,19 +121,15 @@ class SpillFile:
                 _EXTENT, -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
             )
             self._end += extent
-            self._map(offset, extent)
+            try:
+                os.ftruncate(self._descriptor, self._end)
+                access = mmap.MAP_SHARED, mmap.PROT_READ
+                mapped = mmap.mmap(self._descriptor, extent, *access, offset=offset)
+            except OSError as error:
+                raise _no_room(error) from None
+            self._mapped.append(mapped)
         self._free = offset + size
         return offset
-
-    def _map(self, offset: int, size: int) -> None:
-        try:
-            os.ftruncate(self._descriptor, offset + size)
-            mapped = mmap.mmap(
-                self._descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ, offset=offset
-            )
-        except OSError as error:
-            raise _no_room(error) from None
-        self._mapped.append(mapped)
 
 
 class LazySequence(Sequence[_Value]):
@@ -168,10 +165,6 @@ class Room:
         part = part.astype(self.column.dtype, copy=False)
         self._scratch.write(part, self._offset)
         self._offset += part.nbytes
-
-
-def _cached_properties(kind: type) -> list[str]:
-    return [name for name, value in vars(kind).items() if isinstance(value, cached_property)]
 
 
 def _no_room(error: OSError) -> MissingError:

@@ -20,19 +20,22 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice, pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.errors import InputError
-from gputrace.model.trace import Progress, Trace
+from gputrace.model.events import Events, Kind, concatenate
+from gputrace.model.trace import Progress, Trace, Window
 from gputrace.store import sqlite_security
 
 MAGIC: Final = b"SQLite format 3\0"
@@ -70,6 +73,11 @@ class Database:
         """Close the connection."""
         self._connection.close()
 
+    def has_rows(self, table: str) -> bool:
+        """Return True if a table, which must exist, has any row."""
+        sql = f"SELECT 1 FROM {quote_identifier(table)} LIMIT 1"
+        return next(self.query(sql), None) is not None
+
     def query(self, sql: str, parameters: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a query; invalid UTF-8 becomes replacement characters."""
         try:
@@ -79,6 +87,12 @@ class Database:
                 raise self.endless()
         except (*sqlite_security.ERRORS, MemoryError) as error:
             raise sqlite_error(self.path, error) from error
+
+    def select(self, table: str, *columns: str, where: str = "1") -> Iterator[tuple[Any, ...]]:
+        """Yield columns of a table, nothing if it lacks one; ``where`` follows that keyword."""
+        if self.has(table, *columns):
+            names = ", ".join(map(quote_identifier, columns))
+            yield from self.query(f"SELECT {names} FROM {quote_identifier(table)} WHERE {where}")
 
     def check(self, sql: str) -> None:
         """Raise InputError for a statement that must not run on any connection.
@@ -230,27 +244,7 @@ _WORD: Final = 4
 Integers = NDArray[np.signedinteger[Any]]
 
 
-class Growing:
-    """Append-only column buffer; doubles its capacity if the number of rows is unknown."""
-
-    def __init__(self, buffer: Integers) -> None:
-        self._values = buffer
-        self._length = 0
-
-    def append(self, chunk: Any) -> None:
-        """Append an Arrow integer array; raise ValueError for any other type."""
-        end = self._length + len(chunk)
-        if end > len(self._values):
-            self._values = np.resize(self._values, max(end, 2 * len(self._values)))
-        self._values[self._length : end] = fitting(_plain_values(chunk), self._values.dtype)
-        self._length = end
-
-    def array(self) -> Integers:
-        """Return the rows appended so far."""
-        return self._values[: self._length]
-
-
-def fitting(values: Any, kind: np.dtype[Any]) -> Any:
+def _fitting(values: Any, kind: np.dtype[Any]) -> Any:
     """Replace values out of range of the type by NULL: no real id is that large."""
     if kind.itemsize == 8 or not isinstance(values, np.ndarray) or not len(values):
         return values
@@ -261,33 +255,30 @@ def fitting(values: Any, kind: np.dtype[Any]) -> Any:
 
 
 def _plain_values(chunk: Any) -> Any:
-    """Convert an Arrow integer array without pyarrow's converters, which import pandas."""
+    """Convert an Arrow integer array without pyarrow's converters, which import pandas.
+
+    Raises ValueError for any other type.
+    """
     import pyarrow
 
     if pyarrow.types.is_null(chunk.type):
         return NULL
-    if pyarrow.types.is_binary(chunk.type):
-        return _words(chunk)
-    if not pyarrow.types.is_int64(chunk.type):
-        raise ValueError(f"{chunk.type} in an integer column")
     if not len(chunk):
         return ()
+    if pyarrow.types.is_binary(chunk.type):
+        # BLOBs of four bytes are little-endian integers.
+        offsets = np.frombuffer(chunk.buffers()[1], np.int32, len(chunk) + 1, 4 * chunk.offset)
+        if chunk.null_count or (np.diff(offsets) != _WORD).any():
+            raise ValueError("BLOBs that are no 32-bit numbers in an integer column")
+        return np.frombuffer(chunk.buffers()[2], "<u4", len(chunk), int(offsets[0]))
+    if not pyarrow.types.is_int64(chunk.type):
+        raise ValueError(f"{chunk.type} in an integer column")
     known, values = chunk.buffers()
     full = np.frombuffer(values, np.int64, len(chunk), 8 * chunk.offset)
     if not chunk.null_count:
         return full
     bits = np.unpackbits(np.frombuffer(known, np.uint8), bitorder="little")
     return np.where(bits[chunk.offset : chunk.offset + len(chunk)], full, NULL)
-
-
-def _words(chunk: Any) -> NDArray[np.uint32]:
-    """Decode BLOBs of four bytes as little-endian integers."""
-    offsets = np.frombuffer(chunk.buffers()[1], np.int32, len(chunk) + 1, 4 * chunk.offset)
-    if chunk.null_count or (np.diff(offsets) != _WORD).any():
-        raise ValueError("BLOBs that are no 32-bit numbers in an integer column")
-    if not len(chunk):
-        return np.empty(0, np.uint32)
-    return np.frombuffer(chunk.buffers()[2], "<u4", len(chunk), int(offsets[0]))
 
 
 _BATCH_ROWS: Final = 16_384
@@ -331,11 +322,35 @@ def read_integers(
     Rows are in order of rowid, if the table has rowids. Raises InputError on a broken file.
     """
     ranges = _split(*rows) if rows else row_ranges(database, query.table)
-    counter = _Counter(progress, sum(rows[1] - rows[0] for rows in ranges if rows))
-    room = _Room(query, ranges)
-    return room.whole(
-        map_in_threads(lambda rows: _read_range(database, query, rows, counter, room), ranges)
-    )
+    first = ranges[0][0] if ranges[0] else 0
+    total = ranges[-1][1] - first if ranges[-1] else 0
+    columns: dict[str, Integers] = {
+        name: np.empty(total or _BATCH_ROWS, query.types[name]) for name in query.expressions
+    }
+    done, lock = 0, Lock()
+
+    def count(more: int) -> None:
+        nonlocal done
+        if progress is not None:
+            with lock:
+                done += more
+                progress(done, max(total, done))
+
+    def read(rows: Rows) -> dict[str, Integers]:
+        # Adjacent ranges fill one array, to save a copy.
+        region = slice(rows[0] - first, rows[1] - first) if rows else slice(None)
+        views = {name: column[region] for name, column in columns.items()}
+        return _read_range(database, query, rows, views, count)
+
+    parts = map_in_threads(read, ranges)
+    if len(parts) == 1:
+        return parts[0]
+    for name, column in columns.items():
+        pieces = [part.pop(name) for part in parts]
+        inside = all(values.base is column for values in pieces)
+        filled = inside and sum(map(len, pieces)) == len(column)
+        columns[name] = column if filled else np.concatenate(pieces)
+    return columns
 
 
 def row_ranges(database: Database, table: str) -> Sequence[Rows]:
@@ -367,20 +382,6 @@ def map_in_threads(read: Callable[[Rows], _Part], ranges: Sequence[Rows]) -> lis
         return list(pool.map(read, ranges))
 
 
-class _Counter:
-    """Sum of the rows read by several threads, for progress reports."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress, self._total = progress, total
-        self._done, self._lock = 0, Lock()
-
-    def add(self, rows: int) -> None:
-        if self._progress is not None:
-            with self._lock:
-                self._done += rows
-                self._progress(self._done, max(self._total, self._done))
-
-
 def _split(first: int, end: int) -> list[tuple[int, int]]:
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parts = max(1, min(threads or 1, (end - first) // _ROWS_WORTH_A_THREAD, 16))
@@ -388,55 +389,30 @@ def _split(first: int, end: int) -> list[tuple[int, int]]:
     return list(pairwise(first + (end - first) * at // parts for at in range(parts + 1)))
 
 
-class _Room:
-    """Preallocated columns of a query, shared by adjacent row ranges to save a copy."""
-
-    def __init__(self, query: Query, ranges: Sequence[Rows]) -> None:
-        self._first = ranges[0][0] if ranges[0] else 0
-        room = ranges[-1][1] - self._first if ranges[-1] else _BATCH_ROWS
-        self._columns: dict[str, Integers] = {
-            name: np.empty(room, query.types[name]) for name in query.expressions
-        }
-
-    def of(self, rows: Rows) -> dict[str, Integers]:
-        """Return the views of the columns for one range."""
-        region = slice(rows[0] - self._first, rows[1] - self._first) if rows else slice(None)
-        return {name: column[region] for name, column in self._columns.items()}
-
-    def whole(self, parts: Sequence[dict[str, Integers]]) -> dict[str, Integers]:
-        """Return the columns, without a copy if every range filled its region."""
-        if len(parts) == 1:
-            return parts[0]
-        columns = {}
-        for name, column in self._columns.items():
-            pieces = [part.pop(name) for part in parts]
-            inside = all(values.base is column for values in pieces)
-            filled = inside and sum(map(len, pieces)) == len(column)
-            columns[name] = column if filled else np.concatenate(pieces)
-        return columns
-
-
 def _read_range(
-    database: Database, query: Query, rows: Rows, counter: _Counter, room: _Room
+    database: Database,
+    query: Query,
+    rows: Rows,
+    columns: dict[str, Integers],
+    count: Callable[[int], None],
 ) -> dict[str, Integers]:
+    """Read rows into columns, which grow if the number of rows is unknown."""
     import adbc_driver_manager
     import pyarrow
 
+    length = 0
     try:
-        return _read_arrow(database, query.sql(rows), room.of(rows), counter)
+        for batch in read_batches(database, query.sql(rows)):
+            end = length + batch.num_rows
+            for index, (name, values) in enumerate(columns.items()):
+                if end > len(values):
+                    values = columns[name] = np.resize(values, max(end, 2 * len(values)))
+                values[length:end] = _fitting(_plain_values(batch.column(index)), values.dtype)
+            length = end
+            count(batch.num_rows)
     except (adbc_driver_manager.Error, pyarrow.ArrowException, OSError, ValueError):
         return _read_casting(database, query, rows)
-
-
-def _read_arrow(
-    database: Database, sql: str, room: dict[str, Integers], counter: _Counter
-) -> dict[str, Integers]:
-    growing = {name: Growing(values) for name, values in room.items()}
-    for batch in read_batches(database, sql):
-        for index, column in enumerate(growing.values()):
-            column.append(batch.column(index))
-        counter.add(batch.num_rows)
-    return {name: column.array() for name, column in growing.items()}
+    return {name: values[:length] for name, values in columns.items()}
 
 
 def read_batches(database: Database, sql: str) -> Iterator[Any]:
@@ -470,31 +446,24 @@ def read_batches(database: Database, sql: str) -> Iterator[Any]:
 
 
 def _read_casting(database: Database, query: Query, rows: Rows) -> dict[str, Integers]:
-    width = len(query.expressions)
-    connection = sqlite_security.connect(database.uri)
-    try:
-        cursor = connection.execute(query.sql(rows, cast=True))
-        values = chain.from_iterable(_stepped(database, cursor))
-        flat = np.fromiter((NULL if v is None else v for v in values), np.int64)
-    except (sqlite3.Error, OverflowError) as error:
-        raise sqlite_error(database.path, error) from error
-    finally:
-        connection.close()
-    table = flat.reshape(-1, width)
-    return {
-        name: fitting(table[:, i], np.dtype(query.types[name])).astype(query.types[name])
-        for i, name in enumerate(query.expressions)
-    }
-
-
-def _stepped(database: Database, cursor: sqlite3.Cursor) -> Iterator[tuple[int | None, ...]]:
-    """Yield the rows of a cursor; attribute a MemoryError of SQLite to the file."""
-    try:
-        yield from islice(cursor, database.most_rows)
+    def values() -> Iterator[int]:
+        for row in islice(cursor, database.most_rows):
+            for value in row:
+                yield NULL if value is None else value
         if next(cursor, None) is not None:
             raise database.endless()
-    except MemoryError as error:
+
+    try:
+        with closing(sqlite_security.connect(database.uri)) as connection:
+            cursor = connection.execute(query.sql(rows, cast=True))
+            flat = np.fromiter(values(), np.int64)
+    except (sqlite3.Error, OverflowError, MemoryError) as error:
         raise sqlite_error(database.path, error) from error
+    table = flat.reshape(-1, len(query.expressions))
+    return {
+        name: _fitting(table[:, i], np.dtype(query.types[name])).astype(query.types[name])
+        for i, name in enumerate(query.expressions)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -540,8 +509,24 @@ class SqliteTables:
     strings: StringTable
 
 
-class SqliteTrace(Trace):
+class EventTable(Protocol):
+    """Table of events as a reader describes it."""
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Kinds of event that its rows may be."""
+
+
+_Table = TypeVar("_Table", bound=EventTable)
+
+
+class SqliteTrace(Trace, Generic[_Table]):
     """Base of traces in one SQLite file, from which a window can be sliced."""
+
+    def __init__(self, path: Path, database: Database) -> None:
+        super().__init__(path)
+        self._database = database
+        self._tables: Sequence[_Table] = ()
 
     @property
     @abstractmethod
@@ -550,11 +535,44 @@ class SqliteTrace(Trace):
 
     @property
     def cut_bytes(self) -> int:
-        return self.tables.database.path.stat().st_size
+        return self._database.path.stat().st_size
 
-    @abstractmethod
     def on(self, database: Database) -> Self:
         """Return this trace, on the same clock, over a slice of its `tables`.
 
         The caller closes ``database``.
         """
+        part = copy(self)
+        part._database, part.processes = database, list(self.processes)
+        return part
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        return frozenset(kind for table in self._tables for kind in table.kinds)
+
+    def read(
+        self,
+        kinds: frozenset[Kind],
+        columns: Sequence[str],
+        window: Window | None,
+        progress: Progress | None,
+    ) -> Events:
+        parts = []
+        for table in self._tables:
+            if kinds & set(table.kinds):
+                parts.append(self._read_table(table, kinds, columns, window, progress))
+        return concatenate(parts, columns)
+
+    @abstractmethod
+    def _read_table(
+        self,
+        table: _Table,
+        kinds: frozenset[Kind],
+        columns: Sequence[str],
+        window: Window | None,
+        progress: Progress | None,
+    ) -> Events:
+        """Read the rows of a table that are of some kinds and overlap a window."""
+
+    def close(self) -> None:
+        self._database.close()

@@ -60,31 +60,28 @@ _ALSO_READING: Final = {
 Authorizer = Callable[[int, str | None, str | None, str | None, str | None], int]
 
 
-def reading(
-    action: int, first: str | None, second: str | None, file: str | None, within: str | None
-) -> int:
-    """Authorize reading of tables; deny reads by views or triggers, and everything else."""
-    allowed = action in _READING or (action, first) in _ALSO_READING
-    return _answer(allowed and within is None)
+def _authorizer(allows: Callable[[int, str | None], bool]) -> Authorizer:
+    """Return an authorizer of some actions on some names, except by views and triggers."""
+
+    def authorize(
+        action: int, first: str | None, second: str | None, file: str | None, within: str | None
+    ) -> int:
+        allowed = within is None and allows(action, first)
+        return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+    return authorize
 
 
-def copying(
-    action: int, first: str | None, second: str | None, file: str | None, within: str | None
-) -> int:
-    """Authorize copying of rows from one file to another, without views and triggers."""
-    return _answer(action not in _NO_COPYING and within is None)
-
-
-def declaring(
-    action: int, first: str | None, second: str | None, file: str | None, within: str | None
-) -> int:
-    """Authorize creation of a table with keys, but without functions, which run for every row."""
-    allowed = action in _DECLARING or (action in _LISTING and first == _LIST)
-    return _answer(allowed and within is None)
-
-
-def _answer(allowed: bool) -> int:
-    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+reading: Final = _authorizer(
+    lambda action, first: action in _READING or (action, first) in _ALSO_READING
+)
+"""Authorizes reading of tables, and nothing else."""
+copying: Final = _authorizer(lambda action, first: action not in _NO_COPYING)
+"""Authorizes copying of rows from one file to another."""
+declaring: Final = _authorizer(
+    lambda action, first: action in _DECLARING or (action in _LISTING and first == _LIST)
+)
+"""Authorizes creation of a table with keys, but without functions, which run for every row."""
 
 
 def connect(uri: str, *, check_same_thread: bool = True) -> sqlite3.Connection:

@@ -26,32 +26,17 @@ from gputrace.store import sqlite_security
 
 _Names = Mapping[int, tuple[str, str]]
 
+_WORDS: Final = {"H": "Host", "D": "Device", "A": "Array", "P": "Peer"}
+_WAYS: Final = "HTOD DTOH HTOA ATOH ATOA ATOD DTOA DTOD HTOH PTOP"
 _COPIES: Final = (
     ("UNKNOWN", "Unknown"),
-    ("HTOD", "Host-to-Device"),
-    ("DTOH", "Device-to-Host"),
-    ("HTOA", "Host-to-Array"),
-    ("ATOH", "Array-to-Host"),
-    ("ATOA", "Array-to-Array"),
-    ("ATOD", "Array-to-Device"),
-    ("DTOA", "Device-to-Array"),
-    ("DTOD", "Device-to-Device"),
-    ("HTOH", "Host-to-Host"),
-    ("PTOP", "Peer-to-Peer"),
+    *((way, f"{_WORDS[way[0]]}-to-{_WORDS[way[-1]]}") for way in _WAYS.split()),
     ("UVM_HTOD", "Unified Host-to-Device"),
     ("UVM_DTOH", "Unified Device-to-Host"),
     ("UVM_DTOD", "Unified Device-to-Device"),
 )
-_MEMORY: Final = (
-    "Pageable",
-    "Pinned",
-    "Device",
-    "Array",
-    "Managed",
-    "Device Static",
-    "Managed Static",
-    "Unknown",
-)
+_MEMORY: Final = ("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static",
+    "Managed Static", "Unknown")  # fmt: skip
 _LAUNCHES: Final = (
     ("UNKNOWN", "Unknown"),
     ("REGULAR", "Regular"),
@@ -73,12 +58,7 @@ _OVERHEADS: Final = (
 UNKNOWN_OVERHEAD: Final = (1, "Unknown")
 OVERHEADS: Final = {
     1: (2, "Driver JIT compiler (CUDA)"),
-    1 << 16: (3, "Buffer flush (Profiler)"),
-    2 << 16: (4, "Instrumentation (Profiler)"),
-    3 << 16: (5, "Resource creation/destruction (Profiler)"),
-    4 << 16: (6, "Runtime module loading (CUDA)"),
-    5 << 16: (7, "Lazy function loading (CUDA)"),
-    6 << 16: (8, "Command buffer full (CUDA)"),
+    **{(number - 2) << 16: (number, _OVERHEADS[number][1]) for number in range(3, 9)},
     7 << 16: (1, "Activity buffer request (Profiler)"),
 }
 """Numbers and names used by nsys, by CUPTI overhead kind."""
@@ -89,20 +69,19 @@ START_END: Final = 60
 DOMAIN: Final = 75
 """NVTX entries of ENUM_NSYS_EVENT_TYPE."""
 
+
+def _numbered(prefix: str, entries: Sequence[tuple[str, str]]) -> _Names:
+    return {number: (prefix + name, label) for number, (name, label) in enumerate(entries)}
+
+
 ENUMS: Final[Mapping[str, _Names]] = {
-    "ENUM_CUDA_MEMCPY_OPER": {
-        i: (f"CUDA_MEMCPY_KIND_{name}", label) for i, (name, label) in enumerate(_COPIES)
-    },
-    "ENUM_CUDA_MEM_KIND": {
-        i: (f"CUDA_MEMOPR_MEMORY_KIND_{label.upper().replace(' ', '_')}", label)
-        for i, label in enumerate(_MEMORY)
-    },
-    "ENUM_CUDA_KERNEL_LAUNCH_TYPE": {
-        i: (f"CUDA_KERNEL_LAUNCH_TYPE_{name}", label) for i, (name, label) in enumerate(_LAUNCHES)
-    },
-    "ENUM_CUPTI_OVERHEAD_TYPE": {
-        i: (f"OVERHEAD_{name}", label) for i, (name, label) in enumerate(_OVERHEADS)
-    },
+    "ENUM_CUDA_MEMCPY_OPER": _numbered("CUDA_MEMCPY_KIND_", _COPIES),
+    "ENUM_CUDA_MEM_KIND": _numbered(
+        "CUDA_MEMOPR_MEMORY_KIND_",
+        [(label.upper().replace(" ", "_"), label) for label in _MEMORY],
+    ),
+    "ENUM_CUDA_KERNEL_LAUNCH_TYPE": _numbered("CUDA_KERNEL_LAUNCH_TYPE_", _LAUNCHES),
+    "ENUM_CUPTI_OVERHEAD_TYPE": _numbered("OVERHEAD_", _OVERHEADS),
     "ENUM_NSYS_EVENT_CLASS": {
         0: ("TRACE_PROCESS_EVENT_CUDA_RUNTIME", "CUDA runtime"),
         1: ("TRACE_PROCESS_EVENT_CUDA_DRIVER", "CUDA driver"),
@@ -288,9 +267,9 @@ class TraceWriter:
         listed, marks = ", ".join(names), ", ".join("?" * len(names))
         self._database.executemany(f"INSERT INTO {table} ({listed}) VALUES ({marks})", rows)
 
-    def make(self, table: str) -> None:
-        """Create one of `TABLES` unless it exists."""
-        self.create(table, TABLES[table])
+    def make(self, table: str, columns: str = "") -> None:
+        """Create a table unless it exists; without columns, one of `TABLES`."""
+        self._database.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns or TABLES[table]})")
 
     def add_enums(self) -> None:
         """Write the ENUM_ tables, and tables that other tools require even if empty."""
@@ -298,10 +277,6 @@ class TraceWriter:
             self.add_rows(table, ["id", "name", "label"], ((i, *two) for i, two in names.items()))
         for table in ("StringIds", "ThreadNames"):
             self.make(table)
-
-    def create(self, table: str, columns: str) -> None:
-        """Create a table unless it exists."""
-        self._database.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
 
     def __enter__(self) -> Self:
         return self

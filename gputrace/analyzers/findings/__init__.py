@@ -66,7 +66,10 @@ def find(facts: Facts, plugged: Sequence[Finding] = ()) -> tuple[Finding, ...]:
         plugged: findings of plugins.
     """
     rules = RULES if facts.per_gpu.operations else HOST_RULES
-    findings = [*(finding for rule in rules for finding in rule(facts)), *plugged]
+    findings: list[Finding] = []
+    for rule in rules:
+        findings += rule(facts)
+    findings += plugged
 
     def rank(finding: Finding) -> tuple[bool, int, int]:
         distorts = finding.id == "recorder-overhead" and finding.severity == "high"

@@ -1,12 +1,19 @@
-"""Training steps of every rank, from the best source that the trace has."""
+"""Training steps of every rank, from the best source that the trace has: markers that it names
+(recorded, profiler steps, NVTX ranges), else inferred from the kernel stream.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Final
 
-from gputrace.analyzers.host_calls import CudaApiCalls
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.operations import GpuOperations, GpuSummary
 from gputrace.analyzers.steps.inferred import (
     Rows,
@@ -15,11 +22,15 @@ from gputrace.analyzers.steps.inferred import (
     infer_training,
     inputs_alone,
     inputs_of_steps,
+    part_interludes,
     until_written,
+    window_starts,
+    without_foreign,
 )
-from gputrace.analyzers.steps.markers import Marks, project, read_marks, same_steps, told, within
 from gputrace.analyzers.steps.windows import Interlude, StepWindows, count_warmup
-from gputrace.model.trace import Trace
+from gputrace.model.events import Events, Kind, Mask, distinct_ids
+from gputrace.model.intervals import Intervals, Times
+from gputrace.model.trace import FROM_THE_START, Trace, Window
 
 
 @dataclass(frozen=True)
@@ -144,3 +155,301 @@ def find_blocked_steps(by_rank: Mapping[int, StepWindows]) -> Iterator[BlockedSt
 
 def _pauses(windows: StepWindows, after: int) -> bool:
     return any(interlude.after == after for interlude in windows.interludes)
+
+
+_LEAST_STEPS: Final = 3
+_LEAST_COVERED: Final = 0.5
+"""Part of a GPU's operations that must be issued inside the ranges."""
+
+_MOST_BEHIND: Final = 0.5
+"""Part of a step that a GPU which keeps up with its host may be behind."""
+
+_STEP: Final = re.compile(r"(?<![a-z])(step|iter(ation)?|batch|train(ing)?)(?![a-z])", re.I)
+_NOT_STEP: Final = re.compile(
+    r"optim|forward|backward|eval|valid|(?<![a-z])(val|test|load|data|epoch)(?![a-z])", re.I
+)
+_PROFILER: Final = re.compile(r"ProfilerStep#?\d*")
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Ranges of one name on one thread, one a step, in order and disjoint, in host time."""
+
+    process: int
+    name: str
+    source: str
+    start: Times
+    end: Times
+    numbers: Times
+    """Numbers as the program counted them; else from 0."""
+
+    def lie_in(self, windows: Sequence[Window]) -> Mask:
+        """Return the mask of steps that lie in one window each."""
+        begins, ends = np.array(windows, np.int64).reshape(-1, 2).T
+        place = np.searchsorted(begins, self.start, "right") - 1
+        inside: Mask = place >= 0
+        inside[inside] = self.end[inside] <= ends[place[inside]]
+        return inside
+
+    def within(self, windows: Sequence[Window]) -> Marks:
+        """Return the steps that lie in one window each; all if no window is recorded."""
+        if not windows:
+            return self
+        whole = self.lie_in(windows)
+        parts = (times[whole] for times in (self.start, self.end, self.numbers))
+        return Marks(self.process, self.name, self.source, *parts)
+
+
+def read_marks(trace: Trace) -> list[Marks]:
+    """All families of ranges that may be steps: markers first, then NVTX ranges named so."""
+    found = []
+    for kind in (Kind.STEP, Kind.RANGE):
+        if kind in trace.kinds:
+            found += list(_families(trace, kind))
+    return found
+
+
+def _families(trace: Trace, kind: Kind) -> Iterator[Marks]:
+    """Return the marker families of each process, in order of its own name ids."""
+    columns = ("start", "end", "name", "process", "thread", "correlation")
+    events = trace.events([kind], columns)
+    ids = distinct_ids(events.name)
+    text = trace.names(ids) if kind == Kind.STEP else trace.search(ids, _STEP)
+    families = {
+        id: re.sub(r"\d+", "#", name)
+        for id, name in text.items()
+        if kind == Kind.STEP or not _NOT_STEP.search(name)
+    }
+    events = events.select(np.isin(events.name, list(families)))
+    for process in distinct_ids(events.process).tolist():
+        mine = events.select(events.process == process)
+        own: dict[str, list[int]] = {}
+        for id in distinct_ids(mine.name).tolist():
+            own.setdefault(families[id], []).append(id)
+        for family, members in own.items():
+            yield from _by_thread(mine.select(np.isin(mine.name, members)), kind, family)
+
+
+def _by_thread(events: Events, kind: Kind, family: str) -> Iterator[Marks]:
+    """The ranges of a family in one process that are steps on each thread."""
+    threads = events.thread.astype(np.int64) & 0xFFFFFFFF
+    for thread in np.unique(threads):
+        own = events.select(threads == thread)
+        own = own.select(np.argsort(own.start, kind="stable"))
+        start, end = own.start, own.end
+        if len(own) >= _LEAST_STEPS and bool((start[1:] >= end[:-1]).all()):
+            told = kind == Kind.STEP and bool((own.correlation >= 0).all())
+            numbers = own.correlation if told else np.arange(len(own))
+            yield Marks(int(own.process[0]), family, _source(kind, family), start, end, numbers)
+
+
+def _source(kind: Kind, family: str) -> str:
+    if _PROFILER.match(family):
+        return "profiler"
+    return "markers" if kind == Kind.STEP else "nvtx"
+
+
+def project(marks: Marks, operations: GpuOperations, calls: CudaApiCalls) -> StepWindows | None:
+    """The ranges in the GPU's time, through the operations issued inside them.
+
+    None where too little of the GPU's work is issued in them to be the training loop.
+    """
+    marks = marks.within(operations.windows)
+    issued_by = calls.issued_by(operations.events)
+    mine = operations.events.process == marks.process
+    rows = np.flatnonzero((issued_by != NOBODY) & mine)
+    issued = calls.start[issued_by[rows]]
+    step = np.searchsorted(marks.start, issued, "right") - 1
+    inside = (step >= 0) & (issued < marks.end[np.maximum(step, 0)])
+    if not len(rows) or not len(marks.start) or np.mean(inside) < _LEAST_COVERED:
+        return None
+    first, last = _extent(rows[inside], step[inside], len(marks.start))
+    with_calls = _with_calls(marks, operations)
+    full = (first <= last) & with_calls
+    if np.count_nonzero(full) < max(_LEAST_STEPS, 0.5 * np.count_nonzero(with_calls)):
+        return None
+    number, first, last = np.flatnonzero(full), first[full], last[full]
+    first = _with_early_copies(operations, first, last)
+    is_sampled = not with_calls.all()
+    if is_sampled:
+        number, first, last = fill_in(operations, number, first, last)
+    first = without_foreign(operations, first, last)
+    starts, ends = window_starts(operations, first), operations.reach[last]
+    ends, interludes = part_interludes(operations, first, last, starts, ends)
+    if is_sampled:
+        interludes = between_neighbours(interludes, number)
+    if marks.source == "profiler" and _keeps_up(ends, marks.start[number], marks.end[number]):
+        starts, ends, interludes = marks.start[number], marks.end[number], ()
+    reason = f"ranges named {marks.name!r}"
+    confidence = 0.9 if marks.source == "nvtx" else 1.0
+    return StepWindows(
+        rank=operations.gpu.rank,
+        start=starts,
+        end=ends,
+        busy_from=operations.start[first],
+        source=marks.source,
+        kind="training",
+        confidence=confidence,
+        reason=reason,
+        interludes=interludes,
+        numbers=marks.numbers[number],
+    )
+
+
+def _with_calls(marks: Marks, operations: GpuOperations) -> Mask:
+    """Return the mask of marks in which all calls were recorded."""
+    recorded = operations.calls_recorded
+    return np.ones(len(marks.start), np.bool_) if recorded is None else marks.lie_in(recorded)
+
+
+def _keeps_up(done: Times, start: Times, end: Times) -> bool:
+    """Return whether the GPU is through with each step soon after the host is.
+
+    A profiler's few steps are then the windows themselves: cut by the GPU's time, the first would
+    lose its wait for data, and their sum would not be what the profiler's users know.
+    """
+    return bool((done - end).max() < _MOST_BEHIND * np.median(end - start))
+
+
+def _extent(rows: Rows, step: NDArray[np.intp], steps: int) -> tuple[Rows, Rows]:
+    """First and last row of each step; first above last where a step has none."""
+    first = np.full(steps, np.iinfo(np.intp).max)
+    last = np.full(steps, -1)
+    np.minimum.at(first, step, rows)
+    np.maximum.at(last, step, rows)
+    return first, last
+
+
+def _with_early_copies(operations: GpuOperations, first: Rows, last: Rows) -> Rows:
+    """Input copies issued between two ranges belong to the step that they feed."""
+    copies = np.flatnonzero(operations.events.kind == Kind.COPY_H2D)
+    place = np.searchsorted(copies, np.concatenate([[-1], last[:-1]]), "right")
+    early: Rows = np.append(copies, len(operations))[place]
+    return np.minimum(first, early)
+
+
+def within(windows: StepWindows, recorded: Intervals) -> StepWindows:
+    """The steps that lie in one recorded stretch each, with the gap before their first operation.
+
+    Of the first step of a stretch that gap is not known, but for the very first one's.
+    """
+    if len(recorded) < 2:
+        return windows
+    place = np.maximum(np.searchsorted(recorded.start, windows.busy_from, "right") - 1, 0)
+    whole = (windows.start >= recorded.start[place]) & (windows.end <= recorded.end[place])
+    return _select(windows, whole, recorded)
+
+
+def _select(windows: StepWindows, kept: Mask, recorded: Intervals) -> StepWindows:
+    """Some of the steps, and what lies between two of them that follow each other."""
+    place = np.cumsum(kept) - 1
+    interludes = tuple(
+        replace(interlude, after=int(place[interlude.after]))
+        for interlude in windows.interludes
+        if kept[interlude.after : interlude.after + 2].all()
+        and not recorded.complement(interlude.start, interlude.end).total
+    )
+    return replace(
+        windows,
+        start=windows.start[kept],
+        end=windows.end[kept],
+        busy_from=windows.busy_from[kept],
+        numbers=None if windows.numbers is None else windows.numbers[kept],
+        interludes=interludes,
+    )
+
+
+def same_steps(
+    by_rank: Mapping[int, StepWindows], gpus: Sequence[GpuSummary]
+) -> dict[int, StepWindows]:
+    """The steps that every rank has, where ranks were not recorded from their first step on.
+
+    Windows begin on each rank when it is there, so that one may have a step more; steps that
+    nobody numbered are left as they are.
+    """
+    numbers = {r: own.numbers for r, own in by_rank.items() if own.numbers is not None}
+    if not any(map(_is_cut, gpus)) or len(numbers) < max(len(by_rank), 2):
+        return dict(by_rank)
+    common = reduce(np.intersect1d, numbers.values())
+    if not len(common):
+        return dict(by_rank)
+    stretch = {gpu.gpu.rank: gpu.recorded for gpu in reversed(gpus)}
+    return {
+        rank: _select(windows, np.isin(numbers[rank], common), stretch[rank])
+        for rank, windows in by_rank.items()
+    }
+
+
+def _is_cut(gpu: GpuSummary) -> bool:
+    """Return whether the GPU did something unrecorded, or steps may be missing."""
+    windows = gpu.windows
+    return (
+        gpu.calls_recorded is not None
+        or len(windows) > 1
+        or any(window.start > FROM_THE_START // 2 for window in windows)
+    )
+
+
+def told(windows: StepWindows, recorded: Intervals) -> str:
+    """Describe how the steps lie in the recorded windows; empty if there is only one."""
+    if len(recorded) < 2 or not len(windows):
+        return ""
+    place = np.searchsorted(recorded.start, windows.start, "right")
+    _, counts = np.unique(place, return_counts=True)
+    least, most = int(counts.min()), int(counts.max())
+    steps = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+    return f"recorded in {len(counts):,} windows of {steps} steps; what lies between is not known"
+
+
+_MOST: Final = 0.9
+"""Part of the steps with calls that must begin alike, and hold what begins them equally often."""
+
+Numbers = NDArray[np.intp]
+Found = tuple[Numbers, Rows, Rows]
+
+
+def fill_in(operations: GpuOperations, marks: Numbers, first: Rows, last: Rows) -> Found:
+    """The marks, and first and last rows, of the steps that have calls and of those between them.
+
+    Of the first step of a stretch it is not known what was issued for it before its mark: it counts
+    as one without calls.
+    """
+    known = np.diff(marks, prepend=-1) == 1
+    marks, first, last = marks[known], first[known], last[known]
+    if len(marks) < 2:
+        return marks, first, last
+    rows = _like(operations, first)
+    place = np.searchsorted(rows, first)
+    alike = rows[np.minimum(place, len(rows) - 1)] == first
+    counts = np.diff(place)[np.diff(marks) == 1]
+    each = int(np.median(counts)) if len(counts) else 0
+    if not each or np.mean(counts == each) < _MOST or np.mean(alike) < _MOST:
+        return marks, first, last
+    found = [(marks, first, last)]
+    for before in np.flatnonzero(np.diff(marks) > 1).tolist():
+        after, steps = before + 1, int(marks[before + 1] - marks[before])
+        if alike[[before, after]].all() and place[after] - place[before] == each * steps:
+            begins = rows[place[before] + each * np.arange(1, steps)]
+            numbers = marks[before] + np.arange(1, steps)
+            found.append((numbers, begins, np.append(begins[1:], first[after]) - 1))
+    marks, first, last = (np.concatenate(column) for column in zip(*found, strict=True))
+    order = np.argsort(marks)
+    return marks[order], first[order], last[order]
+
+
+def _like(operations: GpuOperations, first: Rows) -> Rows:
+    """The operations that are as most of some are."""
+    events = operations.events
+    keys = np.stack([events.name[first], events.kind[first], events.bytes[first]], axis=-1)
+    distinct, counts = np.unique(keys, axis=0, return_counts=True)
+    name, kind, size = distinct[np.argmax(counts)]
+    rows: Rows = np.flatnonzero(
+        (events.name == name) & (events.kind == kind) & (events.bytes == size)
+    )
+    return rows
+
+
+def between_neighbours(interludes: Sequence[Interlude], marks: Numbers) -> tuple[Interlude, ...]:
+    """Return the mask of those between two consecutive steps: elsewhere steps may be missing."""
+    follows = np.diff(marks) == 1
+    return tuple(interlude for interlude in interludes if follows[interlude.after])

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.gaps import evidence_of, line_of
+from gputrace.analyzers.breakdown import evidence_of, line_of
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls, read_calls
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.python_samples import read_python_lines

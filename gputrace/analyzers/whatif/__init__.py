@@ -1,20 +1,36 @@
-"""Prediction of the step time after each optimization, by replay of a dependency graph."""
+"""Prediction of the step time without one cause of lost time, by replaying the steps.
+
+An optimization is an edit of the dependency graph; to add one, see `CURES`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Final
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gputrace.analyzers.findings.context import Facts
-from gputrace.analyzers.whatif.build import build_graph
-from gputrace.analyzers.whatif.graph import Graph, Measure, measure, replay, standard_error
-from gputrace.analyzers.whatif.optimizations import CURES, Cure, Effect, issues, runs
+from gputrace.analyzers.host_calls import Call
+from gputrace.analyzers.operations import OperationClass
+from gputrace.analyzers.whatif.build import SHORT_NS, build_graph
+from gputrace.analyzers.whatif.graph import (
+    NONE,
+    Graph,
+    Index,
+    Measure,
+    before_on,
+    measure,
+    replay,
+    standard_error,
+)
 from gputrace.analyzers.whatif.step_rows import choose_steps, data_within, read_rows, when_issued
+from gputrace.model.events import Kind, distinct_ids
+from gputrace.model.intervals import Times
 from gputrace.model.results import WhatIf
-
-__all__ = ["what_if"]
 
 
 def what_if(facts: Facts, findings: Collection[str]) -> tuple[WhatIf, ...]:
@@ -130,3 +146,484 @@ def _range(
     scatter = _SURE * min(standard_error(lengths) for lengths in known)
     highest = max(middle.mean, min(max(bounds) + scatter, recorded.mean))
     return max(min(bounds) - scatter, 0.0), middle.mean, highest
+
+
+_PINNED_RATE: Final = 10.0
+"""Bytes per nanosecond: PCIe 3.0 x16 copies 11 to 12 from pinned memory."""
+
+
+def pinned(graph: Graph, effect: Effect) -> Graph | None:
+    """Copy input from pinned memory, overlapped with computation as far as the host is ahead.
+
+    At most, all copies finish before they are needed; at least, they stay on their stream, at the
+    pinned rate.
+    """
+    copies = input_copies(graph)
+    if not copies.any():
+        return None
+    if effect is Effect.MOST:
+        return copied_before(graph, copies)
+    quick = returning(graph, copies, SHORT_CALL_NS)
+    quick = quick.changed(ns=_at_pinned_rate(quick, copies))
+    return quick if effect is Effect.LEAST else moved_aside(quick, copies)
+
+
+def _at_pinned_rate(graph: Graph, copies: Mask) -> Times:
+    """Return durations with pageable copies at the rate of the large pinned ones in the trace.
+
+    Without such copies, at `_PINNED_RATE`.
+    """
+    large = copies & ~graph.pageable & (graph.size > 1 << 20)
+    rate = _PINNED_RATE
+    if large.any():
+        rate = float(graph.size[large].sum()) / max(int(graph.ns[large].sum()), 1)
+    faster = np.minimum(graph.ns, graph.size / rate).astype(np.int64)
+    return np.where(copies & graph.pageable, faster, graph.ns)
+
+
+def overlap(graph: Graph, effect: Effect) -> Graph | None:
+    """Let computation wait for no communication; at least, only for the last one of each step."""
+    talks = runs(graph) & (graph.operation == OperationClass.COMMUNICATION)
+    talks &= graph.kind == Kind.KERNEL
+    if not talks.any() or trained_together(graph) is not None:
+        return None
+    freed = talks & ~last_collectives(graph, talks) if effect is Effect.LEAST else talks
+    after = {
+        i: tuple(edge for edge in edges if talks[i] or not freed[edge[0]])
+        for i, edges in graph.after.items()
+    }
+    return moved_aside(graph.changed(after=after), talks, joined=False)
+
+
+_GRAPH_LAUNCH_NS: Final = 10_000
+"""Duration of the launch of a CUDA graph."""
+
+
+def prefetch(graph: Graph, effect: Effect) -> Graph | None:
+    """Have the next batch ready when it is requested; at most, already on the GPU.
+
+    At least, one thread makes it in parallel to training, in the time that training waited.
+    """
+    if not graph.data.any():
+        return None
+    cured = _without_data(graph, 1.0)
+    if effect is Effect.MOST:
+        return copied_before(cured, input_copies(graph))
+    if effect is Effect.LEAST:
+        waited = _longest_wait(graph)
+        step = measure(cured, replay(cured)).mean
+        return _without_data(graph, min(1.0, step / max(waited, 1.0)))
+    return cured
+
+
+def _without_data(graph: Graph, part: float) -> Graph:
+    """Shorten the waits for data by a fraction of them."""
+    saved = (graph.data * part).astype(np.int64)
+    return graph.changed(
+        gap=graph.gap - np.where(graph.hand < 0, saved, 0),
+        hand_lag=graph.hand_lag - np.where(graph.hand >= 0, saved, 0),
+    )
+
+
+def _longest_wait(graph: Graph) -> float:
+    """Return the nanoseconds a step that the longest-waiting thread waits for data."""
+    calls = graph.thread >= 0
+    return float(np.bincount(graph.thread[calls], graph.data[calls]).max()) / graph.steps
+
+
+def graphs(graph: Graph, effect: Effect) -> Graph | None:
+    """Combine consecutive launches into one, without host time between.
+
+    At most, the kernels also follow each other without a pause; at least, half of the host time
+    remains, as where the optimizer or the loss is still launched separately.
+    """
+    launched = issues(graph) & np.isin(graph.kind, (Kind.KERNEL, Kind.COPY_D2D, Kind.MEMSET))
+    follows = _follows(graph, launched)
+    if not follows.any() or trained_together(graph) is not None:
+        return None
+    if effect is Effect.LEAST:
+        return _half_launched(graph, follows)
+    first = launched & ~follows
+    if effect is Effect.MOST:
+        graph = graph.changed(
+            spacing=np.where(follows, np.minimum(graph.spacing, 0), graph.spacing)
+        )
+    return graph.changed(
+        gap=np.where(follows, np.where(graph.hand < 0, graph.data, 0), graph.gap),
+        hand_lag=np.where(follows, graph.data, graph.hand_lag),
+        own=np.where(follows, 0, np.where(first, _GRAPH_LAUNCH_NS, graph.own)),
+        residual=np.where(follows, 0, graph.residual),
+        slot=np.where(launched, NONE, graph.slot),
+    )
+
+
+def _half_launched(graph: Graph, follows: Mask) -> Graph:
+    host = (graph.gap - graph.data) // 2, (graph.hand_lag - graph.data) // 2
+    return graph.changed(
+        gap=np.where(follows & (graph.hand < 0), graph.gap - host[0], graph.gap),
+        hand_lag=np.where(follows & (graph.hand >= 0), graph.hand_lag - host[1], graph.hand_lag),
+        own=np.where(follows, graph.own // 2, graph.own),
+    )
+
+
+def _follows(graph: Graph, launched: Mask) -> Mask:
+    """Return a mask of launches that directly follow a launch, on their thread or by hand-over."""
+    before = np.where(graph.hand >= 0, graph.hand, before_on(graph.thread))
+    return launched & (graph.thread >= 0) & (before >= 0) & launched[before]
+
+
+def sync(graph: Graph, _effect: Effect) -> Graph | None:
+    """Let the host never wait for a GPU: no results are read in the middle of training."""
+    calls = (graph.thread >= 0) & (graph.sort == Call.SYNC)
+    back = issues(graph) & (graph.kind == Kind.COPY_D2H)
+    if not (calls | back).any():
+        return None
+    return without_waits(graph, calls | back)
+
+
+def alloc(graph: Graph, _effect: Effect) -> Graph | None:
+    """Keep memory: no allocation and no release."""
+    calls = (graph.thread >= 0) & (graph.sort == Call.ALLOC)
+    if not calls.any():
+        return None
+    freed = without_waits(graph, calls)
+    return freed.changed(own=np.where(calls, 0, freed.own))
+
+
+_SLOWER: Final = 1.02
+"""Ratio of kernel time to the median rank's above which a rank is slower."""
+_LATER: Final = 1.02
+"""Ratio of host time to the median rank's above which a rank is later."""
+
+
+def straggler(graph: Graph, _effect: Effect) -> Graph | None:
+    """Shorten the kernels of slower ranks to the median rank's; None where none is slower.
+
+    Kernels of one name are scaled alike, to the total of the median rank: to zero if it has none.
+    """
+    ranks = distinct_ids(graph.rank[graph.rank >= 0])
+    computes = runs(graph) & (graph.operation == OperationClass.COMPUTE)
+    row = np.searchsorted(ranks, graph.rank)
+    totals = np.bincount(row[computes], graph.ns[computes], len(ranks))
+    slow = totals > _SLOWER * _median(totals)
+    if len(ranks) < 2 or not slow.any():
+        return None
+    names, name = np.unique(graph.name, return_inverse=True)
+    spent = np.zeros((len(ranks), len(names)))
+    np.add.at(spent, (row[computes], name[computes]), graph.ns[computes])
+    usual = np.broadcast_to(_median(spent), spent.shape)
+    factor = np.minimum(np.divide(usual, spent, out=np.ones_like(spent), where=spent > 0), 1.0)
+    eased = computes & slow[row]
+    shorter = (graph.ns * factor[row, name]).astype(np.int64)
+    return graph.changed(ns=np.where(eased, shorter, graph.ns))
+
+
+def _median(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the median over ranks (axis 0); the lower of two middle values, so the faster rank."""
+    ordered: NDArray[Any] = np.sort(values, axis=0)
+    middle: NDArray[Any] = ordered[(len(values) - 1) // 2]
+    return middle
+
+
+def late_host(graph: Graph, _effect: Effect) -> Graph | None:
+    """Cut the host time of later ranks to the median rank's, call by call.
+
+    None where no rank is later, or where the ranks make different calls.
+    """
+    ranks = distinct_ids(graph.rank[graph.rank >= 0])
+    calls = [np.flatnonzero((graph.rank == rank) & (graph.thread >= 0)) for rank in ranks]
+    if len(ranks) < 2:
+        return None
+    host = np.where(graph.hand >= 0, graph.hand_lag, graph.gap) + graph.own
+    table = _by_call(graph, calls)
+    if table is None:
+        return None
+    times = host[table]
+    totals = times[:, 1:].sum(axis=1)
+    late = totals > _LATER * _median(totals)
+    if not late.any():
+        return None
+    return _cut(graph, host, table, late)
+
+
+def _by_call(graph: Graph, calls: list[Index]) -> Index | None:
+    """Return the calls as a table of shape (ranks, calls); None where the ranks' calls differ."""
+    if len({len(rows) for rows in calls}) != 1 or not len(calls[0]):
+        return None
+    table = np.stack(calls)
+    same = (graph.sort[table] == graph.sort[table[0]]) & (graph.kind[table] == graph.kind[table[0]])
+    return table if bool(same.mean() > 0.98) else None
+
+
+def _cut(graph: Graph, host: Index, table: Index, late: NDArray[np.bool_]) -> Graph:
+    """Cut the late ranks' excess over the median, call by call, until their totals match it."""
+    times = host[table][:, 1:]
+    totals = times.sum(axis=1)
+    rows = table[late][:, 1:]
+    excess = np.maximum(times[late] - _median(times), 0)
+    wanted = totals[late] - _median(totals)
+    part = np.minimum(wanted / np.maximum(excess.sum(axis=1), 1), 1.0)[:, None]
+    first = before_on(graph.thread)[rows] < 0
+    saved = np.where(first & (graph.hand[rows] < 0), 0, excess * part).astype(np.int64)
+    gap, lag = graph.gap.copy(), graph.hand_lag.copy()
+    handed = graph.hand[rows] >= 0
+    gap[rows] = np.where(handed, gap[rows], np.maximum(gap[rows] - saved, 0))
+    lag[rows] = np.where(handed, np.maximum(lag[rows] - saved, 0), lag[rows])
+    return graph.changed(gap=gap, hand_lag=lag)
+
+
+_SHARE: Final = 0.2
+"""Minimum fraction of the busiest GPU's kernels on a GPU that trains."""
+_MANY_ALLOCS: Final = 20
+"""Allocations per step and GPU above which they belong to a one-time algorithm search."""
+
+
+def trained_together(graph: Graph) -> Index | None:
+    """Return the GPUs that one process trains on from different threads; None if there are none."""
+    kernels = runs(graph) & (graph.operation == OperationClass.COMPUTE) & (graph.thread >= 0)
+    if len(distinct_ids(graph.process[kernels])) != 1:
+        return None
+    counts = np.bincount(graph.gpu[kernels])
+    gpus = np.flatnonzero(counts >= _SHARE * counts.max())
+    feeders = {_feeder(graph, kernels, int(gpu)) for gpu in gpus}
+    allocs = np.count_nonzero(graph.sort[graph.thread >= 0] == Call.ALLOC)
+    searches = allocs > _MANY_ALLOCS * graph.steps * len(gpus)
+    return gpus if len(gpus) > 1 and len(feeders) > 1 and not searches else None
+
+
+def _feeder(graph: Graph, kernels: Mask, gpu: int) -> int:
+    return int(np.argmax(np.bincount(graph.thread[kernels & (graph.gpu == gpu)])))
+
+
+def _one_process_each(
+    graph: Graph, gpus: Index, loads: float, waited: float, talks: bool, longest: int | None = None
+) -> Graph:
+    """Keep only the first GPU and the work of its threads for it, in sequence.
+
+    This is the load of each process if every GPU had one, with its share of the batch to load and
+    copy. Work for other GPUs is dropped with its host time, and so is the time that threads waited
+    for each other (for Python's global interpreter lock).
+
+    Args:
+        graph: graph of the steps.
+        gpus: GPUs that the process trains on.
+        loads: fraction of the waiting for data that remains.
+        waited: fraction of the threads' waiting for each other that remains.
+        talks: True if communication keeps its time on the GPU, False if it is overlapped.
+        longest: upper limit of a host pause in nanoseconds, which removes such as the making of
+            replicas; None for no limit.
+    """
+    first = int(gpus[0])
+    between = graph.operation == OperationClass.COMMUNICATION
+    runs_here = runs(graph) & (graph.gpu == first) & (talks | ~between)
+    feeds = distinct_ids(graph.thread[runs(graph) & (graph.gpu == first) & (graph.thread >= 0)])
+    stays = np.isin(graph.thread, feeds) & (runs_here | ~runs(graph))
+    chain = int(feeds[0])
+    host = np.where(graph.hand >= 0, graph.hand_lag, graph.gap) - graph.data
+    kept = np.flatnonzero(stays)
+    before = np.concatenate([[NONE], kept[:-1]])
+    handed = graph.hand[kept]
+    # A hand-over by a call that is dropped is a wait for another thread.
+    foreign = (handed >= 0) & (handed != before)
+    gap = np.zeros(len(graph), np.int64)
+    gap[kept] = np.where(foreign, host[kept] * waited, host[kept])
+    if longest is not None:
+        gap = np.minimum(gap, longest)
+    gap[kept] += (graph.data[kept] * loads).astype(np.int64)
+    gap[kept[:1]] = graph.start[kept[:1]]
+    copies = runs_here & (graph.kind == Kind.COPY_H2D)
+    return graph.changed(
+        thread=np.where(stays, chain, NONE),
+        gap=gap,
+        hand=np.full(len(graph), NONE),
+        stream=np.where(runs_here, graph.stream, NONE),
+        ns=np.where(copies, graph.ns // len(gpus), graph.ns),
+        group=np.full(len(graph), NONE),
+        waits={i: edges for i, edges in graph.waits.items() if stays[i]},
+    )
+
+
+def ddp(graph: Graph, effect: Effect) -> Graph | None:
+    """Use one process per GPU instead of one for all: no scatter, gather or replicas.
+
+    At most, no host pause over a millisecond (as for making replicas) remains; at least, part of
+    the threads' waiting for each other was work, communication remains, and the data loaders of
+    the processes compete, so that a share of the batch takes as long as the whole.
+    """
+    gpus = trained_together(graph)
+    if gpus is None:
+        return None
+    part = 1 / len(gpus)
+    if effect is Effect.MOST:
+        return _one_process_each(graph, gpus, part, 0.0, talks=False, longest=1_000_000)
+    if effect is Effect.LEAST:
+        return _one_process_each(graph, gpus, 1.0, part, talks=True)
+    return _one_process_each(graph, gpus, part, 0.0, talks=False)
+
+
+Mask = NDArray[np.bool_]
+
+SHORT_CALL_NS: Final = 10_000
+"""Duration of a copy call that need not wait."""
+
+
+class Effect(Enum):
+    """Extent to which an optimization works: the prediction and the bounds of its range."""
+
+    LIKELY = "likely"
+    MOST = "most"
+    LEAST = "least"
+
+
+def runs(graph: Graph) -> Mask:
+    """Return a mask of the items with an operation."""
+    return graph.stream >= 0
+
+
+def issues(graph: Graph) -> Mask:
+    """Return a mask of the items with an operation whose call is known."""
+    return (graph.stream >= 0) & (graph.thread >= 0)
+
+
+def returning(graph: Graph, calls: Mask, ns: int) -> Graph:
+    """Let some calls wait for nothing and take at most ``ns``."""
+    return without_waits(graph, calls).changed(
+        own=np.where(calls, np.minimum(graph.own, ns), graph.own)
+    )
+
+
+def without_waits(graph: Graph, calls: Mask) -> Graph:
+    """Let some calls wait for no operation; their duration without waiting remains."""
+    waits = {i: edges for i, edges in graph.waits.items() if not calls[i]}
+    lost = np.zeros(len(graph), bool)
+    lost[[i for i in graph.waits if calls[i]]] = True
+    return graph.changed(
+        waits=waits, own=np.where(lost, np.minimum(graph.own, SHORT_NS), graph.own)
+    )
+
+
+def moved_aside(graph: Graph, operations: Mask, joined: bool = True) -> Graph:
+    """Move operations to separate streams; if ``joined``, their followers still wait for them."""
+    before = before_on(graph.stream)
+    after = dict(graph.after)
+    stream = np.where(operations, graph.stream + int(graph.stream.max()) + 1, graph.stream)
+    followers = np.flatnonzero(~operations & (before >= 0) & operations[before])
+    for i in followers.tolist() if joined else ():
+        after[i] = (*after.get(i, ()), (int(before[i]), int(graph.spacing[i])))
+    return graph.changed(stream=stream, after=after)
+
+
+def last_collectives(graph: Graph, talks: Mask) -> Mask:
+    """Return a mask of the collective issued last on each GPU in each step."""
+    last = np.zeros(len(graph), bool)
+    last_of = {(int(graph.gpu[i]), int(graph.step[i])): i for i in np.flatnonzero(talks).tolist()}
+    last[list(last_of.values())] = True
+    return last
+
+
+def input_copies(graph: Graph) -> Mask:
+    """Return a mask of the copies from the host to a GPU."""
+    copies: Mask = runs(graph) & (graph.kind == Kind.COPY_H2D)
+    return copies
+
+
+def copied_before(graph: Graph, copies: Mask) -> Graph:
+    """Let some copies take no time, as if made before they were needed."""
+    quick = returning(graph, copies, SHORT_CALL_NS)
+    return quick.changed(
+        ns=np.where(copies, 0, quick.ns), residual=np.where(copies, 0, quick.residual)
+    )
+
+
+Change = Callable[[Graph, Effect], Graph | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Cure:
+    """An optimization that can be predicted."""
+
+    id: str
+    findings: tuple[str, ...]
+    """Ids of the findings that it removes; it belongs to the first that the analysis has."""
+    change: Change
+    """Edit of the graph; returns None where there is nothing to improve."""
+    what: str
+    """Name of the optimization, as the subject of a sentence on what it would save."""
+    assumption: str
+    bounds: tuple[Effect, ...] = (Effect.MOST, Effect.LEAST)
+    """Effects that bound the prediction; none where it is all or nothing."""
+
+
+CURES: Final = (
+    Cure(
+        "ddp",
+        ("gpu0-skew", "launch-bound"),
+        ddp,
+        "DistributedDataParallel",
+        "one process trains on each GPU (DistributedDataParallel), and loads and copies its own "
+        "part of the batch; its threads wait for no others, and gradients are exchanged meanwhile",
+    ),
+    Cure(
+        "prefetch",
+        ("data-feeding",),
+        prefetch,
+        "A loader that keeps up",
+        "every batch is ready when it is asked for, and at best on the GPU already; at the least, "
+        "one batch at a time is made beside the training",
+    ),
+    Cure(
+        "pinned",
+        ("h2d-exposed", "h2d-pageable"),
+        pinned,
+        "Copying from pinned memory beside the computation",
+        "input is copied from pinned memory on a stream of its own, as early as the host asks",
+    ),
+    Cure(
+        "straggler",
+        ("straggler",),
+        straggler,
+        "A rank as fast as the others",
+        "every rank's kernels take what the median's do",
+        bounds=(),
+    ),
+    Cure(
+        "late-host",
+        ("late-host",),
+        late_host,
+        "A host as quick as on the other ranks",
+        "every rank's host is as quick as the median's between the same calls",
+        bounds=(),
+    ),
+    Cure(
+        "overlap",
+        ("communication-exposed",),
+        overlap,
+        "Overlapping all communication",
+        "nothing waits for communication but communication, and it slows nothing down; at the "
+        "least, each step's last exchange stays exposed",
+    ),
+    Cure(
+        "graphs",
+        ("launch-bound",),
+        graphs,
+        "CUDA graphs of whole steps",
+        "consecutive launches become one, without host time between them; kernels take what "
+        "they do",
+    ),
+    Cure(
+        "sync",
+        ("sync-bound",),
+        sync,
+        "A host that waits for no GPU",
+        "the host never waits for a GPU, and runs ahead as far as launches can be queued",
+        bounds=(),
+    ),
+    Cure(
+        "alloc",
+        ("alloc-stall",),
+        alloc,
+        "Keeping memory allocated",
+        "no memory is allocated or given back in a step",
+        bounds=(),
+    ),
+)

@@ -8,6 +8,7 @@ decimals, so that no nanosecond is lost.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -48,9 +49,8 @@ def write(job: Job) -> None:
         about = {"source": analysis.source, "notes": analysis.warnings}
         file.write('{"displayTimeUnit":"ns","otherData":' + _json(about) + ',"traceEvents":[\n')
         writer = _Writer(file, job.trace.origin)
-        for number, (gpu, tracks) in enumerate(
-            read_gpu_tracks(job.trace, job.window, job.progress)
-        ):
+        gpus = read_gpu_tracks(job.trace, job.window, job.progress)
+        for number, (gpu, tracks) in enumerate(gpus):
             _write_gpu(writer, _GPU_IDS + number, gpu, tracks, analysis, job.trace)
         for process, thread, track in read_host_tracks(job.trace, job.window):
             _write_host(writer, process, thread, track, job.trace)
@@ -64,11 +64,12 @@ def _opened(path: Path, compressed: bool) -> Iterator[TextIO]:
             yield file
         return
     # No file name and time in the header: the same trace yields the same bytes.
-    with path.open("wb") as raw, gzip.GzipFile("", "wb", _COMPRESSION, raw, 0) as packed:
-        import io
-
-        with io.TextIOWrapper(packed, encoding="utf-8", errors="replace") as file:
-            yield file
+    with (
+        path.open("wb") as raw,
+        gzip.GzipFile("", "wb", _COMPRESSION, raw, 0) as packed,
+        io.TextIOWrapper(packed, encoding="utf-8", errors="replace") as file,
+    ):
+        yield file
 
 
 class _Writer:
@@ -91,9 +92,8 @@ class _Writer:
         """Add a thread, which is a track, and return its id; sort it by ``order``, else last."""
         id = next(self._threads)
         self._about(process, id, "thread_name", {"name": name})
-        self._about(
-            process, id, "thread_sort_index", {"sort_index": id if order is None else order}
-        )
+        place = {"sort_index": id if order is None else order}
+        self._about(process, id, "thread_sort_index", place)
         return id
 
     def slices(self, process: int, thread: int, slices: Iterable[_Slice]) -> None:
@@ -122,11 +122,8 @@ class _Writer:
             )
 
     def _about(self, process: int, thread: int, what: str, arguments: Mapping[str, object]) -> None:
-        self._lines(
-            [
-                f'{{"ph":"M","name":"{what}","pid":{process},"tid":{thread},"args":{_json(arguments)}}}'
-            ]
-        )
+        where = f'"pid":{process},"tid":{thread}'
+        self._lines([f'{{"ph":"M","name":"{what}",{where},"args":{_json(arguments)}}}'])
 
     def _lines(self, lines: Iterable[str]) -> None:
         text = ",\n".join(lines)
@@ -186,39 +183,26 @@ def _names(trace: Trace, events: Events) -> dict[int, str]:
 
 
 def _write_gpu(
-    writer: _Writer,
-    id: int,
-    gpu: Gpu,
-    tracks: Sequence[Track],
-    analysis: Analysis,
-    trace: Trace,
+    writer: _Writer, id: int, gpu: Gpu, tracks: Sequence[Track], analysis: Analysis, trace: Trace
 ) -> None:
-    totals = [
-        t for t in analysis.gpus if (t.gpu, t.rank, t.device) == (gpu.gpu, gpu.rank, gpu.device)
-    ]
-    if not totals:
+    same = (gpu.gpu, gpu.rank, gpu.device)
+    total = next((t for t in analysis.gpus if (t.gpu, t.rank, t.device) == same), None)
+    if total is None:
         return
-    writer.process(id, _gpu_name(gpu))
-    lanes = (
-        (
-            "findings",
-            _findings(analysis, gpu, totals[0].start_ns, totals[0].start_ns + totals[0].span_ns),
-        ),
-        ("steps", _steps(analysis, gpu)),
-        ("gaps", _gaps(analysis, gpu)),
-    )
-    for name, slices in lanes:
+    what = "GPU" if gpu.gpu_known else "device"
+    host = f" on {gpu.host_name}" if gpu.host_name else ""
+    writer.process(id, f"{what} {gpu.gpu} (rank {gpu.rank}){host} {gpu.name}".rstrip())
+    lanes = {
+        "findings": _findings(analysis, gpu, total.start_ns, total.start_ns + total.span_ns),
+        "steps": _steps(analysis, gpu),
+        "gaps": _gaps(analysis, gpu),
+    }
+    for name, slices in lanes.items():
         if slices:
             writer.slices(id, writer.thread(id, name), slices)
     for track in tracks:
         thread = writer.thread(id, track.name)
         writer.rows(id, thread, track.events, _names(trace, track.events))
-
-
-def _gpu_name(gpu: Gpu) -> str:
-    what = "GPU" if gpu.gpu_known else "device"
-    host = f" on {gpu.host_name}" if gpu.host_name else ""
-    return f"{what} {gpu.gpu} (rank {gpu.rank}){host} {gpu.name}".rstrip()
 
 
 def _findings(analysis: Analysis, gpu: Gpu, start: int, end: int) -> list[_Slice]:

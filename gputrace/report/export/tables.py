@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow
 
 from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Events, Kind
-from gputrace.model.results import Analysis, Breakdown, Finding, Gap, Step
+from gputrace.model.results import Breakdown, Finding, Gap, Step
 from gputrace.model.trace import Trace
 from gputrace.report.export import Job
 from gputrace.report.output_file import unfinished_folder
@@ -41,20 +41,17 @@ def write_tables(job: Job, suffix: str, write: Write) -> None:
     """Write a folder with a file for each of `TABLES`."""
     analysis = job.analyze(MOST_GAPS)
     names = [f"{table}.{suffix}" for table in TABLES]
-    with unfinished_folder(job.target, names) as folder:
-        write(folder / names[0], EVENTS, _events(job))
-        for name, (kind, rows) in zip(names[1:], _results(analysis), strict=True):
-            schema = _schema(kind)
-            write(folder / name, schema, iter([_batch(schema, rows)]))
-
-
-def _results(analysis: Analysis) -> list[tuple[type, Sequence[Any]]]:
-    return [
+    results: list[tuple[type, Sequence[Any]]] = [
         (Step, analysis.step_list),
         (Gap, analysis.gaps.largest),
         (Breakdown, analysis.breakdown),
         (Finding, analysis.findings),
     ]
+    with unfinished_folder(job.target, names) as folder:
+        write(folder / names[0], EVENTS, _events(job))
+        for name, (kind, rows) in zip(names[1:], results, strict=True):
+            schema = _schema(kind)
+            write(folder / name, schema, iter([_batch(schema, rows)]))
 
 
 def _schema(kind: type) -> Any:
@@ -124,18 +121,14 @@ def _write_csv(path: Path, schema: Any, batches: Iterator[Any]) -> None:
 
 def _harmless(batch: Any) -> Any:
     """Escape strings that a spreadsheet would take for formulas."""
-    import pyarrow
 
-    columns = [_cells(column) if column.type == pyarrow.string() else column for column in batch]
+    def escape(texts: Any) -> Any:
+        coded = texts.dictionary_encode()
+        shown = pyarrow.array([cell(text) for text in coded.dictionary.to_pylist()], texts.type)
+        return shown.take(coded.indices)
+
+    columns = [escape(column) if column.type == pyarrow.string() else column for column in batch]
     return pyarrow.RecordBatch.from_arrays(columns, schema=batch.schema)
-
-
-def _cells(texts: Any) -> Any:
-    import pyarrow
-
-    coded = texts.dictionary_encode()
-    shown = pyarrow.array([cell(text) for text in coded.dictionary.to_pylist()], texts.type)
-    return shown.take(coded.indices)
 
 
 def write_parquet(job: Job) -> None:

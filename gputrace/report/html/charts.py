@@ -11,7 +11,7 @@ from bokeh.plotting import figure
 
 from gputrace.analyzers.timeline_model.cells import RUN_CLASSES
 from gputrace.model.intervals import union
-from gputrace.model.results import Analysis, Curve, GpuCurves, Utilization
+from gputrace.model.results import Analysis, Curve, Utilization
 from gputrace.model.time_class import CLASSES
 from gputrace.report.palette import LOOKS, NOTHING
 from gputrace.report.tables import CLASS_NAMES, gpu_label
@@ -58,20 +58,22 @@ def run_charts(analysis: Analysis) -> dict[str, figure]:
     use = analysis.utilization
     if use is None:
         return {}
-    charts = {
-        name: _run_chart(analysis, use, name, label, scale)
-        for name, (label, scale) in CURVES.items()
-        if any(_curve(gpu, name) for gpu in use.gpus)
-    }
+    sampled = {curve.name for gpu in use.gpus for curve in gpu.curves}
+    charts = {name: _run_chart(analysis, use, name) for name in CURVES if name in sampled}
     for chart in charts.values():
         chart.x_range = next(iter(charts.values())).x_range
     return charts
 
 
-def _run_chart(analysis: Analysis, use: Utilization, name: str, label: str, scale: float) -> figure:
-    origin = analysis.origin_ns
-    drawn = [(index, gpu, _curve(gpu, name)) for index, gpu in enumerate(use.gpus)]
-    top = max(max(curve.high, default=0) for _, _, curve in drawn if curve is not None) * scale
+def _run_chart(analysis: Analysis, use: Utilization, name: str) -> figure:
+    origin, (label, scale) = analysis.origin_ns, CURVES[name]
+    drawn = [
+        (index, gpu, curve)
+        for index, gpu in enumerate(use.gpus)
+        for curve in gpu.curves
+        if curve.name == name
+    ]
+    top = max(max(curve.high, default=0) for _, _, curve in drawn) * scale
     limit = 100.0 if label.endswith("%") else max(top * 1.08, 1e-9)
     plot = new_figure(
         name,
@@ -82,10 +84,13 @@ def _run_chart(analysis: Analysis, use: Utilization, name: str, label: str, scal
         y_axis_label=label,
     )
     _shade(plot, analysis, limit * 1.02)
+    hosts = len({gpu.host for gpu in use.gpus}) > 1
     entries = [
-        (plain_text(_card_label(gpu, use)), _line(plot, index, curve, origin, scale))
+        (
+            plain_text(f"gpu {gpu.gpu}" + (f" {gpu.host}" if hosts else "")),
+            _line(plot, index, curve, origin, scale),
+        )
         for index, gpu, curve in drawn
-        if curve is not None
     ]
     add_legend(plot, entries)
     return plot
@@ -104,22 +109,12 @@ def _line(plot: figure, index: int, curve: Curve, origin: int, scale: float) -> 
     )
     drawn: list[Any] = []
     if curve.low != curve.high:
-        drawn.append(
-            plot.varea("x", "low", "high", source=source, fill_color=color, fill_alpha=0.2)
-        )
+        band: dict[str, Any] = {"source": source, "fill_color": color, "fill_alpha": 0.2}
+        drawn.append(plot.varea("x", "low", "high", **band))
     drawn.append(plot.line("x", "y", source=source, color=color, line_dash=dash, line_width=1.8))
     if len(curve.time_ns) <= _FEW_POINTS:
         drawn.append(plot.scatter("x", "y", source=source, color=color, size=5))
     return drawn
-
-
-def _curve(gpu: GpuCurves, name: str) -> Curve | None:
-    return next((curve for curve in gpu.curves if curve.name == name), None)
-
-
-def _card_label(gpu: GpuCurves, use: Utilization) -> str:
-    several = len({other.host for other in use.gpus}) > 1
-    return f"gpu {gpu.gpu}" + (f" {gpu.host}" if several else "")
 
 
 def _shade(plot: figure, analysis: Analysis, top: float) -> None:
@@ -131,16 +126,9 @@ def _shade(plot: figure, analysis: Analysis, top: float) -> None:
         spans = union([match.start_ns for match in matching], [match.end_ns for match in matching])
         if len(spans):
             source = {"left": (spans.start - origin) / 1e9, "right": (spans.end - origin) / 1e9}
-            drawn = plot.quad(
-                "left",
-                "right",
-                bottom=0,
-                top=top,
-                source=ColumnDataSource(source),
-                fill_color=color,
-                fill_alpha=0.13,
-                line_color=None,
-            )
+            look: dict[str, Any] = {"fill_color": color, "fill_alpha": 0.13, "line_color": None}
+            data = ColumnDataSource(source)
+            drawn = plot.quad("left", "right", bottom=0, top=top, source=data, **look)
             entries.append((phase, [drawn]))
     add_legend(plot, entries)
 
@@ -150,9 +138,8 @@ def add_legend(plot: figure, entries: Sequence[tuple[str, list[Any]]]) -> None:
     if not entries:
         return
     items = [LegendItem(label=label, renderers=drawn) for label, drawn in entries]
-    legend = plot.legend[0] if len(plot.legend) else None
-    if legend is not None:
-        legend.items = [*legend.items, *items]
+    if len(plot.legend):
+        plot.legend[0].items = [*plot.legend[0].items, *items]
         return
     legend = Legend(items=items, click_policy="hide", background_fill_alpha=0, border_line_alpha=0)
     legend.update(label_text_font_size="11px", spacing=0, padding=0)
@@ -191,15 +178,11 @@ def step_chart(analysis: Analysis) -> figure | None:
         dots = plot.scatter(
             "x", "y", marker="marker", source=source, size=6, line_color=color, fill_color="fill"
         )
-        plot.add_tools(_step_hover(rank, dots))
+        tips = [("rank", str(rank)), ("step", "@x"), ("ms", "@ms{0,0.00}"), ("phase", "@phase")]
+        plot.add_tools(HoverTool(renderers=[dots], tooltips=tips, visible=False))
         entries.append((f"rank {rank}", [line, dots]))
     add_legend(plot, entries)
     return plot
-
-
-def _step_hover(rank: int, dots: Any) -> HoverTool:
-    tips = [("rank", str(rank)), ("step", "@x"), ("ms", "@ms{0,0.00}"), ("phase", "@phase")]
-    return HoverTool(renderers=[dots], tooltips=tips, visible=False)
 
 
 def class_chart(analysis: Analysis) -> figure | None:
@@ -258,7 +241,7 @@ _GPUS: Final = ("#009e73", "#e69f00", "#56b4e9", "#cc79a7", "#0072b2", "#d55e00"
 _DASHES: Final = ("solid", "dashed", "dotted", "dotdash")
 PHASES: Final = {"warmup": "#e69f00", "validation": "#56b4e9", "checkpoint": "#cc79a7"}
 
-_OTHERS: Final = {
+_LABELS: Final = CLASS_NAMES | {
     "host_data": "waits for data",
     "host_rest": "the rest",
     "unknown": "outside of what was recorded",
@@ -277,7 +260,7 @@ def class_color(name: str) -> str:
 
 def class_label(name: str) -> str:
     """Return the display name of one of `RUN_CLASSES`."""
-    return CLASS_NAMES.get(name) or _OTHERS[name]
+    return _LABELS[name]
 
 
 def class_list() -> list[dict[str, str]]:

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 from bokeh.embed import file_html
@@ -26,9 +27,9 @@ from jinja2 import Environment, FunctionLoader, Template, select_autoescape
 from gputrace.analyzers.compare.results import Comparison
 from gputrace.analyzers.timeline_model.gaps import WorstGap
 from gputrace.model.names import short
-from gputrace.model.results import Analysis, Finding, GpuLink
+from gputrace.model.results import Analysis, GpuLink
 from gputrace.model.time_class import CLASSES
-from gputrace.report.comparison import UNITS, scaling_tables, tables
+from gputrace.report.comparison import UNITS, tables
 from gputrace.report.comparison import notes as comparison_notes
 from gputrace.report.comparison import verdict as comparison_verdict
 from gputrace.report.html.charts import (
@@ -62,7 +63,6 @@ from gputrace.units import format_ns, format_share
 from gputrace.version import __version__
 
 _SCRIPT: Final = re.compile(r"<script(?: type=\"text/javascript\")?>(.*?)</script>", re.DOTALL)
-_SCRIPTS: Final = ("timeline.js", "page.js")
 
 
 def render(material: Material) -> str:
@@ -97,7 +97,7 @@ def find_charts(material: Material) -> dict[str, figure]:
 def page_variables(material: Material, charts: dict[str, figure]) -> dict[str, Any]:
     """Return the variables of a report's template, apart from those that Bokeh sets."""
     variables = {
-        "content": find_content(material, file_name(material.analysis)),
+        "content": find_content(material),
         "gap_header": GAP_HEADER,
         "facts": facts(material),
     }
@@ -110,7 +110,7 @@ def common_variables(charts: dict[str, figure]) -> dict[str, Any]:
         "charts": list(charts),
         "classes": class_list(),
         "style": _file("page.css"),
-        "scripts": [_file(name) for name in _SCRIPTS],
+        "scripts": [_file(name) for name in ("timeline.js", "page.js")],
         "version": __version__,
         "sources": "",
         "text_columns": TEXT_COLUMNS,
@@ -167,56 +167,26 @@ class GapRow:
 
 
 GAP_HEADER: Final = (
-    "length",
-    "gpu",
-    "from",
-    "step",
-    "cause",
-    "evidence",
-    "before",
-    "after",
-    "the other GPUs meanwhile",
-    "finding",
+    *("length", "gpu", "from", "step", "cause", "evidence", "before", "after"),
+    *("the other GPUs meanwhile", "finding"),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """Texts and tables of a page."""
+def find_content(material: Material) -> SimpleNamespace:
+    """Collect the texts and tables of a page.
 
-    title: str
-    verdict: str
-    severity: str
-    """Severity of the first finding; empty where there is none."""
-    first: str
-    """Id of the first finding."""
-    advice: str
-    saved: str
-    """Predicted gain of fixing the first finding, as a sentence; empty where unknown."""
-    findings: tuple[tuple[Finding, str], ...]
-    """Other findings, each with the predicted gain of fixing it."""
-    has_gpus: bool
-    gaps: tuple[GapRow, ...]
-    gap_summary: str
-    breakdown: Table
-    phases: Table | None
-    cards: Table | None
-    kernels: Table | None
-    links: tuple[Table, ...]
-    extra: tuple[Table, ...]
-    """Tables of plugins."""
-    notes: tuple[str, ...]
-    source: str
-    summary: Mapping[str, str]
-    """Text alternative of each chart, by the chart's name."""
-
-
-def find_content(material: Material, title: str) -> Content:
-    """Collect the texts and tables of a page."""
+    ``severity`` and ``first`` are those of the first finding, empty where there is none; ``saved``
+    is the predicted gain of fixing it. ``summary`` has the text alternatives of the charts.
+    """
     analysis = material.analysis
     first = analysis.findings[0] if analysis.findings else None
-    return Content(
-        title=plain_text(title),
+    hosts = dict.fromkeys(link.host for link in analysis.links)
+    shown_notes = list(notes(analysis))
+    if len(shown_notes) > _MOST_NOTES:
+        more = "More notes are in the JSON (gputrace analyze --json)."
+        shown_notes[_MOST_NOTES:] = [more]
+    return SimpleNamespace(
+        title=plain_text(file_name(analysis)),
         verdict=plain_text(verdict(analysis), 1000),
         severity=first.severity if first else "",
         first=first.id if first else "",
@@ -231,12 +201,12 @@ def find_content(material: Material, title: str) -> Content:
         cards=cards_table(analysis),
         kernels=kernels_table(analysis, _MOST_KERNELS),
         links=(
-            *topology(analysis),
+            *(_matrix(host, analysis.links) for host in hosts),
             *links_tables(analysis, _MOST_LINKS),
             *collectives_tables(analysis),
         ),
         extra=tuple(map(extra_table, analysis.tables)),
-        notes=tuple(_first_notes(analysis)),
+        notes=tuple(plain_text(note, 400) for note in shown_notes),
         source=analysis.source,
         summary=_summary(material),
     )
@@ -245,6 +215,9 @@ def find_content(material: Material, title: str) -> Content:
 def _gap_row(worst: WorstGap, analysis: Analysis) -> GapRow:
     gap, origin = worst.gap, analysis.origin_ns
     causes = [f"{class_label(name)[6:]} {format_ns(ns)}" for name, ns in worst.by_cause.items()]
+    whole = sum(worst.others.values())
+    most = list(worst.others.items())[:3]
+    others = (f"{class_label(name)} {format_share(ns, whole)}" for name, ns in most)
     cells = (
         format_ns(gap.length_ns),
         gpu_label(gap, analysis),
@@ -254,7 +227,7 @@ def _gap_row(worst: WorstGap, analysis: Analysis) -> GapRow:
         gap.evidence,
         short(worst.before[:4000]),
         short(worst.after[:4000]),
-        _shares(worst.others),
+        ", ".join(others),
         worst.finding,
     )
     return GapRow(
@@ -263,14 +236,6 @@ def _gap_row(worst: WorstGap, analysis: Analysis) -> GapRow:
         gap.end_ns - origin,
         worst.in_steps,
         tuple(plain_text(cell, _NAME if 6 <= at <= 7 else 200) for at, cell in enumerate(cells)),
-    )
-
-
-def _shares(others: Mapping[str, int]) -> str:
-    """Name the three classes with most time on the other GPUs during a gap."""
-    whole = sum(others.values())
-    return ", ".join(
-        f"{class_label(name)} {format_share(ns, whole)}" for name, ns in list(others.items())[:3]
     )
 
 
@@ -295,18 +260,8 @@ def _phases(analysis: Analysis) -> Table | None:
         )
         for phase in analysis.phases[:_MOST_NOTES]
     )
-    return Table("Phases that are not steady training", _PHASE_HEADER, rows)
-
-
-_PHASE_HEADER: Final = ("phase", "rank", "from", "length", "idle in it", "evidence")
-
-
-def _first_notes(analysis: Analysis) -> Iterator[str]:
-    for count, note in enumerate(notes(analysis)):
-        if count == _MOST_NOTES:
-            yield "More notes are in the JSON (gputrace analyze --json)."
-            return
-        yield plain_text(note, 400)
+    header = ("phase", "rank", "from", "length", "idle in it", "evidence")
+    return Table("Phases that are not steady training", header, rows)
 
 
 def _summary(material: Material) -> dict[str, str]:
@@ -356,14 +311,9 @@ _MOST: Final = 16
 """Maximum number of GPUs of a host in a matrix."""
 
 
-def topology(analysis: Analysis) -> Iterator[Table]:
-    """Yield a matrix of links for each host with known links."""
-    links = analysis.links
-    for host in dict.fromkeys(link.host for link in links):
-        yield _matrix(host, [link for link in links if link.host == host])
-
-
-def _matrix(host: str, links: Sequence[GpuLink]) -> Table:
+def _matrix(host: str, all_links: Sequence[GpuLink]) -> Table:
+    """Tabulate the links of a host, a row and a column for each GPU."""
+    links = [link for link in all_links if link.host == host]
     gpus = sorted({link.from_ for link in links} | {link.to for link in links})[:_MOST]
     between = {(link.from_, link.to): link for link in links}
     rows = tuple(
@@ -386,32 +336,15 @@ def _cell(link: GpuLink | None) -> str:
     return f"{link.link or 'unknown'}{rate}{staged}"
 
 
-_SEVERITIES: Final = {"slower": "high", "faster": "", "same": ""}
-
-
-@dataclass(frozen=True, slots=True)
-class ComparisonWords:
-    """Texts and tables of a comparison's page."""
-
-    title: str
-    verdict: str
-    severity: str
-    runs: tuple[tuple[str, str], ...]
-    """Label and files of each run."""
-    tables: tuple[Table, ...]
-    notes: tuple[tuple[str, str], ...]
-    summary: Mapping[str, str]
-
-
 def render_comparison(comparison: Comparison) -> str:
     """Render a comparison as one self-contained HTML document."""
     charts = _charts(comparison)
-    return render_page(
-        "compare.html", charts, common_variables(charts) | {"content": _words(comparison)}
-    )
+    variables = common_variables(charts) | {"content": _words(comparison)}
+    return render_page("compare.html", charts, variables)
 
 
-def _words(comparison: Comparison) -> ComparisonWords:
+def _words(comparison: Comparison) -> SimpleNamespace:
+    """Collect the texts and tables of a comparison's page."""
     runs = tuple(
         (plain_text(run.label, 80), plain_text(", ".join(run.paths), 400))
         for run in comparison.runs
@@ -423,12 +356,12 @@ def _words(comparison: Comparison) -> ComparisonWords:
         if row.speed_up is not None and row.efficiency is not None
     )
     by_run = f"By run: {speeds}." if speeds else ""
-    return ComparisonWords(
+    return SimpleNamespace(
         title=plain_text(" and ".join(Path(run.paths[0]).name for run in comparison.runs), 300),
         verdict=plain_text(comparison_verdict(comparison), 1000),
-        severity=_SEVERITIES.get(comparison.verdict, "low"),
+        severity={"slower": "high", "faster": "", "same": ""}.get(comparison.verdict, "low"),
         runs=runs,
-        tables=(*tables(comparison, _NAME), *scaling_tables(comparison)),
+        tables=tuple(tables(comparison, _NAME)),
         notes=tuple(
             (heading, plain_text(note, 1000)) for heading, note in comparison_notes(comparison)
         ),

@@ -1,6 +1,6 @@
 "use strict";
-// Draws runs (see analyzers/runs.py) into bars: exact shares of each class in every column of
-// pixels, and the runs themselves where they are wide enough.
+// Draws runs (see analyzers/timeline_model/cells.py) into bars: exact shares of each class in every
+// column of pixels, and the runs themselves where they are wide enough.
 const Lanes = (() => {
   const IN_CELL = 0x40, BEGINS_CELL = 0x80, CLASS = 0x3f;
   const HEIGHT = 0.86;

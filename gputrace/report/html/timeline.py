@@ -20,6 +20,7 @@ from gputrace.errors import InputError
 from gputrace.model.results import Analysis
 from gputrace.model.trace import Progress, Trace, Window
 from gputrace.report.html.charts import GROUND, PHASES, class_list, new_figure, plain_text
+from gputrace.report.tables import gpu_name, needs_ranks
 
 _SHOWN_STEPS: Final = 3
 """Number of steps in the initial view, around the worst gap."""
@@ -115,18 +116,9 @@ def facts(material: Material) -> dict[str, Any]:
 
 def lane_label(lane: SceneLane, scene: Scene) -> str:
     """Return ``gpu 3``, with rank and host where they differ between lanes."""
-    if lane.gpu is None:
-        return f"rank {lane.rank}"
-    word = "gpu" if lane.gpu_known else "device"
-    label = f"{word} {lane.gpu}" if lane.gpu >= 0 else "unknown device"
-    if (
-        any(other.gpu != other.rank for other in scene.lanes)
-        and len({x.rank for x in scene.lanes}) > 1
-    ):
-        label += f" rank {lane.rank}"
-    if len({other.host for other in scene.lanes}) > 1:
-        label += f" {plain_text(lane.host, 24)}"
-    return plain_text(label, 60)
+    label = gpu_name(lane.gpu, lane.rank, lane.gpu_known, needs_ranks(scene.lanes))
+    several = lane.gpu is not None and len({other.host for other in scene.lanes}) > 1
+    return plain_text(label + (f" {plain_text(lane.host, 24)}" if several else ""), 60)
 
 
 def _figure(scene: Scene, name: str, height: int, x_range: Any) -> figure:
@@ -156,44 +148,27 @@ def _figure(scene: Scene, name: str, height: int, x_range: Any) -> figure:
 
 def _glyphs(plot: figure, name: str) -> None:
     """Add the glyphs that the script fills: bars, the selected gap, steps, and labels."""
-    bars = plot.quad(
-        "left",
-        "right",
-        "top",
-        "bottom",
-        source=_empty(f"{name}-bars", _QUAD),
-        fill_color="color",
-        # Without lines, the background would show between neighbours that meet inside a pixel.
-        line_color="color",
-        line_width=0.7,
-    )
+    sides = ("left", "right", "top", "bottom")
+    # Without lines, the background would show between neighbours that meet inside a pixel.
+    look: dict[str, Any] = {"fill_color": "color", "line_color": "color", "line_width": 0.7}
+    bars = plot.quad(*sides, source=_empty(f"{name}-bars", _QUAD), **look)
     if name != "timeline":
         return
     tips = [("", "@what"), ("share", "@share"), ("from", "@left{0.000000000} s")]
     plot.add_tools(HoverTool(renderers=[bars], tooltips=tips, visible=False))
     for kind, line in (("steps", "#9a9aa5"), ("chosen", "#ffffff")):
         plot.quad(
-            "left",
-            "right",
-            "top",
-            "bottom",
+            *sides,
             source=_empty(f"{name}-{kind}", _QUAD[:5]),
             fill_color="color",
             fill_alpha=0.35 if kind == "steps" else 0,
             line_color=line,
             line_width=1 if kind == "steps" else 2,
         )
-    plot.text(
-        "x",
-        "y",
-        "text",
-        source=_empty(f"{name}-words", _TEXT),
-        text_color="color",
-        text_align="center",
-        text_baseline="middle",
-        text_font_size="11px",
-        text_font_style="bold",
-    )
+    words = _empty(f"{name}-words", _TEXT)
+    align: dict[str, Any] = {"text_align": "center", "text_baseline": "middle"}
+    font: dict[str, Any] = {"text_font_size": "11px", "text_font_style": "bold"}
+    plot.text("x", "y", "text", text_color="color", source=words, **align, **font)
 
 
 def _empty(name: str, columns: Sequence[str]) -> ColumnDataSource:
@@ -202,8 +177,6 @@ def _empty(name: str, columns: Sequence[str]) -> ColumnDataSource:
 
 MOST_RUNS: Final = 400_000
 """Maximum number of runs in a file: some 2.7 MB of text if incompressible."""
-
-
 LONGEST_NS: Final = 100 * 86_400 * 10**9
 """Longest span drawn: a run holds at most four seconds, so a longer one needs too many."""
 
@@ -262,18 +235,14 @@ def gather(scene: Scene, most: int = MOST_RUNS) -> Material:
     """
     analysis = scene.analysis
     assert analysis is not None
-    _check_span(scene)
-    gaps = worst_gaps(scene, analysis)
-    lanes = tuple(tile(lane.layers, scene.span) for lane in scene.lanes)
-    matter = [*(gap.itself for gap in gaps), *(gap.around for gap in gaps)]
-    return Material(analysis, scene, gaps, lanes, reduce(lanes, scene.span, most, matter))
-
-
-def _check_span(scene: Scene) -> None:
     apart = scene.span.end - scene.span.start
     if apart > LONGEST_NS:
         days = f"its rows lie {apart / 86_400e9:,.0f} days apart"
         raise InputError(scene.title, f"{days}, too far to be drawn; give a part (--time)")
+    gaps = worst_gaps(scene, analysis)
+    lanes = tuple(tile(lane.layers, scene.span) for lane in scene.lanes)
+    matter = [*(gap.itself for gap in gaps), *(gap.around for gap in gaps)]
+    return Material(analysis, scene, gaps, lanes, reduce(lanes, scene.span, most, matter))
 
 
 def file_name(analysis: Analysis) -> str:

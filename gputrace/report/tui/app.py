@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import signal
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,13 +12,12 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 from textual.app import App, ComposeResult, SystemCommand
-from textual.binding import Binding, BindingType
-from textual.containers import Container, Vertical, VerticalScroll
-from textual.screen import ModalScreen, Screen
-from textual.widgets import Footer, Input, Static
+from textual.binding import BindingType
+from textual.containers import Container, VerticalScroll
+from textual.screen import Screen
+from textual.widgets import Footer, Static
 
 from gputrace.analyzers.timeline_model import (
     SORTS,
@@ -30,18 +27,17 @@ from gputrace.analyzers.timeline_model import (
     SceneLane,
     most_visible,
 )
-from gputrace.analyzers.timeline_model.cells import Layers
 from gputrace.analyzers.timeline_model.gaps import GapDetail, Launch, operation_at
-from gputrace.model.time_class import IDLE_CAUSES
 from gputrace.report.palette import LOOKS, SEVERITIES, Palette
-from gputrace.report.tables import duration, moment, verdict
+from gputrace.report.tables import moment, verdict
 from gputrace.report.tui.drawing import legend
 from gputrace.report.tui.gaps import GapList, gap_text, operation_text
-from gputrace.report.tui.screen import GROUPS, KEYS, Source
-from gputrace.report.tui.state import Board, Picked, ShownLane
+from gputrace.report.tui.prompts import Help, Prompt, parse_filter, parse_ranks
+from gputrace.report.tui.screen import KEYS, Source, TerminalApp
+from gputrace.report.tui.state import Board, Picked, ShownLane, Viewport
 from gputrace.report.tui.timeline import Ruler, Timeline
 from gputrace.sanitize import clean
-from gputrace.units import format_ranges, parse_duration
+from gputrace.units import format_ns
 
 _AT_ONCE: Final = 200_000
 """Up to so many gaps are sorted at once; more, in the source's thread."""
@@ -76,7 +72,7 @@ _REST_S: Final = 0.05
 """Seconds that a gap stays selected before its details are read."""
 
 
-class BrowseApp(App[None]):
+class BrowseApp(TerminalApp[None]):
     """Terminal browser of one trace, or of two side by side.
 
     `Board` holds the state, a `Source` reads each trace in its own thread, and the widgets draw the
@@ -92,7 +88,6 @@ class BrowseApp(App[None]):
         """Prepare the screen of one run, or of two side by side; each is given by its files."""
         super().__init__()
         self.board = Board([None] * len(traces))
-        self.palette = Palette()
         self.sources = [Source(number, paths, self) for number, paths in enumerate(traces)]
         self.error: Exception | None = None
         """Error because of which a trace cannot be shown."""
@@ -132,12 +127,8 @@ class BrowseApp(App[None]):
         yield from super().get_system_commands(screen)
 
     def on_mount(self) -> None:
-        colors = 16 if self.console.color_system == "standard" else 1 << 24
-        self.use_palette(Palette(0 if self.no_color else colors))
-        # Restores the terminal when the process is terminated.
-        asyncio.get_running_loop().add_signal_handler(
-            signal.SIGTERM, partial(self.exit, return_code=128 + signal.SIGTERM)
-        )
+        self.use_palette(self.make_palette(letters=self.no_color))
+        self.exit_when_terminated()
         self.update_text("#verdict", "reading …")
         for source in self.sources:
             source.start()
@@ -161,7 +152,7 @@ class BrowseApp(App[None]):
     def use_palette(self, palette: Palette) -> None:
         for widget in (self.timeline, self.ruler, self.gap_list):
             widget.palette = palette
-        self.palette = palette
+        super().use_palette(palette)
 
     # Called from the sources' threads:
 
@@ -255,22 +246,24 @@ class BrowseApp(App[None]):
             self.update_text("#verdict", text)
 
     def _show_legend(self) -> None:
-        there = {name for shown in self.board.lanes for name in self._present(shown.lane.layers)}
+        layers = [shown.lane.layers for shown in self.board.lanes]
+        there = {
+            name
+            for each in layers
+            for name, times in zip(each.classes, each.sets, strict=True)
+            if len(times)
+        }
         names = [name for name in LOOKS if name in there]
         line = Text(no_wrap=True, overflow="ellipsis")
         for segment in legend(names, self.palette):
             line.append(segment.text, segment.style or Style())
         self.update_text("#legend", line)
 
-    def _present(self, layers: Layers) -> list[str]:
-        """Return the classes with any time."""
-        return [n for n, s in zip(layers.classes, layers.sets, strict=True) if len(s)]
-
     def _show_status(self) -> None:
         board, view = self.board, self.board.view
-        parts = [f"window {duration(view.length)}", f"cursor {moment(board.cursor)}"]
+        parts = [f"window {format_ns(view.length)}", f"cursor {moment(board.cursor)}"]
         if len(board.marks) == 2:
-            parts.insert(0, f"a to b {duration(abs(board.marks[1] - board.marks[0]))}")
+            parts.insert(0, f"a to b {format_ns(abs(board.marks[1] - board.marks[0]))}")
         number = self.gap_list.place + 1 if len(board.rows) else 0
         which = "of steady steps" if board.gap_filter.steady else ""
         parts.append(f"gap {number:,} of {len(board.rows):,} {which}".rstrip())
@@ -278,14 +271,15 @@ class BrowseApp(App[None]):
 
     # Window, cursor and selection:
 
+    def show_window(self, view: Viewport) -> None:
+        self.board.view = view
+        self.show()
+
     def on_timeline_moved(self, message: Timeline.Moved) -> None:
         view = self.board.view
         if message.zoom != 1.0:
             view = view.zoom(message.zoom, message.anchor)
-        if message.pan:
-            view = view.pan(message.pan)
-        self.board.view = view
-        self.show()
+        self.show_window(view.pan(message.pan) if message.pan else view)
 
     def on_timeline_clicked(self, message: Timeline.Clicked) -> None:
         self.board.cursor_lane, self.board.cursor = message.lane, message.moment
@@ -295,31 +289,26 @@ class BrowseApp(App[None]):
         self.select(message.place)
 
     def action_zoom(self, factor: float) -> None:
-        self.board.view = self.board.view.zoom(factor, self.board.cursor)
-        self.show()
+        self.show_window(self.board.view.zoom(factor, self.board.cursor))
 
     def action_pan(self, part: float) -> None:
-        self.board.view = self.board.view.pan(part)
-        self.show()
+        self.show_window(self.board.view.pan(part))
 
     def action_fit_run(self) -> None:
-        self.board.view = self.board.view.whole()
-        self.show()
+        self.show_window(self.board.view.whole())
 
     def action_fit_step(self) -> None:
         span = self.board.step_span(self.board.cursor)
         if span is None:
             self.notify("no steps were found", markup=False)
             return
-        self.board.view = self.board.view.fit(*span)
-        self.show()
+        self.show_window(self.board.view.fit(*span))
 
     def action_fit_gap(self) -> None:
         if self.board.selected is not None:
             start, end = self.board.gap_span(self.board.selected)
             around = round((end - start) * _AROUND)
-            self.board.view = self.board.view.show(start - around, end + around)
-            self.show()
+            self.show_window(self.board.view.show(start - around, end + around))
 
     def action_step(self, by: int) -> None:
         if not self.board.go_to_step(by):
@@ -399,14 +388,11 @@ class BrowseApp(App[None]):
         self.board.descending = not self.board.descending
         self.rearrange(self._reselect)
 
-    def action_steady(self) -> None:
+    def action_toggle_filter(self, name: str) -> None:
+        """Toggle ``steady`` or ``between`` of the filter."""
         chosen = self.board.gap_filter
-        self.board.gap_filter = replace(chosen, steady=not chosen.steady)
-        self.rearrange(self._reselect)
-
-    def action_between(self) -> None:
-        chosen = self.board.gap_filter
-        self.board.gap_filter = replace(chosen, between=not chosen.between)
+        toggled: dict[str, Any] = {name: not getattr(chosen, name)}
+        self.board.gap_filter = replace(chosen, **toggled)
         self.rearrange(self._reselect)
 
     def _reselect(self) -> None:
@@ -454,7 +440,9 @@ class BrowseApp(App[None]):
         except re.error as error:
             raise ValueError(f"no regular expression: {error}") from None
         matches = {
-            trace: _matching(scene.names, pattern)
+            trace: np.array(
+                [n for n, name in scene.names.items() if pattern.search(name)], np.int64
+            )
             for trace, scene in enumerate(self.board.scenes)
             if scene is not None
         }
@@ -651,8 +639,7 @@ class BrowseApp(App[None]):
         )
         self._followed = picked, at
         self.board.cursor = at
-        self.board.view = self.board.view.fit(min(at, end), max(at, end))
-        self.show()
+        self.show_window(self.board.view.fit(min(at, end), max(at, end)))
 
     def action_curves(self) -> None:
         """Show the next curve below the GPUs; after the last, none."""
@@ -664,13 +651,8 @@ class BrowseApp(App[None]):
         self.board.curve = known[(index + 1) % len(known)]
         self._filter_again()
 
-    def action_streams(self) -> None:
-        self._toggle_parts(threads=False)
-
-    def action_threads(self) -> None:
-        self._toggle_parts(threads=True)
-
-    def _toggle_parts(self, *, threads: bool) -> None:
+    def action_toggle_parts(self, threads: bool) -> None:
+        """Toggle lanes of the host's threads, or of the streams."""
         for source in self.sources:
             parts_shown = self.board.extra[source.number]
             kept = [lane for lane in parts_shown if (lane.operations is None) != threads]
@@ -700,12 +682,6 @@ class BrowseApp(App[None]):
         self.timeline.reveal_cursor()
         self.show()
 
-    def action_letters(self) -> None:
-        """Switch between colours and letters."""
-        colors = 16 if self.console.color_system == "standard" else 1 << 24
-        self.use_palette(Palette(0 if self.palette.colors else colors))
-        self.show()
-
     def action_enlarge(self) -> None:
         """Toggle between lanes alone and lanes with list and details."""
         self.enlarged = not self.enlarged
@@ -721,11 +697,6 @@ class BrowseApp(App[None]):
         self.notify("copied", timeout=2, markup=False)
 
 
-def _matching(names: Mapping[int, str], pattern: re.Pattern[str]) -> NDArray[np.int64]:
-    """Return the ids of the names that match a pattern."""
-    return np.array([id for id, name in names.items() if pattern.search(name)], np.int64)
-
-
 def browse(paths: Sequence[Path], beside: Sequence[Path] = ()) -> int:
     """Show one run, or two side by side, until the user leaves; return the exit code.
 
@@ -736,141 +707,6 @@ def browse(paths: Sequence[Path], beside: Sequence[Path] = ()) -> int:
     if app.error is not None:
         raise app.error
     return app.return_code or 0
-
-
-Check = Callable[[str], None]
-"""Function that takes the input; raises ValueError or UsageError if it is invalid."""
-
-
-class Prompt(ModalScreen[str | None]):
-    """Prompt for a line at the bottom of the screen; its result is None if cancelled."""
-
-    DEFAULT_CSS: ClassVar[str] = """
-    Prompt { align: center bottom; background: $background 20%; }
-    Prompt > Vertical { height: auto; background: $panel; padding: 0 1; }
-    Prompt Input { height: 1; border: none; padding: 0; background: $surface; }
-    Prompt .wrong { color: $error; }
-    """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel")]
-
-    def __init__(self, question: str, value: str, check: Check) -> None:
-        super().__init__()
-        self._question, self._value, self._check = question, value, check
-
-    def compose(self) -> ComposeResult:
-        with Vertical():
-            yield Static(Text(self._question), id="question")
-            yield Input(self._value)
-
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        try:
-            self._check(event.value)
-        except Exception as error:
-            question = self.query_one("#question", Static)
-            question.update(Text(clean(str(error))))
-            question.add_class("wrong")
-        else:
-            self.dismiss(event.value)
-
-    def action_cancel(self) -> None:
-        self.dismiss(None)
-
-
-class Help(ModalScreen[None]):
-    """Screen that lists all keys."""
-
-    DEFAULT_CSS: ClassVar[str] = """
-    Help { align: center middle; background: $background 40%; }
-    Help > VerticalScroll {
-        width: 78; max-width: 100%; height: auto; max-height: 100%;
-        background: $panel; border: round $accent; padding: 0 1;
-    }
-    """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,question_mark,f1", "app.pop_screen", "close")
-    ]
-
-    def compose(self) -> ComposeResult:
-        with VerticalScroll():
-            yield Static(_help())
-
-    def on_mount(self) -> None:
-        self.query_one(VerticalScroll).focus()
-
-
-def _help() -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for title, keys in GROUPS.items():
-        table.add_row(Text(title, style="bold"), "")
-        for key in keys:
-            table.add_row(Text(f"  {key.written}"), Text(key.does))
-    table.add_row(Text("Mouse", style="bold"), "")
-    table.add_row(Text("  wheel"), Text("zoom at the pointer; with Shift, to the side"))
-    table.add_row(Text("  drag"), Text("to the side"))
-    table.add_row(Text("  click"), Text("the gap or the operation there; a gap of the list"))
-    return table
-
-
-_CONDITION: Final = re.compile(r"(gpu|cause|step|len)\s*([=>])\s*(\S+)")
-_CAUSES: Final = {cause.replace("_", "")[:4]: cause for cause in IDLE_CAUSES} | {
-    "unexplained": "other_idle",
-    "unex": "other_idle",
-    "idle": "other_idle",
-}
-
-
-def parse_filter(text: str, labels: list[str]) -> GapFilter:
-    """Parse a filter of gaps; raise ValueError that names what is invalid."""
-    result = GapFilter()
-    rest = _CONDITION.sub("", text).strip()
-    if rest:
-        raise ValueError(f"{rest!r} is not understood; write gpu=0 cause=data step=8:24 len>1ms")
-    for name, _, value in _CONDITION.findall(text):
-        if name == "gpu":
-            wanted = set(value.split(","))
-            lanes = [n for n, each in enumerate(labels) if wanted & {each, *each.split()}]
-            if not lanes:
-                raise ValueError(f"no lane is called {value}; there are {', '.join(labels)}")
-            result = replace(result, lanes=lanes)
-        elif name == "cause":
-            result = replace(result, causes=[_cause(each) for each in value.split(",")])
-        elif name == "step":
-            first, _, last = value.partition(":")
-            low = int(first or 0)
-            result = replace(result, steps=(low, int(last or 1 << 30) if ":" in value else low + 1))
-        else:
-            result = replace(result, shortest_ns=parse_duration(value))
-    return result
-
-
-def _cause(text: str) -> str:
-    """Return a cause by its name or a prefix of it."""
-    key = text.replace("_", "").replace("-", "").lower()
-    cause = _CAUSES.get(key) or _CAUSES.get(key[:4])
-    if cause is None:
-        raise ValueError(f"{text!r} is no cause; there are {', '.join(IDLE_CAUSES)}")
-    return cause
-
-
-def parse_ranks(text: str, known: Collection[int]) -> frozenset[int] | None:
-    """Parse ranks as ``0,2-3``; return None, meaning all, for none.
-
-    Raises ValueError for other input and for ranks that do not exist.
-    """
-    ranks: set[int] = set()
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"{part!r} is no rank; write 0,2-3, or nothing for all")
-        low, high = int(first), int(last or first)
-        ranks |= {rank for rank in known if low <= rank <= high}
-        if not ranks:
-            raise ValueError(f"no rank {part}; there are {_listed(sorted(known))}")
-    return frozenset(ranks) or None
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return format_ranges(ranks)
 
 
 _REMOTE_FONT: Final = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)

@@ -15,18 +15,11 @@ from gputrace.analyzers.timeline_model import GapTable
 from gputrace.analyzers.timeline_model.cells import CURVES, EIGHTHS, Bars, Curve, edges_of, stack
 from gputrace.model.time_class import IDLE_CAUSES
 from gputrace.report.palette import LEVELS, LOOKS, Palette
-from gputrace.report.tables import duration, label
-from gputrace.report.tui.state import ShownLane, Viewport
+from gputrace.report.tables import label
+from gputrace.report.tui.state import CURVE_LOOKS, ShownLane, Viewport
+from gputrace.units import format_ns
 
 _CURVE: Final = Style(color="#9aa5b8")
-_UNITS: Final = {
-    "utilization": (1, "%"),
-    "smClock": (1, "MHz"),
-    "power": (1_000, "W"),
-    "memoryUsed": (1 << 30, "GiB"),
-    "temperature": (1, "°C"),
-}
-"""Divisor and unit sign of each curve."""
 _SHORTEST_WORD: Final = 6
 """Minimum width in cells of a labelled gap or operation."""
 _MOST_ROWS: Final = 200_000
@@ -98,8 +91,8 @@ def draw_curve(curve: Curve, zero: int, view: Viewport, width: int, height: int)
 def curve_value(curve: Curve, zero: int, view: Viewport) -> str:
     """Format the mean of a curve in the window, briefly."""
     mean = float(curve.means(edges_of(view.start + zero, view.end + zero, 1))[0])
-    scale, unit = _UNITS[curve.name]
-    return "" if np.isnan(mean) else f"{mean / scale:.0f}{unit}"
+    look = CURVE_LOOKS[curve.name]
+    return "" if np.isnan(mean) else f"{mean / look.scale:.0f}{look.unit}"
 
 
 def bar_rows(bars: Bars, names: Sequence[str], palette: Palette) -> list[Row]:
@@ -120,6 +113,12 @@ def bar_rows(bars: Bars, names: Sequence[str], palette: Palette) -> list[Row]:
     ]
 
 
+def class_words(name: str) -> str:
+    """Return a class of time in words, without ``idle:``."""
+    special = {"other_idle": "unexplained", "h2d": "host to device", "other_copy": "other copies"}
+    return special.get(name, name).replace("_", " ")
+
+
 def gap_words(number: int, table: GapTable, view: Viewport, width: int) -> Iterator[Words]:
     """Yield labels, cause and length, of the gaps of a lane that are wide enough."""
     first, last = table.of_lane(number)
@@ -128,8 +127,8 @@ def gap_words(number: int, table: GapTable, view: Viewport, width: int) -> Itera
     long = table.end[begin:stop] - table.start[begin:stop] >= _needed(view, width)
     for row in (np.flatnonzero(long) + begin).tolist():
         start, end = int(table.start[row]), int(table.end[row])
-        cause, length = IDLE_CAUSES[int(table.cause[row])], duration(end - start)
-        full = f"{cause.replace('other_idle', 'unexplained').replace('_', ' ')} {length}"
+        cause, length = IDLE_CAUSES[int(table.cause[row])], format_ns(end - start)
+        full = f"{class_words(cause)} {length}"
         brief = f"{LOOKS[cause].short} {length}"
         yield from _fitted(start, end, (full, brief, LOOKS[cause].short), cause, view, width)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from rich.segment import Segment
@@ -18,23 +19,22 @@ from textual.strip import Strip
 from gputrace.analyzers.timeline_model import NO_STEP
 from gputrace.analyzers.timeline_model.gaps import GapDetail, HostTime, Launch, Operation
 from gputrace.model.events import Kind
-from gputrace.model.results import Finding
 from gputrace.model.time_class import IDLE_CAUSES
 from gputrace.report.palette import SEVERITIES, Palette
-from gputrace.report.tables import duration, label, moment
+from gputrace.report.tables import label, moment
+from gputrace.report.tui.drawing import class_words
 from gputrace.report.tui.state import Board
 from gputrace.sanitize import clean
-from gputrace.units import format_share
+from gputrace.units import format_ns, format_share
 
-_COLUMNS: Final = (
-    ("lane", 9),
-    ("length", 9),
-    ("start", 13),
-    ("step", 6),
-    ("cause", 15),
-)
+_COLUMNS: Final = (("lane", 9), ("length", 9), ("start", 13), ("step", 6), ("cause", 15))
 """Columns of the list, with their widths."""
 _TITLES: Final = {"lane": "gpu", "start": "from"}
+
+
+def _padded(name: str, text: str, width: int) -> str:
+    """Align text in a column: names to the left, numbers to the right."""
+    return f"{text:<{width}}" if name in ("lane", "cause") else f"{text:>{width}}"
 
 
 class GapList(ScrollView, can_focus=False):
@@ -42,12 +42,11 @@ class GapList(ScrollView, can_focus=False):
 
     DEFAULT_CSS: ClassVar[str] = "GapList { scrollbar-size-horizontal: 0; }"
 
+    @dataclass
     class Chosen(Message):
         """Click on a gap."""
 
-        def __init__(self, place: int) -> None:
-            super().__init__()
-            self.place = place
+        place: int
 
     def __init__(self, board: Board, palette: Palette) -> None:
         super().__init__(id="gaps")
@@ -83,7 +82,7 @@ class GapList(ScrollView, can_focus=False):
         for name, width in _COLUMNS:
             title = _TITLES.get(name, name)
             text = f"{title}{arrow}" if self.board.sort == name else title
-            cells.append(f"{text:<{width}}" if name in ("lane", "cause") else f"{text:>{width}}")
+            cells.append(_padded(name, text, width))
         return " " + " ".join(cells)
 
     def _line(self, index: int) -> list[Segment]:
@@ -92,21 +91,16 @@ class GapList(ScrollView, can_focus=False):
         start, end = self.board.gap_span(row)
         texts = {
             "lane": self.board.gpus[int(table.lane[row])].label,
-            "length": duration(end - start),
+            "length": format_ns(end - start),
             "start": moment(start),
             "step": "" if step == NO_STEP else str(step),
-            "cause": cause.replace("other_idle", "unexplained").replace("_", " "),
+            "cause": class_words(cause),
         }
         chosen = index == self.place
         style = self.rich_style + Style(reverse=chosen, bold=chosen)
         swatch, color = self.palette.swatch(cause)
         cells = [
-            Segment(
-                f" {texts[name][:width]:<{width}}"
-                if name in ("lane", "cause")
-                else f" {texts[name][:width]:>{width}}",
-                style,
-            )
+            Segment(f" {_padded(name, texts[name][:width], width)}", style)
             for name, width in _COLUMNS
         ]
         return [*cells[:-1], Segment(" ", style), Segment(swatch, color), *cells[-1:]]
@@ -120,11 +114,6 @@ class GapList(ScrollView, can_focus=False):
 _MOST_HOST: Final = 8
 _MOST_OTHERS: Final = 8
 _VERSION: Final = re.compile(r"_v\d+(_ptsz|_ptds)?$")
-_NAMES: Final = {
-    "other_idle": "unexplained",
-    "h2d": "host to device",
-    "other_copy": "other copies",
-}
 _HOST: Final = {
     Kind.DATA_WAIT: "data wait",
     Kind.OS_RUNTIME: "system call",
@@ -146,15 +135,19 @@ def gap_text(detail: GapDetail, name: str, labels: Sequence[str], zero: int, whe
         where: the steps around it, in words.
     """
     gap, text = detail.gap, Text()
-    text.append(f"{name}: nothing for {duration(gap.length_ns)}", "bold")
+    text.append(f"{name}: nothing for {format_ns(gap.length_ns)}", "bold")
     text.append(f", from {moment(gap.start_ns - zero)}{where and ', '}{where}\n")
     text.append(f"{_shares(detail.by_cause, gap.length_ns)}\n")
     if gap.evidence:
         text.append(f"{clean(gap.evidence)}\n")
-    _append_finding(text, detail.finding)
+    if (finding := detail.finding) is not None:
+        text.append(f"{finding.id}: ", SEVERITIES[finding.severity])
+        text.append(f"{clean(finding.message)}\n")
+        if finding.advice:
+            text.append("what to do: ", "bold")
+            text.append(f"{clean(finding.advice)}\n")
     text.append(f"host thread {detail.thread}\n" if detail.host else "", "bold")
-    for line in _host_lines(detail.host, gap.length_ns):
-        text.append(line)
+    text.append("".join(_host_lines(detail.host, gap.length_ns)))
     text.append("on the GPU\n", "bold")
     text.append(_operation("before", detail.before))
     text.append(_operation("after", detail.after))
@@ -175,7 +168,7 @@ def operation_text(
     """Describe a picked operation."""
     text = Text()
     length = operation.end_ns - operation.start_ns
-    text.append(f"{name}: {duration(length)} of {what}", "bold")
+    text.append(f"{name}: {format_ns(length)} of {what}", "bold")
     text.append(f", from {moment(operation.start_ns - zero)}\n")
     text.append(f"{clean(operation.name, 1_000)}\n")
     if operation.bytes >= 0:
@@ -193,7 +186,7 @@ def operation_text(
 def launch_line(launch: Launch, started: int) -> str:
     """Describe the call that issued an operation started at ``started``."""
     before = started - launch.start_ns
-    when = f"{duration(before)} before" if before >= 0 else f"{duration(-before)} after"
+    when = f"{format_ns(before)} before" if before >= 0 else f"{format_ns(-before)} after"
     return f"- issued by {call_name(launch.name)} {when} it starts (thread {launch.thread})\n"
 
 
@@ -202,21 +195,11 @@ def call_name(name: str) -> str:
     return clean(_VERSION.sub("", name), 80)
 
 
-def _append_finding(text: Text, finding: Finding | None) -> None:
-    if finding is None:
-        return
-    text.append(f"{finding.id}: ", SEVERITIES[finding.severity])
-    text.append(f"{clean(finding.message)}\n")
-    if finding.advice:
-        text.append("what to do: ", "bold")
-        text.append(f"{clean(finding.advice)}\n")
-
-
 def _host_lines(host: Sequence[HostTime], length: int) -> Iterator[str]:
     for each in host[:_MOST_HOST]:
         count = f" ×{each.count}" if each.count > 1 else ""
         share = format_share(each.ns, length)
-        yield f"- {_HOST[each.kind]} {call_name(each.name)}{count} {duration(each.ns)} ({share})\n"
+        yield f"- {_HOST[each.kind]} {call_name(each.name)}{count} {format_ns(each.ns)} ({share})\n"
     if len(host) > _MOST_HOST:
         yield f"- and {len(host) - _MOST_HOST} more\n"
 
@@ -225,13 +208,13 @@ def _operation(when: str, operation: Operation | None) -> str:
     if operation is None:
         return f"- {when}: nothing\n"
     size = f", {operation.bytes:,} bytes" if operation.bytes >= 0 else ""
-    length = duration(operation.end_ns - operation.start_ns)
+    length = format_ns(operation.end_ns - operation.start_ns)
     return f"- {when}: {label(operation.name)} ({length}{size})\n"
 
 
 def _shares(shares: Mapping[str, int], length: int) -> str:
     parts = [
-        f"{_NAMES.get(name, name).replace('_', ' ')} {format_share(ns, length)}"
+        f"{class_words(name)} {format_share(ns, length)}"
         for name, ns in shares.items()
         if ns * 200 >= length
     ]

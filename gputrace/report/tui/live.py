@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, Protocol
 
@@ -15,7 +13,7 @@ import numpy as np
 from rich.console import RenderableType
 from rich.style import Style
 from rich.text import Text
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Footer, Static
@@ -25,15 +23,18 @@ from gputrace.model.intervals import Times
 from gputrace.model.results import Analysis, Breakdown
 from gputrace.model.time_class import CLASSES
 from gputrace.report.palette import LEVELS, SEVERITIES, Palette
-from gputrace.report.tables import duration, gpu_label, verdict
+from gputrace.report.tables import gpu_label, verdict
+from gputrace.report.tui.screen import TerminalApp
+from gputrace.report.tui.state import CURVE_LOOKS
 from gputrace.sanitize import clean
+from gputrace.units import format_ns
 
 _EVERY_S: Final = 1.0
 _OUTPUT_S: Final = 0.25
 _ROWS_OF_OUTPUT: Final = 8
 
 
-class LiveApp(App[str]):
+class LiveApp(TerminalApp[str]):
     """Live view of a feed; its result is ``open`` if the user wants to open the trace."""
 
     TITLE = "gputrace live"
@@ -73,7 +74,6 @@ class LiveApp(App[str]):
         self._is_over = is_over
         self._looking = False
         self._task: asyncio.Task[None] | None = None
-        self.palette = Palette()
         self.now: Now | None = None
 
     def compose(self) -> ComposeResult:
@@ -86,14 +86,10 @@ class LiveApp(App[str]):
         yield Footer(show_command_palette=False)
 
     async def on_mount(self) -> None:
-        colors = 16 if self.console.color_system == "standard" else 1 << 24
-        self.palette = Palette(0 if self.no_color else colors)
+        self.use_palette(self.make_palette(letters=self.no_color))
         self.query_one("#box").focus()
         if self._interrupt is None:
-            # Restores the terminal when the process is terminated.
-            asyncio.get_running_loop().add_signal_handler(
-                signal.SIGTERM, partial(self.exit, return_code=128 + signal.SIGTERM)
-            )
+            self.exit_when_terminated()
         self.set_interval(_EVERY_S, self._look)
         if self._output is not None:
             self.query_one("#output").styles.height = self._rows_of_output + 1
@@ -148,12 +144,6 @@ class LiveApp(App[str]):
         """Offer to open the trace only where a recording is watched, not made."""
         return self._output is None if action == "open" else True
 
-    def action_letters(self) -> None:
-        """Switch between colours and letters."""
-        colors = 16 if self.console.color_system == "standard" else 1 << 24
-        self.palette = Palette(0 if self.palette.colors else colors)
-        self.show()
-
     def action_leave(self) -> None:
         self.exit()
 
@@ -189,13 +179,6 @@ _STATES: Final = {
     "ended": "ended; Enter opens the trace",
     "cut": "the recorder was killed; `gputrace recover` makes a trace of what is there",
 }
-_UNITS: Final = {
-    "utilization": ("use", 1.0, "%"),
-    "power": ("power", 1e3, "W"),
-    "smClock": ("clock", 1.0, "MHz"),
-    "memoryUsed": ("memory", float(1 << 30), "GiB"),
-    "temperature": ("heat", 1.0, "°C"),
-}
 _DRAWN: Final = ("utilization", "power", "smClock")
 _LEAST_CELLS: Final = 4
 _VALUE: Final = 18
@@ -217,7 +200,7 @@ def status(now: Now) -> Text:
     parts = [
         clean(now.name, 40),
         _STATES[now.state],
-        duration(now.elapsed_ns),
+        format_ns(now.elapsed_ns),
         f"{now.bytes / 1e6:,.1f} MB, {rate / 1e6:,.1f} MB/s",
         f"processes: {now.processes}",
     ]
@@ -234,10 +217,13 @@ def body(now: Now, palette: Palette, width: int) -> Text:
 
 def _paces(now: Now, width: int) -> Iterator[Text]:
     yield Text("Steps", _BOLD)
-    if not now.paces:
-        yield from _inferred(now.analysis)
-    for pace in now.paces[:_MOST_RANKS]:
-        yield _pace(pace, width)
+    steps = now.analysis.steps if now.analysis else None
+    if not now.paces and steps is not None and steps.mean_ns:
+        pace = f"  {1e9 / steps.mean_ns:,.2f} a second, mean of {steps.steady_count} "
+        yield Text(f"{pace}{format_ns(steps.mean_ns)} ({steps.kind}, found by: {steps.source})")
+    elif not now.paces:
+        yield Text("  none seen yet", _DIM)
+    yield from (_pace(pace, width) for pace in now.paces[:_MOST_RANKS])
     if len(now.paces) > _MOST_RANKS:
         yield Text(f"  and {len(now.paces) - _MOST_RANKS} ranks more", _DIM)
     yield Text()
@@ -247,8 +233,8 @@ def _pace(pace: Pace, width: int) -> Text:
     speed = "" if pace.per_second is None else f"{pace.per_second:,.2f} a second"
     line = Text(f"  {f'rank {pace.rank}':{_LABEL - 2}}")
     line.append(f"step {pace.number:<8,} {speed:>16}   ")
-    line.append(f"last {duration(pace.lengths[-1]):>9}   ")
-    line.append(f"mean of {len(pace.lengths)} {duration(pace.mean_ns):>9}   ")
+    line.append(f"last {format_ns(pace.lengths[-1]):>9}   ")
+    line.append(f"mean of {len(pace.lengths)} {format_ns(pace.mean_ns):>9}   ")
     room = width - line.cell_len
     if room > _LEAST_CELLS:
         top = float(max(pace.lengths)) or 1.0
@@ -256,23 +242,14 @@ def _pace(pace: Pace, width: int) -> Text:
     return line
 
 
-def _inferred(analysis: Analysis | None) -> Iterator[Text]:
-    steps = analysis.steps if analysis else None
-    if steps is None or not steps.mean_ns:
-        yield Text("  none seen yet", _DIM)
-        return
-    pace = f"  {1e9 / steps.mean_ns:,.2f} a second, mean of {steps.steady_count} "
-    yield Text(f"{pace}{duration(steps.mean_ns)} ({steps.kind}, found by: {steps.source})")
-
-
 def _shares(now: Now, palette: Palette, width: int) -> Iterator[Text]:
     if now.analysis is None:
         return
     rows = now.analysis.breakdown
     steps = max((row.steps for row in rows), default=0)
-    length = duration(now.window[1] - now.window[0])
+    length = format_ns(now.window[1] - now.window[0])
     what = f"last {steps} steps" if steps else f"last {length}"
-    ago = duration(max(now.time_ns - now.window[1], 0))
+    ago = format_ns(max(now.time_ns - now.window[1], 0))
     title = Text("Time of the GPUs" if now.analysis.gpus else "Time of the ranks", _BOLD)
     title.append(f"   {what}, until {ago} ago", _DIM)
     yield title
@@ -316,8 +293,8 @@ def _cards(cards: Sequence[CardNow], now: Now, width: int) -> Iterator[Text]:
     if not cards:
         return
     title = Text("NVML", _BOLD)
-    yield title.append(f"   last {duration(CURVE_NS)}", _DIM)
-    others = [name for name in _UNITS if name not in _DRAWN]
+    yield title.append(f"   last {format_ns(CURVE_NS)}", _DIM)
+    others = [name for name in CURVE_LOOKS if name not in _DRAWN]
     room = (width - _LABEL - 12 * len(others)) // len(_DRAWN) - _VALUE
     edges = np.linspace(now.time_ns - CURVE_NS, now.time_ns, max(room, 0) + 1).astype(np.int64)
     for card in cards:
@@ -331,22 +308,18 @@ def _cards(cards: Sequence[CardNow], now: Now, width: int) -> Iterator[Text]:
 
 def _drawn(name: str, curve: Curve | None, edges: Times) -> Text:
     """Draw a curve and its latest value, padded to equal width."""
-    called, room = _UNITS[name][0], len(edges) - 1
+    called, room = CURVE_LOOKS[name].short, len(edges) - 1
     line = Text().append(f"{called} ", _DIM)
     if room > _LEAST_CELLS:
-        line.append(_levels([math.nan] * room if curve is None else _filled(curve, edges)))
+        known = None if curve is None else (curve.means(edges) / curve.top).tolist()
+        line.append(_levels(known or [math.nan] * room))
     return line.append(f" {_value(name, curve)}".ljust(_VALUE - len(called) - 1))
-
-
-def _filled(curve: Curve, edges: Times) -> list[float]:
-    shares: list[float] = (curve.means(edges) / curve.top).tolist()
-    return shares
 
 
 def _value(name: str, curve: Curve | None) -> str:
     """Format the latest value of a curve."""
-    _, unit, sign = _UNITS[name]
-    return "–" if curve is None else f"{curve.value[-1] / unit:,.0f} {sign}"
+    look = CURVE_LOOKS[name]
+    return "–" if curve is None else f"{curve.value[-1] / look.scale:,.0f} {look.unit}"
 
 
 def _levels(shares: Sequence[float]) -> str:
@@ -357,9 +330,6 @@ def _levels(shares: Sequence[float]) -> str:
         " " if share != share else LEVELS[min(max(round(share * top), 1 if share > 0 else 0), top)]
         for share in shares
     )
-
-
-__all__ = ["CURVE_NS", "body", "headline", "status"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,29 +1,31 @@
-"""Keys of the browser, and the reader of its traces."""
+"""Keys of the browser, the reader of its traces, and the base of terminal applications."""
 
 from __future__ import annotations
 
+import asyncio
 import queue
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
+from textual.app import App
 from textual.binding import Binding
 
 from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.pipeline import Options, analyze
 from gputrace.analyzers.result_cache import ResultCache
-from gputrace.analyzers.timeline_model import (
-    Scene,
-    SceneLane,
-    first_scene,
-    full_scene,
-)
+from gputrace.analyzers.timeline_model import Scene, SceneLane, first_scene, full_scene
 from gputrace.analyzers.timeline_model.gaps import GapDetail, Launch, describe_gap, find_issuer
 from gputrace.analyzers.timeline_model.trace_rows import stream_lanes, thread_lanes
 from gputrace.model.trace import Trace, Window
+from gputrace.report.palette import Palette
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,8 @@ GROUPS: Final[dict[str, tuple[Key, ...]]] = {
         Key("o", "sort", "sort by length, start, gpu, cause, step", "sort"),
         Key("O", "reverse", "the other way round"),
         Key("F", "filter", "filter: gpu=0 cause=data step=8:24 len>1ms", "filter"),
-        Key("i", "steady", "steady steps only, or all"),
-        Key("B", "between", "between batches only, or all"),
+        Key("i", "toggle_filter('steady')", "steady steps only, or all"),
+        Key("B", "toggle_filter('between')", "between batches only, or all"),
     ),
     "Time": (
         Key("plus,equals_sign,w", "zoom(0.5)", "zoom in at the cursor", "", "+ w"),
@@ -91,8 +93,8 @@ GROUPS: Final[dict[str, tuple[Key, ...]]] = {
         Key("R", "ranks", "show some ranks only: 0,2-3"),
         Key("b", "beside", "this rank and the next alone, side by side; or all"),
         Key("A", "align", "align two traces at the step under the cursor, by its number"),
-        Key("S", "streams", "a lane for each stream"),
-        Key("H", "threads", "a lane for each host thread"),
+        Key("S", "toggle_parts(False)", "a lane for each stream"),
+        Key("H", "toggle_parts(True)", "a lane for each host thread"),
         Key("v", "curves", "what NVML sampled: use, clock, power, memory, heat, or nothing"),
         Key("l", "letters", "letters in place of colours"),
         Key("z", "enlarge", "lanes on the whole screen, or the gaps below them again"),
@@ -108,6 +110,34 @@ GROUPS: Final[dict[str, tuple[Key, ...]]] = {
 }
 
 KEYS: Final = tuple(key for group in GROUPS.values() for key in group)
+
+
+class TerminalApp(App[T]):
+    """Application in colours or letters that leaves the terminal usable when it is terminated."""
+
+    palette = Palette()
+
+    def make_palette(self, *, letters: bool) -> Palette:
+        """Return the palette of letters, or of the colours that the terminal has."""
+        colors = 16 if self.console.color_system == "standard" else 1 << 24
+        return Palette(0 if letters else colors)
+
+    def use_palette(self, palette: Palette) -> None:
+        self.palette = palette
+
+    def exit_when_terminated(self) -> None:
+        asyncio.get_running_loop().add_signal_handler(
+            signal.SIGTERM, partial(self.exit, return_code=128 + signal.SIGTERM)
+        )
+
+    def action_letters(self) -> None:
+        """Switch between colours and letters."""
+        self.use_palette(self.make_palette(letters=bool(self.palette.colors)))
+        self.show()
+
+    def show(self) -> None:
+        """Redraw everything."""
+        raise NotImplementedError
 
 
 class Listener(Protocol):

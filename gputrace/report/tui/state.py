@@ -23,9 +23,9 @@ from gputrace.analyzers.timeline_model import (
 from gputrace.analyzers.timeline_model.cells import CURVES, NOTHING
 from gputrace.model.intervals import Times
 from gputrace.model.results import Analysis
-from gputrace.report.tables import duration
+from gputrace.report.tables import needs_ranks
 from gputrace.sanitize import clean
-from gputrace.units import parse_duration
+from gputrace.units import format_ns, parse_duration
 
 _NAMES: Final = "AB"
 """Names of two traces."""
@@ -154,23 +154,6 @@ class Board:
         steps = scene.steps_of(shown.lane.rank if shown else 0) if scene else None
         return None if steps is None or not len(steps) else (steps, self.zero(trace))
 
-    def same_step(self, moment: int) -> tuple[int | None, int | None]:
-        """Return the starts, in both traces, of the step with the number nearest a time.
-
-        The step is the nearest one in the trace and the rank at the cursor.
-        """
-        at = self.lane_at_cursor
-        trace, rank = (at.trace, at.lane.rank) if at is not None else (0, 0)
-        starts = [self._step_starts(each, rank) for each in (0, 1)]
-        near = starts[trace]
-        if near is None:
-            return None, None
-        number = int(np.abs(near - moment).argmin())
-        first, second = (
-            None if each is None else int(each[min(number, len(each) - 1)]) for each in starts
-        )
-        return first, second
-
     def _step_starts(self, trace: int, rank: int) -> Times | None:
         """Return the starts of the steps of a rank; of another one if the trace lacks it."""
         gpus = [gpu for gpu in self.gpus if gpu.trace == trace]
@@ -181,13 +164,17 @@ class Board:
     def align(self) -> bool:
         """Shift the second trace so that the steps of equal number at the cursor start together.
 
-        Lanes and gaps are rebuilt. Returns false where a trace has no steps.
+        The step is the nearest one in the trace and the rank at the cursor. Lanes and gaps are
+        rebuilt. Returns false where a trace has no steps.
         """
-        first, second = self.same_step(self.cursor)
+        at = self.lane_at_cursor
+        trace, rank = (at.trace, at.lane.rank) if at is not None else (0, 0)
+        first, second = (self._step_starts(each, rank) for each in (0, 1))
         if first is None or second is None:
             return False
-        self.shifts[1] += second - first
-        self.cursor = first
+        number = int(np.abs((first, second)[trace] - self.cursor).argmin())
+        self.cursor = int(first[min(number, len(first) - 1)])
+        self.shifts[1] += int(second[min(number, len(second) - 1)]) - self.cursor
         self.forget()
         self.rebuild()
         return True
@@ -282,12 +269,12 @@ class Board:
             return ""
         lengths = steps[0].lengths
         if not self.table.between[row]:
-            return f"within step {number} ({duration(int(lengths[number]))})"
+            return f"within step {number} ({format_ns(int(lengths[number]))})"
         first = int(np.searchsorted(steps[0].start, int(self.table.start[row]) + steps[1]))
-        after = f"step {first} ({duration(int(lengths[first]))})"
+        after = f"step {first} ({format_ns(int(lengths[first]))})"
         if not first:
             return f"before {after}"
-        return f"between step {first - 1} ({duration(int(lengths[first - 1]))}) and {after}"
+        return f"between step {first - 1} ({format_ns(int(lengths[first - 1]))}) and {after}"
 
     def chosen_span(self, shown: ShownLane) -> tuple[int, int] | None:
         """Return the span of the selection on a lane; None if nothing on it is selected."""
@@ -321,14 +308,25 @@ class Board:
         return replace(table, lane=lane, start=table.start - zero, end=table.end - zero)
 
 
-CURVE_NAMES: Final = {
-    "utilization": "use",
-    "smClock": "SM clock",
-    "power": "power",
-    "memoryUsed": "memory",
-    "temperature": "heat",
+@dataclass(frozen=True, slots=True)
+class CurveLook:
+    """Name and unit of a curve."""
+
+    label: str
+    short: str
+    scale: float
+    """Number by which values are divided."""
+    unit: str
+
+
+CURVE_LOOKS: Final = {
+    "utilization": CurveLook("use", "use", 1, "%"),
+    "power": CurveLook("power", "power", 1e3, "W"),
+    "smClock": CurveLook("SM clock", "clock", 1, "MHz"),
+    "memoryUsed": CurveLook("memory", "memory", 1 << 30, "GiB"),
+    "temperature": CurveLook("heat", "heat", 1, "°C"),
 }
-"""Labels of the lanes of curves."""
+"""Looks of the curves, by name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,12 +362,12 @@ class Picked:
 def label_of(lane: SceneLane, others: Sequence[SceneLane]) -> str:
     """Return ``gpu 3``; with the rank where the numbers of ranks and GPUs differ."""
     if lane.part:
-        return f" {clean(CURVE_NAMES.get(lane.part, lane.part), 24)}"
+        known = CURVE_LOOKS.get(lane.part)
+        return f" {clean(known.label if known else lane.part, 24)}"
     if lane.gpu is None:
         return f"rank {lane.rank}"
-    several = len({other.rank for other in others}) > 1
-    differ = several and any(other.gpu != other.rank for other in others)
-    return f"{'gpu' if lane.gpu_known else 'dev'} {lane.gpu}" + (f" r{lane.rank}" if differ else "")
+    rank = f" r{lane.rank}" if needs_ranks(others) else ""
+    return f"{'gpu' if lane.gpu_known else 'dev'} {lane.gpu}{rank}"
 
 
 def belongs(part: ShownLane, gpu: ShownLane, last: bool) -> bool:

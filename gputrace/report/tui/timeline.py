@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 import numpy as np
 from rich.segment import Segment
@@ -15,9 +16,9 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from gputrace.analyzers.timeline_model import Scene
-from gputrace.analyzers.timeline_model.cells import CURVES, Layers, edges_of, stack
+from gputrace.analyzers.timeline_model.cells import CURVES, edges_of, stack
 from gputrace.report.palette import Palette
-from gputrace.report.tables import duration, moment
+from gputrace.report.tables import moment
 from gputrace.report.tui.drawing import (
     Row,
     bar_rows,
@@ -27,10 +28,7 @@ from gputrace.report.tui.drawing import (
     operation_words,
 )
 from gputrace.report.tui.state import Board, ShownLane, Viewport
-from gputrace.units import format_share
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from gputrace.units import format_ns, format_share
 
 TALLEST: Final = 4
 """Maximum rows of a lane; with three or more, the last one is left blank."""
@@ -45,19 +43,20 @@ class Timeline(ScrollView, can_focus=False):
 
     DEFAULT_CSS: ClassVar[str] = "Timeline { scrollbar-size-horizontal: 0; }"
 
+    @dataclass
     class Clicked(Message):
         """Click on a lane."""
 
-        def __init__(self, lane: int, moment: int) -> None:
-            super().__init__()
-            self.lane, self.moment = lane, moment
+        lane: int
+        moment: int
 
+    @dataclass
     class Moved(Message):
         """Wheel or drag that changes the window."""
 
-        def __init__(self, zoom: float = 1.0, anchor: int | None = None, pan: float = 0.0) -> None:
-            super().__init__()
-            self.zoom, self.anchor, self.pan = zoom, anchor, pan
+        zoom: float = 1.0
+        anchor: int | None = None
+        pan: float = 0.0
 
     def __init__(self, board: Board, palette: Palette) -> None:
         super().__init__(id="timeline")
@@ -150,18 +149,14 @@ class Timeline(ScrollView, can_focus=False):
         board, view, cells = self.board, self.board.view, self.cells
         rows = draw_bars(shown, view, cells, self.bar_height, self.palette)
         middle = rows[self.bar_height // 2]
-        words = list(operation_words(shown, self._names(shown), view, cells))
+        scene = board.scenes[shown.trace]
+        words = list(operation_words(shown, scene.names if scene else {}, view, cells))
         if shown.number >= 0:
-            number = board.gpus.index(shown)
-            words += gap_words(number, board.table, view, cells)
+            words += gap_words(board.gpus.index(shown), board.table, view, cells)
         for each in words:
             middle.write(each.first, each.text, self.palette.text(each.ground))
         self._overlay(shown, index, rows)
         return rows
-
-    def _names(self, shown: ShownLane) -> Mapping[int, str]:
-        scene = self.board.scenes[shown.trace]
-        return scene.names if scene else {}
 
     def _overlay(self, shown: ShownLane, index: int, rows: list[Row]) -> None:
         """Mark the selection, and the cursor on its lane."""
@@ -271,8 +266,9 @@ class Ruler(Widget, can_focus=False):
         classes = max((shown.lane.layers.classes for shown in gpus), key=len)
         total = np.zeros((cells, len(classes)), np.int64)
         for shown in gpus:
-            layers: Layers = shown.lane.layers
-            shares = layers.split(edges_of(view.start + shown.zero, view.end + shown.zero, cells))
+            shares = shown.lane.layers.split(
+                edges_of(view.start + shown.zero, view.end + shown.zero, cells)
+            )
             total[:, : shares.shape[1]] += shares
         lengths = np.maximum(np.diff(edges_of(view.start, view.end, cells)), 1) * len(gpus)
         return bar_rows(stack(total, lengths), (*classes, ""), self.palette)[0]
@@ -302,7 +298,7 @@ class Ruler(Widget, can_focus=False):
         if len(marks) == 2:
             first, last = sorted(places)
             row.write(first, "─" * min(last - first, cells), Style(bold=True))
-            text = f" {duration(abs(marks[1] - marks[0]))} "
+            text = f" {format_ns(abs(marks[1] - marks[0]))} "
             if last - first > len(text) + 2:
                 row.write((first + last - len(text)) // 2, text, style)
         for cell, letter in zip(places, "ab", strict=False):
@@ -313,13 +309,12 @@ class Ruler(Widget, can_focus=False):
         board, view, row = self.board, self.board.view, self._blank()
         at_cursor, cells = board.steps_at(board.lane_at_cursor), self._timeline.cells
         if at_cursor is None:
-            row.write(0, self._no_steps(), Style(dim=True))
+            row.write(0, "no steps found" if board.analysis() else "", Style(dim=True))
             return row
         steps, zero = at_cursor
         first = int(np.searchsorted(steps.end, view.start + zero, "right"))
         last = int(np.searchsorted(steps.start, view.end + zero))
-        trace = board.lane_at_cursor.trace if board.lane_at_cursor else 0
-        scene = board.scenes[trace]
+        scene = board.scenes[board.lane_at_cursor.trace if board.lane_at_cursor else 0]
         free = 0
         for number in range(first, last):
             start, end = int(steps.start[number]) - zero, int(steps.end[number]) - zero
@@ -337,12 +332,8 @@ class Ruler(Widget, can_focus=False):
         view = self.board.view
         room = min(view.cell_of(end, cells), cells) - max(view.cell_of(start, cells), 0)
         word = "warm-up " if scene and number < scene.found.warmup else "step "
-        texts = (f"├ {word}{number}, {duration(end - start)} ", f"├ {number} ", f"├{number}")
+        texts = (f"├ {word}{number}, {format_ns(end - start)} ", f"├ {number} ", f"├{number}")
         return next((text for text in texts if len(text) <= room), "│")
-
-    def _no_steps(self) -> str:
-        analysis = self.board.analysis()
-        return "" if analysis is None else "no steps found"
 
     def _write_interludes(
         self, row: Row, scene: Scene | None, view: Viewport, cells: int, zero: int
