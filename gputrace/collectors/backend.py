@@ -47,6 +47,11 @@ class Plan:
     when_slow: float = 0.0
     """Factor over the usual step time from which a slow step gets a trace; 0 for none."""
 
+    @property
+    def look_s(self) -> float:
+        """Seconds between looks at the recording, 0 for the usual ones; a ring soon lets go."""
+        return 1.0 if self.when_slow else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Merged:
@@ -63,13 +68,6 @@ class Merged:
     """Notes for the user, a line each."""
     unread: bool = False
     """True if the folder has non-empty files that could not be read."""
-
-
-def look_s(plan: Plan) -> float:
-    """Return the seconds between looks at the recording: a slow step must be found while in the
-    ring.
-    """
-    return 1.0 if plan.when_slow else 0.0
 
 
 def run_directly(
@@ -118,9 +116,7 @@ def has_driver() -> bool:
 
 
 def other_recorder(inherited: Mapping[str, str], own: Path | None = None) -> str | None:
-    """Return what else in an environment records CUDA and what to do about it; None if nothing
-    does.
-    """
+    """Return what else would record CUDA in an environment, and what to do about it; or None."""
     if any(variable in inherited for variable in _OTHER_TOOLS):
         return "this shell runs under nsys, and CUDA has room for one recorder; run without nsys"
     other = inherited.get("CUDA_INJECTION64_PATH")

@@ -46,19 +46,9 @@ class Check:
 
 def examine() -> list[Check]:
     """All checks, in the order in which recording needs the things."""
-    cards = _cards_or_why_not()
-    return [
-        *_driver(),
-        *_container(),
-        *_cards(cards),
-        *_collector(),
-        *_cupti(),
-        *_in_the_way(),
-        *_nsys(),
-        *_nvprof(cards),
-        *_ncu(),
-        *_plugins(),
-    ]
+    cards, capabilities = _find_cards()
+    checks = [*_driver(), *_container(), *cards, *_collector(), *_nsys()]
+    return [*checks, *_nvprof(capabilities), *_others()]
 
 
 def _driver() -> Iterator[Check]:
@@ -67,8 +57,7 @@ def _driver() -> Iterator[Check]:
         advice = how_to_get_gpus(name) if name else "on a machine with a GPU, install the driver"
         yield Check("NVIDIA driver", "missing", "not loaded", advice)
         return
-    text = _VERSION_FILE.read_text() if _VERSION_FILE.exists() else ""
-    version = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", text)
+    version = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", _read(_VERSION_FILE))
     yield Check("NVIDIA driver", "ok", version[0] if version else "loaded")
     admin = re.search(r"RmProfilingAdminOnly: *1", _read(_PARAMETERS))
     if admin and os.geteuid():
@@ -90,52 +79,31 @@ def _container() -> Iterator[Check]:
         yield Check("NVIDIA_DRIVER_CAPABILITIES", "note", found, advice)
 
 
-@dataclass(frozen=True, slots=True)
-class _Card:
-    name: str
-    capability: tuple[int, int] | None
-    """The compute capability, where NVML tells it."""
-    is_split: bool
-
-    def __str__(self) -> str:
-        if self.capability is None:
-            return self.name
-        return "{} (compute capability {}.{})".format(self.name, *self.capability)
+_Capability = tuple[int, int] | None
 
 
-def _find_cards() -> list[_Card]:
-    """Raises whatever NVML, or the lack of it, raises."""
-    nvml: Any = import_module("pynvml")
-    nvml.nvmlInit()
-    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-    return [
-        _Card(
-            nvml.nvmlDeviceGetName(handle),
-            ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle),
-            bool((ask(nvml, "nvmlDeviceGetMigMode", handle) or [0])[0]),
-        )
-        for handle in handles
-    ]
-
-
-def _cards_or_why_not() -> list[_Card] | str:
+def _find_cards() -> tuple[list[Check], list[_Capability]]:
+    """Checks of the cards by NVML; and their compute capabilities, None where it does not say."""
     if not has_driver():
-        return ""
+        return [], []
     try:
-        return _find_cards()
-    except Exception as error:  # whatever NVML raises is the finding
-        return str(error) or type(error).__name__
-
-
-def _cards(cards: list[_Card] | str) -> Iterator[Check]:
-    if isinstance(cards, str):
-        if cards:
-            yield Check("NVML", "note", cards, "clocks and power are not sampled without it")
-        return
-    shown = [str(card) for card in cards]
-    yield Check("GPUs", "ok", ", ".join(f"{shown.count(n)} x {n}" for n in dict.fromkeys(shown)))
-    if any(card.is_split for card in cards):
-        yield Check("MIG", "note", "on", "NVML tells less of a GPU that is split")
+        nvml: Any = import_module("pynvml")
+        nvml.nvmlInit()
+        cards = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        names = [nvml.nvmlDeviceGetName(card) for card in cards]
+    except Exception as error:  # whatever NVML, or the lack of it, raises is the finding
+        why = str(error) or type(error).__name__
+        return [Check("NVML", "note", why, "clocks and power are not sampled without it")], []
+    capabilities = [ask(nvml, "nvmlDeviceGetCudaComputeCapability", card) for card in cards]
+    shown = [
+        "{} (compute capability {}.{})".format(name, *capability) if capability else name
+        for name, capability in zip(names, capabilities, strict=True)
+    ]
+    counted = ", ".join(f"{shown.count(card)} x {card}" for card in dict.fromkeys(shown))
+    checks = [Check("GPUs", "ok", counted)]
+    if any((ask(nvml, "nvmlDeviceGetMigMode", card) or [0])[0] for card in cards):
+        checks.append(Check("MIG", "note", "on", "NVML tells less of a GPU that is split"))
+    return checks, capabilities
 
 
 def _collector() -> Iterator[Check]:
@@ -146,29 +114,18 @@ def _collector() -> Iterator[Check]:
         yield Check("collector", "ok", library.name)
     if not (HOOKS / "sitecustomize.py").exists():
         yield Check("host hooks", "note", "not installed", "steps and data waits go unrecorded")
-
-
-def _cupti() -> Iterator[Check]:
-    found = sorted({str(path) for path in _libcuptis()})
-    if found:
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        yield Check("libcupti", "ok", f"{found[-1]}{more}")
+    cupti = {str(path) for path in libcuptis()}
+    for pattern in _CUPTI_PLACES:
+        cupti |= {str(path) for path in Path("/").glob(pattern.lstrip("/"))}
+    if named := os.environ.get("GPUTRACE_CUPTI"):
+        cupti.add(str(Path(named)))
+    if cupti:
+        more = f" and {len(cupti) - 1} more" if len(cupti) > 1 else ""
+        yield Check("libcupti", "ok", f"{max(cupti)}{more}")
     else:
         advice = "PyTorch and JAX bring their own; else pip install 'gputrace[cuda13]', or cuda12"
         yield Check("libcupti", "note", "none in this Python or the usual places", advice)
-
-
-def _libcuptis() -> Iterator[Path]:
-    if named := os.environ.get("GPUTRACE_CUPTI"):
-        yield Path(named)
-    yield from libcuptis()
-    for pattern in _CUPTI_PLACES:
-        yield from Path("/").glob(pattern.lstrip("/"))
-
-
-def _in_the_way() -> Iterator[Check]:
-    other = os.environ.get("CUDA_INJECTION64_PATH")
-    if other:
+    if other := os.environ.get("CUDA_INJECTION64_PATH"):
         advice = "unset it to record: CUDA has room for one recorder"
         yield Check("CUDA_INJECTION64_PATH", "note", other, advice)
 
@@ -183,19 +140,15 @@ def _nsys() -> Iterator[Check]:
         found, obstacle = f"{nsys_version(nsys)} ({nsys})", importer_obstacle(nsys)
     except (OSError, MissingError) as error:
         advice = "GPUTRACE_NSYS or the PATH names it; let them name one that runs"
-        yield Check("nsys", "note", f"{nsys} cannot be run ({_why(error)})", advice)
+        why = error.strerror if isinstance(error, OSError) else error
+        yield Check("nsys", "note", f"{nsys} cannot be run ({why})", advice)
         return
     yield Check("nsys", "note" if obstacle else "ok", found, obstacle or "")
 
 
-def _why(error: OSError | MissingError) -> str:
-    return str(error.strerror if isinstance(error, OSError) else error)
-
-
-def _nvprof(cards: list[_Card] | str) -> Iterator[Check]:
+def _nvprof(capabilities: list[_Capability]) -> Iterator[Check]:
     """Worth a word where it is there, or there is a card that it serves."""
-    known = [] if isinstance(cards, str) else [card.capability for card in cards]
-    serves = [capability for capability in known if capability and capability < _NVPROF_ENDS]
+    serves = any(capability and capability < _NVPROF_ENDS for capability in capabilities)
     what = f"it serves cards of compute capability below {_NVPROF_ENDS[0]}.{_NVPROF_ENDS[1]} only"
     nvprof = find_nvprof()
     if nvprof is None:
@@ -209,22 +162,17 @@ def _nvprof(cards: list[_Card] | str) -> Iterator[Check]:
         return
     version = re.search(r"Release version (\S+)", run.stdout)
     found = f"{version[1] if version else 'of unknown version'} ({nvprof})"
-    none_here = ": none here" if known and not serves else ""
+    none_here = ": none here" if capabilities and not serves else ""
     yield Check("nvprof", "note" if none_here else "ok", found, what + none_here)
 
 
-def _ncu() -> Iterator[Check]:
-    """Worth a word where it is there: recording does without."""
+def _others() -> Iterator[Check]:
+    """Ncu and the installed plugins, which are not imported: recording does without them."""
     if ncu := find_ncu():
         yield Check("ncu", "ok", f"{ncu}, which gputrace kernel hands kernels to")
-
-
-def _plugins() -> Iterator[Check]:
-    """List the installed plugins without importing them."""
-    if found := [str(plugin) for plugin in all_plugins()]:
-        yield Check(
-            "plugins", "ok", ", ".join(found), "gputrace plugins --check says whether each works"
-        )
+    if plugins := ", ".join(map(str, all_plugins())):
+        advice = "gputrace plugins --check says whether each works"
+        yield Check("plugins", "ok", plugins, advice)
 
 
 def _read(path: Path) -> str:
@@ -253,9 +201,7 @@ _NEEDED: Final = {"compute": "recording", "utility": "clocks and power"}
 
 
 def container(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return what runs the container that we are in, by the marks that each leaves; None outside
-    one.
-    """
+    """Name what runs the container that we are in, by the marks it leaves; None outside."""
     if "KUBERNETES_SERVICE_HOST" in environment:
         return "Kubernetes"
     if "APPTAINER_CONTAINER" in environment or "SINGULARITY_CONTAINER" in environment:
@@ -263,10 +209,7 @@ def container(root: Path = Path("/"), environment: Mapping[str, str] = os.enviro
     for file, name in _FILES.items():
         if (root / file).exists():
             return name
-    try:
-        groups = (root / "proc/1/cgroup").read_text()
-    except OSError:
-        return None
+    groups = _read(root / "proc/1/cgroup")
     return next((name for mark, name in _CGROUPS.items() if mark in groups), None)
 
 
@@ -276,9 +219,7 @@ def how_to_get_gpus(name: str) -> str:
 
 
 def missing_capabilities(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the needed capabilities that NVIDIA_DRIVER_CAPABILITIES leaves out, and their
-    purpose.
-    """
+    """Needed capabilities that NVIDIA_DRIVER_CAPABILITIES leaves out, each with its purpose."""
     given = environment.get("NVIDIA_DRIVER_CAPABILITIES")
     if not given or "all" in given.split(","):
         return {}

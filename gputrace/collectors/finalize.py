@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -82,10 +81,10 @@ def write_all(
     ``start`` is the session's on CLOCK_REALTIME. What the hooks and NVML saw is not in it.
     """
     write_session(writer, start, meta)
-    cards = write_cards(writer, spools)
+    cards = _write_cards(writer, spools)
     processes = write_processes(writer, spools, hosts)
     for spool in spools:
-        ProcessRows(writer, spool, start).write(cards)
+        _Activity(writer, spool, start).write(cards)
     return processes
 
 
@@ -110,56 +109,128 @@ _UNKNOWN_MEMORY: Final = 7
 """Memory kinds of nsys's ENUM_CUDA_MEM_KIND, which counts from pageable; CUPTI counts from
 unknown."""
 _LAUNCH_TYPES: Final = 3
-_CLOCKS: Final = ("realtime", "monotonic", "raw")
+_TYPES: Final = np.array([PUSH_POP, MARK, START_END, DOMAIN])
+_MARK, _START_END, DOMAIN_CREATED = 1, 2, 3
+"""Kinds of NVTX records, as native/spool.h numbers them."""
 
 
-class ProcessRows:
-    """Writes the rows of one process."""
+class _Activity:
+    """Writes what the collector recorded in one process."""
 
     def __init__(self, writer: TraceWriter, spool: Spool, start: int) -> None:
         self._writer, self._spool, self._start = writer, spool, start
         self._pid = global_pid(spool.pid)
-        self._texts: dict[tuple[int, str], int] = {}
 
     def write(self, cards: Mapping[bytes, int]) -> None:
-        self._process(cards)
-        self._kernels(self._spool.records[b"KERN"])
-        self._copies(self._spool.records[b"COPY"])
-        self._memsets(self._spool.records[b"MSET"])
-        self._graphs(self._spool.records[b"GRPH"])
-        self._calls(self._spool.records[b"API "])
-        self._ranges(self._spool.records[b"NVTX"])
-        self._overheads(self._spool.records[b"OVER"])
+        """Write all tables; ``cards`` are the ids of TARGET_INFO_GPU by uuid."""
+        self._write_process(cards)
+        self._write_gpu()
+        self._write_ranges(self._spool.records[b"NVTX"])
+        rows = self._spool.records[b"API "]
+        columns = self._span(rows) | {
+            "eventClass": rows["driver"],
+            "globalTid": self._threads(rows["thread"]),
+            "correlationId": rows["correlation"],
+            "nameId": self._strings(rows["name"]),
+            "returnValue": rows["result"],
+        }
+        self._writer.add("CUPTI_ACTIVITY_KIND_RUNTIME", columns)
+        rows = self._spool.records[b"OVER"]
+        kinds = [OVERHEADS.get(kind, UNKNOWN_OVERHEAD) for kind in rows["kind"].tolist()]
+        columns = self._span(rows) | {
+            "eventClass": [0] * len(rows),
+            "globalTid": self._threads(rows["thread"]),
+            "nameId": self._writer.strings([name for _, name in kinds]),
+            "overheadType": [number for number, _ in kinds],
+        }
+        self._writer.add("CUPTI_ACTIVITY_KIND_OVERHEAD", columns)
 
-    def _process(self, cards: Mapping[bytes, int]) -> None:
-        spool, add = self._spool, self._writer.add_rows
+    def _write_process(self, cards: Mapping[bytes, int]) -> None:
+        spool, add = self._spool, self._writer.add
         names = self._writer.strings(list(spool.threads.values()))
         threads = self._threads(np.array(list(spool.threads), np.uint32))
-        self._writer.add("ThreadNames", {"nameId": names, "globalTid": threads})
-        devices = {int(row["ordinal"]): row for row in spool.records[b"DEVI"]}
-        rows = [(cards[bytes(r["uuid"])], o, spool.pid) for o, r in devices.items()]
-        if rows:
-            add("TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"], rows)
-        times = [spool.records[b"CLOK"][name].astype(np.int64).tolist() for name in _CLOCKS]
-        clocks = [(self._pid, *row) for row in zip(*times, strict=True)]
-        columns = ["globalPid", "realtimeNs", "monotonicNs", "monotonicRawNs"]
-        if clocks:
-            add("GPUTRACE_CLOCK", columns, clocks)
-        self._windows("GPUTRACE_WINDOW", windows_of(spool))
-        self._windows("GPUTRACE_API_WINDOW", call_windows_of(spool) or [])
-        if spool.losses:
-            write_losses(self._writer, self._pid, spool.losses, self._start)
+        add("ThreadNames", {"nameId": names, "globalTid": threads})
+        devices = {int(row["ordinal"]): cards[bytes(row["uuid"])] for row in spool.records[b"DEVI"]}
+        columns = {"gpuId": list(devices.values()), "cudaId": list(devices)}
+        add("TARGET_INFO_CUDA_DEVICE", columns | {"pid": [spool.pid] * len(devices)})
+        clocks = spool.records[b"CLOK"]
+        looks: dict[str, Any] = {
+            "globalPid": [self._pid] * len(clocks),
+            "realtimeNs": clocks["realtime"].astype(np.int64),
+            "monotonicNs": clocks["monotonic"].astype(np.int64),
+            "monotonicRawNs": clocks["raw"].astype(np.int64),
+        }
+        add("GPUTRACE_CLOCK", looks)
+        calls = call_windows_of(spool) or []
+        for table, stretches in (
+            ("GPUTRACE_WINDOW", windows_of(spool)),
+            ("GPUTRACE_API_WINDOW", calls),
+        ):
+            starts, ends = np.array(stretches, np.uint64).reshape(-1, 2).T
+            span = {"start": self._time(starts), "end": self._time(ends)}
+            add(table, span | {"globalPid": [self._pid] * len(stretches)})
+        write_losses(self._writer, self._pid, spool.losses, self._start)
 
-    def _windows(self, table: str, stretches: Sequence[tuple[int, int]]) -> None:
-        windows = np.array(stretches, np.uint64).reshape(-1, 2)
-        span = {"start": self._time(windows[:, 0]), "end": self._time(windows[:, 1])}
-        self._writer.add(table, {**span, "globalPid": [self._pid] * len(windows)})
+    def _write_gpu(self) -> None:
+        records, add = self._spool.records, self._writer.add
+        rows = records[b"KERN"]
+        types = rows["launch_type"].astype(np.int64)
+        columns = self._on_gpu(rows) | {
+            "demangledName": self._strings(rows["name"], demangle),
+            "shortName": self._strings(rows["name"], lambda name: short(demangle(name))),
+            "mangledName": self._strings(rows["name"]),
+            "registersPerThread": rows["registers"],
+            "staticSharedMemory": rows["static_shared"],
+            "dynamicSharedMemory": rows["dynamic_shared"],
+            "localMemoryPerThread": rows["local_per_thread"],
+            "localMemoryTotal": rows["local_total"],
+            # CUPTI counts from regular, nsys from unknown.
+            "launchType": np.where(types < _LAUNCH_TYPES, types + 1, 0),
+            "gridId": rows["grid_id"],
+        }
+        for i, axis in enumerate("XYZ"):
+            columns |= {f"grid{axis}": rows["grid"][:, i], f"block{axis}": rows["block"][:, i]}
+        add("CUPTI_ACTIVITY_KIND_KERNEL", columns)
+        rows = records[b"COPY"]
+        columns = self._on_gpu(rows) | {
+            "bytes": rows["bytes"].astype(np.int64),
+            "copyKind": rows["copy_kind"],
+            "srcKind": _nsys_memory(rows["source_kind"]),
+            "dstKind": _nsys_memory(rows["destination_kind"]),
+            "srcDeviceId": _where(rows["source_device"] != _NOT_GIVEN, rows["source_device"]),
+            "dstDeviceId": _where(
+                rows["destination_device"] != _NOT_GIVEN, rows["destination_device"]
+            ),
+        }
+        add("CUPTI_ACTIVITY_KIND_MEMCPY", columns)
+        rows = records[b"MSET"]
+        columns = self._on_gpu(rows) | {
+            "value": rows["value"],
+            "bytes": rows["bytes"].astype(np.int64),
+            "memKind": _nsys_memory(rows["memory_kind"]),
+        }
+        add("CUPTI_ACTIVITY_KIND_MEMSET", columns)
+        rows = records[b"GRPH"]
+        columns = self._on_gpu(rows) | {"graphId": rows["graph"], "graphExecId": rows["graph"]}
+        add("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", columns)
 
-    def _span(self, rows: Records) -> dict[str, Any]:
-        return {"start": self._time(rows["start"]), "end": self._time(rows["end"])}
-
-    def _time(self, moments: NDArray[np.uint64]) -> NDArray[np.int64]:
-        return session_time(moments, self._start)
+    def _write_ranges(self, rows: Records) -> None:
+        kinds, span = rows["kind"], self._span(rows)
+        threads, enders = self._threads(rows["thread"]), self._threads(rows["end_thread"])
+        texts = np.array(self._strings(rows["name"]), np.int64)
+        domains = zip(rows["domain"].tolist(), kinds == DOMAIN_CREATED, strict=True)
+        columns = {
+            "start": span["start"],
+            "end": _where((kinds != _MARK) & (kinds != DOMAIN_CREATED), span["end"]),
+            "eventType": _TYPES.take(kinds.astype(np.int64), mode="clip"),
+            "rangeId": _where(kinds == _START_END, rows["range"]),
+            "text": [self._spool.name(id) if created else None for id, created in domains],
+            "globalTid": threads,
+            "endGlobalTid": _where((kinds == _START_END) & (enders != threads), enders),
+            "textId": _where(kinds != DOMAIN_CREATED, texts),
+            "domainId": rows["domain"],
+        }
+        self._writer.add("NVTX_EVENTS", columns)
 
     def _on_gpu(self, rows: Records) -> dict[str, Any]:
         # Of what the GPU was still at when CUPTI had to hand it over, one time or both are 0.
@@ -173,90 +244,27 @@ class ProcessRows:
             "globalPid": [self._pid] * len(rows),
         }
 
-    def _strings(self, ids: NDArray[np.uint32], form: str = "") -> list[int]:
-        """StringIds of spool names; ``form`` demangles or shortens."""
-        new = [id for id in np.unique(ids).tolist() if (id, form) not in self._texts]
-        # All at once: a program may name each of its ranges anew.
-        added = self._writer.strings([self._text(id, form) for id in new])
-        self._texts.update(((id, form), text) for id, text in zip(new, added, strict=True))
-        return [self._texts[id, form] for id in ids.tolist()]
+    def _span(self, rows: Records) -> dict[str, Any]:
+        return {"start": self._time(rows["start"]), "end": self._time(rows["end"])}
 
-    def _text(self, id: int, form: str) -> str:
-        text = self._spool.name(id)
-        if form:
-            text = demangle(text)
-        return short(text) if form == "short" else text
-
-    def _kernels(self, rows: Records) -> None:
-        columns = self._on_gpu(rows) | {
-            "demangledName": self._strings(rows["name"], "demangled"),
-            "shortName": self._strings(rows["name"], "short"),
-            "mangledName": self._strings(rows["name"]),
-            "registersPerThread": rows["registers"],
-            "staticSharedMemory": rows["static_shared"],
-            "dynamicSharedMemory": rows["dynamic_shared"],
-            "localMemoryPerThread": rows["local_per_thread"],
-            "localMemoryTotal": rows["local_total"],
-            "launchType": _nsys_launch(rows["launch_type"]),
-            "gridId": rows["grid_id"],
-        }
-        for axis, name in enumerate("XYZ"):
-            columns |= {
-                f"grid{name}": rows["grid"][:, axis],
-                f"block{name}": rows["block"][:, axis],
-            }
-        self._writer.add("CUPTI_ACTIVITY_KIND_KERNEL", columns)
-
-    def _copies(self, rows: Records) -> None:
-        columns = self._on_gpu(rows) | {
-            "bytes": rows["bytes"].astype(np.int64),
-            "copyKind": rows["copy_kind"],
-            "srcKind": _nsys_memory(rows["source_kind"]),
-            "dstKind": _nsys_memory(rows["destination_kind"]),
-            "srcDeviceId": _given(rows["source_device"]),
-            "dstDeviceId": _given(rows["destination_device"]),
-        }
-        self._writer.add("CUPTI_ACTIVITY_KIND_MEMCPY", columns)
-
-    def _memsets(self, rows: Records) -> None:
-        columns = self._on_gpu(rows) | {
-            "value": rows["value"],
-            "bytes": rows["bytes"].astype(np.int64),
-            "memKind": _nsys_memory(rows["memory_kind"]),
-        }
-        self._writer.add("CUPTI_ACTIVITY_KIND_MEMSET", columns)
-
-    def _graphs(self, rows: Records) -> None:
-        columns = self._on_gpu(rows) | {"graphId": rows["graph"], "graphExecId": rows["graph"]}
-        self._writer.add("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", columns)
-
-    def _calls(self, rows: Records) -> None:
-        columns = self._span(rows) | {
-            "eventClass": rows["driver"],
-            "globalTid": self._threads(rows["thread"]),
-            "correlationId": rows["correlation"],
-            "nameId": self._strings(rows["name"]),
-            "returnValue": rows["result"],
-        }
-        self._writer.add("CUPTI_ACTIVITY_KIND_RUNTIME", columns)
-
-    def _ranges(self, rows: Records) -> None:
-        texts = self._strings(rows["name"])
-        columns = nvtx_columns(self._spool, rows, self._span(rows), texts)
-        self._writer.add("NVTX_EVENTS", columns)
-
-    def _overheads(self, rows: Records) -> None:
-        kinds = [OVERHEADS.get(kind, UNKNOWN_OVERHEAD) for kind in rows["kind"].tolist()]
-        columns = self._span(rows) | {
-            "eventClass": [0] * len(rows),
-            "globalTid": self._threads(rows["thread"]),
-            "nameId": self._writer.strings([name for _, name in kinds]),
-            "overheadType": [number for number, _ in kinds],
-        }
-        self._writer.add("CUPTI_ACTIVITY_KIND_OVERHEAD", columns)
+    def _time(self, moments: NDArray[np.uint64]) -> NDArray[np.int64]:
+        return session_time(moments, self._start)
 
     def _threads(self, threads: NDArray[np.uint32]) -> NDArray[np.int64]:
         return global_tids(self._spool.pid, threads)
+
+    def _strings(self, ids: NDArray[np.uint32], form: Callable[[str], str] = str) -> list[int]:
+        return _string_ids(self._writer, ids, lambda id: form(self._spool.name(id)))
+
+
+def _string_ids(
+    writer: TraceWriter, ids: NDArray[np.uint32], text: Callable[[int], str]
+) -> list[int]:
+    """The ids in StringIds of the texts that a file's ids stand for."""
+    # All at once: a program may name each of its ranges anew.
+    unique, inverse = np.unique(ids, return_inverse=True)
+    known = writer.strings([text(id) for id in unique.tolist()])
+    return [known[i] for i in inverse.tolist()]
 
 
 def _nsys_memory(kinds: NDArray[Any]) -> NDArray[np.int64]:
@@ -264,45 +272,39 @@ def _nsys_memory(kinds: NDArray[Any]) -> NDArray[np.int64]:
     return np.where((numbers >= 1) & (numbers <= _UNKNOWN_MEMORY), numbers - 1, _UNKNOWN_MEMORY)
 
 
-def _nsys_launch(types: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """CUPTI counts from regular, nsys from unknown."""
-    return np.where(types < _LAUNCH_TYPES, types.astype(np.int64) + 1, 0)
+def _where(there: NDArray[np.bool_], values: NDArray[Any]) -> list[Any]:
+    """The values, and None where there is none."""
+    return [value if here else None for here, value in zip(there, values.tolist(), strict=True)]
 
 
-def _given(devices: NDArray[np.uint32]) -> list[int | None]:
-    return [None if device == _NOT_GIVEN else device for device in devices.tolist()]
-
-
-def write_cards(writer: TraceWriter, spools: Sequence[Spool]) -> dict[bytes, int]:
-    """The cards that any process saw, numbered by PCI address; their numbers by uuid."""
+def _write_cards(writer: TraceWriter, spools: Sequence[Spool]) -> dict[bytes, int]:
+    """Writes the cards that any process saw, in the order of PCI addresses; their ids by uuid."""
     seen: dict[bytes, Any] = {}
     for spool in spools:
         for row in spool.records[b"DEVI"]:
             seen.setdefault(bytes(row["uuid"]), row)
-    ordered = sorted(seen.values(), key=lambda row: row["bus"].lower())
-    if ordered:
-        rows = [_card(i, row) for i, row in enumerate(ordered)]
-        writer.add_rows("TARGET_INFO_GPU", list(rows[0]), [tuple(row.values()) for row in rows])
-    return {bytes(row["uuid"]): i for i, row in enumerate(ordered)}
-
-
-def _card(id: int, row: Any) -> dict[str, Any]:
-    """A row of TARGET_INFO_GPU; what the driver did not say is NULL."""
-    return {
-        "vmId": global_pid(0),
-        "id": id,
-        "name": _text(row["name"]),
-        "busLocation": _text(row["bus"]).lower(),
-        "isDiscrete": 1,
-        "l2CacheSize": int(row["l2_cache"]) or None,
-        "totalMemory": int(row["memory"]) % LARGEST or None,
-        "memoryBandwidth": int(row["bandwidth"]) % LARGEST or None,
-        "clockRate": int(row["clock"]) % LARGEST or None,
-        "smCount": int(row["multiprocessors"]) or None,
-        "uuid": str(UUID(bytes=bytes(row["uuid"]))),
-        "computeMajor": int(row["compute_major"]) or None,
-        "computeMinor": int(row["compute_minor"]) if row["compute_major"] else None,
-    }
+    ids: dict[bytes, int] = {}
+    for row in sorted(seen.values(), key=lambda row: row["bus"].lower()):
+        uuid = bytes(row["uuid"])
+        ids[uuid] = len(ids)
+        # What the driver did not say is NULL.
+        card = {
+            "vmId": global_pid(0),
+            "id": ids[uuid],
+            "name": _text(row["name"]),
+            "busLocation": _text(row["bus"]).lower(),
+            "isDiscrete": 1,
+            "l2CacheSize": int(row["l2_cache"]) or None,
+            "totalMemory": int(row["memory"]) % LARGEST or None,
+            "memoryBandwidth": int(row["bandwidth"]) % LARGEST or None,
+            "clockRate": int(row["clock"]) % LARGEST or None,
+            "smCount": int(row["multiprocessors"]) or None,
+            "uuid": str(UUID(bytes=uuid)),
+            "computeMajor": int(row["compute_major"]) or None,
+            "computeMinor": int(row["compute_minor"]) if row["compute_major"] else None,
+        }
+        writer.add_rows("TARGET_INFO_GPU", list(card), [tuple(card.values())])
+    return ids
 
 
 def _text(value: bytes) -> str:
@@ -350,51 +352,35 @@ def write_host(writer: TraceWriter, host: HostEvents, start: int, machine: int =
     ``start`` is the session's on CLOCK_REALTIME, ``machine`` the upper 16 bits of global ids.
     """
 
+    def strings(ids: NDArray[np.uint32]) -> list[int]:
+        return _string_ids(writer, ids, lambda id: host.names.get(id, "?"))
+
     def spans(rows: Records) -> dict[str, Any]:
-        return _spans(writer, host, rows, start, machine)
+        return {
+            "start": session_time(rows["start"], start),
+            "end": session_time(rows["end"], start),
+            "globalTid": global_tids(host.pid, rows["thread"], machine),
+            "nameId": strings(rows["name"]),
+        }
 
     steps = host.records["step"]
-    writer.add("GPUTRACE_STEP", spans(steps) | {"step": steps["number"].tolist()})
-    for kind, records in ((DATA_WAIT, "data_wait"), (ANNOTATION, "annotation")):
-        rows = host.records[records]
-        columns = spans(rows) | {"kind": [kind] * len(rows)}
-        writer.add("GPUTRACE_HOST_RANGE", columns)
+    writer.add("GPUTRACE_STEP", spans(steps) | {"step": steps["number"]})
+    for kind, name in ((DATA_WAIT, "data_wait"), (ANNOTATION, "annotation")):
+        rows = host.records[name]
+        writer.add("GPUTRACE_HOST_RANGE", spans(rows) | {"kind": [kind] * len(rows)})
     samples = spans(host.records["sample"])
     del samples["end"]
-    samples["innerNameId"] = _strings(writer, host, host.records["sample"]["number"])
+    samples["innerNameId"] = strings(host.records["sample"]["number"])
     writer.add("GPUTRACE_PYTHON_SAMPLE", samples)
-    _write_notes(writer, host, start, machine)
-    if host.stopped:
-        write_losses(writer, global_pid(host.pid, machine), [host.stopped], start)
-    return len(steps)
-
-
-def _write_notes(writer: TraceWriter, host: HostEvents, start: int, machine: int) -> None:
-    notes = host.records["note"]
-    columns = {
-        "globalPid": [global_pid(host.pid, machine)] * len(notes),
-        "timeNs": session_time(notes["start"], start).tolist(),
-        "text": [host.name(note) for note in notes],
+    notes, process = host.records["note"], global_pid(host.pid, machine)
+    columns: dict[str, Any] = {
+        "globalPid": [process] * len(notes),
+        "timeNs": session_time(notes["start"], start),
+        "text": [host.names.get(id, "?") for id in notes["name"].tolist()],
     }
     writer.add("GPUTRACE_NOTE", columns)
-
-
-def _spans(
-    writer: TraceWriter, host: HostEvents, rows: Records, start: int, machine: int
-) -> dict[str, Any]:
-    return {
-        "start": session_time(rows["start"], start).tolist(),
-        "end": session_time(rows["end"], start).tolist(),
-        "globalTid": global_tids(host.pid, rows["thread"], machine).tolist(),
-        "nameId": _strings(writer, host, rows["name"]),
-    }
-
-
-def _strings(writer: TraceWriter, host: HostEvents, names: NDArray[np.uint32]) -> list[int]:
-    found = np.unique(names).tolist()
-    texts = writer.strings([host.names.get(id, "?") for id in found])
-    ids = dict(zip(found, texts, strict=True))
-    return [ids[id] for id in names.tolist()]
+    write_losses(writer, process, [host.stopped] if host.stopped else [], start)
+    return len(steps)
 
 
 def write_losses(writer: TraceWriter, process: int, losses: Sequence[Loss], start: int) -> None:
@@ -402,14 +388,14 @@ def write_losses(writer: TraceWriter, process: int, losses: Sequence[Loss], star
     rows = [
         (process, (at - start) % LARGEST, count % LARGEST or None, why) for at, count, why in losses
     ]
-    writer.add_rows("GPUTRACE_LOSS", ["globalPid", "timeNs", "records", "reason"], rows)
+    if rows:
+        writer.add_rows("GPUTRACE_LOSS", ["globalPid", "timeNs", "records", "reason"], rows)
 
 
 def write_unreadable(writer: TraceWriter, problems: Sequence[InputError]) -> list[str]:
     """Writes which files of a recording could not be read, and why; a line each."""
     lost = [f"{problem.path.name}: {problem.problem}" for problem in problems]
-    if lost:
-        writer.add_rows("GPUTRACE_LOSS", ["reason"], [(line,) for line in lost])
+    writer.add("GPUTRACE_LOSS", {"reason": lost})
     return lost
 
 
@@ -437,78 +423,14 @@ def write_logs(writer: TraceWriter, logs: Iterable[NvmlLog], start: int) -> None
     """Write NVML's rows from logs that have been read already."""
     described = False
     for log in logs:
-        _write_log(writer, log, start, not described)
+        for table, (columns, rows) in tables(log).items():
+            if "timeNs" in columns:
+                at = columns.index("timeNs")
+                rows = [(*row[:at], row[at] - start, *row[at + 1 :]) for row in rows]
+            if rows and ("timeNs" in columns or not described):
+                writer.make(table, ", ".join(columns))
+                writer.add_rows(table, columns, rows)
         described = described or bool(log.devices)
-
-
-def _write_log(writer: TraceWriter, log: NvmlLog, start: int, describes: bool) -> None:
-    for table, (columns, rows) in tables(log).items():
-        if not rows or not (describes or "timeNs" in columns):
-            continue
-        writer.make(table, ", ".join(columns))
-        if "timeNs" in columns:
-            at = columns.index("timeNs")
-            rows = [(*row[:at], row[at] - start, *row[at + 1 :]) for row in rows]
-        writer.add_rows(table, columns, rows)
-
-
-_TYPES: Final = np.array([PUSH_POP, MARK, START_END, DOMAIN])
-_MARK, _START_END, DOMAIN_CREATED = 1, 2, 3
-"""Texts of the losses that native/spool.h counts."""
-
-
-def nvtx_columns(
-    spool: Spool, rows: Records, span: Mapping[str, Any], texts: Sequence[int]
-) -> dict[str, Any]:
-    """Columns of NVTX_EVENTS; ``texts`` are the StringIds of the rows' names."""
-    kinds = rows["kind"]
-    threads = global_tids(spool.pid, rows["thread"])
-    enders = global_tids(spool.pid, rows["end_thread"])
-    elsewhere = (kinds == _START_END) & (enders != threads)
-    domains = zip(rows["domain"].tolist(), kinds == DOMAIN_CREATED, strict=True)
-    return {
-        "start": span["start"],
-        "end": _where((kinds != _MARK) & (kinds != DOMAIN_CREATED), span["end"]),
-        "eventType": _TYPES.take(kinds.astype(np.int64), mode="clip"),
-        "rangeId": _where(kinds == _START_END, rows["range"]),
-        "text": [spool.name(domain) if created else None for domain, created in domains],
-        "globalTid": threads,
-        "endGlobalTid": _where(elsewhere, enders),
-        "textId": _where(kinds != DOMAIN_CREATED, np.array(texts, np.int64)),
-        "domainId": rows["domain"],
-    }
-
-
-def _where(there: NDArray[np.bool_], values: NDArray[Any]) -> list[Any]:
-    """The values, and None where there is none."""
-    return [value if here else None for here, value in zip(there, values.tolist(), strict=True)]
-
-
-_RANKS: Final = (
-    *("RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"),
-    *("PMI_RANK", "PMIX_RANK", "SLURM_PROCID"),
-)
-_SIZES: Final = (
-    "WORLD_SIZE",
-    "OMPI_COMM_WORLD_SIZE",
-    "HOROVOD_SIZE",
-    "PMI_SIZE",
-    "SLURM_NTASKS",
-)
-_LOCAL: Final = (
-    *("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    *("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"),
-)
-
-
-@dataclass(slots=True)
-class KnownProcesses:
-    """Identity of a process, from all of its files."""
-
-    pid: int
-    host: str
-    info: dict[str, str] = field(default_factory=dict)
-    whole: bool = True
 
 
 def write_processes(
@@ -519,26 +441,45 @@ def write_processes(
     A process that runs another program (exec) leaves a host file of each. Of what the files say,
     the collector's counts, then the last host file's.
     """
-    found: dict[tuple[str, int], KnownProcesses] = {}
+    infos: dict[tuple[str, int], dict[str, str]] = {}
+    whole: dict[tuple[str, int], bool] = {}
     files: list[HostEvents | Spool] = [*hosts, *spools]
     for file in files:
-        known = found.setdefault((file.host, file.pid), KnownProcesses(file.pid, file.host))
-        known.info |= file.info
-        known.whole = file.whole if isinstance(file, Spool) else known.whole and file.whole
-    for known in found.values():
-        row = (global_pid(known.pid), known.pid, known.info.get("program", ""))
+        key = file.host, file.pid
+        infos[key] = infos.get(key, {}) | file.info
+        whole[key] = file.whole and (isinstance(file, Spool) or whole.get(key, True))
+    for (host, pid), info in infos.items():
+        row = (global_pid(pid), pid, info.get("program", ""))
         writer.add_rows("PROCESSES", ["globalPid", "pid", "name"], [row])
-        write_process(writer, global_pid(known.pid), known)
-    return len(found)
+        write_process(writer, pid, host, info, whole[host, pid])
+    return len(infos)
 
 
-def write_process(writer: TraceWriter, process: int, known: KnownProcesses | HostEvents) -> None:
-    """Writes who a process was, by its globalPid and what it said of itself."""
-    rank, size, local = (_number(known.info, keys) for keys in (_RANKS, _SIZES, _LOCAL))
-    note = known.info.get("no_gpu_activity", known.info.get("last_flush"))
+def write_process(
+    writer: TraceWriter,
+    pid: int,
+    host: str,
+    info: Mapping[str, str],
+    whole: bool,
+    machine: int = OWN,
+) -> None:
+    """Writes who a process was, by what it said of itself."""
+    rank, size, local = (_number(info, keys) for keys in (_RANKS, _SIZES, _LOCAL))
+    note = info.get("no_gpu_activity", info.get("last_flush"))
     columns = ["globalPid", "pid", "host", "rank", "worldSize", "localRank", "whole", "note"]
-    row = (process, known.pid, known.host, rank, size, local, int(known.whole), note)
+    row = (global_pid(pid, machine), pid, host, rank, size, local, int(whole), note)
     writer.add_rows("GPUTRACE_PROCESS", columns, [row])
+
+
+_RANKS: Final = (
+    *("RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"),
+    *("PMI_RANK", "PMIX_RANK", "SLURM_PROCID"),
+)
+_SIZES: Final = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+_LOCAL: Final = (
+    *("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    *("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"),
+)
 
 
 def rank_of(info: Mapping[str, str]) -> int | None:
@@ -547,8 +488,7 @@ def rank_of(info: Mapping[str, str]) -> int | None:
 
 
 def _number(info: Mapping[str, str], keys: Sequence[str]) -> int | None:
-    found = (info[key] for key in keys if info.get(key, "").isdecimal())
-    return next((int(text) for text in found), None)
+    return next((int(info[key]) for key in keys if info.get(key, "").isdecimal()), None)
 
 
 def write_session(writer: TraceWriter, start: int, meta: Mapping[str, str]) -> None:
@@ -556,11 +496,8 @@ def write_session(writer: TraceWriter, start: int, meta: Mapping[str, str]) -> N
     seconds = start / 1e9
     form = "%Y-%m-%dT%H:%M:%S"
     utc, local = (time.strftime(form, t(seconds)) for t in (time.gmtime, time.localtime))
-    writer.add_rows(
-        "TARGET_INFO_SESSION_START_TIME",
-        ["utcEpochNs", "utcTime", "localTime"],
-        [(start, utc, local)],
-    )
+    times: dict[str, list[Any]] = {"utcEpochNs": [start], "utcTime": [utc], "localTime": [local]}
+    writer.add("TARGET_INFO_SESSION_START_TIME", times)
     exported = {
         "EXPORT_PRODUCT_NAME": "gputrace",
         "EXPORT_PRODUCT_VERSION": __version__,

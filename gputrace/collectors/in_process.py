@@ -7,11 +7,9 @@ import ctypes
 import os
 import shutil
 import socket
-import struct
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +21,7 @@ from gputrace.collectors.backends.cupti import CUPTI, collector_library, cupti_f
 from gputrace.collectors.finalize import merge
 from gputrace.collectors.nvml import Sampler
 from gputrace.collectors.session import HOOKS
-from gputrace.collectors.spool.chunks import HEADER, read_raw
+from gputrace.collectors.spool.chunks import CHUNK, HEADER, ChunkFile
 
 _FOR_CUDA: Final = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
 _LATE: Final = (
@@ -46,7 +44,9 @@ class Inside:
         self._folder = Path(tempfile.mkdtemp(prefix="gputrace-"))
         atexit.register(_remove, self._folder, os.getpid())
         self._library = collector_library()
-        self.obstacle = _obstacle()
+        self.obstacle: str | None = _NO_DRIVER
+        if has_driver():
+            self.obstacle = CUPTI.obstacle(os.environ) or (_LATE if has_started() else None)
         self.notice = ""
         self._sampler: Sampler | None = None
         self._cells = 0
@@ -54,7 +54,13 @@ class Inside:
         if self.obstacle is None:
             os.environ |= dict.fromkeys((*_FOR_CUDA, "GPUTRACE_LIBRARY"), str(self._library))
             os.environ |= {"GPUTRACE_CAPTURE": "manual"} | cupti_folders()
-        self._recorder, self._steps = _take_in_hooks()
+        sys.path.append(str(HOOKS))
+        try:
+            import_module("_gputrace_hooks.imports").install()
+            self._recorder: Any = import_module("_gputrace_hooks.recorder")
+            self._steps: Any = import_module("_gputrace_hooks.steps")
+        finally:
+            sys.path.remove(str(HOOKS))
         marks.look_again()
         self._forget()
 
@@ -103,19 +109,17 @@ class Inside:
         """Writes the trace of the stretch that has ended; raises OSError where that cannot be."""
         for path in self._files():
             copy_since(path, self._cell / path.name, self._sizes.get(path.name, 0), self._began)
-        merged = merge(self._cell, trace, self._meta())
-        shutil.rmtree(self._cell, ignore_errors=True)
-        return merged
-
-    def _meta(self) -> Mapping[str, str]:
-        recorded = self._gpu and self.obstacle is None
         meta = {
             "command": '["%%gputrace"]',
             "hostname": socket.gethostname(),
-            "backend": "cupti" if recorded else "host",
+            "backend": "cupti" if self._gpu and self.obstacle is None else "host",
             "driver": "yes" if has_driver() else "no",
         }
-        return meta | ({"no_gpu": self.obstacle} if self._asked and self.obstacle else {})
+        if self._asked and self.obstacle:
+            meta["no_gpu"] = self.obstacle
+        merged = merge(self._cell, trace, meta)
+        shutil.rmtree(self._cell, ignore_errors=True)
+        return merged
 
     def _collector(self) -> Any:
         return loaded(self._library) if self._library and not self.obstacle else None
@@ -126,29 +130,11 @@ class Inside:
         return sorted(path for kind in kinds for path in self._folder.glob(kind))
 
     def _forget(self) -> None:
-        """Takes back what CUDA was told by, once it needs it no more: children must not get it."""
+        """Unsets the variables that CUDA has read by now: children must not get them."""
         if self.obstacle is None and self._collector() is None:
             return
         for name in (*_FOR_CUDA, "GPUTRACE_CAPTURE", "GPUTRACE_DIR"):
             os.environ.pop(name, None)
-
-
-def _obstacle() -> str | None:
-    if not has_driver():
-        return _NO_DRIVER
-    return CUPTI.obstacle(os.environ) or (_LATE if has_started() else None)
-
-
-def _take_in_hooks() -> tuple[Any, Any]:
-    """Puts the hooks in place: their recorder, and what counts steps."""
-    sys.path.append(str(HOOKS))
-    try:
-        import_module("_gputrace_hooks.imports").install()
-        names = ("recorder", "steps")
-        recorder, steps = (import_module(f"_gputrace_hooks.{name}") for name in names)
-    finally:
-        sys.path.remove(str(HOOKS))
-    return recorder, steps
 
 
 def _remove(folder: Path, owner: int) -> None:
@@ -167,20 +153,20 @@ def copy_since(source: Path, target: Path, offset: int, began: tuple[int, int]) 
     ``began`` is the moment of CLOCK_REALTIME and CLOCK_MONOTONIC that the copy is to begin at.
     Raises OSError where that cannot be done.
     """
-    file = read_raw(source)
-    if file is None:
+    raw = source.read_bytes()
+    if len(raw) < HEADER.size:
         return
-    magic, version, pid, _, _ = HEADER.unpack_from(file.raw)
+    magic, version, pid, started, _ = HEADER.unpack_from(raw)
     parts = [HEADER.pack(magic, version, pid, *began)]
     at = HEADER.size
-    for tag, body, whole in file.chunks():
+    for tag, body, whole in ChunkFile(pid, source.name, started, raw).chunks():
         if not whole:
             break
         if at >= offset or tag in _LASTING:
-            parts += [struct.pack("<4sI", tag, len(body)), bytes(body)]
-        at += 8 + len(body)
+            parts += [CHUNK.pack(tag, len(body)), bytes(body)]
+        at += CHUNK.size + len(body)
     ended = b"ended=a cell of a notebook"
-    parts.append(struct.pack("<4sI", b"INFO", len(ended)) + ended)
+    parts += [CHUNK.pack(b"INFO", len(ended)), ended]
     target.write_bytes(b"".join(parts))
 
 
@@ -197,11 +183,8 @@ def loaded(library: str | Path) -> ctypes.CDLL | None:
 
 def has_started() -> bool:
     """Return whether this process has started CUDA (cuInit)."""
-    driver = loaded(_DRIVER)
-    if driver is None:
-        return False
-    count = ctypes.c_int()
-    return bool(driver.cuDeviceGetCount(ctypes.byref(count)) == 0)
+    driver, count = loaded(_DRIVER), ctypes.c_int()
+    return driver is not None and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
 
 
 def finish_work() -> None:
@@ -213,21 +196,17 @@ def finish_work() -> None:
     driver = loaded(_DRIVER)
     if driver is None:
         return
-    count = ctypes.c_int()
+    count, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+    state, context = (ctypes.byref(flags), ctypes.byref(active)), ctypes.c_void_p()
     # A driver that lacks one of the functions is none of NVIDIA's.
     with suppress(AttributeError):
         driver.cuDeviceGetCount(ctypes.byref(count))
         for device in range(count.value):
-            _finish_device(driver, device)
-
-
-def _finish_device(driver: ctypes.CDLL, device: int) -> None:
-    flags, active = ctypes.c_uint(), ctypes.c_int()
-    asked = driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active))
-    context = ctypes.c_void_p()
-    if asked or not active.value or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
-        return
-    if not driver.cuCtxPushCurrent_v2(context):
-        driver.cuCtxSynchronize()
-        driver.cuCtxPopCurrent_v2(ctypes.byref(context))
-    driver.cuDevicePrimaryCtxRelease_v2(device)
+            if driver.cuDevicePrimaryCtxGetState(device, *state) or not active.value:
+                continue
+            if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
+                continue
+            if not driver.cuCtxPushCurrent_v2(context):
+                driver.cuCtxSynchronize()
+                driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+            driver.cuDevicePrimaryCtxRelease_v2(device)

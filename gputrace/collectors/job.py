@@ -25,7 +25,7 @@ PATIENCE_S: Final = 10.0
 _BUSY_S: Final = 2.0
 """Seconds to wait for others to enter or leave; after that they are making the trace."""
 _POLL_S: Final = 0.05
-_TOLD: Final = "team.json"
+_TEAM: Final = "team.json"
 _LEFT: Final = ("spool", "host", "nvvp")
 """Suffixes of what processes leave in the folder, save nsys, which always has a team.json."""
 _ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -36,12 +36,7 @@ class CannotShare(Exception):
 
 
 class Team:
-    """A place among the recorders that share a folder.
-
-    Attributes:
-        folder: what their processes write into.
-        shares: whether there may be others.
-    """
+    """Membership in the recorders that share ``folder``; if ``shares``, there may be others."""
 
     def __init__(
         self,
@@ -51,16 +46,9 @@ class Team:
         size: int = 1,
         patience: float = PATIENCE_S,
     ) -> None:
-        """Makes the folder, or joins those who did.
+        """Makes the folder, or joins those who did; ``size`` is how many are to come, if known.
 
-        Args:
-            folder: where the recorders of this machine with the same output meet.
-            job: what they are of, empty where that has no name of its own; None for a recorder
-                that works alone.
-            rank: tells them apart.
-            size: how many there are to be, if that is known.
-            patience: seconds, instead of PATIENCE_S.
-
+        ``job`` is empty where it has no name of its own, None for a recorder that works alone.
         Raises UsageError where another recording left the folder or it cannot be made, CannotShare
         where a recorder that is not alone must become so.
         """
@@ -72,7 +60,7 @@ class Team:
         try:
             self._gate = _open(folder / "team.lock")
             with self._undisturbed():
-                self._own = self._enter(rank)
+                self._task = self._enter(rank)
         except OSError as error:
             if made:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -81,20 +69,19 @@ class Team:
             raise CannotShare(str(error)) from None
 
     def _enter(self, rank: int) -> int:
-        same = os.fstat(self._gate).st_ino == (self.folder / "team.lock").stat().st_ino
-        if not same:
+        if os.fstat(self._gate).st_ino != (self.folder / "team.lock").stat().st_ino:
             raise FileNotFoundError(self.folder)
         try:
-            own = _open(self.folder / f"{rank}.task", os.O_EXCL)
+            task = _open(self.folder / f"{rank}.task", os.O_EXCL)
         except FileExistsError:
             raise _in_the_way(self.folder) from None
         try:
-            fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(task, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             # Who works alone needs no lock.
             if self.shares:
                 raise
-        return own
+        return task
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
@@ -123,11 +110,11 @@ class Team:
             try:
                 yield not self._has_company()
             finally:
-                os.close(self._own)
+                os.close(self._task)
 
     def forget(self) -> None:
-        """Gives the place up to a process that was forked from this one, and records."""
-        os.close(self._own)
+        """Leaves the membership to a process that was forked from this one, and records."""
+        os.close(self._task)
         os.close(self._gate)
 
     def _await_beginners(self) -> None:
@@ -146,7 +133,7 @@ class Team:
 
     def _has_company(self) -> bool:
         """Return whether another recorder is at work; call it while undisturbed."""
-        return self.shares and _any_alive(self.folder, but=self._own)
+        return self.shares and _any_alive(self.folder, but=self._task)
 
     def dissolve(self) -> None:
         """Removes the folder, once the trace is made."""
@@ -165,17 +152,17 @@ class Team:
             with suppress(OSError):
                 file = _open(self.folder / f"{work}.lock")
                 if not _lock(file):
-                    Thread(target=_when_free, args=(file, begin), daemon=True).start()
+                    Thread(target=self._begin_later, args=(file, begin), daemon=True).start()
                     return
         begin()
 
-
-def _when_free(file: int, begin: Callable[[], object]) -> None:
-    # The program's signals are the main thread's to pass on.
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    with suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_EX)
-        begin()
+    @staticmethod
+    def _begin_later(file: int, begin: Callable[[], object]) -> None:
+        # The program's signals are the main thread's to pass on.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+            begin()
 
 
 def ranks_in(folder: Path) -> list[int]:
@@ -191,26 +178,19 @@ def is_recording(folder: Path) -> bool:
 
 
 def holds_lock(folder: Path) -> bool:
-    """Return `is_recording` for frequent polling: no lock is tried, which a recorder may notice.
-
-    Knows of recorders in this container alone.
-    """
+    """Return `is_recording` without trying locks, for frequent polling; in this container alone."""
     with suppress(OSError):
         held = {line.split()[5] for line in Path("/proc/locks").read_text().splitlines()}
-        return any(_as_listed(path.stat()) in held for path in folder.glob("*.task"))
+        for file in (path.stat() for path in folder.glob("*.task")):
+            if f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}" in held:
+                return True
     return False
-
-
-def _as_listed(file: os.stat_result) -> str:
-    """A file as /proc/locks has it."""
-    device = file.st_dev
-    return f"{os.major(device):02x}:{os.minor(device):02x}:{file.st_ino}"
 
 
 def began(folder: Path) -> float:
     """When the folder was made, in seconds since 1970; now, where it does not say."""
     try:
-        return float(json.loads((folder / _TOLD).read_text(encoding="utf-8"))["time"])
+        return float(json.loads((folder / _TEAM).read_text(encoding="utf-8"))["time"])
     except (OSError, ValueError, LookupError, TypeError):
         return time.time()
 
@@ -219,21 +199,19 @@ def assert_ours(folder: Path) -> None:
     """Raises InputError where no recorder made the folder: it must not be removed then."""
     if not folder.is_dir():
         raise InputError(folder, "no such folder of a recording")
-    ours = [folder / _TOLD, *(p for end in _LEFT for p in folder.glob(f"*.{end}"))]
+    ours = [folder / _TEAM, *(p for end in _LEFT for p in folder.glob(f"*.{end}"))]
     if not any(path.is_file() for path in ours):
         raise InputError(folder, "not the NAME.spool of a recording")
 
 
 def _make(folder: Path, job: str) -> tuple[bool, int]:
-    """Makes the folder with what it is of, at once; False where it is there.
-
-    And whose the folders are that we make there: on a network's disk, root may be somebody else.
-    """
+    """Makes the folder with its team.json, at once; False where it is there. And its owner's id."""
     new = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         new.mkdir(mode=0o700)
-        told = {"job": job, "host": os.uname().nodename, "time": time.time()}
-        (new / _TOLD).write_text(json.dumps(told), encoding="utf-8")
+        team = {"job": job, "host": os.uname().nodename, "time": time.time()}
+        (new / _TEAM).write_text(json.dumps(team), encoding="utf-8")
+        # On a network's disk, root may be somebody else.
         owner = new.lstat().st_uid
     except OSError as error:
         raise UsageError(f"{folder}: cannot be made ({error.strerror})") from None
@@ -253,14 +231,13 @@ def _is_open_to(folder: Path, job: str, owner: int) -> bool:
     One that another user made, or may write into, is not: what we write would be theirs.
     """
     try:
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner or found.st_mode & 0o022:
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != owner or status.st_mode & 0o022:
             return False
-        told: dict[str, Any] = json.loads((folder / _TOLD).read_text(encoding="utf-8"))
-        same = (told["job"], told["host"]) == (job, os.uname().nodename)
-        return same and (
-            bool(job) or time.time() - told["time"] < PATIENCE_S or is_recording(folder)
-        )
+        team: dict[str, Any] = json.loads((folder / _TEAM).read_text(encoding="utf-8"))
+        if (team["job"], team["host"]) != (job, os.uname().nodename):
+            return False
+        return bool(job) or time.time() - team["time"] < PATIENCE_S or is_recording(folder)
     except FileNotFoundError:
         # Whoever ended meanwhile has removed it.
         return not folder.exists()
@@ -269,11 +246,11 @@ def _is_open_to(folder: Path, job: str, owner: int) -> bool:
 
 
 def _any_alive(folder: Path, but: int | None = None) -> bool:
-    own = os.fstat(but).st_ino if but is not None else None
+    ours = os.fstat(but).st_ino if but is not None else None
     for path in folder.glob("*.task"):
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            if os.fstat(file).st_ino != own and not _lock(file):
+            if os.fstat(file).st_ino != ours and not _lock(file):
                 return True
         finally:
             os.close(file)
@@ -304,7 +281,7 @@ def _in_the_way(folder: Path) -> UsageError:
 
 _SPECIAL_STEPS: Final = 0xFFFFFFF0
 """Steps of Slurm from here on are batch scripts and shells of salloc: one process."""
-_BATCH_JOBS: Final = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+_BATCH_JOBS: Final = "SLURM_JOB_ID PBS_JOBID LSB_JOBID"
 _MOST: Final = 1 << 20
 """Tasks; a larger number is no number of tasks."""
 
@@ -324,103 +301,65 @@ class Task:
     """On this node; 1 where that is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Launcher:
-    """The variables of one launcher; the first of each that is set counts."""
-
-    name: str
-    job: tuple[str, ...]
-    rank: tuple[str, ...]
-    tasks: tuple[str, ...]
-    local_rank: tuple[str, ...]
-    local_tasks: tuple[str, ...]
-    needs: tuple[str, ...] = ()
-
-
-_LAUNCHERS: Final = (
-    _Launcher(
-        "torchrun",
-        ("TORCHELASTIC_RUN_ID",),
-        ("RANK",),
-        ("WORLD_SIZE",),
-        ("LOCAL_RANK",),
-        ("LOCAL_WORLD_SIZE",),
-        # People set the others by hand.
-        needs=("TORCHELASTIC_RUN_ID",),
+_LAUNCHERS: Final = {
+    # People set its other variables by hand.
+    "TORCHELASTIC_RUN_ID": (
+        *("torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"),
+        *("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     ),
-    _Launcher(
-        "mpi",
-        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", *_BATCH_JOBS),
-        ("OMPI_COMM_WORLD_RANK",),
-        ("OMPI_COMM_WORLD_SIZE",),
-        ("OMPI_COMM_WORLD_LOCAL_RANK",),
-        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    "OMPI_COMM_WORLD_RANK": (
+        *("mpi", f"PMIX_NAMESPACE OMPI_MCA_ess_base_jobid {_BATCH_JOBS}"),
+        *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ),
-    _Launcher(
-        "mpi",
-        _BATCH_JOBS,
-        ("PMI_RANK",),
-        ("PMI_SIZE",),
-        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
-        ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
-        # srun sets PMI_RANK too, and knows more.
-        needs=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+    # srun sets PMI_RANK too, and knows more.
+    "MPI_LOCALNRANKS PMI_LOCAL_SIZE": (
+        *("mpi", _BATCH_JOBS, "PMI_RANK", "PMI_SIZE"),
+        *("MPI_LOCALRANKID PMI_LOCAL_RANK", "MPI_LOCALNRANKS PMI_LOCAL_SIZE"),
     ),
-)
+}
+"""Name of each launcher and its variables of the job, rank, tasks, local rank and local tasks, the
+first of each that is set; by the variables of which it sets one."""
 
 
 def find_task(environment: Mapping[str, str]) -> Task | None:
     """The task that this process is; None where no launcher started it, or it started but one."""
-    found = (_of_launcher(launcher, environment) for launcher in _LAUNCHERS)
-    task = next(filter(None, found), None) or _of_slurm(environment)
+    for marks, (launcher, job, *numbers) in _LAUNCHERS.items():
+        if any(name in environment for name in marks.split()):
+            run = _text(environment, *job.split()) or "none"
+            # What torchrun calls a run that nobody named.
+            run = "" if run == "none" else f"{launcher} {run}"
+            task = _task(run, *(_number(environment, *names.split()) for names in numbers))
+            if task is not None:
+                break
+    else:
+        task = _of_slurm(environment)
     return task if task is not None and task.tasks > 1 else None
 
 
-def _of_launcher(launcher: _Launcher, environment: Mapping[str, str]) -> Task | None:
-    if launcher.needs and not any(name in environment for name in launcher.needs):
-        return None
-    rank, tasks = (_number(environment, *names) for names in (launcher.rank, launcher.tasks))
+def _task(
+    job: str, rank: int | None, tasks: int | None, local_rank: int | None, local_tasks: int | None
+) -> Task | None:
     if rank is None or tasks is None or rank >= tasks:
         return None
-    local_rank = _number(environment, *launcher.local_rank)
-    local_tasks = _number(environment, *launcher.local_tasks) or 1
-    job = next((environment[name] for name in launcher.job if environment.get(name)), "none")
-    return Task(
-        # What torchrun calls a run that nobody named.
-        "" if job == "none" else f"{launcher.name} {job}",
-        rank,
-        tasks,
-        rank if local_rank is None else local_rank,
-        min(local_tasks, tasks),
-    )
+    local_rank = rank if local_rank is None else local_rank
+    return Task(job, rank, tasks, local_rank, min(local_tasks or 1, tasks))
 
 
 def _of_slurm(environment: Mapping[str, str]) -> Task | None:
-    """Return the task of srun. In a script of sbatch the variables speak of the allocation, save
-    for the step's.
-    """
+    """The task of srun; in a script of sbatch all variables but the step's are the allocation's."""
     step = _number(environment, "SLURM_STEP_ID", "SLURM_STEPID", most=1 << 32)
     if step is None or step >= _SPECIAL_STEPS:
         return None
-    rank = _number(environment, "SLURM_PROCID")
-    tasks = _number(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
-    if rank is None or tasks is None or rank >= tasks:
-        return None
-    job = environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID", "")
-    local_rank = _number(environment, "SLURM_LOCALID")
-    return Task(
+    job = _text(environment, "SLURM_JOB_ID", "SLURM_JOBID")
+    per_node = _text(environment, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+    return _task(
         f"slurm {job}.{step}" if job else "",
-        rank,
-        tasks,
-        rank if local_rank is None else local_rank,
-        min(_local_tasks(environment), tasks),
+        _number(environment, "SLURM_PROCID"),
+        _number(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"),
+        _number(environment, "SLURM_LOCALID"),
+        tasks_on_node(per_node, _number(environment, "SLURM_NODEID") or 0),
     )
-
-
-def _local_tasks(environment: Mapping[str, str]) -> int:
-    names = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
-    text = next((environment[name] for name in names if environment.get(name)), "")
-    return tasks_on_node(text, _number(environment, "SLURM_NODEID") or 0) or 1
 
 
 _TASKS: Final = re.compile(r"(\d{1,7})(?:\(x(\d{1,7})\))?")
@@ -438,8 +377,12 @@ def tasks_on_node(text: str, node: int) -> int | None:
     return None
 
 
+def _text(environment: Mapping[str, str], *names: str) -> str:
+    return next((environment[name] for name in names if environment.get(name)), "")
+
+
 def _number(environment: Mapping[str, str], *names: str, most: int = _MOST) -> int | None:
-    text = next((environment[name] for name in names if environment.get(name)), "")
+    text = _text(environment, *names)
     number = int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else None
     return None if number is None or number > most else number
 
@@ -460,17 +403,13 @@ _NODES_OPTION: Final = re.compile(r"--(nnodes|num[-_]machines)(=(?P<count>.*))?"
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """The output of this recorder.
-
-    Attributes:
-        path: the file.
-        pattern: what names the files of all nodes in a shell; the file where it is the only one.
-        is_tasks_own: whether each task of a node has a name of its own.
-    """
+    """The output of this recorder."""
 
     path: Path
     pattern: str
+    """Shell pattern of the files of all nodes; the file where it is the only one."""
     is_tasks_own: bool
+    """True if each task of a node has a name of its own."""
 
 
 def name_output(
@@ -488,18 +427,28 @@ def name_output(
 
     Raises UsageError for a variable that is not set.
     """
+
+    def fill(letters: Mapping[str, str], variables: Mapping[str, str], otherwise: str = "") -> Path:
+        def value(match: re.Match[str]) -> str:
+            if match["variable"] is None:
+                return letters[match["letter"]]
+            value = variables.get(match["variable"], otherwise or None)
+            if value is None:
+                variable = match["variable"]
+                raise UsageError(f"{text}: the environment variable {variable!r} is not set")
+            return value.replace("/", "_")
+
+        return Path(_WORD.sub(value, text))
+
     used = {match["variable"] or match["letter"] for match in _WORD.finditer(text)}
-    shown = {"h": host, "p": str(pid), "%": "%"}
-    path = Path(_WORD.sub(lambda match: _value(text, match, shown, environment), text))
+    path = fill({"h": host, "p": str(pid), "%": "%"}, environment)
     if not path.name:
         raise UsageError(f"{text}: names no file")
-    several = task is not None or spans_nodes(command, environment)
-    if not several:
+    if task is None and not spans_nodes(command, environment):
         return Name(path, str(path), False)
     differs = _TASKS_DIFFER_IN | _NODES_DIFFER_IN | {"h", "p"}
-    anyones = {"h": "*", "p": "*", "%": "%"}
     same = {name: value for name, value in environment.items() if name not in differs}
-    pattern = Path(_WORD.sub(lambda match: _value(text, match, anyones, same, "*"), text))
+    pattern = fill({"h": "*", "p": "*", "%": "%"}, same, "*")
     if not used & (_NODES_DIFFER_IN | {"h"}):
         path, pattern = _with(path, host), _with(pattern, "*")
     return Name(path, str(pattern), bool(used & (_TASKS_DIFFER_IN | {"p"})))
@@ -523,22 +472,6 @@ def spans_nodes(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     # Elastic ones have a least and a most, as 1:4.
     most = [count.rpartition(":")[2] for count in counts]
     return any(count.isdecimal() and int(count) > 1 for count in most)
-
-
-def _value(
-    text: str,
-    match: re.Match[str],
-    letters: Mapping[str, str],
-    variables: Mapping[str, str],
-    otherwise: str | None = None,
-) -> str:
-    variable, letter = match["variable"], match["letter"]
-    if variable is None:
-        return letters[letter]
-    value = variables.get(variable, otherwise)
-    if value is None:
-        raise UsageError(f"{text}: the environment variable {variable!r} is not set")
-    return value.replace("/", "_")
 
 
 def write_meta(folder: Path, meta: Mapping[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,22 +29,17 @@ class Limits:
 
     @property
     def kept_ns(self) -> int:
-        """Return the nanoseconds of a ring that are kept at least."""
+        """Nanoseconds of a ring that are kept at least."""
         return self.segment_ns * self.keep
 
     @property
     def longest_ns(self) -> int:
-        """Return the nanoseconds of a ring that are on disk at most; processes look each second
-        whether it is time.
-        """
+        """Nanoseconds of a ring that are on disk at most; processes check once a second."""
         return self.segment_ns * (self.keep + 1) + SECOND_NS if self.segment_ns else 0
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that pass the limits to the processes of a program."""
-        ring = {
-            "GPUTRACE_SEGMENT_NS": str(self.segment_ns),
-            "GPUTRACE_SEGMENTS": str(self.keep),
-        }
+        ring = {"GPUTRACE_SEGMENT_NS": str(self.segment_ns), "GPUTRACE_SEGMENTS": str(self.keep)}
         size = {"GPUTRACE_MAX_BYTES": str(self.max_bytes)}
         return (ring if self.segment_ns else {}) | (size if self.max_bytes else {})
 
@@ -65,12 +61,7 @@ _BETWEEN_LOOKS_NS: Final = 4_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Size of a recording's folder.
-
-    Attributes:
-        bytes: of all its files.
-        elapsed_ns: nanoseconds since the recording began.
-    """
+    """Bytes of a recording's folder, and nanoseconds since the recording began."""
 
     bytes: int
     elapsed_ns: int
@@ -110,8 +101,6 @@ def bytes_in(folder: Path) -> int:
     """Return the bytes of all files of a folder."""
     total = 0
     for path in folder.rglob("*"):
-        try:
+        with suppress(OSError):  # it was there a moment ago
             total += path.stat().st_size
-        except OSError:  # it was there a moment ago
-            continue
     return total

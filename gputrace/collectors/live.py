@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,14 +43,12 @@ ON_GPU: Final = (b"KERN", b"COPY", b"MSET", b"GRPH")
 _HOST_KEPT_NS: Final = 120_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """One chunk of records."""
+class _Kept(NamedTuple):
+    """One chunk of records, and when the last of them ended."""
 
     tag: bytes
     rows: Records
     end: int
-    """When the last of its records did."""
 
 
 class RecentSpool:
@@ -70,13 +68,12 @@ class RecentSpool:
         if self._spool is None and (head := self._tail.head) is not None:
             self._spool = Spool(head.pid, head.host, head.started)
         for tag, body in chunks:
-            self._take(tag, body)
+            if tag in RECORDS:
+                self._keep(tag, body)
+            elif self._spool is not None:
+                take_spool_text(self._spool, tag, body)
 
-    def _take(self, tag: bytes, body: bytes) -> None:
-        assert self._spool is not None
-        if tag not in RECORDS:
-            take_spool_text(self._spool, tag, body)
-            return
+    def _keep(self, tag: bytes, body: bytes) -> None:
         rows = read_records(memoryview(body), RECORDS[tag])
         lasting = np.full(len(rows), tag in _ALWAYS) | (tag == b"NVTX" and rows["kind"] == DOMAIN)
         if lasting.any():
@@ -113,42 +110,34 @@ class RecentSpool:
         return np.concatenate(parts)
 
     def between(self, since: int, until: int) -> Spool | None:
-        """Return what began and ended in a stretch of CLOCK_REALTIME; None where nobody
-        wrote yet.
-        """
+        """Activity within a stretch of CLOCK_REALTIME; None where nothing was written yet."""
         if self._spool is None:
             return None
         records = {}
         for tag, kind in RECORDS.items():
-            timed = (kept.rows for kept in self._chunks if kept.tag == tag)
-            parts = [*self._few[tag], *(_within(rows, since, until) for rows in timed)]
-            records[tag] = np.concatenate(parts) if parts else np.empty(0, kind)
+            parts = [np.empty(0, kind), *self._few[tag]]
+            for rows in (kept.rows for kept in self._chunks if kept.tag == tag):
+                parts.append(rows[(rows["start"] >= since) & (rows["end"] <= until)])
+            records[tag] = np.concatenate(parts)
         seen_until = int(records[b"CLOK"]["realtime"].max(initial=0))
         return replace(self._spool, records=records, seen_until=seen_until)
 
 
-def _within(rows: Records, since: int, until: int) -> Records:
-    kept: Records = rows[(rows["start"] >= since) & (rows["end"] <= until)]
-    return kept
-
-
-@dataclass(slots=True)
 class RecentHost:
     """Recent output of the hooks in one process."""
 
-    path: Path
-    host: HostEvents | None = None
-    _events: Records = field(default_factory=lambda: np.empty(0, EVENT))
-    _clocks: Records = field(default_factory=lambda: np.empty(0, CLOCKS))
-    _tail: ChunkTail | None = None
+    def __init__(self, path: Path) -> None:
+        self.host: HostEvents | None = None
+        self._tail = ChunkTail(path, HOST)
+        self._events: Records = np.empty(0, EVENT)
+        self._clocks: Records = np.empty(0, CLOCKS)
 
     def read(self) -> None:
         """Takes in what was written since; raises InputError where it is no host file."""
-        if self._tail is None:
-            self._tail = ChunkTail(self.path, HOST)
         chunks = self._tail.read({b"EVNT"})
         if self.host is None and (head := self._tail.head) is not None:
-            self.host = HostEvents(head.pid, head.host, head.started)
+            records = by_kind(self._events, head.started)
+            self.host = HostEvents(head.pid, head.host, head.started, records)
         if self.host is None or not chunks:
             return
         events, clocks = [self._events], [self._clocks]
@@ -166,27 +155,25 @@ class RecentHost:
         self.host.records = by_kind(self._events, self.host.started)
 
     def between(self, since: int, until: int, done: Mapping[int, int]) -> HostEvents | None:
-        """Return what ended in a stretch of CLOCK_REALTIME; None where nobody wrote yet.
+        """Events that ended in a stretch of CLOCK_REALTIME; None where nothing was written yet.
 
         Steps are those that lie in it and, by process, ended before a moment of ``done``.
         """
         if self.host is None:
             return None
+        records: dict[str, Records] = {}
+        for kind, rows in self.host.records.items():
+            records[kind] = rows[(rows["end"] > since) & (rows["end"] <= until)]
         done_until = min(until, done.get(self.host.pid, until))
-
-        def cut(kind: str, rows: Records) -> Records:
-            if kind == "step":
-                return rows[(rows["start"] >= since) & (rows["end"] <= done_until)]
-            return rows[(rows["end"] > since) & (rows["end"] <= until)]
-
-        records: dict[str, Any] = {k: cut(k, rows) for k, rows in self.host.records.items()}
+        steps = self.host.records["step"]
+        records["step"] = steps[(steps["start"] >= since) & (steps["end"] <= done_until)]
         return replace(self.host, records=records, clocks=self._clocks)
 
 
 WINDOW_NS: Final = 10_000_000_000
 """Nanoseconds of its end that are made a trace at most."""
 MOST_RECORDS: Final = 40_000
-"""Bytes of all processes together, in such a trace."""
+"""Records of all processes together, in such a trace."""
 _NVML_NS: Final = 120_000_000_000
 _SILENT_NS: Final = 5_000_000_000
 """A process whose GPU has done nothing for so long does not hold up the others."""
@@ -230,9 +217,7 @@ class Following:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether all processes have written down that they ended: the trace is
-        being made.
-        """
+        """Return whether all processes have written down that they ended."""
         last = {base_of(path): self._spools[path] for path in in_order(self._spools)}
         return bool(last) and all(spool.has_ended for spool in last.values())
 
@@ -259,7 +244,11 @@ class Following:
         latest = max((spool.latest for spool in self._spools.values()), default=0)
         for spool in self._spools.values():
             spool.let_go(latest - 2 * WINDOW_NS)
-        self._read_nvml()
+        for path in sorted(self.folder.glob("*.nvml.jsonl")):
+            tail, lines = self._nvml.setdefault(path, (LineTail(path), NvmlLines()))
+            for line in tail.read():
+                lines.take(line)
+            lines.let_go(time.time_ns() - _NVML_NS)
 
     def _read(self, known: dict[Path, _Kind], pattern: str, make: Callable[[Path], _Kind]) -> None:
         paths = in_order(self.folder.glob(pattern))
@@ -275,26 +264,20 @@ class Following:
                 self._unreadable.add(path)
                 del known[path]
 
-    def _read_nvml(self) -> None:
-        for path in sorted(self.folder.glob("*.nvml.jsonl")):
-            tail, lines = self._nvml.setdefault(path, (LineTail(path), NvmlLines()))
-            for line in tail.read():
-                lines.take(line)
-            lines.let_go(time.time_ns() - _NVML_NS)
-
     def nvml(self) -> list[NvmlLog]:
         """Return the samples of the last two minutes; times are CLOCK_REALTIME."""
         return [lines.log() for _, lines in self._nvml.values()]
 
     def steps(self, most: int) -> list[RankSteps]:
         """The last steps of each rank that tells of some, by rank."""
-        found = {}
-        for recent in self._hosts.values():
-            rows = recent.host.records.get("step") if recent.host else None
-            if recent.host is not None and rows is not None and len(rows):
-                rank = rank_of(recent.host.info) or 0
-                found[rank] = _rank_steps(rank, rows[-most:])
-        return [found[rank] for rank in sorted(found)]
+        steps: dict[int, RankSteps] = {}
+        for host in (recent.host for recent in self._hosts.values()):
+            if host is not None and len(rows := host.records["step"][-most:]):
+                rank, ends = rank_of(host.info) or 0, rows["end"].astype(np.int64)
+                lengths = (ends - rows["start"].astype(np.int64)).tolist()
+                number = int(rows["number"][-1])
+                steps[rank] = RankSteps(rank, number, tuple(ends.tolist()), tuple(lengths))
+        return [steps[rank] for rank in sorted(steps)]
 
     def window(self) -> tuple[int, int] | None:
         """The stretch of which all is known and that is not too much; None before there is any.
@@ -304,7 +287,7 @@ class Following:
         began_ns = round(self._began * 1e9)
         ends = [spool.latest for spool in self._spools.values() if spool.latest]
         if not ends:
-            steps = [max(own.ends) for own in self.steps(1)]
+            steps = [max(rank.ends) for rank in self.steps(1)]
             until = min(steps, default=0)
             return (max(until - WINDOW_NS, began_ns), until) if steps else None
         until = min(end for end in ends if end >= max(ends) - _SILENT_NS)
@@ -324,24 +307,20 @@ class Following:
         for path in in_order(self._spools):
             if (part := self._spools[path].between(since, until)) is not None:
                 parts.setdefault(base_of(path), []).append(part)
-        spools = [join_spools(own) for own in parts.values()]
+        spools = [join_spools(files) for files in parts.values()]
         done = {spool.pid: _issued(spool) or until for spool in spools}
-        hosts: list[HostEvents] = [
-            *_there(h.between(since, until, done) for h in self._hosts.values())
-        ]
+        recent = (host.between(since, until, done) for host in self._hosts.values())
+        hosts = [host for host in recent if host is not None]
+        logs = [log for log in self.nvml() if log.devices]
+        for log in logs:
+            late = log.samples["timeNs"] >= since
+            log.samples = {name: column[late] for name, column in log.samples.items()}
         start = since - LEAD_NS
         with TraceWriter(output) as writer:
             write_all(writer, spools, hosts, start, self.meta)
             for host in hosts:
                 write_host(writer, host, start)
-            write_logs(writer, self._nvml_since(since), start)
-
-    def _nvml_since(self, since: int) -> Iterator[NvmlLog]:
-        for log in self.nvml():
-            if log.devices:
-                late = log.samples["timeNs"] >= since
-                log.samples = {name: column[late] for name, column in log.samples.items()}
-                yield log
+            write_logs(writer, logs, start)
 
 
 def is_recordings(folder: Path) -> bool:
@@ -360,18 +339,5 @@ def _issued(spool: Spool) -> int | None:
         return None
     last = max(int(rows["correlation"][rows["end"].argmax()]) for rows in ran)
     calls = spool.records[b"API "]
-    found = calls["start"][calls["correlation"] == last]
-    return int(found[0]) if len(found) else None
-
-
-def _rank_steps(rank: int, rows: Records) -> RankSteps:
-    ends = rows["end"].astype(np.int64)
-    lengths = ends - rows["start"].astype(np.int64)
-    return RankSteps(rank, int(rows["number"][-1]), tuple(ends.tolist()), tuple(lengths.tolist()))
-
-
-_Thing = TypeVar("_Thing", Spool, HostEvents)
-
-
-def _there(found: Iterator[_Thing | None]) -> Iterator[_Thing]:
-    return (each for each in found if each is not None)
+    starts = calls["start"][calls["correlation"] == last]
+    return int(starts[0]) if len(starts) else None

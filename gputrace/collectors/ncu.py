@@ -10,9 +10,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from glob import glob
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gputrace.collectors.launch import find_program, run
 from gputrace.errors import InputError, MissingError
@@ -73,10 +74,8 @@ class Measured:
 
 def find_ncu() -> str | None:
     """The ncu of GPUTRACE_NCU, of the PATH, or the newest in the usual places."""
-    if named := os.environ.get("GPUTRACE_NCU"):
-        return named
     installed = (path for pattern in _INSTALLED for path in sorted(glob(pattern), reverse=True))
-    return shutil.which("ncu") or next(installed, None)
+    return os.environ.get("GPUTRACE_NCU") or shutil.which("ncu") or next(installed, None)
 
 
 def words(chosen: Filter, report: Path, command: Sequence[str]) -> list[str]:
@@ -115,7 +114,8 @@ def read_report(report: Path) -> list[Measured] | None:
     """
     if find_spec("ncu_report") is None:
         return None
-    reader = [sys.executable, "-P", "-m", "gputrace.collectors.ncu_reader"]
+    # Native code that has been seen to crash the Python that loaded it (Nsight Compute 2025.3).
+    reader = [sys.executable, "-P", "-m", "gputrace.collectors.ncu"]
     ran = subprocess.run(
         [*reader, str(report.absolute()), *METRICS],
         stdin=subprocess.DEVNULL,
@@ -126,14 +126,14 @@ def read_report(report: Path) -> list[Measured] | None:
     )
     if ran.returncode:
         return None
-    found = json.loads(ran.stdout.splitlines()[-1])
-    if isinstance(found, dict):
-        raise InputError(report, f"cannot be read by ncu-report ({found['error']})")
-    if not found:
+    said = json.loads(ran.stdout.splitlines()[-1])
+    if isinstance(said, dict):
+        raise InputError(report, f"cannot be read by ncu-report ({said['error']})")
+    if not said:
         raise InputError(report, "holds no launch of a kernel")
     return [
-        Measured(name, {METRICS[metric]: (value, unit) for metric, (value, unit) in told.items()})
-        for name, told in found
+        Measured(name, {METRICS[metric]: (value, unit) for metric, (value, unit) in figures})
+        for name, figures in said
     ]
 
 
@@ -149,3 +149,24 @@ def show_report(report: Path) -> str:
         why = next((line for line in said if line.strip()), f"exit code {ran.returncode}")
         raise MissingError(f"{report}: ncu cannot show it ({why.strip()})")
     return ran.stdout
+
+
+def _print_report(report: str, *metrics: str) -> None:
+    """Prints JSON: name and [metric, [value, unit]] of each launch, or an object with the error."""
+    launches: Any = []
+    try:
+        context = import_module("ncu_report").load_report(report)
+        for i in range(context.num_ranges()):
+            kernels = context.range_by_idx(i)
+            for action in (kernels.action_by_idx(j) for j in range(kernels.num_actions())):
+                known = set(action.metric_names())
+                values = [(name, action.metric_by_name(name)) for name in metrics if name in known]
+                figures = [(name, (float(v.as_double()), str(v.unit()))) for name, v in values]
+                launches.append((str(action.name()), figures))
+    except Exception as error:  # Whatever NVIDIA's package raises.
+        launches = {"error": str(error)}
+    sys.stdout.write(json.dumps(launches) + "\n")
+
+
+if __name__ == "__main__":
+    _print_report(*sys.argv[1:])

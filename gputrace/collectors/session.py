@@ -11,13 +11,13 @@ import sqlite3
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from struct import unpack
 from typing import TYPE_CHECKING, Final
 
+from gputrace.collectors import job
 from gputrace.collectors.backend import (
     HOW_TO_BUILD,
     Backend,
@@ -28,20 +28,7 @@ from gputrace.collectors.backend import (
 )
 from gputrace.collectors.backends import backend_named, choose
 from gputrace.collectors.backends.cupti import CUPTI
-from gputrace.collectors.backends.host import HOST, unheeded
-from gputrace.collectors.job import (
-    CannotShare,
-    Name,
-    Task,
-    Team,
-    assert_ours,
-    find_task,
-    name_output,
-    of_task,
-    ranks_in,
-    read_meta,
-    write_meta,
-)
+from gputrace.collectors.backends.host import HOST
 from gputrace.collectors.launch import Launch, find_program, load_numpy
 from gputrace.collectors.limits import Growth, Limits, Size
 from gputrace.collectors.nvml import Sampler
@@ -67,13 +54,24 @@ def record(
 
     Raises CannotRun where the program does not start, MissingError where what records it does not.
     """
-    write_meta(prepared.folder, _describe(prepared))
-    if prepared.backend is HOST and (line := unheeded(prepared.plan)):
-        tell(line)
-    sampler = Sampler() if prepared.plan.nvml and has_driver() and _samples(prepared) else None
-    if sampler is not None:
-        start = partial(sampler.start, prepared.folder, limits=prepared.plan.limits)
-        prepared.team.let_one("nvml", start)
+    plan, team, task = prepared.plan, prepared.team, prepared.task
+    meta = {
+        "command": json.dumps(masked(prepared.command)),
+        "hostname": socket.gethostname(),
+        "backend": prepared.backend.name,
+        "driver": "yes" if has_driver() else "no",
+    }
+    if task is not None:
+        meta |= {"job": task.job, "world_size": str(task.tasks)}
+    job.write_meta(prepared.folder, meta)
+    if prepared.backend is HOST and (names := _given(plan, *_NOT_BY_HOST)):
+        why = "without a GPU to record, the host's signals are recorded from start to end"
+        tell(f"{names}: not heeded: {why}; `gputrace analyze --steps` takes a part")
+    sampler = None
+    # Of tasks that share no folder, the first one samples the GPUs.
+    if plan.nvml and has_driver() and (task is None or team.shares or task.local_rank == 0):
+        sampler = Sampler()
+        team.let_one("nvml", partial(sampler.start, prepared.folder, limits=plan.limits))
     try:
         with _watched(prepared, tell, Growth(prepared.folder, from_bytes, tell_size)) as meanwhile:
             return prepared.backend.run(prepared.launch, prepared.folder, tell, meanwhile)
@@ -88,7 +86,7 @@ def record(
 def _watched(
     prepared: Prepared, tell: Callable[[str], object], growth: Growth
 ) -> Iterator[Callable[[], None]]:
-    """Build what is to be done now and then while the program runs."""
+    """Give what is to be called now and then while the program runs."""
     plan, folder = prepared.plan, prepared.folder
     bounds = Bounds(folder, plan.limits, tell)
     slow: list[SlowSteps] = []
@@ -96,40 +94,18 @@ def _watched(
         load_numpy()
         from gputrace.collectors.slow_steps import SlowSteps
 
-        ring_ns = plan.limits.longest_ns
-        steps = SlowSteps(folder, plan.output, plan.when_slow, ring_ns, tell)
+        steps = SlowSteps(folder, plan.output, plan.when_slow, plan.limits.longest_ns, tell)
         prepared.team.let_one("slow", lambda: slow.append(steps))
 
     def look() -> None:
         growth.look_now_and_then()
         bounds.look()
-        for own in slow:
-            own.look()
+        for steps in slow:
+            steps.look()
 
     yield look
-    for own in slow:
-        own.look()
-        own.finish()
-
-
-def _describe(prepared: Prepared) -> dict[str, str]:
-    """Return the content of GPUTRACE_META."""
-    meta = {
-        "command": json.dumps(masked(prepared.command)),
-        "hostname": socket.gethostname(),
-        "backend": prepared.backend.name,
-        "driver": "yes" if has_driver() else "no",
-    }
-    if (task := prepared.task) is not None:
-        meta |= {"job": task.job, "world_size": str(task.tasks)}
-    return meta
-
-
-def _samples(prepared: Prepared) -> bool:
-    """Return whether this recorder may sample the GPUs: of tasks that share no folder, the
-    first.
-    """
-    return prepared.task is None or prepared.team.shares or prepared.task.local_rank == 0
+    for steps in slow:
+        steps.finish()
 
 
 def conclude(prepared: Prepared, has_run: bool = True) -> Merged | None:
@@ -143,7 +119,7 @@ def conclude(prepared: Prepared, has_run: bool = True) -> Merged | None:
         if not is_last:
             return None
         merged = None
-        if has_run or len(ranks_in(team.folder)) > 1:
+        if has_run or len(job.ranks_in(team.folder)) > 1:
             merged = finish(team.folder, prepared.plan.output, keep=True)
         if merged is None or not merged.unread:
             team.dissolve()
@@ -151,17 +127,8 @@ def conclude(prepared: Prepared, has_run: bool = True) -> Merged | None:
 
 
 def can_be_read_meanwhile(folder: Path) -> bool:
-    """Return whether processes write what is recorded as it comes; some tools write only at the
-    end.
-    """
-    return _backend_of(read_meta(folder)).shares
-
-
-def _backend_of(meta: Mapping[str, str]) -> Backend:
-    """Return the backend that recorded; raises MissingError where that was a plugin which is not
-    here.
-    """
-    return backend_named(meta.get("backend", CUPTI.name))
+    """Return whether processes write as they go; raises MissingError for a plugin that is gone."""
+    return backend_named(job.read_meta(folder).get("backend", CUPTI.name)).shares
 
 
 def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
@@ -173,11 +140,11 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
     load_numpy()
     from gputrace.store.writer import remove_unfinished
 
-    assert_ours(folder)
-    meta = read_meta(folder)
+    job.assert_ours(folder)
+    meta = job.read_meta(folder)
     if "world_size" in meta:
-        meta["ranks"] = format_ranges(ranks_in(folder))
-    backend = _backend_of(meta)
+        meta["ranks"] = format_ranges(job.ranks_in(folder))
+    backend = backend_named(meta.get("backend", CUPTI.name))
     remove_unfinished(output)
     merged = backend.merge(folder, output, meta)
     if not keep and not merged.unread:
@@ -201,16 +168,16 @@ class Prepared:
     command: tuple[str, ...]
     """The program as the user wrote it."""
     backend: Backend
-    team: Team
+    team: job.Team
     """The recorders of this machine that write one trace together."""
     launch: Launch
-    task: Task | None
+    task: job.Task | None
     traces: str
     """Shell pattern of the traces of all machines."""
 
     @property
     def folder(self) -> Path:
-        """Return the folder that the processes write into; it exists."""
+        """Folder that the processes write into; it exists."""
         return self.team.folder
 
 
@@ -222,10 +189,11 @@ def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
     """
     find_program(command[0])
     backend = choose(plan, os.environ)
-    _check_heeded(plan, backend)
-    task = find_task(os.environ)
+    if not backend.heeds_long and (names := _given(plan, *_LONG)):
+        raise UsageError(f"{names}: not with --backend {backend.name}; record with --backend cupti")
+    task = job.find_task(os.environ)
     host, pid = socket.gethostname(), os.getpid()
-    name = name_output(str(plan.output), task, command, os.environ, host, pid)
+    name = job.name_output(str(plan.output), task, command, os.environ, host, pid)
     team, output = _gather(name, task, backend, force)
     plan = replace(plan, output=output)
     try:
@@ -239,44 +207,44 @@ def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
     return Prepared(plan, tuple(command), backend, team, launch, task, name.pattern)
 
 
-def _check_heeded(plan: Plan, backend: Backend) -> None:
+_NOT_BY_HOST: Final = ("--steps", "--delay", "--duration", "--profiler-api", "--every", "--api")
+_LONG: Final = ("--every", "--keep", "--max-size", "--api")
+
+
+def _given(plan: Plan, *options: str) -> str:
+    """The options of these that a plan has, for a message."""
     given = {
+        "--steps": plan.steps is not None,
+        "--delay": plan.delay_ns > 0,
+        "--duration": plan.duration_ns > 0,
+        "--profiler-api": plan.profiler_api,
         "--every": plan.every is not None,
         "--keep": plan.limits.segment_ns > 0,
         "--max-size": plan.limits.max_bytes > 0,
         "--api": plan.api != "all",
     }
-    names = ", ".join(name for name, is_given in given.items() if is_given)
-    if names and not backend.heeds_long:
-        raise UsageError(f"{names}: not with --backend {backend.name}; record with --backend cupti")
+    return ", ".join(option for option in options if given[option])
 
 
-def _gather(name: Name, task: Task | None, backend: Backend, force: bool) -> tuple[Team, Path]:
-    """The recorder's place among those of its machine, and the trace that they write."""
-    if task is None or name.is_tasks_own:
-        return _alone(name.path, task, force)
-    try:
-        if not backend.shares or _is_of(name.path, task.job):
-            raise CannotShare
-        _check_free(name.path, force)
-        folder = _folder(name.path)
-        return Team(folder, task.job, task.rank, task.local_tasks), name.path
-    except CannotShare:
-        return _alone(of_task(name.path, task), task, force)
+def _gather(
+    name: job.Name, task: job.Task | None, backend: Backend, force: bool
+) -> tuple[job.Team, Path]:
+    """The recorder's part among those of its machine, and the trace that they write."""
+    output = name.path
+    if task is not None and not name.is_tasks_own:
+        if backend.shares and not _is_of(output, task.job):
+            folder = _folder(output, force)
+            with suppress(job.CannotShare):
+                return job.Team(folder, task.job, task.rank, task.local_tasks), output
+        output = job.of_task(output, task)
+    return job.Team(_folder(output, force), rank=0 if task is None else task.rank), output
 
 
-def _alone(output: Path, task: Task | None, force: bool) -> tuple[Team, Path]:
-    _check_free(output, force)
-    return Team(_folder(output), rank=0 if task is None else task.rank), output
-
-
-def _folder(output: Path) -> Path:
-    return output.with_name(f"{output.name}.spool")
-
-
-def _check_free(output: Path, force: bool) -> None:
+def _folder(output: Path, force: bool) -> Path:
+    """The folder of a trace; raises UsageError where that is there already."""
     if output.exists() and not (force and output.is_file()):
         raise UsageError(f"{output}: exists; name another with -o, or give --force")
+    return output.with_name(f"{output.name}.spool")
 
 
 def _is_of(output: Path, job: str) -> bool:
@@ -290,8 +258,16 @@ def _is_of(output: Path, job: str) -> bool:
 
 
 def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The program's own environment, and what makes its host threads record themselves."""
-    changed = dict(inherited) | {"GPUTRACE_DIR": str(folder.absolute())} | _sampling(plan)
+    """The inherited environment, and what makes the program's host threads record themselves."""
+    changed = dict(inherited) | {"GPUTRACE_DIR": str(folder.absolute())}
+    if plan.python:
+        library = built_library("_ticker")
+        if library is None:
+            raise MissingError(
+                "--python needs a part of gputrace that was not built for want of a C compiler; "
+                f"{HOW_TO_BUILD}, or record without --python"
+            )
+        changed["GPUTRACE_PYTHON"] = str(library)
     if (HOOKS / "sitecustomize.py").exists():
         paths = [str(HOOKS), inherited.get("PYTHONPATH", "")]
         changed["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -302,37 +278,22 @@ def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[
     return changed | plan.limits.variables()
 
 
-def _sampling(plan: Plan) -> dict[str, str]:
-    """Return the variables that make Pythons sample their lines; raises MissingError where that was
-    not built.
-    """
-    if not plan.python:
-        return {}
-    library = built_library("_ticker")
-    if library is None:
-        raise MissingError(
-            "--python needs a part of gputrace that was not built for want of a C compiler; "
-            f"{HOW_TO_BUILD}, or record without --python"
-        )
-    return {"GPUTRACE_PYTHON": str(library)}
-
-
 _OF_A_PROCESS: Final = re.compile(r"\.(\d+)(?:[-.]\d+)?(?:~\d+)?\.(spool|host)")
 
 
 class Bounds:
-    """Removes what processes that ended have left of a ring, and tells that a limit was met."""
+    """Removes what processes that ended have left of a ring, and reports that a limit was met."""
 
     def __init__(self, folder: Path, limits: Limits, tell: Callable[[str], object]) -> None:
         self._folder, self._limits, self._tell = folder, limits, tell
-        self._began, self._told = time.monotonic(), False
+        self._began, self._is_reported = time.monotonic(), False
 
     def look(self) -> None:
         """Costs a stat of each file, or a read of its first bytes."""
         if self._limits.segment_ns:
             prune(self._folder, self._limits.kept_ns, time.time_ns())
-        if self._limits.max_bytes and not self._told and has_stopped(self._folder):
-            self._told = True
+        if self._limits.max_bytes and not self._is_reported and has_stopped(self._folder):
+            self._is_reported = True
             after = time.monotonic() - self._began
             self._tell(
                 f"the recording is as large as --max-size lets it, after {after:,.0f} s; the "
@@ -341,42 +302,29 @@ class Bounds:
 
 
 def prune(folder: Path, older_ns: int, now: int) -> None:
-    """Removes files that nobody writes any more and that were last written so long ago.
-
-    The newest one of a process that is alive stays: it may go on after a long silence.
-    """
+    """Removes files that nobody writes any more and that were last written so long ago."""
     by_process: dict[tuple[str, str], list[tuple[int, Path]]] = defaultdict(list)
     for path in folder.iterdir():
-        found = _OF_A_PROCESS.search(path.name)
-        if found is None:
-            continue
-        try:
-            by_process[found[1], found[2]].append((path.stat().st_mtime_ns, path))
-        except FileNotFoundError:
-            continue
+        if match := _OF_A_PROCESS.search(path.name):
+            with suppress(FileNotFoundError):
+                by_process[match[1], match[2]].append((path.stat().st_mtime_ns, path))
     for (pid, _), files in by_process.items():
-        newest = max(files)
+        if Path("/proc", pid).exists():
+            # The newest one may go on after a long silence.
+            files.remove(max(files))
         for changed, path in files:
-            if now - changed > older_ns and ((changed, path) != newest or _is_gone(pid)):
+            if now - changed > older_ns:
                 path.unlink(missing_ok=True)
 
 
-def _is_gone(pid: str) -> bool:
-    return not Path("/proc", pid).exists()
-
-
 def has_stopped(folder: Path) -> bool:
-    """Return whether any process says that it writes no more."""
-    place = HEADER.size + CHUNK.size
+    """Return whether any process says in its first chunk, FULL, that it writes no more."""
     for path in (*folder.glob("*.spool"), *folder.glob("*.host")):
-        try:
-            with path.open("rb") as file:
-                file.seek(place)
-                body = file.read(8)
-        except OSError:
-            continue
-        if len(body) == 8 and unpack("<Q", body)[0]:
-            return True
+        with suppress(OSError), path.open("rb") as file:
+            file.seek(HEADER.size + CHUNK.size)
+            moment = file.read(8)
+            if len(moment) == 8 and any(moment):
+                return True
     return False
 
 
@@ -410,12 +358,10 @@ _WITHIN: Final = (
 
 def masked(command: Sequence[str]) -> list[str]:
     """The words of a command line with the values of what looks secret replaced."""
-    shown: list[str] = []
-    is_value = False
-    for word in command:
-        shown.append(HIDDEN if is_value else _masked_word(word))
-        is_value = word.startswith("-") and _ENDS_SECRET.search(word) is not None
-    return shown
+    return [
+        HIDDEN if before.startswith("-") and _ENDS_SECRET.search(before) else _masked_word(word)
+        for before, word in zip(["", *command], command, strict=False)
+    ]
 
 
 def _masked_word(word: str) -> str:

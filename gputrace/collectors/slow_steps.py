@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -100,7 +101,8 @@ class SlowSteps:
             self._put_aside(self._due[1])
 
     def finish(self) -> None:
-        """Puts aside what is still due, and waits for the traces."""
+        """Looks once more, puts aside what is still due, and waits for the traces."""
+        self.look()
         if self._due is not None:
             self._put_aside(self._due[1])
         for folder, process in self._made:
@@ -116,9 +118,12 @@ class SlowSteps:
                 chunks = tail.read({b"EVNT"})
             except InputError:
                 continue
-            for tag, body in chunks:
-                if tag == b"EVNT":
-                    yield from _slow_in(body, pace)
+            for body in (body for tag, body in chunks if tag == b"EVNT"):
+                rows = read_records(memoryview(body), EVENT)
+                for row in rows[rows["kind"] == KINDS["step"]]:
+                    numbers = (int(row[name]) for name in ("rank", "number", "start", "end"))
+                    if slow := pace.take(*numbers):
+                        yield slow
 
     def _put_aside(self, slow: SlowStep) -> None:
         self._due = None
@@ -144,51 +149,39 @@ class SlowSteps:
         self._tell(f"{trace}: {slow} ({len(self._made)} of at most {MOST})")
 
 
-def _slow_in(body: bytes, pace: Pace) -> Iterator[SlowStep]:
-    rows = read_records(memoryview(body), EVENT)
-    for row in rows[rows["kind"] == KINDS["step"]]:
-        numbers = (int(row[name]) for name in ("rank", "number", "start", "end"))
-        if (slow := pace.take(*numbers)) is not None:
-            yield slow
-
-
 def _free(output: Path) -> tuple[Path, Path]:
     """A trace, and the folder that it is made of, of which neither is there."""
-    number = 1
-    while True:
+    for number in count(1):
         trace = output.with_name(f"{output.stem}.slow{number}{output.suffix}")
         folder = trace.with_name(f"{trace.name}.spool")
         if not trace.exists() and not folder.exists():
-            return trace, folder
-        number += 1
+            break
+    return trace, folder
 
 
 def copy_ring(source: Path, target: Path) -> None:
-    """Copy the current content of a ring into a folder of its own; raises OSError where that cannot
-    be.
+    """Copies the current content of a ring into a new folder; raises OSError where it cannot.
 
     Files that are complete are linked: they take no room until the ring lets go of them.
     """
     target.mkdir(mode=0o700)
-    for name in ("meta.json", "team.json"):
-        with suppress(FileNotFoundError):
-            shutil.copy2(source / name, target / name)
+    growing = [source / "meta.json", source / "team.json"]
+    complete: list[Path] = []
     for pattern in ("*.spool", "*.host", "*.nvml.jsonl"):
         paths = in_order(source.glob(pattern))
-        last = {base_of(path): path for path in paths}
-        for path in paths:
-            # A ring lets go of files meanwhile.
-            with suppress(FileNotFoundError):
-                _take(path, target / path.name, is_growing=path == last[base_of(path)])
+        growing += {base_of(path): path for path in paths}.values()
+        complete += [path for path in paths if path not in growing]
+    for path in (*complete, *growing):
+        # A ring lets go of files meanwhile.
+        with suppress(FileNotFoundError):
+            _take(path, target / path.name, path in growing)
 
 
 def _take(path: Path, target: Path, is_growing: bool) -> None:
-    if not is_growing:
-        try:
+    try:
+        if not is_growing:
             os.link(path, target)
-        except FileNotFoundError:
-            raise
-        except OSError:  # a file system without links
-            is_growing = True
-    if is_growing:
-        shutil.copy2(path, target)
+            return
+    except OSError:  # a file system without links; where the file is gone, a copy raises too
+        pass
+    shutil.copy2(path, target)

@@ -9,54 +9,26 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from glob import glob
 from pathlib import Path
 from typing import Any, Final
 
+from gputrace.collectors import finalize
 from gputrace.collectors.backend import Merged
-from gputrace.collectors.finalize import (
-    OWN,
-    global_pid,
-    hold_something,
-    merge,
-    write_meta,
-    write_process,
-    write_session,
-    write_signals,
-    write_unreadable,
-)
-from gputrace.collectors.launch.supervised import (
-    ask,
-)
+from gputrace.collectors.launch.supervised import ask
 from gputrace.collectors.nvml.log import read_nvml
 from gputrace.collectors.spool.chunks import read_all
 from gputrace.collectors.spool.clock_correction import correct_clocks
 from gputrace.collectors.spool.host_events import HostEvents, join_hosts, read_host_file
 from gputrace.errors import InputError, MissingError
 from gputrace.model.names import demangle_all, short
+from gputrace.readers import nvprof_schema as schema
 from gputrace.readers.nsys_export import find_nsys, nsys_version, run_export
 from gputrace.readers.nsys_schema import string_columns
 from gputrace.readers.nvprof import find_skew
-from gputrace.readers.nvprof_schema import (
-    CALLS,
-    DRIVER,
-    HAS_TIMES,
-    KERNELS,
-    OBJECT_THREAD,
-    ON_GPU,
-    PREFIX,
-    RUNTIME,
-    TEMPORARY,
-    NvprofFile,
-    Rows,
-    all_rows,
-    call_name,
-    opened,
-    read_file,
-    strings_named,
-)
 from gputrace.store import sqlite_security
+from gputrace.store.sqlite import Database
 from gputrace.store.writer import OVERHEADS, UNKNOWN_OVERHEAD, TraceWriter
 from gputrace.units import format_ns
 
@@ -84,7 +56,7 @@ def convert_nsys(
     nsys = find_nsys()
     report = find_report(folder, nsys)
     if report is None:
-        merged = merge(folder, output, meta)
+        merged = finalize.merge(folder, output, meta)
         return Merged(0, 0, merged.steps, merged.cut, (why_none(),))
     if nsys is None:
         raise MissingError(f"{report}: an nsys must export it, and there is none here")
@@ -95,9 +67,9 @@ def convert_nsys(
         export = _export(nsys, report, Path(local))
         with TraceWriter(output) as writer:
             merged = _write(writer, export, folder, hosts, {**meta, "nsys": nsys_version(nsys)})
-            lost = write_unreadable(writer, problems)
+            lost = finalize.write_unreadable(writer, problems)
         export.unlink()
-    return replace(merged, notes=(*merged.notes, *lost), unread=hold_something(problems))
+    return replace(merged, notes=(*merged.notes, *lost), unread=finalize.hold_something(problems))
 
 
 def _export(nsys: str, report: Path, local: Path) -> Path:
@@ -122,89 +94,70 @@ def _write(
     hosts: Sequence[HostEvents],
     meta: Mapping[str, str],
 ) -> Merged:
-    declared = _declared(export)
+    with closing(sqlite3.connect(export)) as database:
+        sql = "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
+        declared = dict(database.execute(sql))
     tables = _kept(declared, {host.pid for host in hosts})
     writer.copy(export, tables)
-    start, machine = _start(writer, tables), _machine(writer, tables)
-    write_meta(writer, start, meta)
+    table = "TARGET_INFO_SESSION_START_TIME"
+    rows = writer.query(f"SELECT utcEpochNs FROM {table}") if table in tables else []
+    if not rows or rows[0][0] is None:
+        raise InputError(writer.path, "nsys's export does not say when it began; try a newer nsys")
+    # Nanoseconds of CLOCK_REALTIME, from which the export's times count.
+    start = int(rows[0][0])
+    # This machine in the upper 16 bits of the export's global ids.
+    with_events = [name for name in tables if _EVENTS.fullmatch(name)]
+    machine = next((process >> 24 for process in _processes(writer, with_events)), finalize.OWN)
+    finalize.write_meta(writer, start, meta)
     for host in hosts:
-        write_process(writer, global_pid(host.pid, machine), host)
-    kernels = _count(writer, tables, "CUPTI_ACTIVITY_KIND_KERNEL")
+        finalize.write_process(writer, host.pid, host.host, host.info, host.whole, machine)
+    kernels = 0
+    if (table := "CUPTI_ACTIVITY_KIND_KERNEL") in tables:
+        kernels = int(writer.query(f"SELECT count(*) FROM {table}")[0][0])
     return Merged(
         processes=len(_processes(writer, [name for name in _STARTED_CUDA if name in tables])),
         kernels=kernels,
-        steps=write_signals(writer, folder, hosts, start, machine),
+        steps=finalize.write_signals(writer, folder, hosts, start, machine),
         cut=sum(not host.whole for host in hosts),
-        notes=tuple(_complaints(export, declared, "(3)" if kernels else "(2, 3)")),
+        notes=_complaints(export, declared, "(3)" if kernels else "(2, 3)"),
     )
 
 
-def _declared(export: Path) -> dict[str, str]:
-    """The tables of the export, with their declarations."""
-    with closing(sqlite3.connect(export)) as database:
-        sql = "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
-        return dict(database.execute(sql))
-
-
-def _complaints(export: Path, declared: Mapping[str, str], wanted: str) -> list[str]:
-    """Return the complaints in nsys's report: errors (3) or warnings (2) too."""
+def _complaints(export: Path, declared: Mapping[str, str], severities: str) -> tuple[str, ...]:
+    """Complaints in nsys's report: errors (3) alone, or warnings (2) too."""
     if "DIAGNOSTIC_EVENT" not in declared:
-        return []
+        return ()
     with closing(sqlite3.connect(export)) as database:
-        sql = f"SELECT DISTINCT text FROM DIAGNOSTIC_EVENT WHERE severity IN {wanted} LIMIT 3"
-        return [f"nsys: {' '.join(str(text).split())}" for (text,) in database.execute(sql)]
+        sql = f"SELECT DISTINCT text FROM DIAGNOSTIC_EVENT WHERE severity IN {severities} LIMIT 3"
+        return tuple(f"nsys: {' '.join(str(text).split())}" for (text,) in database.execute(sql))
 
 
 def _kept(declared: Mapping[str, str], pids: Iterable[int]) -> dict[str, str]:
     """The tables to take, each with the condition of the rows to take."""
     events = {name: sql for name, sql in declared.items() if _EVENTS.fullmatch(name)}
-    kept = dict.fromkeys([n for n in declared if n in events or _OTHERS.fullmatch(n)], "1")
-    ours = _processes_of(events, pids)
+    kept = {name: "1" for name in declared if name in events or _OTHERS.fullmatch(name)}
     for name in declared.keys() & set(_ABOUT):
         kept[name] = "name LIKE 'EXPORT_PRODUCT%' OR name LIKE 'EXPORT_SCHEMA%'"
-    if "PROCESSES" in declared:
-        kept["PROCESSES"] = f"globalPid >> 24 & 0xFFFFFF IN ({ours})"
-    if "ThreadNames" in declared:
-        kept["ThreadNames"] = f"globalTid >> 24 & 0xFFFFFF IN ({ours})"
+    # Processes that have events or left a file of ours.
+    selects = [f"SELECT {pid & 0xFFFFFF}" for pid in sorted(pids)]
+    for name, sql in events.items():
+        if process := re.search(r"\bglobal[PT]id\b", sql):
+            selects.append(f'SELECT {process[0]} >> 24 & 0xFFFFFF FROM source."{name}"')
+    for name, column in (("PROCESSES", "globalPid"), ("ThreadNames", "globalTid")):
+        if name in declared:
+            kept[name] = f"{column} >> 24 & 0xFFFFFF IN ({_union(selects)})"
     if "StringIds" in declared:
-        kept["StringIds"] = f"id IN ({_strings_of({n: declared[n] for n in kept}, kept)})"
+        selects = [
+            f'SELECT "{column}" FROM source."{name}" WHERE {condition}'
+            for name, condition in kept.items()
+            for column in sorted(string_columns(declared[name]))
+        ]
+        kept["StringIds"] = f"id IN ({_union(selects)})"
     return kept
 
 
-def _processes_of(events: Mapping[str, str], pids: Iterable[int]) -> str:
-    """SQL of the pids that have events or left a file of their own."""
-    selects = [f"SELECT {pid & 0xFFFFFF}" for pid in sorted(pids)]
-    for name, sql in events.items():
-        column = re.search(r"\bglobal[PT]id\b", sql)
-        if column:
-            selects.append(f'SELECT {column[0]} >> 24 & 0xFFFFFF FROM source."{name}"')
+def _union(selects: Sequence[str]) -> str:
     return " UNION ".join(selects or ["SELECT NULL"])
-
-
-def _strings_of(declared: Mapping[str, str], kept: Mapping[str, str]) -> str:
-    """SQL of the ids of strings that rows to be taken name."""
-    selects = [
-        f'SELECT "{column}" FROM source."{name}" WHERE {kept[name]}'
-        for name, sql in declared.items()
-        for column in sorted(string_columns(sql))
-    ]
-    return " UNION ".join(selects or ["SELECT NULL"])
-
-
-def _start(writer: TraceWriter, tables: Mapping[str, str]) -> int:
-    """The session's start, nanoseconds of CLOCK_REALTIME, from which the export's times count."""
-    if "TARGET_INFO_SESSION_START_TIME" in tables:
-        rows = writer.query("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME")
-        if rows and rows[0][0] is not None:
-            return int(rows[0][0])
-    raise InputError(writer.path, "nsys's export does not say when it began; try a newer nsys")
-
-
-def _machine(writer: TraceWriter, tables: Mapping[str, str]) -> int:
-    """This machine in the upper 16 bits of the export's global ids."""
-    for process in _processes(writer, [name for name in tables if _EVENTS.fullmatch(name)]):
-        return process >> 24
-    return OWN
 
 
 def _processes(writer: TraceWriter, tables: Iterable[str]) -> set[int]:
@@ -216,10 +169,6 @@ def _processes(writer: TraceWriter, tables: Iterable[str]) -> set[int]:
             sql = f'SELECT DISTINCT {column} >> 24 FROM "{table}" WHERE {column} IS NOT NULL'
             found |= {int(row[0]) for row in writer.query(sql)}
     return found
-
-
-def _count(writer: TraceWriter, tables: Mapping[str, str], table: str) -> int:
-    return int(writer.query(f"SELECT count(*) FROM {table}")[0][0]) if table in tables else 0
 
 
 _IMPORTERS: Final = (
@@ -234,41 +183,15 @@ _PACKAGES: Final = {"libdw.so.1": "libdw1", "libelf.so.1": "libelf1", "libssh.so
 
 
 def find_report(folder: Path, nsys: str | None) -> Path | None:
-    """The report in a folder; None where there is none, nor anything to make one of.
-
-    Raises MissingError where there is a raw recording that cannot be imported here.
-    """
-    reports = [path for path in _sorted(folder) if path.suffix in (".nsys-rep", ".qdrep")]
-    if reports:
-        return reports[0]
-    raw = [path for path in _sorted(folder) if path.suffix == ".qdstrm"]
-    return _imported(raw[0], nsys) if raw else None
-
-
-def _sorted(folder: Path) -> list[Path]:
-    """Files, the largest first."""
-    return sorted(
-        (path for path in folder.iterdir() if path.is_file()), key=lambda p: -p.stat().st_size
-    )
-
-
-def find_importer(nsys: str) -> str | None:
-    """The importer that belongs to an nsys."""
-    here = Path(nsys).resolve().parent
-    found = (path for pattern in _IMPORTERS for path in sorted(glob(str(here / pattern))))
-    return next(found, None)
-
-
-def importer_obstacle(nsys: str) -> str | None:
-    """Why the importer of an nsys cannot run here, and what to do; None where it can."""
-    importer = find_importer(nsys)
-    if importer is None:
-        return "its QdstrmImporter is not beside it; install all of Nsight Systems"
-    code, said = ask([importer, "--version"])
-    return _why_not_imported(said) if code else None
-
-
-def _imported(raw: Path, nsys: str | None) -> Path:
+    """The largest report in a folder, if any; raises MissingError where it cannot be imported."""
+    files = [path for path in folder.iterdir() if path.is_file()]
+    files.sort(key=lambda path: -path.stat().st_size)
+    for path in files:
+        if path.suffix in (".nsys-rep", ".qdrep"):
+            return path
+    raw = next((path for path in files if path.suffix == ".qdstrm"), None)
+    if raw is None:
+        return None
     importer = find_importer(nsys) if nsys is not None else None
     if importer is None:
         raise MissingError(
@@ -283,9 +206,23 @@ def _imported(raw: Path, nsys: str | None) -> Path:
     return report
 
 
+def find_importer(nsys: str) -> str | None:
+    """The importer that belongs to an nsys."""
+    here = Path(nsys).resolve().parent
+    return next((p for pattern in _IMPORTERS for p in sorted(glob(str(here / pattern)))), None)
+
+
+def importer_obstacle(nsys: str) -> str | None:
+    """Why the importer of an nsys cannot run here, and what to do; None where it can."""
+    importer = find_importer(nsys)
+    if importer is None:
+        return "its QdstrmImporter is not beside it; install all of Nsight Systems"
+    code, said = ask([importer, "--version"])
+    return _why_not_imported(said) if code else None
+
+
 def _why_not_imported(output: str) -> str:
-    missing = re.search(r"loading shared libraries: (\S+): cannot open", output)
-    if missing:
+    if missing := re.search(r"loading shared libraries: (\S+): cannot open", output):
         library = missing[1]
         package = f" (package {_PACKAGES[library]})" if library in _PACKAGES else ""
         return f"nsys's QdstrmImporter needs {library}: install it{package}"
@@ -298,15 +235,6 @@ THREAD: Final = "pthread."
 """Before the system's id of a thread, what the hooks say of its pthread id."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Process:
-    """A file of nvprof, and who wrote it."""
-
-    file: NvprofFile
-    pid: int
-    host: HostEvents | None
-
-
 def convert_nvprof(
     folder: Path, output: Path, meta: Mapping[str, str], why_none: Callable[[bool], str]
 ) -> Merged:
@@ -316,20 +244,27 @@ def convert_nvprof(
     recording goes on or a file breaks off while it is read, OSError where the trace cannot be
     written.
     """
-    files, notes = _read_files(folder)
-    # nvprof's times are the wall clock's, and must stay in line with the hooks'.
+    files: list[schema.NvprofFile] = []
+    notes: list[str] = []
     problems: list[InputError] = []
+    unread = False
+    for path in sorted(folder.glob("*.nvvp")):
+        try:
+            files.append(schema.read_file(path))
+        except InputError as error:
+            notes.append(f"the activity of a process is lost: {path.name} is {error.problem}")
+            unread = unread or path.stat().st_size > 0
+    # nvprof's times are the wall clock's, and must stay in line with the hooks'.
     hosts: list[HostEvents] = read_all(folder, "*.host", read_host_file, join_hosts, problems)
-    processes = [_process(file, hosts) for file in files]
     starts = [file.start for file in files if file.start is not None]
     start = min(starts + [host.started for host in hosts], default=time.time_ns())
     with TraceWriter(output) as writer:
-        write_session(writer, start, meta)
-        write_cards(writer, [(process.file, process.pid) for process in processes], folder)
-        for process in processes:
-            notes += _write_process(writer, process, start)
-        steps = write_signals(writer, folder, hosts, start)
-        notes += write_unreadable(writer, problems)
+        finalize.write_session(writer, start, meta)
+        _write_cards(writer, files, folder)
+        for file in files:
+            notes += _write_process(writer, file, hosts, start)
+        steps = finalize.write_signals(writer, folder, hosts, start)
+        notes += finalize.write_unreadable(writer, problems)
     if not starts:
         notes.append(why_none(bool(files)))
     return Merged(
@@ -338,57 +273,38 @@ def convert_nvprof(
         steps=steps,
         cut=sum(not host.whole for host in hosts),
         notes=tuple(notes),
-        unread=hold_something(problems) or _are_left(folder, files),
+        unread=unread or finalize.hold_something(problems),
     )
 
 
-def _are_left(folder: Path, files: Sequence[NvprofFile]) -> bool:
-    """Return whether there are non-empty files that could not be read."""
-    read = {file.path for file in files}
-    return any(path.stat().st_size for path in folder.glob("*.nvvp") if path not in read)
-
-
-def _read_files(folder: Path) -> tuple[list[NvprofFile], list[str]]:
-    files, notes = [], []
-    for path in sorted(folder.glob("*.nvvp")):
-        try:
-            files.append(read_file(path))
-        except InputError as error:
-            notes.append(f"the activity of a process is lost: {path.name} is {error.problem}")
-    return files, notes
-
-
-def _process(file: NvprofFile, hosts: Sequence[HostEvents]) -> _Process:
+def _pid(file: schema.NvprofFile) -> int:
     name = file.path.stem
-    pid = file.pid or (int(name) if name.isdecimal() else 0)
-    return _Process(file, pid, next((host for host in hosts if host.pid == pid), None))
+    return file.pid or (int(name) if name.isdecimal() else 0)
 
 
-def _write_process(writer: TraceWriter, process: _Process, start: int) -> list[str]:
-    """Writes one process; what a person should know of it."""
-    pid, host = process.pid, process.host
-    who = host or HostEvents(pid, "", start)
-    writer.add_rows("PROCESSES", ["globalPid", "pid", "name"], [(global_pid(pid), pid, who.host)])
-    write_process(writer, global_pid(pid), who)
-    rows = NvprofRows(writer, process.file, pid, start, _threads(host) if host else {})
-    rows.write()
-    if not rows.late:
+def _write_process(
+    writer: TraceWriter, file: schema.NvprofFile, hosts: Sequence[HostEvents], start: int
+) -> list[str]:
+    """Writes one process; notes on it for the user."""
+    pid = _pid(file)
+    host = next((host for host in hosts if host.pid == pid), HostEvents(pid, "", start))
+    process = finalize.global_pid(pid)
+    writer.add_rows("PROCESSES", ["globalPid", "pid", "name"], [(process, pid, host.host)])
+    finalize.write_process(writer, pid, host.host, host.info, host.whole)
+    late = _NvprofRows(writer, file, process, start, _threads(host)).write()
+    if not late:
         return []
-    way = "after" if rows.late > 0 else "before"
-    told = (
-        f"nvprof's times of process {pid}'s GPU work were {format_ns(abs(rows.late))} {way} "
+    way = "after" if late > 0 else "before"
+    note = (
+        f"nvprof's times of process {pid}'s GPU work were {format_ns(abs(late))} {way} "
         "its CUDA calls: moved by as much"
     )
-    columns = ["globalPid", "timeNs", "text"]
-    writer.add_rows("GPUTRACE_NOTE", columns, [(global_pid(pid), None, told)])
-    return [told]
+    writer.add_rows("GPUTRACE_NOTE", ["globalPid", "text"], [(process, note)])
+    return [note]
 
 
 def _threads(host: HostEvents) -> dict[int, int]:
-    """The system's ids of threads by the low 32 bits of their pthread ids.
-
-    A pthread id that two threads had, one after the other, tells neither.
-    """
+    """Thread ids by the low 32 bits of pthread ids, save those that two threads had in turn."""
     said = {
         int(key.removeprefix(THREAD)): int(value) & 0xFFFFFFFF
         for key, value in host.info.items()
@@ -402,86 +318,70 @@ _FIRST_UNKNOWN: Final = 1 << 23
 """Above every thread id of Linux, and within the 24 bits that a globalTid has for one."""
 
 
-class NvprofRows:
-    """Writes the rows of one process.
-
-    Attributes:
-        late: by how many nanoseconds the GPU's clock was ahead of the host's; it is taken out.
-    """
+class _NvprofRows:
+    """Writes the rows of one process."""
 
     def __init__(
         self,
         writer: TraceWriter,
-        file: NvprofFile,
-        pid: int,
+        file: schema.NvprofFile,
+        process: int,
         origin: int,
         threads: Mapping[int, int],
     ) -> None:
         """``origin`` is the session's start, ``threads`` system ids by 32 bits of pthread ids."""
         self._writer, self._file, self._origin = writer, file, origin
-        self._process = global_pid(pid)
-        self._threads = threads
-        self.late = 0
+        self._process, self._threads = process, threads
 
-    def write(self) -> None:
-        """Raises InputError where the file is broken."""
+    def write(self) -> int:
+        """Writes them; the nanoseconds by which the GPU's clock was ahead, which are taken out."""
         try:
             with self._writer.attached(self._file.path, "nvprof") as database:
-                for name, columns in TEMPORARY.items():
+                for name, columns in schema.TEMPORARY.items():
                     database.execute(f"CREATE TEMP TABLE {name} ({columns})")
-                self._fill(database)
-                self.late = find_skew(database, self._file.columns)
-                for rows in all_rows(self._file.columns):
-                    self._insert(database, rows)
-                self._tell_losses(database)
-                for name in TEMPORARY:
+                self._fill_names(database)
+                self._fill_threads(database)
+                self._fill_numbered(database)
+                late = find_skew(database, self._file.columns)
+                values = {
+                    "origin": self._origin,
+                    "late": late,
+                    "process": self._process,
+                    "unknown": self._writer.string("(no name)"),
+                }
+                for rows in schema.all_rows(self._file.columns):
+                    self._writer.make(rows.table)
+                    database.execute(rows.insert, values)
+                self._write_losses(database)
+                for name in schema.TEMPORARY:
                     database.execute(f"DROP TABLE temp.{name}")
         except sqlite_security.ERRORS as error:
             raise InputError(self._file.path, f"broken ({error})") from None
-
-    def _insert(self, database: sqlite3.Connection, rows: Rows) -> None:
-        values = {
-            "origin": self._origin,
-            "late": self.late,
-            "process": self._process,
-            "unknown": self._writer.string("(no name)"),
-        }
-        self._writer.make(rows.table)
-        database.execute(rows.insert, values)
-
-    def _fill(self, database: sqlite3.Connection) -> None:
-        self._fill_names(database)
-        self._fill_threads(database)
-        self._fill_calls(database)
-        kinds = self._distinct(database, ("OVERHEAD",), "r.overheadKind")
-        known = [OVERHEADS.get(kind, UNKNOWN_OVERHEAD) for kind in kinds]
-        kept = self._writer.strings([name for _, name in known])
-        numbers = [number for number, _ in known]
-        _insert(database, "overheads", zip(kinds, numbers, kept, strict=True), 3)
+        return late
 
     def _fill_names(self, database: sqlite3.Connection) -> None:
         """Only of what is named in rows to be written: others hold the command line."""
         database.text_factory = lambda raw: raw.decode("utf-8", "replace")
         named = {
             id
-            for table, expression in strings_named(self._file.columns)
+            for table, expression in schema.strings_named(self._file.columns)
             for id in self._distinct(database, [table], expression)
         }
         strings = database.execute("SELECT _id_, value FROM nvprof.StringTable")
         texts = {id: text for id, text in strings if id in named and id}
         kept = dict(zip(texts, self._writer.strings(list(texts.values())), strict=True))
-        kernels = [id for id in self._distinct(database, KERNELS, "r.name") if id in texts]
+        kernels = [id for id in self._distinct(database, schema.KERNELS, "r.name") if id in texts]
         known = demangle_all({texts[id] for id in kernels})
         clear = [known[texts[id]] for id in kernels]
-        whole = dict(zip(kernels, self._writer.strings(clear), strict=True))
-        own = dict(zip(kernels, self._writer.strings([short(n) for n in clear]), strict=True))
-        rows = ((id, kept[id], whole.get(id), own.get(id)) for id in texts)
+        long = dict(zip(kernels, self._writer.strings(clear), strict=True))
+        brief = dict(zip(kernels, self._writer.strings([short(n) for n in clear]), strict=True))
+        rows = ((id, kept[id], long.get(id), brief.get(id)) for id in texts)
         _insert(database, "names", rows, 4)
 
     def _fill_threads(self, database: sqlite3.Connection) -> None:
         """Threads whose system id is unknown get numbers of their own, and a name that says so."""
-        numbers = set(self._distinct(database, CALLS, "r.threadId & 0xffffffff"))
-        objects = self._distinct(database, ("MARKER", "OVERHEAD", "NAME"), OBJECT_THREAD)
+        numbers = set(self._distinct(database, schema.CALLS, "r.threadId & 0xffffffff"))
+        objects = self._distinct(database, ("MARKER", "OVERHEAD", "NAME"), schema.OBJECT_THREAD)
         numbers |= {int.from_bytes(raw, "little") for raw in objects}
         unknown = sorted(number for number in numbers - {0} if number not in self._threads)
         ids = {number: _FIRST_UNKNOWN + at for at, number in enumerate(unknown)}
@@ -495,12 +395,20 @@ class NvprofRows:
         columns = {"nameId": names, "globalTid": [self._process + ids[n] for n in unknown]}
         self._writer.add("ThreadNames", columns)
 
-    def _fill_calls(self, database: sqlite3.Connection) -> None:
-        for event_class, table in ((RUNTIME, "RUNTIME"), (DRIVER, "DRIVER")):
+    def _fill_numbered(self, database: sqlite3.Connection) -> None:
+        """Calls and kinds of overhead, which have names by their numbers alone."""
+        for event_class, table in ((schema.RUNTIME, "RUNTIME"), (schema.DRIVER, "DRIVER")):
             numbers = self._distinct(database, (table,), "r.cbid")
-            kept = self._writer.strings([call_name(event_class, number) for number in numbers])
+            kept = self._writer.strings(
+                [schema.call_name(event_class, number) for number in numbers]
+            )
             classes = [event_class] * len(numbers)
             _insert(database, "calls", zip(classes, numbers, kept, strict=True), 3)
+        kinds = self._distinct(database, ("OVERHEAD",), "r.overheadKind")
+        known = [OVERHEADS.get(kind, UNKNOWN_OVERHEAD) for kind in kinds]
+        kept = self._writer.strings([name for _, name in known])
+        numbers = [number for number, _ in known]
+        _insert(database, "overheads", zip(kinds, numbers, kept, strict=True), 3)
 
     def _distinct(
         self, database: sqlite3.Connection, tables: Iterable[str], expression: str
@@ -511,21 +419,20 @@ class NvprofRows:
             for table in tables
             if table in self._file.columns
             for (value,) in database.execute(
-                f"SELECT DISTINCT {expression} FROM nvprof.{PREFIX}{table} AS r"
+                f"SELECT DISTINCT {expression} FROM nvprof.{schema.PREFIX}{table} AS r"
             )
         }
         return sorted(found - {None})
 
-    def _tell_losses(self, database: sqlite3.Connection) -> None:
-        for table in (*ON_GPU, *CALLS):
-            if table in self._file.columns:
-                sql = f"SELECT count(*) FROM nvprof.{PREFIX}{table} AS r WHERE NOT ({HAS_TIMES})"
-                count = database.execute(sql).fetchone()[0]
-                if count:
-                    reason = f"nvprof gave rows of {table} no times: its buffers were full"
-                    row = (self._process, None, count, reason)
-                    columns = ["globalPid", "timeNs", "records", "reason"]
-                    self._writer.add_rows("GPUTRACE_LOSS", columns, [row])
+    def _write_losses(self, database: sqlite3.Connection) -> None:
+        tables = (*schema.ON_GPU, *schema.CALLS)
+        for table in (table for table in tables if table in self._file.columns):
+            rows = f"nvprof.{schema.PREFIX}{table} AS r"
+            sql = f"SELECT count(*) FROM {rows} WHERE NOT ({schema.HAS_TIMES})"
+            if count := database.execute(sql).fetchone()[0]:
+                reason = f"nvprof gave rows of {table} no times: its buffers were full"
+                columns = ["globalPid", "records", "reason"]
+                self._writer.add_rows("GPUTRACE_LOSS", columns, [(self._process, count, reason)])
 
 
 def _insert(
@@ -535,85 +442,62 @@ def _insert(
     database.executemany(f"INSERT INTO temp.{table} VALUES ({marks})", rows)
 
 
-_KILO = 1000
-_COLUMNS = (
-    "name",
-    "uuid",
-    "coreClockRate",
-    "globalMemoryBandwidth",
-    "globalMemorySize",
-    "l2CacheSize",
-    "numMultiprocessors",
-)
+_KILO: Final = 1000
+_FIGURES: Final = {
+    "coreClockRate": "clockRate",
+    "globalMemoryBandwidth": "memoryBandwidth",
+    "globalMemorySize": "totalMemory",
+    "l2CacheSize": "l2CacheSize",
+    "numMultiprocessors": "smCount",
+}
+"""Columns of nvprof's DEVICE and of TARGET_INFO_GPU; the first two are in thousands there."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Card:
-    """A row of DEVICE: one card as one process saw it."""
-
-    pid: int
-    ordinal: int
-    name: str
-    uuid: str
-    figures: tuple[int | None, ...]
-    """Clock in Hz, bytes a second of memory, bytes of memory and of L2 cache, multiprocessors."""
-
-    @property
-    def key(self) -> object:
-        """Return the key of a card; without a uuid, each process's cards are its own."""
-        return self.uuid or (self.pid, self.ordinal)
-
-
-def write_cards(writer: TraceWriter, files: Sequence[tuple[NvprofFile, int]], folder: Path) -> None:
-    """Writes the cards and which ordinal of a process means which; files come with their pids.
-
-    A card has the number that NVML gives it; without NVML, they are counted as they come.
-    """
-    seen = [card for file, pid in files for card in _cards(file, pid)]
+def _write_cards(writer: TraceWriter, files: Sequence[schema.NvprofFile], folder: Path) -> None:
+    """Writes the cards, by NVML's numbers if it knows all, and the ordinals that processes use."""
+    cards: dict[object, tuple[Any, ...]] = {}
+    ordinals: list[tuple[object, int, int]] = []
+    for file in files:
+        for ordinal, name, uuid, *figures in _devices(file):
+            # Without a uuid, each process's cards are its own.
+            key = uuid or (_pid(file), ordinal)
+            cards.setdefault(key, (name, uuid, *figures))
+            ordinals.append((key, ordinal, _pid(file)))
     known = _nvml_cards(folder)
-    first: dict[object, _Card] = {}
-    for card in seen:
-        first.setdefault(card.key, card)
-    ids = _numbers(first.values(), known)
+    by_nvml = all(key in known for key in cards)
+    ids = {key: known[key][0] if by_nvml else at for at, key in enumerate(cards)}
     rows = [
-        (0, ids[key], card.name, known.get(card.uuid, (0, None))[1], 1, card.uuid, *card.figures)
-        for key, card in first.items()
+        (0, ids[key], name, known.get(key, (0, None))[1], 1, *rest)
+        for key, (name, *rest) in cards.items()
     ]
-    columns = ["vmId", "id", "name", "busLocation", "isDiscrete", "uuid"]
-    columns += ["clockRate", "memoryBandwidth", "totalMemory", "l2CacheSize", "smCount"]
+    columns = ["vmId", "id", "name", "busLocation", "isDiscrete", "uuid", *_FIGURES.values()]
     if rows:
         writer.add_rows("TARGET_INFO_GPU", columns, rows)
-        devices = [(ids[card.key], card.ordinal, card.pid) for card in seen]
+        devices = [(ids[key], ordinal, pid) for key, ordinal, pid in ordinals]
         writer.add_rows("TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"], devices)
 
 
-def _numbers(cards: Iterable[_Card], known: dict[str, tuple[int, str]]) -> dict[object, int]:
-    listed = list(cards)
-    if all(card.uuid in known for card in listed):
-        return {card.key: known[card.uuid][0] for card in listed}
-    return {card.key: number for number, card in enumerate(listed)}
-
-
-def _nvml_cards(folder: Path) -> dict[str, tuple[int, str]]:
+def _nvml_cards(folder: Path) -> dict[object, tuple[int, str]]:
     """Index and PCI address by uuid (hexadecimal digits alone)."""
-    found = {}
+    cards: dict[object, tuple[int, str]] = {}
     for path in folder.glob("*.nvml.jsonl"):
         for device in read_nvml(path).devices:
             uuid = str(device["uuid"] or "").removeprefix("GPU-").replace("-", "").lower()
-            found[uuid] = int(device["gpu"]), str(device["pciBusId"] or "").lower()
-    return found
+            cards[uuid] = int(device["gpu"]), str(device["pciBusId"] or "").lower()
+    return cards
 
 
-def _cards(file: NvprofFile, pid: int) -> Iterator[_Card]:
+def _devices(file: schema.NvprofFile) -> Iterator[tuple[Any, ...]]:
+    """Ordinal, name, uuid (hexadecimal digits) and figures of the cards that a process saw."""
     known = file.columns.get("DEVICE", frozenset())
     if "id" not in known:
         return
-    selected = ", ".join(f"d.{name}" if name in known else "NULL" for name in _COLUMNS[1:])
+    selected = ", ".join(f"d.{name}" if name in known else "NULL" for name in ("uuid", *_FIGURES))
     sql = (
-        f"SELECT d.id, s.value, {selected} FROM {PREFIX}DEVICE AS d "
+        f"SELECT d.id, s.value, {selected} FROM {schema.PREFIX}DEVICE AS d "
         "LEFT JOIN StringTable AS s ON s._id_ = d.name ORDER BY d.id"
     )
-    with opened(file.path) as database:
-        for ordinal, name, uuid, clock, bandwidth, *rest in database.execute(sql).fetchall():
+    with closing(Database(file.path)) as database:
+        for ordinal, name, uuid, clock, bandwidth, *rest in database.query(sql):
             scaled = (None if value is None else value * _KILO for value in (clock, bandwidth))
-            yield _Card(pid, ordinal, name or "", (uuid or b"").hex(), (*scaled, *rest))
+            yield ordinal, name or "", (uuid or b"").hex(), *scaled, *rest

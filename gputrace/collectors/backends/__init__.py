@@ -21,11 +21,7 @@ BACKENDS: Final = {backend.name: backend for backend in (CUPTI, NSYS, NVPROF, HO
 
 
 def choose(plan: Plan, inherited: Mapping[str, str]) -> Backend:
-    """The backend that a plan means on this machine.
-
-    Raises MissingError where the one asked for cannot record here, and where there is an NVIDIA
-    driver but nothing to record its GPUs with.
-    """
+    """The backend that a plan means; raises MissingError where it cannot record on this machine."""
     if plan.backend == "auto" and not has_driver():
         return HOST
     backend = CUPTI if plan.backend == "auto" else backend_named(plan.backend)
@@ -46,13 +42,26 @@ def backend_named(name: str) -> Backend:
 
 
 def backend_of(plugin: Plugin) -> Backend:
-    """A plugin's backend, whose mistakes are told as the plugin's."""
+    """A plugin's backend, whose mistakes are reported as the plugin's."""
     backend: Backend = load(plugin, Backend)
     if backend.name != plugin.name:
         raise PluginError(f"{plugin} does not work: its Backend is called {backend.name!r}")
 
     def guard(function: Callable[..., Any], *kinds: type) -> Callable[..., Any]:
-        return partial(_call, plugin, function, kinds)
+        def attempt(*arguments: Any) -> Any:
+            # The errors that the contract of a backend names pass unchanged.
+            try:
+                return function(*arguments), None
+            except (CannotRun, OSError) as error:
+                return None, error
+
+        def guarded(*arguments: Any) -> Any:
+            given, error = call(plugin, partial(attempt, *arguments))
+            if error is not None:
+                raise error
+            return expect(plugin, given, *kinds)
+
+        return guarded
 
     return replace(
         backend,
@@ -61,20 +70,3 @@ def backend_of(plugin: Plugin) -> Backend:
         merge=guard(backend.merge, Merged),
         run=guard(backend.run, int),
     )
-
-
-def _call(
-    plugin: Plugin, function: Callable[..., Any], kinds: tuple[type, ...], *arguments: Any
-) -> Any:
-    """Call a plugin's backend; the errors that its contract names pass unchanged."""
-
-    def run() -> Any:
-        try:
-            return function(*arguments), None
-        except (CannotRun, OSError) as error:
-            return None, error
-
-    given, error = call(plugin, run)
-    if error is not None:
-        raise error
-    return expect(plugin, given, *kinds)

@@ -13,7 +13,6 @@ from gputrace.collectors.backend import (
     Merged,
     Plan,
     built_library,
-    look_s,
     other_recorder,
 )
 from gputrace.collectors.launch import Launch
@@ -25,12 +24,9 @@ def collector_library() -> Path | None:
 
 
 def libcuptis() -> list[Path]:
-    """Return the libcupti of NVIDIA's wheels in this Python, as the extras cuda12 and cuda13 bring
-    them.
-    """
-    return sorted(
-        path for folder in sys.path for path in Path(folder).glob("nvidia/*/lib/libcupti.so.1?")
-    )
+    """Each libcupti of NVIDIA's wheels in this Python, as the extras cuda12 and cuda13 bring it."""
+    pattern = "nvidia/*/lib/libcupti.so.1?"
+    return sorted(path for folder in sys.path for path in Path(folder).glob(pattern))
 
 
 def cupti_folders() -> dict[str, str]:
@@ -42,10 +38,8 @@ def cupti_folders() -> dict[str, str]:
 def _obstacle(inherited: Mapping[str, str]) -> str | None:
     library = collector_library()
     if library is None:
-        return (
-            "gputrace was installed without its collector, which needs a C compiler; "
-            f"{HOW_TO_BUILD}"
-        )
+        needs = "gputrace was installed without its collector, which needs a C compiler"
+        return f"{needs}; {HOW_TO_BUILD}"
     return other_recorder(inherited, library)
 
 
@@ -69,7 +63,7 @@ def _launch(
     if plan.every is not None and not plan.every.in_steps:
         changed["GPUTRACE_EVERY_NS"] = str(plan.every.distance)
         changed["GPUTRACE_FOR_NS"] = str(plan.every.length)
-    return Launch(tuple(command), changed, look_s=look_s(plan))
+    return Launch(tuple(command), changed, look_s=plan.look_s)
 
 
 def _merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:

@@ -11,23 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from gputrace.collectors.backend import Backend, Merged, Plan, other_recorder
-from gputrace.collectors.launch import Launch
-from gputrace.collectors.launch.supervised import (
-    Causes,
-    Supervision,
-    Tool,
-    ask,
-    check_ended,
-    find_cause,
-    supervised,
-)
+from gputrace.collectors.launch import Launch, supervised
 from gputrace.errors import MissingError
 from gputrace.readers.nsys_export import find_nsys, nsys_version
 
 LOG: Final = "nsys.log"
 """nsys's own output, in the folder of a recording."""
 
-_CAUSES: Final[Causes] = (
+_CAUSES: Final[supervised.Causes] = (
     (
         r"unrecogni[sz]ed option|illegal|cannot be specified",
         "nsys does not take an option that gputrace gave it ({said}); try another version of nsys",
@@ -37,10 +28,7 @@ _CAUSES: Final[Causes] = (
         "nsys lacks a permission ({said}); in a container, start it with --cap-add=SYS_ADMIN or "
         "a seccomp profile that allows perf_event_open",
     ),
-    (
-        r"no space left",
-        "no space is left for nsys's files ({said}); set TMPDIR to a larger folder",
-    ),
+    (r"no space left", "no space is left for nsys's files ({said}); set TMPDIR to a larger folder"),
     (
         r"multiple.?subscribers|another (profiler|tool)|already (in use|subscribed)",
         "another tool holds CUDA's one place for a recorder ({said}); switch it off",
@@ -54,21 +42,10 @@ _NOTHING: Final = (
 _COMPLAINT: Final = re.compile(r"\b(error|failed|fatal|unable|cannot|exception)\b", re.IGNORECASE)
 
 
-def why_no_report(folder: Path) -> str:
-    """For a run that left nothing to make a trace of."""
-    return _cause(folder) or _NOTHING
-
-
-def why_not_started(folder: Path, code: int) -> str:
-    """For a run in which nsys ended before the program began."""
-    said = _cause(folder) or (_lines(folder) or ["it said nothing"])[-1]
-    return f"nsys did not start the program (exit code {code}): {said}"
-
-
 def _cause(folder: Path) -> str | None:
     """Return the cause of a failure from nsys's output; None if it did not complain."""
     lines = _lines(folder)
-    if (cause := find_cause(_CAUSES, lines)) is not None:
+    if (cause := supervised.find_cause(_CAUSES, lines)) is not None:
         return cause
     complaints = [line for line in lines if _COMPLAINT.search(line)]
     return f"nsys left no report: {complaints[-1]}" if complaints else None
@@ -83,7 +60,6 @@ def _lines(folder: Path) -> list[str]:
     return [line for line in lines if line and not re.match(r"\[\d+/\d+\] \[", line)]
 
 
-TOOL: Final = Tool("nsys", apart=True, why_not_started=why_not_started)
 _PATIENCE_S: Final = 3.0
 """So long nsys may write after the program's end before we say that it does."""
 
@@ -91,55 +67,33 @@ _PATIENCE_S: Final = 3.0
 def run_under_nsys(
     launch: Launch, folder: Path, tell: Callable[[str], object], meanwhile: Callable[[], None]
 ) -> int:
-    """Runs the program to its end and nsys to its own; the program's exit code.
+    """Runs the program to its end and nsys to its own; the program's exit code."""
 
-    Raises CannotRun where the program cannot be run, MissingError where nsys does not start it.
-    """
-    supervision = Supervision(TOOL, launch, folder)
-    window, patience = _Window(launch, folder), _Patience(tell)
+    def why_not(code: int) -> str:
+        said = _cause(folder) or (_lines(folder) or ["it said nothing"])[-1]
+        return f"nsys did not start the program (exit code {code}): {said}"
+
+    supervision = supervised.Supervision("nsys", launch, folder, apart=True, why_not=why_not)
+    due, patient_until, stop = 0.0, 0.0, launch.stop
 
     def look() -> None:
-        if supervision.has_begun():
-            window.end_when_due()
+        nonlocal due, patient_until, stop
+        now = time.monotonic()
+        if stop and supervision.has_begun():
+            due = due or now + launch.stop_after_ns / 1e9
+            if now >= due:
+                with (folder / LOG).open("ab") as log:
+                    # It ends when nsys has written the report; the program need not wait for that.
+                    subprocess.Popen(stop, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                stop = ()
         if supervision.is_writing():
-            patience.lose()
+            patient_until = patient_until or now + _PATIENCE_S
+            if now > patient_until:
+                tell("the program has ended; nsys is still writing its report")
+                patient_until = float("inf")
         meanwhile()
 
     return supervision.run(look)
-
-
-class _Window:
-    """Ends the recording some time after the program's start, by a command of nsys."""
-
-    def __init__(self, launch: Launch, folder: Path) -> None:
-        self._stop, self._after_s = launch.stop, launch.stop_after_ns / 1e9
-        self._log = folder / LOG
-        self._began_at = 0.0
-
-    def end_when_due(self) -> None:
-        """To be called from the program's start on."""
-        if not self._stop:
-            return
-        self._began_at = self._began_at or time.monotonic()
-        if time.monotonic() - self._began_at >= self._after_s:
-            with self._log.open("ab") as log:
-                # It ends when nsys has written the report, which the program need not wait for.
-                subprocess.Popen(self._stop, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            self._stop = ()
-
-
-class _Patience:
-    """Says once that nsys is still at work, when it has been for a while."""
-
-    def __init__(self, tell: Callable[[str], object]) -> None:
-        self._tell, self._since = tell, 0.0
-
-    def lose(self) -> None:
-        """To be called while nsys writes."""
-        self._since = self._since or time.monotonic()
-        if time.monotonic() - self._since > _PATIENCE_S:
-            self._since = float("inf")
-            self._tell("the program has ended; nsys is still writing its report")
 
 
 _INSTALL: Final = (
@@ -164,16 +118,12 @@ _SECOND: Final = 1_000_000_000
 
 
 def options_known(nsys: str) -> dict[str, str]:
-    """The options of `nsys profile` by name, each with what its help says of it.
-
-    Raises MissingError where nsys cannot be run.
-    """
+    """Options of `nsys profile` with their help; raises MissingError where nsys cannot be run."""
     known: dict[str, str] = {}
     name = ""
-    for line in ask([nsys, "profile", "--help"])[1].splitlines():
-        found = _OPTION.match(line)
-        if found:
-            name = found[1]
+    for line in supervised.ask([nsys, "profile", "--help"])[1].splitlines():
+        if option := _OPTION.match(line):
+            name = option[1]
             known[name] = ""
         elif name:
             known[name] += f"{line}\n"
@@ -181,9 +131,7 @@ def options_known(nsys: str) -> dict[str, str]:
 
 
 def _obstacle(inherited: Mapping[str, str]) -> str | None:
-    if find_nsys() is None:
-        return _INSTALL
-    return other_recorder(inherited)
+    return _INSTALL if find_nsys() is None else other_recorder(inherited)
 
 
 def _launch(
@@ -197,7 +145,7 @@ def _launch(
     changed = dict(environment)
     if plan.steps is not None:
         changed["GPUTRACE_PROFILER_API"] = "1"
-    words = (nsys, "profile", *options, *supervised(folder), *command)
+    words = (nsys, "profile", *options, *supervised.prefix(folder), *command)
     if not plan.duration_ns:
         return Launch(words, changed)
     stop = (nsys, "stop", f"--session={window['--session-new']}")
@@ -205,9 +153,7 @@ def _launch(
 
 
 def _options(nsys: str, window: dict[str, str], folder: Path) -> list[str]:
-    """Select the wanted options that this nsys knows; raises MissingError where it lacks one that
-    is needed.
-    """
+    """The wanted options that this nsys knows; raises MissingError where it lacks a needed one."""
     known = options_known(nsys)
     missing = [name for name in (*_NEEDED, *window) if name not in known]
     if missing:
@@ -216,7 +162,12 @@ def _options(nsys: str, window: dict[str, str], folder: Path) -> list[str]:
             f"{', '.join(missing)}; install Nsight Systems 2022.1 or newer, or name one with "
             "GPUTRACE_NSYS"
         )
-    wanted = {n: v for n, v in _WANTED.items() if n in known and _takes(known[n], v)} | window
+    wanted = {}
+    for name, value in _WANTED.items():
+        lists = "Possible values" in known.get(name, "")
+        if name in known and (not lists or value.split(",", maxsplit=1)[0] in known[name]):
+            wanted[name] = value
+    wanted |= window
     # nsys replaces % in names.
     wanted["--output"] = str(folder.absolute() / "report").replace("%", "%%")
     return [f"{name}={value}" for name, value in wanted.items()]
@@ -240,17 +191,12 @@ def _window(plan: Plan) -> dict[str, str]:
     return options
 
 
-def _takes(help_text: str, value: str) -> bool:
-    """Return whether an option's help lists the value, or lists none."""
-    return "Possible values" not in help_text or value.split(",", maxsplit=1)[0] in help_text
-
-
 def _merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     """Make the trace; what it takes is imported once the program has ended."""
     from gputrace.collectors.tool_traces import convert_nsys
 
-    check_ended(folder, TOOL.name)
-    return convert_nsys(folder, output, meta, lambda: why_no_report(folder))
+    supervised.check_ended(folder, "nsys")
+    return convert_nsys(folder, output, meta, lambda: _cause(folder) or _NOTHING)
 
 
 NSYS: Final = Backend("nsys", _obstacle, _launch, _merge, run_under_nsys)

@@ -5,22 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from glob import glob
 from pathlib import Path
 from typing import Final
 
 from gputrace.collectors.backend import Backend, Merged, Plan, other_recorder
-from gputrace.collectors.launch import Launch
-from gputrace.collectors.launch.supervised import (
-    Causes,
-    Supervision,
-    Tool,
-    ask,
-    check_ended,
-    find_cause,
-    supervised,
-)
+from gputrace.collectors.launch import Launch, supervised
 from gputrace.errors import MissingError, UsageError
 
 LOG: Final = "nvprof.log"
@@ -33,7 +24,7 @@ NOTHING: Final = (
 )
 """Note on files without rows."""
 _CUPTI: Final = "record with --backend cupti"
-_CAUSES: Final[Causes] = (
+_CAUSES: Final[supervised.Causes] = (
     (
         r"not supported on devices with compute capability",
         "nvprof records no GPU of compute capability 8.0 (A100) or newer; " + _CUPTI,
@@ -67,54 +58,33 @@ _CAUSES: Final[Causes] = (
         r"GPU profiling skipped|internal profiling error|internal error",
         "nvprof could not record the GPU ({said}); see `gputrace doctor`, or " + _CUPTI,
     ),
-    (
-        r"No CUDA application was profiled",
-        "no process of the program started CUDA",
-    ),
-    (
-        r"No kernels were profiled|Some profiling data are not recorded",
-        NOTHING,
-    ),
+    (r"No CUDA application was profiled", "no process of the program started CUDA"),
+    (r"No kernels were profiled|Some profiling data are not recorded", NOTHING),
 )
 
 
-def why_not_started(folder: Path, code: int) -> str:
-    """For a run in which nvprof ended before the program began."""
-    return _explain(folder, f"nvprof did not start the program (exit code {code})")
-
-
-def why_none(folder: Path) -> str:
-    """For a run that left no file of nvprof."""
-    return _explain(folder, "nvprof left no file, which each process writes at its regular end")
-
-
 def _explain(folder: Path, otherwise: str) -> str:
-    """The first cause that nvprof's words show; ``otherwise`` is told with its last words."""
-    lines = _lines(folder)
-    if (cause := find_cause(_CAUSES, lines)) is not None:
-        return cause
-    return f"{otherwise}: {lines[-1]}" if lines else otherwise
-
-
-def _lines(folder: Path) -> list[str]:
-    """nvprof marks its lines with ``==PID== Warning:``, or with ``========`` for the PID."""
+    """The first cause that nvprof's words show; ``otherwise`` goes before its last words."""
+    # nvprof marks its lines with ``==PID== Warning:``, or with ``========`` for the PID.
     texts = [p.read_text("utf-8", "replace") for p in sorted(folder.glob(LOGS)) if p.is_file()]
     lines = [" ".join(line.split()) for text in texts for line in text.splitlines()]
     stripped = [re.sub(r"^=+(\d+=+)? ?((Warning|Error): )?", "", line) for line in lines]
-    return [line.rstrip(".") for line in stripped if line]
-
-
-TOOL: Final = Tool("nvprof", apart=False, why_not_started=why_not_started)
+    lines = [line.rstrip(".") for line in stripped if line]
+    if (cause := supervised.find_cause(_CAUSES, lines)) is not None:
+        return cause
+    return f"{otherwise}: {lines[-1]}" if lines else otherwise
 
 
 def run_under_nvprof(
     launch: Launch, folder: Path, _tell: Callable[[str], object], meanwhile: Callable[[], None]
 ) -> int:
-    """Runs the program to its end and nvprof to its own; the program's exit code.
+    """Runs the program to its end and nvprof to its own; the program's exit code."""
 
-    Raises CannotRun where the program cannot be run, MissingError where nvprof does not start it.
-    """
-    return Supervision(TOOL, launch, folder).run(meanwhile)
+    def why_not(code: int) -> str:
+        return _explain(folder, f"nvprof did not start the program (exit code {code})")
+
+    supervision = supervised.Supervision("nvprof", launch, folder, apart=False, why_not=why_not)
+    return supervision.run(meanwhile)
 
 
 _INSTALL: Final = (
@@ -134,24 +104,14 @@ _OPTION: Final = re.compile(r"^\s*(?:-\w,\s*)?(--[a-z][a-z0-9-]*)", re.MULTILINE
 
 def find_nvprof() -> str | None:
     """The nvprof of GPUTRACE_NVPROF, of the PATH, or the newest in the usual places."""
-    return next(_candidates(), None)
-
-
-def _candidates() -> Iterator[str]:
-    if named := os.environ.get("GPUTRACE_NVPROF"):
-        yield named
-    if found := shutil.which("nvprof"):
-        yield found
-    for pattern in _INSTALLED:
-        yield from sorted(glob(pattern), reverse=True)
+    installed = (path for pattern in _INSTALLED for path in sorted(glob(pattern), reverse=True))
+    return os.environ.get("GPUTRACE_NVPROF") or shutil.which("nvprof") or next(installed, None)
 
 
 def _obstacle(inherited: Mapping[str, str]) -> str | None:
-    if find_nvprof() is None:
-        return _INSTALL
     if "NVPROF_ID" in inherited:
         return "this shell runs under nvprof already; run without it"
-    return other_recorder(inherited)
+    return _INSTALL if find_nvprof() is None else other_recorder(inherited)
 
 
 def _launch(
@@ -165,18 +125,19 @@ def _launch(
             "nvprof ends a program with its time limit, so it can record no --delay or --duration; "
             "take --steps or --profiler-api, or --backend cupti"
         )
-    options = _options(nvprof, _window(plan), folder)
+    # Steps begin and end the recording by calls of CUDA's profiler API, from the hooks.
+    is_later = plan.profiler_api or (plan.steps is not None and plan.steps[0] > 0)
+    window = {"--profile-from-start": "off"} if is_later else {}
     changed = dict(environment) | {"GPUTRACE_PTHREADS": "1"}
     if plan.steps is not None:
         changed["GPUTRACE_PROFILER_API"] = "1"
-    return Launch((nvprof, *options, *supervised(folder), *command), changed)
+    options = _options(nvprof, window, folder)
+    return Launch((nvprof, *options, *supervised.prefix(folder), *command), changed)
 
 
 def _options(nvprof: str, window: dict[str, str], folder: Path) -> list[str]:
-    """Select the wanted options that this nvprof knows; raises MissingError where it lacks one
-    needed.
-    """
-    known = frozenset(_OPTION.findall(ask([nvprof, "--help"])[1]))
+    """The wanted options that this nvprof knows; raises MissingError where it lacks one needed."""
+    known = frozenset(_OPTION.findall(supervised.ask([nvprof, "--help"])[1]))
     missing = [name for name in _NEEDED if name not in known]
     if missing:
         raise MissingError(
@@ -184,27 +145,22 @@ def _options(nvprof: str, window: dict[str, str], folder: Path) -> list[str]:
             "another with GPUTRACE_NVPROF"
         )
     # nvprof replaces % in names.
-    place = str(folder.absolute()).replace("%", "%%")
+    target = str(folder.absolute()).replace("%", "%%")
     options = ["--profile-child-processes", "--force-overwrite"]
-    options += ["--export-profile", f"{place}/%p.nvvp", "--log-file", f"{place}/nvprof.%p.log"]
+    options += ["--export-profile", f"{target}/%p.nvvp", "--log-file", f"{target}/nvprof.%p.log"]
     for name, value in (_WANTED | window).items():
         options += [name, value] if name in known else []
     return options
-
-
-def _window(plan: Plan) -> dict[str, str]:
-    """Steps begin and end the recording by calls of CUDA's profiler API, from the hooks."""
-    later = plan.profiler_api or (plan.steps is not None and plan.steps[0] > 0)
-    return {"--profile-from-start": "off"} if later else {}
 
 
 def _merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     """Make the trace; what it takes is imported once the program has ended."""
     from gputrace.collectors.tool_traces import convert_nvprof
 
-    check_ended(folder, TOOL.name)
+    supervised.check_ended(folder, "nvprof")
+    no_file = "nvprof left no file, which each process writes at its regular end"
     return convert_nvprof(
-        folder, output, meta, lambda files: NOTHING if files else why_none(folder)
+        folder, output, meta, lambda files: NOTHING if files else _explain(folder, no_file)
     )
 
 

@@ -19,15 +19,10 @@ def _start_hooks():
     try:
         __import__("_gputrace_hooks.imports").imports.install()
     except Exception:
-        _tell_of_failure()
-
-
-def _tell_of_failure():
-    # type: () -> None
-    try:
-        __import__("_gputrace_hooks.recorder").recorder.note_failure("starting")
-    except Exception:
-        pass
+        try:
+            __import__("_gputrace_hooks.recorder").recorder.note_failure("starting")
+        except Exception:
+            pass
 
 
 def _run_next():
@@ -35,7 +30,12 @@ def _run_next():
     here = os.path.dirname(os.path.abspath(__file__))
     others = [path for path in sys.path if os.path.abspath(path or ".") != here]
     if sys.version_info < (3, 6):
-        _run_next_of_old_python(others)
+        imp = __import__("imp")
+        try:
+            found = imp.find_module("sitecustomize", others)
+        except ImportError:
+            return
+        imp.load_module("sitecustomize", *found)
         return
     # Loaded in every Python; importlib.machinery would cost each process milliseconds.
     finder = __import__("_frozen_importlib_external").PathFinder
@@ -47,16 +47,6 @@ def _run_next():
     # The import under way hands out what stands here at its end.
     module = sys.modules["sitecustomize"] = module_from_spec(spec)
     spec.loader.exec_module(module)
-
-
-def _run_next_of_old_python(paths):
-    # type: (list[str]) -> None
-    imp = __import__("imp")
-    try:
-        found = imp.find_module("sitecustomize", paths)
-    except ImportError:
-        return
-    imp.load_module("sitecustomize", *found)
 
 
 _start_hooks()

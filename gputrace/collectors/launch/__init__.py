@@ -49,9 +49,8 @@ class CannotRun(Exception):
 
 def find_program(name: str) -> str:
     """The file that a command's first word means; raises CannotRun as a shell would."""
-    found = shutil.which(name)
-    if found is not None:
-        return found
+    if (program := shutil.which(name)) is not None:
+        return program
     if os.sep in name and os.path.exists(name):  # noqa: PTH110
         raise CannotRun(f"{name}: cannot be run (no permission, or a directory)", NOT_RUNNABLE)
     raise CannotRun(f"{name}: no such program", NOT_FOUND)
@@ -73,11 +72,18 @@ def run(
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
         child = _spawn(program, command, environment, before)
-    except OSError as error:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        raise CannotRun(f"{command[0]}: cannot be run ({error.strerror})", NOT_RUNNABLE) from None
-    try:
-        return _wait(child, watched, meanwhile, every_s)
+        while True:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                # Signals that were for the program, and came too late for it.
+                while wait_for(watched, 0) is not None:
+                    pass
+                return exit_code(status)
+            came = wait_for(watched, every_s)
+            if came is None:
+                meanwhile()
+            elif came.number != signal.SIGCHLD and not came.is_typed:
+                os.kill(child, came.number)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -92,28 +98,15 @@ def _spawn(
         return os.posix_spawn(file, words, environment, setsigmask=mask, setsigdef=PYTHONS)
 
     try:
-        return spawn(program, list(command))
+        try:
+            return spawn(program, list(command))
+        except OSError as error:
+            if error.errno != errno.ENOEXEC:
+                raise
+            # A script without #! is for the shell, as execvp and the shells themselves have it.
+            return spawn("/bin/sh", ["/bin/sh", program, *command[1:]])
     except OSError as error:
-        if error.errno != errno.ENOEXEC:
-            raise
-        # A script without #! is for the shell, as execvp and the shells themselves have it.
-        return spawn("/bin/sh", ["/bin/sh", program, *command[1:]])
-
-
-def _wait(
-    child: int, watched: set[signal.Signals], meanwhile: Callable[[], None], every_s: float
-) -> int:
-    while True:
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
-            forget(watched)
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code
-        came = wait_for(watched, every_s)
-        if came is None:
-            meanwhile()
-        elif came.number != signal.SIGCHLD and not came.is_typed:
-            os.kill(child, came.number)
+        raise CannotRun(f"{command[0]}: cannot be run ({error.strerror})", NOT_RUNNABLE) from None
 
 
 FORWARDED: Final = (
@@ -134,16 +127,11 @@ class Came(NamedTuple):
     """A signal that came."""
 
     number: int
-    code: int
-    """Who sent it: ``si_code`` of sigaction(2)."""
+    is_typed: bool
+    """True if the kernel sent it, as it sends what is typed at the terminal to the whole group.
 
-    @property
-    def is_typed(self) -> bool:
-        """Return whether it was typed at the terminal: the kernel sends that to the whole group.
-
-        The sender's id tells less: it is 0 for one outside our container too, as `docker stop` is.
-        """
-        return self.code == _OF_THE_KERNEL
+    The sender's id tells less: it is 0 for one outside our container too, as `docker stop` is.
+    """
 
 
 def wait_for(signals: Iterable[int], seconds: float) -> Came | None:
@@ -157,13 +145,13 @@ def wait_for(signals: Iterable[int], seconds: float) -> Came | None:
     wanted = (ctypes.c_uint64 * 16)()  # sigset_t
     for number in signals:
         wanted[(number - 1) // 64] |= 1 << (number - 1) % 64
-    found = (ctypes.c_int * 32)()  # siginfo_t: the signal, an error, the code
+    info = (ctypes.c_int * 32)()  # siginfo_t: the signal, an error, the code
     while True:
         left = max(until - time.monotonic(), 0.0)
         span = (ctypes.c_long * 2)(int(left), int(left % 1 * 1e9))  # timespec
-        number = _LIBC.sigtimedwait(wanted, found, span)
+        number = _LIBC.sigtimedwait(wanted, info, span)
         if number > 0:
-            return Came(number, found[2])
+            return Came(number, info[2] == _OF_THE_KERNEL)
         problem = ctypes.get_errno()
         if problem == errno.EAGAIN:
             return None
@@ -171,20 +159,16 @@ def wait_for(signals: Iterable[int], seconds: float) -> Came | None:
             raise OSError(problem, os.strerror(problem))
 
 
-def forget(signals: Iterable[int]) -> None:
-    """Drops signals that were for the program, and came too late for it."""
-    signals = list(signals)
-    while wait_for(signals, 0) is not None:
-        pass
+def exit_code(status: int) -> int:
+    """The exit code of a wait status as shells have it: 128 + N for signal N."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
 
 
 def orphans_of(folder: Path) -> list[int]:
-    """The processes of this machine that were started to write into a recording's folder.
-
-    Those of other users are not seen.
-    """
+    """Pids of this user's processes that were started to write into a recording's folder."""
     wanted = os.path.realpath(folder)
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             variables = os.fsdecode(path.read_bytes()).split("\0")
@@ -192,8 +176,8 @@ def orphans_of(folder: Path) -> list[int]:
             continue
         named = [v.partition("=")[2] for v in variables if v.startswith("GPUTRACE_DIR=")]
         if any(os.path.realpath(name) == wanted for name in named):
-            found.append(int(path.parent.name))
-    return sorted(found)
+            pids.append(int(path.parent.name))
+    return sorted(pids)
 
 
 _THREADS: Final = "OPENBLAS_NUM_THREADS"

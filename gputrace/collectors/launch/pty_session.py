@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from gputrace.collectors.launch import FORWARDED
+from gputrace.collectors.launch import FORWARDED, exit_code
 from gputrace.errors import UsageError
 
 _POLL_S: Final = 0.1
@@ -31,9 +31,8 @@ def open_terminal() -> int:
     try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError:
-        raise UsageError(
-            "--live draws on a terminal, and there is none; record without it"
-        ) from None
+        problem = "--live draws on a terminal, and there is none; record without it"
+        raise UsageError(problem) from None
     if os.tcgetpgrp(terminal) != os.getpgrp() or os.environ.get("TERM", "dumb") == "dumb":
         os.close(terminal)
         problem = "--live draws on a terminal, and this one shows another program, or cannot be"
@@ -42,12 +41,7 @@ def open_terminal() -> int:
 
 
 class PtySession:
-    """The child on its own terminal, seen from the parent.
-
-    Attributes:
-        code: its exit code, 128 + N for signal N; None while it runs.
-        hung_up: whether our own terminal is gone.
-    """
+    """A child on a terminal of its own; ``hung_up`` says that our own terminal is gone."""
 
     def __init__(self, terminal: int, log: Path) -> None:
         """``terminal`` is ours; what the child says goes to ``log`` where it becomes too much."""
@@ -68,7 +62,17 @@ class PtySession:
         self._pid = os.fork()
         if not self._pid:
             os.close(self._master)
-            self._move_to_slave()
+            theirs = []
+            for number in _STREAMS:
+                with suppress(OSError):
+                    if os.isatty(number):
+                        theirs.append(number)
+            os.setsid()
+            fcntl.ioctl(self._slave, termios.TIOCSCTTY, 0)
+            for number in theirs:
+                os.dup2(self._slave, number)
+            os.close(self._slave)
+            os.close(self._terminal)
             return True
         os.close(self._slave)
         for number in _STREAMS:
@@ -77,15 +81,6 @@ class PtySession:
             signal.signal(each, self._forward)
         self._pump.start()
         return False
-
-    def _move_to_slave(self) -> None:
-        theirs = [number for number in _STREAMS if _is_terminal(number)]
-        os.setsid()
-        fcntl.ioctl(self._slave, termios.TIOCSCTTY, 0)
-        for number in theirs:
-            os.dup2(self._slave, number)
-        os.close(self._slave)
-        os.close(self._terminal)
 
     def _forward(self, number: int, _frame: Any) -> None:
         self.hung_up = self.hung_up or number == signal.SIGHUP
@@ -108,12 +103,11 @@ class PtySession:
             return self._held.lines(most)
 
     def is_over(self) -> bool:
-        """Return whether it has ended; `code` is known then."""
+        """Return whether it has ended; ``code`` is its exit code then, 128 + N for signal N."""
         if self.code is None:
-            found, status = os.waitpid(self._pid, os.WNOHANG)
-            if found:
-                code = os.waitstatus_to_exitcode(status)
-                self.code = code if code >= 0 else 128 - code
+            ended, status = os.waitpid(self._pid, os.WNOHANG)
+            if ended:
+                self.code = exit_code(status)
         return self.code is not None
 
     def give_terminal(self) -> str:
@@ -129,40 +123,36 @@ class PtySession:
                 said = self._held.release(self._terminal)
                 self._is_shown = True
             while not self.is_over():
-                self._pass_keys()
+                if self.hung_up:
+                    time.sleep(_POLL_S)
+                elif select.select([self._terminal], [], [], _POLL_S)[0]:
+                    try:
+                        keys = os.read(self._terminal, _PIECE)
+                    except OSError:
+                        keys = b""
+                    self.hung_up = not keys
+                    self.type(keys)
             self._pump.join()
         finally:
             with suppress(termios.error):
                 termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._settings)
         return said
 
-    def _pass_keys(self) -> None:
-        if self.hung_up:
-            time.sleep(_POLL_S)
-        elif select.select([self._terminal], [], [], _POLL_S)[0]:
-            try:
-                keys = os.read(self._terminal, _PIECE)
-            except OSError:
-                keys = b""
-            self.hung_up = not keys
-            self.type(keys)
-
     def _take(self) -> None:
         """Takes what it writes, at once, so that it never waits for us."""
         while True:
             self._fit()
-            ready = select.select([self._master], [], [], _POLL_S)[0]
-            if not ready and self.code is not None:
-                return
-            if not ready:
-                continue
-            try:
-                piece = os.read(self._master, _PIECE)
-            except OSError:
-                # Nobody has the other side open; perhaps nobody has yet.
+            piece = b""
+            if select.select([self._master], [], [], _POLL_S)[0]:
+                try:
+                    piece = os.read(self._master, _PIECE)
+                except OSError:
+                    # Nobody has the other side open; perhaps nobody has yet.
+                    if self.code is None:
+                        time.sleep(_POLL_S)
+            if not piece:
                 if self.code is not None:
                     return
-                time.sleep(_POLL_S)
                 continue
             with self._lock:
                 if self._is_shown:
@@ -171,25 +161,16 @@ class PtySession:
                     self._held.add(piece)
 
     def _fit(self) -> None:
-        """Its terminal is as large as ours; the kernel tells it of a change."""
+        """Makes its terminal as large as ours; the kernel reports a change to it."""
         with suppress(OSError):
-            ours, own = (
-                fcntl.ioctl(file, termios.TIOCGWINSZ, bytes(8))
-                for file in (self._terminal, self._master)
-            )
-            if ours != own and struct.unpack("4H", ours)[0]:
+            ours = fcntl.ioctl(self._terminal, termios.TIOCGWINSZ, bytes(8))
+            theirs = fcntl.ioctl(self._master, termios.TIOCGWINSZ, bytes(8))
+            if ours != theirs and struct.unpack("4H", ours)[0]:
                 fcntl.ioctl(self._master, termios.TIOCSWINSZ, ours)
 
 
-def _is_terminal(number: int) -> bool:
-    try:
-        return os.isatty(number)
-    except OSError:
-        return False
-
-
 def _write(file: int, data: bytes) -> None:
-    """All of it; nothing more once the terminal is gone."""
+    """Writes all of it; nothing more once the terminal is gone."""
     with suppress(OSError):
         while data:
             data = data[os.write(file, data) :]
@@ -232,10 +213,7 @@ class OutputBuffer:
         if self._file is not None:
             self._save()
             self._file.close()
-        with suppress(OSError):
-            data = bytes(self._bytes)
-            while data:
-                data = data[os.write(terminal, data) :]
+        _write(terminal, bytes(self._bytes))
         return f"what the program wrote meanwhile is in {self._log}" if self._file else ""
 
     def _save(self) -> None:
@@ -253,8 +231,6 @@ def _fresh(log: Path) -> tuple[Path, FileIO]:
     """The file, or one beside it of the same name and a number: no other's is replaced."""
     for number in count():
         path = log.with_name(f"{log.stem}-{number}{log.suffix}") if number else log
-        try:
+        with suppress(FileExistsError):
             return path, FileIO(path, "x")
-        except FileExistsError:
-            continue
     raise AssertionError

@@ -8,14 +8,21 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from gputrace.collectors.launch import FORWARDED, NOT_RUNNABLE, PYTHONS, CannotRun, Launch, wait_for
+from gputrace.collectors.launch import (
+    FORWARDED,
+    NOT_RUNNABLE,
+    PYTHONS,
+    CannotRun,
+    Launch,
+    exit_code,
+    wait_for,
+)
 from gputrace.errors import InputError, MissingError
 
 SUPERVISOR: Final = Path(__file__).with_name("supervisor.py")
@@ -27,34 +34,26 @@ _LOOK_S: Final = 0.2
 _WATCHED: Final = frozenset({*FORWARDED, signal.SIGCHLD})
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A tool that runs the program, and how.
-
-    Attributes:
-        name: its pid is in ``NAME.pid`` of the folder while it runs, what it says in ``NAME.log``.
-        apart: whether it puts the program into a session of its own, which no terminal reaches. It
-            gets a process group of its own then, and what is typed goes to the program from here.
-        why_not_started: what to tell where it ended with an exit code before the program began.
-    """
-
-    name: str
-    apart: bool
-    why_not_started: Callable[[Path, int], str]
-
-
-def supervised(folder: Path) -> list[str]:
+def prefix(folder: Path) -> list[str]:
     """Return the words before the program on its command line."""
     return [sys.executable, "-I", "-S", str(SUPERVISOR), str(folder.absolute()), _STREAMS]
 
 
 class Supervision:
-    """A program below a tool, from their start to the end of both."""
+    """A program below a tool, from their start to the end of both.
 
-    def __init__(self, tool: Tool, launch: Launch, folder: Path) -> None:
-        self._tool, self._launch, self._folder = tool, launch, folder
+    The tool's pid is in ``NAME.pid`` of the folder while it runs, what it says in ``NAME.log``. One
+    that is apart puts the program into a session of its own, which no terminal reaches: it gets a
+    process group of its own then, and what is typed goes to the program from here.
+    """
+
+    def __init__(
+        self, name: str, launch: Launch, folder: Path, apart: bool, why_not: Callable[[int], str]
+    ) -> None:
+        """``why_not`` gives a message for a tool that ended, with this code, before it began."""
+        self._launch, self._folder, self._apart, self._why_not = launch, folder, apart, why_not
         self._pid: int | None = None
-        self._code = 0
+        self._pid_file, self._log, self._code = folder / f"{name}.pid", folder / f"{name}.log", 0
 
     def run(self, meanwhile: Callable[[], None]) -> int:
         """Runs the tool to its end and the program to its own; the program's exit code.
@@ -65,25 +64,34 @@ class Supervision:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         try:
             self._pid = self._start(before)
-            (self._folder / f"{self._tool.name}.pid").write_text(str(self._pid), encoding="utf-8")
-            self._wait(meanwhile)
+            self._pid_file.write_text(str(self._pid), encoding="utf-8")
+            while not self._is_over():
+                meanwhile()
+                came = wait_for(_WATCHED, _LOOK_S)
+                if came is not None and came.number != signal.SIGCHLD:
+                    self._pass_on(came.number, came.is_typed)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return self._result()
+        if (problem := _left(self._folder, "program.failed")) is not None:
+            raise CannotRun(f"the program cannot be run ({problem})", NOT_RUNNABLE)
+        if not self.has_begun():
+            raise MissingError(self._why_not(self._code))
+        code = _left(self._folder, "program.code")
+        return int(code) if code is not None else self._code
 
     def has_begun(self) -> bool:
         """Return whether the program has been started."""
-        return _program(self._folder) is not None
+        return _number(self._folder, "program.pid") is not None
 
     def is_writing(self) -> bool:
         """Return whether the program has ended and the tool has not."""
         return self._pid is not None and _left(self._folder, "program.code") is not None
 
     def _start(self, mask: set[int] | set[signal.Signals]) -> int:
-        spawn = partial(os.posix_spawn, setpgroup=0) if self._tool.apart else os.posix_spawn
+        spawn = partial(os.posix_spawn, setpgroup=0) if self._apart else os.posix_spawn
         words = list(self._launch.command)
         actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
-        with _handed_down() as streams, _opened(self._folder / f"{self._tool.name}.log") as log:
+        with _handed_down() as streams, _opened(self._log) as log:
             words[words.index(_STREAMS)] = streams
             actions += [(os.POSIX_SPAWN_DUP2, log, number) for number in (1, 2)]
             try:
@@ -98,23 +106,16 @@ class Supervision:
             except OSError as error:
                 raise MissingError(f"{words[0]}: cannot be run ({error.strerror})") from None
 
-    def _wait(self, meanwhile: Callable[[], None]) -> None:
-        while not self._is_over():
-            meanwhile()
-            came = wait_for(_WATCHED, _LOOK_S)
-            if came is not None and came.number != signal.SIGCHLD:
-                self._pass_on(came.number, came.is_typed)
-
     def _is_over(self) -> bool:
         if self._pid is not None:
-            found, status = os.waitpid(self._pid, os.WNOHANG)
-            if found:
-                self._pid, self._code = None, _shells(os.waitstatus_to_exitcode(status))
-                (self._folder / f"{self._tool.name}.pid").unlink(missing_ok=True)
+            ended, status = os.waitpid(self._pid, os.WNOHANG)
+            if ended:
+                self._pid, self._code = None, exit_code(status)
+                self._pid_file.unlink(missing_ok=True)
         return self._pid is None and _running_program(self._folder) is None
 
     def _pass_on(self, number: int, typed: bool) -> None:
-        if typed and not self._tool.apart:
+        if typed and not self._apart:
             # The terminal has sent it to the program too.
             return
         program = _running_program(self._folder)
@@ -128,18 +129,10 @@ class Supervision:
             else:
                 os.kill(program, number)
 
-    def _result(self) -> int:
-        if (problem := _left(self._folder, "program.failed")) is not None:
-            raise CannotRun(f"the program cannot be run ({problem})", NOT_RUNNABLE)
-        if not self.has_begun():
-            raise MissingError(self._tool.why_not_started(self._folder, self._code))
-        code = _left(self._folder, "program.code")
-        return int(code) if code is not None else self._code
-
 
 def check_ended(folder: Path, tool: str) -> None:
     """Raises InputError where the program of a recording that was cut short, or the tool, runs."""
-    pid = _alive(_number(folder, f"{tool}.pid")) or _running_program(folder)
+    pid = _alive(folder, f"{tool}.pid") or _running_program(folder)
     if pid is not None:
         problem = f"the recording goes on (process {pid}); wait for its end, or end it"
         raise InputError(folder, problem)
@@ -148,22 +141,17 @@ def check_ended(folder: Path, tool: str) -> None:
 @contextmanager
 def _handed_down() -> Iterator[str]:
     """Our streams under numbers out of the tool's way, as the supervisor takes them."""
-    streams = [_handed(number) for number in range(3)]
+    streams: dict[int, int] = {}
+    for stream in range(3):
+        with suppress(OSError):
+            # Python's own files are closed at exec: one of them sits where a stream is closed.
+            if not fcntl.fcntl(stream, fcntl.F_GETFD) & fcntl.FD_CLOEXEC:
+                streams[stream] = fcntl.fcntl(stream, fcntl.F_DUPFD, _HIGH)
     try:
-        yield ",".join("-" if stream is None else str(stream) for stream in streams)
+        yield ",".join(str(streams.get(stream, "-")) for stream in range(3))
     finally:
-        for stream in streams:
-            if stream is not None:
-                os.close(stream)
-
-
-def _handed(stream: int) -> int | None:
-    try:
-        # Python's own files are closed at exec: one of them sits where a stream is closed.
-        ours = fcntl.fcntl(stream, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
-        return None if ours else fcntl.fcntl(stream, fcntl.F_DUPFD, _HIGH)
-    except OSError:
-        return None
+        for handed in streams.values():
+            os.close(handed)
 
 
 @contextmanager
@@ -178,18 +166,14 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(high)
 
 
-def _program(folder: Path) -> int | None:
-    return _number(folder, "program.pid")
-
-
 def _running_program(folder: Path) -> int | None:
     """The program's pid while it runs."""
-    ended = _left(folder, "program.code") is not None
-    return None if ended else _alive(_program(folder))
+    return None if _left(folder, "program.code") is not None else _alive(folder, "program.pid")
 
 
-def _alive(pid: int | None) -> int | None:
-    """The pid, where there is such a process."""
+def _alive(folder: Path, name: str) -> int | None:
+    """The pid in a file of the folder, where there is such a process."""
+    pid = _number(folder, name)
     if pid is None:
         return None
     try:
@@ -214,13 +198,8 @@ def _left(folder: Path, name: str) -> str | None:
         return None
 
 
-def _shells(code: int) -> int:
-    """An exit code as shells have it: 128 + N for signal N."""
-    return code if code >= 0 else 128 - code
-
-
 Causes = Sequence[tuple[str, str]]
-"""Patterns of lines, any case, each with what to tell a person; ``{said}`` stands for the line."""
+"""Patterns of lines, any case, each with a message to the user; ``{said}`` means the line."""
 
 
 def ask(words: Sequence[str]) -> tuple[int, str]:
@@ -239,11 +218,10 @@ def ask(words: Sequence[str]) -> tuple[int, str]:
     return run.returncode, f"{run.stdout}\n{run.stderr}"
 
 
-def find_cause(causes: Causes, lines: Iterable[str]) -> str | None:
+def find_cause(causes: Causes, lines: Sequence[str]) -> str | None:
     """Return the message of the first cause that any line shows; None if no line does."""
-    said = list(lines)
-    for pattern, told in causes:
-        for line in said:
+    for pattern, message in causes:
+        for line in lines:
             if re.search(pattern, line, re.IGNORECASE):
-                return told.format(said=line)
+                return message.format(said=line)
     return None

@@ -16,7 +16,12 @@ import sys
 
 def main(folder: str, streams: str, command: list[str]) -> int:
     """The exit code of the program, 128 + N for signal N, as a shell has it."""
-    _take(streams)
+    for target, source in enumerate(streams.split(",")):
+        if source == "-":
+            os.close(target)
+        else:
+            os.dup2(int(source), target)
+            os.close(int(source))
     # What is typed at the terminal is for the program; this waits for its end.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     program = os.fork()
@@ -45,16 +50,6 @@ def _become(folder: str, command: list[str], mask: set[int | signal.Signals]) ->
         os.unlink(os.path.join(folder, "program.pid"))  # noqa: PTH108, PTH118
         _leave(folder, "program.failed", str(error.strerror))
     os._exit(126)
-
-
-def _take(streams: str) -> None:
-    """Makes the descriptors named the standard streams, and closes them."""
-    for target, source in enumerate(streams.split(",")):
-        if source == "-":
-            os.close(target)
-        else:
-            os.dup2(int(source), target)
-            os.close(int(source))
 
 
 def _leave(folder: str, name: str, text: str) -> None:

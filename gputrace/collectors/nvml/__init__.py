@@ -23,8 +23,7 @@ _OURS: Final = ("GPUTRACE_", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
 class Sampler:
     """Samples every GPU of this machine, in a process that ends with this one.
 
-    Attributes:
-        notice: one line for the user where something is missing, else empty; known at the end.
+    ``notice`` is a line for the user where something is missing, else empty; known at the end.
     """
 
     def __init__(self, share: float = 0.005) -> None:
@@ -63,19 +62,15 @@ class Sampler:
             self.notice = "GPU sampling did not end: the driver does not answer"
             process.kill()
             return
-        self.notice = said.decode(errors="replace") or _how_it_ended(process.returncode)
+        self.notice, code = said.decode(errors="replace"), process.returncode
+        if code and not self.notice:
+            how = f"exit code {code}"
+            with suppress(ValueError):
+                how = signal.Signals(-code).name if code < 0 else how
+            self.notice = f"GPU sampling ended early: its process ended by {how}"
 
 
 def own_environment() -> dict[str, str]:
     """Ours, with the modules that we have and nothing that records."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-
-
-def _how_it_ended(code: int) -> str:
-    if not code:
-        return ""
-    how = f"exit code {code}"
-    with suppress(ValueError):
-        how = signal.Signals(-code).name if code < 0 else how
-    return f"GPU sampling ended early: its process ended by {how}"

@@ -47,11 +47,7 @@ class NvmlLog:
 
 
 class NvmlLines:
-    """Takes in a file line by line, whatever of it is there; nothing is raised for what it holds.
-
-    Attributes:
-        rows: of ``samples``, those that are not let go yet.
-    """
+    """Takes in a file line by line, whatever it holds; ``rows`` are the samples not let go yet."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -64,13 +60,34 @@ class NvmlLines:
         try:
             said = json.loads(line)
             if "devices" in said:
-                self._columns = _take_header(self._log, said)
+                self._take_header(said)
             elif "gpus" in said:
-                self.rows += _take_tick(self._log, said, self._columns)
+                self._take_tick(said)
             else:
                 self._log.cpu_ns = int(said["end"]["cpu_ns"])
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             self._log.skipped += 1
+
+    def _take_header(self, said: dict[str, Any]) -> None:
+        log = self._log
+        devices = [{name: device.get(name) for name in DEVICE} for device in said["devices"]]
+        log.devices = [device | {"lostNs": None} for device in devices]
+        log.topology = [tuple(pair) for pair in said["topology"] if len(pair) == len(TOPOLOGY)]
+        log.host, log.driver = str(said["host"]), str(said["driver"] or "")
+        log.interval_ns = int(said["interval_ns"])
+        self._columns = [str(name) for name in said["columns"]]
+
+    def _take_tick(self, said: dict[str, Any]) -> None:
+        now, monotonic = int(said["time_ns"]), int(said["monotonic_ns"])
+        rows: list[Row] = []
+        for gpu, values in enumerate(said["gpus"]):
+            row = {"timeNs": now} if values is None else zip(self._columns, values, strict=True)
+            named = dict(row)
+            rows.append([gpu, *(_checked(named.get(name)) for name in SAMPLE)])
+        for gpu in said.get("lost", {}):
+            self._log.devices[int(gpu)]["lostNs"] = now
+        self._log.clocks.append((now, monotonic))
+        self.rows += rows
 
     def let_go(self, before: int) -> None:
         """Forgets what was sampled before a moment of CLOCK_REALTIME."""
@@ -80,15 +97,11 @@ class NvmlLines:
 
     def log(self) -> NvmlLog:
         """All that was taken in and not let go."""
-        samples = {
-            name: np.array([row[at] for row in self.rows], _type(name))
-            for at, name in enumerate(COLUMNS)
-        }
+        samples = {}
+        for at, name in enumerate(COLUMNS):
+            kind = float if name == "utilization" else np.int64
+            samples[name] = np.array([row[at] for row in self.rows], kind)
         return replace(self._log, samples=samples)
-
-
-def _type(column: str) -> type[Any]:
-    return float if column == "utilization" else np.int64
 
 
 def read_nvml(path: Path) -> NvmlLog:
@@ -100,10 +113,7 @@ def read_nvml(path: Path) -> NvmlLog:
 
 
 def make_steady(log: NvmlLog, axis: int) -> None:
-    """Puts all moments where they were had nobody set the wall clock, in place.
-
-    ``axis`` is CLOCK_REALTIME less CLOCK_MONOTONIC as it is to be.
-    """
+    """Undoes changes of the wall clock, in place; ``axis`` is its lead over CLOCK_MONOTONIC."""
     realtime, monotonic = np.array(log.clocks, np.int64).reshape(-1, 2).T
     shift = realtime - monotonic - axis
     if np.abs(shift).max(initial=0) <= _STEADY_NS:
@@ -113,30 +123,6 @@ def make_steady(log: NvmlLog, axis: int) -> None:
     moved = dict(zip(realtime.tolist(), (realtime - shift).tolist(), strict=True))
     for device in log.devices:
         device["lostNs"] = moved.get(device["lostNs"])
-
-
-def _take_header(log: NvmlLog, said: dict[str, Any]) -> list[str]:
-    devices = [{name: device.get(name) for name in DEVICE} for device in said["devices"]]
-    log.devices = [device | {"lostNs": None} for device in devices]
-    log.topology = [tuple(pair) for pair in said["topology"] if len(pair) == len(TOPOLOGY)]
-    log.host, log.driver = str(said["host"]), str(said["driver"] or "")
-    log.interval_ns = int(said["interval_ns"])
-    return [str(name) for name in said["columns"]]
-
-
-def _take_tick(log: NvmlLog, said: dict[str, Any], columns: list[str]) -> list[Row]:
-    now, monotonic = int(said["time_ns"]), int(said["monotonic_ns"])
-    named = [
-        {"timeNs": now} if row is None else dict(zip(columns, row, strict=True))
-        for row in said["gpus"]
-    ]
-    rows: list[Row] = [
-        [gpu, *(_checked(row.get(name)) for name in SAMPLE)] for gpu, row in enumerate(named)
-    ]
-    for gpu in said.get("lost", {}):
-        log.devices[int(gpu)]["lostNs"] = now
-    log.clocks.append((now, monotonic))
-    return rows
 
 
 def _checked(value: Any) -> float | int:
@@ -155,17 +141,14 @@ def tables(log: NvmlLog) -> dict[str, Table]:
     GPUTRACE_TOPOLOGY those of TOPOLOGY.
     """
     samples = [[None if v == NULL else v for v in log.samples[name].tolist()] for name in COLUMNS]
+    devices = []
+    for device in log.devices:
+        cpus = device["cpuAffinity"]
+        shown = device | {"cpuAffinity": ranges(cpus) if cpus else None}
+        described = (shown[name] for name in DEVICE)
+        devices.append((*described, log.driver or None, device["lostNs"]))
     return {
-        "GPUTRACE_NVML_DEVICE": (
-            [*DEVICE, "driverVersion", "lostNs"],
-            [_device_row(device, log.driver) for device in log.devices],
-        ),
+        "GPUTRACE_NVML_DEVICE": ([*DEVICE, "driverVersion", "lostNs"], devices),
         "GPUTRACE_NVML_SAMPLE": (COLUMNS, list(zip(*samples, strict=True))),
         "GPUTRACE_TOPOLOGY": (list(TOPOLOGY), log.topology),
     }
-
-
-def _device_row(device: dict[str, Any], driver: str) -> tuple[Any, ...]:
-    cpus = device["cpuAffinity"]
-    shown = device | {"cpuAffinity": ranges(cpus) if cpus else None}
-    return *(shown[name] for name in DEVICE), driver or None, device["lostNs"]

@@ -108,20 +108,18 @@ class _Ring:
 
     def __call__(self) -> tuple[Value, Value]:
         try:
-            new = self._new()
+            answer = self._nv.nvmlDeviceGetSamples(self._handle, _RING_UTILIZATION, self._last)
         except self._nv.NVMLError as error:
             if error.value not in _NOTHING_NEW:
                 raise
-            new = []
-        # What was sampled before the recording began says nothing of it.
-        known, self._primed = new if self._primed else [], True
-        return (round(sum(known) / len(known), 2) if known else None), len(known)
-
-    def _new(self) -> list[float]:
-        kind, samples = self._nv.nvmlDeviceGetSamples(self._handle, _RING_UTILIZATION, self._last)
+            answer = 0, []
+        kind, samples = answer
         new = [sample for sample in samples if sample.timeStamp > self._last]
         self._last = max((sample.timeStamp for sample in new), default=self._last)
-        return [getattr(sample.sampleValue, _MEMBERS[kind]) for sample in new]
+        # What was sampled before the recording began says nothing of it.
+        known = [getattr(s.sampleValue, _MEMBERS[kind]) for s in new] if self._primed else []
+        self._primed = True
+        return (round(sum(known) / len(known), 2) if known else None), len(known)
 
 
 class _Fields:
@@ -129,7 +127,10 @@ class _Fields:
 
     def __init__(self, nv: Any, handle: Any) -> None:
         self._nv, self._handle = nv, handle
-        links = self._links()
+        # Newer drivers add the NVLinks up; else each is asked.
+        first, links = _NVLINK_FIELDS[0], [_ALL_LINKS]
+        if not self._answers(first, _ALL_LINKS):
+            links = [link for link in range(MAX_LINKS) if self._answers(first, link)]
         self._asked = [
             (column, number, scope)
             for column, (number, _) in FIELDS.items()
@@ -140,28 +141,18 @@ class _Fields:
     def __call__(self) -> list[Value]:
         if not self._asked:
             return [None] * len(FIELDS)
-        found: dict[str, list[Value]] = {column: [] for column in FIELDS}
-        answers = self._read([(number, scope) for _, number, scope in self._asked])
-        for (column, _, _), value in zip(self._asked, answers, strict=True):
-            found[column].append(value)
-        return [_sum(values) for values in found.values()]
-
-    def _links(self) -> list[int]:
-        """Newer drivers add the NVLinks up; else each is asked."""
-        first = _NVLINK_FIELDS[0]
-        if self._answers(first, _ALL_LINKS):
-            return [_ALL_LINKS]
-        return [link for link in range(MAX_LINKS) if self._answers(first, link)]
+        wanted = [(number, scope) for _, number, scope in self._asked]
+        answers = self._nv.nvmlDeviceGetFieldValues(self._handle, wanted)
+        if any(answer.nvmlReturn in LOST for answer in answers):
+            raise Lost("GPU is lost")
+        values: dict[str, list[Value]] = {column: [] for column in FIELDS}
+        for (column, _, _), answer in zip(self._asked, answers, strict=True):
+            values[column].append(_number(answer))
+        return [_sum(parts) for parts in values.values()]
 
     def _answers(self, number: int, scope: int) -> bool:
         values = ask(self._nv, "nvmlDeviceGetFieldValues", self._handle, [(number, scope)])
         return values is not None and values[0].nvmlReturn not in REFUSED
-
-    def _read(self, wanted: list[tuple[int, int]]) -> list[Value]:
-        values = self._nv.nvmlDeviceGetFieldValues(self._handle, wanted)
-        if any(value.nvmlReturn in LOST for value in values):
-            raise Lost("GPU is lost")
-        return [_number(value) for value in values]
 
 
 def _number(value: Any) -> Value:
@@ -192,21 +183,21 @@ class Card:
         def rates() -> tuple[Value, Value]:
             return float(nv.nvmlDeviceGetUtilizationRates(handle).gpu), None
 
-        self._quick = [
-            _Question(nv, 1, memory(_MEMORY_V2), memory()),
-            _Question(nv, 1, call("nvmlDeviceGetClockInfo", 1)),
-            _Question(nv, 1, call("nvmlDeviceGetClockInfo", 2)),
-            _Question(nv, 1, call("nvmlDeviceGetPowerUsage")),
-            _Question(nv, 1, call("nvmlDeviceGetTemperature", 0)),
-            _Question(
-                nv,
-                1,
+        quick = (
+            [memory(_MEMORY_V2), memory()],
+            [call("nvmlDeviceGetClockInfo", 1)],
+            [call("nvmlDeviceGetClockInfo", 2)],
+            [call("nvmlDeviceGetPowerUsage")],
+            [call("nvmlDeviceGetTemperature", 0)],
+            # The second before driver 535.
+            [
                 call("nvmlDeviceGetCurrentClocksEventReasons"),
-                call("nvmlDeviceGetCurrentClocksThrottleReasons"),  # before driver 535
-            ),
-            _Question(nv, 1, call("nvmlDeviceGetCurrPcieLinkGeneration")),
-            _Question(nv, 1, call("nvmlDeviceGetCurrPcieLinkWidth")),
-        ]
+                call("nvmlDeviceGetCurrentClocksThrottleReasons"),
+            ],
+            [call("nvmlDeviceGetCurrPcieLinkGeneration")],
+            [call("nvmlDeviceGetCurrPcieLinkWidth")],
+        )
+        self._quick = [_Question(nv, 1, *calls) for calls in quick]
         self._slow = [
             _Question(nv, len(RING), _Ring(nv, handle), rates),
             _Question(nv, len(FIELDS), _Fields(nv, handle)),
@@ -259,8 +250,6 @@ Deprecated: who asks again gets the same answer."""
 LOST: Final = frozenset({15, 16, 28})
 """GpuIsLost, ResetRequired, GpuNotFound: nothing more will come from that card."""
 
-Pair = tuple[int, int, str | None, str | None, int | None, str | None, str | None, str | None]
-
 _ANCESTORS: Final = {0: "INT", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _P2P: Final = ("OK", "CNS", "GNS", "TNS", "DR", "NS", "U")
 # The binding's own READ is a tuple, by a stray comma.
@@ -276,10 +265,7 @@ MAX_LINKS: Final = 36
 
 
 def ask(nv: Any, name: str, *arguments: Any) -> Any:
-    """Call a function of pynvml (`nv`); None if driver or binding has no answer.
-
-    A card that could not be opened is None among the arguments, and is not asked.
-    """
+    """Call a function of pynvml (`nv`); None if it has no answer, or the card is None."""
     if any(argument is None for argument in arguments):
         return None
     try:
@@ -324,14 +310,21 @@ def address(of_pci: Any) -> str:
         return text.lower()
 
 
-def relate(nv: Any, handles: Sequence[Any], buses: Sequence[str | None]) -> list[Pair]:
+def relate(
+    nv: Any, handles: Sequence[Any], buses: Sequence[str | None]
+) -> list[tuple[int | str | None, ...]]:
     """The columns of TOPOLOGY for every ordered pair of cards."""
     ends = [_link_ends(nv, handle) for handle in handles]
-    return [
-        _pair(nv, handles, a, b, _links_between(ends[a], ends[b], buses[b]))
-        for a in range(len(handles))
-        for b in range(len(handles))
-    ]
+    pairs = []
+    for a, from_a in enumerate(ends):
+        for b, (from_b, bus) in enumerate(zip(ends, buses, strict=True)):
+            nvlinks = None
+            if from_a is not None and from_b is not None:
+                # Straight links, else those that both have to NVSwitch.
+                straight = from_a[bus] if bus else 0
+                nvlinks = straight or min(from_a[_SWITCH], from_b[_SWITCH])
+            pairs.append(_pair(nv, handles, a, b, nvlinks))
+    return pairs
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -345,25 +338,25 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join("-".join(map(str, run)) for run in runs)
 
 
-def _pair(nv: Any, handles: Sequence[Any], a: int, b: int, nvlinks: int | None) -> Pair:
+def _pair(
+    nv: Any, handles: Sequence[Any], a: int, b: int, nvlinks: int | None
+) -> tuple[int | str | None, ...]:
     if a == b:
         return a, b, "X", "X", None, None, None, None
     level = ask(nv, "nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b])
     ancestor = _ANCESTORS.get(level)
-    read, write, nvlink = (
-        _p2p_status(nv, handles[a], handles[b], what) for what in (_READ, _WRITE, _NVLINK)
-    )
-    return a, b, f"NV{nvlinks}" if nvlinks else ancestor, ancestor, nvlinks, read, write, nvlink
+    access = (_p2p_status(nv, handles[a], handles[b], kind) for kind in (_READ, _WRITE, _NVLINK))
+    return a, b, f"NV{nvlinks}" if nvlinks else ancestor, ancestor, nvlinks, *access
 
 
-def _p2p_status(nv: Any, one: Any, other: Any, what: int) -> str | None:
+def _p2p_status(nv: Any, card: Any, peer: Any, kind: int) -> str | None:
     try:
-        status = ask(nv, "nvmlDeviceGetP2PStatus", one, other, what)
+        status = ask(nv, "nvmlDeviceGetP2PStatus", card, peer, kind)
     except TypeError:
         # Some releases of the binding want a place for the answer.
-        place = ctypes.c_uint(len(_P2P))
-        ask(nv, "nvmlDeviceGetP2PStatus", one, other, what, ctypes.byref(place))
-        status = place.value
+        answer = ctypes.c_uint(len(_P2P))
+        ask(nv, "nvmlDeviceGetP2PStatus", card, peer, kind, ctypes.byref(answer))
+        status = answer.value
     return _P2P[status] if isinstance(status, int) and status < len(_P2P) else None
 
 
@@ -372,22 +365,14 @@ def _link_ends(nv: Any, handle: Any) -> Counter[str] | None:
     states = [ask(nv, "nvmlDeviceGetNvLinkState", handle, link) for link in range(MAX_LINKS)]
     if all(state is None for state in states):
         return None
-    return Counter(_link_end(nv, handle, link) for link, state in enumerate(states) if state)
-
-
-def _link_end(nv: Any, handle: Any, link: int) -> str:
-    if ask(nv, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == _SWITCH_TYPE:
-        return _SWITCH
-    of_pci = ask(nv, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
-    return "" if of_pci is None else address(of_pci)
-
-
-def _links_between(a: Counter[str] | None, b: Counter[str] | None, bus: str | None) -> int | None:
-    """Straight links from a to the card at `bus`, else those that both have to NVSwitch."""
-    if a is None or b is None:
-        return None
-    straight = a[bus] if bus else 0
-    return straight or min(a[_SWITCH], b[_SWITCH])
+    ends: Counter[str] = Counter()
+    for link in (link for link, state in enumerate(states) if state):
+        if ask(nv, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == _SWITCH_TYPE:
+            ends[_SWITCH] += 1
+        else:
+            pci = ask(nv, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+            ends["" if pci is None else address(pci)] += 1
+    return ends
 
 
 def _bits(words: Iterable[int] | None) -> list[int]:
@@ -399,8 +384,7 @@ def _bits(words: Iterable[int] | None) -> list[int]:
 
 def _numa_node(nv: Any, handle: Any, bus: str | None) -> int | None:
     """nvmlDeviceGetNumaNodeId would be the node that the card's own memory is (Grace)."""
-    words = ask(nv, "nvmlDeviceGetMemoryAffinity", handle, _NODE_WORDS, _NODE_SCOPE)
-    nodes = _bits(words)
+    nodes = _bits(ask(nv, "nvmlDeviceGetMemoryAffinity", handle, _NODE_WORDS, _NODE_SCOPE))
     if len(nodes) == 1:
         return nodes[0]
     try:

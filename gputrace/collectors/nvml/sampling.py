@@ -53,30 +53,16 @@ def sample(folder: Path, hz: float, share: float, limits: Limits = NONE) -> str:
     """Samples every GPU of this machine until standard input ends; what the user is to be told."""
     try:
         nv = _open_nvml()
-        file = _new_file(folder)
+        writer = _Writer(folder, limits)
     except Exception as error:
         return f"no GPU sampling: {error}"
-    writer = _Writer(Path(str(file.name)), file, limits)
     try:
         _Ticks(nv, writer, round(1e9 / min(max(hz, 0.1), 1000.0)), share).run()
     except Exception as error:
         return f"GPU sampling ended early: {error}"
     finally:
-        writer.close()
+        writer.file.close()
     return writer.problem
-
-
-def _has_ended(seconds: float) -> bool:
-    """Return whether standard input has ended, waiting so long for it."""
-    return bool(select.select([0], [], [], max(0.0, seconds))[0])
-
-
-def _new_file(folder: Path) -> FileIO:
-    host = socket.gethostname()
-    try:
-        return FileIO(folder / f"{host}.nvml.jsonl", "x")
-    except FileExistsError:
-        return FileIO(folder / f"{host}.{os.getpid()}.nvml.jsonl", "x")
 
 
 def _open_nvml() -> Any:
@@ -96,10 +82,15 @@ def _open_nvml() -> Any:
 
 
 class _Writer:
-    """Lines of JSON, each in one write; a full disk is told once and does not end the sampling."""
+    """Writes lines of JSON, each at once; a full disk does not end the sampling."""
 
-    def __init__(self, path: Path, file: FileIO, limits: Limits) -> None:
-        self._path, self._file, self._limits = path, file, limits
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self._folder, self._limits, self._stem = folder, limits, socket.gethostname()
+        try:
+            self.file = FileIO(self._path(0), "x")
+        except FileExistsError:
+            self._stem += f".{os.getpid()}"
+            self.file = FileIO(self._path(0), "x")
         self._torn, self._lost, self._segment = False, 0, 0
         self._next = time.monotonic_ns() + limits.segment_ns
         self.problem = ""
@@ -109,33 +100,29 @@ class _Writer:
         if not self._limits.segment_ns or time.monotonic_ns() < self._next:
             return False
         self._next += self._limits.segment_ns
-        old = self._path.parent / self._named(self._segment - self._limits.keep)
         if self._segment >= self._limits.keep:
-            old.unlink(missing_ok=True)
+            self._path(self._segment - self._limits.keep).unlink(missing_ok=True)
         self._segment += 1
-        self._file.close()
-        self._file = FileIO(self._path.parent / self._named(self._segment), "x")
+        self.file.close()
+        self.file = FileIO(self._path(self._segment), "x")
         self.write(header)
         return True
 
-    def _named(self, segment: int) -> str:
-        start, end = self._path.name.removesuffix(".nvml.jsonl"), ".nvml.jsonl"
-        return f"{start}~{segment:06d}{end}" if segment else f"{start}{end}"
+    def _path(self, segment: int) -> Path:
+        part = f"~{segment:06d}" if segment else ""
+        return self._folder / f"{self._stem}{part}.nvml.jsonl"
 
     @property
     def is_full(self) -> bool:
         """Return whether the recording has reached its size limit."""
         limit = self._limits.max_bytes
-        return bool(limit) and bytes_in(self._path.parent) >= limit
-
-    def close(self) -> None:
-        self._file.close()
+        return bool(limit) and bytes_in(self._folder) >= limit
 
     def write(self, line: dict[str, Any]) -> None:
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         try:
             whole = b"\n" * self._torn + data
-            written = self._file.write(whole) or 0
+            written = self.file.write(whole) or 0
             self._torn = self._torn if not written else written < len(whole)
             why = "" if written == len(whole) else "the disk is full"
         except OSError as error:
@@ -164,43 +151,38 @@ class _Ticks:
         self._sample(tick, last)
         while not last:
             tick = max(tick, (time.monotonic_ns() - start) // self._interval) + 1
-            last = _has_ended((start + tick * self._interval - time.monotonic_ns()) / 1e9)
+            wait_s = (start + tick * self._interval - time.monotonic_ns()) / 1e9
+            # Standard input ends when the recording does.
+            last = bool(select.select([0], [], [], max(0.0, wait_s))[0])
             self._sample(tick, last)
         cost = {"time_ns": time.time_ns(), "ticks": self._ticks, "cpu_ns": time.process_time_ns()}
         self._writer.write({"end": cost})
 
     def _describe(self) -> None:
-        handles = [self._handle(gpu) for gpu in range(self._nv.nvmlDeviceGetCount())]
+        handles = []
+        for gpu in range(self._nv.nvmlDeviceGetCount()):
+            try:
+                handles.append(self._nv.nvmlDeviceGetHandleByIndex(gpu))
+            except self._nv.NVMLError as error:
+                self._gone[gpu] = str(error)
+                handles.append(None)
         devices = [describe(self._nv, gpu, handle) for gpu, handle in enumerate(handles)]
-        pairs = relate(self._nv, handles, [device["pciBusId"] for device in devices])
-        header = {
+        self._header = {
             "host": socket.gethostname(),
             "time_ns": time.time_ns(),
             "interval_ns": self._interval,
             "driver": ask(self._nv, "nvmlSystemGetDriverVersion"),
             "columns": list(SAMPLE),
             "devices": devices,
-            "topology": pairs,
+            "topology": relate(self._nv, handles, [device["pciBusId"] for device in devices]),
         }
-        self._header = header
-        self._writer.write(header)
-        self._gpus = [self._open(gpu, handle) for gpu, handle in enumerate(handles)]
-
-    def _handle(self, gpu: int) -> Any:
-        try:
-            return self._nv.nvmlDeviceGetHandleByIndex(gpu)
-        except self._nv.NVMLError as error:
-            self._gone[gpu] = str(error)
-            return None
-
-    def _open(self, gpu: int, handle: Any) -> Card | None:
-        if handle is None:
-            return None
-        try:
-            return Card(self._nv, handle)
-        except Lost as lost:
-            self._gone[gpu] = str(lost)
-            return None
+        self._writer.write(self._header)
+        for gpu, handle in enumerate(handles):
+            try:
+                self._gpus.append(None if handle is None else Card(self._nv, handle))
+            except Lost as lost:
+                self._gone[gpu] = str(lost)
+                self._gpus.append(None)
 
     def _sample(self, tick: int, last: bool) -> None:
         if self._writer.is_full:
@@ -208,7 +190,10 @@ class _Ticks:
         if self._writer.rotate(self._header | {"time_ns": time.time_ns()}):
             self._gone |= self._lost
         line: dict[str, Any] = {"time_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
-        every = self._every()
+        # Ticks from one slow read of a card to its next, by what they cost until now.
+        cost = self._slow_ns / max(1, self._slow_reads) * len(self._gpus)
+        seldom = max(1, int(_SELDOM * 1e9 / self._interval))
+        every = min(seldom, max(1, math.ceil(cost / self._allowed)))
         # Not all cards at one tick: that would be a long one.
         line["gpus"] = [
             self._ask(gpu, last or (tick + gpu) % every == 0) for gpu in range(len(self._gpus))
@@ -225,28 +210,21 @@ class _Ticks:
             return None
         try:
             row = [time.time_ns(), *card.quick()]
-            return row + (self._slow(card) if slow else [None] * (len(RING) + len(FIELDS)))
+            if not slow:
+                return row + [None] * (len(RING) + len(FIELDS))
+            start = time.perf_counter_ns()
+            row += card.slow()
         except Lost as lost:
             self._gpus[gpu], self._gone[gpu] = None, str(lost)
             return None
-
-    def _slow(self, card: Card) -> Row:
-        start = time.perf_counter_ns()
-        row = card.slow()
         self._slow_ns += time.perf_counter_ns() - start
         self._slow_reads += 1
         return row
 
-    def _every(self) -> int:
-        """Ticks from one slow read of a card to its next, by what they cost until now."""
-        cost = self._slow_ns / max(1, self._slow_reads) * len(self._gpus)
-        seldom = max(1, int(_SELDOM * 1e9 / self._interval))
-        return min(seldom, max(1, math.ceil(cost / self._allowed)))
-
 
 if __name__ == "__main__":
-    told = Limits(*map(int, sys.argv[4:]))
-    sys.stdout.write(sample(Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), told))
+    limits = Limits(*map(int, sys.argv[4:]))
+    sys.stdout.write(sample(Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), limits))
     sys.stdout.flush()
     # Neither nvmlShutdown nor Python's own end: on H200s with driver 580.159.04 glibc has found the
     # heap broken there (SIGABRT), after all was written.

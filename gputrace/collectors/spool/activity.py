@@ -5,110 +5,67 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.spool.chunks import (
-    LATEST,
-    Format,
-    Loss,
-    read_chunk_file,
-    read_info,
-    read_numbered,
-    read_stop,
-)
+from gputrace.collectors.spool import chunks
 from gputrace.collectors.spool.host_events import CLOCKS, Records, read_records
 
-SPOOL: Final = Format(b"GPUTRSPL", 2, "a spool", "a spool file of gputrace")
+SPOOL: Final = chunks.Format(b"GPUTRSPL", 2, "a spool", "a spool file of gputrace")
 
 
-def _record(*fields: tuple[str, str] | tuple[str, str, tuple[int, ...]]) -> np.dtype[Any]:
+_Field = tuple[str, str] | tuple[str, str, tuple[int, ...]]
+
+
+def _record(*fields: _Field) -> np.dtype[Any]:
     return np.dtype(list(fields))
 
 
+def _u4(*names: str) -> list[_Field]:
+    return [(name, "<u4") for name in names]
+
+
 _SPAN: Final = (("start", "<u8"), ("end", "<u8"))
-_ON_GPU: Final = (("device", "<u4"), ("context", "<u4"), ("stream", "<u4"), ("correlation", "<u4"))
+_ON_GPU: Final = _u4("device", "context", "stream", "correlation")
+
+Switch = tuple[int, bool, int]
+"""When (nanoseconds of CLOCK_REALTIME) something was switched, whether on, and how many looks at
+the clocks came before that in the files."""
 
 RECORDS: Final[dict[bytes, np.dtype[Any]]] = {
     b"KERN": _record(
-        *_SPAN,
-        *_ON_GPU,
-        ("name", "<u4"),
-        ("graph", "<u4"),
-        ("grid", "<i4", (3,)),
-        ("block", "<i4", (3,)),
-        ("registers", "<u4"),
-        ("static_shared", "<i4"),
-        ("dynamic_shared", "<i4"),
-        ("local_per_thread", "<u4"),
-        ("local_total", "<u4"),
-        ("launch_type", "<u4"),
+        *(*_SPAN, *_ON_GPU, *_u4("name", "graph"), ("grid", "<i4", (3,)), ("block", "<i4", (3,))),
+        *(("registers", "<u4"), ("static_shared", "<i4"), ("dynamic_shared", "<i4")),
+        *_u4("local_per_thread", "local_total", "launch_type"),
         ("grid_id", "<i8"),
     ),
     b"COPY": _record(
-        *_SPAN,
-        ("bytes", "<u8"),
-        *_ON_GPU,
-        ("source_device", "<u4"),
-        ("destination_device", "<u4"),
-        ("copy_kind", "u1"),
-        ("source_kind", "u1"),
-        ("destination_kind", "u1"),
-        ("flags", "u1"),
+        *(*_SPAN, ("bytes", "<u8"), *_ON_GPU, *_u4("source_device", "destination_device")),
+        *(("copy_kind", "u1"), ("source_kind", "u1"), ("destination_kind", "u1"), ("flags", "u1")),
         ("reserved", "<u4"),
     ),
-    b"MSET": _record(*_SPAN, ("bytes", "<u8"), *_ON_GPU, ("value", "<u4"), ("memory_kind", "<u4")),
+    b"MSET": _record(*_SPAN, ("bytes", "<u8"), *_ON_GPU, *_u4("value", "memory_kind")),
     b"API ": _record(
-        *_SPAN,
-        ("name", "<u4"),
-        ("thread", "<u4"),
-        ("correlation", "<u4"),
-        ("driver", "<u4"),
-        ("result", "<i4"),
-        ("reserved", "<u4"),
+        *(*_SPAN, *_u4("name", "thread", "correlation", "driver")),
+        *(("result", "<i4"), ("reserved", "<u4")),
     ),
-    b"SYNC": _record(
-        *_SPAN,
-        ("type", "<u4"),
-        ("context", "<u4"),
-        ("stream", "<u4"),
-        ("correlation", "<u4"),
-        ("event", "<u4"),
-        ("reserved", "<u4"),
-    ),
-    b"GRPH": _record(*_SPAN, *_ON_GPU, ("graph", "<u4"), ("reserved", "<u4")),
-    b"OVER": _record(*_SPAN, ("kind", "<u4"), ("thread", "<u4")),
-    b"NVTX": _record(
-        *_SPAN,
-        ("thread", "<u4"),
-        ("name", "<u4"),
-        ("domain", "<u4"),
-        ("kind", "<u4"),
-        ("end_thread", "<u4"),
-        ("range", "<u4"),
-    ),
+    b"SYNC": _record(*_SPAN, *_u4("type", "context", "stream", "correlation", "event", "reserved")),
+    b"GRPH": _record(*_SPAN, *_ON_GPU, *_u4("graph", "reserved")),
+    b"OVER": _record(*_SPAN, *_u4("kind", "thread")),
+    b"NVTX": _record(*_SPAN, *_u4("thread", "name", "domain", "kind", "end_thread", "range")),
     b"CLOK": CLOCKS,
     b"DEVI": _record(
-        ("ordinal", "<u4"),
-        ("multiprocessors", "<u4"),
-        ("bus", "S32"),
-        ("name", "S96"),
-        ("uuid", "V16"),
-        ("memory", "<u8"),
-        ("bandwidth", "<u8"),
-        ("clock", "<u8"),
-        ("l2_cache", "<u4"),
-        ("compute_major", "<u4"),
-        ("compute_minor", "<u4"),
-        ("reserved", "<u4"),
+        *_u4("ordinal", "multiprocessors"),
+        *(("bus", "S32"), ("name", "S96"), ("uuid", "V16")),
+        *(("memory", "<u8"), ("bandwidth", "<u8"), ("clock", "<u8")),
+        *_u4("l2_cache", "compute_major", "compute_minor", "reserved"),
     ),
 }
 """Fields of the records of each kind of chunk, as native/spool.h declares them."""
-
 
 _MOMENT: Final = re.compile(r"[0-9]{1,19}")
 _CAPTURES: Final = {"capture_on": True, "capture_off": False}
@@ -130,14 +87,12 @@ class Spool:
         names: text by id, as bytes that were written.
         threads: name of a thread by its id in the system.
         info: what the process said of itself; the last of each key.
-        captures: when recording began and ended (nanoseconds of CLOCK_REALTIME), in the order
-            written: pairs of the moment and whether it was on from then.
+        captures: when recording began and ended, in the order written.
         calls: the same of CUDA calls, where they were not recorded all the time that the GPUs were.
         losses: what was dropped, the end of writing included.
         stopped: whether writing failed before the process ended.
         seen_until: the last moment at which the process looked at its clocks.
-        after: by tag, how many looks at the clocks came before each record in the file; and in
-            captures_after and calls_after, before each of ``captures`` and ``calls``.
+        after: by tag, how many looks at the clocks came before each record in the file.
         whole: whether the process came to its end and wrote that down.
         continues: whether there was a file before it.
     """
@@ -149,14 +104,12 @@ class Spool:
     names: dict[int, bytes] = field(default_factory=dict)
     threads: dict[int, str] = field(default_factory=dict)
     info: dict[str, str] = field(default_factory=dict)
-    captures: list[tuple[int, bool]] = field(default_factory=list)
-    calls: list[tuple[int, bool]] = field(default_factory=list)
-    losses: list[Loss] = field(default_factory=list)
+    captures: list[Switch] = field(default_factory=list)
+    calls: list[Switch] = field(default_factory=list)
+    losses: list[chunks.Loss] = field(default_factory=list)
     began: int = 0
     seen_until: int = 0
     after: dict[bytes, NDArray[np.int64]] = field(default_factory=dict)
-    captures_after: list[int] = field(default_factory=list)
-    calls_after: list[int] = field(default_factory=list)
     stopped: bool = False
     whole: bool = False
     continues: bool = False
@@ -168,7 +121,7 @@ class Spool:
 
 def read_spool(path: Path) -> Spool:
     """Reads one file; raises InputError where it is no spool of a version that is known."""
-    file = read_chunk_file(path, SPOOL)
+    file = chunks.read_chunk_file(path, SPOOL)
     spool = Spool(file.pid, file.host, file.started, began=file.began)
     parts: dict[bytes, list[Records]] = {tag: [np.empty(0, kind)] for tag, kind in RECORDS.items()}
     after: dict[bytes, list[int]] = {tag: [0] for tag in RECORDS}
@@ -179,9 +132,7 @@ def read_spool(path: Path) -> Spool:
             after[tag].append(looks)
             looks += len(parts[tag][-1]) if tag == b"CLOK" else 0
         elif is_whole:
-            take_text(spool, tag, bytes(body))
-            spool.captures_after += [looks] * (len(spool.captures) - len(spool.captures_after))
-            spool.calls_after += [looks] * (len(spool.calls) - len(spool.calls_after))
+            take_text(spool, tag, bytes(body), looks)
     spool.records = {tag: np.concatenate(p) for tag, p in parts.items()}
     spool.after = {tag: np.repeat(after[tag], [len(p) for p in parts[tag]]) for tag in RECORDS}
     spool.seen_until = int(spool.records[b"CLOK"]["realtime"].max(initial=0))
@@ -196,60 +147,55 @@ def join_spools(parts: Sequence[Spool]) -> Spool:
         return first
     records = {tag: np.concatenate([part.records[tag] for part in parts]) for tag in RECORDS}
     looks = np.cumsum([0, *(len(part.records[b"CLOK"]) for part in parts)]).tolist()
-    after = {tag: _joined_after(parts, tag, looks) for tag in RECORDS}
+    # Of a recording under way, nobody asks for it.
+    after = {
+        tag: np.concatenate(
+            [
+                part.after.get(tag, np.zeros(len(part.records[tag]), np.int64)) + before
+                for part, before in zip(parts, looks, strict=False)
+            ]
+        )
+        for tag in RECORDS
+    }
     ranges = records[b"NVTX"]
-    again = np.flatnonzero(ranges["kind"] == _DOMAIN)
-    _, told = np.unique(ranges["domain"][again], return_index=True)
-    repeated = np.delete(again, told)
+    domains = np.flatnonzero(ranges["kind"] == _DOMAIN)
+    _, first_of_each = np.unique(ranges["domain"][domains], return_index=True)
+    repeated = np.delete(domains, first_of_each)
     records[b"NVTX"] = np.delete(ranges, repeated)
     after[b"NVTX"] = np.delete(after[b"NVTX"], repeated)
-    return Spool(
-        first.pid,
-        first.host,
-        first.started,
-        records,
-        names={id: text for part in parts for id, text in part.names.items()},
-        threads={id: name for part in parts for id, name in part.threads.items()},
-        info={key: value for part in parts for key, value in part.info.items()},
-        captures=[moment for part in parts for moment in part.captures],
-        calls=[moment for part in parts for moment in part.calls],
-        losses=[loss for part in parts for loss in part.losses],
-        began=first.began,
-        seen_until=max(part.seen_until for part in parts),
+    joined = replace(
+        first,
+        records=records,
         after=after,
-        captures_after=[
-            own + n for part, n in zip(parts, looks, strict=False) for own in part.captures_after
-        ],
-        calls_after=[
-            own + n for part, n in zip(parts, looks, strict=False) for own in part.calls_after
-        ],
+        seen_until=max(part.seen_until for part in parts),
         stopped=any(part.stopped for part in parts),
         whole=last.whole,
-        continues=first.continues,
     )
+    for part, before in zip(parts[1:], looks[1:], strict=False):
+        joined.names = joined.names | part.names
+        joined.threads = joined.threads | part.threads
+        joined.info = joined.info | part.info
+        joined.captures = joined.captures + [(at, on, n + before) for at, on, n in part.captures]
+        joined.calls = joined.calls + [(at, on, n + before) for at, on, n in part.calls]
+        joined.losses = joined.losses + part.losses
+    return joined
 
 
-def _joined_after(parts: Sequence[Spool], tag: bytes, looks: Sequence[int]) -> NDArray[np.int64]:
-    # Of a recording under way, nobody asks for it.
-    known = (part.after.get(tag, np.zeros(len(part.records[tag]), np.int64)) for part in parts)
-    return np.concatenate([own + n for own, n in zip(known, looks, strict=False)])
-
-
-def take_text(spool: Spool, tag: bytes, body: bytes) -> None:
-    """Takes in what a chunk says that holds no records."""
-    if tag == b"NAME" and (named := read_numbered(body)):
+def take_text(spool: Spool, tag: bytes, body: bytes, looks: int = 0) -> None:
+    """Takes in a chunk without records, after so many looks at the clocks."""
+    if tag == b"NAME" and (named := chunks.read_numbered(body)):
         spool.names[named[0]] = named[1]
-    elif tag == b"THRD" and (named := read_numbered(body)):
+    elif tag == b"THRD" and (named := chunks.read_numbered(body)):
         spool.threads[named[0]] = named[1].decode("utf-8", "replace")
     elif tag == b"INFO":
-        key, value = read_info(body)
+        key, _, value = body.decode("utf-8", "replace").partition("=")
         spool.info[key] = value
-        moment = int(value) if _MOMENT.fullmatch(value) else LATEST + 1
-        if key in _CAPTURES and moment <= LATEST:
-            spool.captures.append((moment, _CAPTURES[key]))
-        elif key in _CALLS and moment <= LATEST:
-            spool.calls.append((moment, _CALLS[key]))
-    elif tag == b"FULL" and (stop := read_stop(body)):
+        moment = int(value) if _MOMENT.fullmatch(value) else chunks.LATEST + 1
+        if key in _CAPTURES and moment <= chunks.LATEST:
+            spool.captures.append((moment, _CAPTURES[key], looks))
+        elif key in _CALLS and moment <= chunks.LATEST:
+            spool.calls.append((moment, _CALLS[key], looks))
+    elif tag == b"FULL" and (stop := chunks.read_stop(body)):
         spool.losses.append(stop)
         spool.stopped = True
     elif tag == b"LOSS" and len(body) >= 16:
@@ -274,31 +220,29 @@ def call_windows_of(spool: Spool) -> list[tuple[int, int]] | None:
 
     Where none were, one without length.
     """
-    if all(on for _, on in spool.calls):
+    if all(on for _, on, _ in spool.calls):
         return None
-    windows = windows_of(spool)
+    first = spool.calls[0][0]
     # Without a word before anything is recorded, they are too.
-    began = next((moment for moment, _ in spool.captures), 0)
-    at_first = [(0, True)] if spool.calls[0][0] > began else []
+    at_first = [(0, True, 0)] if first > (spool.captures[0][0] if spool.captures else 0) else []
     with_calls = _stretches([*at_first, *spool.calls], _latest(spool))
-    parts = [(max(a, c), min(b, d)) for a, b in windows for c, d in with_calls]
-    moment = spool.calls[0][0]
-    return [(begin, end) for begin, end in parts if begin < end] or [(moment, moment)]
+    parts = [(max(a, c), min(b, d)) for a, b in windows_of(spool) for c, d in with_calls]
+    return [(begin, end) for begin, end in parts if begin < end] or [(first, first)]
 
 
-def _stretches(moments: Sequence[tuple[int, bool]], latest: int) -> list[tuple[int, int]]:
+def _stretches(switches: Sequence[Switch], latest: int) -> list[tuple[int, int]]:
     """From each moment at which something was on to the next at which it was off."""
-    found: list[tuple[int, int]] = []
+    stretches: list[tuple[int, int]] = []
     began = None
-    for moment, on in moments:
+    for moment, on, _ in switches:
         if on and began is None:
             began = moment
         elif not on and began is not None:
-            found.append((began, max(moment, began)))
+            stretches.append((began, max(moment, began)))
             began = None
     if began is not None:
-        found.append((began, max(began, latest)))
-    return found
+        stretches.append((began, max(began, latest)))
+    return stretches
 
 
 def _latest(spool: Spool) -> int:

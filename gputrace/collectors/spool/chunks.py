@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, TypeVar
+from typing import Final, TypeVar
 
 from gputrace.errors import InputError
 
@@ -40,26 +40,19 @@ class Format:
 
 @dataclass(frozen=True)
 class ChunkFile:
-    """One file, read whole.
-
-    Attributes:
-        host: of the file's name, which is HOST.PID.KIND.
-        started: nanoseconds of CLOCK_REALTIME.
-        raw: all of it.
-        began: the same moment on CLOCK_MONOTONIC.
-    """
+    """One file, read whole; times are in nanoseconds."""
 
     pid: int
     host: str
+    """From the file's name, which is HOST.PID.KIND."""
     started: int
+    """On CLOCK_REALTIME."""
     raw: bytes
     began: int = 0
+    """The moment of ``started`` on CLOCK_MONOTONIC."""
 
     def chunks(self) -> Iterator[tuple[bytes, memoryview, bool]]:
-        """Tag, body and whether it is whole, of each chunk.
-
-        Only the last one may be cut short: a killed process was writing it.
-        """
+        """Tag, body and wholeness of each chunk; only the last may be cut short, by a kill."""
         view, at = memoryview(self.raw), HEADER.size
         while at < len(self.raw):
             if at + CHUNK.size > len(self.raw):
@@ -88,20 +81,11 @@ def open_chunk_file(path: Path, known: Format, raw: bytes) -> ChunkFile:
         raise InputError(path, f"not {known.full_name}")
     _, version, pid, started, began = HEADER.unpack_from(raw)
     if version != known.version:
-        told = f"{known.name} of version {version}; this gputrace reads {known.version}"
-        raise InputError(path, told)
+        problem = f"{known.name} of version {version}; this gputrace reads {known.version}"
+        raise InputError(path, problem)
     if max(started, began) > LATEST:
         raise InputError(path, "broken: it tells of a start that no clock tells")
     return ChunkFile(pid, path.name.rsplit(".", 2)[0], started, raw, began)
-
-
-def read_raw(path: Path) -> ChunkFile | None:
-    """A file of whatever kind; None where it has not even a header. Raises OSError."""
-    raw = path.read_bytes()
-    if len(raw) < HEADER.size:
-        return None
-    _, _, pid, started, _ = HEADER.unpack_from(raw)
-    return ChunkFile(pid, path.name.rsplit(".", 2)[0], started, raw)
 
 
 def read_stop(body: bytes) -> Loss | None:
@@ -120,19 +104,11 @@ def read_numbered(body: bytes) -> tuple[int, bytes] | None:
     return (int.from_bytes(body[:4], "little"), body[4:]) if len(body) >= 4 else None
 
 
-def read_info(body: bytes) -> tuple[str, str]:
-    """The key and the value of an INFO chunk."""
-    key, _, value = body.decode("utf-8", "replace").partition("=")
-    return key, value
-
-
 _File = TypeVar("_File")
 
 
 def base_of(path: Path) -> str:
-    """Return the name that the files of a process share: HOST.PID~NUMBER.KIND follows HOST.PID.KIND
-    in a ring.
-    """
+    """The name that a process's files share: HOST.PID.KIND, in a ring then HOST.PID~NUMBER.KIND."""
     return path.name.removesuffix(path.suffix).partition("~")[0]
 
 
@@ -148,26 +124,20 @@ def read_all(
     join: Callable[[Sequence[_File]], _File],
     problems: list[InputError],
 ) -> list[_File]:
-    """Read the files of each process; unreadable ones are reported and cost no other.
-
-    A file that is gone since it was listed is one that a ring has let go of.
-    """
-    found: dict[str, list[_File]] = {}
+    """Read the files of each process; unreadable ones are reported and cost no other."""
+    files: dict[str, list[_File]] = {}
     for path in in_order(folder.glob(pattern)):
         try:
-            found.setdefault(base_of(path), []).append(read(path))
+            files.setdefault(base_of(path), []).append(read(path))
         except InputError as error:
-            if path.exists():
+            if path.exists():  # else a ring has let go of it
                 problems.append(error)
-    return [join(files) for files in found.values() if files]
+    return [join(parts) for parts in files.values() if parts]
 
 
 _FAR: Final = 16 << 20
 """So many bytes of records are read at once at most; what lies before them is left out."""
 _LINES: Final = 4 << 20
-
-Chunk = tuple[bytes, bytes]
-"""Tag and body."""
 
 
 class ChunkTail:
@@ -179,29 +149,35 @@ class ChunkTail:
         self.head: ChunkFile | None = None
         """Who wrote it; None until that is there."""
 
-    def read(self, records: Collection[bytes]) -> list[Chunk]:
-        """The chunks since the last call, in order; raises InputError where it is no such file.
+    def read(self, records: Collection[bytes]) -> list[tuple[bytes, bytes]]:
+        """Tag and body of the chunks since the last call; raises InputError for no such file.
 
         Of chunks with the tags in ``records`` only the last `_FAR` bytes, so that a large file is
         begun to be read at once; of the others, which name and describe things, all.
         """
         try:
-            file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            file = self._path.open("rb")
         except OSError:
             return []
-        try:
-            size = os.fstat(file).st_size
+        with file:
+            number, chunks = file.fileno(), []
+            size = os.fstat(number).st_size
             if size < HEADER.size:
                 return []
             if self.head is None:
-                self.head = open_chunk_file(self._path, self._known, os.pread(file, HEADER.size, 0))
-            found = list(self._walk(file, size))
-            return list(_read(file, found, records))
-        finally:
-            os.close(file)
+                head = os.pread(number, HEADER.size, 0)
+                self.head = open_chunk_file(self._path, self._known, head)
+            walked = list(self._walk(number, size))
+            left = sum(length for tag, _, length in walked if tag in records) - _FAR
+            for tag, start, length in walked:
+                if tag in records and left > 0:
+                    left -= length
+                else:
+                    chunks.append((tag, os.pread(number, length, start)))
+        return chunks
 
     def _walk(self, file: int, size: int) -> Iterator[tuple[bytes, int, int]]:
-        """Tag, place and length of each whole chunk."""
+        """Tag, position and length of each whole chunk."""
         while self._at + CHUNK.size <= size:
             head = os.pread(file, CHUNK.size, self._at)
             if len(head) < CHUNK.size:
@@ -214,17 +190,6 @@ class ChunkTail:
             yield tag, start, length
 
 
-def _read(
-    file: int, found: list[tuple[bytes, int, int]], records: Collection[bytes]
-) -> Iterator[Chunk]:
-    left = sum(length for tag, _, length in found if tag in records) - _FAR
-    for tag, start, length in found:
-        if tag in records and left > 0:
-            left -= length
-            continue
-        yield tag, os.pread(file, length, start)
-
-
 class LineTail:
     """The whole lines that a file gains."""
 
@@ -232,27 +197,20 @@ class LineTail:
         self._path, self._at = path, 0
 
     def read(self) -> list[bytes]:
-        """The lines since the last call, without their ends; of a long file the first and the last.
-
-        Those between are skipped where more than `_LINES` bytes would have to be read.
-        """
+        """The lines since the last call, without ends; the first and the last `_LINES` bytes."""
         try:
             with self._path.open("rb") as file:
                 first = [] if self._at else [file.readline()]
                 if first and not first[0].endswith(b"\n"):
                     return []
                 self._at = max(self._at, file.tell())
-                self._skip(file)
+                far = file.seek(0, os.SEEK_END) - _LINES
+                file.seek(max(self._at, far))
+                if far > self._at:
+                    file.readline()
+                    self._at = file.tell()
                 whole, end, _ = file.read().rpartition(b"\n")
         except OSError:
             return []
         self._at += len(whole) + len(end)
         return [line[:-1] for line in first] + (whole.split(b"\n") if end else [])
-
-    def _skip(self, file: BinaryIO) -> None:
-        """Goes to where reading is to go on."""
-        far = file.seek(0, os.SEEK_END) - _LINES
-        file.seek(max(self._at, far))
-        if far > self._at:
-            file.readline()
-            self._at = file.tell()

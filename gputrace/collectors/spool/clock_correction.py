@@ -28,7 +28,11 @@ class _Clock:
         """``looks`` are pairs of both clocks, ``axis`` by how much the first is to be ahead."""
         monotonic = looks[:, 1]
         wander = looks[:, 0] - monotonic - axis
-        first = _first_of_stretches(wander)
+        starts, values = [0], wander.tolist()
+        for at, value in enumerate(values):
+            if abs(value - values[starts[-1]]) > STEADY_NS:
+                starts.append(at)
+        first: Times = np.array(starts)
         self.wanders = len(first) > 1 or abs(int(wander[0])) > STEADY_NS
         self.last = len(looks)
         self.until = int(monotonic[-1]) + axis
@@ -62,10 +66,7 @@ class _Clock:
         return np.maximum(result, 0)
 
     def _place(self, result: Times, rest: Times, which: Times, since: Times, until: Times) -> Times:
-        """Takes those that would lie between two moments, if the clock was as in a stretch.
-
-        Gives back which are left.
-        """
+        """Corrects moments that a stretch's clock puts between two others; gives back the rest."""
         which = np.clip(which[rest], 0, len(self._wander) - 1)
         found = result[rest] - self._wander[which]
         fits = (since[rest] <= found) & (found <= until[rest])
@@ -77,25 +78,16 @@ class _Clock:
         return int(self.correct(np.array([min(moment, LATEST)]), np.array([after]))[0])
 
 
-def _first_of_stretches(wander: Times) -> Times:
-    first, values = [0], wander.tolist()
-    for at, value in enumerate(values):
-        if abs(value - values[first[-1]]) > STEADY_NS:
-            first.append(at)
-    return np.array(first)
-
-
 def correct_clocks(spools: Sequence[Spool], hosts: Sequence[HostEvents]) -> None:
     """Corrects all moments in place; they are on one axis then, that of the first process."""
     processes: list[Spool | HostEvents] = [*spools, *hosts]
     looks = [_looks(process) for process in processes]
-    firsts = [own[0].tolist() for own in looks if len(own)]
+    firsts = [pairs[0].tolist() for pairs in looks if len(pairs)]
     if not firsts:
         return
     realtime, monotonic = min(firsts, key=lambda pair: pair[1])
-    for process, own in zip(processes, looks, strict=True):
-        clock = _Clock(own, realtime - monotonic) if len(own) else None
-        if clock is not None and clock.wanders:
+    for process, pairs in zip(processes, looks, strict=True):
+        if len(pairs) and (clock := _Clock(pairs, realtime - monotonic)).wanders:
             _correct(process, clock)
 
 
@@ -121,18 +113,9 @@ def _correct(process: Spool | HostEvents, clock: _Clock) -> None:
         if "end" in (rows.dtype.names or ()):
             _correct_rows(rows, process.after[tag], clock)
     process.seen_until = clock.until
-    process.captures = _corrected_moments(process.captures, process.captures_after, clock)
-    process.calls = _corrected_moments(process.calls, process.calls_after, clock)
+    process.captures = [(clock.one(at, n + 1), on, n) for at, on, n in process.captures]
+    process.calls = [(clock.one(at, n + 1), on, n) for at, on, n in process.calls]
     process.losses = [_corrected(loss, clock) for loss in process.losses]
-
-
-def _corrected_moments(
-    moments: Sequence[tuple[int, bool]], after: Sequence[int], clock: _Clock
-) -> list[tuple[int, bool]]:
-    return [
-        (clock.one(moment, looks + 1), on)
-        for (moment, on), looks in zip(moments, after, strict=True)
-    ]
 
 
 def _correct_rows(rows: NDArray[Any], after: NDArray[Any], clock: _Clock) -> None:

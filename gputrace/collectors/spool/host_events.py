@@ -10,14 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.spool.chunks import (
-    Format,
-    Loss,
-    read_chunk_file,
-    read_info,
-    read_numbered,
-    read_stop,
-)
+from gputrace.collectors.spool.chunks import Format, Loss, read_chunk_file, read_numbered, read_stop
 
 Records = NDArray[np.void]
 
@@ -38,13 +31,8 @@ _UNSEEN: Final = 2
 
 EVENT: Final = np.dtype(
     [
-        ("start", "<u8"),
-        ("end", "<u8"),
-        ("thread", "<u4"),
-        ("name", "<u4"),
-        ("kind", "<u2"),
-        ("rank", "<u2"),
-        ("number", "<u4"),
+        *(("start", "<u8"), ("end", "<u8"), ("thread", "<u4"), ("name", "<u4")),
+        *(("kind", "<u2"), ("rank", "<u2"), ("number", "<u4")),
     ]
 )
 
@@ -89,15 +77,6 @@ class HostEvents:
     stopped: Loss | None = None
     whole: bool = True
 
-    def name(self, record: Any) -> str:
-        """The name of one record."""
-        return self.names.get(int(record["name"]), "?")
-
-
-def read_host(path: Path) -> HostEvents:
-    """Reads one file; raises InputError where it is no host file of a version that is known."""
-    return join_hosts([read_host_file(path)])
-
 
 def read_host_file(path: Path) -> HostEvents:
     """Read a file without sorting its events by kind, since other files may precede it."""
@@ -121,10 +100,7 @@ def read_host_file(path: Path) -> HostEvents:
 
 
 def join_hosts(parts: Sequence[HostEvents]) -> HostEvents:
-    """Join the files of one process, in their order.
-
-    Names keep their numbers from file to file.
-    """
+    """Join the files of one process, in their order; names keep their numbers from file to file."""
     host = parts[0]
     for part in parts[1:]:
         host.names |= part.names
@@ -133,18 +109,14 @@ def join_hosts(parts: Sequence[HostEvents]) -> HostEvents:
     looks = np.cumsum([0, *(len(part.clocks) for part in parts)]).tolist()
     events = np.concatenate([part.events for part in parts])
     after = np.concatenate([part.after + n for part, n in zip(parts, looks, strict=False)])
-    repeated = _repeated(events)
+    # Each file repeats what all readers must know: notes, and that waits were not seen.
+    known = np.flatnonzero((events["kind"] == KINDS["note"]) | _is_unseen(events))
+    _, first_of_each = np.unique(events[known], return_index=True)
+    repeated = np.delete(known, first_of_each)
     host.events, host.after = np.delete(events, repeated), np.delete(after, repeated)
     host.clocks = np.concatenate([part.clocks for part in parts])
     host.records = by_kind(host.events, host.started)
     return host
-
-
-def _repeated(events: Records) -> NDArray[np.intp]:
-    """Each file repeats what all readers must know: notes, and that waits were not seen."""
-    rows = np.flatnonzero((events["kind"] == KINDS["note"]) | _is_unseen(events))
-    _, first = np.unique(events[rows], return_index=True)
-    return np.delete(rows, first)
 
 
 def take_text(host: HostEvents, tag: bytes, body: bytes) -> None:
@@ -152,7 +124,7 @@ def take_text(host: HostEvents, tag: bytes, body: bytes) -> None:
     if tag == b"NAME" and (named := read_numbered(body)):
         host.names[named[0]] = named[1].decode("utf-8", "replace")
     elif tag == b"INFO":
-        key, value = read_info(body)
+        key, _, value = body.decode("utf-8", "replace").partition("=")
         host.info[key] = value
     elif tag == b"FULL":
         host.stopped = read_stop(body)
@@ -162,14 +134,17 @@ def by_kind(events: Records, since: int) -> dict[str, Records]:
     """Events as `HostEvents.records` has them; ``since`` is when the process began."""
     events = events[np.argsort(events["end"], kind="stable")]
     kinds = {name: events[events["kind"] == number] for name, number in KINDS.items()}
-    kinds["data_wait"] = _outermost(_seen(kinds["data_wait"]))
-    kinds["step"] = _steps(kinds["step"], kinds["data_wait"], since)
+    waits, steps = kinds["data_wait"], kinds["step"]
+    # Where those of the steps were not seen, the rest would look as if they were all.
+    kinds["data_wait"] = waits = waits[:0] if _is_unseen(waits).any() else _outermost(waits)
+    if len(steps):
+        steps = steps[steps["rank"] == steps["rank"].max()]
+        first = steps[0]
+        if not first["start"]:
+            before = waits[(waits["thread"] == first["thread"]) & (waits["end"] <= first["end"])]
+            first["start"] = before["start"].min() if len(before) else since
+        kinds["step"] = steps[1:] if first["start"] > first["end"] else steps
     return kinds
-
-
-def _seen(waits: Records) -> Records:
-    """No waits where those of the steps were not seen: the rest would look as if they were all."""
-    return waits[:0] if _is_unseen(waits).any() else waits
 
 
 def _is_unseen(events: Records) -> NDArray[np.bool_]:
@@ -187,14 +162,3 @@ def _outermost(waits: Records) -> Records:
         first_start_after = np.minimum.accumulate(waits["start"][here][::-1])[::-1]
         kept[here[:-1]] = waits["start"][here[:-1]] < first_start_after[1:]
     return waits[kept]
-
-
-def _steps(steps: Records, waits: Records, since: int) -> Records:
-    if not len(steps):
-        return steps
-    steps = steps[steps["rank"] == steps["rank"].max()]
-    first = steps[0]
-    if not first["start"]:
-        before = waits[(waits["thread"] == first["thread"]) & (waits["end"] <= first["end"])]
-        first["start"] = before["start"].min() if len(before) else since
-    return steps[1:] if first["start"] > first["end"] else steps

@@ -28,11 +28,19 @@ def pause(on: bool) -> None:
 
 
 def capture(on: bool) -> None:
-    """Begins or ends the window to record."""
-    if os.environ.get("GPUTRACE_PROFILER_API"):
-        _follow(on)
-    else:
+    """Begins or ends the window to record.
+
+    For a tool that follows the program's calls: nsys records all processes from the first start
+    until each that started has stopped (seen with 2025.3), nvprof each process by itself.
+    """
+    if not os.environ.get("GPUTRACE_PROFILER_API"):
         _ask("gputrace_capture", int(on))
+    elif on:
+        _keep(_START)
+    else:
+        # What the GPU was given in the window, it shall finish in the window.
+        _keep("cuCtxSynchronize")
+        _keep("cuProfilerStop")
 
 
 def step_ended() -> None:
@@ -52,20 +60,6 @@ def _find_step() -> None:
     except Exception as error:
         _pass_on(error)
         recorder.note_failure("reaching the collector")
-
-
-def _follow(on: bool) -> None:
-    """For a tool that begins and ends by what the program calls.
-
-    nsys records all processes from the first start until each that started has stopped (seen with
-    2025.3), nvprof each process by itself.
-    """
-    if on:
-        _keep(_START)
-        return
-    # What the GPU was given in the window, it shall finish in the window.
-    _keep("cuCtxSynchronize")
-    _keep("cuProfilerStop")
 
 
 def _ask(function: str, value: int) -> None:

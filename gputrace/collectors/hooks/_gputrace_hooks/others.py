@@ -24,6 +24,36 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_STEPS = {
+    # For loops of the user's own.
+    "chainer.optimizer": [("GradientMethod", "update", "chainer.GradientMethod.update", OPTIMIZER)],
+    "chainer.training.updaters.standard_updater": [
+        ("StandardUpdater", "update", "chainer.training.StandardUpdater", LOOP)
+    ],
+    # Each leads one of Chainer's, which it leaves alone when it sends the first parameters.
+    "chainermn.optimizers": [
+        (cls, "update", "chainermn.MultiNodeOptimizer.update", OPTIMIZER)
+        for cls in ("_MultiNodeOptimizer", "_DoubleBufferingOptimizer")
+    ],
+    # For loops of the user's own; those of ``TrainingSession`` run in C++.
+    "cntk.train.trainer": [
+        ("Trainer", "train_minibatch", "cntk.Trainer.train_minibatch", OPTIMIZER)
+    ],
+    # DeepSpeed may step its optimizer several times for one step of the model.
+    "deepspeed.runtime.engine": [
+        ("DeepSpeedEngine", "_take_model_step", "deepspeed.DeepSpeedEngine.step", LOOP)
+    ],
+    # Who changes gradients that are summed calls the second instead of the first.
+    "mxnet.gluon.trainer": [
+        ("Trainer", method, "mxnet.gluon.Trainer." + method, OPTIMIZER)
+        for method in ("step", "update")
+    ],
+    # ``Module.fit`` calls it after each batch.
+    "mxnet.module.module": [("Module", "update", "mxnet.mod.Module.update", OPTIMIZER)],
+}
+"""Class, method, name and rank of calls that are steps, by module."""
+
+
 def keras_callbacks(module: "ModuleType") -> None:
     """``fit`` of every backend calls these after each batch."""
     marks_step(module, "CallbackList", "on_train_batch_end", "keras.Model.fit", LOOP)
@@ -106,27 +136,6 @@ def mxnet_dataloader(module: "Any") -> None:
             cls.__iter__ = timed_generator(function, f"{module.__name__}.{cls.__name__}")
 
 
-def mxnet_trainer(module: "ModuleType") -> None:
-    """Gluon's; who changes gradients that are summed calls the second instead of the first."""
-    for method in ("step", "update"):
-        marks_step(module, "Trainer", method, f"mxnet.gluon.Trainer.{method}", OPTIMIZER)
-
-
-def mxnet_module(module: "ModuleType") -> None:
-    """Wrap what ``Module.fit`` calls after each batch."""
-    marks_step(module, "Module", "update", "mxnet.mod.Module.update", OPTIMIZER)
-
-
-def chainer_optimizer(module: "ModuleType") -> None:
-    """For loops of the user's own."""
-    marks_step(module, "GradientMethod", "update", "chainer.GradientMethod.update", OPTIMIZER)
-
-
-def chainer_updater(module: "ModuleType") -> None:
-    """Wrap what Chainer's trainer calls."""
-    marks_step(module, "StandardUpdater", "update", "chainer.training.StandardUpdater", LOOP)
-
-
 def chainer_nccl_worker(module: "Any") -> None:
     """The other processes of MultiprocessParallelUpdater have no updater, and end a step so."""
     function = own(module, "scatter_params")
@@ -135,16 +144,10 @@ def chainer_nccl_worker(module: "Any") -> None:
         module.scatter_params = after(function, lambda link: step_ended(what, LOOP, module))
 
 
-def chainermn_optimizers(module: "ModuleType") -> None:
-    """Each leads one of Chainer's, which it leaves alone when it sends the first parameters."""
-    for cls in ("_MultiNodeOptimizer", "_DoubleBufferingOptimizer"):
-        marks_step(module, cls, "update", "chainermn.MultiNodeOptimizer.update", OPTIMIZER)
-
-
-def cntk_trainer(module: "ModuleType") -> None:
-    """For loops of the user's own; those of ``TrainingSession`` run in C++."""
-    name = "cntk.Trainer.train_minibatch"
-    marks_step(module, "Trainer", "train_minibatch", name, OPTIMIZER)
+def marked_steps(module: "ModuleType") -> None:
+    """Marks the steps that `_STEPS` has for the module."""
+    for step in _STEPS[module.__name__]:
+        marks_step(module, *step)
 
 
 def cntk_sources(module: "Any") -> None:

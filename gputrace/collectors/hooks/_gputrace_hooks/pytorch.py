@@ -5,8 +5,8 @@ from functools import wraps
 
 from . import steps
 from .recorder import note_failure, word
-from .steps import LOOP, OPTIMIZER, step_ended
-from .wrappers import after, classes, iterator, makes_way, marks_step, ours, own
+from .steps import OPTIMIZER, step_ended
+from .wrappers import after, classes, iterator, makes_way, ours, own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,15 +41,10 @@ def _own_step(optimizer: object) -> None:
 
 
 def _step(optimizer: object) -> None:
-    if not _quiet and not _is_compiling():
+    # The graph that torch.compile traces must not contain the hooks.
+    is_compiling = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", None)
+    if not _quiet and not (is_compiling is not None and is_compiling()):
         step_ended(_what, OPTIMIZER, optimizer)
-
-
-def _is_compiling() -> bool:
-    """Return whether torch.compile is tracing, whose graph must not contain the hooks."""
-    compiler = getattr(sys.modules["torch"], "compiler", None)
-    asks = getattr(compiler, "is_compiling", None)
-    return asks is not None and asks()
 
 
 def _wrap(cls: "Any") -> None:
@@ -86,9 +81,7 @@ def _wrap_stripped() -> None:
 
 
 def _calls_hooks(step: "Any") -> bool:
-    """Return whether the wrapper by ``Optimizer.profile_hook_step``, which calls hooks, is still
-    there.
-    """
+    """Return whether torch's own wrapper, ``profile_hook_step``, which calls hooks, is there."""
     while step is not None:
         code = getattr(step, "__code__", None)
         if code is not None and "profile_name" in code.co_varnames:
@@ -150,9 +143,3 @@ def horovod_functions(module: "Any") -> None:
             _quiet.pop()
 
     module.broadcast_optimizer_state = ours(broadcast)
-
-
-def deepspeed_engine(module: "ModuleType") -> None:
-    """DeepSpeed may step its optimizer several times for one step of the model."""
-    name = "deepspeed.DeepSpeedEngine.step"
-    marks_step(module, "DeepSpeedEngine", "_take_model_step", name, LOOP)

@@ -172,10 +172,5 @@ def restart() -> None:
     _sources.clear()
 
 
-def _in_forked_child() -> None:
-    _sources.clear()
-    read_window()
-
-
 read_window()
-on_fork.append(_in_forked_child)
+on_fork.extend([_sources.clear, read_window])

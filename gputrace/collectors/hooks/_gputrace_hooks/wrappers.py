@@ -159,7 +159,10 @@ def makes_way(
         if not uses_gpu(*args):
             return start(*args, **keywords)
         key = _key(holder, name, args)
-        _pause(key, name)
+        if not _at_work:
+            control.pause(True)
+            note(f"GPU activity is not recorded from here: {name} records it")
+        _at_work.add(key)
         try:
             return start(*args, **keywords)
         except BaseException:
@@ -179,13 +182,6 @@ def makes_way(
 
 def _key(holder: "Any", name: str, args: "tuple[Any, ...]") -> object:
     return id(args[0]) if isinstance(holder, type) else name
-
-
-def _pause(key: object, name: str) -> None:
-    if not _at_work:
-        control.pause(True)
-        note(f"GPU activity is not recorded from here: {name} records it")
-    _at_work.add(key)
 
 
 def _come_back(key: object, name: str) -> None:
