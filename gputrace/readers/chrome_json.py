@@ -6,35 +6,28 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from gputrace.errors import InputError
 from gputrace.readers.error_policy import STOP, ErrorPolicy
-from gputrace.readers.gzip_io import Content, read_content
+from gputrace.readers.gzip_io import Content, peek, read_content
 
 T = TypeVar("T")
 
 _BETWEEN: Final = re.compile(rb"\}(\s*,\s*)(?=\{)")
 _TRIED: Final = 1 << 16
-"""Bytes at the end of a block in which places to cut are tried."""
-
+"""Bytes at the end of a block in which to try `_TRIES` cuts."""
 _TRIES: Final = 3
 LONGEST: Final = 64 << 20
 """Bytes of text of one event, or around the list: no profiler writes more."""
-
 _WORD: Final = 16
 """Bytes at the end of a text in which a number or a word may be cut off, and look broken."""
 
 
 class BadJson(Exception):
-    """Text that is not JSON.
-
-    Attributes:
-        byte: where it goes wrong, from 0; None where it is cut off.
-    """
+    """Text that is not JSON from a ``byte`` on, counted from 0; None if it is cut off."""
 
     def __init__(self, problem: str, byte: int | None) -> None:
         super().__init__(problem)
@@ -42,19 +35,16 @@ class BadJson(Exception):
 
 
 class Document(Generic[T]):
-    """One file, read once by `parts`.
-
-    Attributes:
-        around: all that is not in the list: JSON too, with an empty list. Whole after `parts`.
-        closed: whether the list had its end.
-    """
+    """One file, read once by `parts`."""
 
     def __init__(
         self, text: Content, decode: Callable[[bytes], T], breaks: ErrorPolicy = STOP
     ) -> None:
         """``decode`` takes a JSON list of events, and raises BadJson."""
         self.around = b""
+        """After `parts`: the text without the items of the list, which is JSON, too."""
         self.closed = True
+        """False if the list has no end."""
         self._text, self._decode, self._breaks = text, decode, breaks
         self._rest = b""
         self._offset = 0
@@ -63,61 +53,55 @@ class Document(Generic[T]):
         self._before = self._listed = 0
 
     def parts(self) -> Iterator[T]:
-        """The events, part by part; raises InputError, which names the byte, for broken JSON.
+        """Yield the events, part by part; raise InputError, which names the byte, for broken JSON.
 
-        Where breaks are allowed, the events before the break come instead, if there is a list.
+        If breaks are allowed, and there is a list, the events before the break are yielded instead.
         """
         try:
-            yield from self._parts()
+            self._find_list()
+            while not self._ended and (block := self._text.read()):
+                self._rest += block
+                yield from self._whole()
+            if not self._ended:
+                yield from self._last()
         except InputError as error:
             if not self._before:
                 raise
             self._breaks.meet(error)
             yield from self._before_break()
 
-    def _parts(self) -> Iterator[T]:
-        self._find_list()
-        while block := self._text.read():
-            self._rest += block
-            yield from self._whole()
-            if self._ended:
-                return
-        yield from self._last()
-
     @property
     def beginning(self) -> bytes:
-        """Return what is before the list, closed."""
+        """Return the text before the list, closed."""
         text = self.around[: self._before]
         return text + (b"]}" if text.lstrip().startswith(b"{") else b"]")
 
     def broken_around(self, error: BadJson) -> InputError:
-        """The error in `around` with its place in the file."""
+        """Return an error in `around` with its place in the file."""
         byte = error.byte or 0
         self._offset, self._rest = (0 if byte < self._before else self._listed), self.around
         return self._broken(BadJson(str(error), None if error.byte is None else byte + 1))
 
     def _find_list(self) -> None:
-        text, looked_at, found = b"", 0, None
-        while found is None:
+        text, searched, start = b"", 0, None
+        while start is None:
             block = self._text.read()
             text += block
             self._check_length(text)
-            # A beginning without a list is gone through again only when it has doubled.
-            if not block or len(text) > 2 * looked_at:
-                looked_at, found = len(text), list_at(text)
-            if found is None and not block:
-                problem = (
-                    f"no list of events in its {len(text):,} bytes of text: cut off, or no trace"
-                )
-                raise InputError(self._text.path, problem)
-        self.around, self._rest = text[:found], text[found:]
-        self._offset = self._before = found
+            # A beginning without a list is searched again only when it has doubled.
+            if not block or len(text) > 2 * searched:
+                searched, start = len(text), list_at(text)
+            if start is None and not block:
+                problem = f"no list of events in its {len(text):,} bytes of text"
+                raise InputError(self._text.path, f"{problem}: cut off, or no trace")
+        self.around, self._rest = text[:start], text[start:]
+        self._offset = self._before = start
 
     def _whole(self) -> Iterator[T]:
-        """The events that the rest holds whole."""
+        """Yield the events of which the rest holds all."""
         first = max(0, len(self._rest) - _TRIED)
-        places = [found.span(1) for found in _BETWEEN.finditer(self._rest, first)]
-        for end, next in places[: -_TRIES - 1 : -1]:
+        cuts = [match.span(1) for match in _BETWEEN.finditer(self._rest, first)]
+        for end, next in cuts[: -_TRIES - 1 : -1]:
             try:
                 part = self._decode(b"[%b]" % self._rest[:end])
             except BadJson:
@@ -142,7 +126,7 @@ class Document(Generic[T]):
             self._take_tail()
 
     def _last(self) -> Iterator[T]:
-        """The events at the end of a file whose list may lack its end."""
+        """Yield the events at the end of a file whose list may lack its end."""
         yield from self._counted()
         if self._ended:
             return
@@ -158,7 +142,7 @@ class Document(Generic[T]):
         self.around = self.beginning
 
     def _before_break(self) -> Iterator[T]:
-        """The whole events of the rest, which is broken, or not whole."""
+        """Yield the whole events of the rest, which is broken or incomplete."""
         text = self._rest
         try:
             self._decode(b"[" + text)
@@ -182,7 +166,7 @@ class Document(Generic[T]):
         self._offset += to
 
     def _check_unfinished(self) -> None:
-        """Raises where the rest is not the beginning of an event."""
+        """Raise InputError if the rest is not the beginning of an event."""
         try:
             self._decode(b"[" + self._rest)
         except BadJson as error:
@@ -196,7 +180,7 @@ class Document(Generic[T]):
             raise InputError(self._text.path, f"{where} without an end of an event: not a trace")
 
     def _broken(self, error: BadJson) -> InputError:
-        """The error with its place in the file."""
+        """Return the error with its place in the file."""
         if error.byte is None:
             at = self._offset + len(self._rest)
             problem = f"cut off: its text ends at byte {at:,} within an event; copy it again"
@@ -211,20 +195,16 @@ _LIST: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 
 
 class Cut(NamedTuple):
-    """Result of counting the brackets of a piece of the list."""
+    """End of the last whole event of a piece of the list, or 0, and start of the next one."""
 
     end: int
-    """End of its last whole event; 0 if there is none."""
     next: int
-    """Start of the next one."""
     closed: bool
-    """The list ends there."""
+    """True if the list ends there."""
 
 
 def list_at(text: bytes) -> int | None:
-    """Return the position of the list's first event; None if the list does not begin in
-    the text.
-    """
+    """Return the position of the list's first event; None if no list begins in the text."""
     if (start := text.lstrip()[:1]) == b"[":
         return text.index(b"[") + 1
     depth = 0
@@ -235,15 +215,15 @@ def list_at(text: bytes) -> int | None:
         elif what in b"}]":
             depth -= 1
         elif depth == 1 and what == b'"traceEvents"':
-            if found := _LIST.match(text, token.start()):
-                return found.end()
+            if match := _LIST.match(text, token.start()):
+                return match.end()
         elif what == b'"':
             return None
     return None
 
 
 def count(text: bytes) -> Cut:
-    """Cuts a piece of the list by counting brackets outside strings."""
+    """Cut a piece of the list by counting brackets outside strings."""
     depth = end = next = 0
     for token in _TOKEN.finditer(text):
         what = token[0]
@@ -272,33 +252,25 @@ ChromeEvent = Mapping[str, Any]
 
 
 def read_events(path: Path, breaks: ErrorPolicy = STOP) -> list[ChromeEvent]:
-    """The events of a file; raises InputError where it is cut short or broken.
-
-    Where breaks are allowed, the events before the break.
-    """
+    """Read the events of a file, or those before a break if the policy allows it."""
     try:
         document = json.loads(read_content(path, MOST_BYTES))
-    except InputError as error:
-        breaks.meet(error)
-        document = _before_break(path)
     except RecursionError:
         raise InputError(path, "broken JSON (too deep); record it again") from None
     except MemoryError:
         raise InputError(path, "not enough memory to decode it") from None
-    except ValueError as error:
-        reason = str(error).partition("\n")[0]
-        breaks.meet(InputError(path, f"broken JSON ({reason}); copy it or record it again"))
-        document = _before_break(path)
+    except (InputError, ValueError) as error:
+        if not isinstance(error, InputError):
+            reason = str(error).partition("\n")[0]
+            error = InputError(path, f"broken JSON ({reason}); copy it or record it again")
+        breaks.meet(error)
+        with Content(path) as content:
+            parts = Document(content, _decoded, ErrorPolicy(True)).parts()
+            document = list(chain.from_iterable(parts))
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list):
         raise InputError(path, "JSON without a list of traceEvents; record it again")
     return [event for event in events if isinstance(event, dict)]
-
-
-def _before_break(path: Path) -> list[Any]:
-    """The events of a broken file that are whole."""
-    with Content(path) as content:
-        return list(chain.from_iterable(Document(content, _decoded, ErrorPolicy(True)).parts()))
 
 
 def _decoded(text: bytes) -> list[Any]:
@@ -313,12 +285,12 @@ def _decoded(text: bytes) -> list[Any]:
 
 def arguments(event: ChromeEvent) -> Mapping[str, Any]:
     """Return the further arguments of an event."""
-    found = event.get("args")
-    return found if isinstance(found, dict) else {}
+    args = event.get("args")
+    return args if isinstance(args, dict) else {}
 
 
 def nanoseconds(*microseconds: object) -> int | None:
-    """The sum of times as events tell them; None where one is no time."""
+    """Return the sum of times given in microseconds; None if one is no time."""
     total: int | float = 0
     for time in microseconds:
         if isinstance(time, bool) or not isinstance(time, int | float) or not abs(time) < _BEYOND:
@@ -327,16 +299,11 @@ def nanoseconds(*microseconds: object) -> int | None:
     return round(total * 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class Labels:
-    """Names of processes by pid, and of threads by pid and tid."""
-
-    processes: Mapping[Key, str]
-    threads: Mapping[tuple[Key, Key], str]
+_Names = tuple[dict[Key, str], dict[tuple[Key, Key], str]]
 
 
-def read_labels(events: Sequence[ChromeEvent]) -> Labels:
-    """Return the names that events of phase M give."""
+def read_names(events: Sequence[ChromeEvent]) -> _Names:
+    """Return names of processes by pid, and of threads by pid and tid, by events of phase M."""
     processes: dict[Key, str] = {}
     threads: dict[tuple[Key, Key], str] = {}
     for event in events:
@@ -348,10 +315,34 @@ def read_labels(events: Sequence[ChromeEvent]) -> Labels:
             processes[pid] = name
         elif event.get("name") == "thread_name":
             threads[pid, tid] = name
-    return Labels(processes, threads)
+    return processes, threads
 
 
 def key(event: ChromeEvent, name: str) -> Key:
-    """A pid or tid; None for what is no id."""
-    found = event.get(name)
-    return found if isinstance(found, int | str) else None
+    """Return a pid or tid; None if it is no id."""
+    id = event.get(name)
+    return id if isinstance(id, int | str) else None
+
+
+_KINETO: Final = re.compile(
+    rb'"(?:schemaVersion|deviceProperties|distributedInfo|baseTimeNanoseconds)"\s*:'
+    rb'|"cat"\s*:\s*"(?:kernel|Kernel|gpu_mem\w+|cuda_runtime|cpu_op|Operator|python_function)"'
+)
+"""Keys and categories that only PyTorch's profiler writes."""
+
+_LOOKED_AT: Final = 1 << 20
+"""Bytes of text at the beginning; others' properties may come first."""
+
+
+def is_kineto(path: Path, head: bytes) -> bool:
+    """Return True if a file with these first bytes is a trace of PyTorch's profiler."""
+    text = peek(head)
+    if text.lstrip()[:1] not in (b"{", b"["):
+        return False
+    if _KINETO.search(text) is None:
+        try:
+            with Content(path) as content:
+                text = content.read()[:_LOOKED_AT]
+        except InputError:
+            return False
+    return _KINETO.search(text) is not None

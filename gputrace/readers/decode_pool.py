@@ -18,9 +18,10 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from threading import Lock
-from typing import IO, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -34,20 +35,16 @@ from gputrace.readers.in_memory import MemoryTrace
 from gputrace.readers.kineto import LargeKineto
 from gputrace.readers.registry import Candidate, open_trace, reader_of
 
-# Ctrl-C reaches all processes of a terminal; the parent process ends the workers.
 _PROGRAM: Final = (
     "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "sys.path[:] = json.loads(sys.argv[1]); "
     "from gputrace.readers.decode_pool import serve; serve()"
 )
+"""Ctrl-C reaches all processes of a terminal; the parent process ends the workers."""
 _WORTH: Final = 150 << 20
 """Bytes of text worth parallel decoding: one second of work; a process starts in a third."""
 _MOST: Final = 8
 """Maximum number of processes, each of which needs about 100 MB."""
-_PATIENCE_S: Final = 1.0
-"""Seconds to wait for the exit of a process that closed its pipe."""
-_LENGTH: Final = 8
-"""Bytes of the length prefix of a message."""
 
 Opened = Trace | GputraceError
 
@@ -96,10 +93,7 @@ def _is_decoded(file: Path) -> bool:
 
 
 def _decode(files: Sequence[Path], keep_going: bool, windows: bool, more: int) -> list[Opened]:
-    """Decode files in this process and ``more`` workers; return traces and errors in order.
-
-    Stops at the first error unless ``keep_going``.
-    """
+    """Do the work of `open_each` in this process and ``more`` workers."""
     tasks = iter(list(enumerate(files)))  # Threads may share the iterator of a list.
     results: dict[int, Opened] = {}
 
@@ -137,26 +131,27 @@ class Worker:
             if self._ended:
                 raise RuntimeError("a worker that was ended is asked to read")
             if self._process is None:
-                command = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)]
-                pipe = subprocess.PIPE
-                self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe)
+                self._pipe, theirs = Pipe()
+                end = theirs.fileno()
+                command = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(end)]
+                # What a reader may print is not part of this process's output.
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=[end]
+                )
+                theirs.close()
             process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
         try:
-            request = os.fsencode(file), keep_going, windows
-            _send(msgspec.msgpack.encode(request), process.stdin)
-            opened = unpack(_receive(process.stdout))
+            self._pipe.send_bytes(msgspec.msgpack.encode((os.fsencode(file), keep_going, windows)))
+            opened = unpack(self._pipe.recv_bytes())
         except (OSError, EOFError, ValueError):
             return InputError(file, self._why_dead(process))
         return open_here(file, keep_going, windows) if opened is None else opened
 
     def _why_dead(self, process: subprocess.Popen[bytes]) -> str:
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_PATIENCE_S)
-        with suppress(OSError), process:  # Unsent data to a dead process.
-            process.kill()
-        self._process, code = None, process.returncode
+            process.wait(timeout=1)
+        process.kill()
+        self._process, code = None, process.wait()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         return f"the process that read it died ({how}); there may be too little memory"
 
@@ -165,8 +160,8 @@ class Worker:
         with self._lock:
             self._ended, process = True, self._process
         if process is not None:
-            with suppress(OSError), process:
-                process.kill()
+            process.kill()
+            process.wait()
 
 
 _ERRORS: Final = {kind.__name__: kind for kind in (GputraceError, UsageError, MissingError)}
@@ -175,10 +170,10 @@ _ERRORS: Final = {kind.__name__: kind for kind in (GputraceError, UsageError, Mi
 class Parcel(msgspec.Struct, frozen=True):
     """An in-memory trace."""
 
-    path: bytes
+    path: Path
     source: str
     origin: int
-    parts: list[dict[str, bytes]]
+    parts: list[Events]
     names: list[str]
     processes: list[Process]
     devices: list[Device]
@@ -195,107 +190,86 @@ class Answer(msgspec.Struct, frozen=True):
 
     parcel: Parcel | None = None
     kind: str = ""
-    path: bytes = b""
+    """Class of an error; ``bug`` for the traceback of an unexpected exception."""
+    path: Path = Path()
     problem: str = ""
-    bug: str = ""
-    """Traceback of an unexpected exception, which is a bug."""
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, Events):
+        return {name: getattr(value, name).tobytes() for name in value.columns}
+    if isinstance(value, Path):
+        return os.fsencode(value)
+    raise TypeError(value)
+
+
+def _from_plain(kind: type, value: Any) -> Any:
+    if kind is Path:
+        return Path(os.fsdecode(value))
+    return Events(
+        {name: np.frombuffer(raw, COLUMN_TYPES[name]).copy() for name, raw in value.items()}
+    )
 
 
 def pack(opened: Opened) -> bytes:
     """Encode a trace or an error."""
     answer = Answer()
     if isinstance(opened, InputError):
-        path = os.fsencode(opened.path)
-        answer = Answer(kind="InputError", path=path, problem=opened.problem)
+        answer = Answer(kind="InputError", path=Path(opened.path), problem=opened.problem)
     elif isinstance(opened, GputraceError):
         answer = Answer(kind=type(opened).__name__, problem=str(opened))
     elif isinstance(opened, MemoryTrace | LargeKineto):
-        answer = Answer(_parcel(opened))
+        large = (opened.allowed, opened.first) if isinstance(opened, LargeKineto) else None
+        held = opened.look if isinstance(opened, LargeKineto) else opened
+        parts, names, devices = held.held_columns()
+        about = opened.processes, list(devices), opened.session, opened.no_gpu, opened.quality
+        dropped = [(*where, rows) for where, rows in opened.quality.places.items()]
+        trace = opened.path, opened.source, opened.origin, list(parts), list(names)
+        answer = Answer(Parcel(*trace, *about, dropped, large))
     try:
-        return msgspec.msgpack.encode(answer)
+        return msgspec.msgpack.encode(answer, enc_hook=_to_plain)
     except (TypeError, UnicodeEncodeError, OverflowError):
-        return msgspec.msgpack.encode(Answer())
-
-
-def _parcel(trace: MemoryTrace | LargeKineto) -> Parcel:
-    large = trace if isinstance(trace, LargeKineto) else None
-    parts, names, devices = (trace.look if isinstance(trace, LargeKineto) else trace).held_columns()
-    return Parcel(
-        os.fsencode(trace.path),
-        trace.source,
-        trace.origin,
-        [{name: getattr(part, name).tobytes() for name in part.columns} for part in parts],
-        list(names),
-        trace.processes,
-        list(devices),
-        trace.session,
-        trace.no_gpu,
-        trace.quality,
-        [(*where, rows) for where, rows in trace.quality.places.items()],
-        None if large is None else (large.allowed, large.first),
-    )
+        return msgspec.msgpack.encode(Answer(), enc_hook=_to_plain)
 
 
 def unpack(raw: bytes) -> Opened | None:
-    """Decode the result of `pack`; None if the file must be read in this process.
-
-    Raises ValueError for malformed data.
-    """
-    answer = msgspec.msgpack.decode(raw, type=Answer)
-    if answer.bug:
-        raise RuntimeError(f"in the process that read it:\n{answer.bug}")
+    """Decode a result of `pack`, or raise ValueError; None if it must be read in this process."""
+    answer = msgspec.msgpack.decode(raw, type=Answer, dec_hook=_from_plain)
+    if answer.kind == "bug":
+        raise RuntimeError(f"in the process that read it:\n{answer.problem}")
     if answer.kind == InputError.__name__:
-        return InputError(Path(os.fsdecode(answer.path)), answer.problem)
+        return InputError(answer.path, answer.problem)
     if answer.kind:
         return _ERRORS.get(answer.kind, GputraceError)(answer.problem)
     if (parcel := answer.parcel) is None:
         return None
-    path = Path(os.fsdecode(parcel.path))
-    parts = [
-        Events({name: np.frombuffer(raw, COLUMN_TYPES[name]).copy() for name, raw in part.items()})
-        for part in parcel.parts
-    ]
     about = parcel.names, parcel.processes, parcel.devices, parcel.session
-    trace = MemoryTrace(path, parcel.source, parts, *about, parcel.no_gpu or NoGpu("", ""))
+    no_gpu = parcel.no_gpu or NoGpu("", "")
+    trace = MemoryTrace(parcel.path, parcel.source, parcel.parts, *about, no_gpu)
     trace.origin, trace.no_gpu, trace.quality = parcel.origin, parcel.no_gpu, parcel.quality
     for reason, where, rows in parcel.dropped:
         trace.quality.drop(reason, rows, where)
     if parcel.large is None:
         return trace
     allowed, first = parcel.large
-    return LargeKineto(path, ErrorPolicy(allowed), trace, first)
-
-
-def _send(message: bytes, pipe: IO[bytes]) -> None:
-    pipe.write(len(message).to_bytes(_LENGTH, "little"))
-    pipe.write(message)
-    pipe.flush()
-
-
-def _receive(pipe: IO[bytes]) -> bytes:
-    """Read the next message; raise EOFError at the end or for an incomplete message."""
-    head = pipe.read(_LENGTH)
-    message = pipe.read(length := int.from_bytes(head, "little"))
-    if len(head) < _LENGTH or len(message) < length:
-        raise EOFError
-    return message
+    return LargeKineto(parcel.path, ErrorPolicy(allowed), trace, first)
 
 
 def serve() -> None:
-    """Answer requests from stdin on stdout until end of file."""
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    """Answer requests from the pipe until its other end is closed."""
+    pipe: Connection[bytes, bytes] = Connection(int(sys.argv[2]))
     while True:
         try:
-            request = _receive(sys.stdin.buffer)
+            request = pipe.recv_bytes()
         except EOFError:
             return
         try:
             path, *how = msgspec.msgpack.decode(request, type=tuple[bytes, bool, bool])
             answer = pack(open_here(Path(os.fsdecode(path)), *how))
         except Exception:
-            answer = msgspec.msgpack.encode(Answer(bug=traceback.format_exc()))
+            bug = Answer(kind="bug", problem=traceback.format_exc())
+            answer = msgspec.msgpack.encode(bug, enc_hook=_to_plain)
         try:
-            _send(answer, replies)
+            pipe.send_bytes(answer)
         except BrokenPipeError:
             os._exit(1)  # The parent is gone.

@@ -7,16 +7,12 @@ from typing import Final
 import numpy as np
 
 from gputrace.errors import InputError
-from gputrace.model.events import UNKNOWN, Events, Mask
+from gputrace.model.events import UNKNOWN, Events
 from gputrace.model.trace import Quality
 
 
 class ErrorPolicy:
-    """Policy for recoverable errors in one file: raise them, or collect them.
-
-    Attributes:
-        errors: the errors collected so far.
-    """
+    """Policy for recoverable errors in one file: raise them, or collect them in ``errors``."""
 
     def __init__(self, allowed: bool = False) -> None:
         self.allowed = allowed
@@ -35,9 +31,8 @@ STOP: Final = ErrorPolicy()
 
 _BEYOND: Final = 1 << 62
 """Nanoseconds beyond any clock: 146 years."""
-
 _FAR_LONGER: Final = 2
-"""A row that starts at 0 and lasts this many times longer than any other has lost its start."""
+"""Ratio to the longest duration beyond which a start at 0 is not believed."""
 
 
 def drop_invalid_rows(events: Events, quality: Quality, where: str = "") -> Events:
@@ -52,20 +47,13 @@ def drop_invalid_rows(events: Events, quality: Quality, where: str = "") -> Even
     beyond = (start < -_BEYOND) | (start > _BEYOND) | (end > _BEYOND)
     null = (start == UNKNOWN) | (end == UNKNOWN)
     negative = (end < start) & ~beyond & ~null
-    lost = (start == 0) & ((end == 0) | _lost_start(events, ~beyond & ~null))
+    # A row that starts at 0 and would be far longer than all others has lost its start.
+    timed = ~beyond & ~null & (start != 0)
+    is_long = end > _FAR_LONGER * int((end - start)[timed].max()) if timed.any() else False
+    lost = (start == 0) & ((end == 0) | is_long)
     without_time = (null | lost) & ~beyond & ~negative
     quality.drop("end before start", int(np.count_nonzero(negative)), where)
     quality.drop("no timestamp", int(np.count_nonzero(without_time)), where)
     quality.drop("impossible time", int(np.count_nonzero(beyond)), where)
     bad = negative | without_time | beyond
     return events.select(~bad) if bad.any() else events
-
-
-def _lost_start(events: Events, usable: Mask) -> Mask:
-    """Return a mask of rows that start at 0 and would therefore be far longer than all others."""
-    others = usable & (events.start != 0)
-    if len(others) == np.count_nonzero(others) or not others.any():
-        return np.zeros(len(events), bool)
-    longest = int((events.end - events.start)[others].max())
-    lost: Mask = (events.start == 0) & (events.end > _FAR_LONGER * longest)
-    return lost

@@ -53,11 +53,7 @@ def text_size(files: Iterable[Path]) -> int:
 
 
 class Content:
-    """Block reader of the uncompressed content of a file; use it as a context manager.
-
-    Attributes:
-        path: the file.
-    """
+    """Block reader of the uncompressed content of a file; use it as a context manager."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,10 +66,7 @@ class Content:
         self._broken: InputError | None = None
 
     def read(self) -> bytes:
-        """Return the next block, empty at the end.
-
-        Raises InputError where decompression fails, after all blocks before that point.
-        """
+        """Return the next block, empty at the end; raise InputError at the first broken one."""
         if self._broken is not None:
             raise self._broken
         block = bytearray()
@@ -81,11 +74,11 @@ class Content:
             while len(block) < _BLOCK and (piece := self._unpacked.read1(_BLOCK)):
                 block += piece
                 self._length += len(piece)
-        except EOFError:
-            problem = f"cut off: its gzip data end after {self._length:,} bytes of content"
-            self._broken = InputError(self.path, f"{problem}; copy it again")
-        except (OSError, zlib.error) as error:
-            problem = f"broken gzip data after {self._length:,} bytes of content ({error})"
+        except (EOFError, OSError, zlib.error) as error:
+            where = f"after {self._length:,} bytes of content"
+            problem = f"broken gzip data {where} ({error})"
+            if isinstance(error, EOFError):
+                problem = f"cut off: its gzip data end {where}"
             self._broken = InputError(self.path, f"{problem}; copy it again")
         if self._packed:
             check_ratio(self.path, self._length, self._file.tell())
@@ -109,11 +102,7 @@ def check_ratio(path: Path, unpacked: int, packed: int) -> None:
 
 
 def read_content(path: Path, most: int, breaks: ErrorPolicy = STOP) -> bytearray:
-    """Read the uncompressed content of a file.
-
-    Raises InputError if it is truncated, broken, longer than ``most`` bytes, or implausibly long
-    for its compressed size.
-    """
+    """Read the uncompressed content of a file of at most ``most`` bytes, or raise InputError."""
     content = bytearray()
     try:
         with Content(path) as source:

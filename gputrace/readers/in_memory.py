@@ -73,7 +73,9 @@ class MemoryTrace(Trace):
         super().__init__(path)
         self.source = source
         self.processes = list(processes)
-        self._names, self._session = list(map(_encodable, names)), session or Session()
+        # Lone surrogates, which JSON may contain, cannot be encoded.
+        whole_names = (bounded(name).encode("utf-8", "replace").decode() for name in names)
+        self._names, self._session = list(whole_names), session or Session()
         self._devices = {(device.process, device.device): device for device in devices}
         whole = [drop_invalid_rows(part, self.quality, str(i)) for i, part in enumerate(parts)]
         self._parts = [part for part in whole if len(part)]
@@ -110,42 +112,24 @@ class MemoryTrace(Trace):
         window: Window | None,
         progress: Progress | None,
     ) -> Events:
-        parts = [
-            _select(part, part_kinds, kinds, columns, window)
-            for part, part_kinds in zip(self._parts, self._kinds, strict=True)
-            if part_kinds & kinds
-        ]
+        parts = []
+        for part, part_kinds in zip(self._parts, self._kinds, strict=True):
+            if not part_kinds & kinds:
+                continue
+            rows = np.ones(len(part), bool)
+            if not part_kinds <= kinds:
+                rows &= np.isin(part.kind, sorted(kinds))
+            if window is not None:
+                rows &= (part.start < window.end) & (part.end > window.start)
+            selected = part if rows.all() else part.select(rows)
+            arrays = {}
+            for name in columns:
+                if name in part.columns:
+                    arrays[name] = getattr(selected, name)
+                else:
+                    arrays[name] = np.full(len(selected), _DEFAULTS[name])
+            parts.append(Events(arrays))
         return concatenate(parts, columns)
 
     def close(self) -> None:
         self._parts, self._kinds = [], []
-
-
-def _encodable(text: str) -> str:
-    """Replace lone surrogates, which JSON may contain, so that the text can be encoded."""
-    text = bounded(text)
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
-def _select(
-    part: Events,
-    part_kinds: frozenset[Kind],
-    kinds: frozenset[Kind],
-    columns: Sequence[str],
-    window: Window | None,
-) -> Events:
-    """Return the rows of some kinds that overlap a window; missing columns become unknown."""
-    rows = np.ones(len(part), bool)
-    if not part_kinds <= kinds:
-        rows &= np.isin(part.kind, sorted(kinds))
-    if window is not None:
-        rows &= (part.start < window.end) & (part.end > window.start)
-    if not rows.all():
-        part = part.select(rows)
-    present = set(part.columns)
-    return Events(
-        {
-            name: getattr(part, name) if name in present else np.full(len(part), _DEFAULTS[name])
-            for name in columns
-        }
-    )

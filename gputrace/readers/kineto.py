@@ -1,81 +1,582 @@
-"""Traces of PyTorch's profiler (Kineto): opened whole, or a window at a time."""
+"""Traces of PyTorch's profiler (Kineto): decoded from JSON, whole or a window at a time."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from decimal import Decimal, InvalidOperation
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
-from gputrace.errors import InputError, UsageError
-from gputrace.model.events import GPU_KINDS, UNKNOWN, Column, Events, Kind
-from gputrace.model.trace import Device, NoGpu, Process, Progress, Session, Trace, Window
-from gputrace.readers.error_policy import STOP, ErrorPolicy
-from gputrace.readers.gzip_io import Content, peek
-from gputrace.readers.in_memory import MemoryTrace
+import numpy as np
+from msgspec import DecodeError, Raw, Struct, ValidationError, field, structs
+from msgspec.json import Decoder
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from gputrace.readers.kineto_events import Properties, Rows, RowSelection
-
-
-_OWN: Final = re.compile(
-    rb'"(?:schemaVersion|deviceProperties|distributedInfo|baseTimeNanoseconds)"\s*:'
-    rb'|"cat"\s*:\s*"(?:kernel|Kernel|gpu_mem\w+|cuda_runtime|cpu_op|Operator|python_function)"'
+from gputrace.errors import UsageError
+from gputrace.model.events import (
+    COLUMN_TYPES,
+    GPU_KINDS,
+    UNKNOWN,
+    Column,
+    Events,
+    Kind,
+    Mask,
+    Memory,
 )
-"""Key that no other writer of such JSON has."""
+from gputrace.model.trace import Device, NoGpu, Process, Progress, Session, Trace, Window
+from gputrace.readers.chrome_json import BadJson, Document
+from gputrace.readers.error_policy import STOP, ErrorPolicy
+from gputrace.readers.gzip_io import Content
+from gputrace.readers.in_memory import MemoryTrace, Names
 
-_LOOKED_AT: Final = 1 << 20
-"""Bytes of text at the beginning; others' properties may come first."""
+Value = int | float | str | None
+"""Value of a field that should be an integer."""
+
+_BYTE: Final = re.compile(r" \(byte (\d+)\)")
+_NO_NUMBER: Final = re.compile(rb"([:\[,]\s*)(-?(?:inf(?:inity)?|nan))(?=\s*[,}\]])", re.IGNORECASE)
+"""Not-a-number as C++ prints it, for which JSON has no word."""
+
+
+class Args(Struct, gc=False):
+    """Arguments of an event that are read."""
+
+    device: Value = UNKNOWN
+    stream: Value = UNKNOWN
+    correlation: Value = UNKNOWN
+    bytes: Value = UNKNOWN
+    source: Value = field(default=UNKNOWN, name="fromDevice")
+    destination: Value = field(default=UNKNOWN, name="toDevice")
+    taken: Value = field(default=UNKNOWN, name="In msg nelems")
+    given: Value = field(default=UNKNOWN, name="Out msg nelems")
+    element: Value = field(default="", name="dtype")
+
+
+NO_ARGS: Final = Args()
+
+
+class Event(Struct, gc=False):
+    """One event."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: Value = ""
+    pid: Value = None
+    tid: Value = None
+    ts: Raw = Raw(b"")
+    dur: Raw = Raw(b"")
+    args: Args | None = None
+
+    def copied(self) -> Event:
+        """Return a copy that does not keep the decoded text alive."""
+        return structs.replace(self, ts=self.ts.copy(), dur=self.dur.copy())
+
+
+class Card(Struct):
+    """A GPU that the process could see."""
+
+    id: Value = UNKNOWN
+    name: Value = ""
+
+
+class Distributed(Struct):
+    """The process in its distributed run."""
+
+    rank: Value = None
+    world_size: Value = None
+
+
+class Properties(Struct):
+    """Properties around the list of events."""
+
+    cards: list[Card] = field(default_factory=list, name="deviceProperties")
+    distributed: Distributed | None = field(default=None, name="distributedInfo")
+    base: Value = field(default=None, name="baseTimeNanoseconds")
+    host: Value = field(default="", name="host_name")
+
+
+_EVENTS: Final = Decoder(list[Event])
+_EACH: Final = Decoder(list[Raw])
+_EVENT: Final = Decoder(Event)
+_PROPERTIES: Final = Decoder(Properties)
+
+
+class DecodedEvents:
+    """Decoder of lists of events."""
+
+    def __init__(self) -> None:
+        self.odd = 0
+        """Number of items that are no event."""
+
+    def decode(self, text: bytes) -> list[Event]:
+        """Return the events of a JSON list; raise BadJson."""
+        try:
+            return self._decode(text)
+        except (DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+        try:
+            return self._decode(_repair(text))
+        except (DecodeError, RecursionError) as error:
+            raise _bad(error) from error
+
+    def _decode(self, text: bytes) -> list[Event]:
+        try:
+            return _EVENTS.decode(text)
+        except ValidationError:
+            return list(filter(None, map(self._one, _EACH.decode(text))))
+
+    def _one(self, text: Raw) -> Event | None:
+        try:
+            return _EVENT.decode(text)
+        except ValidationError:
+            self.odd += 1
+            return None
+
+
+def properties(text: bytes) -> Properties:
+    """Return the properties of a document without its events, if they have the known form."""
+    try:
+        return _PROPERTIES.decode(_repair(text))
+    except ValidationError:
+        return Properties()
+    except (DecodeError, RecursionError) as error:
+        raise _bad(error) from error
+
+
+def _repair(text: bytes) -> bytes:
+    """Replace not-a-numbers by 0, and bytes that are not UTF-8, keeping the length."""
+    text = text.decode("utf-8", "surrogateescape").encode("utf-8", "replace")
+    return _NO_NUMBER.sub(lambda found: found[1] + b"0".ljust(len(found[2])), text)
+
+
+def _bad(error: DecodeError | RecursionError) -> BadJson:
+    if isinstance(error, RecursionError):
+        return BadJson("nested too deep", 0)
+    match = _BYTE.search(str(error))
+    problem = _BYTE.sub("", str(error)).removeprefix("JSON is malformed: ")
+    return BadJson(problem, int(match[1]) if match else None)
+
+
+def integer(value: Any) -> int:
+    """Return an integer of 64 bits, given as such or in a text (``stream 7``), or `UNKNOWN`."""
+    if isinstance(value, str):
+        match = re.search(r"-?\d{1,19}(?!\d)", value)
+        value = int(match[0]) if match else UNKNOWN
+    if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
+        return UNKNOWN
+    return value
+
+
+_PLAIN: Final = b"0123456789.,"
+_DECIMALS: Final = 3
+"""Decimals of microseconds in nanoseconds."""
+_DIGITS: Final = 19
+"""Digits of the largest integer of 64 bits, whose first one is 9."""
+_LARGEST: Final = Decimal((1 << 63) - 1).scaleb(-_DECIMALS)
+"""In microseconds."""
+
+
+def nanoseconds(texts: Sequence[bytes]) -> NDArray[np.int64]:
+    """Convert microseconds, rounded to 3 decimals; `UNKNOWN` if no number or beyond 64 bits."""
+    joined = b",".join(texts)
+    if not joined or joined.translate(None, _PLAIN) or b",," in b",%b," % joined:
+        return _one_by_one(texts)
+    characters = np.frombuffer(joined, np.uint8)
+    ends = np.append(np.flatnonzero(characters == ord(",")), len(joined))
+    points = np.flatnonzero(characters == ord("."))
+    owner = np.searchsorted(ends, points)
+    decimals = np.zeros(len(texts), np.int64)
+    decimals[owner] = ends[owner] - points - 1
+    starts = np.append(0, ends[:-1] + 1)
+    digits = ends - starts - decimals + _DECIMALS
+    digits[owner] -= 1
+    large = (digits > _DIGITS) | (digits == _DIGITS) & (characters[starts] == ord("9"))
+    if (large | (decimals > _DECIMALS)).any() or (np.diff(owner) == 0).any():
+        return _one_by_one(texts)
+    numbers = np.fromstring(joined.replace(b".", b""), np.int64, sep=",")
+    return numbers * 10 ** (_DECIMALS - decimals)
+
+
+def _one_by_one(texts: Sequence[bytes]) -> NDArray[np.int64]:
+    exact = np.full(len(texts), UNKNOWN, np.int64)
+    for row, text in enumerate(texts):
+        with suppress(InvalidOperation, UnicodeDecodeError):
+            number = Decimal(bytes(text).decode().strip('" '))
+            if number.is_finite() and abs(number) < _LARGEST:
+                exact[row] = round(number * 10**_DECIMALS)
+    return exact
+
+
+class Copy(NamedTuple):
+    """Properties of a copy that its name shows."""
+
+    kind: Kind
+    source: Memory
+    destination: Memory
+
+
+_DIRECTION: Final = re.compile(r"([HDAP])(?:ost|evice|rray|eer)?to([HDAP])", re.IGNORECASE)
+_ENDS: Final = re.compile(r"\(([\w ]+) -> ([\w ]+)\)")
+
+_KINDS: Final = {
+    **dict.fromkeys(("HD", "HA"), Kind.COPY_H2D),
+    **dict.fromkeys(("DH", "AH"), Kind.COPY_D2H),
+    **dict.fromkeys(("DD", "DA", "AD", "AA"), Kind.COPY_D2D),
+    "PP": Kind.COPY_PEER,
+}
+
+_MEMORY: Final = {memory.name.replace("_", " ").lower(): memory for memory in Memory}
+
+
+def copy_of(name: str) -> Copy:
+    """Parse ``Memcpy HtoD (Pinned -> Device)`` or ``CopyHostToDevice``."""
+    direction, ends = _DIRECTION.search(name), _ENDS.search(name)
+    way = "".join(direction.groups()).upper() if direction else ""
+    source, destination = (
+        _MEMORY.get(end.lower(), Memory.UNKNOWN) for end in (ends.groups() if ends else ("", ""))
+    )
+    return Copy(_KINDS.get(way, Kind.COPY_OTHER), source, destination)
+
+
+_SIZES: Final = {
+    "Byte": 1, "Char": 1, "Bool": 1, "Short": 2, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4,
+    "Long": 8, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16,
+}  # fmt: skip
+"""Bytes of an element by the name that PyTorch gives its type (c10/core/ScalarType.h)."""
+
+
+def message_bytes(args: Args) -> int:
+    """Return the bytes of a collective's larger side, its size in nccl-tests, or `UNKNOWN`."""
+    element = str(args.element)
+    size = 1 if element.startswith("Float8") else _SIZES.get(element, 0)
+    count = max(integer(args.taken), integer(args.given)) if size else 0
+    return size * count if count > 0 else UNKNOWN
+
+
+class Pairs:
+    """Matching of beginnings with ends, which nest within a thread, across parts of a file."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[Value, Value], list[Event]] = {}
+        self._unbegun = 0
+
+    @property
+    def odd(self) -> int:
+        """Number of events without a partner so far."""
+        return self._unbegun + sum(map(len, self._open.values()))
+
+    def whole(self, events: Sequence[Event]) -> list[Event]:
+        """Return the events with a duration (``ph`` X), and those made of a pair (B and E)."""
+        if {event.ph for event in events}.isdisjoint("BE"):
+            return [event for event in events if event.ph == "X"]
+        return list(self._paired(events))
+
+    def _paired(self, events: Iterable[Event]) -> Iterator[Event]:
+        for event in events:
+            if event.ph == "X":
+                yield event
+            elif event.ph == "B":
+                self._open.setdefault((event.pid, event.tid), []).append(event.copied())
+            elif event.ph != "E":
+                continue
+            elif begun := self._open.get((event.pid, event.tid)):
+                pair = begun.pop()
+                try:
+                    start, end = (Decimal(bytes(at.ts).decode()) for at in (pair, event))
+                    pair.dur = Raw(str(end - start))
+                except (InvalidOperation, UnicodeDecodeError):
+                    pair.dur = Raw(b"")
+                yield pair
+            else:
+                self._unbegun += 1
+
+
+FAR: Final = 3_600 * 1_000_000_000
+"""A time of 0 so far before all others, in nanoseconds, is none."""
+
+NOTHING: Final = Window(-(1 << 62), -(1 << 62))
+
+
+class RowSelection:
+    """Rows that touch a window, and on each side of it the nearest of each stream and thread.
+
+    Rows with impossible times are kept, so that they are counted.
+    """
+
+    def __init__(self, window: Window = NOTHING, first: int = 0) -> None:
+        """``window`` is of the file's own times, of which ``first`` is the earliest."""
+        self._window, self._zero_is_lost = window, first > FAR
+        self._nearest: dict[tuple[object, ...], tuple[int, Event]] = {}
+        """Distance and event by side of the window, category, process and thread."""
+        self.touched = False
+        """True if any row touches the window."""
+
+    def choose(
+        self, events: Sequence[Event], start: NDArray[np.int64], end: NDArray[np.int64]
+    ) -> Mask:
+        """Return the mask of the rows to keep, apart from those of `nearest`."""
+        window = self._window
+        odd = (start == UNKNOWN) | (end == UNKNOWN) | (end < start)
+        if self._zero_is_lost or window == NOTHING:
+            odd |= start == 0
+        touching: Mask = (start < window.end) & (end > window.start)
+        if window != NOTHING:
+            self._note(False, events, end - window.start, ~odd & (end <= window.start))
+            self._note(True, events, window.end - start, ~odd & (start >= window.end))
+        self.touched |= bool((touching & ~odd).any())
+        touching |= odd
+        return touching
+
+    def _note(
+        self, after: bool, events: Sequence[Event], closeness: NDArray[np.int64], rows: Mask
+    ) -> None:
+        """Keep the closest of some rows on one side of the window."""
+        here = np.flatnonzero(rows)
+        here = here[np.argsort(closeness[here], kind="stable")]
+        last = {}
+        for row, close in zip(here.tolist(), closeness[here].tolist(), strict=True):
+            event = events[row]
+            last[after, event.cat, event.pid, event.tid] = close, event
+        for key, (close, event) in last.items():
+            if key not in self._nearest or self._nearest[key][0] < close:
+                self._nearest[key] = close, event.copied()
+
+    def nearest(self) -> list[Event]:
+        """Return the rows nearest to the window, which do not touch it."""
+        return [event for _, event in self._nearest.values()]
+
+
+T = TypeVar("T")
+Ints = NDArray[np.int64]
+Columns = dict[str, Ints]
+
+_GPU: Final = {
+    "kernel": Kind.KERNEL,
+    "Kernel": Kind.KERNEL,
+    "gpu_memcpy": Kind.COPY_OTHER,
+    "Memcpy": Kind.COPY_OTHER,
+    "gpu_memset": Kind.MEMSET,
+    "Memset": Kind.MEMSET,
+}
+_HOST: Final = {
+    **dict.fromkeys(("cuda_runtime", "cuda_driver", "Runtime", "Driver"), Kind.API),
+    **dict.fromkeys(("user_annotation", "cpu_op", "Operator"), Kind.RANGE),
+    **dict.fromkeys(("overhead", "Overhead"), Kind.OVERHEAD),
+}
+"""Categories; those of the profiler's first versions are capitalised."""
+
+_OPERATORS: Final = {"cpu_op", "Operator"}
+_ANNOTATIONS: Final = ("ProfilerStep", "enumerate(DataLoader)", "Optimizer.")
+"""Beginnings of annotations, which the older profiler calls operators, as all the rest there."""
+
+_STEP: Final = re.compile(r"ProfilerStep#?\d*$")
+_NUMBER: Final = re.compile(r"-?\d+$")
+_COPY_ENDS: Final = ("source_memory", "destination_memory")
+_HALF: Final = 1 << 31
+_NEVER: Final = np.iinfo(np.int64).max
+
+_DATA: Final = re.compile(r"enumerate\(DataLoader\)#.*__next__")
+
+
+class Rows:
+    """Rows of one file while it is decoded."""
+
+    def __init__(self, kept: RowSelection | None = None) -> None:
+        """``kept`` selects rows to keep; the attributes describe all rows."""
+        self.names = Names()
+        self.pids: dict[Value, int] = {}
+        """Number in the column ``process`` by process of the host's rows."""
+        self.has_gpu = False
+        self._kept = kept
+        self._calls: Counter[int] = Counter()
+        self._first = _NEVER
+        self._from_zero = False
+        self._threads: dict[Value, int] = {}
+        self._on_gpu: list[Columns] = []
+        self._on_host: list[Columns] = []
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Add events with a start and a duration, if of `_GPU` or `_HOST`."""
+        on_gpu, on_host = [], []
+        for event in events:
+            if event.cat in _GPU:
+                on_gpu.append(event)
+            elif event.cat in _HOST and (
+                event.cat not in _OPERATORS or str(event.name).startswith(_ANNOTATIONS)
+            ):
+                on_host.append(event)
+        self.has_gpu |= bool(on_gpu)
+        self._take(on_gpu, on_host, self._kept)
+
+    def _take(self, on_gpu: list[Event], on_host: list[Event], kept: RowSelection | None) -> None:
+        if on_gpu and (timed := self._times(on_gpu, kept))[0]:
+            self._on_gpu.append(self._gpu_rows(*timed))
+        if on_host:
+            # The calls of all rows count, not of those kept alone.
+            pairs = Counter([(event.cat, event.pid) for event in on_host])
+            for (cat, pid), count in pairs.items():
+                process = self._process(pid)
+                if _HOST[cat or ""] == Kind.API:
+                    self._calls[process] += count
+            if (timed := self._times(on_host, kept))[0]:
+                self._on_host.append(self._host_rows(*timed))
+
+    @property
+    def first(self) -> int:
+        """The earliest time of a row, in nanoseconds; the profiler writes 0 for one it lost."""
+        if self._first == _NEVER or (self._from_zero and self._first <= FAR):
+            return 0
+        return self._first
+
+    def parts(self, shift: int) -> list[Events]:
+        """All rows, with so many nanoseconds added to their times."""
+        # A GPU's rows do not say whose they are: the process that makes most CUDA calls.
+        main = min(self._calls, key=lambda process: (-self._calls[process], process), default=0)
+        if self._kept is not None:
+            nearest = self._kept.nearest()
+            self._take(
+                [e for e in nearest if e.cat in _GPU], [e for e in nearest if e.cat in _HOST], None
+            )
+        for columns in self._on_gpu:
+            columns["process"] = np.full(len(columns["start"]), main)
+        return [_shifted(columns, shift) for columns in self._on_gpu + self._on_host]
+
+    def _gpu_rows(self, events: Sequence[Event], columns: Columns) -> Columns:
+        args = [event.args or NO_ARGS for event in events]
+        columns["kind"] = _mapped([event.cat for event in events], lambda cat: _GPU[cat or ""])
+        columns["name"] = self._names(events)
+        columns["device"] = _either([a.device for a in args], lambda: [e.pid for e in events])
+        columns["stream"] = _either([a.stream for a in args], lambda: [e.tid for e in events])
+        columns["correlation"] = _integers([a.correlation for a in args])
+        columns["bytes"] = _either(
+            [a.bytes for a in args],
+            lambda: [message_bytes(a) if a.element else UNKNOWN for a in args],
+        )
+        rows = np.flatnonzero(columns["kind"] == Kind.COPY_OTHER)
+        if len(rows):
+            columns["source_device"] = _integers([a.source for a in args])
+            columns["destination_device"] = _integers([a.destination for a in args])
+            ids, index = np.unique(columns["name"][rows], return_inverse=True)
+            copies = np.array([copy_of(self.names.texts[id]) for id in ids.tolist()])
+            for column, values in zip(("kind", *_COPY_ENDS), copies.T, strict=True):
+                whole = columns.setdefault(column, np.full(len(events), Memory.UNKNOWN))
+                whole[rows] = values[index]
+        return columns
+
+    def _host_rows(self, events: Sequence[Event], columns: Columns) -> Columns:
+        columns["kind"] = _mapped([event.cat for event in events], lambda cat: _HOST[cat or ""])
+        columns["name"] = self._names(events)
+        ranges = np.flatnonzero(columns["kind"] == Kind.RANGE)
+        texts = [self.names.texts[id] for id in columns["name"][ranges].tolist()]
+        columns["kind"][ranges] = _mapped(texts, _kind_of)
+        columns["process"] = _mapped([event.pid for event in events], self._process)
+        columns["thread"] = _mapped([event.tid for event in events], self._thread)
+        columns["correlation"] = _integers([(e.args or NO_ARGS).correlation for e in events])
+        return columns
+
+    def _times(self, events: list[Event], kept: RowSelection | None) -> tuple[list[Event], Columns]:
+        """Return the events to keep, and their times."""
+        start = nanoseconds([event.ts for event in events])
+        length = nanoseconds([event.dur for event in events])
+        known = (start != UNKNOWN) & (length != UNKNOWN)
+        self._first = int(start[known & (start != 0)].min(initial=self._first))
+        self._from_zero |= bool((known & (start == 0)).any())
+        end = np.where(known, start + length, UNKNOWN)
+        if kept is not None and not (rows := kept.choose(events, start, end)).all():
+            events = list(compress(events, rows.tolist()))
+            start, end = start[rows], end[rows]
+        return events, {"start": start, "end": end}
+
+    def _names(self, events: Sequence[Event]) -> Ints:
+        return _mapped([event.name for event in events], lambda name: self.names.number(str(name)))
+
+    def _process(self, pid: Value) -> int:
+        return self.pids.setdefault(pid, len(self.pids))
+
+    def _thread(self, tid: Value) -> int:
+        """Return the thread's id in 32 bits; one that is no number gets one that no thread has."""
+        if (known := self._threads.get(tid)) is None:
+            number = integer(tid) if isinstance(tid, int) or _NUMBER.match(str(tid)) else UNKNOWN
+            if number == UNKNOWN:
+                number = -2 - len(self._threads)
+            known = self._threads[tid] = (number + _HALF) % (2 * _HALF) - _HALF
+        return known
+
+
+def _kind_of(name: str) -> Kind:
+    if _STEP.match(name):
+        return Kind.STEP
+    return Kind.DATA_WAIT if _DATA.match(name) else Kind.RANGE
+
+
+def _mapped(values: Sequence[T], function: Callable[[T], int]) -> Ints:
+    """Map each value to a number, calling the function once for equal values."""
+    known = {value: function(value) for value in dict.fromkeys(values)}
+    return np.fromiter(map(known.__getitem__, values), np.int64, len(values))
+
+
+def _either(values: list[Value], others: Callable[[], Sequence[Value]]) -> Ints:
+    numbers = _integers(values)
+    lacking = numbers == UNKNOWN
+    return np.where(lacking, _integers(others()), numbers) if lacking.any() else numbers
+
+
+def _integers(values: Sequence[Value]) -> Ints:
+    if set(map(type, values)) == {int}:
+        with suppress(OverflowError):
+            return np.fromiter(cast(Sequence[int], values), np.int64, len(values))
+    return np.array([integer(value) for value in values], np.int64)
+
+
+def _shifted(columns: Columns, shift: int) -> Events:
+    moved = dict(columns)
+    lost = columns["start"] == (0 if -shift > FAR else UNKNOWN)
+    for edge in ("start", "end"):
+        unknown = lost | (columns[edge] == UNKNOWN)
+        moved[edge] = np.where(unknown, UNKNOWN, columns[edge] + shift)
+    for name, values in moved.items():
+        limits = np.iinfo(COLUMN_TYPES[name])
+        moved[name] = np.where((values < limits.min) | (values > limits.max), UNKNOWN, values)
+    return Events(moved)
+
 
 BEFORE: Final = 1_000_000_000
 """Nanoseconds of the columns' clock before the first event: a time of 0 would seem lost."""
 
 _WALL_CLOCK: Final = range(10**18, 4 * 10**18)
 """Nanoseconds since 1970, of the years 2001 to 2096."""
-
-
-def is_kineto(path: Path, head: bytes) -> bool:
-    """Return whether a file with these first bytes is a trace of PyTorch's profiler."""
-    text = peek(head)
-    if text.lstrip()[:1] not in (b"{", b"["):
-        return False
-    if _OWN.search(text) is None:
-        try:
-            with Content(path) as content:
-                text = content.read()[:_LOOKED_AT]
-        except InputError:
-            return False
-    return _OWN.search(text) is not None
+_NO_GPU: Final = NoGpu(
+    "PyTorch's profiler recorded none",
+    "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], where a GPU is",
+)
 
 
 def open_kineto(path: Path, breaks: ErrorPolicy = STOP) -> Trace:
-    """Reads a file whole; raises InputError where it is broken or holds nothing to analyze."""
+    """Read a file whole; raise InputError if it is broken or holds nothing to analyze."""
     return decode(path, breaks)[0]
 
 
 def decode(
     path: Path, breaks: ErrorPolicy = STOP, kept: RowSelection | None = None
 ) -> tuple[MemoryTrace, Rows]:
-    """The trace of a file, of whose rows some are kept, and what was told of all of them."""
-    from gputrace.readers.chrome_json import BadJson, Document
-    from gputrace.readers.kineto_events import DecodedEvents as Decoder
-    from gputrace.readers.kineto_events import Pairs, Properties, Rows, properties
-
-    rows, pairs, decoder = Rows(kept), Pairs(), Decoder()
+    """Return the trace of a file, with all rows or those of a selection, and these rows."""
+    rows, pairs, decoder = Rows(kept), Pairs(), DecodedEvents()
     with Content(path) as text:
         document = Document(text, decoder.decode, breaks)
         for part in document.parts():
             rows.add(pairs.whole(part))
     try:
-        found = properties(document.around)
+        about = properties(document.around)
     except BadJson as error:
         breaks.meet(document.broken_around(error))
-        found = Properties()
+        about = Properties()
         with suppress(BadJson):
-            found = properties(document.beginning)
-    trace = _trace(path, rows, found)
+            about = properties(document.beginning)
+    trace = _trace(path, rows, about)
     trace.quality.drop("not an event of the profiler", decoder.odd)
     trace.quality.drop("an end without a beginning, or the other way round", pairs.odd)
     if not document.closed:
@@ -83,28 +584,26 @@ def decode(
     return trace, rows
 
 
-def _trace(path: Path, rows: Rows, found: Properties) -> MemoryTrace:
-    from gputrace.readers.kineto_events import integer
-
-    shift = BEFORE - rows.first
+def _trace(path: Path, rows: Rows, about: Properties) -> MemoryTrace:
     rank, size = UNKNOWN, UNKNOWN
-    if found.distributed is not None:
-        rank, size = integer(found.distributed.rank), integer(found.distributed.world_size)
-    host = str(found.host or "")
+    if about.distributed is not None:
+        rank, size = integer(about.distributed.rank), integer(about.distributed.world_size)
+    host = str(about.host or "")
     pids = list(rows.pids) or [0]
-    processes = [Process(max(integer(pid), 0), 0, rank, host_name=host) for pid in pids]
+    parts = rows.parts(BEFORE - rows.first)
+    has_gpu = any(np.isin(part.kind, GPU_KINDS).any() for part in parts)
     # Times without a base may be of the wall clock themselves.
-    epoch = max(integer(found.base), 0) + rows.first
+    epoch = max(integer(about.base), 0) + rows.first
     trace = MemoryTrace(
         path,
         "kineto",
-        parts := rows.parts(shift),
+        parts,
         rows.names.texts,
-        processes,
+        [Process(max(integer(pid), 0), 0, rank, host_name=host) for pid in pids],
         [
             Device(process, integer(card.id), name=str(card.name))
-            for process in range(len(processes))
-            for card in found.cards
+            for process in range(len(pids))
+            for card in about.cards
         ],
         Session(
             epoch_ns=epoch - BEFORE if epoch in _WALL_CLOCK else None,
@@ -112,32 +611,18 @@ def _trace(path: Path, rows: Rows, found: Properties) -> MemoryTrace:
             ranks=frozenset({rank} - {UNKNOWN}),
             world_size=size if size > 0 else None,
         ),
-        no_gpu=_no_gpu(parts),
+        # Steps and waits for data are worth reporting without a GPU, too.
+        no_gpu=None if has_gpu else _NO_GPU,
     )
     trace.origin = BEFORE
     return trace
 
 
-def _no_gpu(parts: list[Events]) -> NoGpu | None:
-    """Return why there is no GPU, if steps or waits for data are there to report."""
-    kinds = {Kind(kind) for part in parts for kind in set(part.kind.tolist())}
-    if kinds & set(GPU_KINDS):
-        return None
-    return NoGpu(
-        "PyTorch's profiler recorded none",
-        "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], where a GPU is",
-    )
-
-
 class LargeKineto(Trace):
-    """Large trace of which opening keeps only what describes the run, and the origin of its times.
+    """Large trace of which opening keeps only a ``look``: the run, and the origin of its times.
 
-    Read without a window it is held like any other.
-
-    Attributes:
-        look: what opening keeps.
-        allowed: whether a broken file is read as far as it is whole.
-        first: the moment of the first event, as the file tells it.
+    Read without a window, it is held like any other. ``allowed`` is the error policy for a broken
+    file, ``first`` the moment of the first event in the file's own times.
     """
 
     held = False
@@ -155,8 +640,6 @@ class LargeKineto(Trace):
         """
         super().__init__(path)
         if look is None:
-            from gputrace.readers.kineto_events import RowSelection
-
             look, rows = decode(path, breaks, RowSelection())
             look.no_gpu = None if rows.has_gpu else look.no_gpu
             first = rows.first
@@ -169,15 +652,9 @@ class LargeKineto(Trace):
         return self.look.session
 
     def part(self, window: Window) -> MemoryTrace:
-        """The rows that touch a window, and their neighbours; reads the file once more.
-
-        Raises UsageError where nothing touches it.
-        """
-        from gputrace.readers.kineto_events import RowSelection
-
+        """Read the rows that touch a window, and their neighbours; raise UsageError without any."""
         shift = BEFORE - self.first
-        own = Window(window.start - shift, window.end - shift)
-        kept = RowSelection(own, self.first)
+        kept = RowSelection(Window(window.start - shift, window.end - shift), self.first)
         trace, _ = decode(self.path, ErrorPolicy(self.allowed), kept)
         if not kept.touched:
             raise UsageError(f"{self.path}: nothing was recorded in that window")

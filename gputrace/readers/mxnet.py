@@ -5,21 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from gputrace.errors import InputError
 from gputrace.model.events import Events, Kind
 from gputrace.model.trace import Process, Session
-from gputrace.readers.chrome_json import (
-    ChromeEvent,
-    Key,
-    key,
-    nanoseconds,
-    read_events,
-    read_labels,
-)
+from gputrace.readers.chrome_json import ChromeEvent, Key, key, nanoseconds, read_events, read_names
 from gputrace.readers.error_policy import STOP, ErrorPolicy
 from gputrace.readers.in_memory import MemoryTrace, Names
 
@@ -44,25 +37,19 @@ _NO_GPU: Final = (
 
 
 def is_mxnet(content: bytes) -> bool:
-    """Return whether a file begins as one of MXNet's profiler; takes its first bytes, unpacked."""
+    """Return True if uncompressed content begins as a file of MXNet's profiler."""
     return b'"traceEvents"' in content and _DEVICES.search(content) is not None
 
 
-class _Operator(NamedTuple):
-    start: int
-    end: int
-    kind: int
-    name: int
-    device: int
-    stream: int
+_COLUMNS: Final = ("start", "end", "kind", "name", "device", "stream")
 
 
 class MxnetTrace(MemoryTrace):
-    """Operators of GPUs as kernels; its clock's 0 is the first of them."""
+    """Operators of GPUs as kernels; its clock is 0 at the first of them."""
 
     def __init__(self, path: Path, breaks: ErrorPolicy = STOP) -> None:
         events = read_events(path, breaks)
-        processes = read_labels(events).processes
+        processes, _ = read_names(events)
         gpus = {
             pid: int(gpu[1]) for pid, name in processes.items() if (gpu := _GPU.fullmatch(name))
         }
@@ -70,7 +57,7 @@ class MxnetTrace(MemoryTrace):
         rows = list(_operators(events, gpus, names))
         if not rows:
             raise InputError(path, _NO_GPU)
-        columns = dict(zip(_Operator._fields, np.array(rows, np.int64).T, strict=True))
+        columns = dict(zip(_COLUMNS, np.array(rows, np.int64).T, strict=True))
         epoch = int(columns["start"].min())
         columns |= {"start": columns["start"] - epoch, "end": columns["end"] - epoch}
         session = Session(epoch_ns=epoch)
@@ -80,8 +67,8 @@ class MxnetTrace(MemoryTrace):
 
 def _operators(
     events: Sequence[ChromeEvent], gpus: Mapping[Key, int], names: Names
-) -> Iterator[_Operator]:
-    """Pairs of B and E of one name on one thread of a GPU; a half without the other is no pair."""
+) -> Iterator[tuple[int, ...]]:
+    """Yield pairs of B and E of one name on one thread of a GPU."""
     begun: dict[tuple[int, Key, str], list[int]] = {}
     threads: dict[Key, int] = {}
     for event in events:
@@ -96,4 +83,4 @@ def _operators(
         elif event.get("ph") == "E" and open_:
             stream = threads.setdefault(tid, len(threads))
             kind = _COPIES.get(name, Kind.KERNEL)
-            yield _Operator(open_.pop(), time, kind, names.number(name), device, stream)
+            yield open_.pop(), time, kind, names.number(name), device, stream

@@ -1,8 +1,7 @@
-"""nsys SQLite exports of every schema since 2.9.1 as a `Trace`."""
+"""nsys SQLite exports of every schema since 2.9.1, and gputrace's traces, which extend them."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from gputrace.errors import InputError
 from gputrace.model.events import (
     COLUMN_TYPES,
+    COPY_KINDS,
     GPU_KINDS,
     UNKNOWN,
     Column,
@@ -28,7 +28,16 @@ from gputrace.model.events import (
 )
 from gputrace.model.names import bounded
 from gputrace.model.nvml import Nvml
-from gputrace.model.trace import Device, NoGpu, Process, Progress, Quality, Session, Window
+from gputrace.model.trace import (
+    FROM_THE_START,
+    Device,
+    NoGpu,
+    Process,
+    Progress,
+    Quality,
+    Session,
+    Window,
+)
 from gputrace.readers.error_policy import drop_invalid_rows
 from gputrace.readers.nsys_schema import (
     KIND_OF,
@@ -59,14 +68,13 @@ from gputrace.store.sqlite import (
     row_chunks,
     row_ranges,
     sqlite_error,
+    within,
 )
 
 
 def is_nsys(database: Database) -> bool:
-    """Return whether the tables are those of an nsys export, with or without GPU activity.
-
-    nvprof's tables have some of the same names, and an ``_id_`` each.
-    """
+    """Return True for tables of an nsys export, with or without GPU activity."""
+    # nvprof's tables have some of the same names, and an _id_ each.
     return any(
         database.has(table.name, "start") and not database.has(table.name, "_id_")
         for table in TABLES
@@ -85,6 +93,7 @@ class NsysTrace(SqliteTrace[Table]):
         super().__init__(path, database)
         self._process_keys: dict[int, int] = {}
         self._zones: dict[str, Zones | None] = {}
+        self._devices: DeviceMap | None = None
         self._tables = [table for table in TABLES if _usable(database, table)]
         self.quality.notes += read_export_notes(database)
         on_gpu = [table.name for table in self._tables if table.kinds[0] in GPU_KINDS]
@@ -93,13 +102,10 @@ class NsysTrace(SqliteTrace[Table]):
 
     def _without_gpu(self) -> NoGpu:
         """Return the reason for the absence of GPU activity; raise InputError if none is known."""
+        problem = "an nsys export without CUDA tables"
         if self.kinds:
-            problem = (
-                "no GPU activity in this nsys export, only the host's; record with nsys -t cuda"
-            )
-        else:
-            problem = "an nsys export without CUDA tables; record with nsys -t cuda"
-        raise InputError(self.path, problem)
+            problem = "no GPU activity in this nsys export, only the host's"
+        raise InputError(self.path, f"{problem}; record with nsys -t cuda")
 
     @property
     def tables(self) -> SqliteTables:
@@ -115,9 +121,8 @@ class NsysTrace(SqliteTrace[Table]):
         wanted = sorted({int(id) for id in ids})
         text: dict[int, str] = {}
         if self._database.has("StringIds", "id", "value"):
-            sql = "SELECT id, value FROM StringIds WHERE id IN (SELECT value FROM json_each(?))"
-            listed = json.dumps([id for id in wanted if id >= 0])
-            text = {id: plain(value) for id, value in self._database.query(sql, (listed,))}
+            texts = self._database.texts("StringIds", "id", (id for id in wanted if id >= 0))
+            text = {id: plain(value) for id, value in texts.items()}
         text |= {id: f"CUDA graph {GRAPHS - id}" for id in wanted if id <= GRAPHS}
         inline = [INLINE_TEXT - id for id in wanted if GRAPHS < id <= INLINE_TEXT]
         if inline:
@@ -140,11 +145,9 @@ class NsysTrace(SqliteTrace[Table]):
         return read_texts(self._database, "NVTX_EVENTS", "text", "textId IS NULL")
 
     def device(self, process: int, device: int) -> Device:
+        if self._devices is None:
+            self._devices = DeviceMap(self._database)
         return Device(process, device, *self._devices.find(self.processes[process].pid, device))
-
-    @cached_property
-    def _devices(self) -> DeviceMap:
-        return DeviceMap(self._database)
 
     def read_parts(
         self, kinds: frozenset[Kind], columns: Sequence[str], progress: Progress | None
@@ -183,23 +186,19 @@ class NsysTrace(SqliteTrace[Table]):
         if window is None:
             bounds = (rows[0], rows[1] - 1) if rows else self._database.row_bounds(table.name)
             self._zones[table.name] = find_zones(raw["start"], raw["end"], bounds)
-        if table.name == "NVTX_EVENTS" and "name" in raw:
-            self._number_texts(raw["name"])
+        names = raw.get("name", _NO_IDS) if table.name == "NVTX_EVENTS" else _NO_IDS
+        if (inline := names <= INLINE_TEXT).any():
+            # Equal texts share the number of a text, which replaces the rowids.
+            numbers = self._inline.numbers(INLINE_TEXT - names[inline].astype(np.int64))
+            names[inline] = np.where(numbers == NULL, UNKNOWN, INLINE_TEXT - numbers)
         arrays = {name: self._translate(table, name, raw) for name in needed}
         events = drop_invalid_rows(Events(arrays), quality or self.quality, table.name)
         if partial:
             events = events.select(np.isin(events.kind, sorted(kinds)))
         return events.having(*columns)
 
-    def _number_texts(self, names: Integers) -> None:
-        """Replace rowids in a column of names by the text's number, which equal texts share."""
-        inline = names <= INLINE_TEXT
-        if inline.any():
-            numbers = self._inline.numbers(INLINE_TEXT - names[inline].astype(np.int64))
-            names[inline] = np.where(numbers == NULL, UNKNOWN, INLINE_TEXT - numbers)
-
     def _translate(self, table: Table, column: str, raw: dict[str, Integers]) -> Column:
-        """An event column from what was read."""
+        """Return an event column, given the columns read."""
         rows = len(raw["start"])
         if column == "kind":
             if table.name not in KIND_OF:
@@ -216,7 +215,7 @@ class NsysTrace(SqliteTrace[Table]):
             return np.full(rows, empty, COLUMN_TYPES[column])
         if column == "process":
             distinct, where = number_ids(raw["process"] >> 24)
-            indices = np.array([self._process_index(key) for key in distinct.tolist()], np.int16)
+            indices = np.array(list(map(self._process_index, distinct.tolist())), np.int16)
             processes: Column = indices.take(where)
             return processes
         return raw[column]
@@ -245,6 +244,65 @@ class NsysTrace(SqliteTrace[Table]):
         return {pid: plain(name) for pid, name in self._database.select("PROCESSES", "pid", "name")}
 
 
+def is_own(database: Database) -> bool:
+    """Return True if gputrace wrote the file."""
+    return database.has("GPUTRACE_META", "name", "value")
+
+
+class OwnTrace(NsysTrace):
+    """Trace of ``gputrace record``, with ranks, steps and data waits."""
+
+    source = "gputrace"
+
+    def __init__(self, path: Path, database: Database) -> None:
+        super().__init__(path, database)
+        self._known_windows: dict[str, dict[int, list[Window]]] = {}
+        if database.has("GPUTRACE_LOSS", "records", "reason"):
+            rows = database.query("SELECT reason, sum(records) FROM GPUTRACE_LOSS GROUP BY reason")
+            for reason, count in rows:
+                text = f"{count:,} records lost: {reason}" if count else reason
+                self.quality.warnings.append(text)
+        sql = "SELECT value FROM GPUTRACE_META WHERE name = 'slow_step'"
+        self.quality.notes += [
+            f"the stretch around a slow step: {why}" for (why,) in database.query(sql)
+        ]
+
+    def recorded(self, process: int) -> Sequence[Window]:
+        return self._windows("GPUTRACE_WINDOW").get(process, ())
+
+    def calls_recorded(self, process: int) -> Sequence[Window] | None:
+        windows = self._windows("GPUTRACE_API_WINDOW").get(process)
+        return windows and [window for window in windows if window.start < window.end]
+
+    def _windows(self, table: str) -> dict[int, list[Window]]:
+        """Return the windows of each process in a table."""
+        if table in self._known_windows:
+            return self._known_windows[table]
+        windows = self._known_windows[table] = dict[int, list[Window]]()
+        rows = self._database.select(table, "globalPid", "start", "end", where="1 ORDER BY start")
+        for process, start, end in rows:
+            window = Window(start if start > 0 else FROM_THE_START, end)
+            windows.setdefault(self._process_index(process >> 24), []).append(window)
+        return windows
+
+    def _without_gpu(self) -> NoGpu:
+        database = self._database
+        meta = dict(database.query("SELECT name, value FROM GPUTRACE_META"))
+        if "no_gpu" in meta and meta.get("driver") == "yes":
+            why, _, remedy = meta["no_gpu"].partition("; ")
+            return NoGpu(why, remedy or "see `gputrace doctor`")
+        if meta.get("backend") == "host":
+            lacking = meta.get("driver") == "no"
+            why = "there was no NVIDIA driver" if lacking else "--backend host was asked for"
+            return NoGpu(why, "record on a machine with an NVIDIA driver")
+        for (note,) in database.select(
+            "GPUTRACE_PROCESS", "note", where="note IS NOT NULL LIMIT 1"
+        ):
+            return NoGpu(str(note), "see `gputrace doctor`")
+        why = "no process of the recorded program ran anything on a GPU"
+        return NoGpu(why, "check that it is told to use one")
+
+
 def _usable(database: Database, table: Table) -> bool:
     required = ["start"] if table.name == "NVTX_EVENTS" else ["start", *table.columns["end"]]
     if table.where:
@@ -253,13 +311,9 @@ def _usable(database: Database, table: Table) -> bool:
 
 
 def _lookup(
-    known: Mapping[int, int],
-    raw: dict[str, Integers],
-    column: str,
-    rows: int,
-    default: int,
+    known: Mapping[int, int], raw: dict[str, Integers], column: str, rows: int, default: int
 ) -> NDArray[np.int8]:
-    """Numbers of nsys turned into ours; unknown ones and NULL give the default."""
+    """Translate numbers of nsys; unknown ones and NULL become the default."""
     if column not in raw:
         return np.full(rows, default, np.int8)
     values = np.full(max(known) + 2, default, np.int8)
@@ -277,6 +331,7 @@ In what a query reads, this minus the rowid; in event columns, this minus the nu
 GRAPHS: Final = -(1 << 30)
 """Name ids from here down stand for CUDA graphs: this minus the graph's id."""
 
+_NO_IDS: Final = np.empty(0, np.int64)
 _WITHIN_DEVICE, _PEER = 8, 10
 """Kinds by ENUM_CUDA_MEMCPY_OPER."""
 
@@ -290,10 +345,7 @@ def build_query(
         there = (c for c in table.columns.get(column, ()) if database.has(table.name, c))
         if (candidate := next(there, None)) is not None:
             expressions[column] = quote_identifier(candidate)
-    if table.name == "NVTX_EVENTS":
-        _read_nvtx(database, expressions)
-    if table.name == "CUPTI_ACTIVITY_KIND_MEMCPY":
-        _read_peers(database, expressions)
+    _adapt(database, table, expressions)
     if table.kinds == (Kind.GRAPH,) and "name" in expressions:
         expressions["name"] = f"{GRAPHS} - {expressions['name']}"
     if expressions.pop("thread", None):  # globalTid holds both
@@ -308,28 +360,23 @@ def build_query(
     return Query(table.name, expressions, types, " AND ".join(conditions))
 
 
-def _read_nvtx(database: Database, expressions: dict[str, str]) -> None:
-    """Marks have no end; texts that were not registered have no id and stand for themselves."""
-    start = expressions["start"]
-    end = expressions.get("end")
-    expressions["end"] = f"COALESCE({end}, {start})" if end else start
-    if "name" in expressions and database.has("NVTX_EVENTS", "text"):
-        expressions["name"] = f"COALESCE({expressions['name']}, {INLINE_TEXT} - rowid)"
-
-
-def _read_peers(database: Database, expressions: dict[str, str]) -> None:
-    """A device-to-device copy whose ends are two devices is a peer copy."""
-    devices = ("srcDeviceId", "dstDeviceId")
-    if "kind" in expressions and database.has("CUPTI_ACTIVITY_KIND_MEMCPY", *devices):
+def _adapt(database: Database, table: Table, expressions: dict[str, str]) -> None:
+    if table.name == "NVTX_EVENTS":
+        # Marks have no end; texts that were not registered have no id and stand for themselves.
+        start = expressions["start"]
+        expressions["end"] = f"COALESCE({expressions.get('end', 'NULL')}, {start})"
+        if "name" in expressions and database.has("NVTX_EVENTS", "text"):
+            expressions["name"] = f"COALESCE({expressions['name']}, {INLINE_TEXT} - rowid)"
+    ends = ("srcDeviceId", "dstDeviceId")
+    if table.kinds == COPY_KINDS and "kind" in expressions and database.has(table.name, *ends):
+        # A device-to-device copy whose ends are two devices is a peer copy.
         kind = expressions["kind"]
-        expressions["kind"] = (
-            f"CASE WHEN {kind} = {_WITHIN_DEVICE} AND srcDeviceId <> dstDeviceId "
-            f"THEN {_PEER} ELSE {kind} END"
-        )
+        within_device = f"{kind} = {_WITHIN_DEVICE} AND srcDeviceId <> dstDeviceId"
+        expressions["kind"] = f"CASE WHEN {within_device} THEN {_PEER} ELSE {kind} END"
 
 
 def plain(value: object) -> str:
-    """A text of the export, which need not be UTF-8, nor of any length that can be shown."""
+    """Return a text of the export, which need not be UTF-8, in a length that can be shown."""
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     return bounded(text)
 
@@ -340,7 +387,7 @@ _ROWS: Final = 1 << 12
 
 @dataclass(frozen=True)
 class Zones:
-    """The earliest start and the latest end in each stretch of a table's rows."""
+    """The earliest start and the latest end in each stretch of `_ROWS` rows of a table."""
 
     first: int
     """The first rowid."""
@@ -348,7 +395,7 @@ class Zones:
     end: Integers
 
     def rows(self, window: Window) -> tuple[int, int]:
-        """The rowids, the end not included, outside of which no row touches a window."""
+        """Return the range of rowids outside of which no row touches a window."""
         near = np.flatnonzero((self.start < window.end) & (self.end >= window.start))
         if not len(near):
             return self.first, self.first
@@ -356,10 +403,7 @@ class Zones:
 
 
 def find_zones(start: Integers, end: Integers, bounds: tuple[int, int] | None) -> Zones | None:
-    """The zones of all rows of a table in order of rowid; None where rowids have holes.
-
-    ``bounds`` are the first rowid and the last.
-    """
+    """Return the zones of rows with the first and last rowid given; None if rowids have holes."""
     if bounds is None or len(start) != bounds[1] - bounds[0] + 1:
         return None
     edges = np.arange(0, len(start), _ROWS)
@@ -367,18 +411,15 @@ def find_zones(start: Integers, end: Integers, bounds: tuple[int, int] | None) -
 
 
 def joined_zones(parts: Sequence[Zones | None]) -> Zones | None:
-    """The zones of stretches of whole zones, in order; None where one of them has none."""
+    """Join the zones of consecutive stretches; None if one of them has none."""
     known = [part for part in parts if part is not None]
     if not known or len(known) < len(parts):
         return None
-    return Zones(
-        known[0].first,
-        np.concatenate([part.start for part in known]),
-        np.concatenate([part.end for part in known]),
-    )
+    start, end = ([getattr(part, edge) for part in known] for edge in ("start", "end"))
+    return Zones(known[0].first, np.concatenate(start), np.concatenate(end))
 
 
-_ZERO_FOR_DIGITS: Final = bytes.maketrans(b"123456789", b"0" * 9)
+_ZERO_DIGITS: Final = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 class Texts:
@@ -399,10 +440,8 @@ class Texts:
         if not len(self._rowids):
             return np.full(len(rowids), NULL)
         index = np.minimum(np.searchsorted(self._rowids, rowids), len(self._rowids) - 1)
-        numbers: NDArray[np.int64] = np.where(
-            self._rowids[index] == rowids, self._numbers[index], NULL
-        )
-        return numbers
+        known = self._rowids[index] == rowids
+        return np.where(known, self._numbers[index], NULL).astype(np.int64)
 
     def texts(self, numbers: Sequence[int]) -> dict[int, str]:
         """Return texts by number, skipping unknown numbers."""
@@ -418,15 +457,11 @@ class Texts:
             self._shape_of, self._shapes = _shapes(self._distinct)
         matches = np.array([pattern.search(shape) is not None for shape in self._shapes], bool)
         numbers = numbers[(numbers >= 0) & (numbers < len(self._distinct))]
-        matching: NDArray[np.int64] = numbers[matches[self._shape_of[numbers]]]
-        return matching
+        return np.asarray(numbers[matches[self._shape_of[numbers]]])
 
 
 def read_texts(database: Database, table: str, column: str, where: str) -> Texts:
-    """Read the non-NULL texts of a column in the rows that meet an SQL condition.
-
-    Raises InputError on a broken file.
-    """
+    """Read the non-NULL texts of a column in the rows that meet an SQL condition."""
     import pyarrow
 
     sql = (
@@ -446,12 +481,10 @@ def _read_text_range(database: Database, sql: str, rows: Rows) -> list[tuple[Any
     import adbc_driver_manager
     import pyarrow
 
-    if rows is not None:
-        sql += f" AND rowid >= {rows[0]} AND rowid < {rows[1]}"
     try:
         return [
             (batch.column(0).cast(pyarrow.int64()), batch.column(1).cast(pyarrow.large_binary()))
-            for batch in read_batches(database, sql)
+            for batch in read_batches(database, sql + within(rows))
             if batch.num_rows
         ]
     except (adbc_driver_manager.Error, pyarrow.ArrowException, OSError) as error:
@@ -475,7 +508,7 @@ def _shapes(texts: Any) -> tuple[Integers, list[str]]:
 
     if len(texts):
         _, offsets, data = texts.buffers()
-        letters = pyarrow.py_buffer(data.to_pybytes().translate(_ZERO_FOR_DIGITS))
+        letters = pyarrow.py_buffer(data.to_pybytes().translate(_ZERO_DIGITS))
         buffers = [None, offsets, letters]
         texts = pyarrow.Array.from_buffers(texts.type, len(texts), buffers, offset=texts.offset)
     numbers, distinct = _encode(pyarrow.chunked_array([texts]))

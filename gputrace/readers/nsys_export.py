@@ -1,6 +1,4 @@
-"""Reports (.nsys-rep, .qdrep) and table folders (parquetdir, arrowdir) of nsys, converted to
-SQLite.
-"""
+"""Conversion of nsys's reports (.nsys-rep, .qdrep) and table folders to SQLite."""
 
 from __future__ import annotations
 
@@ -15,7 +13,6 @@ from typing import Any, Final
 from gputrace.errors import InputError, MissingError
 from gputrace.store import cache_folder
 
-_REPORT_SUFFIXES: Final = (".nsys-rep", ".qdrep")
 _INSTALLED: Final = (
     "/usr/local/cuda*/bin/nsys",
     "/opt/nvidia/nsight-systems*/*/bin/nsys",
@@ -28,15 +25,12 @@ _INSTALLED: Final = (
 
 
 def is_report(path: Path) -> bool:
-    """Reports have no magic number in common; their suffix tells."""
-    return path.suffix.lower() in _REPORT_SUFFIXES
+    """Return True for a report, by its suffix: reports have no magic number in common."""
+    return path.suffix.lower() in (".nsys-rep", ".qdrep")
 
 
 def export_report(path: Path) -> Path:
-    """Return the report as an SQLite file in the cache.
-
-    Raises MissingError where there is no nsys, InputError where nsys cannot export the report.
-    """
+    """Return the report as an SQLite file in the cache; raise what `run_export` raises."""
 
     def export(target: Path) -> None:
         if (nsys := find_nsys()) is None:
@@ -51,14 +45,14 @@ def export_report(path: Path) -> Path:
 
 
 def _cached(identity: str, make: Callable[[Path], None]) -> Path:
-    """Return the file in the cache that is made of an input, making it if it is not there."""
+    """Return the file in the cache for an input, making it if it does not exist."""
     import hashlib
 
     key = hashlib.sha256(identity.encode()).hexdigest()[:32]
     target = cache_folder() / "nsys" / f"{key}.sqlite"
+    folder = target.parent
     if target.exists():
         return target
-    folder = target.parent
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -77,10 +71,7 @@ def _cached(identity: str, make: Callable[[Path], None]) -> Path:
 
 
 def run_export(nsys: str, report: Path, target: Path) -> None:
-    """Has nsys export a report to an SQLite file, which is whole afterwards.
-
-    Raises MissingError where nsys cannot be run, InputError where it cannot export the report.
-    """
+    """Let nsys export a report; raise MissingError if it cannot be run, InputError if it fails."""
     import subprocess
 
     command = [nsys, "export", "--type", "sqlite", "-o", str(target), str(report.absolute())]
@@ -89,7 +80,12 @@ def run_export(nsys: str, report: Path, target: Path) -> None:
     except OSError as error:
         raise MissingError(f"{nsys}: cannot be run ({error.strerror})") from error
     if run.returncode != 0 or not target.exists():
-        raise InputError(report, _why(nsys, run.stdout + "\n" + run.stderr))
+        output = f"{run.stdout}\n{run.stderr}".splitlines()
+        lines = [line.strip() for line in output if line.strip()] or ["it said nothing"]
+        reason = next((line for line in lines if "error" in line.lower()), lines[-1])
+        problem = f"nsys {nsys_version(nsys)} could not export it ({reason})"
+        hint = "a report needs the nsys that recorded it, or a newer one"
+        raise InputError(report, f"{problem}; {hint}")
     from gputrace.store.sqlite import check_file
 
     try:
@@ -99,23 +95,13 @@ def run_export(nsys: str, report: Path, target: Path) -> None:
 
 
 def find_nsys() -> str | None:
-    """Return the nsys of GPUTRACE_NSYS, of the PATH, or the newest in the usual places."""
+    """Return the nsys of GPUTRACE_NSYS, of the PATH, or the newest in the usual folders."""
     import shutil
 
     if nsys := os.environ.get("GPUTRACE_NSYS") or shutil.which("nsys"):
         return nsys
     installed = (path for pattern in _INSTALLED for path in sorted(glob(pattern), reverse=True))
     return next(installed, None)
-
-
-def _why(nsys: str, output: str) -> str:
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    said = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "")
-    version = nsys_version(nsys)
-    return (
-        f"nsys {version} could not export it ({said or 'it said nothing'}); "
-        "a report needs the nsys that recorded it, or a newer one"
-    )
 
 
 def nsys_version(nsys: str) -> str:
@@ -127,15 +113,13 @@ def nsys_version(nsys: str) -> str:
     return next((word for word in words if word[:1].isdigit()), "of unknown version")
 
 
-_TABLE_SUFFIXES: Final = (".parquet", ".arrow")
-_NOT_OURS: Final = {"TARGET_INFO_SYSTEM_ENV", "ProcessStreams"}
-"""The environment of the recorded program, and what it printed."""
+_PRIVATE: Final = {"TARGET_INFO_SYSTEM_ENV", "ProcessStreams"}
+"""The environment of the recorded program, and its output."""
 _ROWS_AT_ONCE: Final = 1 << 16
-_ARROW_FILE: Final = b"ARROW1"
 
 
 def is_table_folder(path: Path) -> bool:
-    """Return whether a path is a folder with tables of nsys's names in it."""
+    """Return True for a folder with tables of nsys's names in it."""
     if not os.path.isdir(path):  # noqa: PTH112 - what cannot be looked at is its reader's to refuse
         return False
     from gputrace.readers.nsys_schema import TABLES
@@ -148,18 +132,14 @@ def is_table_folder(path: Path) -> bool:
 
 
 def _tables(folder: Path) -> list[Path]:
-    """One file for each table, in order of the names."""
-    files = sorted(
-        file for file in folder.iterdir() if file.suffix in _TABLE_SUFFIXES and file.is_file()
-    )
-    return list({file.stem: file for file in reversed(files)}.values())[::-1]
+    """Return one file for each table, in order of the names."""
+    files = [file for file in folder.iterdir() if file.suffix in (".parquet", ".arrow")]
+    by_name = {file.stem: file for file in sorted(files, reverse=True) if file.is_file()}
+    return list(by_name.values())[::-1]
 
 
 def convert_folder(folder: Path) -> Path:
-    """The tables of a folder as an SQLite file in the cache.
-
-    Raises InputError where one cannot be read, MissingError where the cache cannot be written.
-    """
+    """Return the tables of a folder as an SQLite file in the cache."""
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in _tables(folder)]
     return _cached(f"{folder.resolve()}\0{states}", partial(_convert, folder))
 
@@ -179,12 +159,12 @@ def _convert(folder: Path, target: Path) -> None:
                 statement.set_sql_query(f"PRAGMA {pragma}")
                 statement.execute_query()
         for table in _tables(folder):
-            if table.stem not in _NOT_OURS:
+            if table.stem not in _PRIVATE:
                 _copy(connection, table)
 
 
 def _copy(connection: Any, table: Path) -> None:
-    """Makes a table of a file, a batch of rows at a time."""
+    """Make a table of a file, a batch of rows at a time."""
     import adbc_driver_manager as adbc
     import pyarrow
 
@@ -193,21 +173,21 @@ def _copy(connection: Any, table: Path) -> None:
             statement.set_options(**{"adbc.ingest.target_table": table.stem})
             statement.bind_stream(reader)
             statement.execute_update()
-    except adbc.Error as error:
-        if "full" not in str(error):
-            raise _broken(table, error) from None
-        raise MissingError(f"{cache_folder()}: the disk is full; make room for {table}") from None
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise _broken(table, error) from None
+    except (adbc.Error, pyarrow.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, adbc.Error) and "full" in str(error):
+            problem = f"{cache_folder()}: the disk is full; make room for {table}"
+            raise MissingError(problem) from None
+        reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
+        raise InputError(table, f"broken ({reason}); copy or export it again") from None
 
 
 def _reader(table: Path) -> Any:
-    """The columns of a file that SQLite can hold, as Arrow batches."""
+    """Read the columns of a file that SQLite can hold, as Arrow batches."""
     import pyarrow
 
     from gputrace.readers.gzip_io import check_ratio
 
-    schema, batches = _parquet(table) if table.suffix == ".parquet" else _arrow(table)
+    schema, batches = _batches(table)
     kept = [field for field in schema if not pyarrow.types.is_nested(field.type)]
     if not kept:
         raise ValueError("no columns")
@@ -237,26 +217,20 @@ def _storable(kind: Any) -> Any:
     return kind
 
 
-def _parquet(table: Path) -> tuple[Any, Iterator[Any]]:
-    from pyarrow import parquet
-
-    file = parquet.ParquetFile(table)
-    return file.schema_arrow, file.iter_batches(_ROWS_AT_ONCE)
-
-
-def _arrow(table: Path) -> tuple[Any, Iterator[Any]]:
-    """A file of Arrow's, or a stream."""
+def _batches(table: Path) -> tuple[Any, Iterator[Any]]:
+    """Return schema and record batches of a Parquet file, or of a file or stream of Arrow."""
     import pyarrow
 
+    if table.suffix == ".parquet":
+        from pyarrow import parquet
+
+        columns = parquet.ParquetFile(table)
+        return columns.schema_arrow, columns.iter_batches(_ROWS_AT_ONCE)
     source = pyarrow.memory_map(str(table))
-    if source.read(len(_ARROW_FILE)) != _ARROW_FILE:
-        source.seek(0)
+    is_file = source.read(6) == b"ARROW1"
+    source.seek(0)
+    if not is_file:
         stream = pyarrow.ipc.open_stream(source)
         return stream.schema, iter(stream)
     file = pyarrow.ipc.open_file(source)
     return file.schema, map(file.get_batch, range(file.num_record_batches))
-
-
-def _broken(table: Path, error: Exception) -> InputError:
-    reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
-    return InputError(table, f"broken ({reason}); copy or export it again")

@@ -1,11 +1,9 @@
-"""Tables of nsys SQLite exports: columns and enums, and the machine, ranks and GPUs that they
-describe.
-"""
+"""Tables of nsys SQLite exports: columns and enums; machine, ranks and GPUs in them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -14,18 +12,13 @@ import numpy as np
 from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind, Memory
 from gputrace.model.nvml import VALUES, Card, Link, Nvml, Samples, plain_uuid
 from gputrace.model.trace import Session
-from gputrace.store.sqlite import Database, SqliteTables, StringTable, TimedTable, quote_identifier
+from gputrace.store.sqlite import Database, EventTable, SqliteTables, TimedTable, quote_identifier
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """One table: the kinds of event its rows are, and the columns that hold each event column.
+class Table(EventTable):
+    """Table of events; ``columns`` are nsys's columns for each event column, best first."""
 
-    ``columns`` names for each event column the nsys columns that may hold it, best first.
-    """
-
-    name: str
-    kinds: tuple[Kind, ...]
     columns: Mapping[str, tuple[str, ...]]
     where: str = ""
 
@@ -75,9 +68,7 @@ TABLES: Final = (
     ),
     Table("CUPTI_ACTIVITY_KIND_MEMSET", (Kind.MEMSET,), {**_ON_GPU, "bytes": ("bytes",)}),
     Table(
-        "CUPTI_ACTIVITY_KIND_RUNTIME",
-        (Kind.API,),
-        {**_ON_HOST, "correlation": ("correlationId",)},
+        "CUPTI_ACTIVITY_KIND_RUNTIME", (Kind.API,), {**_ON_HOST, "correlation": ("correlationId",)}
     ),
     Table("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", (Kind.SYNC,), {**_ON_GPU, "name": ("syncType",)}),
     Table("OSRT_API", (Kind.OS_RUNTIME,), _ON_HOST),
@@ -128,9 +119,9 @@ _GPU: Final = ("globalPid", "deviceId", "copyKind", "srcDeviceId", "dstDeviceId"
 
 
 def string_columns(declaration: str) -> frozenset[str]:
-    """The columns of a table that hold ids of StringIds, by its CREATE TABLE statement."""
-    named = {found[1] or found[2] for found in _STRINGS.finditer(declaration)}
-    return frozenset(named | {found[1] for found in _DECLARED_SYMBOLS.finditer(declaration)})
+    """Return the columns that hold ids of StringIds, by a table's CREATE TABLE statement."""
+    named = {match[1] or match[2] for match in _STRINGS.finditer(declaration)}
+    return frozenset(named | {match[1] for match in _DECLARED_SYMBOLS.finditer(declaration)})
 
 
 def _timed(database: Database, table: str) -> TimedTable | None:
@@ -139,7 +130,7 @@ def _timed(database: Database, table: str) -> TimedTable | None:
     if start is None:
         return None
     end = f'COALESCE("end", {start})' if "end" in columns else start
-    groups = _groups(set(columns))
+    groups = _groups(columns.keys())
     process = next((name for name in ("globalPid", "globalTid") if name in columns), None)
     if "correlationId" in columns and process is not None:
         pair = f"{process} >> 24", "correlationId"
@@ -155,33 +146,25 @@ def _timed(database: Database, table: str) -> TimedTable | None:
     return TimedTable(start, end, groups, beside=start == '"timeNs"', always=always)
 
 
-def _groups(columns: set[str]) -> tuple[str, ...]:
+def _groups(columns: Set[str]) -> tuple[str, ...]:
     if "deviceId" in columns:
         return tuple(name for name in _GPU if name in columns)
     if "timeNs" in columns:
         return ("gpu",)
-    if "globalTid" not in columns:
-        return ()
-    # What a thread last called before a wait for data is one of the names' last calls.
-    return ("globalTid", "nameId") if {"correlationId", "nameId"} <= columns else ("globalTid",)
-
-
-STRINGS: Final = StringTable(
-    "StringIds",
-    "id",
-    string_columns,
-    {"CUPTI_ACTIVITY_KIND_KERNEL": ("demangledName", "shortName", "mangledName")},
-)
+    # What a thread last called before a wait for data is among the names' last calls.
+    named = ("globalTid", "nameId") if "correlationId" in columns else ("globalTid",)
+    return tuple(name for name in named if columns >= {"globalTid", name})
 
 
 def nsys_tables(database: Database) -> SqliteTables:
     """Describe how to slice an nsys export, or a trace of ours."""
-    return SqliteTables(database, _timed, STRINGS)
+    kernels = {"CUPTI_ACTIVITY_KIND_KERNEL": ("demangledName", "shortName", "mangledName")}
+    return SqliteTables(database, _timed, "StringIds", "id", string_columns, kernels)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A process's place in the run."""
+    """Host and rank of a process."""
 
     host: str = ""
     rank: int = UNKNOWN
@@ -194,9 +177,7 @@ NOBODY: Final = Member()
 
 
 def read_members(database: Database) -> dict[int, Member]:
-    """Return the processes that gputrace wrote down, by their globalPid (hw:8 vm:8 pid:24 tid:24
-    bits) without the thread.
-    """
+    """Return gputrace's processes by globalPid (hw:8 vm:8 pid:24 tid:24 bits) without thread."""
     if not database.has("GPUTRACE_PROCESS", "globalPid", "host", "rank", "worldSize"):
         return {}
     sql = (
@@ -210,21 +191,17 @@ def read_members(database: Database) -> dict[int, Member]:
 
 
 def read_session(database: Database) -> Session:
-    """Return what the file says of its run.
+    """Return properties of the run, with the ranks of processes that use a GPU.
 
-    Ranks are those of processes that use a GPU: a launcher has a rank among launchers, and a
-    worker of a data loader that of its trainer.
+    A launcher has a rank among launchers, and a worker of a data loader that of its trainer.
     """
     meta = dict(database.select("GPUTRACE_META", "name", "value", where="value IS NOT NULL"))
     members = read_members(database)
     # CUDA devices are listed for the processes that use them.
     users = {pid for (pid,) in database.select("TARGET_INFO_CUDA_DEVICE", "pid") if pid is not None}
     epochs = database.select("TARGET_INFO_SESSION_START_TIME", "utcEpochNs", where="utcEpochNs > 0")
-    ranked = [
-        member
-        for key, member in members.items()
-        if member.rank != UNKNOWN and (not users or key & 0xFFFFFF in users)
-    ]
+    on_gpu = [m for key, m in members.items() if not users or key & 0xFFFFFF in users]
+    ranked = [member for member in on_gpu if member.rank != UNKNOWN]
     hosts = {member.host for member in members.values()} or {meta.get("hostname", "")}
     return Session(
         epoch_ns=next((time for (time,) in epochs if isinstance(time, int)), None),
@@ -237,7 +214,7 @@ def read_session(database: Database) -> Session:
 
 
 def _utc_offset(database: Database) -> int | None:
-    """From the session's start in both times; zones differ by quarters of an hour."""
+    """Compare the session's start in both times; zones differ by quarters of an hour."""
     if not database.has("TARGET_INFO_SESSION_START_TIME", "utcTime", "localTime"):
         return None
     sql = (
@@ -262,15 +239,16 @@ class TargetGpu(NamedTuple):
 
 
 class DeviceMap:
-    """Answers for one export.
+    """Cards by process and CUDA ordinal, in one export.
 
     NVML counts cards in the order of their PCI addresses, nsys in an order of its own (an A100
-    node: id 3 at 03:00.0, id 0 at c1:00.0); so where all addresses are known, they decide. Where
-    NVML itself was asked, it does: processes may have seen some of the cards only.
+    node: id 3 at 03:00.0, id 0 at c1:00.0); so if all addresses are known, they decide. NVML's
+    records come first: processes may have seen some of the cards only.
     """
 
     def __init__(self, database: Database) -> None:
-        cards = _cards(database)
+        rows = _rows(database, "TARGET_INFO_GPU", _TARGET, ["id", "name"])
+        cards = [TargetGpu(**row) for row in rows]
         self._cards = {card.id: card for card in cards}
         # By nsys id: the id itself where not every card is listed with an address.
         self._indices = {card.id: card.id for card in cards}
@@ -281,11 +259,16 @@ class DeviceMap:
         known = {plain_uuid(card.uuid): card.gpu for card in read_cards(database)}
         uuids = {card.id: plain_uuid(card.uuid) for card in cards}
         self._indices |= {id: known[uuid] for id, uuid in uuids.items() if uuid and uuid in known}
-        self._ids = _ids_by_process(database)
-        self._visible = _visible_devices(database)
+        used = database.select("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId")
+        whole = [row for row in used if all(isinstance(id, int) for id in row)]
+        self._ids: dict[tuple[int, int], int] = {(pid, ordinal): id for pid, ordinal, id in whole}
+        captured = database.select("META_DATA_CAPTURE", "name", "value")
+        matches = (_VISIBLE.search(f"{name}={value}") for name, value in captured)
+        visible = next(filter(None, matches), None)
+        self._visible = [int(number) for number in visible[1].split(",")] if visible else []
 
     def find(self, pid: int, ordinal: int) -> tuple[int, str, str]:
-        """Physical index (or UNKNOWN), name and uuid (or nothing) of a process's CUDA ordinal."""
+        """Return physical index (or UNKNOWN), name and uuid of a process's CUDA ordinal."""
         id = self._ids.get((pid, ordinal))
         if id is None and not self._ids and len(self._cards) == 1 and ordinal == 0:
             id = next(iter(self._cards))
@@ -298,30 +281,7 @@ class DeviceMap:
         return (self._visible[ordinal] if known else UNKNOWN), name, ""
 
 
-def _cards(database: Database) -> list[TargetGpu]:
-    if not database.has("TARGET_INFO_GPU", "id", "name"):
-        return []
-    bus, uuid = (
-        name if database.has("TARGET_INFO_GPU", name) else "''" for name in ("busLocation", "uuid")
-    )
-    columns = f"id, name, {bus}, {uuid}"
-    rows = database.query(f"SELECT {columns} FROM TARGET_INFO_GPU WHERE typeof(id) = 'integer'")
-    return [TargetGpu(id, *(str(text or "") for text in texts)) for id, *texts in rows]
-
-
-def _ids_by_process(database: Database) -> dict[tuple[int, int], int]:
-    rows = database.select("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId")
-    return {(row[0], row[1]): row[2] for row in rows if all(isinstance(id, int) for id in row)}
-
-
-def _visible_devices(database: Database) -> list[int]:
-    """CUDA_VISIBLE_DEVICES of the capture, where it was written down as plain numbers."""
-    for name, value in database.select("META_DATA_CAPTURE", "name", "value"):
-        if found := _VISIBLE.search(f"{name}={value}"):
-            return [int(number) for number in found[1].split(",")]
-    return []
-
-
+_TARGET: Final = {"id": "id", "name": "name", "bus": "busLocation", "uuid": "uuid"}
 _CARD: Final = {
     "gpu": "gpu", "uuid": "uuid", "name": "name", "pci": "pciBusId", "memory_bytes": "memoryTotal",
     "sm_clock_max": "smClockMax", "memory_clock_max": "memoryClockMax",
@@ -334,23 +294,16 @@ _LINK: Final = {
     "p2p_read": "p2pRead", "p2p_write": "p2pWrite", "p2p_nvlink": "p2pNvlink",
 }  # fmt: skip
 _TEXTS: Final = frozenset(
-    {"uuid", "name", "pci", "link", "ancestor", "p2p_read", "p2p_write", "p2p_nvlink"}
+    {"uuid", "name", "bus", "pci", "link", "ancestor", "p2p_read", "p2p_write", "p2p_nvlink"}
 )
-_ANY_HOST: Final = (
-    "GPUTRACE_PROCESS",
-    "CUPTI_ACTIVITY_KIND_KERNEL",
-    "CUPTI_ACTIVITY_KIND_MEMCPY",
-)
+_ANY_HOST: Final = ("GPUTRACE_PROCESS", "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY")
 _FAR: Final = f"{2.0**62:.1f}"
-"""Numbers from which on nothing is that NVML could say."""
+"""Larger than any number of NVML."""
 _TABLES: Final = ("GPUTRACE_NVML_DEVICE", "GPUTRACE_NVML_SAMPLE", "GPUTRACE_TOPOLOGY")
 
 
 def read_nvml(database: Database, epoch_ns: int | None) -> Nvml:
-    """Read NVML's records; empty if NVML was not asked.
-
-    ``epoch_ns`` is the wall clock at 0 of the trace's own. Raises InputError on a broken file.
-    """
+    """Read NVML's records, if any; ``epoch_ns`` is the wall clock at 0 of the trace's clock."""
     if not database.tables.keys() & set(_TABLES):
         return Nvml()
     host = _host(database)
@@ -358,12 +311,12 @@ def read_nvml(database: Database, epoch_ns: int | None) -> Nvml:
     return Nvml(
         read_cards(database, epoch_ns),
         tuple(Link(**row, host=host) for row in links),
-        _samples(database, "GPUTRACE_NVML_SAMPLE", host),
+        _samples(database, host),
     )
 
 
 def read_cards(database: Database, epoch_ns: int | None = None) -> tuple[Card, ...]:
-    """The cards alone; without an epoch, it is not known when one was lost."""
+    """Read the cards; without an epoch, it is not known when one was lost."""
     cards: list[Card] = []
     for row in _rows(database, "GPUTRACE_NVML_DEVICE", _CARD, ["gpu"]):
         lost = row.pop("lost_ns", None)  # The wall clock when the card was found gone.
@@ -374,7 +327,7 @@ def read_cards(database: Database, epoch_ns: int | None = None) -> tuple[Card, .
 
 
 def _host(database: Database) -> int:
-    """The machine's number in the ids of its processes; a trace file is of one machine."""
+    """Return the machine's number in the ids of its processes; a file is of one machine."""
     for table in _ANY_HOST:
         is_id = "typeof(globalPid) = 'integer' LIMIT 1"
         if (row := next(database.select(table, "globalPid", where=is_id), None)) is not None:
@@ -385,7 +338,7 @@ def _host(database: Database) -> int:
 def _rows(
     database: Database, table: str, columns: Mapping[str, str], required: Collection[str]
 ) -> Iterator[dict[str, Any]]:
-    """Rows by our names of their columns: text, a whole number or None."""
+    """Yield rows with a text, a whole number or None by our names of their columns."""
     if not database.has(table, *required):
         return
     there = {ours: column for ours, column in columns.items() if database.has(table, column)}
@@ -398,7 +351,8 @@ def _rows(
             yield row
 
 
-def _samples(database: Database, table: str, host: int) -> Samples:
+def _samples(database: Database, host: int) -> Samples:
+    table = "GPUTRACE_NVML_SAMPLE"
     if not database.has(table, "gpu", "timeNs"):
         return Samples()
     names = [name for name in VALUES if database.has(table, name)]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
@@ -16,12 +15,11 @@ from numpy.typing import NDArray
 
 from gputrace.errors import InputError
 from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind
-from gputrace.store import sqlite_security
 from gputrace.store.sqlite import (
     Database,
+    EventTable,
     Integers,
     SqliteTables,
-    StringTable,
     TimedTable,
     quote_identifier,
 )
@@ -33,101 +31,64 @@ KERNELS: Final = ("CONCURRENT_KERNEL", "KERNEL", "CDP_KERNEL")
 COPIES: Final = ("MEMCPY", "MEMCPY2")
 ON_GPU: Final = (*KERNELS, *COPIES, "MEMSET", "GRAPH_TRACE")
 CALLS: Final = ("RUNTIME", "DRIVER")
-_TIMED: Final = (*ON_GPU, *CALLS, "SYNCHRONIZATION", "OVERHEAD")
-_MAGIC: Final = b"SQLite format 3\0"
 
 
 @dataclass(frozen=True, slots=True)
 class NvprofFile:
-    """One process, as nvprof wrote it down.
-
-    Attributes:
-        version: CUPTI's API version (12 is CUDA 10.1, 18 is 11.8, 22 is 12.4); 0 where it is not
-            said.
-        pid: of the process, 0 where no row tells.
-        columns: by table that holds rows; names without `PREFIX`.
-        start: the first moment in it, nanoseconds of CLOCK_REALTIME; None where it holds none.
-        kernels: rows of kernels, those without times among them.
-    """
+    """One process, as nvprof recorded it."""
 
     path: Path
-    version: int
     pid: int
+    """0 if no row has it."""
     columns: Mapping[str, frozenset[str]]
+    """By table with rows; names without `PREFIX`."""
     start: int | None
+    """Its first moment, nanoseconds of CLOCK_REALTIME; None without any."""
     kernels: int
+    """Rows of kernels, with or without times."""
 
 
 def read_file(path: Path) -> NvprofFile:
-    """Looks through a file; raises InputError where it is none of nvprof's, or broken."""
-    try:
-        with path.open("rb") as file:
-            if file.read(len(_MAGIC)) != _MAGIC:
-                raise InputError(path, "not a file of nvprof, or cut short")
-    except OSError as error:
-        raise InputError(path, error.strerror or str(error)) from None
-    with opened(path) as database:
-        return _look(path, database)
+    """Inspect a file; raise InputError if it is broken or not of nvprof."""
+    with closing(Database(path)) as database:
+        tables = [table for table in database.tables if table.startswith(PREFIX)]
+        if not tables or "StringTable" not in database.tables:
+            raise InputError(path, "an SQLite file, but not of nvprof")
+        columns = {
+            table.removeprefix(PREFIX): frozenset(database.tables[table])
+            for table in tables
+            if database.has_rows(table)
+        }
+
+        def value(expression: str, table: str) -> Any:
+            return next(database.query(f"SELECT {expression} FROM {PREFIX}{table}"))[0]
+
+        starts = [
+            # A row without times has 0 for one.
+            value(f"CAST(min(NULLIF(max({column}, 0), 0)) AS INTEGER)", table)
+            for table in (*ON_GPU, *CALLS, "SYNCHRONIZATION", "OVERHEAD", "MARKER")
+            if (column := "timestamp" if table == "MARKER" else "start") in columns.get(table, ())
+        ]
+        return NvprofFile(
+            path,
+            read_pid(database),
+            columns,
+            min((start for start in starts if start is not None), default=None),
+            sum(value("count(*)", table) for table in KERNELS if table in columns),
+        )
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """The file, to read; what SQLite finds wrong with it meanwhile is an InputError."""
-    try:
-        with closing(sqlite_security.connect(f"{path.absolute().as_uri()}?mode=ro")) as database:
-            database.text_factory = lambda raw: raw.decode("utf-8", "replace")
-            yield database
-    except sqlite_security.ERRORS as error:
-        raise InputError(path, f"broken ({error})") from None
-
-
-def _look(path: Path, database: sqlite3.Connection) -> NvprofFile:
-    columns = {
-        table: _columns(database, PREFIX + table)
-        for (table,) in database.execute(
-            "SELECT substr(name, ?) FROM sqlite_master WHERE type = 'table' AND substr(name, 1, ?) "
-            "= ?",
-            (len(PREFIX) + 1, len(PREFIX), PREFIX),
-        ).fetchall()
-    }
-    if not columns or not _columns(database, "StringTable"):
-        raise InputError(path, "an SQLite file, but not of nvprof")
-    columns = {
-        table: names
-        for table, names in columns.items()
-        if database.execute(f"SELECT 1 FROM {PREFIX}{table} LIMIT 1").fetchone() is not None
-    }
-    version = database.execute("SELECT CAST(max(version) AS INTEGER) FROM Version").fetchone()[0]
-    counts = [f"SELECT count(*) FROM {PREFIX}{table}" for table in KERNELS if table in columns]
-    pids = (
-        database.execute(
-            f"SELECT CAST(processId AS INTEGER) FROM {PREFIX}{table} LIMIT 1"
-        ).fetchone()[0] or 0
-        for table in CALLS if "processId" in columns.get(table, ())
-    )  # fmt: skip
-    return NvprofFile(
-        path=path,
-        version=version or 0,
-        pid=next(pids, 0),
-        columns=columns,
-        start=min(_starts(database, columns), default=None),
-        kernels=sum(int(database.execute(sql).fetchone()[0]) for sql in counts),
-    )
-
-
-def _columns(database: sqlite3.Connection, table: str) -> frozenset[str]:
-    return frozenset(row[1] for row in database.execute(f"PRAGMA table_info({table})"))
-
-
-def _starts(database: sqlite3.Connection, columns: Mapping[str, frozenset[str]]) -> Iterator[int]:
-    """The first moment of each table; a row without times has 0 for one."""
-    named = [(table, "start") for table in _TIMED] + [("MARKER", "timestamp")]
-    for table, column in named:
-        if column in columns.get(table, ()):
-            sql = f"SELECT CAST(min({column}) AS INTEGER) FROM {PREFIX}{table} WHERE {column} > 0"
-            first = database.execute(sql).fetchone()[0]
-            if first is not None:
-                yield first
+def read_pid(database: Database) -> int:
+    """Return the process's id; 0 if no row has it."""
+    for table in CALLS:
+        for (pid,) in database.select(PREFIX + table, "processId", where="1 LIMIT 1"):
+            if isinstance(pid, int):
+                return pid
+    if database.has(f"{PREFIX}NAME", "objectKind"):
+        is_process = "objectKind = 1"  # CUPTI_ACTIVITY_OBJECT_PROCESS
+        for (raw,) in database.select(f"{PREFIX}NAME", "objectId", where=is_process):
+            return int.from_bytes(raw[:4], "little") if isinstance(raw, bytes) else 0
+    return 0
 
 
 Columns = frozenset[str]
@@ -138,6 +99,7 @@ TEMPORARY: Final = {
     "calls": "class INTEGER, number INTEGER, kept INTEGER, PRIMARY KEY (class, number)",
     "overheads": "kind INTEGER PRIMARY KEY, number INTEGER, kept INTEGER",
 }
+_ON_HOST: Final = {edge: f"r.{edge} - :origin" for edge in ("start", "end")}
 HAS_TIMES: Final = "r.start > 0 AND r.end > 0"
 """nvprof writes 0 where it had no room left to take a time."""
 OBJECT_THREAD: Final = "CASE r.objectKind WHEN 2 THEN substr(r.objectId, 5, 4) ELSE x'00000000' END"
@@ -174,9 +136,9 @@ def all_rows(columns: Mapping[str, Columns]) -> Iterator[Rows]:
 
 
 def strings_named(columns: Mapping[str, Columns]) -> Iterator[tuple[str, str]]:
-    """Tables, and expressions for the strings that their rows name, 0 for none.
+    """Yield tables, and expressions for the strings that their rows name, 0 for none.
 
-    Other strings stay behind: the command line is the name of a process.
+    Others are not copied: the command line is the name of a process.
     """
     yield from ((table, "r.name") for table in (*KERNELS, "MARKER") if table in columns)
     if "domain" in columns.get("MARKER", ()):
@@ -193,10 +155,6 @@ def _on_gpu(known: Columns) -> dict[str, str]:
     same = {name: f"r.{name}" for name in ("deviceId", "contextId", "streamId", "correlationId")}
     node = {"graphNodeId": "NULLIF(r.graphNodeId, 0)"} if "graphNodeId" in known else {}
     return span | same | node | {"globalPid": ":process"}
-
-
-def _on_host() -> dict[str, str]:
-    return {edge: f"r.{edge} - :origin" for edge in ("start", "end")}
 
 
 def _same(names: tuple[str, ...], known: Columns, otherwise: str) -> dict[str, str]:
@@ -247,7 +205,7 @@ def _graphs(table: str, known: Columns) -> Iterator[Rows]:
 
 def _calls(table: str, _known: Columns) -> Iterator[Rows]:
     event_class = DRIVER if table == "DRIVER" else RUNTIME
-    columns = _on_host() | {
+    columns = _ON_HOST | {
         "eventClass": str(event_class),
         "globalTid": "t.thread",
         "correlationId": "r.correlationId",
@@ -262,7 +220,7 @@ def _calls(table: str, _known: Columns) -> Iterator[Rows]:
 
 
 def _synchronizations(table: str, _known: Columns) -> Iterator[Rows]:
-    columns = _on_host() | {
+    columns = _ON_HOST | {
         "deviceId": "c.deviceId",
         "contextId": "r.contextId",
         "streamId": "r.streamId & 0xffffffff",
@@ -279,7 +237,7 @@ def _synchronizations(table: str, _known: Columns) -> Iterator[Rows]:
 
 
 def _overheads(table: str, _known: Columns) -> Iterator[Rows]:
-    columns = _on_host() | {
+    columns = _ON_HOST | {
         "eventClass": "0",
         "globalTid": "t.thread",
         "nameId": "o.kept",
@@ -347,20 +305,18 @@ RUNTIME: Final = 0
 DRIVER: Final = 1
 """CUDA interface of a call, as nsys's ``eventClass`` has it."""
 
-_WORDS: Final = {RUNTIME: "cuda", DRIVER: "cu"}
-
 
 def call_name(event_class: int, number: int) -> str:
-    """Return the name as CUPTI spells it, with the suffix of its version:
-    ``cudaLaunchKernel_v7000``.
+    """Return the name as CUPTI spells it, with its version's suffix: ``cudaLaunchKernel_v7000``.
 
-    A number that is in no CUDA up to 12.9 gets a name that says so.
+    Numbers beyond CUDA 12.9 get a name that says so.
     """
-    return _names().get((event_class, number), f"{_WORDS[event_class]}(unknown call {number})")
+    prefix = "cuda" if event_class == RUNTIME else "cu"
+    return _names().get((event_class, number), f"{prefix}(unknown call {number})")
 
 
 def call_numbers() -> dict[tuple[int, str], int]:
-    """CUPTI's numbers by interface and name; the way back, for who writes such files."""
+    """Return CUPTI's numbers by interface and name, to write such files."""
     return {(event_class, name): number for (event_class, number), name in _names().items()}
 
 
@@ -382,18 +338,16 @@ _GRAPHS: Final = -(1 << 30)
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """One table: the kinds of event its rows are, and an SQL expression for each event column."""
+class Table(EventTable):
+    """Table of events; ``columns`` are SQL expressions by event column."""
 
-    name: str
-    kinds: tuple[Kind, ...]
     columns: Mapping[str, str]
     family: int | None = None
     """Names by number, if the names are numbers; else they are ids of strings."""
     on_gpu: bool = True
     """True if its times are of the GPU's clock."""
     required: tuple[str, ...] = ("start", "end")
-    """The event columns without which its rows tell nothing."""
+    """Event columns without which its rows are useless."""
 
     @property
     def full_name(self) -> str:
@@ -455,24 +409,18 @@ MARKERS: Final = Table(
 _COPIES: Final = "OTHER H2D D2H H2D D2H D2D D2D D2D D2D OTHER PEER OTHER"
 """Kinds by CUpti_ActivityMemcpyKind; arrays are the device's memory, the last is for others."""
 _COPY_KINDS: Final = np.array([Kind[f"COPY_{kind}"] for kind in _COPIES.split()], np.int8)
-_MEMORY_KINDS: Final = 8
 
 
 def copy_kinds(numbers: Integers, source: Integers, destination: Integers) -> NDArray[np.int8]:
-    """Kinds of copies; one within a device whose ends are two devices is a peer copy."""
+    """Return the kinds of copies; device-to-device between two devices is a peer copy."""
     last = len(_COPY_KINDS) - 1
     kinds: NDArray[np.int8] = _COPY_KINDS[np.where((numbers < 0) | (numbers > last), last, numbers)]
     apart = (source != destination) & (source != UNKNOWN) & (destination != UNKNOWN)
     return np.where((kinds == Kind.COPY_D2D) & apart, np.int8(Kind.COPY_PEER), kinds)
 
 
-def memory_kinds(numbers: Integers) -> NDArray[np.signedinteger[Any]]:
-    """Kinds of memory: a `Memory` each."""
-    return np.where((numbers < 0) | (numbers >= _MEMORY_KINDS), 0, numbers)
-
-
 def name_ids(table: Table, numbers: Integers) -> Integers:
-    """Name ids of what a table names its rows by; a number that CUPTI cannot have given is none."""
+    """Return name ids for the numbers in a table; impossible numbers become `UNKNOWN`."""
     if table.kinds == (Kind.GRAPH,):
         ids = _GRAPHS - numbers
     elif table.family is None:
@@ -484,7 +432,7 @@ def name_ids(table: Table, numbers: Integers) -> Integers:
 
 
 def fixed_name(id: int) -> str:
-    """The text of an id below 0, which no string of the file explains."""
+    """Return the text of an id below 0, which is of no string in the file."""
     if id <= _GRAPHS:
         return f"CUDA graph {_GRAPHS - id}"
     number, family = divmod(_FIRST - id, _FAMILIES)
@@ -496,15 +444,13 @@ def fixed_name(id: int) -> str:
 
 
 def _overhead_number(kinds: Any) -> Any:
-    """Small numbers for kinds of overhead: 1, and multiples of 65536."""
+    """Return small numbers for kinds of overhead: 1, and multiples of 65536."""
     return kinds >> 15 | kinds & 1
 
 
 _OVERHEAD_NAMES: Final = {_overhead_number(kind): name for kind, (_, name) in OVERHEADS.items()}
 
 
-_ONE_PROCESS: Final = "0"
-"""A file is of one process."""
 _NAMES: Final = frozenset({"name", "domain"})
 """Columns that hold ids of StringTable, in the tables that have them."""
 _GPU: Final = ("deviceId", "copyKind", "srcDeviceId", "dstDeviceId")
@@ -513,12 +459,11 @@ _GPU: Final = ("deviceId", "copyKind", "srcDeviceId", "dstDeviceId")
 def nvprof_tables(database: Database, origin: int = 0, late: int = 0) -> SqliteTables:
     """Describe how to slice a file of nvprof.
 
-    Windows count from ``origin``, nanoseconds of the file's clock; its times on a GPU are ``late``
-    by so much.
+    Windows count from ``origin`` on the file's clock; its times on a GPU are ``late``; both in ns.
     """
     kernels = {PREFIX + table: ("name",) for table in KERNELS}
-    strings = StringTable("StringTable", "_id_", lambda declaration: _NAMES, kernels)
-    return SqliteTables(database, partial(_timed, origin=origin, late=late), strings)
+    timed = partial(_timed, origin=origin, late=late)
+    return SqliteTables(database, timed, "StringTable", "_id_", lambda _: _NAMES, kernels)
 
 
 def _timed(database: Database, table: str, origin: int, late: int) -> TimedTable | None:
@@ -530,7 +475,7 @@ def _timed(database: Database, table: str, origin: int, late: int) -> TimedTable
     if not {"start", "end"} <= columns.keys():
         return None
     start, end = _after(shift, "start"), _after(shift, "end")
-    pair = _ONE_PROCESS, "correlationId"
+    pair = "0", "correlationId"  # A file is of one process.
     if name in ON_GPU and "correlationId" in columns:
         return TimedTable(start, end, tuple(c for c in _GPU if c in columns), issues=pair)
     if name in CALLS and {"correlationId", "threadId", "cbid"} <= columns.keys():

@@ -44,19 +44,17 @@ def open_traces(
 ) -> Trace:
     """Open the traces of one run as one; a folder stands for the traces in it.
 
-    Logs of nvidia-smi among the files are joined as NVML data.
+    Logs of nvidia-smi among the files are joined as NVML data. Raises InputError if a file cannot
+    be read, or if they are not of one run; with ``keep_going`` only if no file can be read.
 
     Args:
         paths: files and folders.
-        keep_going: whether to continue without files that cannot be read or belong to another run
-            than most; they are listed in the trace's ``quality.left_out``.
+        keep_going: continue without files that cannot be read or belong to another run than most;
+            they are listed in the trace's ``quality.left_out``.
         workers: number of decoding processes; chosen by the file sizes if not given.
-        windows: whether only windows of it will be read: long text is then not held, unless there
-            are logs, which are aligned in time by the whole run.
+        windows: only windows will be read: long text is then not held, unless there are logs,
+            which are aligned in time by the whole run.
         opening: function that opens files, such as on a cluster; this machine if not given.
-
-    Raises InputError if a file cannot be read, or if they are not of one run; with ``keep_going``
-    only if no file can be read.
     """
     errors: list[GputraceError] = []
     files = list(_files(paths, errors if keep_going else None))
@@ -81,7 +79,8 @@ def open_traces(
             else:
                 raise result
         run = _one_run(traces, [_left_out(error) for error in errors], keep_going)
-        _join(run, logs, keep_going)
+        if logs:
+            _join(run, logs, keep_going)
         stack.pop_all()
     return run
 
@@ -112,11 +111,10 @@ def _files(paths: Sequence[Path | str], errors: list[GputraceError] | None) -> I
 
 
 def _join(trace: Trace, logs: Sequence[Path], keep_going: bool) -> None:
-    try:
-        if logs:
-            from gputrace.readers.nvidia_smi import join_logs
+    from gputrace.readers.nvidia_smi import join_logs
 
-            join_logs(trace, logs)
+    try:
+        join_logs(trace, logs)
     except InputError as error:
         if not keep_going:
             raise
@@ -124,10 +122,7 @@ def _join(trace: Trace, logs: Sequence[Path], keep_going: bool) -> None:
 
 
 def leave_out(trace: Trace, error: InputError) -> Trace:
-    """Return the run without the files that an error is about; raise it if none would remain.
-
-    The trace passed in must not be used afterwards.
-    """
+    """Turn the run into one without the files of an error; raise it if none would remain."""
     if not isinstance(trace, MergedTrace):
         raise error
     of_parts = [file for part in trace.traces for file in part.quality.left_out]
@@ -217,10 +212,7 @@ _MAY_BE: Final = (*_OF_TRACES, ".sqlite")
 
 
 def trace_files_in(path: Path) -> list[Path]:
-    """Return the file itself, or the traces and nvidia-smi logs in a folder, sorted by name.
-
-    Other files are ignored. Raises InputError for a folder without any trace.
-    """
+    """Return the file itself, or the traces and nvidia-smi logs in a folder, sorted by name."""
     if not os.path.isdir(path) or is_table_folder(path):  # noqa: PTH112 - may be out of reach
         return [path]
     try:
@@ -240,10 +232,7 @@ def trace_files_in(path: Path) -> list[Path]:
 
 
 def is_log(path: Path, surely: bool = False) -> bool:
-    """Return True for a log of nvidia-smi; unreadable files are left to a reader to report.
-
-    ``surely`` requires more than a time in the first column, for files not named by the user.
-    """
+    """Return True for a log of nvidia-smi, as `is_smi` does; a reader reports unreadable files."""
     from gputrace.readers.nvidia_smi import is_smi
 
     try:
@@ -275,10 +264,7 @@ _BLOCK: Final = 8 << 20
 
 
 def here_of(paths: Sequence[str], progress: Progress | None = None) -> list[str]:
-    """Replace each URL by a local file or folder, downloading it if needed.
-
-    Raises InputError if a download fails, MissingError without the required packages.
-    """
+    """Replace each URL by a local file or folder, downloaded unless cached."""
     here = []
     for path in paths:
         url = _URL.fullmatch(path)
@@ -320,23 +306,17 @@ def _fetch(store: Any, there: str, url: str, progress: Progress | None) -> Path:
     total, before = sum(file["size"] for file in files), 0
     for file in files:
         target = folder / file["name"].rpartition("/")[2]
-        if not target.exists():
-            _download(store, file["name"], target, before, total, progress)
-        before += file["size"]
+        unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+        if target.exists():
+            before += file["size"]
+            continue
+        try:
+            with store.open(file["name"], "rb") as source, unfinished.open("wb") as local:
+                while block := source.read(_BLOCK):
+                    before += local.write(block)
+                    if progress is not None:
+                        progress(before, total)
+            unfinished.replace(target)
+        finally:
+            unfinished.unlink(missing_ok=True)
     return folder if is_folder else folder / there.rpartition("/")[2]
-
-
-def _download(
-    store: Any, there: str, target: Path, before: int, total: int, progress: Progress | None
-) -> None:
-    """Download a file; ``before`` bytes of ``total`` were downloaded before it."""
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with store.open(there, "rb") as source, unfinished.open("wb") as file:
-            while block := source.read(_BLOCK):
-                before += file.write(block)
-                if progress is not None:
-                    progress(before, total)
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)

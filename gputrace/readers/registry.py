@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module
@@ -25,26 +24,25 @@ from gputrace.store.sqlite import MAGIC, Database, open_input
 
 
 class Candidate:
-    """A file of unknown format, inspected by readers to recognize their own.
-
-    Attributes:
-        path: the file, or a folder of tables; it exists and is readable.
-        breaks: the error policy for broken content.
-        windows: whether only windows of it will be read, so that long text need not be held.
-        head: its first 4096 bytes; empty for a folder.
-        content: the first 4096 bytes of its uncompressed content.
-    """
+    """A file of unknown format, inspected by readers to recognize their own."""
 
     def __init__(self, path: Path, breaks: ErrorPolicy = STOP, windows: bool = False) -> None:
+        """Inspect a file or a folder of tables, which must exist and be readable.
+
+        ``breaks`` is the error policy for broken content. With ``windows``, only windows of it
+        will be read, so that long text need not be held.
+        """
         self.path, self.breaks, self.windows = path, breaks, windows
         self.is_folder = is_table_folder(path)
         self.head = b""
+        """The first 4096 bytes; empty for a folder."""
         if not self.is_folder:
             with open_input(path) as file:
                 self.head = file.read(4096)
 
     @cached_property
     def content(self) -> bytes:
+        """The first 4096 bytes of the uncompressed content."""
         return peek(self.head, 4096)
 
     @cached_property
@@ -56,15 +54,6 @@ class Candidate:
         """Close the database, if it was opened."""
         if (database := self.__dict__.get("database")) is not None:
             database.close()
-
-    @contextmanager
-    def closed_on_error(self) -> Iterator[None]:
-        """Close the file if the ``with`` block raises."""
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +79,16 @@ def _lazy(module: str, function: str) -> Any:
     return call_it
 
 
-def _of_database(files: str, module: str, recognises: str, opens: str) -> Reader:
-    """Return a built-in reader of SQLite files, given its module and functions on databases."""
+def _built_in(files: str, module: str, recognises: str, opens: str, text: bool = False) -> Reader:
+    """Return a built-in reader, given its functions on databases, or on the content of text."""
     is_known, opened = _lazy(module, recognises), _lazy(module, opens)
+    if text:
+        return Reader(
+            files,
+            lambda file: is_known(file.content),
+            lambda file: opened(file.path, file.breaks),
+            decodes=True,
+        )
     return Reader(
         files,
         lambda file: file.database is not None and is_known(file.database),
@@ -100,55 +96,44 @@ def _of_database(files: str, module: str, recognises: str, opens: str) -> Reader
     )
 
 
-def _of_text(files: str, module: str, recognises: str, opens: str) -> Reader:
-    """Return a built-in reader of files that are decoded, given its functions on the content."""
-    is_known, opened = _lazy(module, recognises), _lazy(module, opens)
-    return Reader(
-        files,
-        lambda file: is_known(file.content),
-        lambda file: opened(file.path, file.breaks),
-        decodes=True,
-    )
-
-
 def _converted(files: str, recognises: Callable[[Candidate], bool], converts: str) -> Reader:
     """Return a reader of files that a function of `nsys_export` converts to SQLite in the cache."""
-    convert, opened = _lazy("nsys_export", converts), _lazy("nsys", "NsysTrace")
 
-    def open_it(file: Candidate) -> Trace:
-        converted = Candidate(convert(file.path))
-        with converted.closed_on_error():
+    def opens(file: Candidate) -> Trace:
+        converted = Candidate(_lazy("nsys_export", converts)(file.path))
+        try:
             if converted.database is None:
                 problem = f"what was made of it is broken; delete {converted.path} and try again"
                 raise InputError(file.path, problem)
-            trace: Trace = opened(file.path, converted.database)
-            return trace
+            trace: Trace = _lazy("nsys", "NsysTrace")(file.path, converted.database)
+        except BaseException:
+            converted.close()
+            raise
+        return trace
 
-    return Reader(files, recognises, open_it)
+    return Reader(files, recognises, opens)
 
 
 READERS: Final = (
-    _of_database("gputrace's traces", "gputrace", "is_own", "OwnTrace"),
-    _of_database("nsys SQLite exports", "nsys", "is_nsys", "NsysTrace"),
-    _of_database("nvprof files", "nvprof", "is_nvprof", "NvprofTrace"),
+    _built_in("gputrace's traces", "nsys", "is_own", "OwnTrace"),
+    _built_in("nsys SQLite exports", "nsys", "is_nsys", "NsysTrace"),
+    _built_in("nvprof files", "nvprof", "is_nvprof", "NvprofTrace"),
     _converted("nsys reports", lambda file: is_report(file.path), "export_report"),
     _converted(
         "folders of tables that nsys exports", lambda file: file.is_folder, "convert_folder"
     ),
     Reader(
         "traces of PyTorch's profiler (.pt.trace.json, .json.gz)",
-        lambda file: _lazy("kineto", "is_kineto")(file.path, file.head),
+        lambda file: _lazy("chrome_json", "is_kineto")(file.path, file.head),
         lambda file: _lazy("kineto", "LargeKineto" if file.windows else "open_kineto")(
             file.path, file.breaks
         ),
         decodes=True,
     ),
-    _of_text("TensorFlow's and JAX's .xplane.pb", "xplane", "is_xspace", "open_xspace"),
-    _of_text("their .trace.json.gz", "xla", "is_trace_viewer", "open_trace_viewer"),
-    _of_text("MXNet's profiles", "mxnet", "is_mxnet", "MxnetTrace"),
+    _built_in("TensorFlow's and JAX's .xplane.pb", "xplane", "is_xspace", "open_xspace", text=True),
+    _built_in("their .trace.json.gz", "xla", "is_trace_viewer", "open_trace_viewer", text=True),
+    _built_in("MXNet's profiles", "mxnet", "is_mxnet", "MxnetTrace", text=True),
 )
-
-EMPTY: Final = "the file is empty; the recording or the copy failed"
 
 
 def reader_of(candidate: Candidate) -> Reader | None:
@@ -166,15 +151,17 @@ def open_trace(path: Path | str, keep_going: bool = False, windows: bool = False
     breaks = ErrorPolicy(keep_going)
     candidate = Candidate(Path(path), breaks, windows)
     if not candidate.head and not candidate.is_folder:
-        raise InputError(path, EMPTY)
-    with candidate.closed_on_error():
+        raise InputError(path, "the file is empty; the recording or the copy failed")
+    try:
         reader = reader_of(candidate)
         if reader is None:
             raise InputError(path, _unknown(candidate))
-        try:
-            trace = reader.open(candidate)
-        except InputError as error:
+        trace = reader.open(candidate)
+    except BaseException as error:
+        candidate.close()
+        if isinstance(error, InputError):
             raise breaks.errors[0] if breaks.errors else error from None
+        raise
     if breaks.errors:
         if trace.no_gpu is not None:
             trace.close()
@@ -189,10 +176,11 @@ def _unknown(candidate: Candidate) -> str:
     if candidate.database is None:
         unknown = f"not a trace that gputrace knows; it reads {readable}"
         return next((why for known, why in _KNOWN if known.search(candidate.content)), unknown)
-    tables = list(candidate.database.tables)
     if candidate.database.is_dlprof:
         return "a DLProf database, not a timeline; analyze the nsys export that it was made from"
-    shown = ", ".join(tables[:3]) + (", …" if len(tables) > 3 else "") if tables else "none"
+    tables = list(candidate.database.tables)
+    more = ["…"] if len(tables) > 3 else []
+    shown = ", ".join([*tables[:3], *more]) or "none"
     return f"an SQLite file, but not a trace (tables: {shown}); gputrace reads {readable}"
 
 

@@ -16,12 +16,11 @@ from gputrace.model.trace import Device, NoGpu, Process, Session
 from gputrace.readers.chrome_json import (
     ChromeEvent,
     Key,
-    Labels,
     arguments,
     key,
     nanoseconds,
     read_events,
-    read_labels,
+    read_names,
 )
 from gputrace.readers.error_policy import STOP, ErrorPolicy
 from gputrace.readers.in_memory import MemoryTrace, Names
@@ -29,46 +28,37 @@ from gputrace.readers.in_memory import MemoryTrace, Names
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One stream of a GPU, or one host thread; all columns are of one length.
-
-    Attributes:
-        plane: what the line is of: ``/device:GPU:0``, ``/host:CPU``.
-        name: ``Stream #13(Compute)``, ``python``; other lines of a GPU repeat what streams hold.
-        id: of the stream or the thread.
-        start, end: nanoseconds.
-        text: the event's name, a number of `Recording.names`.
-        correlation: joins the call and what it issued; `UNKNOWN` where there is none.
-        details: of a copy or memset, as a number of `Recording.names`, or `UNKNOWN`.
-        step: whether it is marked as a step, by a step number.
-    """
+    """One stream of a GPU, or one host thread; all columns have the same length."""
 
     plane: str
+    """Device: ``/device:GPU:0``, ``/host:CPU``."""
     name: str
+    """``Stream #13(Compute)``, ``python``; other lines of a GPU repeat its streams."""
     id: int
     start: NDArray[np.int64]
     end: NDArray[np.int64]
+    """Nanoseconds."""
     text: NDArray[np.int32]
+    """Name of each event, by number in `Recording.names`."""
     correlation: NDArray[np.int64]
+    """Joins a call and the operation that it issued; or `UNKNOWN`."""
     details: NDArray[np.int32]
+    """Details of a copy or memset, by number in `Recording.names`; or `UNKNOWN`."""
     step: NDArray[np.bool_]
+    """True if marked as a step, by a step number."""
 
 
 @dataclass(slots=True)
 class Recording:
-    """All of a file.
-
-    Attributes:
-        cards: name of the card by CUDA ordinal, where it is told.
-        host: name of the machine.
-        epoch_ns: the wall clock at 0 of the lines' clock.
-        warnings: the profiler's own complaints.
-    """
+    """Content of a file."""
 
     lines: list[Line] = field(default_factory=list)
     names: Names = field(default_factory=Names)
     cards: dict[int, str] = field(default_factory=dict)
+    """Name of the card by CUDA ordinal, if known."""
     host: str = ""
     epoch_ns: int | None = None
+    """Wall clock at 0 of the lines' clock."""
     warnings: list[str] = field(default_factory=list)
 
 
@@ -88,11 +78,9 @@ _NOT_RUN: Final = {
     *("HostRegister", "HostUnregister"),
 }
 """Events on streams that occupy no GPU."""
-_GRAPH: Final = "CudaGraphExec:"
-
 _CUDA_CALL: Final = re.compile(r"cu(da)?[A-Z]")
 _CALLS: Final = {
-    **dict.fromkeys(_KINDS, "cuMemcpy"),
+    **dict.fromkeys(_KINDS, "cuMemcpyAsync"),
     "Memset": "cuMemset",
     "MemoryAlloc": "cuMemAlloc",
     "MemoryFree": "cuMemFree",
@@ -105,8 +93,6 @@ _DATA_WAIT: Final = re.compile(r"IteratorGetNext(AsOptional|Sync)?(Op::DoCompute
 _STEP_NUMBER: Final = re.compile(r" \d+$")
 """The trace viewer's names of steps have it, besides the argument."""
 _USERS_THREAD: Final = re.compile(r"python|main", re.IGNORECASE)
-_PYTHON_CALL: Final = re.compile(r"\$")
-"""Begins an event of the Python tracer: every call, too many to be ranges of the user's."""
 _JAX: Final = re.compile(r"PjitFunction\(|PythonRefManager::")
 
 _SIZE: Final = re.compile(r"(?:size|num_bytes):(\d{1,18})\b")
@@ -134,17 +120,14 @@ class XlaTrace(MemoryTrace):
         ]  # fmt: skip
         base = min((int(line.start.min()) for line in lines if len(line.start)), default=0)
         base = base if base > _EPOCH_NS else 0
-        build = _Columns(recording.names, lines, base)
-        epoch = base or recording.epoch_ns
-        hosts = frozenset({recording.host} - {""})
         super().__init__(
             path,
             "jax" if any(map(_JAX.match, texts)) else "tensorflow",
-            list(build.parts()),
+            list(_Columns(recording.names, lines, base).parts()),
             texts,
             [Process(0, host_name=recording.host)],
             [Device(0, device, name=name) for device, name in recording.cards.items()],
-            Session(epoch_ns=epoch, hosts=hosts),
+            Session(base or recording.epoch_ns, hosts=frozenset({recording.host} - {""})),
             NoGpu("the profile holds the host's side alone", _REMEDY),
         )
         self.quality.warnings += recording.warnings
@@ -171,9 +154,10 @@ class _Columns:
 
     def _per_name(self, ids: NDArray[np.int32], meaning: Callable[[str], int]) -> NDArray[np.int64]:
         """Map each row's text to its meaning; `UNKNOWN` for rows without."""
-        distinct, place = np.unique(ids, return_inverse=True)
-        found = [meaning(self._names.texts[id]) if id >= 0 else UNKNOWN for id in distinct.tolist()]
-        return np.array(found, np.int64)[place]
+        ids, index = np.unique(ids, return_inverse=True)
+        texts = self._names.texts
+        meanings = [meaning(texts[id]) if id >= 0 else UNKNOWN for id in ids.tolist()]
+        return np.array(meanings, np.int64)[index]
 
     def _events(self, line: Line, rows: Mask, **columns: Column | int) -> Events:
         whole = {"start": line.start - self._base, "end": line.end - self._base} | columns
@@ -206,7 +190,7 @@ class _Columns:
         )
 
     def _of_thread(self, line: Line) -> Iterator[Events]:
-        """CUDA calls, steps, and what the user's own thread is annotated with."""
+        """Yield CUDA calls, steps, and annotations of the user's own thread."""
         number = self._names.number
         names = self._per_name(line.text, lambda text: number(_call(text)))
         known = self._per_name(line.text, lambda text: bool(_CUDA_CALL.match(text))) == 1
@@ -219,16 +203,17 @@ class _Columns:
             steps = self._per_name(line.text, lambda text: number(_STEP_NUMBER.sub("", text)))
             yield self._events(line, line.step & ~call, kind=Kind.STEP, name=steps, thread=thread)
         if line.step.any() or _USERS_THREAD.match(line.name):
-            other = self._per_name(line.text, lambda text: not _PYTHON_CALL.match(text)) == 1
+            # The Python tracer records every call: too many for ranges of the user.
+            other = self._per_name(line.text, lambda text: not text.startswith("$")) == 1
             rows = other & ~line.step & ~call
             yield self._events(line, rows, kind=Kind.RANGE, name=line.text, thread=thread)
 
     def _waits(self, hosts: Sequence[Line], streams: Sequence[Events]) -> Iterator[Events]:
-        """Waits for data, on each thread that they hold up.
+        """Yield waits for data, on each thread that they hold up.
 
-        tf.data is asked for the next batch on threads of its own, and what feeds the GPU, or marks
-        the steps, goes on when it is there. Where several GPUs are fed, whose batch is waited for
-        is not told: then a wait is only its own thread's.
+        tf.data produces the next batch on threads of its own, for which the threads that feed the
+        GPU or mark the steps wait. With several GPUs, it is unknown which one waits: then a wait
+        holds up its own thread only.
         """
         gpus = {gpu for events in streams for gpu in np.unique(events.device).tolist()}
         issuing = [line for line in hosts if line.step.any() or (line.correlation > 0).any()]
@@ -245,11 +230,11 @@ class _Columns:
 def _kind(name: str) -> int:
     if name in _NOT_RUN:
         return UNKNOWN
-    return _KINDS.get(name, Kind.GRAPH if name.startswith(_GRAPH) else Kind.KERNEL)
+    return _KINDS.get(name, Kind.GRAPH if name.startswith("CudaGraphExec:") else Kind.KERNEL)
 
 
 def _call(name: str) -> str:
-    """The CUDA call of an event that a correlation joins with what it issued."""
+    """Return the CUDA call of an event that a correlation joins with an operation."""
     if _CUDA_CALL.match(name):
         return name
     return _CALLS.get(name, "cuGraphLaunch" if name.startswith("CudaGraph") else "cuLaunchKernel")
@@ -281,28 +266,30 @@ _LEFT_OUT: Final = (
 
 
 def is_trace_viewer(content: bytes) -> bool:
-    """Return whether a file begins as one of this profiler; takes its first bytes, unpacked."""
+    """Return True if uncompressed content begins as a file of this profiler."""
     return content.lstrip().startswith(b"{") and _MARKS.search(content) is not None
 
 
 def open_trace_viewer(path: Path, breaks: ErrorPolicy = STOP) -> XlaTrace:
     """Open a file of the trace viewer; raise InputError if it is cut short or broken."""
     events = read_events(path, breaks)
-    labels = read_labels(events)
-    found = Recording()
+    processes, threads = read_names(events)
+    recording = Recording()
     rows: dict[tuple[Key, Key], list[ChromeEvent]] = {}
     complete = [event for event in events if event.get("ph") == "X"]
     for event in complete:
         rows.setdefault((key(event, "pid"), key(event, "tid")), []).append(event)
-    for (pid, tid), own in rows.items():
-        if labels.processes.get(pid, "").startswith(("/host:", "/device:GPU:")):
-            found.lines.append(_line(found.names, labels, pid, tid, own))
+    for (pid, tid), of_line in rows.items():
+        plane, name = processes.get(pid, ""), threads.get((pid, tid), "")
+        if plane.startswith(("/host:", "/device:GPU:")):
+            id = tid if isinstance(tid, int) else 0
+            recording.lines.append(_line(recording.names, plane, name, id, of_line))
     if len(complete) >= _MOST_EVENTS:
-        found.warnings.append(_LEFT_OUT)
-    return XlaTrace(path, found)
+        recording.warnings.append(_LEFT_OUT)
+    return XlaTrace(path, recording)
 
 
-def _line(names: Names, labels: Labels, pid: Key, tid: Key, events: Sequence[ChromeEvent]) -> Line:
+def _line(names: Names, plane: str, name: str, id: int, events: Sequence[ChromeEvent]) -> Line:
     timed = [
         (start, end, event)
         for event in events
@@ -311,9 +298,9 @@ def _line(names: Names, labels: Labels, pid: Key, tid: Key, events: Sequence[Chr
     ]
     more = [arguments(event) for _, _, event in timed]
     return Line(
-        plane=labels.processes.get(pid, ""),
-        name=labels.threads.get((pid, tid), ""),
-        id=tid if isinstance(tid, int) else 0,
+        plane=plane,
+        name=name,
+        id=id,
         start=np.array([start for start, _, _ in timed], np.int64),
         end=np.array([end for _, end, _ in timed], np.int64),
         text=np.array([names.number(str(event.get("name"))) for _, _, event in timed], np.int32),
@@ -324,7 +311,7 @@ def _line(names: Names, labels: Labels, pid: Key, tid: Key, events: Sequence[Chr
 
 
 def _integer(value: Any) -> int:
-    """A number of the file's, which has them as text."""
+    """Return a number of the file, which has them as text."""
     text = str(value)
     return int(text) if re.fullmatch(r"\d{1,18}", text, re.ASCII) else UNKNOWN
 

@@ -19,7 +19,6 @@ from gputrace.errors import InputError
 from gputrace.model.events import UNKNOWN
 from gputrace.readers.error_policy import STOP, ErrorPolicy
 from gputrace.readers.gzip_io import read_content
-from gputrace.readers.in_memory import Names
 from gputrace.readers.xla import Line, Recording, XlaTrace
 
 _START: Final = re.compile(
@@ -38,16 +37,13 @@ _STAT_TEXT, _STAT_BYTES, _STAT_REFERENCE = 5, 6, 7
 
 
 def is_xspace(content: bytes) -> bool:
-    """Return whether a file begins as an XSpace; takes its first bytes, unpacked."""
+    """Return True if uncompressed content begins as an XSpace."""
     start = _START.match(content)
     return start is not None and _NAME.match(content, start.end() + 1) is not None
 
 
 def open_xspace(path: Path, breaks: ErrorPolicy = STOP) -> XlaTrace:
-    """Open an XSpace file; raise InputError if it is cut short or broken.
-
-    Where breaks are allowed, planes that are not whole are left out: their names come last.
-    """
+    """Open an XSpace file; if breaks are allowed, without incomplete planes."""
     wire = Wire(read_content(path, MOST_BYTES, breaks))
     return XlaTrace(path, _Reader(path, wire, breaks).read())
 
@@ -63,11 +59,11 @@ class _Plane:
 class _Reader:
     def __init__(self, path: Path, wire: Wire, breaks: ErrorPolicy) -> None:
         self._path, self._wire, self._breaks = path, wire, breaks
-        self._found = Recording()
+        self._recording = Recording()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Meets an error in the protobuf as one in the file."""
+    def _attributed(self) -> Iterator[None]:
+        """Treat an error in the protobuf as one in the file."""
         try:
             yield
         except WireError as error:
@@ -76,26 +72,26 @@ class _Reader:
 
     def read(self) -> Recording:
         top: list[Field] = []
-        with self._told():
+        with self._attributed():
             top.extend(self._wire.fields(0, self._wire.size))
-        found = self._found
-        found.warnings = [self._text(of) for of in top if of[:2] in ((2, BYTES), (3, BYTES))]
-        found.host = next((self._text(of) for of in top if of[:2] == (4, BYTES)), "")
-        for plane in top:
-            if plane[:2] == (1, BYTES):
-                with self._told():
-                    self._read_plane(_by_key(self._fields(plane)))
-        return found
+        fields = _by_key(top)
+        texts = [of for of in top if of[:2] in ((2, BYTES), (3, BYTES))]
+        self._recording.warnings = list(map(self._text, texts))
+        self._recording.host = next(map(self._text, fields.get((4, BYTES), [])), "")
+        for plane in fields.get((1, BYTES), []):
+            with self._attributed():
+                self._read_plane(self._message(plane))
+        return self._recording
 
-    def _fields(self, of: Field) -> Iterator[Field]:
-        return self._wire.fields(of.value, of.end)
+    def _message(self, of: Field) -> dict[tuple[int, int], list[Field]]:
+        return _by_key(self._wire.fields(of.value, of.end))
 
     def _text(self, of: Field) -> str:
         return self._wire.text(of.value, of.end)
 
     def _name(self, fields: Mapping[tuple[int, int], list[Field]], number: int) -> str:
-        found = fields.get((number, BYTES))
-        return self._text(found[-1]) if found else ""
+        values = fields.get((number, BYTES))
+        return self._text(values[-1]) if values else ""
 
     def _read_plane(self, fields: Mapping[tuple[int, int], list[Field]]) -> None:
         name = self._name(fields, 2)
@@ -104,27 +100,26 @@ class _Reader:
         )
         stats = dict(self._stats(plane, fields.get((6, BYTES), [])))
         if gpu := re.match(r"/device:GPU:(\d{1,4})\b", name):
-            self._found.cards[int(gpu[1])] = str(stats.get("gpu_device_name", ""))
+            self._recording.cards[int(gpu[1])] = str(stats.get("gpu_device_name", ""))
         if isinstance(began := stats.get("profile_start_time"), int):
-            self._found.epoch_ns = began
+            self._recording.epoch_ns = began
         if gpu or name.startswith("/host:"):
             for line in fields.get((3, BYTES), []):
                 self._read_line(plane, line)
 
     def _map(self, entries: list[Field]) -> dict[int, str]:
-        """The names in a map of ids to metadata."""
+        """Return the names in a map of ids to metadata."""
         names = {}
         for entry in entries:
-            fields = _by_key(self._fields(entry))
+            fields = self._message(entry)
             for metadata in fields.get((2, BYTES), [])[-1:]:
                 key = fields.get((1, VARINT))
-                id = key[-1].value if key else 0
-                names[id] = self._name(_by_key(self._fields(metadata)), 2)
+                names[key[-1].value if key else 0] = self._name(self._message(metadata), 2)
         return names
 
     def _stats(self, plane: _Plane, stats: list[Field]) -> Iterator[tuple[str, str | int]]:
         for stat in stats:
-            fields = list(self._fields(stat))
+            fields = list(self._wire.fields(stat.value, stat.end))
             id = next((of.value for of in fields if of[:2] == (1, VARINT)), 0)
             for of in fields:
                 if of.number in _STAT_NUMBERS and of.wire == VARINT:
@@ -145,37 +140,31 @@ class _Reader:
         name = self._name(fields, 11) or self._name(fields, 2)
         for first in range(0, len(starts), _AT_ONCE):
             part = slice(first, first + _AT_ONCE)
-            events = _Events(self._wire, plane, self._found.names, starts[part], ends[part])
-            began = numbers.get(3, 0)
-            self._found.lines.append(events.line(name, numbers.get(1, 0), began))
+            began, id = numbers.get(3, 0), numbers.get(1, 0)
+            events = self._events(plane, name, id, began, starts[part], ends[part])
+            self._recording.lines.append(events)
 
-
-class _Events:
-    """Events of a line, decoded together."""
-
-    def __init__(
-        self, wire: Wire, plane: _Plane, names: Names, starts: Places, ends: Places
-    ) -> None:
-        self._wire, self._plane, self._names = wire, plane, names
-        self._columns = {number: np.zeros(len(starts), np.int64) for number in (1, 2, 3)}
-        self._stats: list[tuple[Places, Places, Places]] = []
-        """Rows of events, and where stats of theirs start and end."""
-        for found in wire.fields_of_all(starts, ends):
-            for number, column in self._columns.items():
-                of = (found.number == number) & (found.wire == VARINT)
-                column[found.row[of]] = found.value[of].view(np.int64)
-            of = (found.number == 4) & (found.wire == BYTES)
+    def _events(
+        self, plane: _Plane, name: str, id: int, began: int, starts: Places, ends: Places
+    ) -> Line:
+        """Decode events of a line together."""
+        columns = {number: np.zeros(len(starts), np.int64) for number in (1, 2, 3)}
+        stats: list[tuple[Places, Places, Places]] = []
+        """Rows of events, and starts and ends of stats of them."""
+        for fields in self._wire.fields_of_all(starts, ends):
+            for number, column in columns.items():
+                of = (fields.number == number) & (fields.wire == VARINT)
+                column[fields.row[of]] = fields.value[of].view(np.int64)
+            of = (fields.number == 4) & (fields.wire == BYTES)
             if of.any():
-                where = found.value[of].astype(np.int64)
-                self._stats.append((found.row[of], where, found.end[of]))
-
-    def line(self, name: str, id: int, began: int) -> Line:
-        kinds, offset, duration = self._columns.values()
+                start = fields.value[of].astype(np.int64)
+                stats.append((fields.row[of], start, fields.end[of]))
+        kinds, offset, duration = columns.values()
         ids, place = np.unique(kinds, return_inverse=True)
-        known = self._plane.events
-        numbers = [self._names.number(known.get(id, f"<event {id}>")) for id in ids.tolist()]
+        texts = [plane.events.get(id, f"<event {id}>") for id in ids.tolist()]
+        numbers = list(map(self._recording.names.number, texts))
         line = Line(
-            plane=self._plane.name,
+            plane=plane.name,
             name=name,
             id=id,
             start=began + offset // 1000,
@@ -185,19 +174,21 @@ class _Events:
             details=np.full(len(kinds), UNKNOWN, np.int32),
             step=np.zeros(len(kinds), bool),
         )
-        for stats in self._stats:
-            self._add_stats(line, *stats)
+        for rows in stats:
+            self._add_stats(plane, line, *rows)
         return line
 
-    def _add_stats(self, line: Line, event: Places, start: Places, end: Places) -> None:
+    def _add_stats(
+        self, plane: _Plane, line: Line, event: Places, start: Places, end: Places
+    ) -> None:
         ids, values = np.zeros(len(event), np.int64), np.zeros(len(event), np.int64)
         numbers, ends = np.zeros(len(event), np.int64), np.zeros(len(event), np.int64)
-        for found in self._wire.fields_of_all(start, end):
-            is_id = (found.number == 1) & (found.wire == VARINT)
-            ids[found.row[is_id]] = found.value[is_id].view(np.int64)
-            row, value = found.row[~is_id], found.value[~is_id].view(np.int64)
-            numbers[row], values[row], ends[row] = found.number[~is_id], value, found.end[~is_id]
-        for id, name in self._plane.stats.items():
+        for fields in self._wire.fields_of_all(start, end):
+            is_id = (fields.number == 1) & (fields.wire == VARINT)
+            ids[fields.row[is_id]] = fields.value[is_id].view(np.int64)
+            row, value = fields.row[~is_id], fields.value[~is_id].view(np.int64)
+            numbers[row], values[row], ends[row] = fields.number[~is_id], value, fields.end[~is_id]
+        for id, name in plane.stats.items():
             if name not in _WANTED:
                 continue
             of = np.flatnonzero(ids == id)
@@ -208,22 +199,22 @@ class _Events:
                 line.correlation[event[of]] = values[of]
             else:
                 texts = zip(numbers[of], values[of], ends[of], strict=True)
-                line.details[event[of]] = [self._detail(*map(int, text)) for text in texts]
+                line.details[event[of]] = [self._detail(plane, *map(int, text)) for text in texts]
 
-    def _detail(self, number: int, value: int, end: int) -> int:
+    def _detail(self, plane: _Plane, number: int, value: int, end: int) -> int:
         if number == _STAT_REFERENCE:
-            return self._names.number(self._plane.stats.get(value, ""))
+            return self._recording.names.number(plane.stats.get(value, ""))
         if number in (_STAT_TEXT, _STAT_BYTES):
-            return self._names.number(self._wire.text(value, end))
+            return self._recording.names.number(self._wire.text(value, end))
         return UNKNOWN
 
 
 def _by_key(fields: Iterator[Field] | list[Field]) -> dict[tuple[int, int], list[Field]]:
-    """Fields by number and wire type."""
-    found: dict[tuple[int, int], list[Field]] = {}
+    """Group fields by number and wire type."""
+    groups: dict[tuple[int, int], list[Field]] = {}
     for of in fields:
-        found.setdefault((of.number, of.wire), []).append(of)
-    return found
+        groups.setdefault((of.number, of.wire), []).append(of)
+    return groups
 
 
 VARINT: Final = 0
@@ -236,7 +227,7 @@ Places = NDArray[np.int64]
 
 _MOST_VARINT_BYTES: Final = 10
 _PADDING: Final = 16
-"""Zeros after the data, so that what is cut short can be decoded before it is found out."""
+"""Zeros after the data, so that truncated data can be decoded before it is noticed."""
 
 
 class WireError(ValueError):
@@ -267,10 +258,7 @@ class Fields(NamedTuple):
 
 
 class Wire:
-    """Bytes to decode, which it takes over; all places are offsets in them.
-
-    Raises WireError for what is no message.
-    """
+    """Decoder of bytes, which it takes over and pads; raises WireError for invalid messages."""
 
     def __init__(self, data: bytearray) -> None:
         self.size = len(data)
@@ -279,29 +267,27 @@ class Wire:
         self._array = np.frombuffer(self._data, np.uint8)
 
     def text(self, start: int, end: int) -> str:
-        """Bytes as text; what is not UTF-8 is replaced."""
+        """Decode text, replacing invalid UTF-8."""
         return self._data[start:end].decode("utf-8", "replace")
 
     def fields(self, start: int, end: int) -> Iterator[Field]:
-        """The fields of one message, in order."""
+        """Yield the fields of one message, in order."""
         while start < end:
             tag, start = self._varint(start)
-            value, start = self._value(tag & 7, start)
+            wire = tag & 7
+            if wire == VARINT:
+                value, start = self._varint(start)
+            elif wire == BYTES:
+                size, value = self._varint(start)
+                start = value + size
+            elif wire in (FIXED64, FIXED32):
+                first, start = start, start + (8 if wire == FIXED64 else 4)
+                value = int.from_bytes(self._data[first:start], "little")
+            else:
+                raise WireError(f"wire type {wire} at byte {start:,}")
             if start > end:
                 raise WireError(f"cut short at byte {self.size:,}")
-            yield Field(tag >> 3, tag & 7, value, start)
-
-    def _value(self, wire: int, place: int) -> tuple[int, int]:
-        """A value, and the place after it."""
-        if wire == VARINT:
-            return self._varint(place)
-        if wire == BYTES:
-            size, place = self._varint(place)
-            return place, place + size
-        if wire in (FIXED64, FIXED32):
-            width = 8 if wire == FIXED64 else 4
-            return int.from_bytes(self._data[place : place + width], "little"), place + width
-        raise WireError(f"wire type {wire} at byte {place:,}")
+            yield Field(tag >> 3, wire, value, start)
 
     def _varint(self, place: int) -> tuple[int, int]:
         value = shift = 0
@@ -314,7 +300,7 @@ class Wire:
         raise WireError(f"no number at byte {place:,}")
 
     def fields_of_all(self, start: Places, end: Places) -> Iterator[Fields]:
-        """The first field of all messages that have one, then the second, and so on."""
+        """Yield the first field of all messages that have one, then the second, and so on."""
         row = np.flatnonzero(start < end)
         place, end = start[row], end[row]
         while len(row):
@@ -345,8 +331,8 @@ class Wire:
         return value, after
 
     def _varints(self, place: Places) -> tuple[Numbers, Places]:
-        """A varint at each place, and the places after them."""
-        # Places past the end decode as zeros, and are found out by their messages' ends.
+        """Return the varint at each place, and the places after them."""
+        # Places past the end decode as zeros, and exceed the ends of their messages.
         last = len(self._array) - 1
         byte = self._array[np.minimum(place, last)]
         value, after = (byte & 0x7F).astype(np.uint64), place + 1
@@ -363,7 +349,7 @@ class Wire:
         return value, after
 
     def messages(self, start: int, end: int, number: int) -> tuple[Places, Places, list[Field]]:
-        """Starts and ends of the messages in one field of a message, and its other fields."""
+        """Return starts and ends of the messages in one field of a message, and other fields."""
         starts, ends, others = array("q"), array("q"), []
         data, tag = self._data, number << 3 | BYTES
         while start < end:

@@ -1,24 +1,27 @@
 """Cache of results computed from unchanged traces: Arrow IPC files in the user's cache folder.
 
-An entry consists of a text and columns. Its key covers the path, size and modification time of each
-file of a run, and the version of gputrace and its code, so that it never matches other files. A
-broken entry counts as missing. Columns are memory-mapped, not read: opening takes milliseconds.
+An entry consists of a value in MessagePack and the columns in it. Its key covers the path, size and
+modification time of each file of a run, and the version of gputrace and its code, so that it never
+matches other files. A broken entry counts as missing. Columns are memory-mapped, not read: opening
+takes milliseconds.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from threading import Thread
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.model.events import Events
+from gputrace.plugins import plugins
 from gputrace.store import cache_folder
 
 MOST_BYTES: Final = 4 << 30
@@ -28,7 +31,54 @@ _LARGEST: Final = MOST_BYTES // 2
 _SUFFIX: Final = ".arrow"
 _LEVELS: Final = 2
 """Folder levels to inspect: a folder of traces, some of which are folders of tables."""
-_OFF: Final = ("off", "0")
+
+_Value = TypeVar("_Value")
+
+
+class ResultCache:
+    """Cached results of files and folders, in their state when this is created.
+
+    Disabled where plugins add readers or analyzers, whose code may change unnoticed.
+    """
+
+    def __init__(self, paths: Sequence[Path | str], windows: bool = False) -> None:
+        self._paths = [Path(path) for path in paths]
+        # Results show the names as given, and windows alone may be read in another way.
+        self._given = f"{[str(path) for path in paths]} {windows}"
+        plugged = plugins("readers") or plugins("analyzers")
+        self._files = None if plugged else key_of(self._paths, "")
+
+    @property
+    def any(self) -> bool:
+        """True if anything is cached for these files, which could then be opened."""
+        where = cache_root()
+        if self._files is None or where is None:
+            return False
+        return next(where.glob(self._files.partition("-")[0] + "-*"), None) is not None
+
+    def find(self, kind: type[_Value], options: object) -> _Value | None:
+        """Return the cached result of a type for the same options; None if there is none."""
+        entry = load(self._key(kind, options)) if self.any else None
+        return load_columns(entry, kind) if entry is not None else None
+
+    def keep(self, answer: object, options: object) -> None:
+        """Cache a result, unless its files have changed.
+
+        It is written by a thread, which the interpreter joins at exit.
+        """
+        if self._files is None or key_of(self._paths, "") != self._files or cache_root() is None:
+            return
+        key = self._key(type(answer), options)
+
+        def work() -> None:
+            # The cache is optional, so errors are ignored.
+            with suppress(Exception):
+                store(key, dump_columns(answer))
+
+        Thread(target=work, name="cache").start()
+
+    def _key(self, kind: type, options: object) -> str | None:
+        return key_of(self._paths, f"{kind.__name__} {options} {self._given}")
 
 
 class Kept(NamedTuple):
@@ -42,7 +92,7 @@ class Kept(NamedTuple):
 def cache_root() -> Path | None:
     """Return the folder of entries: GPUTRACE_CACHE or the default; None if that is ``off``."""
     named = os.environ.get("GPUTRACE_CACHE", "")
-    if named.lower() in _OFF:
+    if named.lower() in ("off", "0"):
         return None
     return Path(named) if named else cache_folder() / "traces"
 
@@ -56,15 +106,8 @@ def key_of(traces: Sequence[Path], what: str) -> str | None:
         files = [str(part) for trace in traces for part in _identity(trace)]
     except OSError:
         return None
-    return f"{_hash(*files, _code())[:32]}-{_hash(what)[:16]}"
-
-
-def is_known(key: str | None) -> bool:
-    """Return True if there is any entry for the same unchanged files, which were then readable."""
-    where = cache_root()
-    if key is None or where is None:
-        return False
-    return next(where.glob(key.partition("-")[0] + "-*"), None) is not None
+    state = "\0".join([*files, _code()])
+    return f"{_hash(state)[:32]}-{_hash(what)[:16]}"
 
 
 def _identity(path: Path, levels: int = _LEVELS) -> Iterator[object]:
@@ -83,8 +126,8 @@ def _identity(path: Path, levels: int = _LEVELS) -> Iterator[object]:
     yield from (path.resolve(), status.st_size, status.st_mtime_ns, status.st_ino)
 
 
-def _hash(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def load(key: str | None) -> Kept | None:
@@ -125,18 +168,6 @@ def store(key: str | None, entry: Kept) -> None:
             unfinished.unlink()
 
 
-def store_in_background(key: str | None, make: Callable[[], Kept]) -> None:
-    """Compute and write an entry in a thread, which the interpreter joins at exit."""
-
-    def work() -> None:
-        # The cache is optional, so errors are ignored.
-        with suppress(Exception):
-            store(key, make())
-
-    if key is not None and cache_root() is not None:
-        Thread(target=work, name="cache").start()
-
-
 def _make_room(where: Path, size: int) -> None:
     """Evict the least recently used entries, and remove abandoned temporary files."""
     entries = []
@@ -157,35 +188,67 @@ def _make_room(where: Path, size: int) -> None:
 
 
 def _write(path: Path, entry: Kept) -> None:
+    """Write a batch of one row for the text and for each column: its type and bytes."""
     import pyarrow as pa
 
-    columns = [np.frombuffer(entry.text, np.uint8), *entry.columns]
-    cells, fields = [], []
-    for number, column in enumerate(columns):
-        data = np.ascontiguousarray(column)
-        offsets = np.array([0, data.nbytes], np.int64)
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data.view(np.uint8))]
-        cells.append(pa.LargeBinaryArray.from_buffers(pa.large_binary(), 1, buffers))
-        fields.append(pa.field(str(number), pa.large_binary(), metadata={"type": data.dtype.str}))
-    batch = pa.record_batch(cells, schema=pa.schema(fields))
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
-        writer.write_batch(batch)
+    schema = pa.schema({"type": pa.string(), "data": pa.large_binary()})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        for column in (np.frombuffer(entry.text, np.uint8), *entry.columns):
+            data = np.ascontiguousarray(column)
+            ends = np.array([0, data.nbytes], np.int64)
+            buffers = [None, pa.py_buffer(ends), pa.py_buffer(data.view(np.uint8))]
+            cell = pa.LargeBinaryArray.from_buffers(pa.large_binary(), 1, buffers)
+            writer.write_batch(pa.record_batch([pa.array([data.dtype.str]), cell], schema=schema))
 
 
 def _read(path: Path) -> Kept:
     import pyarrow as pa
 
-    batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
-    batch.validate()
+    file = pa.ipc.open_file(pa.memory_map(str(path)))
     columns = []
-    for field, cell in zip(batch.schema, batch.columns, strict=True):
-        type_ = np.dtype(field.metadata[b"type"].decode())
-        if type_.kind not in "iufb":
-            raise ValueError(f"a column of {type_}")
-        _, offsets, data = cell.buffers()
-        first, last = np.frombuffer(offsets, np.int64, 2).tolist()
-        columns.append(np.frombuffer(data, np.uint8)[first:last].view(type_))
+    for batch in map(file.get_batch, range(file.num_record_batches)):
+        batch.validate()
+        type_, data = (column[0] for column in batch.columns)
+        column = np.frombuffer(data.as_buffer(), np.uint8).view(type_.as_py())
+        if column.dtype.kind not in "iufb":
+            raise ValueError(f"a column of {column.dtype}")
+        columns.append(column)
     return Kept(columns[0].tobytes(), columns[1:])
+
+
+def dump_columns(value: object) -> Kept:
+    """Encode a result; equal columns that are one object are kept once."""
+    import msgspec
+
+    columns: list[NDArray[Any]] = []
+    positions: dict[int, int] = {}
+
+    def encode(part: Any) -> Any:
+        if isinstance(part, Events):
+            return {name: getattr(part, name) for name in part.columns}
+        if not isinstance(part, np.ndarray):
+            return part.item()
+        if id(part) not in positions:
+            positions[id(part)] = len(columns)
+            columns.append(part)
+        return positions[id(part)]
+
+    return Kept(msgspec.msgpack.encode(value, enc_hook=encode), columns)
+
+
+def load_columns(entry: Kept, kind: type[_Value]) -> _Value | None:
+    """Decode a result of a type; None if the entry is broken or of another type."""
+    import msgspec
+
+    def decode(type_: Any, part: Any) -> Any:
+        if type_ is Events:
+            return Events({name: entry.columns[position] for name, position in part.items()})
+        return entry.columns[part]
+
+    try:
+        return msgspec.msgpack.decode(entry.text, type=kind, dec_hook=decode)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 @cache

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, zip_longest
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,10 @@ from numpy.typing import NDArray
 from gputrace.errors import InputError
 from gputrace.model.events import GPU_KINDS, UNKNOWN, Column, Events, Kind, concatenate, number_ids
 from gputrace.model.nvml import Nvml, merge_nvml
-from gputrace.model.trace import Device, Process, Progress, Session, Trace, Window
+from gputrace.model.trace import Device, Process, Progress, Quality, Session, Trace, Window
 from gputrace.units import format_ranges
 
+_Span = tuple[int, int] | None
 _AHEAD: Final = 8
 """Number of files that other processes read ahead."""
 
@@ -50,12 +51,11 @@ class MergedTrace(Trace):
                 zip(traces, shifts, machines(traces), strict=True)
             )
         ]
-        self.origin = self._first_origin()
+        self.origin = min(part.trace.origin + part.shift for part in self._parts)
         self._overlaps = False
         reasons = [trace.no_gpu for trace in traces]
         self.no_gpu = None if None in reasons else reasons[0]
-        for part in self._parts:
-            self._take_over(part)
+        self.take_over()
 
     @property
     def traces(self) -> list[Trace]:
@@ -71,14 +71,11 @@ class MergedTrace(Trace):
         """Nanoseconds added to the times of each trace."""
         return [part.shift for part in self._parts]
 
-    def _first_origin(self) -> int:
-        return min(part.trace.origin + part.shift for part in self._parts)
-
     def shift_hosts(self, shifts: Mapping[int, int], how: str) -> None:
         for part in self._parts:
             hosts = {self.processes[number].host for number in part.processes}
             part.shift += next((shifts[host] for host in hosts if host in shifts), 0)
-        self.origin = self._first_origin()
+        self.origin = min(part.trace.origin + part.shift for part in self._parts)
         notes = self.quality.notes
         notes[:] = [how if note == MERGED_BY_WALL_CLOCK else note for note in notes]
 
@@ -112,9 +109,7 @@ class MergedTrace(Trace):
         return self._lookup(ids, lambda part, local_ids: part.trace.search(local_ids, pattern))
 
     def _lookup(
-        self,
-        ids: Collection[int] | Column,
-        lookup: Callable[[MergePart, Column], dict[int, str]],
+        self, ids: Collection[int] | Column, lookup: Callable[[MergePart, Column], dict[int, str]]
     ) -> dict[int, str]:
         """Look up texts in each trace by its own ids; return them by merged id."""
         merged_texts: dict[int, str] = {}
@@ -164,7 +159,7 @@ class MergedTrace(Trace):
         if kinds == frozenset(GPU_KINDS):
             self._check_overlap(spans)
 
-    def check_spans(self, spans: Sequence[tuple[int, int] | None]) -> None:
+    def check_spans(self, spans: Sequence[_Span]) -> None:
         """Raise NotOneRun if the GPU activity spans, on each trace's clock, show several runs."""
         pairs = zip(self._parts, spans, strict=True)
         self._check_overlap([s and (s[0] + part.shift, s[1] + part.shift) for part, s in pairs])
@@ -178,10 +173,38 @@ class MergedTrace(Trace):
         """Return the merged numbers of name ids of one of the traces."""
         return self._names.number(number, ids)
 
-    def _check_overlap(self, spans: Sequence[tuple[int, int] | None]) -> None:
-        if not self._overlaps:
-            check_overlap([part.trace.path for part in self._parts], spans)
-            self._overlaps = True
+    def _check_overlap(self, spans: Sequence[_Span]) -> None:
+        """Raise NotOneRun if some files ended before others began; spans are on one clock.
+
+        A file without GPU activity has no span and never conflicts.
+        """
+        if self._overlaps:
+            return
+        known = [
+            (span, part.trace.path)
+            for span, part in zip(spans, self._parts, strict=True)
+            if span is not None
+        ]
+        runs: list[list[Path]] = []
+        ends: list[tuple[int, Path]] = []
+        """Latest end in each run, and its file."""
+        problem, late = "", Path()
+        for (start, end), path in sorted(known):
+            if ends and start <= ends[-1][0]:
+                runs[-1].append(path)
+                ends[-1] = max(ends[-1], (end, path))
+                continue
+            if ends and not problem:
+                late, (before, last) = path, ends[-1]
+                problem = (
+                    f"begins {(start - before) / 1e9:,.1f} s after the end of {last}: not one run, "
+                    "or a host's clock is wrong; analyze them apart"
+                )
+            runs.append([path])
+            ends.append((end, path))
+        if problem:
+            raise NotOneRun(late, problem, runs)
+        self._overlaps = True
 
     def _translated(self, part: MergePart, events: Events, columns: Sequence[str]) -> Events:
         """Convert rows of a part to the merged clock and numbers."""
@@ -210,11 +233,9 @@ class MergedTrace(Trace):
             self._part_of[len(self.processes)] = part
             part.processes.append(len(self.processes))
             self.processes.append(merged)
-        if part.tell(self):
-            self._put_in_order()
-
-    def _put_in_order(self) -> None:
-        """Sort the warnings and notes of the traces by trace, not by order of reading."""
+        if not part.copy_quality(self.quality):
+            return
+        # Sort the warnings and notes of the traces by trace, not by order of reading.
         number = {text: part.number for part in self._parts for text in part.messages}
         for texts in (self.quality.warnings, self.quality.notes):
             indices = [index for index, text in enumerate(texts) if text in number]
@@ -234,26 +255,20 @@ class MergedTrace(Trace):
     def read_nvml(self) -> Nvml:
         for part in self._parts:
             part.trace.ask_nvml()
-        return merge_nvml([self._nvml_of(part) for part in self._parts])
-
-    def _nvml_of(self, part: MergePart) -> Nvml:
-        nvml = part.trace.nvml
-        if not nvml:
-            return nvml
-        named = part.trace.session.hosts
-        name = next(iter(named)) if len(named) == 1 else ""
-        numbers = {}
-        for host in sorted({host for host, _ in nvml.places}):
-            key = part.host_key(Process(0, host, host_name=name))
-            numbers[host] = self._hosts.setdefault(key, len(self._hosts))
-        return nvml.moved(part.shift, numbers)
+        merged = []
+        for part in self._parts:
+            nvml, named = part.trace.nvml, part.trace.session.hosts
+            name = next(iter(named)) if len(named) == 1 else ""
+            numbers = {}
+            for host in sorted({host for host, _ in nvml.places}):
+                key = part.host_key(Process(0, host, host_name=name))
+                numbers[host] = self._hosts.setdefault(key, len(self._hosts))
+            merged.append(nvml.moved(part.shift, numbers) if nvml else nvml)
+        return merge_nvml(merged)
 
     def close(self) -> None:
         for part in self._parts:
             part.trace.close()
-
-
-_Span = tuple[int, int] | None
 
 
 def _span(events: Events) -> _Span:
@@ -266,10 +281,7 @@ def _union(spans: Sequence[_Span]) -> _Span:
 
 
 def merge(traces: Sequence[Trace]) -> Trace:
-    """Merge several traces in order of their ranks; raise InputError if they are not of one run.
-
-    The merged trace then owns the traces, unless this raises.
-    """
+    """Merge traces, which are then owned by the result; raise InputError if not of one run."""
     check_parts(traces)
     ordered = sorted(traces, key=lambda trace: min(trace.session.ranks, default=0))
     merged = MergedTrace(ordered, wall_clock_shifts(ordered))
@@ -289,14 +301,11 @@ _NOT_ONE_RUN = "the files must be of one run"
 
 
 class NotOneRun(InputError):
-    """Error for files of several runs.
-
-    Attributes:
-        runs: the files of each run, largest run first.
-    """
+    """Error for files of several runs."""
 
     def __init__(self, path: Path, problem: str, runs: Sequence[Sequence[Path]]) -> None:
         self.runs = sorted(runs, key=len, reverse=True)
+        """Files of each run, largest run first."""
         if len(self.runs[1]) > 1:
             folders = {file.absolute().parent for run in runs for file in run}
             path = Path(os.path.commonpath(folders))
@@ -307,31 +316,26 @@ class NotOneRun(InputError):
 
 def check_parts(traces: Sequence[Trace]) -> None:
     """Raise NotOneRun if traces cannot be parts of one run."""
-    parts = [_Member(trace, trace.session) for trace in traces]
+    parts = [(trace.path, trace.session) for trace in traces]
     # Most traces fit, which linear time shows: no two have the same rank or start.
-    sizes = {part.session.world_size for part in parts} - {None, 0}
-    ranks = Counter(rank for part in parts for rank in part.session.ranks)
-    epochs = Counter(part.session.epoch_ns for part in parts)
+    sizes = {session.world_size for _, session in parts} - {None, 0}
+    ranks = Counter(rank for _, session in parts for rank in session.ranks)
+    epochs = Counter(session.epoch_ns for _, session in parts)
     del epochs[None]
     if len(sizes) < 2 and all(n == 1 for n in (*ranks.values(), *epochs.values())):
         return
     for number, part in enumerate(parts):
         for other in parts[:number]:
             if problem := _conflict(part, other):
-                runs = [[part.trace.path for part in run] for run in _runs(parts)]
-                raise NotOneRun(part.trace.path, problem, runs)
+                raise NotOneRun(part[0], problem, _runs(parts))
 
 
-class _Member(NamedTuple):
-    """A trace and its session, which the trace would read again on each access."""
-
-    trace: Trace
-    session: Session
+_Part = tuple[Path, Session]
 
 
-def _conflict(part: _Member, other: _Member) -> str:
+def _conflict(part: _Part, other: _Part) -> str:
     """Return the reason why two traces are not parts of one run; empty if they may be."""
-    a, b, path = part.session, other.session, other.trace.path
+    (_, a), (path, b) = part, other
     if a.world_size and b.world_size and a.world_size != b.world_size:
         problem = f"is of a run of {a.world_size} ranks, and {path} of one of"
         return f"{problem} {b.world_size}; {_NOT_ONE_RUN}"
@@ -343,49 +347,21 @@ def _conflict(part: _Member, other: _Member) -> str:
     return ""
 
 
-def _runs(parts: Sequence[_Member]) -> list[list[_Member]]:
+def _runs(parts: Sequence[_Part]) -> list[list[Path]]:
     """Cluster the traces into runs, joining those that began closest to each other first."""
-    run_of = {id(part): [part] for part in parts}
+    run_of = {number: [number] for number in range(len(parts))}
 
-    def distance(pair: tuple[_Member, _Member]) -> tuple[bool, int]:
-        a, b = (part.session for part in pair)
+    def distance(pair: tuple[int, int]) -> tuple[bool, int]:
+        a, b = (parts[number][1] for number in pair)
         return a.job != b.job, abs((a.epoch_ns or 0) - (b.epoch_ns or 0))
 
-    for first, second in sorted(combinations(parts, 2), key=distance):
-        run, other = run_of[id(first)], run_of[id(second)]
-        if run is not other and not any(_conflict(a, b) for a in run for b in other):
+    for first, second in sorted(combinations(run_of, 2), key=distance):
+        run, other = run_of[first], run_of[second]
+        if run is not other and not any(_conflict(parts[a], parts[b]) for a in run for b in other):
             run += other
-            run_of |= {id(part): run for part in other}
-    distinct = {id(run): run for run in run_of.values()}
-    position = {id(part): number for number, part in enumerate(parts)}
-    return [sorted(run, key=lambda part: position[id(part)]) for run in distinct.values()]
-
-
-def check_overlap(paths: Sequence[Path], spans: Sequence[tuple[int, int] | None]) -> None:
-    """Raise NotOneRun if some files ended before others began; spans are on one clock.
-
-    A file without GPU activity has no span and never conflicts.
-    """
-    known = [(span, path) for span, path in zip(spans, paths, strict=True) if span is not None]
-    runs: list[list[Path]] = []
-    ends: list[tuple[int, Path]] = []
-    """Latest end in each run, and its file."""
-    problem, late = "", Path()
-    for (start, end), path in sorted(known):
-        if ends and start <= ends[-1][0]:
-            runs[-1].append(path)
-            ends[-1] = max(ends[-1], (end, path))
-            continue
-        if ends and not problem:
-            late, (before, last) = path, ends[-1]
-            problem = (
-                f"begins {(start - before) / 1e9:,.1f} s after the end of {last}: not one run, "
-                "or a host's clock is wrong; analyze them apart"
-            )
-        runs.append([path])
-        ends.append((end, path))
-    if problem:
-        raise NotOneRun(late, problem, runs)
+            run_of |= dict.fromkeys(other, run)
+    distinct = {id(run): run for run in run_of.values()}.values()
+    return [[parts[number][0] for number in sorted(run)] for run in distinct]
 
 
 def machines(traces: Sequence[Trace]) -> list[int]:
@@ -414,10 +390,7 @@ class MergePart:
     """One trace of a merge, and the mapping of its numbers to merged ones."""
 
     def __init__(self, number: int, trace: Trace, shift: int, machine: int, name: str) -> None:
-        """Add a trace, whose times are shifted by ``shift`` nanoseconds.
-
-        ``machine`` is the number of the first trace of its machine, ``name`` that trace's name.
-        """
+        """``shift`` is in ns; ``machine``, ``name`` are of the first trace of its machine."""
         self.number, self.trace, self.shift = number, trace, shift
         self.machine, self.machine_name = machine, name
         self.processes: list[int] = []
@@ -428,23 +401,20 @@ class MergePart:
         """Warnings and notes as they appear in the merged trace."""
         self._copied = (0, 0, 0)
 
-    def tell(self, merged: Trace) -> bool:
-        """Copy new quality problems, prefixed with the file name, to the merged trace.
-
-        Return whether there were new warnings or notes.
-        """
+    def copy_quality(self, merged: Quality) -> bool:
+        """Copy new problems, prefixed with the file name; return True for warnings or notes."""
         quality, where = self.trace.quality, self.trace.path.name
-        warnings, notes, left_out = self._copied
+        first_warning, first_note, first_left_out = self._copied
         self._copied = len(quality.warnings), len(quality.notes), len(quality.left_out)
-        merged.quality.left_out += quality.left_out[left_out:]
-        new = [f"{where}: {text}" for text in quality.warnings[warnings:]]
-        noted = [f"{where}: {text}" for text in quality.notes[notes:]]
-        merged.quality.warnings += new
-        merged.quality.notes += noted
-        self.messages += new + noted
+        merged.left_out += quality.left_out[first_left_out:]
+        warnings = [f"{where}: {text}" for text in quality.warnings[first_warning:]]
+        notes = [f"{where}: {text}" for text in quality.notes[first_note:]]
+        merged.warnings += warnings
+        merged.notes += notes
+        self.messages += warnings + notes
         for reason, rows in quality.dropped.items():
-            merged.quality.drop(reason, rows, str(self.number))
-        return bool(new or noted)
+            merged.drop(reason, rows, str(self.number))
+        return bool(warnings or notes)
 
     def host_key(self, process: Process) -> tuple[str, int]:
         """Return a key of the machine: its name, or the first trace that saw the same cards."""
@@ -468,10 +438,7 @@ MERGED_BY_WALL_CLOCK = (
 
 
 def wall_clock_shifts(traces: Sequence[Trace]) -> list[int]:
-    """Return the nanoseconds to add to the times of each trace, all >= 0 and at least one 0.
-
-    Raises InputError for a trace without a start time.
-    """
+    """Return the nanoseconds to add to the times of each trace, 0 for the first to start."""
     epochs = []
     for trace in traces:
         if (epoch := trace.session.epoch_ns) is None:
@@ -499,8 +466,20 @@ class Numbering:
     def number(self, part: int, ids: Column) -> NDArray[np.int32]:
         """Return the numbers of a trace's ids, assigning new ones."""
         distinct, indices = number_ids(ids)
-        numbers: NDArray[np.int32] = self._numbers(part, distinct)[indices]
-        return numbers
+        known, numbers = self._known.get(part, (np.empty(0, np.int64), np.empty(0, np.int64)))
+        is_id = distinct != UNKNOWN
+        new = np.setdiff1d(distinct[is_id], known, assume_unique=True)
+        if len(new):
+            fresh = np.arange(self._count, self._count + len(new))
+            self._count += len(new)
+            order = np.argsort(both := np.concatenate([known, new]), kind="stable")
+            known, numbers = both[order], np.concatenate([numbers, fresh])[order]
+            self._known[part] = known, numbers
+            self._given.append((part, new))
+            self._origin_of = None
+        result = np.full(len(distinct), UNKNOWN, np.int32)
+        result[is_id] = numbers[np.searchsorted(known, distinct[is_id])]
+        return result.take(indices)
 
     def by_part(self, numbers: _Ids) -> Iterator[tuple[int, _Ids, _Ids]]:
         """Group numbers by trace: yield the trace, its ids, and their numbers."""
@@ -516,20 +495,3 @@ class Numbering:
         order = np.lexsort((ids, parts))
         for rows in np.split(order, np.flatnonzero(np.diff(parts[order])) + 1):
             yield int(parts[rows[0]]), ids[rows], wanted[rows]
-
-    def _numbers(self, part: int, distinct: _Ids) -> NDArray[np.int32]:
-        """Return the numbers of sorted distinct ids, assigning new ones."""
-        ids, numbers = self._known.get(part, (np.empty(0, np.int64), np.empty(0, np.int64)))
-        new = np.setdiff1d(distinct[distinct != UNKNOWN], ids, assume_unique=True)
-        if len(new):
-            fresh = np.arange(self._count, self._count + len(new))
-            self._count += len(new)
-            order = np.argsort(both := np.concatenate([ids, new]), kind="stable")
-            ids, numbers = both[order], np.concatenate([numbers, fresh])[order]
-            self._known[part] = ids, numbers
-            self._given.append((part, new))
-            self._origin_of = None
-        result = np.full(len(distinct), UNKNOWN, np.int32)
-        known = distinct != UNKNOWN
-        result[known] = numbers[np.searchsorted(ids, distinct[known])]
-        return result

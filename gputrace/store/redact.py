@@ -149,9 +149,6 @@ _TAKEN: Final = re.compile(
 """Tables exported with redacted texts; others hold the environment and program output."""
 _META_KEPT: Final = ("format", "version", "start_realtime_ns", "backend", "driver", "world_size",
     "ranks", "nsys")  # fmt: skip
-_PLAIN: Final = ("GPUTRACE_EXPORT",)
-_HOST_LABELS: Final = ("hostname", "host name")
-_USER_LABELS: Final = ("user", "user name")
 _NUMBERS_IN_BYTES: Final = ("objectId", "cacheConfig")
 """Numeric BLOB columns of nvprof; all other BLOBs are zeroed, since they may hold anything."""
 
@@ -241,7 +238,7 @@ class Redaction:
     def shown(self, table: str, column: str) -> str:
         """Return the SQL expression for the exported value of a column."""
         name = quote_identifier(column)
-        if table.startswith("ENUM_") or table in _PLAIN:
+        if table.startswith("ENUM_") or table == "GPUTRACE_EXPORT":
             return name
         if (table, column) == ("GPUTRACE_META", "value"):
             kept = ", ".join(f"'{key}'" for key in _META_KEPT)
@@ -266,8 +263,10 @@ def redaction_for(database: Database) -> Redaction:
     redaction.learn("host", filter(None, [meta.get("hostname", "")]))
     system = _named(database, "TARGET_INFO_SYSTEM_ENV") | _named(database, "META_DATA_CAPTURE")
     labeled = {name.lower().replace("_", " "): value for name, value in system.items()}
-    redaction.learn("host", [v for n, v in labeled.items() if n.endswith(_HOST_LABELS)])
-    redaction.learn("user", [v for n, v in labeled.items() if n.endswith(_USER_LABELS)])
+    redaction.learn(
+        "host", [v for n, v in labeled.items() if n.endswith(("hostname", "host name"))]
+    )
+    redaction.learn("user", [v for n, v in labeled.items() if n.endswith(("user", "user name"))])
     programs = _texts(database, "PROCESSES", "name")
     redaction.learn_from([*programs, *meta.values(), *system.values()])
     redaction.learn("program", [name for name in programs if name])

@@ -8,8 +8,6 @@ thread the last row before and the first row after the window. Times are unchang
 An analysis normally reads all of a trace, since steps are counted from its start. For large SQLite
 files, the window and its surroundings are sliced out first; long text files are decoded for the
 window alone. Memory is then independent of the file size.
-
-A slice records that it was exported, so that its analysis can mention it.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ import sqlite3
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from itertools import chain, count
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -56,14 +54,19 @@ def slice_trace(
 ) -> None:
     """Write the slice of a trace that overlaps a window on the trace's clock, or all of it.
 
-    Raises InputError if the trace is broken, UsageError if nothing overlaps the window, OSError if
-    the slice cannot be written.
+    Raises UsageError if nothing overlaps the window, OSError if the slice cannot be written.
     """
-    with TraceWriter(target) as writer, _attribute_errors(tables.database):
-        with writer.attached(tables.database.uri, "source") as output:
-            if redaction is not None:
-                redaction.prepare(output)
-            _Slicer(tables, writer, output, window or _ALL, redaction, progress).run()
+    with TraceWriter(target) as writer:
+        try:
+            with writer.attached(tables.database.uri, "source") as output:
+                if redaction is not None:
+                    redaction.prepare(output)
+                _Slicer(tables, writer, output, window or _ALL, redaction, progress).run()
+        except sqlite_security.ERRORS as error:
+            # The writer reports a full disk; other errors are due to the input.
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                raise
+            raise sqlite_error(tables.database.path, error) from error
         about = {"redacted": "yes"} if redaction is not None else {}
         if window is not None:
             about |= {"start_ns": str(window.start), "end_ns": str(window.end)}
@@ -72,80 +75,65 @@ def slice_trace(
         writer.add_rows(_TABLE, ["name", "value"], about.items())
 
 
-@contextmanager
-def _attribute_errors(database: Database) -> Iterator[None]:
-    """Attribute SQLite errors to the input, except a full disk, which the writer handles."""
-    try:
-        yield
-    except sqlite_security.ERRORS as error:
-        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-            raise
-        raise sqlite_error(database.path, error) from error
-
-
+@dataclass
 class _Slicer:
     """State of one call of `slice_trace`."""
 
-    def __init__(
-        self,
-        tables: SqliteTables,
-        writer: TraceWriter,
-        output: sqlite3.Connection,
-        window: Window,
-        redaction: Redaction | None,
-        progress: Progress | None,
-    ) -> None:
-        self._database, self._strings = tables.database, tables.strings
-        self._writer, self._output, self._window = writer, output, window
-        self._redaction, self._progress = redaction, progress
-        declared = dict(
-            output.execute("SELECT name, sql FROM source.sqlite_master WHERE type = 'table'")
-        )
-        self._declared = {
+    tables: SqliteTables
+    writer: TraceWriter
+    output: sqlite3.Connection
+    window: Window
+    redaction: Redaction | None
+    progress: Progress | None
+
+    def __post_init__(self) -> None:
+        self.database, redaction = self.tables.database, self.redaction
+        sql = "SELECT name, sql FROM source.sqlite_master WHERE type = 'table'"
+        declared = dict(self.output.execute(sql))
+        self.declared = {
             name: str(declared[name])
-            for name in tables.database.tables
+            for name in self.database.tables
             if not name.startswith("sqlite_") and (redaction is None or redaction.takes(name))
         }
-        described = {name: tables.timed(tables.database, name) for name in self._declared}
+        described = {name: self.tables.timed(self.database, name) for name in self.declared}
         timed = {name: how for name, how in described.items() if how is not None}
         # API calls are copied after the operations that they issued.
-        self._timed = dict(sorted(timed.items(), key=lambda item: item[1].issued is not None))
-        self._columns = {n: list(self._database.tables[n]) for n in self._declared}
+        self.timed = dict(sorted(timed.items(), key=lambda item: item[1].issued is not None))
 
     def run(self) -> None:
         """Copy all tables."""
-        for sql in self._declared.values():
-            self._writer.declare(sql)
-        for name in sorted(self._declared.keys() - self._timed.keys() - {self._strings.table}):
+        for sql in self.declared.values():
+            self.writer.declare(sql)
+        for name in sorted(self.declared.keys() - self.timed.keys() - {self.tables.strings}):
             self._copy(name, "1")
         self._copy_timed()
-        if self._window != _ALL and not any(map(self._touches, self._timed)):
-            raise UsageError(f"{self._database.path}: nothing was recorded in that window")
-        if self._strings.table in self._declared:
+        if self.window != _ALL and not any(map(self._touches, self.timed)):
+            raise UsageError(f"{self.database.path}: nothing was recorded in that window")
+        if self.tables.strings in self.declared:
             self._copy_strings()
 
     def _copy_timed(self) -> None:
-        self._output.execute(
+        self.output.execute(
             "CREATE TEMP TABLE issued (process INTEGER, correlation INTEGER, "
             "PRIMARY KEY (process, correlation)) WITHOUT ROWID"
         )
-        ranges = {name: _rowid_ranges(self._database, name) for name in self._timed}
+        ranges = {name: _rowid_ranges(self.database, name) for name in self.timed}
         total, done = sum(map(len, ranges.values())), count(1)
-        for name, how in self._timed.items():
+        for name, how in self.timed.items():
             edges: dict[tuple[object, ...], tuple[int, int]] = {}
             self._find_together(name, how)
             for rows in ranges[name]:
                 self._copy(name, f"({self._wanted(how)}) AND {rows}")
                 self._find_edges(name, how, rows, edges)
-                if self._progress is not None:
-                    self._progress(next(done), total)
+                if self.progress is not None:
+                    self.progress(next(done), total)
             if edges:
                 rowids = json.dumps(sorted(rowid for _, rowid in edges.values()))
                 listed = f"rowid IN (SELECT value FROM json_each('{rowids}'))"
                 self._copy(name, f"{listed} AND ({self._wanted(how)}) IS NOT TRUE")
             if how.issues is not None:
                 process, correlation = how.issues
-                self._output.execute(
+                self.output.execute(
                     f"INSERT OR IGNORE INTO temp.issued SELECT {process}, {correlation} "
                     f"FROM main.{quote_identifier(name)} WHERE {correlation} > 0"
                 )
@@ -153,23 +141,23 @@ class _Slicer:
     def _find_together(self, table: str, how: TimedTable) -> None:
         """Store the ids of multi-row events that overlap the window in ``temp.together``."""
         if how.together:
-            self._output.execute("DROP TABLE IF EXISTS temp.together")
-            self._output.execute("CREATE TEMP TABLE together (id INTEGER PRIMARY KEY)")
-            self._output.execute(
+            self.output.execute("DROP TABLE IF EXISTS temp.together")
+            self.output.execute("CREATE TEMP TABLE together (id INTEGER PRIMARY KEY)")
+            self.output.execute(
                 f"INSERT INTO temp.together SELECT {quote_identifier(how.together)} AS id "
                 f"FROM source.{quote_identifier(table)} WHERE id NOT NULL GROUP BY id "
-                f"HAVING min({how.start}) < {self._window.end} "
-                f"AND max({how.end}) >= {self._window.start}"
+                f"HAVING min({how.start}) < {self.window.end} "
+                f"AND max({how.end}) >= {self.window.start}"
             )
 
     def _touches(self, table: str) -> bool:
         """Return True if any copied row but annotations overlaps the window itself."""
-        how = self._timed[table]
+        how = self.timed[table]
         sql = f"SELECT 1 FROM main.{quote_identifier(table)} WHERE {self._touching(how)} LIMIT 1"
-        return not how.beside and self._output.execute(sql).fetchone() is not None
+        return not how.beside and self.output.execute(sql).fetchone() is not None
 
     def _touching(self, how: TimedTable) -> str:
-        return f"{how.start} < {self._window.end} AND {how.end} >= {self._window.start}"
+        return f"{how.start} < {self.window.end} AND {how.end} >= {self.window.start}"
 
     def _wanted(self, how: TimedTable) -> str:
         """Return the SQL condition of rows that overlap the window, or are needed at any time."""
@@ -185,13 +173,11 @@ class _Slicer:
         )
 
     def _copy(self, table: str, where: str) -> None:
-        names = self._columns[table]
-        listed = ", ".join(map(quote_identifier, names))
-        redaction = self._redaction
-        shown = listed
-        if redaction is not None:
-            shown = ", ".join(redaction.shown(table, name) for name in names)
-        self._output.execute(
+        names = self.database.tables[table]
+        listed = shown = ", ".join(map(quote_identifier, names))
+        if self.redaction is not None:
+            shown = ", ".join(self.redaction.shown(table, name) for name in names)
+        self.output.execute(
             f"INSERT INTO main.{quote_identifier(table)} ({listed}) "
             f"SELECT {shown} FROM source.{quote_identifier(table)} WHERE {where}"
         )
@@ -204,38 +190,38 @@ class _Slicer:
         edges: dict[tuple[object, ...], tuple[int, int]],
     ) -> None:
         """Find the nearest row to the window on each side, by group: its distance and rowid."""
-        if not how.groups or rows == "1" or self._window == _ALL:
+        if not how.groups or rows == "1" or self.window == _ALL:
             return
         groups = ", ".join(map(quote_identifier, how.groups))
         others = f"AND {rows} GROUP BY {groups}"
         source = f"FROM source.{quote_identifier(table)} WHERE"
-        before = f"{source} {how.end} < {self._window.start} {others}"
-        after = f"{source} {how.start} >= {self._window.end} {others}"
+        before = f"{source} {how.end} < {self.window.start} {others}"
+        after = f"{source} {how.start} >= {self.window.end} {others}"
         for side, nearest in (
             (-1, f"SELECT -max({how.end}), rowid, {groups} {before}"),
             (1, f"SELECT min({how.start}), rowid, {groups} {after}"),
         ):
-            for distance, rowid, *group in self._output.execute(nearest):
+            for distance, rowid, *group in self.output.execute(nearest):
                 known = edges.get((side, *group))
                 if known is None or distance < known[0]:
                     edges[side, *group] = distance, rowid
 
     def _copy_strings(self) -> None:
         """Copy the strings referenced by the copied rows."""
-        strings = self._strings
-        table, id = quote_identifier(strings.table), quote_identifier(strings.id)
+        tables, known = self.tables, self.database.tables
+        table, id = quote_identifier(tables.strings), quote_identifier(tables.string_id)
         named = {
-            name: strings.columns(sql) & set(self._columns[name])
-            for name, sql in self._declared.items()
-            if name != strings.table
+            name: tables.string_columns(sql) & known[name].keys()
+            for name, sql in self.declared.items()
+            if name != tables.strings
         }
         kernels = {
-            name: [column for column in columns if column in self._columns[name]]
-            for name, columns in strings.kernels.items()
-            if name in self._columns
+            name: known[name].keys() & set(columns)
+            for name, columns in tables.kernel_names.items()
+            if name in self.declared
         }
-        text = "value" if self._redaction is None else "redacted(value)"
-        self._output.execute(
+        text = "value" if self.redaction is None else "redacted(value)"
+        self.output.execute(
             f"INSERT INTO main.{table} ({id}, value) SELECT {id}, CASE WHEN {id} IN "
             f"({_ids(kernels)}) THEN value ELSE {text} END "
             f"FROM source.{table} WHERE {id} IN ({_ids(named)})"
@@ -244,10 +230,11 @@ class _Slicer:
 
 def _ids(columns: Mapping[str, Collection[str]]) -> str:
     """Return the SQL query for the ids in some columns of the copied rows."""
-    selects = chain.from_iterable(
-        (f"SELECT {quote_identifier(c)} FROM main.{quote_identifier(table)}" for c in sorted(names))
+    selects = [
+        f"SELECT {quote_identifier(name)} FROM main.{quote_identifier(table)}"
         for table, names in columns.items()
-    )
+        for name in sorted(names)
+    ]
     return " UNION ".join(selects) or "SELECT NULL"
 
 
@@ -256,8 +243,7 @@ def _rowid_ranges(database: Database, table: str) -> list[str]:
     bounds = database.row_bounds(table)
     if bounds is None or bounds[1] - bounds[0] >= database.most_rows:
         return ["1"] if bounds is None else ["rowid IS NOT NULL"]
-    first, last = bounds
-    starts = range(first, last + 1, _ROWS_AT_ONCE)
+    starts = range(bounds[0], bounds[1] + 1, _ROWS_AT_ONCE)
     return [f"rowid >= {start} AND rowid < {start + _ROWS_AT_ONCE}" for start in starts]
 
 
@@ -269,11 +255,11 @@ _AROUND_NS: Final = 5_000_000_000
 
 @contextmanager
 def windowed(trace: Trace, window: Window | None, progress: Progress | None) -> Iterator[Trace]:
-    """Yield the trace to read a window on its clock from: itself, or a slice around the window.
-
-    Raises UsageError if the slice would be empty, OSError if it cannot be written.
-    """
-    if window is None or not _is_large(trace):
+    """Yield the trace to read a window from: itself, or a slice, written as by `slice_trace`."""
+    traces = trace.traces if isinstance(trace, MergedTrace) else [trace]
+    # Large: text that is not held, or large SQLite files.
+    is_large = sum(t.cut_bytes for t in traces) > LARGE or not all(t.held for t in traces)
+    if window is None or not is_large:
         yield trace
         return
     around = max(_AROUND_NS, window.end - window.start)
@@ -289,18 +275,8 @@ def windowed(trace: Trace, window: Window | None, progress: Progress | None) -> 
         yield part
 
 
-def _is_large(trace: Trace) -> bool:
-    """Return True if it has text that is not held, or large SQLite files."""
-    traces = trace.traces if isinstance(trace, MergedTrace) else [trace]
-    return sum(t.cut_bytes for t in traces) > LARGE or not all(t.held for t in traces)
-
-
 def slice_window(
-    trace: Trace,
-    window: Window,
-    folder: Path,
-    opened: ExitStack,
-    progress: Progress | None = None,
+    trace: Trace, window: Window, folder: Path, opened: ExitStack, progress: Progress | None = None
 ) -> Trace:
     """Return a window of a trace, sliced into a folder if needed; ``opened`` closes it."""
     if isinstance(trace, MergedTrace):

@@ -30,8 +30,6 @@ _EXTENT: Final = 1 << 28
 """Minimum bytes per mapping, so that few mappings serve many columns."""
 _SMALL: Final = 1 << 14
 """Bytes below which a column stays in memory."""
-_ALIGNED: Final = 64
-"""Alignment of columns in the file, in bytes."""
 
 _Value = TypeVar("_Value")
 Array = NDArray[Any]
@@ -114,12 +112,11 @@ class SpillFile:
 
     def _allocate(self, size: int) -> int:
         """Reserve bytes in the last mapping, or a new one; return their offset in the file."""
-        offset = -(-self._free // _ALIGNED) * _ALIGNED
+        offset = -(-self._free // 64) * 64
         if offset + size > self._end:
             offset = self._start = self._end
-            extent = max(
-                _EXTENT, -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-            )
+            page = mmap.ALLOCATIONGRANULARITY
+            extent = max(_EXTENT, -(-size // page) * page)
             self._end += extent
             try:
                 os.ftruncate(self._descriptor, self._end)

@@ -13,21 +13,22 @@ integers, floats), the row range is read again through the standard library with
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import sqlite3
 import struct
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice, pairwise
+from functools import cached_property, partial
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, Generic, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -47,19 +48,14 @@ _LOCK_BYTES: Final = (0x40000000, 512)
 
 
 class Database:
-    """An open SQLite file. Raises InputError for any problem with it.
-
-    Attributes:
-        path: the file.
-        uri: SQLite URI that opens it read-only and immutable.
-        most_rows: upper bound of the rows of any table, by the file size.
-    """
+    """An open SQLite file. Raises InputError for any problem with it."""
 
     def __init__(self, path: Path) -> None:
+        check_file(path)
         self.path = path
         self.uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro&immutable=1"
-        check_file(path)
         self.most_rows = path.stat().st_size // LEAST_BYTES_A_ROW
+        """Upper bound of the rows of any table."""
         self._checking = Lock()
         try:
             self._connection = sqlite_security.connect(self.uri, check_same_thread=False)
@@ -70,7 +66,6 @@ class Database:
         weakref.finalize(self, self._connection.close)
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
     def has_rows(self, table: str) -> bool:
@@ -94,11 +89,13 @@ class Database:
             names = ", ".join(map(quote_identifier, columns))
             yield from self.query(f"SELECT {names} FROM {quote_identifier(table)} WHERE {where}")
 
-    def check(self, sql: str) -> None:
-        """Raise InputError for a statement that must not run on any connection.
+    def texts(self, table: str, id: str, ids: Iterable[int]) -> dict[int, object]:
+        """Return column ``value`` of a string table by id."""
+        sql = f"SELECT {id}, value FROM {table} WHERE {id} IN (SELECT value FROM json_each(?))"
+        return dict(self.query(sql, (json.dumps(list(ids)),)))
 
-        Thread-safe.
-        """
+    def check(self, sql: str) -> None:
+        """Raise InputError for a statement that must not run on any connection; thread-safe."""
         try:
             with self._checking:
                 self._connection.execute(f"EXPLAIN {sql}").close()
@@ -116,12 +113,8 @@ class Database:
             "SELECT name FROM sqlite_master WHERE type = 'table' AND typeof(name) = 'text' "
             "AND rootpage > 0 ORDER BY name"
         )
-        return {
-            name: {
-                row[1]: row[2] for row in self.query(f"PRAGMA table_info({quote_identifier(name)})")
-            }
-            for (name,) in list(names)
-        }
+        pragmas = {name: f"PRAGMA table_info({quote_identifier(name)})" for (name,) in list(names)}
+        return {name: {r[1]: r[2] for r in self.query(sql)} for name, sql in pragmas.items()}
 
     @property
     def is_dlprof(self) -> bool:
@@ -157,13 +150,9 @@ def quote_identifier(name: str) -> str:
 
 
 def sqlite_error(path: Path, error: Exception) -> InputError:
-    """Convert an SQLite error into an InputError about the file.
-
-    SQLite runs out of memory if a broken record claims to be huge; its messages about a broken
-    schema quote the schema, which need not be UTF-8.
-    """
+    """Convert an SQLite error, or MemoryError for a huge record, to an InputError about a file."""
     text = str(error)
-    if isinstance(error, UnicodeDecodeError):
+    if isinstance(error, UnicodeDecodeError):  # Messages quote a broken schema.
         text = error.object.decode("utf-8", "replace")
     reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH:
@@ -183,7 +172,9 @@ def check_file(path: Path) -> None:
             raise InputError(path, "not an SQLite file")
         if len(header) < 100:
             raise InputError(path, f"truncated: {size} bytes, less than an SQLite header")
-        expected = _declared_size(header)
+        page, changes, pages, valid_for = struct.unpack(">16xH6xII60xI4x", header)
+        # Old writers leave the page count stale.
+        expected = (65536 if page == 1 else page) * pages if changes == valid_for else 0
         if size < expected:
             raise InputError(
                 path, f"truncated: {size:,} of {expected:,} bytes; copy or export it again"
@@ -219,13 +210,6 @@ def open_input(path: Path) -> Any:
         raise InputError(path, f"cannot be opened: {reason}") from None
 
 
-def _declared_size(header: bytes) -> int:
-    """Return the file size by the header's page count; 0 if an old writer left it stale."""
-    page, changes, pages, valid_for = struct.unpack(">16xH6xII60xI4x", header)
-    page = 65536 if page == 1 else page
-    return page * pages if changes == valid_for else 0
-
-
 def _is_locked(descriptor: int) -> bool:
     """Return True if another process holds a write lock, without taking a lock."""
     request = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, *_LOCK_BYTES, 0)
@@ -238,9 +222,6 @@ def _is_locked(descriptor: int) -> bool:
 
 NULL: Final = -1
 """Value that represents NULL."""
-_WORD: Final = 4
-"""Bytes of a 32-bit integer in a BLOB."""
-
 Integers = NDArray[np.signedinteger[Any]]
 
 
@@ -255,10 +236,7 @@ def _fitting(values: Any, kind: np.dtype[Any]) -> Any:
 
 
 def _plain_values(chunk: Any) -> Any:
-    """Convert an Arrow integer array without pyarrow's converters, which import pandas.
-
-    Raises ValueError for any other type.
-    """
+    """Convert an Arrow array of integers, or raise ValueError; pyarrow's way imports pandas."""
     import pyarrow
 
     if pyarrow.types.is_null(chunk.type):
@@ -268,7 +246,7 @@ def _plain_values(chunk: Any) -> Any:
     if pyarrow.types.is_binary(chunk.type):
         # BLOBs of four bytes are little-endian integers.
         offsets = np.frombuffer(chunk.buffers()[1], np.int32, len(chunk) + 1, 4 * chunk.offset)
-        if chunk.null_count or (np.diff(offsets) != _WORD).any():
+        if chunk.null_count or (np.diff(offsets) != 4).any():
             raise ValueError("BLOBs that are no 32-bit numbers in an integer column")
         return np.frombuffer(chunk.buffers()[2], "<u4", len(chunk), int(offsets[0]))
     if not pyarrow.types.is_int64(chunk.type):
@@ -306,21 +284,20 @@ class Query:
         """Return the statement for a row range; ``cast`` converts every value to an integer."""
         pattern = "CAST({} AS INTEGER)" if cast else "{}"
         columns = ", ".join(pattern.format(text) for text in self.expressions.values())
-        conditions = [f"({self.where})"] if self.where else []
-        if rows is not None:
-            conditions.append(f"rowid >= {rows[0]} AND rowid < {rows[1]}")
-        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        where = f"({self.where or '1'}){within(rows)}"
         order = " ORDER BY rowid" if rows is not None else ""  # The natural order, made explicit.
-        return f"SELECT {columns} FROM {quote_identifier(self.table)}{where}{order}"
+        return f"SELECT {columns} FROM {quote_identifier(self.table)} WHERE {where}{order}"
+
+
+def within(rows: Rows) -> str:
+    """Return the end of an SQL condition, which restricts it to a row range."""
+    return "" if rows is None else f" AND rowid >= {rows[0]} AND rowid < {rows[1]}"
 
 
 def read_integers(
     database: Database, query: Query, progress: Progress | None = None, rows: Rows = None
 ) -> dict[str, Integers]:
-    """Read the columns of a query, NULL as -1, for all rows or a range of rowids.
-
-    Rows are in order of rowid, if the table has rowids. Raises InputError on a broken file.
-    """
+    """Read the columns of a query in order of rowid, if there is any, with -1 for NULL."""
     ranges = _split(*rows) if rows else row_ranges(database, query.table)
     first = ranges[0][0] if ranges[0] else 0
     total = ranges[-1][1] - first if ranges[-1] else 0
@@ -331,9 +308,9 @@ def read_integers(
 
     def count(more: int) -> None:
         nonlocal done
-        if progress is not None:
-            with lock:
-                done += more
+        with lock:
+            done += more
+            if progress is not None:
                 progress(done, max(total, done))
 
     def read(rows: Rows) -> dict[str, Integers]:
@@ -342,9 +319,9 @@ def read_integers(
         views = {name: column[region] for name, column in columns.items()}
         return _read_range(database, query, rows, views, count)
 
+    if len(ranges) == 1:
+        return _read_range(database, query, ranges[0], columns, count)
     parts = map_in_threads(read, ranges)
-    if len(parts) == 1:
-        return parts[0]
     for name, column in columns.items():
         pieces = [part.pop(name) for part in parts]
         inside = all(values.base is column for values in pieces)
@@ -356,8 +333,7 @@ def read_integers(
 def row_ranges(database: Database, table: str) -> Sequence[Rows]:
     """Split the rowids of a table into about equal ranges, one per thread.
 
-    Return ``[None]`` for all rows where there are no rowids, or too sparse ones: a range of more
-    than a file of this size can hold.
+    Return ``[None]`` for all rows without rowids, or with more of them than the file can hold.
     """
     bounds = database.row_bounds(table)
     if bounds is None or bounds[1] - bounds[0] >= database.most_rows:
@@ -416,10 +392,7 @@ def _read_range(
 
 
 def read_batches(database: Database, sql: str) -> Iterator[Any]:
-    """Yield the rows of a statement as Arrow record batches, over a separate connection.
-
-    Raises InputError for a statement that would execute code declared in the file.
-    """
+    """Yield the rows of a statement as Arrow record batches, over a separate connection."""
     import adbc_driver_manager as adbc
     import adbc_driver_sqlite
     import pyarrow
@@ -446,17 +419,13 @@ def read_batches(database: Database, sql: str) -> Iterator[Any]:
 
 
 def _read_casting(database: Database, query: Query, rows: Rows) -> dict[str, Integers]:
-    def values() -> Iterator[int]:
-        for row in islice(cursor, database.most_rows):
-            for value in row:
-                yield NULL if value is None else value
-        if next(cursor, None) is not None:
-            raise database.endless()
-
     try:
         with closing(sqlite_security.connect(database.uri)) as connection:
             cursor = connection.execute(query.sql(rows, cast=True))
-            flat = np.fromiter(values(), np.int64)
+            values = chain.from_iterable(islice(cursor, database.most_rows))
+            flat = np.fromiter((NULL if value is None else value for value in values), np.int64)
+            if next(cursor, None) is not None:
+                raise database.endless()
     except (sqlite3.Error, OverflowError, MemoryError) as error:
         raise sqlite_error(database.path, error) from error
     table = flat.reshape(-1, len(query.expressions))
@@ -488,33 +457,27 @@ class TimedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class StringTable:
-    """The string table that other tables refer to by id."""
-
-    table: str
-    id: str
-    columns: Callable[[str], frozenset[str]]
-    """Function from a CREATE TABLE statement to the columns that hold string ids."""
-    kernels: Mapping[str, tuple[str, ...]]
-    """Columns with kernel names, by table."""
-
-
-@dataclass(frozen=True, slots=True)
 class SqliteTables:
     """Tables of one SQLite trace, with the rules to slice them."""
 
     database: Database
     timed: Callable[[Database, str], TimedTable | None]
     """Function that describes an event table; None for a table that is copied whole."""
-    strings: StringTable
+    strings: str
+    """String table that other tables refer to by id."""
+    string_id: str
+    string_columns: Callable[[str], frozenset[str]]
+    """Function from a CREATE TABLE statement to the columns that hold string ids."""
+    kernel_names: Mapping[str, tuple[str, ...]]
+    """Columns with kernel names, by table."""
 
 
-class EventTable(Protocol):
-    """Table of events as a reader describes it."""
+@dataclass(frozen=True, slots=True)
+class EventTable:
+    """Table of events, and the kinds of event that its rows may be."""
 
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """Kinds of event that its rows may be."""
+    name: str
+    kinds: tuple[Kind, ...]
 
 
 _Table = TypeVar("_Table", bound=EventTable)
@@ -538,10 +501,7 @@ class SqliteTrace(Trace, Generic[_Table]):
         return self._database.path.stat().st_size
 
     def on(self, database: Database) -> Self:
-        """Return this trace, on the same clock, over a slice of its `tables`.
-
-        The caller closes ``database``.
-        """
+        """Return this trace over a slice of its `tables`, which the caller closes."""
         part = copy(self)
         part._database, part.processes = database, list(self.processes)
         return part
@@ -557,11 +517,11 @@ class SqliteTrace(Trace, Generic[_Table]):
         window: Window | None,
         progress: Progress | None,
     ) -> Events:
-        parts = []
-        for table in self._tables:
-            if kinds & set(table.kinds):
-                parts.append(self._read_table(table, kinds, columns, window, progress))
-        return concatenate(parts, columns)
+        read = partial(
+            self._read_table, kinds=kinds, columns=columns, window=window, progress=progress
+        )
+        tables = [table for table in self._tables if kinds & set(table.kinds)]
+        return concatenate(list(map(read, tables)), columns)
 
     @abstractmethod
     def _read_table(

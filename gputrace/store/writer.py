@@ -77,8 +77,7 @@ def _numbered(prefix: str, entries: Sequence[tuple[str, str]]) -> _Names:
 ENUMS: Final[Mapping[str, _Names]] = {
     "ENUM_CUDA_MEMCPY_OPER": _numbered("CUDA_MEMCPY_KIND_", _COPIES),
     "ENUM_CUDA_MEM_KIND": _numbered(
-        "CUDA_MEMOPR_MEMORY_KIND_",
-        [(label.upper().replace(" ", "_"), label) for label in _MEMORY],
+        "CUDA_MEMOPR_MEMORY_KIND_", [(label.upper().replace(" ", "_"), label) for label in _MEMORY]
     ),
     "ENUM_CUDA_KERNEL_LAUNCH_TYPE": _numbered("CUDA_KERNEL_LAUNCH_TYPE_", _LAUNCHES),
     "ENUM_CUPTI_OVERHEAD_TYPE": _numbered("OVERHEAD_", _OVERHEADS),
@@ -223,8 +222,11 @@ class TraceWriter:
         self._database.execute("COMMIT")
         self._database.execute(f"ATTACH ? AS {name}", (str(path),))
         self._database.execute("BEGIN")
-        with sqlite_security.under(self._database, sqlite_security.copying):
+        self._database.set_authorizer(sqlite_security.copying)
+        try:
             yield self._database
+        finally:
+            self._database.set_authorizer(None)
         self._database.execute("COMMIT")
         self._database.execute(f"DETACH {name}")
         self._database.execute("BEGIN")
