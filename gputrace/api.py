@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gputrace import report
@@ -22,19 +22,17 @@ from gputrace.analyzers.pipeline import (
     read_steps,
     read_window,
 )
-from gputrace.analyzers.result_cache import ResultCache
 from gputrace.errors import GputraceError, InputError, UsageError
 from gputrace.model.results import Analysis
 from gputrace.model.trace import LeftOut, Progress, Trace, Window
 from gputrace.readers.open import here_of, leave_out, open_traces
+from gputrace.store.cache import ResultCache
 from gputrace.store.slice import windowed
 
 if TYPE_CHECKING:
     import pandas
 
-    from gputrace.analyzers.kernel_launches import Launches
-    from gputrace.analyzers.pipeline import Spread
-    from gputrace.readers.open import Opening
+    from gputrace.analyzers.kernels import Launches
     from gputrace.report.html.timeline import Material
 
 
@@ -69,17 +67,15 @@ class Report(Analysis):
 
         Raises MissingError if pandas is not installed, UsageError for any other table.
         """
-        from gputrace.report.notebook import frame
-
-        return frame(self, table)
+        return report.frame(self, table)
 
     def __str__(self) -> str:
         return self.render()
 
     def _repr_html_(self) -> str:
-        from gputrace.report.notebook import render
+        from gputrace.report.markup import render_html
 
-        return render(self)
+        return render_html(self)
 
 
 _Result = TypeVar("_Result")
@@ -116,24 +112,16 @@ class OpenTrace:
             raise UsageError("the trace is closed; open it again")
         if self._opened is None:
             with ExitStack() as stack:
+                opening = None
+                if self._scheduler is not None:
+                    from gputrace.distributed import Cluster
+
+                    opening = stack.enter_context(Cluster(self._scheduler)).open_each
                 self._opened = open_traces(
-                    self._paths,
-                    self._keep_going,
-                    self._workers,
-                    self._windows,
-                    _opening(self._scheduler, stack),
+                    self._paths, self._keep_going, self._workers, self._windows, opening
                 )
                 self._closing = stack.pop_all()
         return self._opened
-
-    @property
-    def _spread(self) -> Spread | None:
-        """Return the function that spreads the analysis over the cluster; None without one."""
-        if self._scheduler is None:
-            return None
-        from gputrace.distributed import spread
-
-        return spread
 
     def _absolute(self, window: Window | None) -> Window | None:
         """Convert a window relative to the trace's origin to the trace's own clock."""
@@ -199,9 +187,11 @@ class OpenTrace:
         """
         options = read_options(steps, time, gaps)
 
-        def work(trace: Trace) -> Analysis:
-            return analyze(trace, options, progress, spread=self._spread)
+        work = partial(analyze, options=options, progress=progress)
+        if self._scheduler is not None:
+            from gputrace.distributed import spread
 
+            work = partial(work, spread=spread)
         return _extend(self._read(work, options, progress, Analysis), Report)
 
     def report(
@@ -225,15 +215,14 @@ class OpenTrace:
         Raises what `analyze` raises, UsageError for an existing target, MissingError without
         bokeh, OSError if the target cannot be written.
         """
-        from gputrace.report.html import load
-        from gputrace.report.output_file import check_target, unfinished_file
-
-        path = check_target(Path(target), self._trace.paths, force)
-        text = load("page").render(
-            self.material(steps=steps, time=time, gaps=gaps, progress=progress)
+        _write_page(
+            target,
+            self._trace.paths,
+            force,
+            lambda page: page.render(
+                self.material(steps=steps, time=time, gaps=gaps, progress=progress)
+            ),
         )
-        with unfinished_file(path) as unfinished:
-            unfinished.write_text(text, encoding="utf-8")
 
     def material(
         self,
@@ -253,9 +242,7 @@ class OpenTrace:
 
         options = read_options(steps, time, gaps)
 
-        def work(trace: Trace) -> Scene:
-            return read_scene(trace, options, progress)
-
+        work = partial(read_scene, options=options, progress=progress)
         return gather(self._read(work, options, progress, Scene))
 
     def launches(self, kernel: str, *, progress: Progress | None = None) -> Launches:
@@ -267,7 +254,7 @@ class OpenTrace:
 
         Raises what `analyze` raises, UsageError if there is no such kernel.
         """
-        from gputrace.analyzers.kernel_launches import find_launches
+        from gputrace.analyzers.kernels import find_launches
 
         options = Options(gaps=0)
 
@@ -344,22 +331,21 @@ class OpenTrace:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
-def _opening(scheduler: str | None, opened: ExitStack) -> Opening | None:
-    """Return the cluster's file opener, closed with ``opened``; None without a scheduler."""
-    if scheduler is None:
-        return None
-    from gputrace.distributed import Cluster
+def _write_page(
+    target: str | PathLike[str], inputs: Sequence[Path], force: bool, render: Callable[[Any], str]
+) -> None:
+    """Write what ``render`` makes with the module of pages, once the target is known to be free."""
+    from gputrace.report.html import load
+    from gputrace.report.output_file import check_target, unfinished_file
 
-    return opened.enter_context(Cluster(scheduler)).open_each
+    path = check_target(Path(target), inputs, force)
+    text = render(load("page"))
+    with unfinished_file(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
 
 
 def _extend(result: Any, kind: type[_Result]) -> _Result:
@@ -435,14 +421,8 @@ class ComparisonReport(Comparison):
 
         Raises UsageError for an existing target, unless ``force``; MissingError without bokeh.
         """
-        from gputrace.report.html import load
-        from gputrace.report.output_file import check_target, unfinished_file
-
         inputs = [Path(path) for run in self.runs for path in run.paths]
-        path = check_target(Path(target), inputs, force)
-        text = load("page").render_comparison(self)
-        with unfinished_file(path) as unfinished:
-            unfinished.write_text(text, encoding="utf-8")
+        _write_page(target, inputs, force, lambda page: page.render_comparison(self))
 
     def __str__(self) -> str:
         return self.render()

@@ -17,6 +17,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -134,10 +135,8 @@ def _show_from_cell(shell: Any, error: Exception) -> None:
 
 def _show_as(error: Exception, lines: Callable[[], list[str]]) -> None:
     """Set the traceback that IPython shows, if the error accepts attributes."""
-    try:
+    with suppress(AttributeError):
         error._render_traceback_ = lines  # type: ignore[attr-defined]
-    except AttributeError:
-        return
 
 
 def _report(shell: Any, inside: Inside, asked: Asked) -> None:

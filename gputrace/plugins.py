@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -80,11 +81,11 @@ def _installed(path: tuple[str, ...]) -> tuple[Plugin, ...]:
         return ()
     from importlib.metadata import entry_points
 
-    installed = [
-        Plugin(kind, entry.name, _package(entry), entry)
-        for kind in KINDS
-        for entry in entry_points(group=f"gputrace.{kind}")
-    ]
+    installed = []
+    for kind in KINDS:
+        for entry in entry_points(group=f"gputrace.{kind}"):
+            package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "?"
+            installed.append(Plugin(kind, entry.name, package, entry))
     return tuple(sorted(installed, key=lambda plugin: (plugin.kind, plugin.name, plugin.package)))
 
 
@@ -100,18 +101,11 @@ def _may_have_some(folder: str) -> bool:
         return True  # An archive.
     except OSError:
         return False
-    return any(b"[gputrace." in _bytes(os.path.join(info, "entry_points.txt")) for info in infos)  # noqa: PTH118
-
-
-def _bytes(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError:
-        return b""
-
-
-def _package(entry: EntryPoint) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "?"
+    for info in infos:
+        with suppress(OSError):
+            if b"[gputrace." in Path(info, "entry_points.txt").read_bytes():
+                return True
+    return False
 
 
 _modules: dict[str, Plugin] = {}

@@ -62,16 +62,16 @@ class _Child:
             file.write(json.dumps(outcome) + "\n")
 
 
-def _is_ours(item: pytest.Item) -> bool:
-    """Return whether a test is marked and this is not already its recorded process."""
-    marked = item.get_closest_marker("gputrace") is not None
-    return marked and not item.config.pluginmanager.has_plugin(_CHILD)
+def _marker(item: pytest.Item) -> pytest.Mark | None:
+    """Return the marker of a test; None in its recorded process."""
+    in_child = item.config.pluginmanager.has_plugin(_CHILD)
+    return None if in_child else item.get_closest_marker("gputrace")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leave the fixtures of a marked test to its recorded process."""
-    if not _is_ours(item):
+    if _marker(item) is None:
         return
     from unittest import TestCase
 
@@ -84,14 +84,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a marked test under `record`, replay its outcome, and check its trace."""
-    if not _is_ours(pyfuncitem):
+    if (marker := _marker(pyfuncitem)) is None:
         return None
+    from re import sub
     from shutil import rmtree
 
-    options = _options(pyfuncitem)
+    options = _options(marker)
     recording, checks = options.pop("backend", "auto"), list(_as_words(pyfuncitem, options))
     folder, is_kept = _folder(pyfuncitem)
-    trace = folder / f"{_file_name(pyfuncitem)}.sqlite"
+    name = sub(r"[^\w.-]+", "-", pyfuncitem.nodeid.rpartition("/")[2]).strip("-")[:150]
+    trace = folder / f"{name}.sqlite"
     try:
         _record(pyfuncitem, trace, recording)
     except BaseException:
@@ -99,18 +101,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
             rmtree(folder)
         raise
     if checks:
-        _check(trace, checks)
+        code, output = _gputrace(["check", str(trace), *checks], dict(os.environ))
+        if code:
+            pytest.fail(f"{output}\nthe trace: {trace}", pytrace=False)
     if not is_kept:
         rmtree(folder)
     return True
 
 
-def _options(item: pytest.Item) -> dict[str, Any]:
+def _options(marker: pytest.Mark) -> dict[str, Any]:
     """Return the marker's arguments; fails for options that `gputrace check` does not have."""
     from gputrace.cli.check import command
 
-    marker = item.get_closest_marker("gputrace")
-    assert marker is not None
     known = {str(parameter.name) for parameter in command.params} - {"trace", "form"} | {"backend"}
     for name in marker.kwargs:
         if name not in known:
@@ -140,12 +142,6 @@ def _folder(item: pytest.Item) -> tuple[Path, bool]:
         folder.mkdir(parents=True, exist_ok=True)
         return folder, True
     return Path(mkdtemp(prefix="gputrace-")), False
-
-
-def _file_name(item: pytest.Item) -> str:
-    from re import sub
-
-    return sub(r"[^\w.-]+", "-", item.nodeid.rpartition("/")[2]).strip("-")[:150]
 
 
 def _record(item: pytest.Item, trace: Path, backend: str) -> None:
@@ -192,22 +188,14 @@ def _pytest_words(item: pytest.Item) -> Iterator[str]:
     if config.inipath is not None:
         yield f"--config-file={config.inipath}"
     this = config.pluginmanager.get_name(sys.modules[__name__])
-    for name in (this, *(config.getoption("plugins", None) or ())):
-        yield f"-p{name}"
-    for name in config.getoption("override_ini", None) or ():
-        yield f"--override-ini={name}"
-    for name in config.getoption("pythonwarnings", None) or ():
-        yield f"-W{name}"
+    yield f"-p{this}"
+    repeated = {"plugins": "-p", "override_ini": "--override-ini=", "pythonwarnings": "-W"}
+    for option, prefix in repeated.items():
+        yield from (f"{prefix}{value}" for value in config.getoption(option, None) or ())
     if hasattr(config.option, "numprocesses"):
         yield "-n0"
     yield from (f"--import-mode={config.getoption('importmode')}", "--runxfail")
     yield f"{item.path}::{item.nodeid.partition('::')[2]}"
-
-
-def _check(trace: Path, words: Sequence[str]) -> None:
-    code, output = _gputrace(["check", str(trace), *words], dict(os.environ))
-    if code:
-        pytest.fail(f"{output}\nthe trace: {trace}", pytrace=False)
 
 
 def _gputrace(words: Sequence[str], environment: dict[str, str]) -> tuple[int, str]:
@@ -215,9 +203,8 @@ def _gputrace(words: Sequence[str], environment: dict[str, str]) -> tuple[int, s
     import subprocess
     import sys
 
-    command = [sys.executable, "-m", "gputrace", *words]
     run = subprocess.run(
-        command,
+        [sys.executable, "-m", "gputrace", *words],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -52,9 +52,9 @@ def message(text: str) -> str:
     return clean(" ".join(text[: 2 * LONGEST_MESSAGE].split()), LONGEST_MESSAGE)
 
 
-def exported(name: str) -> str:
-    """Truncate an absurdly long name for exports; other names stay whole."""
-    return name if len(name) <= LONGEST_EXPORTED else name[: LONGEST_EXPORTED - 1] + "…"
+def cut(text: str, most: int = LONGEST_EXPORTED) -> str:
+    """Truncate a text with an ellipsis; by default a name for exports, if it is absurdly long."""
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def json_text(text: str) -> str:

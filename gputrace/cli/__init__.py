@@ -1,4 +1,4 @@
-"""Command ``gputrace``: one file per subcommand, nothing heavy imported until it runs."""
+"""Command ``gputrace``: nothing heavy is imported until a subcommand runs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,24 @@ from gputrace.cli.console import tell
 from gputrace.errors import ExitCode, GputraceError
 from gputrace.version import __version__
 
-COMMANDS: Final = (
-    *("record", "analyze", "browse", "report", "compare", "check", "export"),
-    *("kernel", "bench", "recover", "doctor", "plugins", "recipe", "demo", "completion"),
-)
-"""Each is a module of this package with a click command called ``command``."""
+COMMANDS: Final = {
+    "record": "record.command",
+    "analyze": "analyze.analyze",
+    "browse": "browse.command",
+    "report": "analyze.report",
+    "compare": "analyze.compare",
+    "check": "check.command",
+    "export": "analyze.export",
+    "kernel": "kernel.command",
+    "bench": "bench.command",
+    "recover": "record.recover",
+    "doctor": "installation.doctor",
+    "plugins": "installation.plugins",
+    "recipe": "installation.recipe",
+    "demo": "demo.command",
+    "completion": "completion.command",
+}
+"""Click commands in the modules of this package."""
 
 
 class _Commands(click.Group):
@@ -32,7 +45,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"gputrace.cli.{cmd_name}").command
+        module, _, function = COMMANDS[cmd_name].partition(".")
+        command: click.Command = getattr(import_module(f"gputrace.cli.{module}"), function)
         return command
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
@@ -74,27 +88,50 @@ def run(arguments: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
-        return _run(arguments)
-    except (click.Abort, KeyboardInterrupt):
-        return _fail("interrupted", ExitCode.INTERRUPTED)
+        result: Any = cli.main(arguments, prog_name="gputrace", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else ExitCode.DONE
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return ExitCode.USAGE
     except (_ReaderGone, BrokenPipeError):
         _drop_output()
         return ExitCode.DONE
-    except OSError as error:
-        _drop_output()
-        problem = f"{error.filename or 'the output'}: {error.strerror or repr(error)}"
-        return _fail(problem, ExitCode.MISSING_HERE)
-    except MemoryError:
-        return _fail(
-            "not enough memory for this trace; look at a part of it (--time)",
-            ExitCode.MISSING_HERE,
-        )
-    except Exception as error:
-        from gputrace.plugins import blame
-
-        if (plugin_error := blame(error)) is None:
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, OSError):
+            _drop_output()
+        problem = _explain(error)
+        if problem is None:
             raise
-        return _fail(str(plugin_error), plugin_error.exit_code)
+        tell(problem[0])
+        return problem[1]
+
+
+def _explain(error: BaseException) -> tuple[str, ExitCode] | None:
+    """Return the line and the exit code for a failure; None for one that nobody foresaw."""
+    match error:
+        case click.UsageError():
+            path = error.ctx.command_path if error.ctx else "gputrace"
+            # `record` keeps 2 for its program, as `timeout` and `docker run` do.
+            code = ExitCode.RECORDING_FAILED if path.endswith(" record") else ExitCode.USAGE
+            return f"{error.format_message()} (see {path} --help)", code
+        case click.ClickException():
+            return error.format_message(), ExitCode.USAGE
+        case GputraceError():
+            return str(error), error.exit_code
+        case click.Abort() | KeyboardInterrupt():
+            return "interrupted", ExitCode.INTERRUPTED
+        case OSError():
+            where = error.filename or "the output"
+            return f"{where}: {error.strerror or repr(error)}", ExitCode.MISSING_HERE
+        case MemoryError():
+            problem = "not enough memory for this trace; look at a part of it (--time)"
+            return problem, ExitCode.MISSING_HERE
+        case _:
+            from gputrace.plugins import blame
+
+            plugin_error = blame(error)
+            return (str(plugin_error), plugin_error.exit_code) if plugin_error else None
 
 
 def _replace_closed_streams() -> None:
@@ -104,30 +141,6 @@ def _replace_closed_streams() -> None:
             setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8"))
 
 
-def _run(arguments: list[str] | None) -> int:
-    try:
-        result: Any = cli.main(arguments, prog_name="gputrace", standalone_mode=False)
-        sys.stdout.flush()
-        return result if isinstance(result, int) else ExitCode.DONE
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        return ExitCode.USAGE
-    except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else "gputrace"
-        # `record` keeps 2 for its program, as `timeout` and `docker run` do.
-        code = ExitCode.RECORDING_FAILED if path.endswith(" record") else ExitCode.USAGE
-        return _fail(f"{error.format_message()} (see {path} --help)", code)
-    except click.ClickException as error:
-        return _fail(error.format_message(), ExitCode.USAGE)
-    except GputraceError as error:
-        return _fail(str(error), error.exit_code)
-
-
 def _drop_output() -> None:
     """Discard pending output, so that Python does not fail on it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _fail(message: str, code: ExitCode) -> int:
-    tell(message)
-    return code

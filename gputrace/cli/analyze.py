@@ -1,17 +1,21 @@
-"""``gputrace analyze``: show where the time went."""
+"""Commands that read traces and write what is in them: analyze, compare, report, export."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Final
 
 import click
 
 from gputrace.cli import options
-from gputrace.cli.console import progress_bar
+from gputrace.cli.console import progress_bar, reading, tell
+from gputrace.errors import ExitCode, UsageError
 
-if TYPE_CHECKING:
-    from gputrace.api import Report
+_SUFFIXES: Final = {"perfetto": ".perfetto.json.gz", "parquet": ".parquet", "csv": ".csv"}
+
+
+def _named(traces: tuple[Path, ...]) -> str:
+    return traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
 
 
 @click.command("analyze")
@@ -21,8 +25,13 @@ if TYPE_CHECKING:
 @options.window
 @options.most_gaps
 @options.keep_going
-@options.scheduler
-def command(
+@click.option(
+    "--scheduler",
+    metavar="WHERE",
+    help="Have a Dask cluster analyze each file where it is, with the same result: a scheduler's "
+    "address, local:N for N processes, slurm:N for N workers as jobs.",
+)
+def analyze(
     traces: tuple[Path, ...],
     form: str,
     steps: str | None,
@@ -42,9 +51,8 @@ def command(
     """
     import gputrace
 
-    what = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
     with (
-        progress_bar(f"reading {what}") as progress,
+        reading(_named(traces)) as progress,
         gputrace.open(
             *traces,
             keep_going=keep_going,
@@ -55,16 +63,152 @@ def command(
     ):
         report = opened.analyze(steps=steps, time=time, gaps=gaps, progress=progress)
         code = options.tell_left_out(opened)
-    show(report, form)
+    options.show(report, form)
     return code
 
 
-def show(report: Report, form: str) -> None:
-    """Print a report, in the terminal's width and colours if there is a terminal."""
-    if form != "text":
-        click.echo(report.render(form), nl=False)
-        return
-    from gputrace.report import text
+@click.command("compare")
+@click.argument("traces", metavar="A B...", nargs=-1, required=True, type=options.UNCHECKED)
+@options.output_format
+@options.steps
+@click.option("--label", "labels", multiple=True, help="What to call a run; once for each.")
+@options.batch
+def compare(traces: tuple[Path, ...], form: str, **given: Any) -> None:
+    """Compare B with A: faster or slower, in which class of time, in which kernels.
 
-    shown = text.render(report, options.width(), options.use_color())
+    For three runs or more, or two with different numbers of GPUs, show how they scale: speed-up,
+    efficiency, and which class of time eats the loss. Each run is a file, or a folder with the
+    files of its machines or ranks.
+    """
+    from gputrace.report.comparison import render
+
+    report = _compared(traces, **given)
+    shown = render(report, form, options.width(), options.use_color())
     click.echo(shown, nl=False, color=True)
+
+
+def _compared(
+    traces: tuple[Path, ...],
+    labels: tuple[str, ...],
+    steps: str | None,
+    batch: str | None,
+    global_batch: str | None,
+) -> Any:
+    import gputrace
+
+    return gputrace.compare(
+        *traces,
+        labels=labels or None,
+        steps=steps,
+        batch=options.read_batch(batch),
+        global_batch=options.read_batch(global_batch),
+        progress=reading,
+    )
+
+
+@click.command("report")
+@options.traces
+@options.steps
+@options.window
+@options.most_gaps
+@options.keep_going
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file.")
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@click.option("--compare", is_flag=True, help="Each TRACE is a run of its own: compare them.")
+@click.option("--label", "labels", multiple=True, help="Of --compare: what to call a run.")
+@options.batch
+@click.option("--serve", is_flag=True, help="Serve the page here, to zoom into large traces.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of --serve; any if 0.")
+def report(
+    traces: tuple[Path, ...],
+    keep_going: bool,
+    output: Path | None,
+    force: bool,
+    compare: bool,
+    labels: tuple[str, ...],
+    batch: str | None,
+    global_batch: str | None,
+    serve: bool,
+    port: int,
+    **part: Any,
+) -> int:
+    """Write a page on TRACE: findings, charts, a timeline to zoom into, the gaps.
+
+    The page is one HTML file that opens offline in any browser. TRACE is whatever `gputrace
+    analyze` takes; several are the parts of one run. With --serve no file is written: the page is
+    served on this machine until Ctrl-C, and shows every window in full detail, however large the
+    trace is. With --compare each TRACE is a run of its own, as for `gputrace compare`; --label,
+    --batch and --global-batch are for that alone.
+    """
+    if serve and (output is not None or compare):
+        raise UsageError("--serve shows one run and writes no file: leave -o and --compare out")
+    target = output or options.default_target(traces[0], ".compare.html" if compare else ".html")
+    if compare:
+        if part["time"] is not None or keep_going:
+            raise UsageError("--compare takes whole runs: leave --time and --keep-going out")
+        from gputrace.report.output_file import check_target
+
+        check_target(target, traces, force)
+        _compared(traces, labels, part["steps"], batch, global_batch).save(target, force=force)
+        tell(f"wrote {target}")
+        return ExitCode.DONE
+    if labels or batch or global_batch:
+        raise UsageError("--label, --batch and --global-batch compare runs: give --compare, too")
+    import gputrace
+    from gputrace.report.html import load
+
+    show = load("server").serve if serve else None
+    with gputrace.open(*traces, keep_going=keep_going, windows=part["time"] is not None) as opened:
+        with reading(_named(traces)) as progress:
+            if show is not None:
+                material = opened.material(**part, progress=progress)
+            else:
+                opened.report(target, **part, force=force, progress=progress)
+        code = options.tell_left_out(opened)
+    if show is not None:
+        show(material, port, lambda at: tell(f"the page is at {at}"))
+    else:
+        tell(f"wrote {target}")
+    return code
+
+
+@click.command("export")
+@options.traces
+@click.option(
+    "--to",
+    "form",
+    required=True,
+    type=click.Choice(["perfetto", "parquet", "csv", "trace"]),
+    help="perfetto: a file for ui.perfetto.dev; parquet, csv: a folder of tables; trace: a smaller "
+    "trace of the same kind.",
+)
+@options.window
+@click.option("--redact", is_flag=True, help="Replace names of hosts, users, paths and programs.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file or folder.")
+@options.force
+@options.keep_going
+def export(
+    traces: tuple[Path, ...],
+    form: str,
+    time: str | None,
+    redact: bool,
+    output: Path | None,
+    force: bool,
+    keep_going: bool,
+) -> int:
+    """Write TRACE, or a part of it, in another format.
+
+    TRACE is whatever `gputrace analyze` takes. The input is never changed.
+    """
+    import gputrace
+
+    suffix = _SUFFIXES.get(form, f".part{traces[0].suffix or '.sqlite'}")
+    target = output or options.default_target(traces[0], suffix)
+    with (
+        gputrace.open(*traces, keep_going=keep_going, windows=time is not None) as opened,
+        progress_bar(f"exporting {_named(traces)}") as progress,
+    ):
+        opened.export(form, target, time=time, redact=redact, force=force, progress=progress)
+        code = options.tell_left_out(opened)
+    tell(f"wrote {target}")
+    return code

@@ -198,7 +198,7 @@ def _show(folder: Folder, form: str, code: int) -> int:
     """Print the results; a recording that contradicts its script fails as an unmet gate."""
     from gputrace.studies.database import Database, gather
     from gputrace.studies.report import render, render_text
-    from gputrace.studies.runner import holds, report, write_page
+    from gputrace.studies.runner import report, write_page
 
     gather(folder, tell)
     with Database(folder.path) as database:
@@ -214,7 +214,7 @@ def _show(folder: Folder, form: str, code: int) -> int:
         else:
             shown = render(summary, database, form)
     click.echo(shown, nl=False, color=True)
-    return code if code != ExitCode.DONE or holds(summary) else ExitCode.GATE_NOT_MET
+    return code if code != ExitCode.DONE or summary.holds else ExitCode.GATE_NOT_MET
 
 
 def _request(study: Path, given: dict[str, Any]) -> Request:

@@ -8,21 +8,17 @@ from pathlib import Path
 
 import click
 
+from gputrace.cli.options import UNCHECKED
 from gputrace.errors import MissingError, UsageError
 
 
 @click.command("browse")
-@click.argument(
-    "traces",
-    metavar="TRACE...",
-    nargs=-1,
-    type=click.Path(path_type=Path, readable=False),
-)
+@click.argument("traces", metavar="TRACE...", nargs=-1, type=UNCHECKED)
 @click.option(
     "--beside",
     metavar="TRACE",
     multiple=True,
-    type=click.Path(path_type=Path, readable=False),
+    type=UNCHECKED,
     help="A trace of another run, on the same time axis; several are the parts of that run.",
 )
 @click.option("--demo", is_flag=True, help="Show the recording that `gputrace demo` analyses.")
@@ -37,40 +33,35 @@ def command(traces: tuple[Path, ...], beside: tuple[Path, ...], demo: bool) -> i
     """
     if bool(traces) == demo:
         raise UsageError("browse takes either a TRACE or --demo (see gputrace browse --help)")
-    if not _at_terminal():
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if not is_terminal or os.environ.get("TERM") == "dumb":
         raise UsageError(
             "browse draws on a terminal, and stdin or stdout is none; "
             "use `gputrace analyze` where there is none"
         )
     try:
-        if demo:
-            return _browse_demo(beside)
-        return _watch(folder) if (folder := _under_way(traces)) else _browse(traces, beside)
+        return _browse(traces, beside, demo)
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("textual"):
             raise
         raise MissingError("browse needs textual; install it with `pip install textual`") from None
 
 
-def _browse(traces: tuple[Path, ...], beside: tuple[Path, ...] = ()) -> int:
+def _browse(traces: tuple[Path, ...], beside: tuple[Path, ...], demo: bool) -> int:
     from gputrace.report.tui.app import browse
 
-    return browse(traces, beside)
+    if demo:
+        from gputrace.data import unpacked
 
-
-def _browse_demo(beside: tuple[Path, ...]) -> int:
-    from gputrace.data import unpacked
-
-    with unpacked("demo.sqlite.xz") as path:
-        return _browse((path,), beside)
-
-
-def _watch(folder: Path) -> int:
+        with unpacked("demo.sqlite.xz") as path:
+            return browse((path,), beside)
+    if (folder := _under_way(traces)) is None:
+        return browse(traces, beside)
     from gputrace.cli.live_view import RecordingFeed
     from gputrace.report.tui.live import watch
 
     code, trace = watch(RecordingFeed(folder))
-    return code if trace is None else _browse((trace,))
+    return code if trace is None else browse((trace,))
 
 
 def _under_way(traces: tuple[Path, ...]) -> Path | None:
@@ -92,7 +83,3 @@ def _under_way(traces: tuple[Path, ...]) -> Path | None:
             f"`gputrace recover {folder}` makes one"
         )
     return folder
-
-
-def _at_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -9,20 +10,19 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from gputrace.cli import options
-from gputrace.cli.console import progress_bar
+from gputrace.cli.console import reading
 from gputrace.errors import ExitCode, UsageError
+from gputrace.model.time_class import BUSY_CLASSES, IDLE_CAUSES
 
 if TYPE_CHECKING:
     from gputrace.analyzers.compare.runs import Run
-    from gputrace.analyzers.gates import Asked, Limit
+    from gputrace.analyzers.gates import Asked, Check, Limit
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_SHARES: Final = (
-    *("data-feeding", "idle", "launch", "sync", "alloc", "other-idle", "recorder"),
-    *("communication", "h2d", "other-copy", "memset", "compute"),
-)
+_SHARES: Final = tuple(name.replace("_", "-") for name in ("idle", *IDLE_CAUSES, *BUSY_CLASSES))
 """Classes of time, as spelled in options."""
+_NOT_IN_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def _limits(function: _F) -> _F:
@@ -40,11 +40,11 @@ def _limits(function: _F) -> _F:
 
 
 @click.command("check")
-@click.argument("trace", type=click.Path(path_type=Path, readable=False))
+@click.argument("trace", type=options.UNCHECKED)
 @_limits
 @click.option(
     "--baseline",
-    type=click.Path(path_type=Path, readable=False),
+    type=options.UNCHECKED,
     help="A trace of the run that this must not be slower than.",
 )
 @click.option(
@@ -60,15 +60,7 @@ def _limits(function: _F) -> _F:
 )
 @options.steps
 @options.batch
-@click.option("--json", "form", flag_value="json", help="Same as --format json.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(("text", "json", "junit", "markdown")),
-    default="text",
-    show_default=True,
-    help="How to print the result.",
-)
+@options.check_format
 def command(
     trace: Path,
     baseline: Path | None,
@@ -85,36 +77,29 @@ def command(
     explain it.
     """
     from gputrace.analyzers.gates import check
+    from gputrace.api import open_runs
+    from gputrace.report import to_json
 
-    asked = _read(baseline, gates)
-    run = _open(trace, steps, batch, global_batch)
-    before = _open(baseline, steps, batch, global_batch) if baseline is not None else None
-    result = check(run, asked, before)
-    from gputrace.report import check as views
+    def read(path: Path) -> Run:
+        (run,) = open_runs(
+            [path],
+            [path.name],
+            steps=steps,
+            batch=options.read_batch(batch),
+            global_batch=options.read_batch(global_batch),
+            progress=reading,
+        )
+        return run
 
-    if form == "text":
-        shown = views.text(result, options.width(), options.use_color())
-        click.echo(shown, nl=False, color=True)
-    else:
-        click.echo(views.FORMATS[form](result), nl=False)
+    asked = _read_gates(baseline, gates)
+    run = read(trace)
+    result = check(run, asked, read(baseline) if baseline is not None else None)
+    render = {"text": _text, "json": to_json, "junit": _junit, "markdown": _markdown}[form]
+    click.echo(render(result), nl=False, color=True)
     return ExitCode.DONE if result.passed else ExitCode.GATE_NOT_MET
 
 
-def _open(path: Path, steps: str | None, batch: str | None, global_batch: str | None) -> Run:
-    from gputrace.api import open_runs
-
-    (run,) = open_runs(
-        [path],
-        [path.name],
-        steps=steps,
-        batch=options.read_batch(batch),
-        global_batch=options.read_batch(global_batch),
-        progress=lambda name: progress_bar(f"reading {name}"),
-    )
-    return run
-
-
-def _read(baseline: Path | None, gates: dict[str, Any]) -> Asked:
+def _read_gates(baseline: Path | None, gates: dict[str, Any]) -> Asked:
     """Return the given gates; raises UsageError if there are none."""
     from gputrace.analyzers.gates import Asked, check_words
 
@@ -152,18 +137,68 @@ def _limit(name: str, text: str) -> Limit:
 def _share(option: str, text: str) -> float:
     if not text.endswith("%"):
         raise UsageError(f"{option} {text}: write a percentage, as 3%")
-    share = _number(option, text.removesuffix("%"))
-    return share / 100
+    return _number(option, text.removesuffix("%")) / 100
 
 
 def _number(option: str, text: str) -> float:
     """Parse a finite number of at least 0."""
-    from math import inf
-
     try:
         number = float(text)
     except ValueError:
         number = -1.0
-    if not 0 <= number < inf:
+    if not 0 <= number < float("inf"):
         raise UsageError(f"{option} {text}: write a number from 0 on")
     return number
+
+
+def _verdict(check: Check) -> str:
+    failed, count = sum(not gate.passed for gate in check.gates), len(check.gates)
+    if not failed:
+        return "The gate is met." if count == 1 else f"All {count} gates are met."
+    gates = "gate" if count == 1 else "gates"
+    return f"{failed} of {count} {gates} {'is' if failed == 1 else 'are'} not met."
+
+
+def _text(check: Check) -> str:
+    """Render the verdict, then a line per gate, failed ones first."""
+    from rich.text import Text
+
+    from gputrace.report.text import open_console, said, without_blanks
+    from gputrace.sanitize import sentence
+
+    console = open_console(options.width(), options.use_color())
+    console.print(said(_verdict(check), "green" if check.passed else "bold red"))
+    for gate in sorted(check.gates, key=lambda gate: gate.passed):
+        word, style = ("ok     ", "green") if gate.passed else ("FAILED ", "bold red")
+        console.print(Text.assemble((word, style), sentence(f"{gate.id}: {gate.message}.")))
+    return without_blanks(console)
+
+
+def _markdown(check: Check) -> str:
+    """Render the verdict, then a table with a row per gate, failed ones first."""
+    lines = [_verdict(check), "", "| gate | what came of it |", "| --- | --- |"]
+    for gate in sorted(check.gates, key=lambda gate: gate.passed):
+        message = gate.message.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+        lines.append(f"| {'' if gate.passed else '**FAILED** '}{gate.id} | {message} |")
+    return "\n".join(lines) + "\n"
+
+
+def _junit(check: Check) -> str:
+    """Render a JUnit test suite, a test case per gate; unevaluated gates are errors."""
+    from xml.etree import ElementTree as ET
+
+    failed = [gate for gate in check.gates if gate.evaluated and not gate.passed]
+    errors = [gate for gate in check.gates if not gate.evaluated]
+    counts = {"tests": check.gates, "failures": failed, "errors": errors}
+    suite = ET.Element("testsuite", name="gputrace check")
+    for name, gates in counts.items():
+        suite.set(name, str(len(gates)))
+    for gate in check.gates:
+        case = ET.SubElement(suite, "testcase", classname="gputrace", name=gate.id)
+        message = _NOT_IN_XML.sub("\ufffd", gate.message)
+        if gate.passed:
+            ET.SubElement(case, "system-out").text = message
+        else:
+            ET.SubElement(case, "failure" if gate.evaluated else "error", message=message)
+    ET.indent(suite)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(suite, encoding="unicode")}\n'

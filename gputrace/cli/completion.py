@@ -57,10 +57,6 @@ _CODES: Final = {
 }
 
 
-_KEPT: Final = "\b\n"
-"""Click's mark before a paragraph that keeps its line breaks."""
-
-
 def pages(day: str) -> dict[str, str]:
     """Return the text of each manual page, in man(7) markup, by file name.
 
@@ -117,9 +113,10 @@ def _title(context: click.Context) -> str:
 
 def _paragraphs(command: click.Command) -> list[str]:
     """Split a command's help into paragraphs, each on one line unless it keeps line breaks."""
+    kept = "\b\n"  # Click's mark before a paragraph that keeps its line breaks.
     parts = inspect.cleandoc(command.help or "").split("\n\n")
     return [
-        part.removeprefix(_KEPT) if part.startswith(_KEPT) else " ".join(part.split())
+        part.removeprefix(kept) if part.startswith(kept) else " ".join(part.split())
         for part in parts
     ]
 

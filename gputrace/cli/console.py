@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -15,7 +15,6 @@ from gputrace.sanitize import clean, message
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
-    from rich.progress import TaskID
 
     from gputrace.model.trace import Progress
 
@@ -41,30 +40,30 @@ def progress_bar(what: str) -> Iterator[Progress | None]:
         bar.stop()
 
 
+def reading(name: str) -> AbstractContextManager[Progress | None]:
+    """Return the `progress_bar` for reading a trace."""
+    return progress_bar(f"reading {name}")
+
+
 class _LateBar:
     """Progress bar that appears, and imports rich, only when work takes long."""
 
     def __init__(self, what: str) -> None:
         self._what, self._began = what, time.monotonic()
         self._bar: Bar | None = None
-        self._task: TaskID | None = None
 
     def update(self, done: int, total: int) -> None:
         if self._bar is None:
             if time.monotonic() - self._began < _PATIENCE_S:
                 return
-            self._start()
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, total=max(total, done))
+            from rich.console import Console
+            from rich.markup import escape
+            from rich.progress import Progress
 
-    def _start(self) -> None:
-        from rich.console import Console
-        from rich.markup import escape
-        from rich.progress import Progress
-
-        self._bar = Progress(console=Console(stderr=True), transient=True)
-        self._task = self._bar.add_task(escape(clean(self._what)))
-        self._bar.start()
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._bar.add_task(escape(clean(self._what)))
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], completed=done, total=max(total, done))
 
     def stop(self) -> None:
         if self._bar is not None:

@@ -50,18 +50,25 @@ def command(form: str, no_record: bool, output: Path | None, force: bool) -> int
     """
     if output is not None:
         return _write(output, force)
-    from gputrace.cli.analyze import show
+    import gputrace
+    from gputrace.data import unpacked
 
-    bundled = _analyze("demo.sqlite.xz")
+    with unpacked("demo.sqlite.xz") as path, gputrace.open(path) as opened:
+        bundled = opened.analyze()
     if form != "json":
         _tell(_BUNDLED, form)
-        show(bundled, form)
+        options.show(bundled, form)
     recorded, problem = (None, "not asked for") if no_record else _record(form)
     if form == "json":
-        _print_json(bundled, recorded, problem)
+        from gputrace.report import plain, to_json
+
+        both = plain(bundled)
+        assert isinstance(both, dict)
+        unmade = None if recorded else problem
+        click.echo(to_json(both | {"recorded": recorded, "not_recorded": unmade}), nl=False)
     elif recorded is not None:
         click.echo()
-        show(recorded, form)
+        options.show(recorded, form)
     _tell(_YOURS, form)
     if recorded is not None or no_record:
         return ExitCode.DONE
@@ -77,7 +84,7 @@ def _write(target: Path, force: bool) -> int:
     path = check_target(target, (), force)
     with unpacked("demo.sqlite.xz") as recording, unfinished_file(path) as unfinished:
         shutil.copyfile(recording, unfinished)
-    click.echo(f"gputrace: wrote {target}", err=True)
+    tell(f"wrote {target}")
     return ExitCode.DONE
 
 
@@ -85,14 +92,6 @@ def _tell(message: str, form: str) -> None:
     """Write an explanation to stderr, unless the output is for programs."""
     if form == "text":
         click.echo(message, err=True)
-
-
-def _analyze(name: str) -> Report:
-    import gputrace
-    from gputrace.data import unpacked
-
-    with unpacked(name) as path, gputrace.open(path) as opened:
-        return opened.analyze()
 
 
 def _record(form: str) -> tuple[Report | None, str]:
@@ -129,12 +128,3 @@ def why_not(ran: subprocess.CompletedProcess[str]) -> str:
     lines = [line for line in ran.stderr.splitlines() if line.startswith("gputrace: ") == ours]
     last = lines[-1] if lines else f"no message, exit code {ran.returncode}"
     return last.removeprefix("gputrace: ") if ours else f"the training failed: {last}"
-
-
-def _print_json(bundled: Report, recorded: Report | None, problem: str) -> None:
-    from gputrace.report.json import one_line, plain
-
-    both = plain(bundled)
-    assert isinstance(both, dict)
-    both |= {"recorded": plain(recorded), "not_recorded": None if recorded else problem}
-    click.echo(one_line(both), nl=False)

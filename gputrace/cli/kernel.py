@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
 from gputrace.cli import options
-from gputrace.cli.console import progress_bar, tell
+from gputrace.cli.console import reading, tell
 from gputrace.errors import ExitCode, MissingError, UsageError
+from gputrace.units import format_ns
 
 if TYPE_CHECKING:
-    from gputrace.analyzers.kernel_launches import Launches
+    from gputrace.analyzers.kernels import Launches
     from gputrace.collectors.ncu import Filter
-
-_REPORT: Final = Path("kernel.ncu-rep")
 
 
 @click.command("kernel")
-@click.argument("trace", type=click.Path(path_type=Path, readable=False))
+@click.argument("trace", type=options.UNCHECKED)
 @click.argument("kernel")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    default=_REPORT,
+    default=Path("kernel.ncu-rep"),
     show_default=True,
     help="The report of Nsight Compute.",
 )
-@click.option("--force", is_flag=True, help="Replace the output if it exists.")
+@options.force
 @click.option(
     "--count", type=click.IntRange(min=1), default=1, show_default=True, help="Launches to profile."
 )
@@ -63,35 +62,59 @@ def command(
     load_numpy()
     if command and not force and output.exists():
         raise UsageError(f"{output}: exists; name another with -o, or give --force")
-    with (
-        progress_bar(f"reading {trace.name}") as progress,
-        gputrace.open(trace) as opened,
-    ):
+    with reading(trace.name) as progress, gputrace.open(trace) as opened:
         launches = opened.launches(kernel, progress=progress)
     first = launches.skip if skip is None else skip
     chosen = Filter(launches.pattern, first, count, launches.device)
     ready = shlex.join(words(chosen, output, command or ("COMMAND",)))
-    _show(launches, ready, as_json, bool(command))
+    if as_json:
+        from gputrace.report import to_json
+
+        click.echo(to_json({"launches": launches, "command": ready}), nl=False)
+    else:
+        click.echo(_text(launches), nl=False, color=True)
+        if not command:
+            click.echo(f"\n{ready}")
     return _profile(chosen, output, command) if command else ExitCode.DONE
 
 
-def _show(launches: Launches, ready: str, as_json: bool, runs: bool) -> None:
-    if as_json:
-        from gputrace.report.json import one_line, plain
+def _text(launches: Launches) -> str:
+    """Render the kernel's time on each GPU, and a description of the launch to profile."""
+    from rich.text import Text
 
-        click.echo(one_line({"launches": plain(launches), "command": ready}), nl=False)
-        return
-    from gputrace.report import kernel as view
+    from gputrace.report.tables import Table
+    from gputrace.report.text import open_console, print_table, without_blanks
 
-    click.echo(view.text(launches, options.width(), options.use_color()), nl=False, color=True)
-    if not runs:
-        click.echo(f"\n{ready}")
+    console = open_console(options.width(), options.use_color())
+    use = launches.kernel
+    title = f"{use.short} ({use.family}): {use.share:.1%} of the time, number {launches.place}"
+    rows = tuple(
+        (f"gpu {gpu.gpu}", f"{gpu.count:,}", format_ns(gpu.median_ns), format_ns(gpu.total_ns))
+        for gpu in use.by_gpu
+    )
+    print_table(console, Table(title, ("", "launches", "median", "total"), rows))
+    console.print(Text(use.name))
+    where = "no step was found" if launches.step is None else f"in step {launches.step}"
+    gpu = f"gpu {launches.gpu} (device {launches.device} of rank {launches.rank})"
+    lines = [f"To look at: a launch on {gpu}, {where}, after {launches.skip:,} others of it."]
+    if launches.alike > 1:
+        lines.append(
+            f"{launches.alike} kernels cannot be told apart by name: the right one comes if the "
+            "program launches what it launched in the trace."
+        )
+    if not launches.from_start:
+        lines.append(
+            "The trace does not begin with the run: earlier launches are not counted, and an "
+            "earlier one is profiled."
+        )
+    for line in lines:
+        console.print(Text(line))
+    return without_blanks(console)
 
 
 def _profile(chosen: Filter, output: Path, command: tuple[str, ...]) -> int:
     from gputrace.collectors.launch import CannotRun
     from gputrace.collectors.ncu import profile, read_report, show_report
-    from gputrace.report import kernel as view
 
     try:
         profile(chosen, output, command)
@@ -100,8 +123,11 @@ def _profile(chosen: Filter, output: Path, command: tuple[str, ...]) -> int:
     kernels = read_report(output)
     if kernels is None:
         click.echo(show_report(output), nl=False)
+    show = {"ns": format_ns, "%": "{:.3g}%".format}
     for kernel in kernels or ():
-        rows = [(label, *value) for label, value in kernel.figures.items()]
-        click.echo(view.figures(kernel.name, rows, kernel.verdict), nl=False)
+        wide = max(map(len, kernel.figures), default=0)
+        click.echo(f"{kernel.name}: {kernel.verdict}")
+        for label, (value, unit) in kernel.figures.items():
+            click.echo(f"  {label:<{wide}}  {show.get(unit, '{:,.4g}'.format)(value)}")
     tell(f"wrote {output}")
     return ExitCode.DONE

@@ -55,15 +55,17 @@ class RecordingFeed:
 
     def look(self) -> Now:
         following = self._following
-        state = self._state()
+        if following.is_under_way:
+            state = "ending" if following.has_ended else "running"
+        else:
+            state = "cut" if self._folder.exists() else "ended"
         if state == "ended" and self._last is not None:
-            return self._told(state, self._last.bytes)
-        following.read()
-        self._analyze_now_and_then()
-        return self._told(state, following.size)
-
-    def _told(self, state: str, size: int) -> Now:
-        following, now = self._following, time.time_ns()
+            size = self._last.bytes
+        else:
+            following.read()
+            self._analyze_now_and_then()
+            size = following.size
+        now = time.time_ns()
         self._last = Now(
             name=self.trace.name,
             state=state,
@@ -79,13 +81,6 @@ class RecordingFeed:
         )
         return self._last
 
-    def _state(self) -> str:
-        if self._following.is_under_way:
-            return "ending" if self._following.has_ended else "running"
-        if self._folder.exists():
-            return "cut"
-        return "ended"
-
     def _analyze_now_and_then(self) -> None:
         """Analyze the latest window, at most as often as keeps the cost below `_SHARE`."""
         if time.monotonic() < self._rest_until:
@@ -96,22 +91,16 @@ class RecordingFeed:
             return
         self._window = window
         with tempfile.TemporaryDirectory(prefix="gputrace-") as folder:
-            self._analyze(Path(folder) / self.trace.name, window)
+            path = Path(folder) / self.trace.name
+            try:
+                self._following.write(path, window)
+                with open_traces([path]) as trace:
+                    self._analysis = analyze(trace, Options(gaps=0))
+            except GputraceError as error:
+                # The path is temporary.
+                self._analysis, self._why_not = None, str(error).removeprefix(f"{path}: ")
         cost = time.process_time() - began
         self._rest_until = time.monotonic() + cost / _SHARE
-
-    def _analyze(self, path: Path, window: tuple[int, int]) -> None:
-        try:
-            self._following.write(path, window)
-            with open_traces([path]) as trace:
-                self._analysis = analyze(trace, Options(gaps=0))
-        except GputraceError as error:
-            self._analysis, self._why_not = None, _without(str(error), path)
-
-
-def _without(problem: str, path: Path) -> str:
-    """Return a message without the path, which is temporary."""
-    return problem.removeprefix(f"{path}: ")
 
 
 def _pace(steps: RankSteps, now: int) -> Pace:
@@ -141,7 +130,7 @@ def _cards(log: NvmlLog) -> Iterator[CardNow]:
             curve = make_curve(name, log.samples["timeNs"][rows].astype(np.int64), value, card)
             if curve is not None:
                 curves[name] = curve
-        yield CardNow(gpu, str(device["name"] or ""), curves)
+        yield CardNow(gpu, curves)
 
 
 def _number(value: Any) -> int | None:
@@ -157,7 +146,10 @@ def record_live(prepared: Prepared, terminal: int, record: Callable[[], int]) ->
     if aside.divide():
         return record()
     prepared.team.forget()
-    _take_streams()
+    # Python's standard streams are those of the terminal now.
+    sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", closefd=False)  # type: ignore[misc]
     problem = _show(prepared, aside)
     for line in (problem, aside.give_terminal()):
         if line:
@@ -183,10 +175,3 @@ def _show(prepared: Prepared, aside: PtySession) -> str:
         for number in (signal.SIGTSTP, signal.SIGCONT):
             signal.signal(number, signal.SIG_DFL)
     return ""
-
-
-def _take_streams() -> None:
-    """Point Python's standard streams at the terminal."""
-    sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)  # type: ignore[misc]
-    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", closefd=False)  # type: ignore[misc]

@@ -17,27 +17,18 @@ from gputrace.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from gputrace.api import OpenTrace
+    from gputrace.api import OpenTrace, Report
 
     _Text = click.ParamType[str]
-    _Any = click.ParamType[Any]
 else:
-    _Text = _Any = click.ParamType  # Not generic in click 8.1.
+    _Text = click.ParamType  # Not generic in click 8.1.
 
 FORMATS: Final = ("text", "json", "markdown", "csv")
+BACKENDS: Final = ("auto", "cupti", "nsys", "nvprof", "host")
+UNCHECKED: Final = click.Path(path_type=Path, readable=False)
+"""Path that is checked when it is opened, with gputrace's own messages."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def traces(function: _F) -> _F:
-    """Add ``TRACE...``; arrives as ``traces``, unchecked paths."""
-    return click.argument(
-        "traces",
-        metavar="TRACE...",
-        nargs=-1,
-        required=True,
-        type=click.Path(path_type=Path, readable=False),
-    )(function)
 
 
 class OursOrPlugins(_Text):
@@ -51,77 +42,68 @@ class OursOrPlugins(_Text):
     def get_metavar(self, *_args: Any, **_options: Any) -> str:
         return f"[{'|'.join(self.choices)}|PLUGIN]"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def _all_choices(self) -> tuple[str, ...]:
         from gputrace.plugins import names
 
-        if value in self.choices or value in names(self.kind):
-            return str(value)
-        there = ", ".join((*self.choices, *names(self.kind)))
-        self.fail(f"{value!r} is not one of {there}", param, ctx)
+        return (*self.choices, *names(self.kind))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices and value not in self._all_choices():
+            self.fail(f"{value!r} is not one of {', '.join(self._all_choices())}", param, ctx)
+        return str(value)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        from gputrace.plugins import names
-
-        known = (*self.choices, *names(self.kind))
-        return [CompletionItem(name) for name in known if name.startswith(incomplete)]
+        return [CompletionItem(name) for name in self._all_choices() if name.startswith(incomplete)]
 
 
-def report_format(function: _F) -> _F:
-    """Add ``--format`` and ``--json``, with the views of plugins; arrives as ``form``."""
-    return _format(function, OursOrPlugins(FORMATS, "views"))
+def _format(kind: Any) -> Callable[[_F], _F]:
+    def add(function: _F) -> _F:
+        short = click.option("--json", "form", flag_value="json", help="Same as --format json.")
+        return click.option(
+            "--format",
+            "form",
+            type=kind,
+            default="text",
+            show_default=True,
+            help="How to print the result.",
+        )(short(function))
+
+    return add
 
 
-def output_format(function: _F) -> _F:
-    """Add ``--format`` and its short form ``--json``; arrives as ``form``."""
-    return _format(function, click.Choice(FORMATS))
-
-
-def _format(function: _F, kind: _Any) -> _F:
-    function = click.option("--json", "form", flag_value="json", help="Same as --format json.")(
-        function
-    )
-    return click.option(
-        "--format",
-        "form",
-        type=kind,
-        default="text",
-        show_default=True,
-        help="How to print the result.",
-    )(function)
-
-
-def window(function: _F) -> _F:
-    """Add ``--time A:B``; arrives as ``time``, the text as typed."""
-    return click.option(
-        "--time",
-        metavar="A:B",
-        help="Only this part of the trace, as 12s:14s or 350ms:; times as the report shows them.",
-    )(function)
-
-
-def steps(function: _F) -> _F:
-    """Add ``--steps A:B``; arrives as ``steps``, the text as typed."""
-    return click.option(
-        "--steps",
-        metavar="A:B",
-        help="Measure these steps, counted from 0, B not included, instead of the steady ones.",
-    )(function)
-
-
-def most_gaps(function: _F) -> _F:
-    """Add ``--gaps N``; arrives as ``gaps``."""
-    return click.option(
-        "--gaps",
-        type=click.IntRange(min=0),
-        default=50,
-        show_default=True,
-        metavar="N",
-        help="How many of the largest gaps to list.",
-    )(function)
+# Each arrives in the command under the name of the option, and as typed.
+report_format = _format(OursOrPlugins(FORMATS, "views"))
+output_format = _format(click.Choice(FORMATS))
+check_format = _format(click.Choice(("text", "json", "junit", "markdown")))
+traces = click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=UNCHECKED)
+force = click.option("--force", is_flag=True, help="Replace the output if it exists.")
+window = click.option(
+    "--time",
+    metavar="A:B",
+    help="Only this part of the trace, as 12s:14s or 350ms:; times as the report shows them.",
+)
+steps = click.option(
+    "--steps",
+    metavar="A:B",
+    help="Measure these steps, counted from 0, B not included, instead of the steady ones.",
+)
+most_gaps = click.option(
+    "--gaps",
+    type=click.IntRange(min=0),
+    default=50,
+    show_default=True,
+    metavar="N",
+    help="How many of the largest gaps to list.",
+)
+keep_going = click.option(
+    "--keep-going",
+    is_flag=True,
+    help="Go on without files, or ends of files, that cannot be read; exit code 5 then.",
+)
 
 
 def batch(function: _F) -> _F:
@@ -153,28 +135,23 @@ def width() -> int:
     return min(shutil.get_terminal_size((80, 24)).columns, 120)
 
 
+def use_color() -> bool:
+    """Return whether stdout is a terminal that should get colour (no-color.org)."""
+    return (
+        sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
+
+
+def show(report: Report, form: str) -> None:
+    """Print a report; text in the terminal's width and colours."""
+    from gputrace.report import render
+
+    click.echo(render(report, form, width(), use_color()), nl=False, color=True)
+
+
 def default_target(trace: Path, suffix: str) -> Path:
     """Return the target of a command: in the current folder, named after the trace."""
     return Path((trace.resolve().name.partition(".")[0] or "trace") + suffix)
-
-
-def keep_going(function: _F) -> _F:
-    """Add ``--keep-going``; arrives as ``keep_going``."""
-    return click.option(
-        "--keep-going",
-        is_flag=True,
-        help="Go on without files, or ends of files, that cannot be read; exit code 5 then.",
-    )(function)
-
-
-def scheduler(function: _F) -> _F:
-    """Add ``--scheduler``; arrives as ``scheduler``, the text as typed."""
-    return click.option(
-        "--scheduler",
-        metavar="WHERE",
-        help="Have a Dask cluster analyze each file where it is, with the same result: a "
-        "scheduler's address, local:N for N processes, slurm:N for N workers as jobs.",
-    )(function)
 
 
 def tell_left_out(opened: OpenTrace) -> int:
@@ -182,10 +159,3 @@ def tell_left_out(opened: OpenTrace) -> int:
     for file in opened.left_out:
         tell(f"not all read: {file}")
     return ExitCode.DONE_IN_PART if opened.left_out else ExitCode.DONE
-
-
-def use_color() -> bool:
-    """Return whether stdout is a terminal that should get colour (no-color.org)."""
-    return (
-        sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    )

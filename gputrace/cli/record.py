@@ -1,4 +1,4 @@
-"""``gputrace record``: run a program and record its GPUs and host threads."""
+"""``gputrace record``, which records a program, and ``gputrace recover`` for one cut short."""
 
 from __future__ import annotations
 
@@ -9,36 +9,24 @@ from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from gputrace.cli import options
 from gputrace.cli.console import signals_as_interrupt, tell
-from gputrace.errors import ExitCode, GputraceError, MissingError, UsageError
+from gputrace.errors import ExitCode, GputraceError, InputError, MissingError, UsageError
 from gputrace.units import format_bytes, format_ns, parse_duration
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from gputrace.collectors.backend import Every, Merged, Plan
     from gputrace.collectors.limits import Limits, Size
     from gputrace.collectors.session import Prepared
 
 
-BACKENDS: Final = ("auto", "cupti", "nsys", "nvprof", "host")
 LARGE: Final = 10 * 10**9
 LARGE_AT_A_TERMINAL: Final = 10**9
 """Sizes in bytes at which a running recording is reported on stderr."""
-
-
-def _complete_file(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Let the shell complete the program's arguments as files."""
-    from click.shell_completion import CompletionItem
-
-    return [CompletionItem(incomplete, type="file")]
 
 
 @click.command("record", context_settings={"allow_interspersed_args": False})
@@ -50,10 +38,10 @@ def _complete_file(
     show_default=True,
     help="The trace to write; %h is the host, %p the process id, %q{VAR} a variable.",
 )
-@click.option("--force", is_flag=True, help="Replace the output if it exists.")
+@options.force
 @click.option(
     "--backend",
-    type=options.OursOrPlugins(BACKENDS, "collectors"),
+    type=options.OursOrPlugins(options.BACKENDS, "collectors"),
     default="auto",
     show_default=True,
     help="What records: the embedded CUPTI collector, nsys, nvprof (GPUs before A100), or the "
@@ -85,52 +73,19 @@ def _complete_file(
 @click.option("--no-nvml", is_flag=True, help="Do not sample clocks, power and use of the GPUs.")
 @click.option("--python", is_flag=True, help="Sample which line of the program the host is at.")
 @click.option("--live", is_flag=True, help="Show steps, GPUs and clocks while COMMAND runs.")
-@click.argument(
-    "command", nargs=-1, type=click.UNPROCESSED, required=True, shell_complete=_complete_file
-)
-def command(
-    output: Path,
-    force: bool,
-    backend: str,
-    delay: str,
-    duration: str,
-    steps: str | None,
-    every: str | None,
-    keep: str | None,
-    when_slow: str | None,
-    max_size: str | None,
-    api: str,
-    profiler_api: bool,
-    no_nvml: bool,
-    python: bool,
-    live: bool,
-    command: tuple[str, ...],
-) -> int:
+# The type lets the shell complete arguments as files.
+@click.argument("command", nargs=-1, type=click.Path(readable=False), required=True)
+def command(command: tuple[str, ...], live: bool, force: bool, **given: Any) -> int:
     """Run COMMAND and record its GPUs into a trace file.
 
     The exit code is COMMAND's own; 125 says that the recording failed, 126 that COMMAND cannot be
     run, 127 that it is not found.
     """
-    from gputrace.collectors.backend import Plan
     from gputrace.collectors.launch import CannotRun
     from gputrace.collectors.session import prepare
 
     try:
-        times = _times(delay, duration)
-        plan = Plan(
-            output,
-            backend,
-            *times,
-            _steps(steps),
-            profiler_api,
-            nvml=not no_nvml,
-            python=python,
-            every=parse_every(every),
-            limits=parse_limits(keep, max_size),
-            api=api,
-            when_slow=parse_when_slow(when_slow, keep),
-        )
-        check_together(plan)
+        plan = _plan(**given)
         terminal = _terminal() if live else None
         prepared = prepare(plan, command, force)
     except CannotRun as error:
@@ -138,9 +93,10 @@ def command(
     except GputraceError as error:
         return _say(str(error), ExitCode.RECORDING_FAILED)
     except OSError as error:
-        return _say(f"{error.filename or output}: {error.strerror}", ExitCode.RECORDING_FAILED)
-    if bound := bound_of(plan):
-        _say(bound)
+        at = error.filename or given["output"]
+        return _say(f"{at}: {error.strerror}", ExitCode.RECORDING_FAILED)
+    if bound := _bound(plan.limits):
+        tell(bound)
     if terminal is None:
         return _record(prepared)
     from gputrace.cli.live_view import record_live
@@ -159,7 +115,7 @@ def _terminal() -> int:
 
 def _record(prepared: Prepared) -> int:
     from gputrace.collectors.launch import CannotRun
-    from gputrace.collectors.session import conclude, record
+    from gputrace.collectors.session import record
 
     has_run = True
     try:
@@ -168,40 +124,49 @@ def _record(prepared: Prepared) -> int:
         code, has_run = _say(str(error), error.code), False
     except GputraceError as error:
         code, has_run = _say(str(error), ExitCode.RECORDING_FAILED), False
+    made = _conclude(prepared, has_run)
+    return code or made
+
+
+def _conclude(prepared: Prepared, has_run: bool) -> int:
+    """Make the trace and report on it; return the exit code if the program's own is 0."""
+    from gputrace.collectors.session import conclude
+
+    output = prepared.plan.output
     try:
         with signals_as_interrupt():  # Leaves no partial trace behind.
             merged = conclude(prepared, has_run)
-    except (OSError, GputraceError, KeyboardInterrupt, MemoryError, ImportError) as error:
-        safe = f"what was recorded is safe: gputrace recover {prepared.folder} -o FILE"
-        _say(f"{_problem(error, prepared.plan.output)}; {safe}")
-        return code or ExitCode.RECORDING_FAILED
-    if merged is not None:
-        _tell(merged, prepared.plan.output, prepared.traces)
-    return code
-
-
-def _problem(error: BaseException, output: Path) -> str:
-    if isinstance(error, KeyboardInterrupt):
-        return f"{output}: interrupted while it was made"
-    if isinstance(error, MemoryError | ImportError):
+    except KeyboardInterrupt:
+        problem = f"{output}: interrupted while it was made"
+    except (MemoryError, ImportError):
         # An ImportError: a library could not be mapped into memory.
-        return f"{output}: not enough memory to make it"
-    if isinstance(error, OSError):
-        return f"{output}: cannot be written ({error.strerror})"
-    return str(error)
+        problem = f"{output}: not enough memory to make it"
+    except OSError as error:
+        problem = f"{output}: cannot be written ({error.strerror})"
+    except GputraceError as error:
+        problem = str(error)
+    else:
+        if merged is not None:
+            _tell_merged(merged, output, prepared.traces)
+        return ExitCode.DONE
+    safe = f"what was recorded is safe: gputrace recover {prepared.folder} -o FILE"
+    tell(f"{problem}; {safe}")
+    return ExitCode.RECORDING_FAILED
 
 
-def _tell(merged: Merged, output: Path, traces: str) -> None:
+def _counts(merged: Merged) -> str:
+    return f"{merged.kernels:,} kernels, {merged.steps:,} steps, processes: {merged.processes}"
+
+
+def _tell_merged(merged: Merged, output: Path, traces: str) -> None:
     size = output.stat().st_size / 1e6
-    what = f"{merged.kernels:,} kernels, {merged.steps:,} steps, processes: {merged.processes}"
-    _say(f"{output}: {what}, {size:,.1f} MB")
-    for note in merged.notes:
-        _say(note)
+    for line in (f"{output}: {_counts(merged)}, {size:,.1f} MB", *merged.notes):
+        tell(line)
     if merged.cut:
-        what = "what they had not written, a second at most where the disk took it, is missing"
-        _say(f"{merged.cut} ended without warning; {what}")
+        lost = "what they had not written, a second at most where the disk took it, is missing"
+        tell(f"{merged.cut} ended without warning; {lost}")
     if merged.kernels or merged.steps:
-        _say(f"next: gputrace analyze {traces}")
+        tell(f"next: gputrace analyze {traces}")
 
 
 def _tell_size(size: Size) -> None:
@@ -230,95 +195,119 @@ def _say(message: str, code: int = 0) -> int:
     return code
 
 
-def _times(delay: str, duration: str) -> tuple[int, int]:
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT])B", re.IGNORECASE)
+_SCALES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_FACTOR: Final = re.compile(r"(\d+(?:\.\d+)?)x")
 
-    try:
-        times = parse_duration(delay), parse_duration(duration)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    if min(times) < 0:
+
+def _plan(
+    output: Path,
+    backend: str,
+    delay: str,
+    duration: str,
+    steps: str | None,
+    every: str | None,
+    keep: str | None,
+    when_slow: str | None,
+    max_size: str | None,
+    api: str,
+    profiler_api: bool,
+    no_nvml: bool,
+    python: bool,
+) -> Plan:
+    """Parse the options; raises UsageError if one is invalid, or they contradict each other."""
+    from gputrace.collectors.backend import Plan
+
+    delay_ns, duration_ns = _time(delay), _time(duration)
+    if min(delay_ns, duration_ns) < 0:
         raise UsageError("--delay and --duration cannot be negative")
-    return times
+    plan = Plan(
+        output,
+        backend,
+        delay_ns,
+        duration_ns,
+        _steps(steps) if steps is not None else None,
+        profiler_api,
+        nvml=not no_nvml,
+        python=python,
+        every=_every(every) if every is not None else None,
+        limits=_limits(keep, max_size),
+        api=api,
+        when_slow=_when_slow(when_slow, keep) if when_slow is not None else 0.0,
+    )
+    if plan.every is not None:
+        in_steps = plan.every.in_steps
+        others = {
+            "--profiler-api": profiler_api,
+            "--delay": in_steps and delay_ns > 0,
+            "--duration": in_steps and duration_ns > 0,
+            "--steps": not in_steps and steps is not None,
+        }
+        if wrong := [name for name, is_given in others.items() if is_given]:
+            unit = "steps" if in_steps else "times"
+            both = f"--every in {unit} cannot be told when by {wrong[0]}"
+            raise UsageError(f"{both}; leave out one of them")
+    return plan
 
 
-def _steps(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
+def _time(text: str, option: str = "") -> int:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"{option}{error}") from None
+
+
+def _steps(text: str) -> tuple[int, int]:
     first, colon, end = text.partition(":")
     if not colon or not first.isdecimal() or not end.isdecimal() or int(first) >= int(end):
         raise UsageError(f"{text!r} does not name steps; write FIRST:END, as 20:40")
     return int(first), int(end)
 
 
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT])B", re.IGNORECASE)
-_SCALES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_FACTOR: Final = re.compile(r"(\d+(?:\.\d+)?)x")
-_SHORTEST_NS: Final = 2_000_000_000
-_SMALLEST: Final = 10**6
-_EXAMPLE_RATE: Final = 10**7
-"""Bytes per second."""
-
-
-def parse_every(text: str | None) -> Every | None:
+def _every(text: str) -> Every:
     """Parse ``1000:10`` (steps) or ``10min:5s`` (times)."""
     from gputrace.collectors.backend import Every
 
-    if text is None:
-        return None
-    distance, _, length = text.partition(":")
+    parts = (distance, _, length) = text.partition(":")
     if distance.isdecimal() and length.isdecimal():
         every = Every(int(distance), int(length), in_steps=True)
     else:
-        every = Every(_time(distance, text), _time(length, text), in_steps=False)
+        try:
+            if not all(part.strip()[-1:].isalpha() for part in parts[::2]):
+                raise ValueError
+            every = Every(parse_duration(distance), parse_duration(length), in_steps=False)
+        except ValueError:
+            steps = "steps, as 1000:10 (10 of each 1,000)"
+            raise UsageError(f"--every {text}: write {steps}, or times, as 10min:5s") from None
     if not 0 < every.length < every.distance:
         raise UsageError(f"--every {text}: the second number is a part of the first, above 0")
     return every
 
 
-def _time(part: str, text: str) -> int:
-    try:
-        if part.strip()[-1:].isalpha():
-            return parse_duration(part)
-    except ValueError:
-        pass
-    raise UsageError(
-        f"--every {text}: write steps, as 1000:10 (10 of each 1,000), or times, as 10min:5s"
-    )
-
-
-def parse_limits(keep: str | None, max_size: str | None) -> Limits:
+def _limits(keep: str | None, max_size: str | None) -> Limits:
     """Parse ``--keep``, a ring of ``5min``, or ``--max-size``, ``2GB`` in all."""
     from gputrace.collectors.limits import ring
 
     if keep is not None and max_size is not None:
         raise UsageError("--keep and --max-size exclude each other: a ring is as large as its time")
-    return ring(_keep(keep) if keep is not None else 0, _size(max_size) if max_size else 0)
-
-
-def _keep(text: str) -> int:
-    try:
-        time = parse_duration(text)
-    except ValueError as error:
-        raise UsageError(f"--keep: {error}") from None
-    if time < _SHORTEST_NS:
-        raise UsageError(f"--keep {text}: 2s is the least that can be kept")
-    return time
-
-
-def _size(text: str) -> int:
-    match = _SIZE.fullmatch(text.strip())
+    if keep is not None:
+        kept_ns = _time(keep, "--keep: ")
+        if kept_ns < 2 * 10**9:
+            raise UsageError(f"--keep {keep}: 2s is the least that can be kept")
+        return ring(kept_ns, 0)
+    if not max_size:
+        return ring(0, 0)
+    match = _SIZE.fullmatch(max_size.strip())
     if match is None:
-        raise UsageError(f"--max-size: {text!r} is not a size; write 500MB or 2GB")
+        raise UsageError(f"--max-size: {max_size!r} is not a size; write 500MB or 2GB")
     size = int(float(match[1]) * _SCALES[match[2].lower()])
-    if size < _SMALLEST:
-        raise UsageError(f"--max-size {text}: 1MB is the least")
-    return size
+    if size < 10**6:
+        raise UsageError(f"--max-size {max_size}: 1MB is the least")
+    return ring(0, size)
 
 
-def parse_when_slow(text: str | None, keep: str | None) -> float:
-    """Parse ``2x``, steps of over twice the usual time; return 0 if not given."""
-    if text is None:
-        return 0.0
+def _when_slow(text: str, keep: str | None) -> float:
+    """Parse ``2x``, steps of over twice the usual time."""
     match = _FACTOR.fullmatch(text.strip())
     if match is None or float(match[1]) <= 1:
         raise UsageError(f"--when-slow: {text!r} says not how slow; write 2x, or more than 1x")
@@ -327,32 +316,47 @@ def parse_when_slow(text: str | None, keep: str | None) -> float:
     return float(match[1])
 
 
-def check_together(plan: Plan) -> None:
-    """Raise UsageError if options of a plan contradict each other."""
-    if (every := plan.every) is None:
-        return
-    others = {
-        "--profiler-api": plan.profiler_api,
-        "--delay": every.in_steps and plan.delay_ns > 0,
-        "--duration": every.in_steps and plan.duration_ns > 0,
-        "--steps": not every.in_steps and plan.steps is not None,
-    }
-    wrong = next((name for name, is_given in others.items() if is_given), None)
-    if wrong is not None:
-        unit = "steps" if every.in_steps else "times"
-        raise UsageError(f"--every in {unit} cannot be told when by {wrong}; leave out one of them")
-
-
-def bound_of(plan: Plan) -> str:
+def _bound(limits: Limits) -> str:
     """Return a line on what bounds a long recording on disk; empty if nothing does."""
-    limits = plan.limits
     if limits.segment_ns:
         longest = limits.longest_ns
-        example = format_bytes(longest / 10**9 * _EXAMPLE_RATE)
         return (
-            f"keeps the last {format_ns(limits.segment_ns * limits.keep)}: at most "
-            f"{format_ns(longest)} are on disk (at 10 MB/s, {example})"
+            f"keeps the last {format_ns(limits.kept_ns)}: at most {format_ns(longest)} are on disk "
+            f"(at 10 MB/s, {format_bytes(longest / 10**9 * 10**7)})"
         )
     if limits.max_bytes:
         return f"records {format_bytes(limits.max_bytes)} at most, then the program goes on without"
     return ""
+
+
+@click.command("recover")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The trace to write.")
+@options.force
+@click.option("--keep", is_flag=True, help="Keep FOLDER.")
+def recover(folder: Path, output: Path | None, force: bool, keep: bool) -> None:
+    """Make a trace of FOLDER, the NAME.spool that an interrupted recording left."""
+    from gputrace.collectors.job import assert_ours, is_recording
+    from gputrace.collectors.launch import orphans_of
+    from gputrace.collectors.session import can_be_read_meanwhile, finish
+
+    assert_ours(folder)
+    if is_recording(folder) and not (keep and can_be_read_meanwhile(folder)):
+        hint = "; --keep makes a trace of what is there" if can_be_read_meanwhile(folder) else ""
+        raise UsageError(f"{folder}: still being recorded; wait for the program's end{hint}")
+    resolved = folder.resolve()
+    if not keep and (running := orphans_of(resolved)):
+        problem = f"the recording goes on (process {running[0]}); wait for its end, or end it"
+        raise InputError(folder, f"{problem}; --keep makes a trace of what is there")
+    folder = folder if folder.name == resolved.name else resolved
+    target = output or folder.with_name(folder.name.removesuffix(".spool"))
+    if resolved in target.resolve().parents:
+        raise UsageError(f"{target}: lies in what is to be recovered; name another with -o")
+    if target.exists() and not (force and target.is_file()):
+        raise UsageError(f"{target}: exists; name another with -o, or give --force")
+    try:
+        merged = finish(folder, target, keep)
+    except OSError as error:
+        raise InputError(target, f"cannot be written ({error.strerror})") from error
+    for line in (f"{target}: {_counts(merged)}", *merged.notes):
+        tell(line)

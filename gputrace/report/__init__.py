@@ -1,27 +1,51 @@
-"""Renderers of an analysis, one per format and imported on demand, and plugins' views."""
+"""Reports of an analysis, one function per format and imported on demand, and plugins' views.
+
+Those for other programs are here: JSON, CSV, and tables as pandas DataFrames. Names in them are
+those of the result dataclasses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
 from importlib import import_module
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from gputrace.errors import UsageError
-from gputrace.model.results import Analysis
+from gputrace.errors import MissingError, UsageError
+from gputrace.model.results import (
+    Analysis,
+    Breakdown,
+    CardUse,
+    Finding,
+    Gap,
+    GpuTotals,
+    KernelOnGpu,
+    KernelUse,
+    Phase,
+    Step,
+)
 from gputrace.plugins import call, expect, load_function, named, names
+from gputrace.sanitize import cell, json_text
+
+if TYPE_CHECKING:
+    import pandas
 
 FORMATS: Final = {
     "text": "gputrace.report.text.render",
-    "json": "gputrace.report.json.render",
-    "markdown": "gputrace.report.markdown.render",
-    "csv": "gputrace.report.csv.render",
+    "json": "gputrace.report.to_json",
+    "markdown": "gputrace.report.markup.render_markdown",
+    "csv": "gputrace.report.render_csv",
 }
 
 
-def render(analysis: Analysis, form: str) -> str:
+def render(analysis: Analysis, form: str, width: int = 80, color: bool = False) -> str:
     """Render an analysis in one of `FORMATS` or by a plugin; raise UsageError for other forms."""
     if form in FORMATS:
-        return render_as(analysis, form, FORMATS)
+        return render_as(analysis, form, FORMATS, width, color)
     plugin = named("views", form)
     if plugin is None:
         there = ", ".join((*FORMATS, *names("views")))
@@ -30,16 +54,94 @@ def render(analysis: Analysis, form: str) -> str:
     return rendered
 
 
-def render_as(result: object, form: str, forms: Mapping[str, str]) -> str:
+def render_as(
+    result: object, form: str, forms: Mapping[str, str], width: int = 80, color: bool = False
+) -> str:
     """Render a result in one of several formats; raise UsageError for an unknown one.
 
-    Args:
-        result: the only argument of every renderer.
-        form: a key of ``forms``.
-        forms: dotted names of renderer functions by format; only the requested one is imported.
+    ``forms`` has the dotted names of the renderers; only the requested one is imported. Text is
+    ``width`` columns wide, and has escape sequences if ``color``.
     """
     if form not in forms:
         raise UsageError(f"no format is called {form!r}; there are {', '.join(forms)}")
     module, _, function = forms[form].rpartition(".")
-    rendered: str = getattr(import_module(module), function)(result)
+    layout = (width, color) if form == "text" else ()
+    rendered: str = getattr(import_module(module), function)(result, *layout)
     return rendered
+
+
+def to_json(value: object) -> str:
+    """Render a result as one line of JSON, text as UTF-8."""
+    line = json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"))
+    return json_text(line) + "\n"
+
+
+def plain(value: object) -> object:
+    """Convert dataclasses to dictionaries, recursively."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if is_dataclass(value):
+        return {key: plain(getattr(value, name)) for name, key in _keys(value.__class__)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+@cache
+def _keys(kind: Any) -> list[tuple[str, str]]:
+    """Return field names with their JSON keys: fields named like Python keywords end in ``_``."""
+    return [(field.name, field.name.rstrip("_")) for field in fields(kind)]
+
+
+def render_csv(analysis: Analysis) -> str:
+    """Render the breakdown as CSV, a row per GPU; times in nanoseconds."""
+    return render_rows([field.name for field in fields(Breakdown)], analysis.breakdown)
+
+
+def render_rows(columns: Sequence[str], rows: Iterable[Any]) -> str:
+    """Render attributes of objects as RFC 4180 CSV with a header line; unknown values empty."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([cell(getattr(row, name)) for name in columns] for row in rows)
+    return out.getvalue()
+
+
+_TABLES: Final[dict[str, type]] = {
+    "breakdown": Breakdown,
+    "gpus": GpuTotals,
+    "step_list": Step,
+    "phases": Phase,
+    "gaps": Gap,
+    "findings": Finding,
+    "cards": CardUse,
+    "kernels": KernelUse,
+}
+
+
+def frame(analysis: Analysis, table: str) -> pandas.DataFrame:
+    """Return one table as a DataFrame, a column per field.
+
+    Raises UsageError for an unknown table, MissingError without pandas.
+    """
+    if table not in _TABLES:
+        raise UsageError(f"no table is called {table!r}; there are {', '.join(_TABLES)}")
+    try:
+        import pandas
+    except ImportError:
+        raise MissingError("to_pandas() needs pandas; install gputrace[pandas]") from None
+    columns = [field.name for field in fields(_TABLES[table])]
+    if table != "kernels":
+        rows = analysis.gaps.largest if table == "gaps" else getattr(analysis, table)
+        return pandas.DataFrame({name: [getattr(row, name) for row in rows] for name in columns})
+    # A row per kernel and GPU that runs it.
+    top = analysis.kernels.top if analysis.kernels else ()
+    pairs = [(use, on_gpu) for use in top for on_gpu in use.by_gpu]
+    of_gpu = [field.name for field in fields(KernelOnGpu)]
+    of_use = [name for name in columns if name not in {*of_gpu, "by_gpu", "share"}]
+    return pandas.DataFrame(
+        {name: [getattr(use, name) for use, _ in pairs] for name in of_use}
+        | {name: [getattr(on_gpu, name) for _, on_gpu in pairs] for name in of_gpu}
+    )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
-from itertools import chain, takewhile
+from dataclasses import asdict, fields
+from itertools import takewhile
+from types import SimpleNamespace
 from typing import Final
 
 from rich.text import Text
@@ -25,27 +25,24 @@ from gputrace.analyzers.compare.results import (
     Worst,
 )
 from gputrace.analyzers.kernel_names import short_name
-from gputrace.model.results import Breakdown
-from gputrace.report import render_as
-from gputrace.report.csv import render_rows
-from gputrace.report.json import one_line, plain
-from gputrace.report.markdown import escape, render_table
-from gputrace.report.tables import CLASS_NAMES, Table
+from gputrace.report import render_as, render_rows
+from gputrace.report.markup import escape, render_table
+from gputrace.report.tables import CLASS_NAMES, Table, gpu_name
 from gputrace.report.text import open_console, print_table, said, without_blanks
-from gputrace.sanitize import sentence
+from gputrace.sanitize import cut, sentence
 from gputrace.units import format_ns, format_share
 
 FORMATS: Final = {
     "text": "gputrace.report.comparison.render_text",
-    "json": "gputrace.report.comparison.render_json",
+    "json": "gputrace.report.to_json",
     "markdown": "gputrace.report.comparison.render_markdown",
     "csv": "gputrace.report.comparison.render_csv",
 }
 
 
-def render(comparison: Comparison, form: str) -> str:
+def render(comparison: Comparison, form: str, width: int = 80, color: bool = False) -> str:
     """Render a comparison in one of `FORMATS`; raise UsageError for any other."""
-    return render_as(comparison, form, FORMATS)
+    return render_as(comparison, form, FORMATS, width, color)
 
 
 _STYLES: Final = {"faster": "bold green", "slower": "bold red", "same": "green"}
@@ -56,8 +53,7 @@ _BESIDE_NAMES: Final = 56
 
 def render_text(comparison: Comparison, width: int = 80, color: bool = False) -> str:
     """Render text at most ``width`` columns wide; with ANSI escape sequences if ``color``."""
-    out = io.StringIO()
-    console = open_console(out, width, color)
+    console = open_console(width, color)
     console.print(said(verdict(comparison), _STYLES.get(comparison.verdict, "bold")))
     for run in comparison.runs:
         more = f" and {len(run.paths) - 1} more" if len(run.paths) > 1 else ""
@@ -67,10 +63,7 @@ def render_text(comparison: Comparison, width: int = 80, color: bool = False) ->
         print_table(console, table)
     for heading, note in notes(comparison):
         console.print(Text.assemble((f"{heading}: ", _NOTES.get(heading, "dim")), sentence(note)))
-    return without_blanks(out)
-
-
-_NAME_WIDTH: Final = 60
+    return without_blanks(console)
 
 
 def render_markdown(comparison: Comparison) -> str:
@@ -80,7 +73,7 @@ def render_markdown(comparison: Comparison) -> str:
     parts = [
         f"**{escape(verdict(comparison))}**",
         "\n".join(runs),
-        *map(render_table, tables(comparison, _NAME_WIDTH)),
+        *map(render_table, tables(comparison, 60)),
         "\n".join(others),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -97,19 +90,9 @@ def render_csv(comparison: Comparison) -> str:
     pair = comparison.pair
     if pair is None:
         return render_rows(("label", "gpus", "span_ns"), comparison.runs)
-    classes = list(pair.classes)
-    if pair.step is not None:
-        step = {field.name: getattr(pair.step, field.name) for field in fields(Change)}
-        total = ClassChange(
-            **step, name="total", a_share=1.0, b_share=1.0, a_worst=None, b_worst=None
-        )
-        classes.insert(0, total)
-    return render_rows(_CLASSES, classes)
-
-
-def render_json(comparison: Comparison) -> str:
-    """Render one line of JSON, text as UTF-8."""
-    return one_line(plain(comparison))
+    total = [] if pair.step is None else [asdict(pair.step)]
+    totals = [SimpleNamespace(**row, name="total", a_share=1.0, b_share=1.0) for row in total]
+    return render_rows(_CLASSES, [*totals, *pair.classes])
 
 
 NAMES: Final = CLASS_NAMES | {
@@ -118,7 +101,6 @@ NAMES: Final = CLASS_NAMES | {
 }
 """Names of the classes, and in brackets of times beside them or part of one."""
 UNITS: Final = {"step": "a step", "iteration": "an iteration", "span": "the span"}
-_LOOPS: Final = {"training": "steps", "iterations": "iterations", "none": "steps"}
 _MOST_KERNELS: Final = 8
 _MOST_GPUS: Final = 2
 _LEAST_SHARE: Final = 0.001
@@ -135,37 +117,42 @@ def verdict(comparison: Comparison) -> str:
 
 def tables(comparison: Comparison, width: int) -> Iterator[Table]:
     """Yield all tables with content; kernel names are cut at ``width``."""
-    yield runs_table(comparison)
+    yield _runs_table(comparison)
     pair = comparison.pair
     if comparison.scaling is not None:
-        yield from _scaling_tables(comparison, comparison.scaling)
+        yield _speeds_table(comparison.scaling)
+        yield from _losses_table(comparison, comparison.scaling)
         return
     if pair is None:
         return
-    yield classes_table(comparison, pair)
+    yield _classes_table(comparison, pair)
     if len(pair.gpus) > 1 or comparison.unit != "step":
-        yield from gpus_tables(comparison, pair)
-    yield from kernels_table(comparison, pair, width)
+        yield from _gpus_table(comparison, pair)
+    if comparison.unit == "span":
+        yield from _kernels_by_share(comparison, pair, width)
+    else:
+        yield from _kernels_table(comparison, pair, width)
 
 
-def runs_table(comparison: Comparison) -> Table:
+def _runs_table(comparison: Comparison) -> Table:
     """Tabulate the runs: GPUs, measured steps and step times."""
-    batch = any(run.throughput for run in comparison.runs)
+    header: tuple[str, ...] = ("", "GPUs", "measured", "mean", "p50", "p95", "samples/s")
     rows = tuple(
         (
             run.label,
             str(run.gpus),
-            f"{run.steps} {_LOOPS[run.steps_kind]}",
-            *(time_or_dash(ns) for ns in (run.mean_ns, run.p50_ns, run.p95_ns)),
-            *([_rate(run.throughput)] if batch else []),
+            f"{run.steps} {'iterations' if run.steps_kind == 'iterations' else 'steps'}",
+            *map(_time, (run.mean_ns, run.p50_ns, run.p95_ns)),
+            _rate(run.throughput),
         )
         for run in comparison.runs
     )
-    header = ("", "GPUs", "measured", "mean", "p50", "p95", *(["samples/s"] if batch else []))
+    if not any(run.throughput for run in comparison.runs):
+        header, rows = header[:-1], tuple(row[:-1] for row in rows)
     return Table("The runs", header, rows)
 
 
-def classes_table(comparison: Comparison, pair: Pair) -> Table:
+def _classes_table(comparison: Comparison, pair: Pair) -> Table:
     """Tabulate each class in both runs: difference, bounds, and whether it changed."""
     a, b = (run.label for run in comparison.runs)
     if comparison.unit == "span":
@@ -187,62 +174,59 @@ def classes_table(comparison: Comparison, pair: Pair) -> Table:
     return Table(title, ("", a, b, "change", "95% bounds", ""), (*rows, *total))
 
 
-def gpus_tables(comparison: Comparison, pair: Pair) -> Iterator[Table]:
+def _gpus_table(comparison: Comparison, pair: Pair) -> Iterator[Table]:
     """Tabulate few GPUs one by one; for many, the GPU with most of each class."""
     both = [gpu for gpu in pair.gpus if gpu.a is not None and gpu.b is not None]
+    a, b = (run.label for run in comparison.runs)
     if both and len(pair.gpus) <= _MOST_GPUS:
-        yield _few_gpus(comparison, both)
+        yield _few_gpus(a, b, both)
         return
     rows = tuple(
-        (NAMES[row.name], *worst(row.a_worst), *worst(row.b_worst))
+        (NAMES[row.name], *_worst(row.a_worst), *_worst(row.b_worst))
         for row in pair.classes
         if _outstanding(row)
     )
     if rows:
-        a, b = (run.label for run in comparison.runs)
         title = f"The GPU that has most of a class ({UNITS[comparison.unit]})"
         yield Table(title, ("", a, "on", b, "on"), rows)
 
 
-def _few_gpus(comparison: Comparison, gpus: Sequence[GpuPair]) -> Table:
-    a, b = (run.label for run in comparison.runs)
+def _few_gpus(a: str, b: str, gpus: Sequence[GpuPair]) -> Table:
     rows = [row for gpu in gpus for row in (gpu.a, gpu.b) if row is not None]
-    names = [name for name in CLASS_NAMES if any(row.of(name) for row in rows)]
-    body = [(CLASS_NAMES[name], *(mean(row, name) for row in rows)) for name in names]
-    body.append(("total", *(mean(row, "total") for row in rows)))
-    header = chain.from_iterable((f"{_gpu(gpu)} {a}", f"{_gpu(gpu)} {b}") for gpu in gpus)
+    body = tuple(
+        (label, *(_time(round(row.of(name) / max(row.steps, 1))) for row in rows))
+        for name, label in {**CLASS_NAMES, "total": "total"}.items()
+        if name == "total" or any(row.of(name) for row in rows)
+    )
+    header = [""]
+    for pair in gpus:
+        known = all(row is None or row.gpu_known for row in (pair.a, pair.b))
+        name = gpu_name(pair.gpu, pair.rank, known, False)
+        header += [f"{name} {a}", f"{name} {b}"]
     unit = "a step" if any(row.steps for row in rows) else "the whole span"
-    return Table(f"GPU by GPU ({unit})", ("", *header), tuple(body))
+    return Table(f"GPU by GPU ({unit})", tuple(header), body)
 
 
-def _gpu(pair: GpuPair) -> str:
-    known = all(row is None or row.gpu_known for row in (pair.a, pair.b))
-    return f"rank {pair.rank}" if pair.gpu is None else f"{'gpu' if known else 'device'} {pair.gpu}"
-
-
-def kernels_table(comparison: Comparison, pair: Pair, width: int) -> Iterator[Table]:
-    """Tabulate the kernels that changed; without steps, those whose shares differ most."""
-    if comparison.unit == "span":
-        yield from _kernels_by_share(comparison, pair, width)
-        return
+def _kernels_table(comparison: Comparison, pair: Pair, width: int) -> Iterator[Table]:
+    """Tabulate the kernels that changed."""
     changed = [row for row in pair.kernels if row.changed]
     if not changed:
         return
     a, b = comparison.runs
-    new, gone = (sum(row.status == word for row in pair.kernels) for word in ("new", "gone"))
     title = f"Kernels: {len(changed)} of {len(pair.kernels)} changed"
-    title += f", {new} new" if new else ""
-    title += f", {gone} gone" if gone else ""
+    for word in ("new", "gone"):
+        count = sum(row.status == word for row in pair.kernels)
+        title += f", {count} {word}" if count else ""
     title += f" ({UNITS[comparison.unit]} and GPU)"
     shown = changed[:_MOST_KERNELS]
     rows = tuple(
         (
             name,
-            time_or_dash(row.a_ns) if row.a_count else "–",
-            time_or_dash(row.b_ns) if row.b_count else "–",
-            signed(row.difference_ns),
-            arrow(f"{row.a_count:.3g}", f"{row.b_count:.3g}"),
-            each(row),
+            _time(row.a_ns) if row.a_count else "–",
+            _time(row.b_ns) if row.b_count else "–",
+            _signed(row.difference_ns),
+            _arrow(f"{row.a_count:.3g}", f"{row.b_count:.3g}"),
+            _each(row),
         )
         for name, row in zip(short_kernels([k.name for k in shown], width), shown, strict=True)
     )
@@ -252,18 +236,16 @@ def kernels_table(comparison: Comparison, pair: Pair, width: int) -> Iterator[Ta
 def _kernels_by_share(comparison: Comparison, pair: Pair, width: int) -> Iterator[Table]:
     """Tabulate the kernels whose shares of the span differ most."""
     a, b = comparison.runs
-
-    def shares(row: KernelChange) -> tuple[float, float]:
-        return row.a_ns / max(a.span_ns, 1), row.b_ns / max(b.span_ns, 1)
-
-    def apart(row: KernelChange) -> float:
-        return abs(shares(row)[1] - shares(row)[0])
-
-    far = [row for row in pair.kernels if apart(row) >= _LEAST_SHARE]
-    shown = sorted(far, key=apart, reverse=True)[:_MOST_KERNELS]
+    far = []
+    for row in pair.kernels:
+        shares = row.a_ns / max(a.span_ns, 1), row.b_ns / max(b.span_ns, 1)
+        if (apart := abs(shares[1] - shares[0])) >= _LEAST_SHARE:
+            far.append((apart, row.name, shares))
+    shown = sorted(far, key=lambda kernel: kernel[0], reverse=True)[:_MOST_KERNELS]
+    names = short_kernels([name for _, name, _ in shown], width)
     rows = tuple(
-        (name, *(format_share(share, 1) for share in shares(row)))
-        for name, row in zip(short_kernels([k.name for k in shown], width), shown, strict=True)
+        (name, *(format_share(share, 1) for share in shares))
+        for name, (_, _, shares) in zip(names, shown, strict=True)
     )
     if rows:
         yield Table("Kernels whose shares of the span differ most", ("", a.label, b.label), rows)
@@ -288,16 +270,16 @@ def _finding(finding: FindingChange) -> str:
         return f"{finding.id}: {finding.message}."
     if not finding.a_impact_ns and not finding.b_impact_ns:
         return f"{finding.id}."
-    impacts = arrow(format_ns(finding.a_impact_ns or 0), format_ns(finding.b_impact_ns or 0))
+    impacts = _arrow(format_ns(finding.a_impact_ns or 0), format_ns(finding.b_impact_ns or 0))
     return f"{finding.id} ({impacts})."
 
 
 def _cells(row: Change, step: int) -> tuple[str, ...]:
     return (
-        time_or_dash(row.a_ns),
-        time_or_dash(row.b_ns),
-        signed(row.difference_ns),
-        format_bounds(row.low_ns, row.high_ns),
+        _time(row.a_ns),
+        _time(row.b_ns),
+        _signed(row.difference_ns),
+        _bounds(row.low_ns, row.high_ns),
         _outcome(row, step),
     )
 
@@ -317,7 +299,7 @@ def _outstanding(row: ClassChange) -> bool:
     return matters and any(w is not None and w.ns > _OUTSTANDING * mean for w, mean in pairs)
 
 
-def format_bounds(low: int | None, high: int | None) -> str:
+def _bounds(low: int | None, high: int | None) -> str:
     """Format ``-0.31 to +1.20 ms``, in the unit that suits the larger bound."""
     if low is None or high is None:
         return "unknown"
@@ -328,12 +310,12 @@ def format_bounds(low: int | None, high: int | None) -> str:
     return f"{low / scale:+.{digits}f} to {high / scale:+.{digits}f} {unit}"
 
 
-def signed(ns: int) -> str:
+def _signed(ns: int) -> str:
     """Format a difference: ``+1.20 ms``, ``-310 us``, ``0``."""
     return ("+" if ns > 0 else "") + format_ns(ns) if ns else "0"
 
 
-def time_or_dash(ns: int | None) -> str:
+def _time(ns: int | None) -> str:
     """Format a time; a dash for none."""
     return "–" if not ns else format_ns(ns)
 
@@ -345,20 +327,14 @@ def _rate(a_second: float | None) -> str:
     return f"{a_second:,.0f}" if a_second >= 100 else f"{a_second:.3g}"
 
 
-def mean(row: Breakdown, name: str) -> str:
-    """Format the mean time of a class, or of all (``total``), per step."""
-    amount = row.total_ns if name == "total" else row.of(name)
-    return time_or_dash(round(amount / max(row.steps, 1)))
-
-
-def worst(gpu: Worst | None) -> tuple[str, str]:
+def _worst(gpu: Worst | None) -> tuple[str, str]:
     """Return the time of the GPU with most of a class, and its label."""
     if gpu is None:
         return "–", ""
-    return time_or_dash(gpu.ns), f"rank {gpu.rank}" if gpu.gpu is None else f"gpu {gpu.gpu}"
+    return _time(gpu.ns), f"rank {gpu.rank}" if gpu.gpu is None else f"gpu {gpu.gpu}"
 
 
-def arrow(a: str, b: str) -> str:
+def _arrow(a: str, b: str) -> str:
     """Format ``1.2 → 1.4 ms``; one value where both are the same."""
     if a == b:
         return a
@@ -367,11 +343,11 @@ def arrow(a: str, b: str) -> str:
     return f"{a} → {b}"
 
 
-def each(row: KernelChange) -> str:
+def _each(row: KernelChange) -> str:
     """Format the median of one launch in both runs; the status if only one run has it."""
     if row.a_median_ns is None or row.b_median_ns is None:
         return row.status
-    return arrow(format_ns(row.a_median_ns), format_ns(row.b_median_ns))
+    return _arrow(format_ns(row.a_median_ns), format_ns(row.b_median_ns))
 
 
 def short_kernels(names: Sequence[str], width: int) -> list[str]:
@@ -389,14 +365,12 @@ def _parted(name: str, others: Sequence[str], width: int) -> str:
     same = max(len(list(prefix)) for prefix in prefixes)
     start = same - len(re.split(r"[\W_]", name[:same])[-1])
     head = short_kernel(name, width).split(" ")[0].rstrip("…")[: width // 2]
-    text = f"{head}…{name[start:]}"
-    return text if len(text) <= width else text[: width - 1] + "…"
+    return cut(f"{head}…{name[start:]}", width)
 
 
 def short_kernel(name: str, width: int) -> str:
     """Return the distinctive part of a name, cut with ``…`` at a width."""
-    text = short_name(name)
-    return text if len(text) <= width else text[: width - 1] + "…"
+    return cut(short_name(name), width)
 
 
 _MOST_ACROSS: Final = 5
@@ -408,15 +382,8 @@ _SOURCES: Final = {
 }
 
 
-def _scaling_tables(comparison: Comparison, scaling: Scaling) -> Iterator[Table]:
-    """Tabulate speed-up and efficiency, then what each class adds to the ideal step."""
-    yield _speeds(scaling)
-    rows = [row for row in scaling.rows if row.losses][-_MOST_ACROSS:]
-    if rows:
-        yield _losses(comparison, rows)
-
-
-def _speeds(scaling: Scaling) -> Table:
+def _speeds_table(scaling: Scaling) -> Table:
+    """Tabulate speed-up and efficiency."""
     base = scaling.rows[0]
     body = tuple(
         (
@@ -432,24 +399,25 @@ def _speeds(scaling: Scaling) -> Table:
         for row in scaling.rows
     )
     header = ("", "GPUs", "step", "speed-up", "95% bounds", "efficiency")
-    return Table(_title(scaling), header, body)
-
-
-def _title(scaling: Scaling) -> str:
-    if scaling.kind == "same":
-        return "Speed, beside the first"
-    if scaling.kind == "unknown":
-        return "Scaling: nothing tells how much work a step does"
     stays = "a GPU" if scaling.kind == "weak" else "a step"
-    source = _SOURCES[scaling.source]
-    return f"{scaling.kind.capitalize()} scaling: the work of {stays} stays ({source})"
+    title = {
+        "same": "Speed, beside the first",
+        "unknown": "Scaling: nothing tells how much work a step does",
+    }.get(
+        scaling.kind,
+        f"{scaling.kind.capitalize()} scaling: the work of {stays} stays "
+        f"({_SOURCES[scaling.source]})",
+    )
+    return Table(title, header, body)
 
 
-def _losses(comparison: Comparison, rows: list[ScalingRow]) -> Table:
+def _losses_table(comparison: Comparison, scaling: Scaling) -> Iterator[Table]:
     """Tabulate losses, a row per class, a column per run; those within the noise in brackets."""
-    names = {loss.name: 0 for row in rows for loss in row.losses}
+    rows = [row for row in scaling.rows if row.losses][-_MOST_ACROSS:]
+    if not rows:
+        return
     lost = [{loss.name: loss for loss in row.losses} for row in rows]
-    shown = [n for n in NAMES if n in names and any(n in of and abs(of[n].ns) > 0 for of in lost)]
+    shown = [name for name in NAMES if any(name in of and of[name].ns for of in lost)]
     body = [
         (NAMES[name], *(_lost(of[name].ns, of[name].changed) if name in of else "–" for of in lost))
         for name in shown
@@ -458,9 +426,9 @@ def _losses(comparison: Comparison, rows: list[ScalingRow]) -> Table:
     body.append(("total", *totals))
     unit = UNITS[comparison.unit]
     title = f"What {unit} takes beyond the ideal (in brackets: small, or within the noise)"
-    return Table(title, ("", *(row.label for row in rows)), tuple(body))
+    yield Table(title, ("", *(row.label for row in rows)), tuple(body))
 
 
 def _lost(ns: int, changed: bool | None) -> str:
-    text = signed(ns) if ns else format_ns(ns)
+    text = _signed(ns) if ns else format_ns(ns)
     return text if changed else f"({text})"

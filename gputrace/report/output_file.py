@@ -34,21 +34,16 @@ def unfinished_file(target: Path) -> Iterator[Path]:
         raise UsageError(f"{target}: is a folder; name a file with -o")
     path = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        _create(path, target)
+        path.unlink(missing_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from None
+    try:
         yield path
         path.replace(target)
     finally:
         with suppress(OSError):
             path.unlink(missing_ok=True)
-
-
-def _create(path: Path, target: Path) -> None:
-    """Create the temporary file; raise OSError with the name of the target."""
-    try:
-        path.unlink(missing_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(target)) from None
 
 
 @contextmanager

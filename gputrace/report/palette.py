@@ -71,7 +71,9 @@ class Palette:
         if not self.colors:
             return Style(reverse=True)
         ground = self.color(on)
-        return _style("#ffffff" if _light(ground) < _DARK else "#000000", ground, bold=True)
+        red, green, blue = (int(ground[at : at + 2], 16) for at in (1, 3, 5))
+        light = 0.299 * red + 0.587 * green + 0.114 * blue
+        return _style("#ffffff" if light < _DARK else "#000000", ground, bold=True)
 
     def swatch(self, name: str) -> tuple[str, Style]:
         """Return the character and style that show a class in the legend."""
@@ -89,9 +91,3 @@ def _bars(colors: tuple[str, ...]) -> list[list[Style]]:
 @cache
 def _style(color: str, ground: str, *, bold: bool = False) -> Style:
     return Style(color=color, bgcolor=ground, bold=bold)
-
-
-def _light(color: str) -> float:
-    """Return the perceived luminance of a colour, 0 to 255."""
-    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
-    return 0.299 * red + 0.587 * green + 0.114 * blue

@@ -17,9 +17,6 @@ from gputrace.model.results import (
     Gap,
     GpuLink,
     GpuTotals,
-    Kernels,
-    KernelUse,
-    Steps,
 )
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.sanitize import LONGEST, clean, sentence
@@ -31,21 +28,10 @@ if TYPE_CHECKING:
 CLASS_NAMES: Final = {row.id: row.label for row in TIME_CLASSES}
 """Display names of the classes of time, in the order of the partition."""
 
-_COLUMNS: Final = {
-    "compute": ("compute",),
-    "comm": ("communication",),
-    "h2d": ("h2d",),
-    "other": ("other_copy", "memset"),
-    "rec.": ("recorder",),
-    "data": ("data_feeding",),
-    "sync": ("sync",),
-    "alloc": ("alloc",),
-    "launch": ("launch",),
-    "idle?": ("other_idle",),
-}
+_COLUMNS: Final[dict[str, list[str]]] = {}
+for _row in TIME_CLASSES:
+    _COLUMNS.setdefault(_row.column, []).append(_row.id)
 """Columns of the table for many GPUs, each with the classes that it sums."""
-_ALWAYS: Final = ("compute", "h2d", "other_idle")
-"""Classes that are shown even without any time."""
 _HIDDEN_SHARE: Final = 0.01
 """Share of the time above which hidden data loading is mentioned."""
 TEXT_COLUMNS: Final = ("evidence", "not done")
@@ -79,12 +65,10 @@ def verdict(analysis: Analysis) -> str:
     return message[0].upper() + message[1:] + "."
 
 
-def main_table(analysis: Analysis, most_across: int) -> Table:
-    """Break the time down by rank for host-only traces, else in the layout that fits the page."""
-    if not analysis.gpus:
-        return ranks_table(analysis)
-    many = len(analysis.breakdown) > most_across
-    return gpus_table(analysis) if many else classes_table(analysis)
+def advice(analysis: Analysis) -> Iterator[str]:
+    """Yield what to do about the first finding, if there is any."""
+    for first in analysis.findings[:1]:
+        yield f"What to do: {first.advice}.{savings(analysis, first)}"
 
 
 def gpu_name(gpu: int | None, rank: int, known: bool, ranked: bool) -> str:
@@ -107,20 +91,26 @@ def gpu_label(row: Breakdown | Gap, analysis: Analysis) -> str:
     return gpu_name(row.gpu, row.rank, known, ranked)
 
 
-def classes_table(analysis: Analysis) -> Table:
-    """Lay out few GPUs: a row per class, for each GPU its time and share."""
+def main_table(analysis: Analysis, most_across: int) -> Table:
+    """Break the time down by rank for host-only traces, else in the layout that fits the page."""
     rows = analysis.breakdown
+    if not analysis.gpus:
+        return _ranks_table(analysis)
+    if len(rows) > most_across:
+        return _gpus_table(analysis)
+    # Few GPUs: a row per class, for each GPU its time and share.
+    always = ("compute", "h2d", "other_idle")
     body = [
         (label, *(cell for row in rows for cell in _cells(row, name)))
         for name, label in CLASS_NAMES.items()
-        if name in _ALWAYS or any(row.of(name) for row in rows)
+        if name in always or any(row.of(name) for row in rows)
     ]
     body.append(("total", *(cell for row in rows for cell in (format_ns(_mean(row)), ""))))
     header = ("", *(cell for row in rows for cell in (gpu_label(row, analysis), "")))
     return Table(_title(analysis), header, tuple(body))
 
 
-def gpus_table(analysis: Analysis) -> Table:
+def _gpus_table(analysis: Analysis) -> Table:
     """Lay out many GPUs: a row per GPU, a column per class, shares only."""
     rows = analysis.breakdown
     columns = {
@@ -142,7 +132,7 @@ def gpus_table(analysis: Analysis) -> Table:
     return Table(_title(analysis), ("", _unit(analysis), *columns), body)
 
 
-def ranks_table(analysis: Analysis) -> Table:
+def _ranks_table(analysis: Analysis) -> Table:
     """Lay out host-only ranks: the time that each waited for data, and the rest."""
     body = tuple(
         (
@@ -179,7 +169,15 @@ def gaps_table(analysis: Analysis, most: int) -> Table:
 def notes(analysis: Analysis) -> Iterator[str]:
     """Yield the caveats of the figures, a line each."""
     if len(analysis.paths) > 1:
-        yield _parts_note(analysis)
+        ranks: dict[str, set[int]] = {}
+        for total in analysis.gpus:
+            ranks.setdefault(total.host, set()).add(total.rank)
+        hosts = "; ".join(
+            f"{host} has rank{'' if len(ids) == 1 else 's'} {format_ranges(sorted(ids))}"
+            for host, ids in ranks.items()
+        )
+        count = f"{len(ranks)} host{'' if len(ranks) == 1 else 's'}"
+        yield f"{len(analysis.paths)} files of {count}: {hosts}."
     if any(not total.gpu_known for total in analysis.gpus):
         yield "The trace does not say which physical cards these are; CUDA ordinals are shown."
     yield from _loader_note(analysis)
@@ -190,19 +188,6 @@ def notes(analysis: Analysis) -> Iterator[str]:
     for reason, rows in analysis.dropped_rows.items():
         yield f"{rows:,} row{'' if rows == 1 else 's'} left out: {reason}."
     yield from analysis.warnings
-
-
-def _parts_note(analysis: Analysis) -> str:
-    """Count files and hosts, and say which ranks ran on which host."""
-    ranks: dict[str, set[int]] = {}
-    for total in analysis.gpus:
-        ranks.setdefault(total.host, set()).add(total.rank)
-    hosts = "; ".join(
-        f"{host} has rank{'' if len(ids) == 1 else 's'} {format_ranges(sorted(ids))}"
-        for host, ids in ranks.items()
-    )
-    count = f"{len(ranks)} host{'' if len(ranks) == 1 else 's'}"
-    return f"{len(analysis.paths)} files of {count}: {hosts}."
 
 
 def _loader_note(analysis: Analysis) -> Iterator[str]:
@@ -223,22 +208,16 @@ def _loader_note(analysis: Analysis) -> Iterator[str]:
 def _title(analysis: Analysis) -> str:
     steps, count = analysis.steps, max(row.steps for row in analysis.breakdown)
     if not count:
-        return (
-            f"Where the time went (whole span, {format_ns(analysis.span_ns)}; {_no_steps(steps)})"
-        )
+        why = "no steps found"
+        if steps.kind == "training":
+            why = "no whole step in it"
+        elif steps.kind == "iterations" and steps.mean_ns is not None:
+            mean = format_ns(steps.mean_ns)
+            why = f"{steps.count} iterations of {mean}, not shown to be training"
+        return f"Where the time went (whole span, {format_ns(analysis.span_ns)}; {why})"
     word, a_turn = _loop(analysis)
     what = "" if steps.kind == "training" else ", not shown to be training"
     return f"Where the time of {a_turn} goes (mean of {count} of {steps.count} {word}s{what})"
-
-
-def _no_steps(steps: Steps) -> str:
-    """Explain why the whole span is shown."""
-    if steps.kind == "training":
-        return "no whole step in it"
-    if steps.kind == "iterations" and steps.mean_ns is not None:
-        mean = format_ns(steps.mean_ns)
-        return f"{steps.count} iterations of {mean}, not shown to be training"
-    return "no steps found"
 
 
 def _unit(analysis: Analysis) -> str:
@@ -254,7 +233,7 @@ def _loop(analysis: Analysis) -> tuple[str, str]:
 
 def _mean(row: Breakdown, name: str = "total") -> float:
     """Return nanoseconds per step, or the total where there are no steps."""
-    return (row.total_ns if name == "total" else row.of(name)) / max(row.steps, 1)
+    return row.of(name) / max(row.steps, 1)
 
 
 def _cells(row: Breakdown, name: str) -> tuple[str, str]:
@@ -284,8 +263,8 @@ def tables_before(analysis: Analysis, limits: Limits) -> list[Table]:
 def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
     """Return the tables after the findings."""
     made = (
-        *collectives_tables(analysis),
-        *links_tables(analysis, limits.links),
+        collectives_table(analysis),
+        links_table(analysis, limits.links),
         cards_table(analysis),
         kernels_table(analysis, limits.kernels, limits.kernel_name),
         *map(extra_table, analysis.tables),
@@ -317,16 +296,12 @@ def cards_table(analysis: Analysis) -> Table | None:
     # Columns in which every value is unknown are left out.
     columns = [c for c in zip(header, *body, strict=True) if set(c[1:]) != {_UNKNOWN}]
     header, *rows = zip(*columns, strict=True)
-    return Table(_cards_title(analysis), header, tuple(rows))
-
-
-def _cards_title(analysis: Analysis) -> str:
-    fewest = min(card.samples for card in analysis.cards)
-    most = max(card.samples for card in analysis.cards)
-    count = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
+    counts = [card.samples for card in analysis.cards]
+    count = " to ".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
+    samples = "sample" if max(counts) == 1 else "samples"
     where = "in these steps" if any(row.steps for row in analysis.breakdown) else "while they work"
-    samples = "sample" if most == 1 else "samples"
-    return f"The cards {where} (NVML, {count} {samples} of each at work)"
+    title = f"The cards {where} (NVML, {count} {samples} of each at work)"
+    return Table(title, header, tuple(rows))
 
 
 def _measured(value: float | None, unit: str, most: float | None = None, scale: int = 1) -> str:
@@ -343,36 +318,33 @@ _MOST: Final = 6
 """Maximum number of operations shown."""
 
 
-def collectives_tables(analysis: Analysis) -> list[Table]:
-    """Tabulate collectives, a row per operation; return nothing where GPUs do not communicate."""
+def collectives_table(analysis: Analysis) -> Table | None:
+    """Tabulate collectives, a row per operation; return None where GPUs do not communicate."""
     shown = analysis.collectives[:_MOST]
     if not shown:
-        return []
-    speeds = any(total.bus_bandwidth is not None for total in shown)
-    header = ("", "count", "size", "time", "exposed", "wait", "transfer", *(["bus"] * speeds))
-    rows = tuple(_collective_row(total, speeds) for total in shown)
+        return None
+    header: tuple[str, ...] = ("", "count", "size", "time", "exposed", "wait", "transfer", "bus")
+    rows = tuple(map(_collective_row, shown))
+    if all(total.bus_bandwidth is None for total in shown):
+        header, rows = header[:-1], tuple(row[:-1] for row in rows)
     unit = "a GPU and step" if shown[0].steps else "a GPU"
     where = " within one process" if all(total.one_process for total in shown) else ""
     title = f"Communication{where} ({unit}; exposed: with no computation beside it)"
-    return [Table(title, header, rows)]
+    return Table(title, header, rows)
 
 
-def _collective_row(total: CollectiveTotals, speeds: bool) -> tuple[str, ...]:
-    per_step = total.count / max(total.steps, 1)
-    gpus = sorted(set(total.gpus))
-    cells = (
+def _collective_row(total: CollectiveTotals) -> tuple[str, ...]:
+    gpus, bus = sorted(set(total.gpus)), total.bus_bandwidth
+    return (
         f"{total.operation}, gpu{'' if len(gpus) == 1 else 's'} {format_ranges(gpus)}",
-        f"{per_step:.3g}" if total.steps else f"{total.count:,}",
+        f"{total.count / total.steps:.3g}" if total.steps else f"{total.count:,}",
         "?" if total.bytes is None else format_bytes(total.bytes),
         format_ns(total.total_ns),
         format_share(total.exposed_ns, total.total_ns),
         _time(total.wait_total_ns),
         _time(total.transfer_total_ns),
+        "?" if bus is None else f"{bus / 1e9:.3g} GB/s",
     )
-    if not speeds:
-        return cells
-    bus = total.bus_bandwidth
-    return (*cells, "?" if bus is None else f"{bus / 1e9:.3g} GB/s")
 
 
 def _time(nanoseconds: int | None) -> str:
@@ -392,25 +364,24 @@ def kernels_table(analysis: Analysis, most: int, longest: int = 80) -> Table | N
     shown = [use for use in kernels.top[:most] if use.share >= _WORTH] if kernels else []
     if kernels is None or not shown:
         return None
-    rows = tuple(_kernel_row(use, kernels, longest) for use in shown)
+    rows = []
+    for use in shown:
+        each = kernels.steps or max(len(use.by_gpu), 1)
+        count, cores = use.count / each, use.tensor_cores or ""
+        cells = (
+            _cut(use.short, longest),
+            use.family,
+            "?" if cores == "unknown" else cores,
+            f"{count:,.0f}" if count >= 10 or count == int(count) else f"{count:.1f}",
+            format_ns(use.median_ns),
+            format_ns(use.total_ns / each),
+            format_share(use.total_ns, kernels.total_ns),
+        )
+        rows.append(cells)
     where = _loop(analysis)[1] if kernels.steps else "in all"
     of = f"{len(shown)} of {kernels.distinct}, {where} on a GPU; tc: on tensor cores"
     head = ("", "family", "tc", "times", "median", "time", "")
-    return Table(f"Kernels that take most time ({of})", head, rows)
-
-
-def _kernel_row(use: KernelUse, kernels: Kernels, longest: int) -> tuple[str, ...]:
-    each = kernels.steps or max(len(use.by_gpu), 1)
-    count = use.count / each
-    return (
-        _cut(use.short, longest),
-        use.family,
-        {"unknown": "?"}.get(use.tensor_cores or "", use.tensor_cores or ""),
-        f"{count:,.0f}" if count >= 10 or count == int(count) else f"{count:.1f}",
-        format_ns(use.median_ns),
-        format_ns(use.total_ns / each),
-        format_share(use.total_ns, kernels.total_ns),
-    )
+    return Table(f"Kernels that take most time ({of})", head, tuple(rows))
 
 
 def _cut(name: str, longest: int) -> str:
@@ -420,19 +391,26 @@ def _cut(name: str, longest: int) -> str:
     return f"{name[:head]}…{name[len(name) - (longest - head - 1) :]}"
 
 
-def links_tables(analysis: Analysis, most: int) -> Iterator[Table]:
-    """Yield one table of the directions with most bytes copied; none where there are no copies."""
+def links_table(analysis: Analysis, most: int) -> Table | None:
+    """Tabulate the directions with most bytes copied; return None where there are no copies."""
     used = [row for row in analysis.links if row.bytes or row.staged_bytes]
     used.sort(key=lambda row: -(row.bytes + row.staged_bytes))
     if not used:
-        return
+        return None
     several = len({row.host for row in used}) > 1
+    labels = {(gpu.gpu, gpu.rank): gpu_label(gpu, analysis) for gpu in analysis.breakdown}
+
+    def ends(row: GpuLink) -> str:
+        pairs = ((row.from_, row.from_rank), (row.to, row.to_rank))
+        direction = " to ".join(labels.get(pair, f"gpu {pair[0]}") for pair in pairs)
+        return direction + (f" on {row.host}" if several else "")
+
     shown = used[:most]
     more = f" (the {len(shown)} of {len(used)} directions with most)" if len(used) > most else ""
     header = ("", "link", "copies", "bytes", "GB/s", "link carries", "through the host")
     rows = tuple(
         (
-            _ends(analysis, row, several),
+            ends(row),
             row.link or "unknown",
             f"{row.copies:,}",
             format_bytes(row.bytes),
@@ -444,20 +422,12 @@ def links_tables(analysis: Analysis, most: int) -> Iterator[Table]:
         )
         for row in shown
     )
-    yield Table(f"Copies between GPUs{more}", header, rows)
-
-
-def _ends(analysis: Analysis, row: GpuLink, several: bool) -> str:
-    """Return ``gpu 0 to gpu 1``, with the host where there are several."""
-    labels = {(gpu.gpu, gpu.rank): gpu_label(gpu, analysis) for gpu in analysis.breakdown}
-    ends = ((row.from_, row.from_rank), (row.to, row.to_rank))
-    direction = " to ".join(labels.get(end, f"gpu {end[0]}") for end in ends)
-    return direction + (f" on {row.host}" if several else "")
+    return Table(f"Copies between GPUs{more}", header, rows)
 
 
 def _rate(bytes_per_second: int | None) -> str:
     """Format a bandwidth in GB/s; a dash where it is unknown."""
-    return "–" if bytes_per_second is None else f"{bytes_per_second / 1e9:.3g}"
+    return _UNKNOWN if bytes_per_second is None else f"{bytes_per_second / 1e9:.3g}"
 
 
 def extra_table(table: ExtraTable) -> Table:

@@ -14,6 +14,7 @@ from gputrace.model.results import Analysis
 from gputrace.report.tables import (
     Limits,
     Table,
+    advice,
     notes,
     savings,
     tables_after,
@@ -22,45 +23,38 @@ from gputrace.report.tables import (
 )
 from gputrace.sanitize import sentence
 
-_LIMITS: Final = Limits(gpus_across=3, gaps=5, links=4, kernels=8, kernel_name=30)
 _STYLES: Final = {"high": "bold red", "medium": "yellow", "low": "cyan", "info": "dim"}
 
 
 def render(analysis: Analysis, width: int = 80, color: bool = False) -> str:
     """Render a report at most ``width`` columns wide; with ANSI escape sequences if ``color``."""
-    out = io.StringIO()
-    console = open_console(out, width, color)
+    limits = Limits(gpus_across=3, gaps=5, links=4, kernels=8, kernel_name=30)
+    console = open_console(width, color)
     style = _STYLES[analysis.findings[0].severity] if analysis.findings else "green"
     console.print(said(verdict(analysis), style))
-    for first in analysis.findings[:1]:
-        advice = said(f"What to do: {first.advice}.{savings(analysis, first)}")
-        console.print(Padding(advice, (0, 0, 0, 2)))
+    for text in advice(analysis):
+        console.print(Padding(said(text), (0, 0, 0, 2)))
     console.print()
-    for table in tables_before(analysis, _LIMITS):
+    for table in tables_before(analysis, limits):
         print_table(console, table)
     for finding in analysis.findings[1:]:
         name = (f"{finding.id}: ", _STYLES[finding.severity])
         message = sentence(finding.message)
         console.print(Text.assemble(name, message, ".", savings(analysis, finding)))
-    after = tables_after(analysis, _LIMITS)
+    after = tables_after(analysis, limits)
     if after and analysis.findings[1:]:
         console.print()
     for table in after:
         print_table(console, table)
     for note in notes(analysis):
-        console.print(said(f"note: {note}", style="dim"))
-    return without_blanks(out)
+        console.print(said(f"note: {note}", "dim"))
+    return without_blanks(console)
 
 
-def without_blanks(out: io.StringIO) -> str:
-    """Return what was printed, without blanks at the ends of lines."""
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
-
-
-def open_console(out: io.StringIO, width: int, color: bool) -> Console:
+def open_console(width: int, color: bool) -> Console:
     """Open a console that writes into a buffer, with its own width instead of the terminal's."""
     return Console(
-        file=out,
+        file=io.StringIO(),
         width=width,
         force_terminal=color,
         # In a notebook rich would display the output itself and leave the buffer empty.
@@ -70,6 +64,12 @@ def open_console(out: io.StringIO, width: int, color: bool) -> Console:
         emoji=False,
         markup=False,
     )
+
+
+def without_blanks(console: Console) -> str:
+    """Return what was printed on `open_console`, without blanks at the ends of lines."""
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
 
 
 def said(text: str, style: str = "") -> Text:

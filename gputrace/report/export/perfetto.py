@@ -10,21 +10,19 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
-from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 from gputrace.analyzers.operations import Gpu
 from gputrace.analyzers.timeline_model.trace_rows import Track, read_gpu_tracks, read_host_tracks
-from gputrace.model.events import Events, Kind
+from gputrace.model.events import Events, Kind, distinct_ids
 from gputrace.model.results import Analysis
 from gputrace.model.time_class import CLASSES
 from gputrace.model.trace import Trace
 from gputrace.report.export import Job
 from gputrace.report.output_file import unfinished_file
-from gputrace.sanitize import exported, json_text
+from gputrace.sanitize import cut, json_text
 
 MOST_GAPS: Final = 10_000
 """Number of gaps exported, the largest ones."""
@@ -45,7 +43,14 @@ _Slice = tuple[int, int, str, Mapping[str, object]]
 def write(job: Job) -> None:
     """Write the file, compressed where its name ends in ``.gz``."""
     analysis = job.analyze(MOST_GAPS)
-    with unfinished_file(job.target) as path, _opened(path, job.target.suffix == ".gz") as file:
+    compressed = job.target.suffix == ".gz"
+    with (
+        unfinished_file(job.target) as path,
+        path.open("wb") as raw,
+        # No file name and time in the header: the same trace yields the same bytes.
+        gzip.GzipFile("", "wb", _COMPRESSION, raw, 0) if compressed else raw as packed,
+        io.TextIOWrapper(packed, encoding="utf-8", errors="replace") as file,
+    ):
         about = {"source": analysis.source, "notes": analysis.warnings}
         file.write('{"displayTimeUnit":"ns","otherData":' + _json(about) + ',"traceEvents":[\n')
         writer = _Writer(file, job.trace.origin)
@@ -55,21 +60,6 @@ def write(job: Job) -> None:
         for process, thread, track in read_host_tracks(job.trace, job.window):
             _write_host(writer, process, thread, track, job.trace)
         file.write("\n]}\n")
-
-
-@contextmanager
-def _opened(path: Path, compressed: bool) -> Iterator[TextIO]:
-    if not compressed:
-        with path.open("w", encoding="utf-8", errors="replace") as file:
-            yield file
-        return
-    # No file name and time in the header: the same trace yields the same bytes.
-    with (
-        path.open("wb") as raw,
-        gzip.GzipFile("", "wb", _COMPRESSION, raw, 0) as packed,
-        io.TextIOWrapper(packed, encoding="utf-8", errors="replace") as file,
-    ):
-        yield file
 
 
 class _Writer:
@@ -108,13 +98,12 @@ class _Writer:
     def rows(self, process: int, thread: int, events: Events, names: Mapping[int, str]) -> None:
         """Write events as slices; also those of zero length, so that all are clickable."""
         where = f',"pid":{process},"tid":{thread}'
-        arguments = _arguments(events)
         for first in range(0, len(events), _ROWS_AT_ONCE):
             part = slice(first, first + _ROWS_AT_ONCE)
             starts = (events.start[part] - self._origin).tolist()
             lengths = (events.end[part] - events.start[part]).tolist()
             ids = zip(events.kind[part].tolist(), events.name[part].tolist(), strict=True)
-            texts = arguments(part)
+            texts = _arguments(events, part)
             self._lines(
                 f'{{"ph":"X","name":{names[id] if id >= 0 or id in names else _KIND_NAMES[kind]},'
                 f'"ts":{microseconds(start)},"dur":{microseconds(length)}{where}{more}}}'
@@ -157,29 +146,23 @@ _KIND_NAMES: Final = {
 }  # fmt: skip
 
 
-def _arguments(events: Events) -> Any:
-    """Return a function that serializes the arguments of GPU operations in a range of rows."""
+def _arguments(events: Events, part: slice) -> list[str]:
+    """Serialize the arguments of GPU operations in a range of rows."""
     if "correlation" not in events.columns:
-        return lambda part: [""] * len(events.start[part])
-
-    def serialize(part: slice) -> list[str]:
-        pairs = zip(events.correlation[part].tolist(), events.bytes[part].tolist(), strict=True)
-        return [
-            f',"args":{{"correlation":{correlation},"bytes":{size}}}'
-            if size >= 0
-            else f',"args":{{"correlation":{correlation}}}'
-            for correlation, size in pairs
-        ]
-
-    return serialize
+        return [""] * len(events.start[part])
+    pairs = zip(events.correlation[part].tolist(), events.bytes[part].tolist(), strict=True)
+    return [
+        f',"args":{{"correlation":{correlation},"bytes":{size}}}'
+        if size >= 0
+        else f',"args":{{"correlation":{correlation}}}'
+        for correlation, size in pairs
+    ]
 
 
 def _names(trace: Trace, events: Events) -> dict[int, str]:
     """Return the names of events as JSON, by id."""
-    import numpy as np
-
-    ids = np.unique(events.name)
-    return {id: _json(exported(text)) for id, text in trace.names(ids[ids != -1]).items()}
+    ids = distinct_ids(events.name)
+    return {id: _json(cut(text)) for id, text in trace.names(ids[ids != -1]).items()}
 
 
 def _write_gpu(
@@ -192,10 +175,23 @@ def _write_gpu(
     what = "GPU" if gpu.gpu_known else "device"
     host = f" on {gpu.host_name}" if gpu.host_name else ""
     writer.process(id, f"{what} {gpu.gpu} (rank {gpu.rank}){host} {gpu.name}".rstrip())
-    lanes = {
+    lanes: dict[str, list[_Slice]] = {
         "findings": _findings(analysis, gpu, total.start_ns, total.start_ns + total.span_ns),
-        "steps": _steps(analysis, gpu),
-        "gaps": _gaps(analysis, gpu),
+        "steps": [
+            (
+                step.start_ns,
+                step.end_ns,
+                f"step {step.step} ({step.phase})",
+                {f"{name}_ns": getattr(step, f"{name}_ns") for name in CLASSES},
+            )
+            for step in sorted(analysis.step_list, key=lambda step: step.start_ns)
+            if (step.gpu, step.rank) == same[:2]
+        ],
+        "gaps": [
+            (gap.start_ns, gap.end_ns, gap.cause, {"evidence": gap.evidence, "step": gap.step})
+            for gap in sorted(analysis.gaps.largest, key=lambda gap: gap.start_ns)
+            if (gap.gpu, gap.rank) == same[:2]
+        ],
     }
     for name, slices in lanes.items():
         if slices:
@@ -218,27 +214,6 @@ def _findings(analysis: Analysis, gpu: Gpu, start: int, end: int) -> list[_Slice
         for finding in analysis.findings
         if not finding.gpus or gpu.gpu in finding.gpus
         if not finding.ranks or gpu.rank in finding.ranks
-    ]
-
-
-def _steps(analysis: Analysis, gpu: Gpu) -> list[_Slice]:
-    return [
-        (
-            step.start_ns,
-            step.end_ns,
-            f"step {step.step} ({step.phase})",
-            {f"{name}_ns": getattr(step, f"{name}_ns") for name in CLASSES},
-        )
-        for step in sorted(analysis.step_list, key=lambda step: step.start_ns)
-        if (step.gpu, step.rank) == (gpu.gpu, gpu.rank)
-    ]
-
-
-def _gaps(analysis: Analysis, gpu: Gpu) -> list[_Slice]:
-    return [
-        (gap.start_ns, gap.end_ns, gap.cause, {"evidence": gap.evidence, "step": gap.step})
-        for gap in sorted(analysis.gaps.largest, key=lambda gap: gap.start_ns)
-        if (gap.gpu, gap.rank) == (gpu.gpu, gpu.rank)
     ]
 
 

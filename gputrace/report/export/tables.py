@@ -16,58 +16,65 @@ from gputrace.model.results import Breakdown, Finding, Gap, Step
 from gputrace.model.trace import Trace
 from gputrace.report.export import Job
 from gputrace.report.output_file import unfinished_folder
-from gputrace.sanitize import cell, exported
+from gputrace.sanitize import cell, cut
 
 TABLES: Final = ("events", "steps", "gaps", "breakdown", "findings")
 MOST_GAPS: Final = 10_000
 """Number of gaps listed, the largest ones."""
 
 _ROWS_AT_ONCE: Final = 1 << 17
-_TYPES: Final[Mapping[str, Any]] = {
-    "int": pyarrow.int64(),
-    "bool": pyarrow.bool_(),
-    "str": pyarrow.string(),
-}
+_TYPES: Final[Mapping[str, Any]] = {"int": pyarrow.int64(), "bool": pyarrow.bool_()}
 EVENTS: Final = pyarrow.schema(
     [("kind", pyarrow.string()), ("name", pyarrow.string()), ("pid", pyarrow.int64())]
     + [(name, pyarrow.int64()) for name in COLUMN_TYPES if name not in ("kind", "name")]
 )
 
-Write = Callable[[Path, Any, Iterator[Any]], None]
-"""Writer of a file from a schema and record batches."""
+
+def write_csv(job: Job) -> None:
+    """Write a folder of CSV files with header lines; unknown values are empty."""
+    from pyarrow.csv import CSVWriter
+
+    _write_tables(job, "csv", lambda path, schema: CSVWriter(path, schema))
 
 
-def write_tables(job: Job, suffix: str, write: Write) -> None:
+def write_parquet(job: Job) -> None:
+    """Write a folder of Parquet files; nanoseconds are integers, unknown values null."""
+    from pyarrow.parquet import ParquetWriter
+
+    _write_tables(
+        job, "parquet", lambda path, schema: ParquetWriter(path, schema, compression="zstd")
+    )
+
+
+def _write_tables(job: Job, suffix: str, open_writer: Callable[[Path, Any], Any]) -> None:
     """Write a folder with a file for each of `TABLES`."""
     analysis = job.analyze(MOST_GAPS)
-    names = [f"{table}.{suffix}" for table in TABLES]
-    results: list[tuple[type, Sequence[Any]]] = [
-        (Step, analysis.step_list),
-        (Gap, analysis.gaps.largest),
-        (Breakdown, analysis.breakdown),
-        (Finding, analysis.findings),
+    results: dict[str, tuple[type, Sequence[Any]]] = {
+        "steps": (Step, analysis.step_list),
+        "gaps": (Gap, analysis.gaps.largest),
+        "breakdown": (Breakdown, analysis.breakdown),
+        "findings": (Finding, analysis.findings),
+    }
+    with unfinished_folder(job.target, [f"{table}.{suffix}" for table in TABLES]) as folder:
+        for table in TABLES:
+            made = [_batch(*results[table])] if table in results else []
+            schema = made[0].schema if made else EVENTS
+            with open_writer(folder / f"{table}.{suffix}", schema) as writer:
+                for batch in made or _events(job):
+                    writer.write_batch(_harmless(batch) if suffix == "csv" else batch)
+
+
+def _batch(kind: type, rows: Sequence[Any]) -> Any:
+    """Return results as a batch; values other than numbers and strings become JSON."""
+    types = {
+        field.name: _TYPES.get(str(field.type).partition(" ")[0], pyarrow.string())
+        for field in fields(kind)
+    }
+    columns = [
+        pyarrow.array([_plain(getattr(row, name)) for row in rows], type_)
+        for name, type_ in types.items()
     ]
-    with unfinished_folder(job.target, names) as folder:
-        write(folder / names[0], EVENTS, _events(job))
-        for name, (kind, rows) in zip(names[1:], results, strict=True):
-            schema = _schema(kind)
-            write(folder / name, schema, iter([_batch(schema, rows)]))
-
-
-def _schema(kind: type) -> Any:
-    """Return the schema of a dataclass; values other than numbers and strings become JSON."""
-    types = [(field.name, str(field.type).partition(" ")[0]) for field in fields(kind)]
-    return pyarrow.schema([(name, _TYPES.get(type_, pyarrow.string())) for name, type_ in types])
-
-
-def _batch(schema: Any, rows: Sequence[Any]) -> Any:
-    return pyarrow.record_batch(
-        [
-            pyarrow.array([_plain(getattr(row, field.name)) for row in rows], field.type)
-            for field in schema
-        ],
-        schema=schema,
-    )
+    return pyarrow.record_batch(columns, schema=pyarrow.schema(types))
 
 
 def _plain(value: object) -> object:
@@ -91,7 +98,7 @@ def _events(job: Job) -> Iterator[Any]:
 def _event_batch(trace: Trace, kind: Kind, events: Events) -> Any:
     ids, inverse = np.unique(events.name, return_inverse=True)
     texts = trace.names(ids[ids != UNKNOWN])
-    exported_names = [exported(texts[id]) if id in texts else None for id in ids.tolist()]
+    exported_names = [cut(texts[id]) if id in texts else None for id in ids.tolist()]
     names = pyarrow.array(exported_names, pyarrow.string())
     pids = np.array([process.pid for process in trace.processes])
     arrays = {
@@ -106,19 +113,6 @@ def _event_batch(trace: Trace, kind: Kind, events: Events) -> Any:
     return pyarrow.record_batch([arrays[name] for name in EVENTS.names], schema=EVENTS)
 
 
-def write_csv(job: Job) -> None:
-    """Write a folder of CSV files with header lines; unknown values are empty."""
-    write_tables(job, "csv", _write_csv)
-
-
-def _write_csv(path: Path, schema: Any, batches: Iterator[Any]) -> None:
-    import pyarrow.csv
-
-    with pyarrow.csv.CSVWriter(path, schema) as writer:
-        for batch in batches:
-            writer.write_batch(_harmless(batch))
-
-
 def _harmless(batch: Any) -> Any:
     """Escape strings that a spreadsheet would take for formulas."""
 
@@ -129,16 +123,3 @@ def _harmless(batch: Any) -> Any:
 
     columns = [escape(column) if column.type == pyarrow.string() else column for column in batch]
     return pyarrow.RecordBatch.from_arrays(columns, schema=batch.schema)
-
-
-def write_parquet(job: Job) -> None:
-    """Write a folder of Parquet files; nanoseconds are integers, unknown values null."""
-    write_tables(job, "parquet", _write_parquet)
-
-
-def _write_parquet(path: Path, schema: Any, batches: Iterator[Any]) -> None:
-    import pyarrow.parquet
-
-    with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-        for batch in batches:
-            writer.write_batch(batch)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from bokeh.models import ColumnDataSource, DataRange1d, HoverTool, NumeralTickFormatter
@@ -99,14 +100,9 @@ def _run_chart(analysis: Analysis, use: Utilization, name: str) -> figure:
 def _line(plot: figure, index: int, curve: Curve, origin: int, scale: float) -> list[Any]:
     """Draw the mean; where points aggregate samples, a band shows their extremes."""
     color, dash = gpu_look(index)
-    source = ColumnDataSource(
-        {
-            "x": [(moment - origin) / 1e9 for moment in curve.time_ns],
-            "y": [value * scale for value in curve.mean],
-            "low": [value * scale for value in curve.low],
-            "high": [value * scale for value in curve.high],
-        }
-    )
+    values = {"y": curve.mean, "low": curve.low, "high": curve.high}
+    data = {name: [value * scale for value in column] for name, column in values.items()}
+    source = ColumnDataSource({"x": [(at - origin) / 1e9 for at in curve.time_ns], **data})
     drawn: list[Any] = []
     if curve.low != curve.high:
         band: dict[str, Any] = {"source": source, "fill_color": color, "fill_alpha": 0.2}
@@ -125,10 +121,10 @@ def _shade(plot: figure, analysis: Analysis, top: float) -> None:
         matching = [match for match in analysis.phases if match.phase == phase]
         spans = union([match.start_ns for match in matching], [match.end_ns for match in matching])
         if len(spans):
-            source = {"left": (spans.start - origin) / 1e9, "right": (spans.end - origin) / 1e9}
+            data = {"left": (spans.start - origin) / 1e9, "right": (spans.end - origin) / 1e9}
             look: dict[str, Any] = {"fill_color": color, "fill_alpha": 0.13, "line_color": None}
-            data = ColumnDataSource(source)
-            drawn = plot.quad("left", "right", bottom=0, top=top, source=data, **look)
+            source = ColumnDataSource(data)
+            drawn = plot.quad("left", "right", bottom=0, top=top, source=source, **look)
             entries.append((phase, [drawn]))
     add_legend(plot, entries)
 
@@ -191,7 +187,13 @@ def class_chart(analysis: Analysis) -> figure | None:
     if not rows:
         return None
     values = {name: [row.of(name) / max(row.steps, 1) / 1e6 for row in rows] for name in CLASSES}
-    labels = [plain_text(label) for label in _distinct(gpu_label(row, analysis) for row in rows)]
+    labels: list[str] = []
+    seen: Counter[str] = Counter()
+    for row in rows:
+        label = gpu_label(row, analysis)
+        seen[label] += 1
+        # They name the rows of the chart, and must differ.
+        labels.append(plain_text(f"{label} ({seen[label]})" if seen[label] > 1 else label))
     loop = "ms a step" if any(row.steps for row in rows) else "ms, whole span"
     return stacked_bars(labels, values, loop)
 
@@ -223,14 +225,6 @@ def stacked_bars(labels: Sequence[str], values: Mapping[str, Sequence[float]], a
         plot.add_tools(HoverTool(renderers=[bar], tooltips=tips, visible=False))
     plot.ygrid.visible = False
     return plot
-
-
-def _distinct(labels: Iterator[str]) -> Iterator[str]:
-    """Make equal labels distinct, as they name the rows of a chart."""
-    seen: dict[str, int] = {}
-    for label in labels:
-        seen[label] = seen.get(label, 0) + 1
-        yield label if seen[label] == 1 else f"{label} ({seen[label]})"
 
 
 GROUND: Final = "#16161c"

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -27,7 +26,7 @@ from jinja2 import Environment, FunctionLoader, Template, select_autoescape
 from gputrace.analyzers.compare.results import Comparison
 from gputrace.analyzers.timeline_model.gaps import WorstGap
 from gputrace.model.names import short
-from gputrace.model.results import Analysis, GpuLink
+from gputrace.model.results import Analysis, Gaps, GpuLink
 from gputrace.model.time_class import CLASSES
 from gputrace.report.comparison import UNITS, tables
 from gputrace.report.comparison import notes as comparison_notes
@@ -49,11 +48,11 @@ from gputrace.report.tables import (
     TEXT_COLUMNS,
     Table,
     cards_table,
-    collectives_tables,
+    collectives_table,
     extra_table,
     gpu_label,
     kernels_table,
-    links_tables,
+    links_table,
     main_table,
     notes,
     savings,
@@ -88,20 +87,23 @@ def render_page(template: str, charts: dict[str, figure], variables: dict[str, A
 def find_charts(material: Material) -> dict[str, figure]:
     """Draw all figures of a page, by name."""
     analysis = material.analysis
-    drawn = {"classes": class_chart(analysis), "steps": step_chart(analysis)}
-    there = {name: chart for name, chart in drawn.items() if chart is not None}
-    timeline = timeline_charts(material) if material.scene.lanes else {}
-    return timeline | there | run_charts(analysis)
+    charts: dict[str, figure | None] = {
+        **(timeline_charts(material) if material.scene.lanes else {}),
+        "classes": class_chart(analysis),
+        "steps": step_chart(analysis),
+        **run_charts(analysis),
+    }
+    return {name: chart for name, chart in charts.items() if chart is not None}
 
 
 def page_variables(material: Material, charts: dict[str, figure]) -> dict[str, Any]:
     """Return the variables of a report's template, apart from those that Bokeh sets."""
-    variables = {
-        "content": find_content(material),
-        "gap_header": GAP_HEADER,
+    header = ("length", "gpu", "from", "step", "cause", "evidence", "before", "after")
+    return common_variables(charts) | {
+        "content": _content(material),
+        "gap_header": (*header, "the other GPUs meanwhile", "finding"),
         "facts": facts(material),
     }
-    return common_variables(charts) | variables
 
 
 def common_variables(charts: dict[str, figure]) -> dict[str, Any]:
@@ -149,30 +151,13 @@ def _file(name: str) -> str:
 _MOST_GPUS_ACROSS: Final = 4
 _MOST_KERNELS: Final = 25
 _MOST_LINKS: Final = 16
+"""Directions in the table of copies, and GPUs of a host in the matrix of links."""
 _MOST_NOTES: Final = 50
 _NAME: Final = 60
 """Longest kernel name in the list of gaps, in characters."""
 
 
-@dataclass(frozen=True, slots=True)
-class GapRow:
-    """Row of the list of gaps; a click moves the timeline there."""
-
-    lane: int
-    start_ns: int
-    """Nanoseconds from the trace's origin, as ``end_ns``."""
-    end_ns: int
-    in_steps: bool
-    cells: tuple[str, ...]
-
-
-GAP_HEADER: Final = (
-    *("length", "gpu", "from", "step", "cause", "evidence", "before", "after"),
-    *("the other GPUs meanwhile", "finding"),
-)
-
-
-def find_content(material: Material) -> SimpleNamespace:
+def _content(material: Material) -> SimpleNamespace:
     """Collect the texts and tables of a page.
 
     ``severity`` and ``first`` are those of the first finding, empty where there is none; ``saved``
@@ -195,15 +180,14 @@ def find_content(material: Material) -> SimpleNamespace:
         findings=tuple((finding, savings(analysis, finding)) for finding in analysis.findings[1:]),
         has_gpus=bool(analysis.gpus),
         gaps=tuple(_gap_row(worst, analysis) for worst in material.gaps),
-        gap_summary=_gap_summary(analysis),
+        gap_summary=_gap_summary(analysis.gaps),
         breakdown=main_table(analysis, _MOST_GPUS_ACROSS),
         phases=_phases(analysis),
         cards=cards_table(analysis),
         kernels=kernels_table(analysis, _MOST_KERNELS),
         links=(
             *(_matrix(host, analysis.links) for host in hosts),
-            *links_tables(analysis, _MOST_LINKS),
-            *collectives_tables(analysis),
+            *filter(None, (links_table(analysis, _MOST_LINKS), collectives_table(analysis))),
         ),
         extra=tuple(map(extra_table, analysis.tables)),
         notes=tuple(plain_text(note, 400) for note in shown_notes),
@@ -212,9 +196,10 @@ def find_content(material: Material) -> SimpleNamespace:
     )
 
 
-def _gap_row(worst: WorstGap, analysis: Analysis) -> GapRow:
+def _gap_row(worst: WorstGap, analysis: Analysis) -> SimpleNamespace:
+    """Return a row of the list of gaps; a click moves the timeline to its lane and times."""
     gap, origin = worst.gap, analysis.origin_ns
-    causes = [f"{class_label(name)[6:]} {format_ns(ns)}" for name, ns in worst.by_cause.items()]
+    causes = _causes(worst.by_cause.items())
     whole = sum(worst.others.values())
     most = list(worst.others.items())[:3]
     others = (f"{class_label(name)} {format_share(ns, whole)}" for name, ns in most)
@@ -223,27 +208,31 @@ def _gap_row(worst: WorstGap, analysis: Analysis) -> GapRow:
         gpu_label(gap, analysis),
         f"{(gap.start_ns - origin) / 1e9:.6f} s",
         "" if gap.step is None else str(gap.step),
-        causes[0] if len(causes) == 1 else ", ".join(causes[:3]),
+        ", ".join(causes[:3]),
         gap.evidence,
         short(worst.before[:4000]),
         short(worst.after[:4000]),
         ", ".join(others),
         worst.finding,
     )
-    return GapRow(
-        worst.lane,
-        gap.start_ns - origin,
-        gap.end_ns - origin,
-        worst.in_steps,
-        tuple(plain_text(cell, _NAME if 6 <= at <= 7 else 200) for at, cell in enumerate(cells)),
+    return SimpleNamespace(
+        lane=worst.lane,
+        start_ns=gap.start_ns - origin,
+        end_ns=gap.end_ns - origin,
+        in_steps=worst.in_steps,
+        cells=[plain_text(text, _NAME if 6 <= at <= 7 else 200) for at, text in enumerate(cells)],
     )
 
 
-def _gap_summary(analysis: Analysis) -> str:
-    gaps = analysis.gaps
+def _causes(times: Iterable[tuple[str, int]]) -> list[str]:
+    """Format causes of idle time, without ``idle: `` before each, and their times."""
+    return [f"{class_label(name)[6:]} {format_ns(ns)}" for name, ns in times]
+
+
+def _gap_summary(gaps: Gaps) -> str:
     causes = sorted(gaps.by_cause.items(), key=lambda item: -item[1])
-    parts = ", ".join(f"{class_label(name)[6:]} {format_ns(ns)}" for name, ns in causes if ns)
-    return f"In all {gaps.count:,} gaps of all GPUs, {format_ns(gaps.total_ns)}: {parts or 'none'}."
+    parts = ", ".join(_causes(item for item in causes if item[1])) or "none"
+    return f"In all {gaps.count:,} gaps of all GPUs, {format_ns(gaps.total_ns)}: {parts}."
 
 
 def _phases(analysis: Analysis) -> Table | None:
@@ -268,12 +257,10 @@ def _summary(material: Material) -> dict[str, str]:
     """Return the text alternatives of the charts."""
     analysis = material.analysis
     lanes = len(material.scene.lanes)
-    worst = next((worst.gap for worst in material.gaps), None)
-    shown = (
-        f" It first shows the steps around the largest gap, {format_ns(worst.length_ns)} of "
-        f"{class_label(worst.cause)[6:]} on {gpu_label(worst, analysis)}."
-        if worst
-        else ""
+    shown = "".join(
+        f" It first shows the steps around the largest gap, {format_ns(worst.gap.length_ns)} of "
+        f"{class_label(worst.gap.cause)[6:]} on {gpu_label(worst.gap, analysis)}."
+        for worst in material.gaps[:1]
     )
     steps = analysis.steps
     captions = {
@@ -294,9 +281,8 @@ def _summary(material: Material) -> dict[str, str]:
 
 
 def _curve_summaries(analysis: Analysis) -> dict[str, str]:
-    use = analysis.utilization
     captions: dict[str, list[str]] = {}
-    for gpu in use.gpus if use else ():
+    for gpu in analysis.utilization.gpus if analysis.utilization else ():
         for curve in gpu.curves:
             label, scale = CURVES[curve.name]
             unit, digits = label.rpartition(", ")[2], 1 if scale < 1 else 0
@@ -307,52 +293,39 @@ def _curve_summaries(analysis: Analysis) -> dict[str, str]:
     return {name: f"Mean over the run: {'; '.join(parts)}." for name, parts in captions.items()}
 
 
-_MOST: Final = 16
-"""Maximum number of GPUs of a host in a matrix."""
-
-
 def _matrix(host: str, all_links: Sequence[GpuLink]) -> Table:
     """Tabulate the links of a host, a row and a column for each GPU."""
     links = [link for link in all_links if link.host == host]
-    gpus = sorted({link.from_ for link in links} | {link.to for link in links})[:_MOST]
+    gpus = sorted({link.from_ for link in links} | {link.to for link in links})[:_MOST_LINKS]
     between = {(link.from_, link.to): link for link in links}
-    rows = tuple(
-        (
-            f"gpu {row}",
-            *("–" if row == column else _cell(between.get((row, column))) for column in gpus),
-        )
-        for row in gpus
-    )
+
+    def cell(row: int, column: int) -> str:
+        if row == column:
+            return "–"
+        if (link := between.get((row, column))) is None:
+            return "unknown"
+        rate = "" if link.bandwidth is None else f" {link.bandwidth / 1e9:.3g} GB/s"
+        staged = " through the host" if link.staged_copies else ""
+        return f"{link.link or 'unknown'}{rate}{staged}"
+
+    rows = tuple((f"gpu {row}", *(cell(row, column) for column in gpus)) for row in gpus)
     where = f" on {plain_text(host, 40)}" if host else ""
     title = f"From GPU (row) to GPU (column){where}: the link, and GB/s measured in large copies"
     return Table(title, ("", *(f"gpu {column}" for column in gpus)), rows)
 
 
-def _cell(link: GpuLink | None) -> str:
-    if link is None:
-        return "unknown"
-    rate = "" if link.bandwidth is None else f" {link.bandwidth / 1e9:.3g} GB/s"
-    staged = " through the host" if link.staged_copies else ""
-    return f"{link.link or 'unknown'}{rate}{staged}"
-
-
 def render_comparison(comparison: Comparison) -> str:
     """Render a comparison as one self-contained HTML document."""
     charts = _charts(comparison)
-    variables = common_variables(charts) | {"content": _words(comparison)}
+    variables = common_variables(charts) | {"content": _comparison_content(comparison)}
     return render_page("compare.html", charts, variables)
 
 
-def _words(comparison: Comparison) -> SimpleNamespace:
+def _comparison_content(comparison: Comparison) -> SimpleNamespace:
     """Collect the texts and tables of a comparison's page."""
-    runs = tuple(
-        (plain_text(run.label, 80), plain_text(", ".join(run.paths), 400))
-        for run in comparison.runs
-    )
-    rows = comparison.scaling.rows if comparison.scaling is not None else ()
     speeds = "; ".join(
         f"{row.label} {row.speed_up:.2f} times, efficiency {row.efficiency:.0%}"
-        for row in rows
+        for row in (comparison.scaling.rows if comparison.scaling is not None else ())
         if row.speed_up is not None and row.efficiency is not None
     )
     by_run = f"By run: {speeds}." if speeds else ""
@@ -360,11 +333,12 @@ def _words(comparison: Comparison) -> SimpleNamespace:
         title=plain_text(" and ".join(Path(run.paths[0]).name for run in comparison.runs), 300),
         verdict=plain_text(comparison_verdict(comparison), 1000),
         severity={"slower": "high", "faster": "", "same": ""}.get(comparison.verdict, "low"),
-        runs=runs,
+        runs=[
+            (plain_text(run.label, 80), plain_text(", ".join(run.paths), 400))
+            for run in comparison.runs
+        ],
         tables=tuple(tables(comparison, _NAME)),
-        notes=tuple(
-            (heading, plain_text(note, 1000)) for heading, note in comparison_notes(comparison)
-        ),
+        notes=[(head, plain_text(note, 1000)) for head, note in comparison_notes(comparison)],
         summary={
             "speed": plain_text(f"{by_run} The dashed line is as many times faster as GPUs.", 1000),
             "efficiency": plain_text(f"{by_run} The dashed line is ideal.", 1000),

@@ -35,14 +35,9 @@ _SILENT: Final = logging.CRITICAL + 1
 
 
 def serve(material: Material, port: int, ready: Callable[[str], None]) -> None:
-    """Serve the page until KeyboardInterrupt.
+    """Serve the page until KeyboardInterrupt; pass its address to ``ready`` once it can be opened.
 
-    Args:
-        material: data of the page.
-        port: where to listen; 0 for any free port.
-        ready: called with the address once the page can be opened.
-
-    Raises UsageError where the port is unavailable.
+    Port 0 is any free one. Raises UsageError where the port is unavailable.
     """
     asyncio.run(_serve(material, port, ready))
 
@@ -53,7 +48,18 @@ async def _serve(material: Material, port: int, ready: Callable[[str], None]) ->
         logging.getLogger(name).setLevel(_SILENT)
     token = secrets.token_urlsafe(24)
     application = Application(FunctionHandler(lambda document: _fill(document, material)))
-    server = _listen(application, port, token)
+    try:
+        server = Server(
+            {"/": application},
+            address=_HOST,
+            port=port,
+            prefix=f"/{token}",
+            use_index=False,
+            redirect_root=False,
+        )
+    except OSError as error:
+        advice = "give another with --port, or leave it out"
+        raise UsageError(f"port {port}: {error.strerror}; {advice}") from None
     # Overrides the environment: pages of other origins must not open the web socket.
     settings.allowed_ws_origin = [f"{host}:{server.port}" for host in (_HOST, "localhost")]
     server.start()
@@ -64,22 +70,6 @@ async def _serve(material: Material, port: int, ready: Callable[[str], None]) ->
         # Open views are cut off when the server stops, which is no error.
         logging.getLogger("tornado").setLevel(_SILENT)
         server.stop()
-
-
-def _listen(application: Application, port: int, token: str) -> Server:
-    try:
-        return Server(
-            {"/": application},
-            address=_HOST,
-            port=port,
-            prefix=f"/{token}",
-            use_index=False,
-            redirect_root=False,
-        )
-    except OSError as error:
-        raise UsageError(
-            f"port {port}: {error.strerror}; give another with --port, or leave it out"
-        ) from None
 
 
 def _fill(document: Document, material: Material) -> None:
@@ -101,11 +91,8 @@ class _Follower:
         self._document, self._material = document, material
         assert isinstance(timeline.x_range, Range1d)
         self._range = timeline.x_range
-        self._sources = [
-            tag
-            for tag in timeline.tags
-            if isinstance(tag, ColumnDataSource) and (tag.name or "").startswith("lane-")
-        ]
+        sources = (tag for tag in timeline.tags if isinstance(tag, ColumnDataSource))
+        self._sources = [each for each in sources if (each.name or "").startswith("lane-")]
         self._waiting: Any = None
         for end in ("start", "end"):
             self._range.on_change(end, self._moved)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,6 @@ _LANE_PX: Final = (46, 22)
 """Height of a lane in pixels: with few lanes, and with many."""
 _MANY: Final = 8
 _QUAD: Final = ("left", "right", "bottom", "top", "color", "what", "share")
-_TEXT: Final = ("x", "y", "text", "color")
 
 
 def timeline_charts(material: Material) -> dict[str, figure]:
@@ -37,7 +36,7 @@ def timeline_charts(material: Material) -> dict[str, figure]:
     scene = material.scene
     origin, span = scene.origin, scene.span
     whole = ((span.start - origin) / 1e9, (span.end - origin) / 1e9)
-    first = first_window(material)
+    first = _first_window(material)
     shown = Range1d(
         start=first[0] / 1e9, end=first[1] / 1e9, bounds=whole, min_interval=1e-7, name="window"
     )
@@ -47,19 +46,16 @@ def timeline_charts(material: Material) -> dict[str, figure]:
     over = _figure(scene, "overview", 64 + (12 if lane_px == tall else 6) * len(scene.lanes), whole)
     over.add_tools(RangeTool(x_range=shown, start_gesture="pan"))
     over.toolbar_location = None
-    detail.tags = [*lane_sources(material.runs), step_source(material.analysis, scene)]
+    # The page's script finds them by their names.
+    lanes = [
+        ColumnDataSource({"length": runs.length, "kind": runs.kind}, name=f"lane-{index}")
+        for index, runs in enumerate(material.runs)
+    ]
+    detail.tags = [*lanes, _step_source(material.analysis, scene)]
     return {"overview": over, "timeline": detail}
 
 
-def lane_sources(runs: Sequence[Runs]) -> list[ColumnDataSource]:
-    """Return a data source of runs for each lane; the page's script finds it by its name."""
-    return [
-        ColumnDataSource({"length": lane_runs.length, "kind": lane_runs.kind}, name=f"lane-{index}")
-        for index, lane_runs in enumerate(runs)
-    ]
-
-
-def step_source(analysis: Analysis, scene: Scene) -> ColumnDataSource:
+def _step_source(analysis: Analysis, scene: Scene) -> ColumnDataSource:
     """Return steps and phases of the first rank that has steps, in seconds from the origin.
 
     Phases have the number -1. The warm-up phase is left out, as its steps carry it.
@@ -83,20 +79,17 @@ def step_source(analysis: Analysis, scene: Scene) -> ColumnDataSource:
     )
 
 
-def first_window(material: Material) -> tuple[int, int]:
+def _first_window(material: Material) -> tuple[int, int]:
     """Return the initial window, in nanoseconds from the origin: steps around the worst gap."""
     scene, steps = material.scene, material.analysis.step_list
-    worst = next((worst.gap for worst in material.gaps), None)
     start, end = scene.span
-    if worst is not None:
+    for worst in (worst.gap for worst in material.gaps[:1]):
         on_gpu = [step for step in steps if step.rank == worst.rank and step.gpu == worst.gpu]
         middle = (worst.start_ns + worst.end_ns) // 2
-        near = sorted(on_gpu, key=lambda step: abs((step.start_ns + step.end_ns) // 2 - middle))
-        near = near[:_SHOWN_STEPS]
-        start = min([worst.start_ns, *(step.start_ns for step in near)])
-        end = max([worst.end_ns, *(step.end_ns for step in near)])
-        if not near:
-            start, end = worst.start_ns - worst.length_ns, worst.end_ns + worst.length_ns
+        on_gpu.sort(key=lambda step: abs((step.start_ns + step.end_ns) // 2 - middle))
+        near, around = on_gpu[:_SHOWN_STEPS], 0 if on_gpu else worst.length_ns
+        start = min([worst.start_ns - around, *(step.start_ns for step in near)])
+        end = max([worst.end_ns + around, *(step.end_ns for step in near)])
     start, end = max(start, scene.span.start), min(end, scene.span.end)
     return start - scene.origin, end - scene.origin
 
@@ -156,19 +149,13 @@ def _glyphs(plot: figure, name: str) -> None:
         return
     tips = [("", "@what"), ("share", "@share"), ("from", "@left{0.000000000} s")]
     plot.add_tools(HoverTool(renderers=[bars], tooltips=tips, visible=False))
-    for kind, line in (("steps", "#9a9aa5"), ("chosen", "#ffffff")):
-        plot.quad(
-            *sides,
-            source=_empty(f"{name}-{kind}", _QUAD[:5]),
-            fill_color="color",
-            fill_alpha=0.35 if kind == "steps" else 0,
-            line_color=line,
-            line_width=1 if kind == "steps" else 2,
-        )
-    words = _empty(f"{name}-words", _TEXT)
-    align: dict[str, Any] = {"text_align": "center", "text_baseline": "middle"}
-    font: dict[str, Any] = {"text_font_size": "11px", "text_font_style": "bold"}
-    plot.text("x", "y", "text", text_color="color", source=words, **align, **font)
+    for kind, alpha, line, width in (("steps", 0.35, "#9a9aa5", 1), ("chosen", 0, "#ffffff", 2)):
+        look = {"fill_color": "color", "fill_alpha": alpha, "line_color": line, "line_width": width}
+        plot.quad(*sides, source=_empty(f"{name}-{kind}", _QUAD[:5]), **look)
+    look = {"text_align": "center", "text_baseline": "middle", "text_color": "color"}
+    look |= {"text_font_size": "11px", "text_font_style": "bold"}
+    words = _empty(f"{name}-words", ("x", "y", "text", "color"))
+    plot.text("x", "y", "text", source=words, **look)
 
 
 def _empty(name: str, columns: Sequence[str]) -> ColumnDataSource:
@@ -208,24 +195,23 @@ class Material:
         return reduce(self.lanes, span, most, [window], between=window)
 
 
-@dataclass
 class _Watched:
     """Observer that keeps the facts of an analysis."""
 
-    facts: list[Facts] = field(default_factory=list)
+    facts: Facts
 
     def operations_read(self, operations: Sequence[GpuOperations]) -> None:
         pass
 
     def facts_found(self, facts: Facts) -> None:
-        self.facts.append(facts)
+        self.facts = facts
 
 
 def read_scene(trace: Trace, options: Options, progress: Progress | None = None) -> Scene:
     """Analyze a trace for its timeline; raise what `analyze` raises."""
     watched = _Watched()
     analysis = analyze(trace, options, progress, watched)
-    return full_scene(watched.facts[0], analysis)
+    return full_scene(watched.facts, analysis)
 
 
 def gather(scene: Scene, most: int = MOST_RUNS) -> Material:

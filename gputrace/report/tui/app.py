@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.style import Style
 from rich.text import Text
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import BindingType
@@ -27,13 +26,20 @@ from gputrace.analyzers.timeline_model import (
     SceneLane,
     most_visible,
 )
-from gputrace.analyzers.timeline_model.gaps import GapDetail, Launch, operation_at
+from gputrace.analyzers.timeline_model.gaps import GapDetail, Launch, describe_gap, operation_at
+from gputrace.analyzers.timeline_model.trace_rows import stream_lanes, thread_lanes
 from gputrace.report.palette import LOOKS, SEVERITIES, Palette
 from gputrace.report.tables import moment, verdict
-from gputrace.report.tui.drawing import legend
 from gputrace.report.tui.gaps import GapList, gap_text, operation_text
-from gputrace.report.tui.prompts import Help, Prompt, parse_filter, parse_ranks
-from gputrace.report.tui.screen import KEYS, Source, TerminalApp
+from gputrace.report.tui.screen import (
+    KEYS,
+    Help,
+    Prompt,
+    Source,
+    TerminalApp,
+    parse_filter,
+    parse_ranks,
+)
 from gputrace.report.tui.state import Board, Picked, ShownLane, Viewport
 from gputrace.report.tui.timeline import Ruler, Timeline
 from gputrace.sanitize import clean
@@ -140,14 +146,11 @@ class BrowseApp(TerminalApp[None]):
     def on_resize(self) -> None:
         self.set_class(self.size.width < 110, "narrow")
         self.set_class(self.size.height < _SHORT, "short")
-        self.timeline.most_rows = self._rows_for_lanes()
-        self.timeline.show_board()
-
-    def _rows_for_lanes(self) -> int:
-        """Return the number of rows for the lanes; the others are for the gaps."""
         around = _AROUND_LANES - (_LEFT_OUT if self.size.height < _SHORT else 0)
         room = self.size.height - around
-        return max(room if self.enlarged else room * 3 // 5, 1)
+        # The other rows are for the gaps.
+        self.timeline.most_rows = max(room if self.enlarged else room * 3 // 5, 1)
+        self.timeline.show_board()
 
     def use_palette(self, palette: Palette) -> None:
         for widget in (self.timeline, self.ruler, self.gap_list):
@@ -246,17 +249,16 @@ class BrowseApp(TerminalApp[None]):
             self.update_text("#verdict", text)
 
     def _show_legend(self) -> None:
-        layers = [shown.lane.layers for shown in self.board.lanes]
         there = {
             name
-            for each in layers
-            for name, times in zip(each.classes, each.sets, strict=True)
+            for shown in self.board.lanes
+            for name, times in zip(shown.lane.layers.classes, shown.lane.layers.sets, strict=True)
             if len(times)
         }
-        names = [name for name in LOOKS if name in there]
         line = Text(no_wrap=True, overflow="ellipsis")
-        for segment in legend(names, self.palette):
-            line.append(segment.text, segment.style or Style())
+        for name, look in LOOKS.items():
+            if name in there:
+                line.append(*self.palette.swatch(name)).append(f"{look.short} ")
         self.update_text("#legend", line)
 
     def _show_status(self) -> None:
@@ -298,11 +300,10 @@ class BrowseApp(TerminalApp[None]):
         self.show_window(self.board.view.whole())
 
     def action_fit_step(self) -> None:
-        span = self.board.step_span(self.board.cursor)
-        if span is None:
+        if (span := self.board.step_span(self.board.cursor)) is not None:
+            self.show_window(self.board.view.fit(*span))
+        else:
             self.notify("no steps were found", markup=False)
-            return
-        self.show_window(self.board.view.fit(*span))
 
     def action_fit_gap(self) -> None:
         if self.board.selected is not None:
@@ -311,10 +312,10 @@ class BrowseApp(TerminalApp[None]):
             self.show_window(self.board.view.show(start - around, end + around))
 
     def action_step(self, by: int) -> None:
-        if not self.board.go_to_step(by):
+        if self.board.go_to_step(by):
+            self.show()
+        else:
             self.notify("no steps were found", markup=False)
-            return
-        self.show()
 
     def action_cursor(self, by: int) -> None:
         board, cells = self.board, self.timeline.cells
@@ -334,13 +335,12 @@ class BrowseApp(TerminalApp[None]):
         if shown is None:
             return
         cell = max(board.view.length // self.timeline.cells, 1)
-        row = most_visible(shown.lane, board.cursor + shown.zero, board.cursor + shown.zero + cell)
-        gap = None
+        start, gap = board.cursor + shown.zero, None
         if shown.number >= 0:
             gap = board.table.find(board.gpus.index(shown), board.cursor + cell // 2)
         if gap is not None:
             self.select_gap(gap)
-        elif row is not None:
+        elif (row := most_visible(shown.lane, start, start + cell)) is not None:
             board.picked = Picked(shown, row)
             self.show_detail()
         self.show()
@@ -455,11 +455,10 @@ class BrowseApp(TerminalApp[None]):
         if not self._pattern:
             self.action_search()
             return
-        match = self.board.next_match(self._matches, forward=by > 0)
-        if match is None:
+        if (match := self.board.next_match(self._matches, forward=by > 0)) is not None:
+            self.pick(match)
+        else:
             self.notify(f"none {'after' if by > 0 else 'before'} the cursor", markup=False)
-            return
-        self.pick(match)
 
     def pick(self, picked: Picked) -> None:
         """Select an operation and bring it into view."""
@@ -495,11 +494,8 @@ class BrowseApp(TerminalApp[None]):
         self._ranks(f"{shown.lane.rank},{other}")
 
     def action_filter(self) -> None:
-        self.ask(
-            "gaps: gpu=0,1 cause=data,sync step=8:24 len>1ms; nothing for all:",
-            "",
-            self._filter,
-        )
+        examples = "gpu=0,1 cause=data,sync step=8:24 len>1ms"
+        self.ask(f"gaps: {examples}; nothing for all:", "", self._filter)
 
     def _filter(self, text: str) -> None:
         self.board.gap_filter = replace(
@@ -521,7 +517,7 @@ class BrowseApp(TerminalApp[None]):
             return
         shown, view = self.board.lane_at_cursor, self.board.view
         trace = shown.trace if shown else 0
-        zero, source = self.board.zero(trace), self.sources[trace]
+        source, zero = self.sources[trace], self.board.zero(trace)
 
         def cut() -> None:
             source.export(path, view.start + zero, view.end + zero)
@@ -558,11 +554,10 @@ class BrowseApp(TerminalApp[None]):
         self.board.view = self.board.view.show(start - length // 2, start + 3 * length // 2)
 
     def show_detail(self) -> None:
-        board = self.board
-        if board.picked is not None:
-            self._show_operation(board.picked)
-        elif board.selected is not None:
-            self._show_gap(board.selected)
+        if self.board.picked is not None:
+            self._show_operation(self.board.picked)
+        elif self.board.selected is not None:
+            self._show_gap(self.board.selected)
         else:
             self._set_detail(Text())
 
@@ -579,7 +574,7 @@ class BrowseApp(TerminalApp[None]):
 
         def read() -> None:
             if scene is not None and board.selected == row and board.picked is None:
-                detail = source.detail(scene, in_trace)
+                detail = describe_gap(source.trace, scene, in_trace)
                 self.later(lambda: self._gap_read(row, shown, detail))
 
         # Reading at once would delay drawing the selection, and the repeats of a key held down.
@@ -593,24 +588,22 @@ class BrowseApp(TerminalApp[None]):
         self._set_detail(gap_text(detail, shown.label, labels, shown.zero, where))
 
     def _show_operation(self, picked: Picked) -> None:
-        source, operations = self.sources[picked.lane.trace], picked.lane.lane.operations
-        scene = self.board.scenes[picked.lane.trace]
-        assert operations is not None
+        source, scene = self.sources[picked.lane.trace], self.board.scenes[picked.lane.trace]
+        operations, shown = picked.operations, picked.lane
 
         def read() -> None:
             if scene is not None and self.board.picked == picked:
                 operation = operation_at(scene, operations, picked.row)
                 launch = source.issuer(scene, operations, picked.row)
-                what = picked.lane.lane.layers.classes[int(operations.classes[picked.row])]
-                label, zero = picked.lane.label, picked.lane.zero
-                text = operation_text(operation, launch, label, what, zero)
+                what = shown.lane.layers.classes[int(operations.classes[picked.row])]
+                text = operation_text(operation, launch, shown.label, what, shown.zero)
                 self.later(lambda: self._set_detail(text))
 
         source.ask(read)
 
     def action_follow(self) -> None:
         """Go from an operation to the call that issued it, and back."""
-        board, picked = self.board, self.board.picked
+        picked = self.board.picked
         if picked is None:
             self.notify("pick an operation first (e, or click on one)", markup=False)
             return
@@ -618,25 +611,20 @@ class BrowseApp(TerminalApp[None]):
             self._followed = None
             self.pick(picked)
             return
-        source, operations = self.sources[picked.lane.trace], picked.lane.lane.operations
-        scene = board.scenes[picked.lane.trace]
-        assert operations is not None
+        source, scene = self.sources[picked.lane.trace], self.board.scenes[picked.lane.trace]
 
         def read() -> None:
-            launch = source.issuer(scene, operations, picked.row) if scene else None
+            launch = source.issuer(scene, picked.operations, picked.row) if scene else None
             self.later(lambda: self._go_to(picked, launch))
 
         source.ask(read)
 
     def _go_to(self, picked: Picked, launch: Launch | None) -> None:
         """Show a launch together with its operation."""
-        operations = picked.lane.lane.operations
-        if launch is None or operations is None:
+        if launch is None:
             self.notify("the trace does not tell which call issued it", markup=False)
             return
-        at, end = (
-            ns - picked.lane.zero for ns in (launch.start_ns, int(operations.end[picked.row]))
-        )
+        at, end = launch.start_ns - picked.lane.zero, picked.span[1]
         self._followed = picked, at
         self.board.cursor = at
         self.show_window(self.board.view.fit(min(at, end), max(at, end)))
@@ -659,12 +647,12 @@ class BrowseApp(TerminalApp[None]):
             if len(kept) < len(parts_shown):
                 self._take_parts(source.number, kept)
                 continue
+            if (scene := self.board.scenes[source.number]) is None:
+                continue
             self.notify("reading …", timeout=1, markup=False)
 
-            scene = self.board.scenes[source.number]
-
             def read(source: Any = source, kept: Any = kept, scene: Any = scene) -> None:
-                parts = source.parts(scene, threads) if scene else []
+                parts = thread_lanes(source.trace, scene) if threads else stream_lanes(source.trace)
                 self.later(lambda: self._take_parts(source.number, kept + parts))
 
             source.ask(read)
@@ -709,13 +697,11 @@ def browse(paths: Sequence[Path], beside: Sequence[Path] = ()) -> int:
     return app.return_code or 0
 
 
-_REMOTE_FONT: Final = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
-_FONT: Final = "font-family: Fira Code, monospace;"
-_COMMENT: Final = re.compile(r"<!--.*?-->\s*")
+_REMOTE: Final = re.compile(r"@font-face \{.*?\}\s*|<!--.*?-->\s*", re.DOTALL)
 
 
 def picture(app: App[Any]) -> str:
     """Return the screen as an SVG that loads nothing from the network."""
     drawn = app.export_screenshot(title="gputrace browse", simplify=True)
-    drawn = _COMMENT.sub("", _REMOTE_FONT.sub("", drawn), 1)
-    return drawn.replace(_FONT, "font-family: DejaVu Sans Mono, Menlo, Consolas, monospace;")
+    fonts = "font-family: DejaVu Sans Mono, Menlo, Consolas, monospace;"
+    return _REMOTE.sub("", drawn).replace("font-family: Fira Code, monospace;", fonts)

@@ -22,19 +22,19 @@ from gputrace.model.events import Kind
 from gputrace.model.time_class import IDLE_CAUSES
 from gputrace.report.palette import SEVERITIES, Palette
 from gputrace.report.tables import label, moment
-from gputrace.report.tui.drawing import class_words
 from gputrace.report.tui.state import Board
+from gputrace.report.tui.timeline import class_words
 from gputrace.sanitize import clean
 from gputrace.units import format_ns, format_share
 
-_COLUMNS: Final = (("lane", 9), ("length", 9), ("start", 13), ("step", 6), ("cause", 15))
-"""Columns of the list, with their widths."""
-_TITLES: Final = {"lane": "gpu", "start": "from"}
-
-
-def _padded(name: str, text: str, width: int) -> str:
-    """Align text in a column: names to the left, numbers to the right."""
-    return f"{text:<{width}}" if name in ("lane", "cause") else f"{text:>{width}}"
+_COLUMNS: Final = {
+    "lane": ("gpu", "<9.9"),
+    "length": ("length", ">9.9"),
+    "start": ("from", ">13.13"),
+    "step": ("step", ">6.6"),
+    "cause": ("cause", "<15.15"),
+}
+"""Titles of the list's columns, with the formats of their texts."""
 
 
 class GapList(ScrollView, can_focus=False):
@@ -78,12 +78,10 @@ class GapList(ScrollView, can_focus=False):
 
     def _header(self) -> str:
         arrow = "▾" if self.board.descending else "▴"
-        cells = []
-        for name, width in _COLUMNS:
-            title = _TITLES.get(name, name)
-            text = f"{title}{arrow}" if self.board.sort == name else title
-            cells.append(_padded(name, text, width))
-        return " " + " ".join(cells)
+        return "".join(
+            f" {title + arrow * (self.board.sort == name):{spec}}"
+            for name, (title, spec) in _COLUMNS.items()
+        )
 
     def _line(self, index: int) -> list[Segment]:
         table, row = self.board.table, int(self.board.rows[index])
@@ -99,10 +97,7 @@ class GapList(ScrollView, can_focus=False):
         chosen = index == self.place
         style = self.rich_style + Style(reverse=chosen, bold=chosen)
         swatch, color = self.palette.swatch(cause)
-        cells = [
-            Segment(f" {_padded(name, texts[name][:width], width)}", style)
-            for name, width in _COLUMNS
-        ]
+        cells = [Segment(f" {texts[name]:{spec}}", style) for name, (_, spec) in _COLUMNS.items()]
         return [*cells[:-1], Segment(" ", style), Segment(swatch, color), *cells[-1:]]
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
@@ -125,14 +120,9 @@ _HOST: Final = {
 
 
 def gap_text(detail: GapDetail, name: str, labels: Sequence[str], zero: int, where: str) -> Text:
-    """Describe a gap.
+    """Describe a gap on the lane ``name``, with ``where``, the steps around it in words.
 
-    Args:
-        detail: the gap.
-        name: label of its lane.
-        labels: labels of the lanes that ``detail.others`` refers to.
-        zero: the time, in nanoseconds, that is 0 on the axis.
-        where: the steps around it, in words.
+    ``labels`` are those of the lanes in ``detail.others``; the axis is 0 at the time ``zero``.
     """
     gap, text = detail.gap, Text()
     text.append(f"{name}: nothing for {format_ns(gap.length_ns)}", "bold")

@@ -48,7 +48,7 @@ class LiveApp(TerminalApp[str]):
     #output { padding: 0 1; background: $surface; border-top: solid $panel; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "leave", "leave"),
+        Binding("q", "quit", "leave"),
         Binding("enter,o", "open", "open the trace", key_display="Enter"),
         Binding("l", "letters", "letters in place of colours"),
         Binding("ctrl+c", "interrupt", "interrupt", show=False, priority=True),
@@ -61,13 +61,10 @@ class LiveApp(TerminalApp[str]):
         interrupt: Callable[[], None] | None = None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Prepare the screen; ``output`` is for programs that do not write to this terminal.
+        """Prepare the screen; it closes by itself once ``is_over``.
 
-        Args:
-            feed: observes the recording.
-            output: returns the program's last lines, up to a number of them.
-            interrupt: called on Ctrl+C; without it, Ctrl+C leaves.
-            is_over: returns true when the screen is to close by itself.
+        For programs that do not write to this terminal, ``output`` returns up to so many of their
+        last lines. Without ``interrupt``, Ctrl+C leaves.
         """
         super().__init__()
         self._feed, self._output, self._interrupt = feed, output, interrupt
@@ -144,9 +141,6 @@ class LiveApp(TerminalApp[str]):
         """Offer to open the trace only where a recording is watched, not made."""
         return self._output is None if action == "open" else True
 
-    def action_leave(self) -> None:
-        self.exit()
-
     def action_open(self) -> None:
         if self.now is not None and self.now.state == "ended":
             self.exit("open")
@@ -204,8 +198,7 @@ def status(now: Now) -> Text:
         f"{now.bytes / 1e6:,.1f} MB, {rate / 1e6:,.1f} MB/s",
         f"processes: {now.processes}",
     ]
-    if now.state in ("ended", "cut"):
-        parts = parts[:2]
+    parts = parts[:2] if now.state in ("ended", "cut") else parts
     return Text(" · ".join(parts), no_wrap=True, overflow="ellipsis")
 
 
@@ -354,7 +347,6 @@ class CardNow:
     """NVML samples of a card's last minute."""
 
     gpu: int
-    name: str
     curves: Mapping[str, Curve]
     """Curves by name; times on CLOCK_REALTIME."""
 

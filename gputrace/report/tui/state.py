@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.analyzers.timeline_model import (
     NO_STEP,
@@ -22,7 +23,6 @@ from gputrace.analyzers.timeline_model import (
 )
 from gputrace.analyzers.timeline_model.cells import CURVES, NOTHING
 from gputrace.model.intervals import Times
-from gputrace.model.results import Analysis
 from gputrace.report.tables import needs_ranks
 from gputrace.sanitize import clean
 from gputrace.units import format_ns, parse_duration
@@ -85,16 +85,17 @@ class Board:
             for number, lane in enumerate(scene.lanes)
         ]
         self.table = join([self._gaps_of(trace) for trace in range(len(self.scenes))])
-        spans = [
-            (scene.span.start - self.zero(trace), scene.span.end - self.zero(trace))
+        ends = [
+            at - self.zero(trace)
             for trace, scene in enumerate(self.scenes)
             if scene is not None
+            for at in scene.span
         ]
-        if spans:
-            low, high = min(span[0] for span in spans), max(span[1] for span in spans)
+        if ends:
+            low, high = min(ends), max(max(ends), min(ends) + 1)
             fresh = self.view.high - self.view.low <= 1
-            view = Viewport(low, max(high, low + 1), low, max(high, low + 1))
-            self.view = view if fresh else self.view.within(low, max(high, low + 1))
+            view = Viewport(low, high, low, high) if fresh else self.view
+            self.view = replace(view, low=low, high=high).show(view.start, view.end)
         self.filter_lanes()
 
     def filter_lanes(self) -> None:
@@ -108,7 +109,12 @@ class Board:
             if self.ranks is not None and lane.rank not in self.ranks:
                 continue
             self.lanes.append(shown)
-            self.lanes += self._curve_of(shown)
+            curves = tuple(curve for curve in lane.curves if curve.name == self.curve)
+            if curves:
+                part = replace(
+                    lane, layers=NOTHING, operations=None, part=self.curve, curves=curves
+                )
+                self.lanes.append(self._shown(shown.trace, -1, part))
             last = not any(
                 later.trace == shown.trace and later.lane.rank == lane.rank
                 for later in self.gpus[self.gpus.index(shown) + 1 :]
@@ -120,14 +126,6 @@ class Board:
         """Clear selection and list before the table of gaps is replaced."""
         self.selected = self.picked = None
         self.rows = _NO_ROWS
-
-    def _curve_of(self, shown: ShownLane) -> list[ShownLane]:
-        """Return the lane of the curve below a GPU, if there is one."""
-        curves = tuple(curve for curve in shown.lane.curves if curve.name == self.curve)
-        if not curves:
-            return []
-        lane = replace(shown.lane, layers=NOTHING, operations=None, part=self.curve, curves=curves)
-        return [self._shown(shown.trace, -1, lane)]
 
     def known_curves(self) -> list[str]:
         """Return the curves of which any GPU has samples."""
@@ -143,23 +141,21 @@ class Board:
             chosen = replace(chosen, lanes=lanes)
         return order(table, chosen.rows(table), self.sort, descending=self.descending)
 
-    def analysis(self, trace: int = 0) -> Analysis | None:
-        scene = self.scenes[trace]
-        return scene.analysis if scene else None
-
-    def steps_at(self, shown: ShownLane | None) -> tuple[StepWindows, int] | None:
-        """Return the steps of a lane's rank, and the time on their clock that is 0 on the axis."""
+    def steps_at(self, shown: ShownLane | None) -> StepWindows | None:
+        """Return the steps of a lane's rank, on the axis; None if there are none."""
         trace = shown.trace if shown else 0
-        scene = self.scenes[trace]
+        scene, zero = self.scenes[trace], self.zero(trace)
         steps = scene.steps_of(shown.lane.rank if shown else 0) if scene else None
-        return None if steps is None or not len(steps) else (steps, self.zero(trace))
+        if steps is None or not len(steps):
+            return None
+        return replace(steps, start=steps.start - zero, end=steps.end - zero)
 
     def _step_starts(self, trace: int, rank: int) -> Times | None:
         """Return the starts of the steps of a rank; of another one if the trace lacks it."""
         gpus = [gpu for gpu in self.gpus if gpu.trace == trace]
         same = [gpu for gpu in gpus if gpu.lane.rank == rank]
         steps = self.steps_at((same or gpus)[0]) if gpus else None
-        return None if steps is None else steps[0].start - steps[1]
+        return None if steps is None else steps.start
 
     def align(self) -> bool:
         """Shift the second trace so that the steps of equal number at the cursor start together.
@@ -184,16 +180,13 @@ class Board:
 
         Returns false where there are no steps.
         """
-        at_cursor = self.steps_at(self.lane_at_cursor)
-        if at_cursor is None:
+        steps = self.steps_at(self.lane_at_cursor)
+        if steps is None:
             return False
-        steps, zero = at_cursor
-        at = self.cursor + zero
-        number = int(np.searchsorted(steps.start, at, "right" if by > 0 else "left"))
+        number = int(np.searchsorted(steps.start, self.cursor, "right" if by > 0 else "left"))
         number = min(max(number - (by < 0), 0), len(steps) - 1)
-        start, end = int(steps.start[number]) - zero, int(steps.end[number]) - zero
-        self.cursor = start
-        self.view = self.view.reveal(start, end)
+        self.cursor = int(steps.start[number])
+        self.view = self.view.reveal(self.cursor, int(steps.end[number]))
         return True
 
     def jump(self, text: str) -> None:
@@ -202,13 +195,12 @@ class Board:
         Raises ValueError for other input and for what lies outside of the trace.
         """
         if text.startswith("#"):
-            at_cursor = self.steps_at(self.lane_at_cursor)
-            if at_cursor is None or not text[1:].isdecimal() or int(text[1:]) >= len(at_cursor[0]):
+            steps = self.steps_at(self.lane_at_cursor)
+            if steps is None or not text[1:].isdecimal() or int(text[1:]) >= len(steps):
                 raise ValueError(f"{text} is no step of this trace")
-            steps, zero = at_cursor
             number = int(text[1:])
-            self.cursor = int(steps.start[number]) - zero
-            self.view = self.view.fit(self.cursor, int(steps.end[number]) - zero)
+            self.cursor = int(steps.start[number])
+            self.view = self.view.fit(self.cursor, int(steps.end[number]))
             return
         relative = text[:1] in "+-"
         moment = parse_duration(text.removeprefix("+")) + (self.cursor if relative else 0)
@@ -222,17 +214,14 @@ class Board:
     ) -> Picked | None:
         """Return the nearest operation after or before the cursor, on any lane of a whole GPU.
 
-        Args:
-            matches: ids of the names looked for, by trace.
-            forward: search after the cursor, else before it.
+        ``matches`` has the ids of the names looked for, by trace.
         """
         hits = []
-        for trace, ids in matches.items():
-            lanes = [shown for shown in self.lanes if shown.number >= 0 and shown.trace == trace]
-            after = [self.cursor + shown.zero for shown in lanes]
-            hit = next_named([shown.lane for shown in lanes], ids, after, forward=forward)
-            if hit is not None:
-                hits.append(Picked(lanes[hit[0]], hit[1]))
+        for shown in self.lanes:
+            if shown.number >= 0 and shown.trace in matches:
+                after, ids = [self.cursor + shown.zero], matches[shown.trace]
+                hit = next_named([shown.lane], ids, after, forward=forward)
+                hits += [] if hit is None else [Picked(shown, hit[1])]
         return min(hits, key=lambda picked: abs(picked.span[0] - self.cursor), default=None)
 
     def pick(self, picked: Picked) -> None:
@@ -246,13 +235,11 @@ class Board:
 
     def step_span(self, moment: int) -> tuple[int, int] | None:
         """Return the span of the step at a time, or the next one, on the lane with the cursor."""
-        at_cursor = self.steps_at(self.lane_at_cursor)
-        if at_cursor is None:
+        steps = self.steps_at(self.lane_at_cursor)
+        if steps is None:
             return None
-        steps, zero = at_cursor
-        number = int(np.searchsorted(steps.end, moment + zero, "right"))
-        number = min(number, len(steps) - 1)
-        return int(steps.start[number]) - zero, int(steps.end[number]) - zero
+        number = min(int(np.searchsorted(steps.end, moment, "right")), len(steps) - 1)
+        return int(steps.start[number]), int(steps.end[number])
 
     @property
     def lane_at_cursor(self) -> ShownLane | None:
@@ -265,16 +252,16 @@ class Board:
         """Describe the steps around a gap, or the one that contains it; empty if unknown."""
         steps = self.steps_at(self.gpus[int(self.table.lane[row])])
         number = int(self.table.step[row])
-        if steps is None or number == NO_STEP or number >= len(steps[0]):
+        if steps is None or number == NO_STEP or number >= len(steps):
             return ""
-        lengths = steps[0].lengths
+
+        def named(number: int) -> str:
+            return f"step {number} ({format_ns(int(steps.lengths[number]))})"
+
         if not self.table.between[row]:
-            return f"within step {number} ({format_ns(int(lengths[number]))})"
-        first = int(np.searchsorted(steps[0].start, int(self.table.start[row]) + steps[1]))
-        after = f"step {first} ({format_ns(int(lengths[first]))})"
-        if not first:
-            return f"before {after}"
-        return f"between step {first - 1} ({format_ns(int(lengths[first - 1]))}) and {after}"
+            return f"within {named(number)}"
+        first = int(np.searchsorted(steps.start, int(self.table.start[row])))
+        return f"between {named(first - 1)} and {named(first)}" if first else f"before {named(0)}"
 
     def chosen_span(self, shown: ShownLane) -> tuple[int, int] | None:
         """Return the span of the selection on a lane; None if nothing on it is selected."""
@@ -308,8 +295,7 @@ class Board:
         return replace(table, lane=lane, start=table.start - zero, end=table.end - zero)
 
 
-@dataclass(frozen=True, slots=True)
-class CurveLook:
+class CurveLook(NamedTuple):
     """Name and unit of a curve."""
 
     label: str
@@ -351,11 +337,15 @@ class Picked:
     row: int
 
     @property
+    def operations(self) -> GpuOperations:
+        """Operations of its lane."""
+        assert self.lane.lane.operations is not None
+        return self.lane.lane.operations
+
+    @property
     def span(self) -> tuple[int, int]:
         """Start and end on the axis."""
-        operations = self.lane.lane.operations
-        assert operations is not None
-        start, end = int(operations.start[self.row]), int(operations.end[self.row])
+        start, end = (int(at[self.row]) for at in (self.operations.start, self.operations.end))
         return start - self.lane.zero, end - self.lane.zero
 
 
@@ -372,11 +362,9 @@ def label_of(lane: SceneLane, others: Sequence[SceneLane]) -> str:
 
 def belongs(part: ShownLane, gpu: ShownLane, last: bool) -> bool:
     """Return true if a part is shown below a GPU; threads are, below the last GPU of their rank."""
-    if part.trace != gpu.trace or part.lane.rank != gpu.lane.rank:
-        return False
-    if part.lane.operations is None:
-        return last
-    return part.lane.gpu == gpu.lane.gpu
+    same_rank = (part.trace, part.lane.rank) == (gpu.trace, gpu.lane.rank)
+    is_thread = part.lane.operations is None
+    return same_rank and (last if is_thread else part.lane.gpu == gpu.lane.gpu)
 
 
 MARGIN: Final = 0.02
@@ -438,10 +426,6 @@ class Viewport:
         if end - start > self.length * (1 - 2 * MARGIN):
             return self.fit(start, end)
         return self.center((start + end) // 2)
-
-    def within(self, low: int, high: int) -> Viewport:
-        """Return the window in other bounds."""
-        return replace(self, low=low, high=high).show(self.start, self.end)
 
     def cell_of(self, moment: int, cells: int) -> int:
         """Return the cell that contains a time; outside of 0 to ``cells`` if out of view."""

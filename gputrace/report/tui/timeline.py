@@ -1,8 +1,13 @@
-"""Widgets of the lanes and of the time axis, drawn line by line."""
+"""Lanes and time axis of the browser, drawn line by line as rows of characters.
+
+A lane has bars of the exact classes, with labels where they fit.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import ClassVar, Final
 
 import numpy as np
@@ -15,20 +20,130 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
 
-from gputrace.analyzers.timeline_model import Scene
-from gputrace.analyzers.timeline_model.cells import CURVES, edges_of, stack
-from gputrace.report.palette import Palette
-from gputrace.report.tables import moment
-from gputrace.report.tui.drawing import (
-    Row,
-    bar_rows,
-    curve_value,
-    draw_bars,
-    gap_words,
-    operation_words,
-)
-from gputrace.report.tui.state import Board, ShownLane, Viewport
+from gputrace.analyzers.timeline_model import GapTable
+from gputrace.analyzers.timeline_model.cells import CURVES, EIGHTHS, Bars, edges_of, stack
+from gputrace.model.intervals import Times
+from gputrace.model.time_class import IDLE_CAUSES
+from gputrace.report.palette import LEVELS, LOOKS, Palette
+from gputrace.report.tables import label, moment
+from gputrace.report.tui.state import CURVE_LOOKS, Board, ShownLane, Viewport
+from gputrace.sanitize import cut
 from gputrace.units import format_ns, format_share
+
+_CURVE: Final = Style(color="#9aa5b8")
+_SHORTEST_WORD: Final = 6
+"""Minimum width in cells of a labelled gap or operation."""
+_MOST_ROWS: Final = 200_000
+"""Maximum operations in view with labels; with more, hardly one is wide enough for a label."""
+_Words = tuple[int, str, str]
+"""Label on a lane: its first cell, its text, and the class that colours its background."""
+
+
+def _edges(shown: ShownLane, view: Viewport, cells: int) -> Times:
+    """Return the edges of the cells of a window, on the clock of a lane's trace."""
+    return edges_of(view.start + shown.zero, view.end + shown.zero, cells)
+
+
+class Row:
+    """Line of characters, each with a style."""
+
+    def __init__(self, letters: list[str], styles: list[Style]) -> None:
+        self.letters, self.styles = letters, styles
+
+    def write(self, first: int, text: str, style: Style) -> None:
+        """Overwrite characters with text, clipped at the ends of the row."""
+        for cell, letter in enumerate(text, first):
+            if 0 <= cell < len(self.letters):
+                self.letters[cell], self.styles[cell] = letter, style
+
+    def restyle(self, first: int, last: int, style: Style) -> None:
+        """Combine a style with those of some cells."""
+        for cell in range(max(first, 0), min(last, len(self.styles))):
+            self.styles[cell] = self.styles[cell] + style
+
+    def segments(self) -> list[Segment]:
+        """Return the row as segments, one per run of equal style."""
+        cell, segments = 0, []
+        for _, run in groupby(self.styles, key=id):
+            count = sum(1 for _ in run)
+            text = "".join(self.letters[cell : cell + count])
+            segments.append(Segment(text, self.styles[cell]))
+            cell += count
+        return segments
+
+
+def _bar_rows(bars: Bars, names: Sequence[str], palette: Palette) -> list[Row]:
+    """Draw bars of classes as rows; without colours, the letter of the class with most time."""
+    lists = bars.lower.tolist(), bars.upper.tolist(), bars.level.tolist()
+    rows = [list(zip(*row, strict=True)) for row in zip(*lists, strict=True)]
+    if palette.colors:
+        styles = palette.bars(tuple(names))
+        return [
+            Row([LEVELS[level] for _, _, level in row], [styles[low][up] for low, up, _ in row])
+            for row in rows
+        ]
+    letters, plain = [palette.look(name).letter for name in names], Style()
+    half = EIGHTHS // 2
+    return [
+        Row([letters[low if level >= half else up] for low, up, level in row], [plain] * len(row))
+        for row in rows
+    ]
+
+
+def class_words(name: str) -> str:
+    """Return a class of time in words, without ``idle:``."""
+    special = {"other_idle": "unexplained", "h2d": "host to device", "other_copy": "other copies"}
+    return special.get(name, name).replace("_", " ")
+
+
+def _gap_words(number: int, table: GapTable, view: Viewport, width: int) -> Iterator[_Words]:
+    """Yield labels, cause and length, of the gaps of a lane that are wide enough."""
+    first, last = table.of_lane(number)
+    begin = first + int(np.searchsorted(table.end[first:last], view.start, "right"))
+    stop = first + int(np.searchsorted(table.start[first:last], view.end))
+    least = view.length * _SHORTEST_WORD // max(width, 1)
+    long = table.end[begin:stop] - table.start[begin:stop] >= least
+    for row in (np.flatnonzero(long) + begin).tolist():
+        start, end = int(table.start[row]), int(table.end[row])
+        cause, length = IDLE_CAUSES[int(table.cause[row])], format_ns(end - start)
+        full = f"{class_words(cause)} {length}"
+        brief = f"{LOOKS[cause].short} {length}"
+        yield from _fitted(start, end, (full, brief, LOOKS[cause].short), cause, view, width)
+
+
+def _operation_words(
+    shown: ShownLane, names: Mapping[int, str], view: Viewport, width: int
+) -> Iterator[_Words]:
+    """Yield labels of the operations of a lane that are wide enough."""
+    operations = shown.lane.operations
+    if operations is None:
+        return
+    begin = int(np.searchsorted(operations.reach, view.start + shown.zero, "right"))
+    stop = int(np.searchsorted(operations.start, view.end + shown.zero))
+    if stop - begin > _MOST_ROWS:
+        return
+    length = operations.end[begin:stop] - operations.start[begin:stop]
+    rows = np.flatnonzero(length >= view.length * _SHORTEST_WORD // max(width, 1)) + begin
+    # Classes that take precedence in the partition are written last, over the others.
+    for row in rows[np.argsort(-operations.classes[rows], kind="stable")].tolist():
+        name = label(names.get(int(operations.events.name[row]), ""))
+        start, end = int(operations.start[row]) - shown.zero, int(operations.end[row]) - shown.zero
+        ground = shown.lane.layers.classes[int(operations.classes[row])]
+        yield from _fitted(start, end, (name,), ground, view, width)
+
+
+def _fitted(
+    start: int, end: int, texts: Sequence[str], ground: str, view: Viewport, width: int
+) -> Iterator[_Words]:
+    """Yield the first text that fits between two times, else the last one, cut."""
+    first = max(view.cell_of(start, width) + 1, 0)
+    last = min(view.cell_of(end, width), width)
+    room = last - first
+    text = next((text for text in texts if len(text) <= room), texts[-1])
+    if room < _SHORTEST_WORD - 2 or not text:
+        return
+    yield first, cut(text, room), ground
+
 
 TALLEST: Final = 4
 """Maximum rows of a lane; with three or more, the last one is left blank."""
@@ -112,57 +227,49 @@ class Timeline(ScrollView, can_focus=False):
         if index >= len(self.board.lanes):
             return Strip.blank(width, self.rich_style)
         shown = self.board.lanes[index]
-        rows, share = self._drawn(shown, index)
+        rows = self._drawn(shown, index)
         current = index == self.board.cursor_lane
         style = Style(bold=current)
         name = shown.label[: self.gutter_width - 2] if line == 0 else ""
         pointer = "▸" if current and line == 0 else " "
         gutter = Segment(f"{pointer}{name:<{self.gutter_width - 2}} ", style)
-        busy = f"{share:>{_SHARE - 1}} " if line == 0 else " " * _SHARE
+        busy = f"{self._busy(shown):>{_SHARE - 1}} " if line == 0 else " " * _SHARE
         cells = rows[line].segments() if line < len(rows) else [Segment(" " * self.cells)]
         strip = Strip([gutter, *cells, Segment(busy)]).adjust_cell_length(width)
         return strip.apply_style(self.rich_style)
 
-    def _drawn(self, shown: ShownLane, index: int) -> tuple[list[Row], str]:
-        """Return the cached rows of a lane, and its busy share."""
+    def _drawn(self, shown: ShownLane, index: int) -> list[Row]:
+        """Return the cached rows of a lane."""
         board = self.board
         cursor = board.cursor if index == board.cursor_lane else None
         shape = (self.cells, self.bar_height, self.palette)
         key = (shown, board.view, shape, cursor, board.chosen_span(shown))
-        known = self._rows.get(index)
-        if known is None or known[0] != key:
-            rows = self._draw(shown, index)
-            known = self._rows[index] = (key, rows)
-        return known[1], self._busy(shown)
+        if index not in self._rows or self._rows[index][0] != key:
+            self._rows[index] = (key, self._draw(shown, index))
+        return self._rows[index][1]
 
     def _busy(self, shown: ShownLane) -> str:
         """Format the share of the window in which a GPU is busy, or the mean of a curve."""
-        view, layers = self.board.view, shown.lane.layers
-        if shown.lane.part in CURVES:
-            return curve_value(shown.lane.curves[0], shown.zero, view)
-        if shown.lane.operations is None:
+        view, lane = self.board.view, shown.lane
+        if lane.part in CURVES:
+            curve = lane.curves[0]
+            mean, look = float(curve.means(_edges(shown, view, 1))[0]), CURVE_LOOKS[curve.name]
+            return "" if np.isnan(mean) else f"{mean / look.scale:.0f}{look.unit}"
+        if lane.operations is None:
             return ""
-        shares = layers.split(edges_of(view.start + shown.zero, view.end + shown.zero, 1))[0]
+        shares = lane.layers.split(_edges(shown, view, 1))[0]
         return format_share(float(shares[:5].sum()), view.length)
 
     def _draw(self, shown: ShownLane, index: int) -> list[Row]:
         board, view, cells = self.board, self.board.view, self.cells
-        rows = draw_bars(shown, view, cells, self.bar_height, self.palette)
-        middle = rows[self.bar_height // 2]
+        rows = self._bars(shown)
         scene = board.scenes[shown.trace]
-        words = list(operation_words(shown, scene.names if scene else {}, view, cells))
+        words = list(_operation_words(shown, scene.names if scene else {}, view, cells))
         if shown.number >= 0:
-            words += gap_words(board.gpus.index(shown), board.table, view, cells)
-        for each in words:
-            middle.write(each.first, each.text, self.palette.text(each.ground))
-        self._overlay(shown, index, rows)
-        return rows
-
-    def _overlay(self, shown: ShownLane, index: int, rows: list[Row]) -> None:
-        """Mark the selection, and the cursor on its lane."""
-        board, view, cells = self.board, self.board.view, self.cells
-        chosen = board.chosen_span(shown)
-        if chosen is not None:
+            words += _gap_words(board.gpus.index(shown), board.table, view, cells)
+        for cell, text, ground in words:
+            rows[self.bar_height // 2].write(cell, text, self.palette.text(ground))
+        if (chosen := board.chosen_span(shown)) is not None:
             first, last = (view.cell_of(moment, cells) for moment in chosen)
             for row in rows:
                 row.restyle(first, max(last, first + 1), Style(underline=True))
@@ -170,6 +277,22 @@ class Timeline(ScrollView, can_focus=False):
             at = view.cell_of(board.cursor, cells)
             for row in rows:
                 row.restyle(at, at + 1, Style(reverse=True))
+        return rows
+
+    def _bars(self, shown: ShownLane) -> list[Row]:
+        """Draw a lane as rows, the top one first; a curve is filled up to its mean in each cell."""
+        edges = _edges(shown, self.board.view, self.cells)
+        lane, height = shown.lane, self.bar_height
+        if lane.part not in CURVES:
+            bars = stack(lane.layers.split(edges), np.maximum(np.diff(edges), 1), height)
+            return _bar_rows(bars, (*lane.layers.classes, ""), self.palette)
+        curve = lane.curves[0]
+        filled = np.nan_to_num(np.clip(curve.means(edges) / curve.top, 0, 1)) * height * EIGHTHS
+        levels = [
+            np.clip(np.rint(filled - row * EIGHTHS), 0, EIGHTHS).astype(int).tolist()
+            for row in range(height - 1, -1, -1)
+        ]
+        return [Row([LEVELS[level] for level in row], [_CURVE] * len(row)) for row in levels]
 
     def _moment(self, x: int) -> int:
         return self.board.view.moment_of(x - self.gutter_width, self.cells)
@@ -266,12 +389,10 @@ class Ruler(Widget, can_focus=False):
         classes = max((shown.lane.layers.classes for shown in gpus), key=len)
         total = np.zeros((cells, len(classes)), np.int64)
         for shown in gpus:
-            shares = shown.lane.layers.split(
-                edges_of(view.start + shown.zero, view.end + shown.zero, cells)
-            )
+            shares = shown.lane.layers.split(_edges(shown, view, cells))
             total[:, : shares.shape[1]] += shares
         lengths = np.maximum(np.diff(edges_of(view.start, view.end, cells)), 1) * len(gpus)
-        return bar_rows(stack(total, lengths), (*classes, ""), self.palette)[0]
+        return _bar_rows(stack(total, lengths), (*classes, ""), self.palette)[0]
 
     def _moments(self) -> Row:
         """Draw ticks at round times, over them the selected gap, the cursor and marks."""
@@ -288,11 +409,11 @@ class Ruler(Widget, can_focus=False):
         cursor = view.cell_of(board.cursor, cells)
         if 0 <= cursor < cells and row.letters[cursor] in " │":
             row.write(cursor, "▼", Style(bold=True))
-        self._write_marks(row, view, cells)
+        self._write_marks(row)
         return row
 
-    def _write_marks(self, row: Row, view: Viewport, cells: int) -> None:
-        marks = self.board.marks
+    def _write_marks(self, row: Row) -> None:
+        marks, view, cells = self.board.marks, self.board.view, self._timeline.cells
         style = Style(bold=True, reverse=True)
         places = [view.cell_of(mark, cells) for mark in marks]
         if len(marks) == 2:
@@ -307,45 +428,34 @@ class Ruler(Widget, can_focus=False):
     def _steps(self) -> Row:
         """Draw the start of each step with its number; warm-up is dim."""
         board, view, row = self.board, self.board.view, self._blank()
-        at_cursor, cells = board.steps_at(board.lane_at_cursor), self._timeline.cells
-        if at_cursor is None:
-            row.write(0, "no steps found" if board.analysis() else "", Style(dim=True))
+        steps, cells = board.steps_at(board.lane_at_cursor), self._timeline.cells
+        if steps is None:
+            if board.scenes[0] and board.scenes[0].analysis:
+                row.write(0, "no steps found", Style(dim=True))
             return row
-        steps, zero = at_cursor
-        first = int(np.searchsorted(steps.end, view.start + zero, "right"))
-        last = int(np.searchsorted(steps.start, view.end + zero))
-        scene = board.scenes[board.lane_at_cursor.trace if board.lane_at_cursor else 0]
+        shown = board.lane_at_cursor
+        scene, zero = board.scenes[shown.trace if shown else 0], shown.zero if shown else 0
+        first = int(np.searchsorted(steps.end, view.start, "right"))
+        last = int(np.searchsorted(steps.start, view.end))
         free = 0
         for number in range(first, last):
-            start, end = int(steps.start[number]) - zero, int(steps.end[number]) - zero
-            cell = max(view.cell_of(start, cells), 0)
-            style = Style(dim=True) if scene and number < scene.found.warmup else Style()
-            row.write(min(view.cell_of(end, cells), cells), "│", Style(dim=True))
-            text = self._step_text(number, start, end, scene, cells)
+            start, end = int(steps.start[number]), int(steps.end[number])
+            cell, stop = max(view.cell_of(start, cells), 0), min(view.cell_of(end, cells), cells)
+            warm = scene is not None and number < scene.found.warmup
+            row.write(stop, "│", Style(dim=True))
+            name = f"{'warm-up' if warm else 'step'} {number}, {format_ns(end - start)}"
+            texts = (f"├ {name} ", f"├ {number} ", f"├{number}")
+            text = next((text for text in texts if len(text) <= stop - cell), "│")
             if cell >= free:
-                row.write(cell, text, style)
+                row.write(cell, text, Style(dim=True) if warm else Style())
                 free = cell + len(text) + (len(text) > 1)
-        self._write_interludes(row, scene, view, cells, zero)
-        return row
-
-    def _step_text(self, number: int, start: int, end: int, scene: Scene | None, cells: int) -> str:
-        view = self.board.view
-        room = min(view.cell_of(end, cells), cells) - max(view.cell_of(start, cells), 0)
-        word = "warm-up " if scene and number < scene.found.warmup else "step "
-        texts = (f"├ {word}{number}, {format_ns(end - start)} ", f"├ {number} ", f"├{number}")
-        return next((text for text in texts if len(text) <= room), "│")
-
-    def _write_interludes(
-        self, row: Row, scene: Scene | None, view: Viewport, cells: int, zero: int
-    ) -> None:
-        lane = self.board.lane_at_cursor
-        steps = scene.steps_of(lane.lane.rank) if scene and lane else None
-        for interlude in steps.interludes if steps else ():
+        for interlude in steps.interludes if shown else ():
             first, last = (
                 view.cell_of(at - zero, cells) for at in (interlude.start, interlude.end)
             )
             if last - first > len(interlude.phase):
                 row.write(max(first, 0), f"{interlude.phase} ", Style(italic=True, reverse=True))
+        return row
 
 
 def round_step(least: int) -> int:
