@@ -17,7 +17,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
-from itertools import groupby
 from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
 from threading import Thread
@@ -41,36 +40,6 @@ from gputrace.version import __version__
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-
-pass
-
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-
-pass
-
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-pass
 
 _TOGETHER: Final = 16
 """Maximum number of requests in a task: a task costs the scheduler a millisecond."""
@@ -173,15 +142,13 @@ class Cluster:
 
     def _send(self) -> None:
         waiting, self._waiting = self._waiting, []
-        waiting.sort(key=self._home)
         together = min(_TOGETHER, -(-len(waiting) // (_TASKS_EACH * self._workers)))
-        for home, tickets in groupby(waiting, self._home):
-            queue = list(tickets)
-            for first in range(0, len(queue), together):
-                self._submit(queue[first : first + together], home)
-
-    def _home(self, ticket: Ticket) -> str:
-        return self._homes.get(ticket.path, "")
+        by_home: dict[str, list[Ticket]] = {}
+        for ticket in waiting:
+            by_home.setdefault(self._homes.get(ticket.path, ""), []).append(ticket)
+        for home, tickets in sorted(by_home.items()):
+            for first in range(0, len(tickets), together):
+                self._submit(tickets[first : first + together], home)
 
     def _submit(self, tickets: Sequence[Ticket], home: str) -> _Task:
         future = self._client.submit(
@@ -299,7 +266,8 @@ class RemoteTrace(Trace):
     def __init__(self, cluster: Cluster, file: File, reply: Reply) -> None:
         """``reply`` is the answer to `worker.about`."""
         super().__init__(Path(file.path))
-        self._cluster, self._file, self._about = cluster, file, reply.value
+        self._cluster, self._file = cluster, file
+        self._about: worker.About = reply.value
         self.source, self.origin = self._about.source, self._about.origin
         self.no_gpu, self.held = self._about.no_gpu, self._about.held
         self._names: dict[int, str] = {}
@@ -322,18 +290,15 @@ class RemoteTrace(Trace):
 
     @property
     def session(self) -> Session:
-        session: Session = self._about.session
-        return session
+        return self._about.session
 
     @property
     def kinds(self) -> frozenset[Kind]:
-        kinds: frozenset[Kind] = self._about.kinds
-        return kinds
+        return self._about.kinds
 
     @property
     def cut_bytes(self) -> int:
-        size: int = self._about.cut_bytes
-        return size
+        return self._about.cut_bytes
 
     def part(self, window: Window) -> Trace:
         if self.held and not self.cut_bytes:
@@ -410,7 +375,7 @@ class RemoteTrace(Trace):
     def names(self, ids: Collection[int] | Column) -> dict[int, str]:
         wanted = [int(id) for id in ids]
         if lacking := tuple(id for id in wanted if id not in self._names):
-            texts = self.receive(self.send(worker.names_of, lacking))
+            texts = self.receive(self.send(worker.call, "names", lacking))
             self._names |= {id: sys.intern(text) for id, text in texts.items()}
         return {id: self._names[id] for id in wanted}
 
@@ -418,7 +383,9 @@ class RemoteTrace(Trace):
         wanted = tuple(int(id) for id in ids)
         if all(id in self._names for id in wanted):
             return super().search(wanted, pattern)
-        texts: dict[int, str] = self.receive(self.send(worker.search, wanted, pattern))
+        texts: dict[int, str] = self.receive(
+            self.send(worker.call, "search", np.array(wanted, np.int64), pattern)
+        )
         self._names |= {id: sys.intern(text) for id, text in texts.items()}
         return texts
 
@@ -439,7 +406,7 @@ class RemoteTrace(Trace):
 
     def ask_nvml(self) -> None:
         if "_nvml" not in self.__dict__ and self._asked_nvml is None:
-            self._asked_nvml = self.send(worker.nvml_of)
+            self._asked_nvml = self.send(worker.call, "read_nvml")
 
     def read_nvml(self) -> Nvml:
         return self._nvml
@@ -461,36 +428,30 @@ def spread(trace: Trace) -> PerGpu | None:
 
     None if a GPU or a rank spans several files, whose rows must be merged.
     """
-    files = trace.traces if isinstance(trace, MergedTrace) else [trace]
-    remote = [file for file in files if isinstance(file, RemoteTrace)]
-    if len(remote) < len(files):
+    traces = trace.traces if isinstance(trace, MergedTrace) else [trace]
+    remote = [each for each in traces if isinstance(each, RemoteTrace)]
+    if len(remote) < len(traces):
         return None
-    far = RemoteShards(trace, remote)
+    shards = RemoteShards(trace, remote)
     with ExitStack() as undone:
-        undone.callback(far.close)
-        gpus = _placed(trace, far)
-        if gpus is not None:
-            undone.pop_all()
-    return gpus
-
-
-def _placed(trace: Trace, far: RemoteShards) -> PerGpu | None:
-    counted: list[Census] = far.ask(
-        [ShardTask(n, worker.RemoteShard.count) for n in range(len(far))], changes=True
-    )
-    if isinstance(trace, MergedTrace):
-        trace.check_spans([census.span for census in counted])
-    files = [_File(trace, far.files[n], n, census) for n, census in enumerate(counted)]
-    work = {pair: count for file in files for pair, count in file.work.items()}
-    gpus = _by_file(group_gpus(trace, dict(sorted(work.items()))), files)
-    if gpus is None:
-        return None
-    placings = [file.placing(group) for file, group in zip(files, gpus, strict=True)]
-    jobs = [
-        ShardTask(number, worker.RemoteShard.place, given=(placing,))
-        for number, placing in enumerate(placings)
-    ]
-    return PerGpu(trace, far, far.ask(jobs, changes=True))
+        undone.callback(shards.close)
+        counted: list[Census] = shards.ask(
+            [ShardTask(n, worker.RemoteShard.count) for n in range(len(shards))], changes=True
+        )
+        if isinstance(trace, MergedTrace):
+            trace.check_spans([census.span for census in counted])
+        files = [_File(trace, remote[n], n, census) for n, census in enumerate(counted)]
+        work = {pair: count for file in files for pair, count in file.work.items()}
+        gpus = _by_file(group_gpus(trace, dict(sorted(work.items()))), files)
+        if gpus is None:
+            return None
+        tasks = [
+            ShardTask(n, worker.RemoteShard.place, given=(file.placing(group),))
+            for n, (file, group) in enumerate(zip(files, gpus, strict=True))
+        ]
+        result = PerGpu(trace, shards, shards.ask(tasks, changes=True))
+        undone.pop_all()
+    return result
 
 
 class _File:
@@ -506,18 +467,13 @@ class _File:
             self._names = trace.number_names(number, census.names)
         self._processes = dict(zip(remote.processes, numbers, strict=True))
 
-    @property
-    def work(self) -> Mapping[tuple[int, int], int]:
-        """Return the number of operations of each process (numbered by the run) and device."""
-        return {self._pair(pair): count for pair, count in self._census.work.items()}
+        def numbered(pair: Pair) -> tuple[int, int]:
+            return self._processes[pair[0]], pair[1]
 
-    @property
-    def together(self) -> set[frozenset[tuple[int, int]]]:
-        """Return the pairs of each GPU, as far as the file alone shows."""
-        return {frozenset(map(self._pair, pairs)) for pairs in self._census.together}
-
-    def _pair(self, pair: Pair) -> tuple[int, int]:
-        return self._processes[pair[0]], pair[1]
+        self.work = {numbered(pair): count for pair, count in census.work.items()}
+        """Number of operations of each process (numbered by the run) and device."""
+        self.together = {frozenset(map(numbered, pairs)) for pairs in census.together}
+        """Pairs of each GPU, as far as the file alone shows."""
 
     def placing(self, gpus: Sequence[Gpu]) -> Placing:
         """Return the mapping for the file's worker."""
@@ -624,19 +580,6 @@ def _batches(
     return batches, places
 
 
-pass
-
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-pass
-
-pass
-
 _PATIENCE_S: Final = 30
 """Timeout for the scheduler and its first worker; a Slurm queue is waited for indefinitely."""
 HINT: Final = 'pip install "gputrace[cluster]", on all its machines'
@@ -646,58 +589,44 @@ HINT: Final = 'pip install "gputrace[cluster]", on all its machines'
 def connected(where: str) -> Iterator[Client]:
     """Yield a client whose cluster has at least one worker."""
     kind, _, count = where.partition(":")
-    _check_extra(kind)
-    for name in ("distributed", "tornado"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    with _STARTED.get(kind, _running)(where, count) as target:
-        client = _client(target, where)
-        try:
-            _wait_for_workers(client, where, forever=kind == "slurm")
-            yield client
-        finally:
-            _end(client, 1)
-
-
-def _check_extra(kind: str) -> None:
     try:
-        import_module("distributed")
+        from distributed import Client
+
         import_module("dask_jobqueue" if kind == "slurm" else "dask")
     except ImportError as error:
         raise MissingError(f"--scheduler needs Dask ({error}): {HINT}") from None
+    for name in ("distributed", "tornado"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    with ExitStack() as closing:
+        target: Any = where
+        if kind in _STARTED:
+            if not count.isdecimal() or int(count) < 1:
+                problem = "does not say how many workers; write local:8 or slurm:64"
+                raise UsageError(f"{where!r} {problem}")
+            start, patience_s = _STARTED[kind]
+            target = start(where, int(count))
+            closing.callback(_end, target, patience_s)
+        elif "://" not in where and not where.rpartition(":")[2].isdecimal():
+            problem = "give an address, as tcp://10.0.0.1:8786, local:N or slurm:N"
+            raise UsageError(f"{where!r} is no scheduler; {problem}")
+        try:
+            client = Client(target, timeout=_PATIENCE_S, set_as_default=False)
+        except (OSError, ValueError, TimeoutError) as error:
+            raise MissingError(f"no Dask scheduler answers at {where}") from error
+        closing.callback(_end, client, 1)
+        try:
+            client.wait_for_workers(1, timeout=None if kind == "slurm" else _PATIENCE_S)
+        except TimeoutError:
+            raise MissingError(f"the scheduler at {where} has no workers; start some") from None
+        yield client
 
 
-def _client(target: Any, where: str) -> Client:
-    from distributed import Client
-
-    try:
-        return Client(target, timeout=_PATIENCE_S, set_as_default=False)
-    except (OSError, ValueError, TimeoutError) as error:
-        raise MissingError(f"no Dask scheduler answers at {where}") from error
-
-
-def _wait_for_workers(client: Client, where: str, *, forever: bool) -> None:
-    try:
-        client.wait_for_workers(1, timeout=None if forever else _PATIENCE_S)
-    except TimeoutError:
-        raise MissingError(f"the scheduler at {where} has no workers; start some") from None
-
-
-@contextmanager
-def _running(where: str, _: str) -> Iterator[str]:
-    if "://" not in where and not where.rpartition(":")[2].isdecimal():
-        problem = "give an address, as tcp://10.0.0.1:8786, local:N or slurm:N"
-        raise UsageError(f"{where!r} is no scheduler; {problem}")
-    yield where
-
-
-@contextmanager
-def _local(where: str, count: str) -> Iterator[Any]:
+def _local(where: str, workers: int) -> Any:
     from distributed import LocalCluster
 
-    workers = _number(where, count)
     with _without_interrupts():
         try:
-            cluster = LocalCluster(
+            return LocalCluster(
                 n_workers=workers,
                 threads_per_worker=1,
                 dashboard_address=None,
@@ -705,10 +634,6 @@ def _local(where: str, count: str) -> Iterator[Any]:
             )
         except (OSError, RuntimeError) as error:
             raise MissingError(f"{where}: the workers did not start ({error!r})") from error
-    try:
-        yield cluster
-    finally:
-        _end(cluster, 2)
 
 
 @contextmanager
@@ -725,13 +650,11 @@ def _without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@contextmanager
-def _slurm(where: str, count: str) -> Iterator[Any]:
+def _slurm(where: str, workers: int) -> Any:
     """Start workers as jobs, configured by `jobqueue.slurm` of Dask's configuration."""
     import dask
     from dask_jobqueue import SLURMCluster
 
-    workers = _number(where, count)
     if shutil.which("sbatch") is None:
         raise MissingError(f"{where}: no sbatch on this machine; use it where jobs are submitted")
     known = dask.config.get("jobqueue.slurm", {})
@@ -742,22 +665,14 @@ def _slurm(where: str, count: str) -> Iterator[Any]:
         cluster.scale(workers)
     except (OSError, ValueError, RuntimeError) as error:
         raise MissingError(f"{where}: {error}") from error
-    try:
-        yield cluster
-    finally:
-        _end(cluster, 5)
+    return cluster
 
 
-def _end(what: Any, patience_s: float) -> None:
+def _end(started: Any, patience_s: float) -> None:
     """Close a client or cluster; if it takes longer, it ends with this process."""
     with suppress(TimeoutError):
-        what.close(timeout=patience_s)
+        started.close(timeout=patience_s)
 
 
-def _number(where: str, count: str) -> int:
-    if not count.isdecimal() or int(count) < 1:
-        raise UsageError(f"{where!r} does not say how many workers; write local:8 or slurm:64")
-    return int(count)
-
-
-_STARTED: Final = {"local": _local, "slurm": _slurm}
+_STARTED: Final = {"local": (_local, 2.0), "slurm": (_slurm, 5.0)}
+"""Starter of the workers for each kind of cluster, and seconds for closing it."""

@@ -13,7 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
@@ -40,7 +40,6 @@ from gputrace.model.events import (
     distinct_ids,
     number_ids,
 )
-from gputrace.model.nvml import Nvml
 from gputrace.model.trace import (
     Device,
     LeftOut,
@@ -238,16 +237,7 @@ def _reply(request: Request) -> Reply:
 
 def about(opened: OpenFile) -> About:
     """Return a file's metadata."""
-    trace = opened.trace
-    return About(
-        trace.source,
-        trace.origin,
-        trace.session,
-        trace.kinds,
-        trace.no_gpu,
-        trace.held,
-        trace.cut_bytes,
-    )
+    return About(*(getattr(opened.trace, field.name) for field in fields(About)))
 
 
 def read(
@@ -270,14 +260,9 @@ def read(
     return Rows(events, [trace.device(*pair) for pair in pairs], names)
 
 
-def names_of(opened: OpenFile, ids: Sequence[int]) -> dict[int, str]:
-    """Return the texts of name ids."""
-    return opened.trace.names(ids)
-
-
-def search(opened: OpenFile, ids: Sequence[int], pattern: re.Pattern[str]) -> dict[int, str]:
-    """Return the texts of those name ids in which a pattern is found."""
-    return opened.trace.search(np.array(ids, np.int64), pattern)
+def call(opened: OpenFile, method: str, *arguments: Any) -> Any:
+    """Call a method of the open `Trace`."""
+    return getattr(opened.trace, method)(*arguments)
 
 
 def device_of(opened: OpenFile, process: Process, device: int) -> Device:
@@ -286,11 +271,6 @@ def device_of(opened: OpenFile, process: Process, device: int) -> Device:
     if process not in trace.processes:
         trace.read(trace.kinds, ("process",), None, None)
     return trace.device(trace.processes.index(process), device)
-
-
-def nvml_of(opened: OpenFile) -> Nvml:
-    """Return NVML's records."""
-    return opened.trace.read_nvml()
 
 
 def run_batches(

@@ -11,15 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar
 
 import msgspec
 
 from gputrace.errors import InputError, UsageError
 from gputrace.store import sqlite_security
-
-__all__ = ["Configuration", "Database", "Plan", "Recording", "Run", "Settings", "State", "StudyRow"]
 
 FILE: Final = "results.sqlite"
 
@@ -201,12 +198,7 @@ class Database:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -308,16 +300,14 @@ class Folder:
         """Create the folder; raises UsageError if it holds other files, InputError if it fails."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path}: is no folder; name another with -o")
-        if self.path.is_dir() and any(self.path.iterdir()) and not self._is_ours():
+        ours = any((self.path / name).exists() for name in (FILE, _LOCK, "underway", PARTS))
+        if not ours and self.path.is_dir() and any(self.path.iterdir()):
             raise UsageError(f"{self.path}: holds other files; name another folder with -o")
         try:
             for folder in (self.traces, self.logs, self.images, self.underway):
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(self.path, f"cannot be made ({error.strerror})") from None
-
-    def _is_ours(self) -> bool:
-        return any((self.path / name).exists() for name in (FILE, _LOCK, "underway", PARTS))
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -366,7 +356,8 @@ def _take(part: Database, whole: Database) -> None:
     known = {run.place: run for run in whole.runs()}
     measures = part.measures()
     for run in part.runs():
-        if _is_newer(run, known.get(run.place)):
+        old = known.get(run.place)
+        if old is None or old.state == "skipped" or (run.ended_ns or 0) > (old.ended_ns or 0):
             moved = replace(
                 run,
                 trace=_move(run.trace, part.folder, whole.folder),
@@ -376,12 +367,6 @@ def _take(part: Database, whole: Database) -> None:
             saved = whole.save(moved)
             if run.id in measures:
                 whole.save_measure(saved, measures[run.id])
-
-
-def _is_newer(run: Run, old: Run | None) -> bool:
-    if old is None or old.state == "skipped":
-        return True
-    return (run.ended_ns or 0) > (old.ended_ns or 0)
 
 
 def _move(name: str | None, old: Path, new: Path) -> str | None:

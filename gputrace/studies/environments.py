@@ -13,9 +13,9 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from importlib.util import find_spec
 from itertools import takewhile
@@ -58,6 +58,11 @@ class Unavailable(Exception):
     """Error for a framework that no Python can run; the message is one line."""
 
 
+_MARK: Final = "gputrace.json"
+_OLDEST, _NEWEST = 6, 30
+"""Minor versions of Python 3 that are looked for on the PATH."""
+
+
 @dataclass(slots=True)
 class Environments:
     """Lookup of each framework's Python.
@@ -86,154 +91,162 @@ class Environments:
         return python
 
     def _find(self, framework: Framework) -> Path:
-        _check_libraries(framework)
-        if framework.name in self.named:
-            return _given(framework, self.named[framework.name])
+        name, script = framework.name, framework.script.name
+        if framework.libraries:
+            command = [sys.executable, "-c", _LOAD, *framework.libraries]
+            ran = subprocess.run(command, capture_output=True, text=True, check=False)
+            if missing := ran.stdout.split():
+                advice = f"{script} says in its head how to have them"
+                raise Unavailable(f"this machine lacks {', '.join(missing)}; {advice}")
+        if name in self.named:
+            return _check_named(framework, self.named[name])
         missing = _missing(Path(sys.executable), framework)
         if not missing:
             return Path(sys.executable)
-        made = self._install(framework) if self.installer else find_made(framework)
+        made = self._install(framework)
         if made is None:
             raise Unavailable(
                 f"this Python lacks {', '.join(missing)}; --install makes an environment, "
-                f"--python {framework.name}=PATH names one"
+                f"--python {name}=PATH names one"
             )
         if missing := _missing(made, framework):
-            which = f"the environment that {framework.script.name} asks for"
-            raise Unavailable(f"{which} lacks {', '.join(missing)}")
+            raise Unavailable(f"the environment that {script} asks for lacks {', '.join(missing)}")
         return made
 
-    def _install(self, framework: Framework) -> Path:
+    def _install(self, framework: Framework) -> Path | None:
+        """Return the Python of an environment in the cache, which the installer makes if need be.
+
+        Without an installer, None unless pip or uv made one before.
+        """
+        if self.installer is None:
+            for installer in ("pip", "uv"):
+                with suppress(ValueError):
+                    made = _Environment(framework, installer)
+                    if made.exists:
+                        return made.inside
+            return None
         try:
-            return install(framework, self.installer or "pip", self.tell)
+            environment = _Environment(framework, self.installer)
+            folder = environment.folder
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with folder.with_suffix(".lock").open("w", encoding="utf-8") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    self.tell(f"{folder}: being made; waiting")
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                if not environment.exists:
+                    self.tell(f"{framework.name}: making an environment in {folder}")
+                    environment.make()
         except (OSError, ValueError) as error:
             raise Unavailable(f"cannot be installed: {error}") from None
+        return environment.inside
 
 
-def _given(framework: Framework, path: Path) -> Path:
-    """Check a Python that the user named: a program, or the folder of an environment."""
-    program = path / "bin" / "python" if path.is_dir() else path
-    python = shutil.which(program)
+def _check_named(framework: Framework, path: Path) -> Path:
+    """Return the Python that the user named: a program, or the folder of an environment."""
+    python = shutil.which(path / "bin" / "python" if path.is_dir() else path)
     if python is None:
         raise Unavailable(f"--python {framework.name}={path}: no such program")
-    missing = _missing(Path(python), framework)
-    if missing:
+    if missing := _missing(Path(python), framework):
         raise Unavailable(f"--python {framework.name}={path}: lacks {', '.join(missing)}")
     return Path(python).absolute()
 
 
-def _check_libraries(framework: Framework) -> None:
-    """Raise Unavailable if shared libraries are missing that no environment can provide."""
-    if not framework.libraries:
-        return
-    asked = [sys.executable, "-c", _LOAD, *framework.libraries]
-    ran = subprocess.run(asked, capture_output=True, text=True, check=False)
-    if missing := ran.stdout.split():
-        advice = f"{framework.script.name} says in its head how to have them"
-        raise Unavailable(f"this machine lacks {', '.join(missing)}; {advice}")
-
-
 def _missing(python: Path, framework: Framework) -> list[str]:
     """Return the modules that a Python lacks; raises Unavailable if it does not run."""
-    asked = [str(python), "-c", _ASK, str(framework.script.parent), *framework.modules]
+    command = [str(python), "-c", _ASK, str(framework.script.parent), *framework.modules]
     try:
-        ran = subprocess.run(
-            asked,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_ASK_S,
-            check=True,
-        )
+        return _output(command, timeout=_ASK_S, check=True).split()
     except (OSError, subprocess.SubprocessError):
         raise Unavailable(f"{python}: is no Python 3 that runs") from None
-    return ran.stdout.split()
 
 
-_MARK: Final = "gputrace.json"
-_OLDEST, _NEWEST = 6, 30
-"""Minor versions of Python 3 that are looked for on the PATH."""
-
-Tell = Callable[[str], None]
-
-
-def install(framework: Framework, installer: str, tell: Tell) -> Path:
-    """Return the Python of a framework's environment, which is made if need be.
-
-    Raises ValueError with one line if it cannot be made.
-    """
-    wanted = _want(framework, installer)
-    folder = wanted.folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_suffix(".lock"), lambda: tell(f"{folder}: being made; waiting")):
-        if not wanted.is_made:
-            tell(f"{framework.name}: making an environment in {folder}")
-            _Making(wanted).make(installer)
-            (folder / _MARK).write_text(wanted.made_of, encoding="utf-8")
-    return wanted.inside
+def _output(command: Sequence[str], **options: Any) -> str:
+    run = subprocess.run
+    ran = run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, **options)
+    return str(ran.stdout)
 
 
-def find_made(framework: Framework) -> Path | None:
-    """Return the Python of an environment that was made before, by pip or uv."""
-    for installer in ("pip", "uv"):
-        with suppress(ValueError):
-            wanted = _want(framework, installer)
-            if wanted.is_made:
-                return wanted.inside
-    return None
+class _Environment:
+    """Environment of a framework in the cache, made or not; its name is a hash of all inputs.
 
-
-class _Wanted(NamedTuple):
-    """Environment that may not exist yet.
-
-    Attributes:
-        python: the base Python.
-        made_of: all inputs of the environment, as text.
+    The output of the installer is in a log beside it.
     """
 
-    folder: Path
-    python: str
-    needs: Needs
-    requirements: list[str]
-    made_of: str
+    def __init__(self, framework: Framework, installer: str) -> None:
+        """Raise ValueError with one line if the framework's needs cannot be met."""
+        from gputrace.store import cache_folder
+
+        needs = read_needs(framework.script)
+        self._installer, self._constraints = installer, needs.constraints
+        requirements = [*needs.dependencies, *framework.requires]
+        if not requirements:
+            raise ValueError(f"{framework.script.name} has no header that names its dependencies")
+        self._python = _base_python(needs.python, installer)
+        self._made_of = json.dumps([requirements, *needs[1:], self._python, installer])
+        package = re.split(r"[^\w.-]", requirements[0], maxsplit=1)[0]
+        name = f"{package}-{hashlib.sha256(self._made_of.encode()).hexdigest()[:12]}"
+        self._requirements = [*requirements, *(f"--only-binary={n}" for n in needs.unbuilt)]
+        self.folder = cache_folder() / "environments" / name
+        self.inside = self.folder / "bin" / "python"
+        self._log = self.folder.with_suffix(".log")
 
     @property
-    def is_made(self) -> bool:
+    def exists(self) -> bool:
         return (self.folder / _MARK).exists()
 
-    @property
-    def inside(self) -> Path:
-        """Return the environment's Python."""
-        return self.folder / "bin" / "python"
+    def make(self) -> None:
+        """Make the environment; raises ValueError with one line if a step fails."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._log.write_bytes(b"")
+        file = self.folder.with_suffix(".constraints")
+        if self._constraints:
+            file.write_text("\n".join(self._constraints) + "\n", encoding="utf-8")
+        if self._installer == "uv":
+            uv = _find_uv()
+            self._run([*uv, "venv", "--python", self._python, str(self.folder)])
+            install = [*uv, "pip", "install", "--python", str(self.inside)]
+            install += ["--build-constraints", str(file)] if self._constraints else []
+            self._run([*install, *self._requirements])
+        else:
+            self._run([self._python, "-m", "venv", str(self.folder)])
+            pip = [str(self.inside), "-m", "pip", "--disable-pip-version-check", "install"]
+            # The pip of an old Python may not know current wheels; keep it without a newer one.
+            with suppress(ValueError):
+                self._run([*pip, "--upgrade", "pip"])
+            # pip reads the constraints of builds from the first variable before 25.3.
+            names = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT") if self._constraints else ()
+            variables = {name: f"{os.environ.get(name, '')} {file}".strip() for name in names}
+            # Modules are compiled on import; all would double the time and take a third more space.
+            self._run([*pip, "--no-compile", *self._requirements], variables)
+        (self.folder / _MARK).write_text(self._made_of, encoding="utf-8")
+
+    def _run(self, command: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
+        """Run a command; raises ValueError with the most informative line of its output."""
+        with self._log.open("ab") as log:
+            log.write(f"$ {' '.join(command)}\n".encode())
+            log.flush()
+            environment = {**os.environ, **(variables or {})}
+            code = subprocess.call(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            )
+        if code:
+            text = self._log.read_text(errors="replace")
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
+            errors = [line for line in lines if line.lower().startswith(("error:", "× "))]
+            raise ValueError(f"{(errors or lines)[-1]} (see {self._log})")
 
 
-def _want(framework: Framework, installer: str) -> _Wanted:
-    """Describe a framework's environment; its name is a hash of all inputs."""
-    from gputrace.store import cache_folder
-
-    needs = read_needs(framework.script)
-    requirements = [*needs.dependencies, *framework.requires]
-    if not requirements:
-        raise ValueError(f"{framework.script.name} has no header that names its dependencies")
-    python = _base(needs.python, installer)
-    made_of = json.dumps([requirements, *needs[1:], python, installer])
-    package = re.split(r"[^\w.-]", requirements[0], maxsplit=1)[0]
-    name = f"{package}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
-    return _Wanted(cache_folder() / "environments" / name, python, needs, requirements, made_of)
+def _find_uv() -> list[str]:
+    if program := shutil.which("uv"):
+        return [program]
+    if find_spec("uv") is not None:
+        return [sys.executable, "-m", "uv"]
+    raise ValueError("uv is neither on the PATH nor in this Python; `pip install uv`")
 
 
-@contextmanager
-def _locked(path: Path, waits: Callable[[], None]) -> Iterator[None]:
-    with path.open("w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waits()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _base(wanted: str, installer: str) -> str:
+def _base_python(wanted: str, installer: str) -> str:
     """Return a Python that meets ``requires-python``: this one, or the newest on the PATH.
 
     Links are resolved, so that virtual environments of one base Python share environments.
@@ -247,111 +260,17 @@ def _base(wanted: str, installer: str) -> str:
         return wanted or current  # uv searches by itself, and may download one.
     if fits.contains(".".join(map(str, sys.version_info[:3])), prereleases=True):
         return current
+    code = "import sys, venv; print('.'.join(map(str, sys.version_info[:3])))"
     for minor in range(_NEWEST, _OLDEST - 1, -1):
-        program = shutil.which(f"python3.{minor}")
-        if program and fits.contains(_version(program), prereleases=True):
-            return program
+        if program := shutil.which(f"python3.{minor}"):
+            # A Python that does not run has version 0, which meets no specifier.
+            version = _output([program, "-c", code], check=False).strip() or "0"
+            if fits.contains(version, prereleases=True):
+                return program
     raise ValueError(f"needs Python {wanted}, and there is none on the PATH")
 
 
-def _version(program: str) -> str:
-    """Return the version, as 3.8.18; ``0``, which meets no specifier, if it does not run."""
-    code = "import sys, venv; print('.'.join(map(str, sys.version_info[:3])))"
-    ran = subprocess.run(
-        [program, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    return ran.stdout.strip() or "0"
-
-
-class _Making:
-    """Construction of an environment, with its output in a log beside it."""
-
-    def __init__(self, wanted: _Wanted) -> None:
-        needs, self._folder, self._python = wanted.needs, wanted.folder, wanted.python
-        self._requirements = [*wanted.requirements, *(f"--only-binary={n}" for n in needs.unbuilt)]
-        self._inside = str(wanted.inside)
-        self._log = self._folder.with_suffix(".log")
-        self._constraints = self._folder.with_suffix(".constraints") if needs.constraints else None
-        if self._constraints:
-            self._constraints.write_text("\n".join(needs.constraints) + "\n", encoding="utf-8")
-
-    def make(self, installer: str) -> None:
-        """Make the environment; raises ValueError with one line if a step fails."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._log.write_bytes(b"")
-        if installer == "uv":
-            self._with_uv()
-        else:
-            self._with_pip()
-
-    def _with_pip(self) -> None:
-        self._run([self._python, "-m", "venv", str(self._folder)])
-        pip = [self._inside, "-m", "pip", "--disable-pip-version-check", "install"]
-        # The pip of an old Python may not know current wheels; keep it if there is no newer one.
-        with suppress(ValueError):
-            self._run([*pip, "--upgrade", "pip"])
-        # Modules are compiled on import; all would double the time and take a third more space.
-        self._run([*pip, "--no-compile", *self._requirements], self._pip_variables())
-
-    def _pip_variables(self) -> Mapping[str, str]:
-        """Return pip's variables for build constraints: the first one before pip 25.3."""
-        if self._constraints is None:
-            return {}
-        names = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")
-        return {name: f"{os.environ.get(name, '')} {self._constraints}".strip() for name in names}
-
-    def _with_uv(self) -> None:
-        uv = _find_uv()
-        self._run([*uv, "venv", "--python", self._python, str(self._folder)])
-        install = [*uv, "pip", "install", "--python", self._inside]
-        if self._constraints:
-            install += ["--build-constraints", str(self._constraints)]
-        self._run([*install, *self._requirements])
-
-    def _run(self, command: list[str], variables: Mapping[str, str] | None = None) -> None:
-        with self._log.open("ab") as log:
-            log.write(f"$ {' '.join(command)}\n".encode())
-            log.flush()
-            code = subprocess.call(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **(variables or {})},
-            )
-        if code:
-            raise ValueError(f"{_problem(self._log)} (see {self._log})")
-
-
-def _find_uv() -> list[str]:
-    program = shutil.which("uv")
-    if program:
-        return [program]
-    if find_spec("uv") is not None:
-        return [sys.executable, "-m", "uv"]
-    raise ValueError("uv is neither on the PATH nor in this Python; `pip install uv`")
-
-
-def _problem(log: Path) -> str:
-    """Return the most informative line of a log."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if line.lower().startswith(("error:", "× "))]
-    return (errors or lines)[-1]
-
-
 FILE: Final = "frameworks.toml"
-
-
-class _Entry(msgspec.Struct):
-    """Table of frameworks.toml."""
-
-    title: str
-    script: str
-    arguments: list[str] = []
-    modules: list[str] = []
-    libraries: list[str] = []
-    requires: list[str] = []
-    updates: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,15 +329,10 @@ def read_frameworks(path: Path) -> dict[str, Framework]:
     frameworks = {}
     for name, table in read_toml(path).items():
         if isinstance(table, dict):
-            check_keys(path, f"[{name}]", table, _Entry.__struct_fields__)
-        entry: _Entry = convert(path, f"[{name}]", table, _Entry)
-        frameworks[name] = Framework(
-            name,
-            entry.title,
-            path.parent / entry.script,
-            *map(tuple, (entry.arguments, entry.modules, entry.libraries)),
-            *map(tuple, (entry.requires, entry.updates)),
-        )
+            check_keys(path, f"[{name}]", table, [each.name for each in fields(Framework)[1:]])
+            table = table | {"name": name}
+        entry: Framework = convert(path, f"[{name}]", table, Framework)
+        frameworks[name] = replace(entry, script=path.parent / entry.script)
     return frameworks
 
 
@@ -480,36 +394,28 @@ LAUNCHERS: Final = {"ddp": "torchrun", "horovod": "mpi", "chainermn": "mpi"}
 """Placements with a process per GPU, and the launcher for several machines."""
 
 
-class Setting(NamedTuple):
-    """Option of the workload scripts, by its name in a study."""
+OPTIONS: Final[Mapping[str, Any]] = {
+    "model": _Models,
+    "batch": Count,
+    "steps": Count,
+    "warmup": Natural,
+    "data": str,
+    "device": Literal["auto", "cuda", "cpu"],
+    "workers": Natural | Literal["cores"],
+    "layout": Literal["NCHW", "NHWC"],
+    "update": str,
+    "staging": OnOff,
+    "pinned": OnOff,
+    "validate": Literal["none", "one", "all"],
+    "epoch": Count,
+    "learning-rate": _Rate,
+    "target": _Share,
+    "seed": Natural,
+}
+"""Type of each option passed to a script unchanged; so is ``gpus``, but [cards] implies it."""
 
-    name: str
-    kind: Any
-
-
-OPTIONS: Final = (
-    Setting("model", _Models),
-    Setting("batch", Count),
-    Setting("steps", Count),
-    Setting("warmup", Natural),
-    Setting("data", str),
-    Setting("device", Literal["auto", "cuda", "cpu"]),
-    Setting("workers", Natural | Literal["cores"]),
-    Setting("layout", Literal["NCHW", "NHWC"]),
-    Setting("update", str),
-    Setting("staging", OnOff),
-    Setting("pinned", OnOff),
-    Setting("validate", Literal["none", "one", "all"]),
-    Setting("epoch", Count),
-    Setting("learning-rate", _Rate),
-    Setting("target", _Share),
-    Setting("seed", Natural),
-)
-"""Options passed to a script unchanged; so is ``gpus``, but [cards] in a study implies it."""
-
-SETTINGS: Final = (Setting("framework", str), Setting("gpus", Count), *OPTIONS)
-
-KINDS: Final = dict(SETTINGS)
+KINDS: Final[Mapping[str, Any]] = {"framework": str, "gpus": Count, **OPTIONS}
+"""Type of each setting of a study."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -535,7 +441,10 @@ def convert(path: Path, table: str, value: object, kind: Any) -> Any:
         known = nearest(value, get_args(kind))
         raise UsageError(f"{path}: {table}: {value!r} is no value of it; {known}")
     try:
-        return msgspec.convert(value, kind)
+        # The only type that msgspec does not know is Path.
+        return msgspec.convert(
+            value, kind, dec_hook=lambda _, text: Path(msgspec.convert(text, str))
+        )
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `")
         key = where.removesuffix("`").removeprefix("$").removeprefix(".")

@@ -151,17 +151,20 @@ def measure_trace(trace: Trace, progress: Progress | None = None) -> Measure:
     analysis = analyze(trace, Options(gaps=0), progress)
     loop = measure_loop(measured_steps(analysis, None))
     waits_ns, waits = _data_waits(trace)
-    classes = _classes(analysis, loop)
+    means = {} if loop is None else {n: round(mean.value) for n, mean in loop.classes.items()}
+    classes = {name: means[name] for name in CLASSES} if means and analysis.gpus else None
+    step_ns = None if loop is None else round(loop.length.value)
     return Measure(
         source=analysis.steps.source,
         kind=analysis.steps.kind,
         steps=_steps(trace, analysis),
         steady=len(loop.numbers) if loop is not None else 0,
-        step_ns=_step(loop, classes),
+        # As the sum of the rounded classes, so that these add up exactly.
+        step_ns=step_ns if classes is None else sum(classes.values()),
         p50_ns=analysis.steps.p50_ns,
         classes=classes,
-        wait_ns=_mean(loop, "communication_wait") if classes is not None else None,
-        host_data_ns=_mean(loop, "host_data"),
+        wait_ns=means.get("communication_wait") if classes is not None else None,
+        host_data_ns=means.get("host_data"),
         data_waits_ns=waits_ns,
         data_waits=waits,
         gap_ns=sum(classes[name] for name in IDLE_CAUSES) if classes is not None else None,
@@ -195,26 +198,6 @@ def _steps(trace: Trace, analysis: Analysis) -> dict[int, int]:
     for step in analysis.step_list:
         steps.setdefault(step.rank, set()).add(step.step)
     return {rank: len(steps[rank]) for rank in sorted(steps)}
-
-
-def _classes(analysis: Analysis, loop: Loop | None) -> dict[str, int] | None:
-    """Return whole nanoseconds per step and GPU by class; None without steps or GPUs."""
-    if loop is None or not analysis.gpus:
-        return None
-    return {name: round(loop.classes[name].value) for name in CLASSES}
-
-
-def _step(loop: Loop | None, classes: Mapping[str, int] | None) -> int | None:
-    """Return a step as the sum of its rounded classes, so that these add up exactly."""
-    if loop is None:
-        return None
-    return sum(classes.values()) if classes is not None else round(loop.length.value)
-
-
-def _mean(loop: Loop | None, name: str) -> int | None:
-    if loop is None or name not in loop.classes:
-        return None
-    return round(loop.classes[name].value)
 
 
 def _data_waits(trace: Trace) -> tuple[int | None, int]:

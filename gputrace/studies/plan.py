@@ -17,8 +17,6 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from gputrace.errors import MissingError, UsageError
-from gputrace.studies.configurations import label as settings_label
-from gputrace.studies.configurations import varying
 from gputrace.studies.database import Configuration, Recording, Settings
 from gputrace.studies.environments import (
     CORES,
@@ -34,6 +32,8 @@ from gputrace.studies.environments import (
     nearest,
     read_toml,
 )
+from gputrace.studies.summary import label as settings_label
+from gputrace.studies.summary import varying
 from gputrace.units import format_ns, parse_duration
 
 Cards = Literal["pairs", "each"] | tuple[tuple[int, ...], ...]
@@ -135,13 +135,13 @@ def _combinations(path: Path, file: _File) -> Iterator[Settings]:
             raise UsageError(f"{path}: {problem}")
         for values in product(*table.values()):
             settings = options | dict(zip(table, values, strict=True))
-            if settings not in known and not any(_matches(settings, each) for each in left_out):
+            excluded = (
+                all(settings.get(key) in values for key, values in each.items())
+                for each in left_out
+            )
+            if settings not in known and not any(excluded):
                 known.append(settings)
                 yield settings
-
-
-def _matches(settings: Settings, table: Mapping[str, list[Any]]) -> bool:
-    return all(settings.get(key) in values for key, values in table.items())
 
 
 def _lists(path: Path, name: str, table: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -239,14 +239,9 @@ def make_plan(study: Study, frameworks: Mapping[str, Framework], gpus: int) -> l
         Planned(each, frameworks[each.framework], repeat, recorded)
         for repeat in range(1, study.repeats + 1)
         for each in configurations
-        for recorded in _recorded(study, repeat)
+        for recorded in ((False, True) if repeat % 2 else (True, False))
+        if study.recording in ("both", "recorded" if recorded else "bare")
     ]
-
-
-def _recorded(study: Study, repeat: int) -> tuple[bool, ...]:
-    if study.recording == "both":
-        return (False, True) if repeat % 2 else (True, False)
-    return (study.recording == "recorded",)
 
 
 def _configurations(study: Study, gpus: int) -> Iterator[Configuration]:
@@ -290,7 +285,7 @@ def arguments_of(planned: Planned, data: str | None = None, gpus: int | None = N
         # Linear scaling rule: the batch per GPU stays, so the global batch grows.
         settings["learning-rate"] *= planned.configuration.gpus
     words = list(planned.framework.arguments)
-    for name in ("gpus", *(option.name for option in OPTIONS)):
+    for name in ("gpus", *OPTIONS):
         if name in settings:
             value = settings[name]
             words += [f"--{name}", f"{value:.12g}" if isinstance(value, float) else str(value)]
@@ -356,21 +351,8 @@ GROUPS: Final = {"each": 1, "pairs": 2}
 
 def find_gpus() -> list[str]:
     """Return the GPUs visible to this process, as named in CUDA_VISIBLE_DEVICES."""
-    count = _ask_driver()
-    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if allowed is None:
-        return [str(gpu) for gpu in range(count)]
-    names = (name.strip() for name in allowed.split(","))
-    # CUDA ignores all entries after an invalid one, such as -1.
-    return list(takewhile(lambda name: name and not name.startswith("-"), names))[:count]
-
-
-def _ask_driver() -> int:
-    """Return the number of GPUs that NVML reports.
-
-    Runs in its own process, so that the driver's library cannot disturb the study.
-    """
     try:
+        # In a process apart, so that the driver's library cannot disturb the study.
         ran = subprocess.run(
             [sys.executable, "-P", "-c", _COUNT],
             stdin=subprocess.DEVNULL,
@@ -379,9 +361,15 @@ def _ask_driver() -> int:
             timeout=_COUNT_S,
             check=True,
         )
+        count = int(ran.stdout)
     except (OSError, subprocess.SubprocessError):
-        return 0
-    return int(ran.stdout)
+        count = 0
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if allowed is None:
+        return [str(gpu) for gpu in range(count)]
+    names = (name.strip() for name in allowed.split(","))
+    # CUDA ignores all entries after an invalid one, such as -1.
+    return list(takewhile(lambda name: name and not name.startswith("-"), names))[:count]
 
 
 def groups(cards: Cards | None, gpus: int) -> list[tuple[int, ...]]:

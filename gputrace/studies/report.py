@@ -1,43 +1,50 @@
-"""Tables of a study's results, rendered as text, Markdown, CSV and JSON."""
+"""Tables and charts of a study's results, as text, Markdown, CSV, JSON and an HTML page."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any, Final
 
+from bokeh.models import ColumnDataSource, DataRange1d, FactorRange, HoverTool, NumeralTickFormatter
+from bokeh.models.annotations import Whisker
+from bokeh.plotting import figure
 from rich.cells import cell_len
 from rich.text import Text
 
 from gputrace.analyzers.compare.results import Loss
 from gputrace.model.time_class import CLASSES
-from gputrace.report import render_as
-from gputrace.report.json import one_line, plain
-from gputrace.report.markdown import escape, render_table
+from gputrace.report import plain, to_json
+from gputrace.report.html.charts import (
+    add_legend,
+    class_color,
+    class_label,
+    gpu_look,
+    new_figure,
+    plain_text,
+    stacked_bars,
+)
+from gputrace.report.html.page import common_variables, render_page
+from gputrace.report.markup import escape, render_table
 from gputrace.report.tables import CLASS_NAMES, Table
-from gputrace.report.text import open_console, print_table
+from gputrace.report.text import open_console, print_table, without_blanks
 from gputrace.sanitize import cell, clean
-from gputrace.studies.configurations import count_range, device_word, label
 from gputrace.studies.database import Database
-from gputrace.studies.results import Check, Effect, Efficiency, PairOfGpus, Row, Spread, Summary
+from gputrace.studies.results import (
+    Check,
+    Effect,
+    Efficiency,
+    GpuShare,
+    PairOfGpus,
+    Row,
+    Spread,
+    Summary,
+)
+from gputrace.studies.summary import count_range, device_word, label
 from gputrace.units import format_bytes, format_ns
-
-FORMATS: Final = {
-    "text": "gputrace.studies.report.render_text",
-    "json": "gputrace.studies.report.render_json",
-    "markdown": "gputrace.studies.report.render_markdown",
-    "csv": "gputrace.studies.report.render_csv",
-}
-
-
-def render(summary: Summary, database: Database, form: str) -> str:
-    """Render the results in one of `FORMATS`; the JSON also has the single runs."""
-    if form == "json":
-        return render_json(summary, database)
-    return render_as(summary, form, FORMATS)
-
 
 _WRAPPED: Final = 16
 """Width of a column that `print_table` wraps."""
@@ -45,12 +52,12 @@ _WRAPPED: Final = 16
 
 def render_text(summary: Summary, width: int = 80, color: bool = False) -> str:
     """Render the results, at most ``width`` columns wide; with ``color``, escape sequences."""
-    out = io.StringIO()
-    console = open_console(out, width, color)
+    console = open_console(width, color)
     console.print(Text(clean(summary.title), style="bold"))
     if summary.question:
         console.print(Text(clean(summary.question, 1000)))
-    console.print(Text(headline(summary), style="green" if _all_well(summary) else "yellow"))
+    well = all(row.done and not row.failed for row in summary.rows) and summary.holds
+    console.print(Text(headline(summary), style="green" if well else "yellow"))
     if summary.same:
         console.print(Text(f"The same in all runs: {clean(same(summary))}.", style="dim"))
     console.print()
@@ -58,44 +65,58 @@ def render_text(summary: Summary, width: int = 80, color: bool = False) -> str:
         print_table(console, fitted(table, width - 2))
     for note in summary.notes:
         console.print(Text(f"note: {clean(note, 1000)}", style="dim"))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
-
-
-def _all_well(summary: Summary) -> bool:
-    done = all(row.done and not row.failed for row in summary.rows)
-    return done and all(check.ok is not False for check in summary.checks)
+    return without_blanks(console)
 
 
 def fitted(table: Table, width: int) -> Table:
     """Truncate the longest columns of a table, and if need be drop the last ones, until it fits."""
-    while (over := sum(widths := _widths(table)) - width) > 0 and len(table.header) > 2:
-        longest = max(range(len(widths)), key=widths.__getitem__)
-        least = max(width // 3, 12)
+    columns = list(zip(table.header, *table.rows, strict=True))
+    least = max(width // 3, 12)
+    while len(columns) > 2:
+        # With its spacing; `print_table` wraps a column of sentences.
+        widths = [
+            1 + min(max(map(cell_len, column)), _WRAPPED if column[0] == "evidence" else 1 << 16)
+            for column in columns
+        ]
+        over, longest = sum(widths) - width, widths.index(max(widths))
+        if over <= 0:
+            break
         if widths[longest] > least:
-            table = _cut(table, longest, max(widths[longest] - over, least) - 1)
+            most = max(widths[longest] - over, least) - 1
+            columns[longest] = tuple(clean(cell, most) for cell in columns[longest])
         else:
-            table = Table(table.title, table.header[:-1], tuple(row[:-1] for row in table.rows))
-    return table
-
-
-def _widths(table: Table) -> list[int]:
-    """Return the width of each column, with its spacing; some columns wrap."""
-    return [
-        1 + min(max(map(cell_len, column)), _WRAPPED if column[0] == "evidence" else 1 << 16)
-        for column in zip(table.header, *table.rows, strict=True)
-    ]
-
-
-def _cut(table: Table, column: int, most: int) -> Table:
-    """Truncate the cells of one column."""
-    rows = (
-        tuple(clean(cell, most) if at == column else cell for at, cell in enumerate(row))
-        for row in table.rows
-    )
-    header = tuple(
-        clean(cell, most) if at == column else cell for at, cell in enumerate(table.header)
-    )
+            columns.pop()
+    header, *rows = zip(*columns, strict=True)
     return Table(table.title, header, tuple(rows))
+
+
+def render_html(summary: Summary) -> str:
+    """Render one HTML page with charts, without external resources: it opens offline."""
+    charts = find_charts(summary)
+    failed = any(row.failed for row in summary.rows)
+    rates = "; ".join(f"{row.label}: {rate(row.rate.median)}" for row in summary.rows if row.rate)
+    scaled = " The dashed line is what as many GPUs would do at the efficiency of the fewest."
+    shares = (f"{row.label}: {row.efficiency:.0%}" for row in summary.efficiency)
+    content = SimpleNamespace(
+        title=plain_text(summary.title, 300),
+        question=plain_text(summary.question, 1000),
+        told=headline(summary),
+        severity="high" if failed or not summary.holds else "info",
+        same=plain_text(same(summary), 1000) if summary.same else "",
+        tables=tables(summary),
+        notes=[plain_text(note, 1000) for note in summary.notes],
+        # Each chart in words.
+        summary={
+            "rates": plain_text(f"{rates}.{scaled if _all_scale(summary) else ''}", 1000),
+            "efficiency": plain_text(f"{'; '.join(shares)}.", 1000),
+            "losses": "What a step has more of than that of the fewest GPUs, to the right, and "
+            "what it has less of, to the left. Both sides together are the loss.",
+            "classes": "The mean steady step of each configuration, by what its GPUs do.",
+            "compute": "A step's kernels that compute, GPU by GPU.",
+            "memory": "The most that was in use on each card, of all processes.",
+        },
+    )
+    return render_page("study.html", charts, common_variables(charts) | {"content": content})
 
 
 def render_markdown(summary: Summary) -> str:
@@ -127,16 +148,16 @@ def render_csv(summary: Summary) -> str:
     for row in summary.rows:
         values = (
             *(row.settings.get(name) for name in settings),
-            *(value for name in _SPREADS for value in _spread(getattr(row, name))),
+            *(
+                getattr(getattr(row, name), part, None)
+                for name in _SPREADS
+                for part in ("median", "low", "high")
+            ),
             *(getattr(row, name) for name in _PLAIN),
             *((row.classes or {}).get(name) for name in CLASSES),
         )
         writer.writerow(map(cell, values))
     return out.getvalue()
-
-
-def _spread(figure: Spread | None) -> tuple[Any, Any, Any]:
-    return (None, None, None) if figure is None else (figure.median, figure.low, figure.high)
 
 
 def render_json(summary: Summary, database: Database | None = None) -> str:
@@ -147,7 +168,20 @@ def render_json(summary: Summary, database: Database | None = None) -> str:
         plan = database.plan()
         answer |= {"study": plain(plan.study), "configurations": plain(plan.configurations)}
         answer["runs"] = plain(database.runs())
-    return one_line(answer)
+    return to_json(answer)
+
+
+FORMATS: Final[Mapping[str, Callable[..., str]]] = {
+    "text": render_text,
+    "json": render_json,
+    "markdown": render_markdown,
+    "csv": render_csv,
+}
+
+
+def render(summary: Summary, database: Database, form: str) -> str:
+    """Render the results in one of `FORMATS`; the JSON also has the single runs."""
+    return FORMATS[form](summary, *([database] if form == "json" else []))
 
 
 def headline(summary: Summary) -> str:
@@ -177,6 +211,8 @@ _Columns = Sequence[tuple[str, Callable[[Any], str]]]
 def tables(summary: Summary) -> list[Table]:
     """Return all tables that have rows."""
     settings = dict.fromkeys(row.setting for row in summary.effects)
+    apart = [abs(row.beside - 1) for row in summary.cards if row.beside is not None]
+    even = f": all within {_EVEN:.0%}" if apart and max(apart) <= _EVEN else ""
     made = [
         _table("The runs", _RUNS, summary.rows),
         _checks_table(summary),
@@ -197,7 +233,7 @@ def tables(summary: Summary) -> list[Table]:
         _predictions_table(summary),
         _placements_table(summary),
         _table(f"Pairs of GPUs{_links_note(summary.pairs)}", _PAIRS, summary.pairs),
-        _table(f"Cards, each beside the middle one{_spread_note(summary)}", _CARDS, summary.cards),
+        _table(f"Cards, each beside the middle one{even}", _CARDS, summary.cards),
         _classes_table(summary),
         _table(
             "What each recording says first (`gputrace analyze`)",
@@ -233,6 +269,11 @@ _percent: Final = _formatter("{:.1%}")
 _signed_percent: Final = _formatter("{:+.1%}")
 _times: Final = _formatter("{:.2f}x")
 _clock: Final = _formatter("{:,.0f} MHz")
+
+
+def _memory(count: int | None) -> str:
+    """Format as ``1.29 GiB``, binary like nvidia-smi."""
+    return "" if count is None else f"{count / 2**30:.2f} GiB"
 
 
 def _time(ns: float | None) -> str:
@@ -421,11 +462,6 @@ def _placements_table(summary: Summary) -> Table:
     return _lay_out("Compute time a step, and memory, of each GPU", header, body)
 
 
-def _memory(count: int | None) -> str:
-    """Format as ``1.29 GiB``, binary like nvidia-smi."""
-    return "" if count is None else f"{count / 2**30:.2f} GiB"
-
-
 _PAIRS: Final[_Columns] = (
     ("", lambda row: row.label),
     ("link", lambda row: row.link or "unknown"),
@@ -457,11 +493,6 @@ _CARDS: Final[_Columns] = (
     ("samples/s", lambda row: rate(row.rate)),
     ("beside the middle", lambda row: _times(row.beside)),
 )
-
-
-def _spread_note(summary: Summary) -> str:
-    apart = [abs(row.beside - 1) for row in summary.cards if row.beside is not None]
-    return f": all within {_EVEN:.0%}" if apart and max(apart) <= _EVEN else ""
 
 
 _SHORT: Final = {
@@ -497,3 +528,216 @@ def _classes_table(summary: Summary) -> Table:
         ]
     over = "steps and GPUs" if any(row.gpus > 1 for row in rows) else "steps"
     return _lay_out(f"Where the time of a step goes (mean over {over})", header, body)
+
+
+_GREEN: Final = "#009e73"
+_IDEAL: Final = "#8a8a8a"
+_LABEL: Final = 80
+"""Maximum characters of a label."""
+_ROOM: Final = 1.03
+"""Length of an axis relative to its largest value: bokeh leaves no room for whiskers."""
+_BAR: Final = 26
+"""Pixels per bar, with spacing."""
+
+
+def find_charts(summary: Summary) -> dict[str, figure]:
+    """Return the non-empty figures of the page by name."""
+    scaled = [row for row in summary.efficiency if row.rate > 0]
+    made = {
+        "rates": (
+            _rates_by_gpus(summary, scaled) if _all_scale(summary) else _rate_bars(summary.rows)
+        ),
+        "efficiency": _efficiency_chart(scaled) if scaled else None,
+        "losses": _losses_chart(scaled),
+        "classes": _classes(summary.rows),
+        "compute": _shares(summary, "compute", "ms a step", lambda gpu: gpu.compute_ns / 1e6),
+        "memory": _shares(summary, "memory", "GiB", lambda gpu: (gpu.memory_bytes or 0) / 2**30),
+    }
+    return {name: chart for name, chart in made.items() if chart is not None}
+
+
+def _all_scale(summary: Summary) -> bool:
+    """Return whether lines over GPUs show all speeds: every configuration has a base."""
+    scaled = {row.label for row in summary.efficiency if row.rate > 0}
+    known = {row.label for row in summary.rows if row.rate is not None}
+    return bool(scaled) and known <= scaled
+
+
+def _rates_by_gpus(summary: Summary, rows: Sequence[Efficiency]) -> figure:
+    """Draw a line for each series, with the range of the repeats, and the ideal line."""
+    ranges = {row.label: row.rate for row in summary.rows}
+    plot = _by_gpus("rates", "samples/s", rows)
+    plot.yaxis.formatter = NumeralTickFormatter(format="0,0")
+    entries, ideal, tops = list[tuple[str, list[Any]]](), list[Any](), list[float]()
+    for number, (series, members) in enumerate(_series(rows).items()):
+        color, dash = gpu_look(number)
+        spreads = [ranges[row.label] for row in members]
+        source = ColumnDataSource(
+            {
+                "gpus": [row.gpus for row in members],
+                "value": [row.rate for row in members],
+                "low": [spread.low if spread else 0.0 for spread in spreads],
+                "high": [spread.high if spread else 0.0 for spread in spreads],
+                # As many GPUs at the efficiency of the base.
+                "ideal": [
+                    row.rate / row.efficiency if row.efficiency else members[0].rate
+                    for row in members
+                ],
+            }
+        )
+        entries.append((series, _line(plot, source, color, dash, "samples/s", "@value{0,0}")))
+        ideal.append(plot.line("gpus", "ideal", source=source, color=_IDEAL, line_dash="dashed"))
+        plot.add_layout(
+            Whisker(base="gpus", lower="low", upper="high", source=source, line_color=color)
+        )
+        tops += [*source.data["high"], *source.data["ideal"]]
+    plot.y_range.update(end=_ROOM * max(tops))
+    add_legend(plot, [*entries, ("ideal", ideal)])
+    return plot
+
+
+def _efficiency_chart(rows: Sequence[Efficiency]) -> figure:
+    plot = _by_gpus("efficiency", "efficiency, %", rows)
+    entries = []
+    for number, (series, members) in enumerate(_series(rows).items()):
+        color, dash = gpu_look(number)
+        percent = [100 * row.efficiency for row in members]
+        source = ColumnDataSource({"gpus": [row.gpus for row in members], "value": percent})
+        entries.append((series, _line(plot, source, color, dash, "efficiency", "@value{0.0} %")))
+    gpus = sorted({row.gpus for row in rows})
+    ideal = plot.line(gpus, [100.0] * len(gpus), color=_IDEAL, line_dash="dashed")
+    add_legend(plot, [*entries, ("ideal", [ideal])])
+    return plot
+
+
+def _by_gpus(name: str, axis: str, rows: Sequence[Efficiency]) -> figure:
+    options = {"y_range": DataRange1d(start=0), "x_axis_label": "GPUs", "y_axis_label": axis}
+    plot = new_figure(name, 280, **options, tools="", toolbar_location=None)
+    plot.xaxis.ticker = sorted({row.gpus for row in rows})
+    return plot
+
+
+def _series(rows: Iterable[Efficiency]) -> Mapping[str, list[Efficiency]]:
+    """Group configurations into series by number of GPUs, each starting with its base.
+
+    A base may start several series, as one GPU does for all placements.
+    """
+    series: dict[str, list[Efficiency]] = {}
+    bases = {row.label: row for row in rows if row.label == row.base}
+    for row in rows:
+        if row.label != row.base:
+            series.setdefault(row.series, [bases[row.base]]).append(row)
+    return {
+        plain_text(name, _LABEL) or "measured": sorted(members, key=lambda row: row.gpus)
+        for name, members in series.items()
+    }
+
+
+def _line(
+    plot: figure, source: ColumnDataSource, color: str, dash: str, word: str, value: str
+) -> list[Any]:
+    line = plot.line("gpus", "value", source=source, color=color, line_dash=dash, line_width=2)
+    dots = plot.scatter("gpus", "value", source=source, color=color, size=9)
+    tips = [("GPUs", "@gpus"), (word, value)]
+    plot.add_tools(HoverTool(renderers=[dots], tooltips=tips, visible=False))
+    return [line, dots]
+
+
+def _rate_bars(rows: Sequence[Row]) -> figure | None:
+    """Draw a bar for each configuration, with the range of its repeats."""
+    known = [(row, row.rate) for row in rows if row.rate is not None]
+    if not known:
+        return None
+    labels = [plain_text(row.label, _LABEL) for row, _ in known]
+    source = ColumnDataSource(
+        {
+            "row": labels,
+            "value": [rate.median for _, rate in known],
+            "low": [rate.low for _, rate in known],
+            "high": [rate.high for _, rate in known],
+        }
+    )
+    plot = _bars("rates", labels, "samples/s")
+    plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
+    bars = plot.hbar(y="row", right="value", height=0.7, source=source, color=_GREEN)
+    plot.x_range.update(end=_ROOM * max(rate.high for _, rate in known))
+    if any(rate.count > 1 for _, rate in known):
+        plot.add_layout(
+            Whisker(base="row", lower="low", upper="high", dimension="width", source=source)
+        )
+    tips = [("", "@row"), ("samples/s", "@value{0,0}"), ("range", "@low{0,0} to @high{0,0}")]
+    plot.add_tools(HoverTool(renderers=[bars], tooltips=tips, visible=False))
+    return plot
+
+
+def _bars(name: str, rows: Sequence[Any], axis: str) -> figure:
+    """Return an empty chart with a line for each of the rows, from the top."""
+    ranges = {
+        "x_range": DataRange1d(start=0, range_padding=0.02),
+        "y_range": FactorRange(factors=list(rows)[::-1]),
+    }
+    height = 70 + _BAR * len(rows)
+    plot = new_figure(name, height, **ranges, x_axis_label=axis, tools="", toolbar_location=None)
+    plot.ygrid.visible = False
+    return plot
+
+
+def _classes(rows: Sequence[Row]) -> figure | None:
+    known = [(row, row.classes) for row in rows if row.classes is not None]
+    if not known:
+        return None
+    labels = [plain_text(row.label, _LABEL) for row, _ in known]
+    values = {name: [table.get(name, 0) / 1e6 for _, table in known] for name in CLASSES}
+    return stacked_bars(labels, values, "ms a step")
+
+
+def _losses_chart(rows: Sequence[Efficiency]) -> figure | None:
+    """Draw what each class adds to the base's step to the right, savings to the left."""
+    known = [row for row in rows if row.losses]
+    if not known:
+        return None
+    labels = [plain_text(row.label, _LABEL) for row in known]
+    plot = _bars("losses", labels, "ms a step")
+    plot.x_range = DataRange1d(range_padding=0.02)
+    lost = [{loss.name: loss.ns / 1e6 for loss in row.losses} for row in known]
+    for sign in (1, -1):
+        values = {
+            name: [max(sign * table.get(name, 0), 0) * sign for table in lost] for name in CLASSES
+        }
+        names = [name for name in CLASSES if any(values[name])]
+        drawn = plot.hbar_stack(
+            names,
+            y="row",
+            height=0.8,
+            source=ColumnDataSource({"row": labels, **values}),
+            color=[class_color(name) for name in names],
+            line_color="#808080",
+            line_width=0.5,
+        )
+        for name, bar in zip(names, drawn, strict=True):
+            tips = [("", "@row"), (class_label(name), f"@{name}{{+0,0.000}} ms")]
+            plot.add_tools(HoverTool(renderers=[bar], tooltips=tips, visible=False))
+    return plot
+
+
+def _shares(
+    summary: Summary, name: str, axis: str, value: Callable[[GpuShare], float]
+) -> figure | None:
+    """Draw a bar for each GPU of each placement."""
+    bars = [
+        ((plain_text(row.label, _LABEL), f"gpu {number}"), value(share), gpu_look(number)[0])
+        for row in summary.placements
+        for number, share in enumerate(row.shares)
+    ]
+    if not any(length for _, length, _ in bars):
+        return None
+    rows = [row for row, _, _ in bars]
+    data = {"row": rows, "value": [b for _, b, _ in bars], "color": [c for _, _, c in bars]}
+    plot = _bars(name, rows, axis)
+    drawn = plot.hbar(
+        y="row", right="value", height=0.8, source=ColumnDataSource(data), color="color"
+    )
+    tips = [("", "@row"), (axis, "@value{0,0.00}")]
+    plot.add_tools(HoverTool(renderers=[drawn], tooltips=tips, visible=False))
+    plot.yaxis[0].update(group_label_orientation="horizontal")
+    return plot

@@ -227,3 +227,8 @@ class Summary:
     pairs: tuple[PairOfGpus, ...]
     cards: tuple[Card, ...]
     placements: tuple[Placement, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Return whether all recordings agree with their scripts' own reports."""
+        return all(check.ok is not False for check in self.checks)

@@ -11,11 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -161,22 +161,28 @@ def carry_out(work: Work, watcher: Watcher) -> ExitCode:
     with work.folder.held():
         end_all(work.folder.path)
         with Database(work.folder.path, create=True) as database:
-            _begin(work, database, watcher)
+            study, before = work.study, database.find_plan()
+            row = StudyRow(
+                study.title,
+                study.question,
+                study.repeats,
+                study.recording,
+                str(study.path.resolve()),
+            )
+            if before is not None and before.study.file != row.file:
+                watcher.tell(
+                    f"{work.folder.path} is of {before.study.file} so far; of its runs, those "
+                    f"that {study.path} does not ask for are kept, and not shown"
+                )
+            database.set_plan(Plan(row, tuple(configurations_of(work.plan))))
             _run_all(work, database, watcher)
-            return _outcome(work, database)
-
-
-def _begin(work: Work, database: Database, watcher: Watcher) -> None:
-    study, before = work.study, database.find_plan()
-    row = StudyRow(
-        study.title, study.question, study.repeats, study.recording, str(study.path.resolve())
-    )
-    if before is not None and before.study.file != row.file:
-        watcher.tell(
-            f"{work.folder.path} is of {before.study.file} so far; of its runs, those that "
-            f"{study.path} does not ask for are kept, and not shown"
-        )
-    database.set_plan(Plan(row, tuple(configurations_of(work.plan))))
+            finished = finished_runs(database)
+    states = {finished[planned.place].state for planned in work.chosen}
+    if states == {"skipped"}:
+        return ExitCode.MISSING_HERE
+    if work.request.skip_missing:
+        states.discard("skipped")
+    return ExitCode.DONE if states == {"done"} else ExitCode.DONE_IN_PART
 
 
 def _run_all(work: Work, database: Database, watcher: Watcher) -> None:
@@ -194,16 +200,6 @@ def _run_all(work: Work, database: Database, watcher: Watcher) -> None:
         watcher.end(_make_run(work, database, environments, planned))
 
 
-def _outcome(work: Work, database: Database) -> ExitCode:
-    finished = finished_runs(database)
-    states = {finished[planned.place].state for planned in work.chosen}
-    if states == {"skipped"}:
-        return ExitCode.MISSING_HERE
-    if work.request.skip_missing:
-        states.discard("skipped")
-    return ExitCode.DONE if states == {"done"} else ExitCode.DONE_IN_PART
-
-
 _PAGE: Final = "results.html"
 
 
@@ -216,21 +212,16 @@ def report(database: Database, telling: Telling) -> Summary:
 def write_page(summary: Summary, folder: Path) -> Path:
     """Write the page into the folder of results; raises OSError with its name if that fails."""
     from gputrace.report.output_file import unfinished_file
-    from gputrace.studies.page import render
+    from gputrace.studies.report import render_html
 
     page = folder / _PAGE
-    text = render(summary)
+    text = render_html(summary)
     try:
         with unfinished_file(page) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(page)) from None
     return page
-
-
-def holds(summary: Summary) -> bool:
-    """Return whether all recordings agree with their scripts' own reports."""
-    return all(check.ok is not False for check in summary.checks)
 
 
 _IMAGES: Final = "images.py"
@@ -285,39 +276,63 @@ class _Attempt:
         self._work, self._environments, self._folder = work, environments, work.folder
         self._planned, self._python = planned, python
         self.code: int | None = None
-        self._said = ""
+        self._heading = ""
         underway, name = self._folder.underway, planned.name
         self._trace, self._log = underway / f"{name}.sqlite", underway / f"{name}.log"
         self.out, self.err = underway / f"{name}.out", underway / f"{name}.err"
 
     def go(self) -> None:
         """Run the script to its end; raises Failed if it fails or times out."""
-        command = self._command(self._images())
-        timeout = self._work.study.timeout_ns
-        self.code, in_time = self._run(command, None if timeout is None else timeout / 1e9)
-        if not in_time and timeout is not None:
-            raise Failed(f"ended after {format_ns(timeout)}, the study's timeout")
-        if self.code:
-            raise Failed(why_failed(self.code, self.out, self.err))
-
-    def _run(self, command: list[str], timeout_s: float | None = None) -> tuple[int, bool]:
-        variables = self._variables()
-        words = [*(f"{name}={value}" for name, value in variables.items()), *command]
-        self._said = f"$ {shlex.join(words)}\n"
-        program = Program(command, variables, self._folder.path, self.out, self.err)
-        try:
-            return run(program, timeout_s)
-        except OSError as error:
-            raise Failed(f"{command[0]}: {error.strerror}") from None
-
-    def _command(self, data: str | None) -> list[str]:
         planned, nodes = self._planned, self._work.request.nodes
         several = nodes.spreads(planned)
-        words = arguments_of(planned, data, nodes.gpus if several else None)
+        words = arguments_of(planned, self._images(), nodes.gpus if several else None)
         script = [str(self._python), str(planned.framework.script), *words]
         record = [sys.executable, "-m", "gputrace", "record", "-o", str(self._trace), "--force"]
         record = [*record, "--backend", self._work.request.backend, "--"] * planned.recorded
-        return nodes.command(planned, record, script) if several else [*record, *script]
+        self._run(
+            nodes.command(planned, record, script) if several else [*record, *script],
+            self._work.study.timeout_ns,
+        )
+        if self.code:
+            raise Failed(why_failed(self.code, self.out, self.err))
+
+    def _run(self, command: list[str], timeout_ns: int | None = None) -> None:
+        """Run a program to its end and store its exit code, 128 + N for signal N.
+
+        A KeyboardInterrupt is forwarded to it and re-raised. Raises Failed after the timeout, and
+        if the program cannot be started.
+        """
+        variables = self._variables()
+        words = [*(f"{name}={value}" for name, value in variables.items()), *command]
+        self._heading = f"$ {shlex.join(words)}\n"
+        try:
+            with self.out.open("wb") as out, self.err.open("wb") as err:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    env={**os.environ, **variables, _MARK: str(self._folder.path)},
+                    # Ctrl-C at the terminal reaches this process, which forwards it.
+                    start_new_session=True,
+                )
+            try:
+                status = process.wait(None if timeout_ns is None else timeout_ns / 1e9)
+                self.code = status if status >= 0 else 128 - status
+            except subprocess.TimeoutExpired:
+                self.code = 128 + signal.SIGTERM
+                _ask_to_end(process, signal.SIGTERM)
+                assert timeout_ns is not None
+                raise Failed(f"ended after {format_ns(timeout_ns)}, the study's timeout") from None
+            except KeyboardInterrupt:
+                # In the background, where shells set SIGINT to be ignored, it takes SIGTERM.
+                ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+                _ask_to_end(process, signal.SIGTERM if ignored else signal.SIGINT)
+                raise
+        except OSError as error:
+            raise Failed(f"{command[0]}: {error.strerror}") from None
+        finally:
+            end_all(self._folder.path)
 
     def _variables(self) -> dict[str, str]:
         """Return the environment variables for the GPUs that the study selects."""
@@ -338,22 +353,19 @@ class _Attempt:
         side, count = _SIDES.get(settings.get("model", ""), _SIDE), self._work.study.images
         folder = self._folder.images / f"{form}-{side}-{count}"
         if not (folder / "done.json").exists():
-            self._make_images(folder, ["--count", count, "--size", side, "--format", form])
+            self._environments.tell(f"making images in {folder}")
+            script = self._planned.framework.script.with_name(_IMAGES)
+            # Use gputrace's own Python: a framework's may lack what the script needs.
+            words = [sys.executable, script, folder, "--count", count, "--size", side]
+            self._run([*map(str, words), "--format", form, "--seed", "0"])
+            if self.code:
+                raise Failed(f"no images: {why_failed(self.code, self.out, self.err)}")
         return str(folder)
-
-    def _make_images(self, folder: Path, options: Sequence[object]) -> None:
-        self._environments.tell(f"making images in {folder}")
-        script = self._planned.framework.script.with_name(_IMAGES)
-        # Use gputrace's own Python: a framework's may lack what the script needs.
-        words = [sys.executable, script, folder, *options, "--seed", 0]
-        self.code, _ = self._run([str(word) for word in words])
-        if self.code:
-            raise Failed(f"no images: {why_failed(self.code, self.out, self.err)}")
 
     def keep(self) -> tuple[str | None, str | None]:
         """Move the trace and the log into the results; return their relative paths."""
         with self._log.open("wb") as log:
-            log.write(self._said.encode("utf-8", "surrogateescape"))
+            log.write(self._heading.encode("utf-8", "surrogateescape"))
             for path in (self.out, self.err):
                 if path.exists():
                     with path.open("rb") as file:
@@ -383,70 +395,12 @@ class _Attempt:
 
 
 _MARK: Final = "GPUTRACE_BENCH"
+"""Variable in the environment of all processes of a run: the folder of results."""
 _GRACE_S: Final = 10.0
 """Time for a program to exit after a signal."""
 _GONE_S: Final = 5.0
 _LOOK_S: Final = 0.05
 _LOOKS: Final = 2
-
-
-class Ended(NamedTuple):
-    """Outcome of a program: its exit code (128 + N for signal N), False after a timeout."""
-
-    code: int
-    in_time: bool
-
-
-class Program(NamedTuple):
-    """Program to run; ``folder`` is that of the results, ``out`` and ``err`` get its output."""
-
-    command: Sequence[str]
-    variables: Mapping[str, str]
-    folder: Path
-    out: Path
-    err: Path
-
-
-def run(program: Program, timeout_s: float | None = None) -> Ended:
-    """Run a program to its end; a KeyboardInterrupt is forwarded to it and re-raised.
-
-    Raises OSError if it cannot be started.
-    """
-    try:
-        process = _start(program)
-        try:
-            return Ended(_code(process.wait(timeout_s)), True)
-        except subprocess.TimeoutExpired:
-            _ask_to_end(process, signal.SIGTERM)
-            return Ended(128 + signal.SIGTERM, False)
-        except KeyboardInterrupt:
-            _ask_to_end(process, _interruption())
-            raise
-    finally:
-        end_all(program.folder)
-
-
-def _start(program: Program) -> subprocess.Popen[bytes]:
-    # A new session: Ctrl-C at the terminal reaches this process, which forwards it.
-    with program.out.open("wb") as out, program.err.open("wb") as err:
-        return subprocess.Popen(
-            program.command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            env={**os.environ, **program.variables, _MARK: str(program.folder)},
-            start_new_session=True,
-        )
-
-
-def _code(status: int) -> int:
-    return status if status >= 0 else 128 - status
-
-
-def _interruption() -> signal.Signals:
-    """Return SIGINT, or SIGTERM in the background, where shells set SIGINT to be ignored."""
-    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    return signal.SIGTERM if ignored else signal.SIGINT
 
 
 def _ask_to_end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
@@ -459,27 +413,22 @@ def _ask_to_end(process: subprocess.Popen[bytes], number: signal.Signals) -> Non
 def end_all(folder: Path) -> None:
     """Kill all remaining processes of runs in a folder of results."""
     deadline = time.monotonic() + _GONE_S
+    wanted = os.fsencode(f"{_MARK}={folder}")
     looks = 0
     # Look twice: a process being started has no environment for a moment.
     while looks < _LOOKS and time.monotonic() < deadline:
-        left = _left(folder)
+        left = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            # Skip processes that have ended or belong to other users.
+            with suppress(OSError):
+                if wanted in path.read_bytes().split(b"\0"):
+                    left.append(int(path.parent.name))
         looks = 0 if left else looks + 1
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if looks < _LOOKS:
             time.sleep(_LOOK_S)
-
-
-def _left(folder: Path) -> list[int]:
-    wanted = os.fsencode(f"{_MARK}={folder}")
-    pids = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        # Skip processes that have ended or belong to other users.
-        with suppress(OSError):
-            if wanted in path.read_bytes().split(b"\0"):
-                pids.append(int(path.parent.name))
-    return pids
 
 
 _TAIL: Final = 1 << 20
@@ -520,78 +469,58 @@ def read_result(out: Path, settings: Settings) -> dict[str, Any]:
 
     Threads of a framework may print more lines after it.
     """
-    lines = list(_lines(out))
+    lines = _last_lines(out)
     line = next((line for line in lines if line.startswith("{")), next(iter(lines), ""))
     if not line:
         raise Failed("printed no result")
     try:
         # A loss of NaN is invalid JSON; it becomes None.
-        values = json.loads(line, parse_constant=lambda _: None)
-        msgspec.convert(values, _Result)
+        result: dict[str, Any] = json.loads(line, parse_constant=lambda _: None)
+        msgspec.convert(result, _Result)
     except json.JSONDecodeError:
         raise Failed(f"its last line is no result: {_short(line)}") from None
     except msgspec.ValidationError as error:
         raise Failed(f"its result lacks something: {str(error).replace('`', '')}") from None
-    _check_same(values, settings)
-    result: dict[str, Any] = values
-    return result
-
-
-def _check_same(result: Mapping[str, Any], settings: Settings) -> None:
     for name in _SAME:
-        said, asked = result.get(name), settings.get(name)
-        if None not in (said, asked) and said != asked:
-            raise Failed(f"its result is of {name} {said}, asked for was {asked}")
+        reported, asked = result.get(name), settings.get(name)
+        if None not in (reported, asked) and reported != asked:
+            raise Failed(f"its result is of {name} {reported}, asked for was {asked}")
+    return result
 
 
 def why_failed(code: int, out: Path, err: Path) -> str:
     """Describe a failure as ``exit code 1: ValueError: no such model``."""
-    said = _last(err, _OURS) if code == ExitCode.RECORDING_FAILED else _told(err) or _told(out)
-    if said.startswith("{"):
-        said = "after it had printed its result"
-    return f"{_ending(code)}: {said}" if said else _ending(code)
-
-
-def _ending(code: int) -> str:
+    if code == ExitCode.RECORDING_FAILED:
+        line = _short(next((line for line in _last_lines(err) if line.startswith(_OURS)), ""))
+    else:
+        line = _problem(err) or _problem(out)
+    if line.startswith("{"):
+        line = "after it had printed its result"
+    ending = f"exit code {code}"
     if code > 128:
-        try:
-            return f"ended by {signal.Signals(code - 128).name}"
-        except ValueError:
-            pass
-    return f"exit code {code}"
+        with suppress(ValueError):
+            ending = f"ended by {signal.Signals(code - 128).name}"
+    return f"{ending}: {line}" if line else ending
 
 
-def _told(path: Path) -> str:
+def _problem(path: Path) -> str:
     """Return the most informative line: the last one that names an error, else the last one.
 
     Launchers print boxes below the program's error, and `gputrace record` prints its summary.
     """
-    said = _WARNING.sub("", _end(path))
-    lines = [line for line in _from_last(said) if not line.startswith(_OURS)]
+    lines = [line for line in _last_lines(path, _WARNING) if not line.startswith(_OURS)]
     errors = (line for line in lines if _ERROR.fullmatch(line))
     return _short(next(errors, "") or next(iter(lines), ""))
 
 
-def _last(path: Path, start: str) -> str:
-    """Return the last line with this prefix."""
-    return _short(next((line for line in _lines(path) if line.startswith(start)), ""))
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """Iterate over the non-empty lines at the end of a file, last one first."""
-    return _from_last(_end(path))
-
-
-def _end(path: Path) -> str:
-    """Return the text at the end of a file."""
+def _last_lines(path: Path, left_out: re.Pattern[str] | None = None) -> list[str]:
+    """Return the non-empty lines at the end of a file, last one first, without some text."""
     with path.open("rb") as file:
         file.seek(0, 2)
         file.seek(max(0, file.tell() - _TAIL))
-        return file.read().decode("utf-8", "replace")
-
-
-def _from_last(text: str) -> Iterator[str]:
-    return (line.strip() for line in reversed(text.splitlines()) if line.strip())
+        text = file.read().decode("utf-8", "replace")
+    text = left_out.sub("", text) if left_out else text
+    return [line.strip() for line in reversed(text.splitlines()) if line.strip()]
 
 
 def _short(line: str) -> str:

@@ -47,7 +47,16 @@ def write_script(job: Job) -> str:
     lines = ["#!/bin/bash", *_directives(job), "", "set -euo pipefail"]
     lines += [f"cd {shlex.quote(str(job.folder))}", ""]
     if job.array:
-        lines += _array(job)
+        part = f'{shlex.quote(str(job.results / PARTS))}/"$key"'
+        lines += [
+            "# One configuration each. `gputrace bench STUDY.toml --show` puts their results "
+            "together.",
+            "configurations=(",
+            *(f"  {each.key}  # {' '.join(label.split())}" for each, label in job.array),
+            ")",
+            "key=${configurations[$SLURM_ARRAY_TASK_ID]}",
+            f'exec {shlex.join(job.command)} \\\n  --configuration "$key" -o {part}',
+        ]
     else:
         lines += [
             "# Runs all that is not done yet; a run on several nodes is started by srun from here.",
@@ -78,19 +87,6 @@ def _word(key: str, value: str) -> str:
     if not re.fullmatch(r"[\w.,:@%+/=-]+", value):
         raise UsageError(f"--{key} {value!r}: Slurm knows no such value; write it without spaces")
     return value
-
-
-def _array(job: Job) -> list[str]:
-    keys = [f"  {each.key}  # {' '.join(label.split())}" for each, label in job.array]
-    part = f'{shlex.quote(str(job.results / PARTS))}/"$key"'
-    return [
-        "# One configuration each. `gputrace bench STUDY.toml --show` puts their results together.",
-        "configurations=(",
-        *keys,
-        ")",
-        "key=${configurations[$SLURM_ARRAY_TASK_ID]}",
-        f'exec {shlex.join(job.command)} \\\n  --configuration "$key" -o {part}',
-    ]
 
 
 def submit(script: Path) -> str:
@@ -151,10 +147,16 @@ class Nodes:
         """
         nodes = planned.configuration.gpus // self.gpus
         if launcher(planned) == "torchrun":
+            python, *rest = script
             return [
                 *self._srun(planned, nodes, 1),
                 *record,
-                *self._torchrun(planned, nodes, script),
+                *(python, "-m", "torch.distributed.run", f"--nnodes={nodes}"),
+                f"--nproc-per-node={self.gpus}",
+                "--rdzv-backend=c10d",
+                f"--rdzv-endpoint={socket.gethostname()}:{_PORT}",
+                f"--rdzv-id={planned.name}",
+                *rest,
             ]
         if self.mpi == "mpiexec":
             return ["mpiexec", "-n", str(planned.configuration.gpus), *record, *script]
@@ -173,17 +175,6 @@ class Nodes:
         words += [f"--cpus-per-task={cores}"] if cores else []
         on_cpu = planned.configuration.settings.get("device") == "cpu"
         return words if on_cpu else [*words, f"--gpus-per-node={self.gpus}"]
-
-    def _torchrun(self, planned: Planned, nodes: int, script: Sequence[str]) -> list[str]:
-        python, *rest = script
-        return [
-            *(python, "-m", "torch.distributed.run", f"--nnodes={nodes}"),
-            f"--nproc-per-node={self.gpus}",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={socket.gethostname()}:{_PORT}",
-            f"--rdzv-id={planned.name}",
-            *rest,
-        ]
 
 
 def launcher(planned: Planned) -> str:

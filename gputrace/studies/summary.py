@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import PurePath
 from statistics import median
 from typing import Any, Final
 
@@ -12,28 +16,9 @@ from gputrace.analyzers.compare.pair import split_loss
 from gputrace.analyzers.compare.results import Loss
 from gputrace.analyzers.compare.runs import Bounds, Mean, means_of
 from gputrace.model.time_class import CLASSES
-from gputrace.studies.configurations import (
-    VISIBLE,
-    Group,
-    count_range,
-    device_word,
-    group_runs,
-    label,
-    mean_ns,
-    plain_value,
-    reported_values,
-    value_text,
-    varying,
-    without,
-)
+from gputrace.studies.database import Settings
 from gputrace.studies.environments import LAUNCHERS
-from gputrace.studies.measures import (
-    GpuMeasure,
-    LinkMeasure,
-    Measure,
-    Results,
-    RunResult,
-)
+from gputrace.studies.measures import GpuMeasure, Measure, Results, RunResult
 from gputrace.studies.results import (
     SCHEMA_VERSION,
     Card,
@@ -48,6 +33,123 @@ from gputrace.studies.results import (
     Spread,
     Summary,
 )
+
+VISIBLE: Final = "visible"
+"""Setting that names the GPUs of a run."""
+_PLAIN: Final = ("framework", "update", "layout", "model")
+"""Settings whose values are self-explanatory in labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs with equal settings."""
+
+    settings: Settings
+    label: str
+    runs: tuple[RunResult, ...]
+
+    @property
+    def gpus(self) -> int:
+        return int(self.settings.get("gpus", 1))
+
+    @property
+    def done(self) -> list[RunResult]:
+        return [run for run in self.runs if run.state == "done"]
+
+    @property
+    def timed(self) -> list[RunResult]:
+        """Return the runs whose speed counts: the bare ones if there are any."""
+        return [run for run in self.done if not run.recorded] or self.done
+
+    @property
+    def rate(self) -> Spread | None:
+        """Return samples per second."""
+        return reported_values(self.timed, "samples_per_second")
+
+    @property
+    def measures(self) -> list[Measure]:
+        """Return the measures of the readable recordings."""
+        measures = (run.measure for run in self.done)
+        return [each for each in measures if each is not None and not each.problem]
+
+
+def group_runs(runs: Sequence[RunResult]) -> list[Group]:
+    """Group the runs by their settings, in order of first appearance."""
+    by_settings: dict[str, list[RunResult]] = {}
+    for run in runs:
+        by_settings.setdefault(_key(run.settings), []).append(run)
+    names = varying([repeats[0].settings for repeats in by_settings.values()])
+    return [
+        Group(repeats[0].settings, label(repeats[0].settings, names), tuple(repeats))
+        for repeats in by_settings.values()
+    ]
+
+
+def varying(settings: Sequence[Settings]) -> tuple[str, ...]:
+    """Return the names of the settings that vary, in the order of the study."""
+    names = dict.fromkeys(name for table in settings for name in table)
+    return tuple(n for n in names if len({_key(table.get(n)) for table in settings}) > 1)
+
+
+def without(settings: Settings, *names: str) -> str:
+    """Return a key of all settings except the named ones."""
+    return _key({name: value for name, value in settings.items() if name not in names})
+
+
+def _key(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def label(settings: Settings, names: Iterable[str]) -> str:
+    """Format the named settings as ``torch, 2 GPUs, 4 workers``."""
+    texts = (value_text(settings, name) for name in names if settings.get(name) is not None)
+    return ", ".join(texts) or "all"
+
+
+def value_text(settings: Settings, name: str) -> str:
+    """Format one setting as ``2 GPUs``, ``batch 64``, ``staging on``, ``GPUs 0+1``."""
+    value = settings.get(name)
+    if value is None:
+        return f"{name} default"
+    if name == VISIBLE:
+        return ("GPUs " if len(value) > 1 else "GPU ") + "+".join(map(str, value))
+    if name in ("gpus", "workers") and isinstance(value, int):
+        word = device_word(settings) if name == "gpus" else "worker"
+        return f"{value} {word}" if value == 1 else f"{value} {word}s"
+    if name == "data":
+        return PurePath(str(value)).name
+    return plain_value(value) if name in _PLAIN else f"{name} {plain_value(value)}"
+
+
+def device_word(settings: Settings) -> str:
+    """Return the noun for a GPU: ``device`` on a CPU, where ranks or devices stand in for GPUs."""
+    return "device" if settings.get("device") == "cpu" else "GPU"
+
+
+def plain_value(value: Any) -> str:
+    """Format a value as in a study file, without quotation marks."""
+    if value is None:
+        return "default"
+    return str(value) if not isinstance(value, bool) else "on" if value else "off"
+
+
+def reported_values(runs: Iterable[RunResult], name: str) -> Spread | None:
+    """Return the median and range of the numbers that the scripts reported under a name."""
+    values = [(run.told or {}).get(name) for run in runs]
+    known = [float(value) for value in values if isinstance(value, int | float)]
+    return Spread(median(known), min(known), max(known), len(known)) if known else None
+
+
+def mean_ns(measures: Iterable[Measure], name: str) -> int | None:
+    """Return the mean over the recordings that have the value, in whole nanoseconds."""
+    known = [value for each in measures if (value := getattr(each, name)) is not None]
+    return round(sum(known) / len(known)) if known else None
+
+
+def count_range(counts: Iterable[int]) -> str:
+    """Format counts as ``20`` or ``19 to 20``; empty without any."""
+    return " to ".join(map(str, sorted({min(known), max(known)}))) if (known := [*counts]) else ""
+
 
 _NAMED: Final = 4
 """Maximum configurations that a note names."""
@@ -115,21 +217,15 @@ def _row(group: Group) -> Row:
 
 def _step(group: Group) -> Spread | None:
     """Convert a rate to a step time: the samples of all GPUs over samples per second."""
-    rate, batches = group.rate, {_samples(run) for run in group.timed} - {None}
+    rate, batches = group.rate, set[float]()
+    for result in (run.told or {} for run in group.timed):
+        with suppress(KeyError, TypeError, ValueError):
+            batches.add(float(result["batch"]) * float(result["gpus"]))
     if rate is None or rate.low <= 0 or len(batches) != 1:
         return None
-    samples = batches.pop() or 0.0
+    samples = batches.pop()
     median_ns, low, high = (samples / value * 1e9 for value in (rate.median, rate.high, rate.low))
     return Spread(median_ns, low, high, rate.count)
-
-
-def _samples(run: RunResult) -> float | None:
-    """Return the samples per step of all GPUs."""
-    result = run.told or {}
-    try:
-        return float(result["batch"]) * float(result["gpus"])
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 def _overhead(group: Group) -> float | None:
@@ -201,15 +297,15 @@ SLACK_S: Final = 100e-6
 
 def check_groups(groups: Sequence[Group]) -> tuple[Check, ...]:
     """Check each recorded configuration; its row is that of the run that agrees least."""
+
+    def badness(check: Check) -> tuple[int, float]:
+        """Sort key: failed highest, then skipped, then by the difference of the waits."""
+        return {False: 2, None: 1, True: 0}[check.ok], abs(check.difference or 0.0)
+
     checks = (
         [check_run(group.label, run) for run in group.runs if run.recorded] for group in groups
     )
-    return tuple(max(each, key=_badness) for each in checks if each)
-
-
-def _badness(check: Check) -> tuple[int, float]:
-    """Sort key: failed highest, then skipped, then by the difference of the waits."""
-    return {False: 2, None: 1, True: 0}[check.ok], abs(check.difference or 0.0)
+    return tuple(max(each, key=badness) for each in checks if each)
 
 
 def check_run(label: str, run: RunResult) -> Check:
@@ -258,7 +354,6 @@ def _reason(run: RunResult, steps: int | None, script: float | None, recorded: f
 
 _APART: Final = ("framework", "gpus", VISIBLE)
 """Settings with their own tables, or with too many values to compare with the first."""
-
 
 _OFF: Final = ("off", False, None)
 _ON: Final = ("on", True)
@@ -371,8 +466,7 @@ def scale(groups: Sequence[Group]) -> tuple[Efficiency, ...]:
     """Return a row for each configuration with a base of fewer GPUs, and for these bases."""
     done = [group for group in groups if group.done]
     pairs = [(group, base) for group in done if (base := find_base(group, done)) is not None]
-    fewer = [(group, base) for group, base in pairs if base.gpus < group.gpus]
-    bases = {id(base) for _, base in fewer}
+    bases = {id(base) for group, base in pairs if base.gpus < group.gpus}
     shown = [(g, base) for g, base in pairs if base.gpus < g.gpus or id(g) in bases]
     names = varying([group.settings for group in groups])
     return tuple(row for group, base in shown for row in _efficiency_row(group, base, names))
@@ -383,20 +477,15 @@ def find_base(group: Group, groups: Sequence[Group]) -> Group | None:
 
     One on a single GPU, which needs no placement, serves all placements.
     """
+
+    def alike(other: Group, *names: str) -> bool:
+        return without(other.settings, *names) == without(group.settings, *names)
+
     fewer = [other for other in groups if other.gpus <= group.gpus]
-    same = [other for other in fewer if _alike(other, group, *_PLACE)]
-    single = [
-        other
-        for other in fewer
-        if other.gpus == 1
-        and other.settings.get("update") in _SINGLE
-        and _alike(other, group, *_PLACE, "update")
-    ]
-    return min([*same, *single], key=lambda other: other.gpus, default=None)
-
-
-def _alike(a: Group, b: Group, *names: str) -> bool:
-    return without(a.settings, *names) == without(b.settings, *names)
+    same = [other for other in fewer if alike(other, *_PLACE)]
+    single = [each for each in fewer if each.gpus == 1 and each.settings.get("update") in _SINGLE]
+    same += [other for other in single if alike(other, *_PLACE, "update")]
+    return min(same, key=lambda other: other.gpus, default=None)
 
 
 def _efficiency_row(group: Group, base: Group, names: Sequence[str]) -> Iterator[Efficiency]:
@@ -453,65 +542,58 @@ def _whole(classes: Mapping[str, Mean] | None) -> int | None:
     return None if classes is None else round(sum(mean.value for mean in classes.values()))
 
 
-def find_pairs(groups: Sequence[Group]) -> tuple[PairOfGpus, ...]:
-    """Return the runs on pairs of GPUs if several pairs were tried, the fastest first."""
-    rows = [_pair(group) for group in _on(groups, 2)]
-    return tuple(sorted(rows, key=lambda row: -(row.rate or 0.0)))
-
-
 def _on(groups: Sequence[Group], count: int) -> list[Group]:
     """Return the finished configurations with so many named GPUs; empty if all name the same."""
     chosen = [g for g in groups if g.done and len(g.settings.get(VISIBLE) or ()) == count]
     return chosen if len({tuple(g.settings[VISIBLE]) for g in chosen}) > 1 else []
 
 
-def _pair(group: Group) -> PairOfGpus:
-    links = [link for measure in group.measures for link in measure.links]
-    classes = mean_classes(group.measures)
-    return PairOfGpus(
-        label=group.label,
-        gpus=tuple(group.settings[VISIBLE]),
-        link=next((link.link for link in links if link.link), ""),
-        bandwidth=_bandwidth(links, group.measures),
-        step_ns=mean_ns(group.measures, "step_ns"),
-        communication_ns=None if classes is None else int(classes["communication"].value),
-        rate=_rate(group),
-    )
-
-
-def _bandwidth(links: Sequence[LinkMeasure], measures: Sequence[Measure]) -> int | None:
-    """Return the bandwidth of direct copies, else, as with NCCL, of collectives."""
-    known = [link.bandwidth for link in links if link.bandwidth is not None]
-    known = known or [m.bus_bandwidth for m in measures if m.bus_bandwidth is not None]
-    return round(median(known)) if known else None
-
-
-def _rate(group: Group) -> float | None:
-    return None if group.rate is None else group.rate.median
+def find_pairs(groups: Sequence[Group]) -> tuple[PairOfGpus, ...]:
+    """Return the runs on pairs of GPUs if several pairs were tried, the fastest first."""
+    rows = []
+    for group in _on(groups, 2):
+        links = [link for measure in group.measures for link in measure.links]
+        # The bandwidth of direct copies, else, as with NCCL, of collectives.
+        bandwidths = [link.bandwidth for link in links if link.bandwidth is not None] or [
+            each.bus_bandwidth for each in group.measures if each.bus_bandwidth is not None
+        ]
+        classes = mean_classes(group.measures)
+        rows.append(
+            PairOfGpus(
+                label=group.label,
+                gpus=tuple(group.settings[VISIBLE]),
+                link=next((link.link for link in links if link.link), ""),
+                bandwidth=round(median(bandwidths)) if bandwidths else None,
+                step_ns=mean_ns(group.measures, "step_ns"),
+                communication_ns=None if classes is None else int(classes["communication"].value),
+                rate=group.rate.median if group.rate else None,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: -(row.rate or 0.0)))
 
 
 def find_cards(groups: Sequence[Group]) -> tuple[Card, ...]:
     """Return the runs on single GPUs if several were tried, each relative to the median."""
-    singles = _on(groups, 1)
-    rates = [known for group in singles if (known := _rate(group)) is not None]
+    singles = [(group, group.rate.median if group.rate else None) for group in _on(groups, 1)]
+    rates = [rate for _, rate in singles if rate is not None]
     middle = median(rates) if rates else None
-    return tuple(_card(group, middle) for group in singles)
-
-
-def _card(group: Group, middle: float | None) -> Card:
-    speed = _rate(group)
-    seen = [gpu for measure in group.measures for gpu in measure.gpus]
-    clocks = [gpu.sm_clock_mhz for gpu in seen if gpu.sm_clock_mhz is not None]
-    return Card(
-        label=group.label,
-        gpus=tuple(group.settings[VISIBLE]),
-        name=seen[0].name if seen else "",
-        sm_clock_mhz=median(clocks) if clocks else None,
-        sm_clock_max_mhz=seen[0].sm_clock_max_mhz if seen else None,
-        step_ns=mean_ns(group.measures, "step_ns"),
-        rate=speed,
-        beside=speed / middle if speed is not None and middle else None,
-    )
+    cards = []
+    for group, rate in singles:
+        gpus = [gpu for measure in group.measures for gpu in measure.gpus]
+        clocks = [gpu.sm_clock_mhz for gpu in gpus if gpu.sm_clock_mhz is not None]
+        cards.append(
+            Card(
+                label=group.label,
+                gpus=tuple(group.settings[VISIBLE]),
+                name=gpus[0].name if gpus else "",
+                sm_clock_mhz=median(clocks) if clocks else None,
+                sm_clock_max_mhz=gpus[0].sm_clock_max_mhz if gpus else None,
+                step_ns=mean_ns(group.measures, "step_ns"),
+                rate=rate,
+                beside=rate / middle if rate is not None and middle else None,
+            )
+        )
+    return tuple(cards)
 
 
 def find_placements(groups: Sequence[Group]) -> tuple[Placement, ...]:
@@ -520,7 +602,7 @@ def find_placements(groups: Sequence[Group]) -> tuple[Placement, ...]:
     if len({group.settings.get("update") for group in done}) < 2:
         return ()
     loads = [(group, _shares(group)) for group in done if group.gpus > 1]
-    return tuple(Placement(g.label, shares, skew(shares)) for g, shares in loads if shares)
+    return tuple(Placement(g.label, shares, _skew(shares)) for g, shares in loads if shares)
 
 
 def _shares(group: Group) -> tuple[GpuShare, ...]:
@@ -540,7 +622,7 @@ def _shares(group: Group) -> tuple[GpuShare, ...]:
     )
 
 
-def skew(shares: Sequence[GpuShare]) -> float | None:
+def _skew(shares: Sequence[GpuShare]) -> float | None:
     """Return compute time of the first GPU relative to the others' mean; None without others."""
     first, *others = (share.compute_ns for share in shares)
     mean = sum(others) / len(others) if others else 0
