@@ -73,7 +73,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--late-steps", default="0:1000000", help="the steps that are late, A:B")
     parser.add_argument("--validate-every", type=int, default=0, help="on rank 0 alone")
     parser.add_argument("--data-parallel", action="store_true", help="one process, all GPUs")
+    parser.add_argument("--items", type=int, default=0, help="norms of gradients read a step")
     parser.add_argument("--graphs", action="store_true", help="launched as CUDA graphs")
+    parser.add_argument("--whole-graph", action="store_true", help="a step is one CUDA graph")
     return parser.parse_args()
 
 
@@ -87,10 +89,13 @@ def _step(options: argparse.Namespace) -> Callable[[Any, Any, bool], None]:
         model = torch.cuda.make_graphed_callables(model, (sample,))
     local = model
     if WORLD > 1:
-        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[RANK])
+        with torch.cuda.stream(torch.cuda.Stream()):  # Else it cannot be captured.
+            model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[RANK])
     if options.data_parallel:
         model = torch.nn.DataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    parameters = list(model.parameters())
 
     def step(images: Any, labels: Any, training: bool) -> None:
         images = images.cuda(non_blocking=True).float().to(memory_format=torch.channels_last)
@@ -99,13 +104,43 @@ def _step(options: argparse.Namespace) -> Callable[[Any, Any, bool], None]:
             with torch.no_grad():
                 local(images)
             return
-        with torch.autocast("cuda", torch.bfloat16, enabled=not options.graphs):
+        mixed = torch.autocast(
+            "cuda", torch.bfloat16, not options.graphs, cache_enabled=not options.whole_graph
+        )
+        with mixed:
             loss = cross_entropy(model(images), labels)
-        optimizer.zero_grad(set_to_none=not options.graphs)
+        optimizer.zero_grad(set_to_none=not (options.graphs or options.whole_graph))
         loss.backward()
+        for parameter in parameters[: options.items]:
+            parameter.grad.norm().item()
         optimizer.step()
 
-    return step
+    return _captured(options, step) if options.whole_graph else step
+
+
+def _captured(
+    options: argparse.Namespace, step: Callable[[Any, Any, bool], None]
+) -> Callable[[Any, Any, bool], None]:
+    """The step as one CUDA graph; DistributedDataParallel wants eleven steps before."""
+    images = torch.zeros(options.batch, 3, 224, 224, dtype=torch.uint8, device="cuda")
+    labels = torch.zeros(options.batch, dtype=torch.int64, device="cuda")
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(11):
+            step(images, labels, True)
+    torch.cuda.current_stream().wait_stream(beside)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(images, labels, True)
+
+    def replay(new_images: Any, new_labels: Any, training: bool) -> None:
+        images.copy_(new_images, non_blocking=True)
+        labels.copy_(new_labels, non_blocking=True)
+        graph.replay()
+
+    return replay
 
 
 def _train(options: argparse.Namespace, step: Callable[[Any, Any, bool], None]) -> float:

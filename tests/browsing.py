@@ -37,7 +37,7 @@ def browse(
 
 def loaded(app: BrowseApp) -> bool:
     """Whether all traces are analyzed and the selection, if there is one, is told of."""
-    done = all(app.board.analysis(trace) for trace in range(len(app.board.scenes)))
+    done = all(scene and scene.analysis for scene in app.board.scenes)
     return done and (app.board.selected is None or bool(app.detail_text.plain))
 
 

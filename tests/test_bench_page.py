@@ -11,12 +11,12 @@ import pytest
 from bokeh.models import ColumnDataSource, FactorRange
 from bokeh.models.renderers import GlyphRenderer
 
-from gputrace.studies import page, report
+from gputrace.studies import report
 from gputrace.studies.database import Configuration
 from gputrace.studies.environments import Framework, find_workloads
 from gputrace.studies.measures import RunResult
-from gputrace.studies.page import find_charts
 from gputrace.studies.plan import Planned, arguments_of, read_study
+from gputrace.studies.report import find_charts
 from gputrace.studies.summary import summarize
 from tests import planted_study as planted
 from tests.chromium import Browser, chromium, needs_chromium
@@ -47,12 +47,12 @@ def test_speeds_are_bars_where_lines_over_gpus_would_leave_some_out() -> None:
     assert lines.xaxis[0].axis_label == "GPUs"
     assert isinstance(bars.y_range, FactorRange)
     assert bars.y_range.factors == ["keras, 1 GPU", "jax, 2 GPUs", "jax, 1 GPU"]
-    assert "The dashed line" in page.render(summarize(study(*frameworks)))
-    assert "The dashed line" not in page.render(summarize(study(*frameworks, alone)))
+    assert "The dashed line" in report.render_html(summarize(study(*frameworks)))
+    assert "The dashed line" not in report.render_html(summarize(study(*frameworks, alone)))
 
 
 def test_sentences_in_tables_begin_on_the_left() -> None:
-    shown = page.render(summarize(planted.staging()))
+    shown = report.render_html(summarize(planted.staging()))
     assert '<td class="text">the GPU waits for data</td>' in shown
     written = report.render_markdown(summarize(planted.staging()))
     assert "|  | evidence |\n| :-- | :-- |" in written
@@ -77,14 +77,14 @@ def test_the_range_of_the_fastest_is_within_the_chart() -> None:
 
 def test_words_of_scripts_are_no_html() -> None:
     failed = RunResult({"framework": "jax"}, 1, True, "failed", "<script>alert(1)</script>")
-    text = page.render(summarize(study(run(100), failed, question="<b>Why?</b>")))
+    text = report.render_html(summarize(study(run(100), failed, question="<b>Why?</b>")))
     assert "<script>alert(1)" not in text
     assert "<b>Why?" not in text
 
 
 def test_a_study_of_which_nothing_ran_has_a_page() -> None:
     skipped = RunResult({"framework": "jax"}, 1, True, "skipped", "no GPU")
-    assert "no GPU" in page.render(summarize(study(skipped)))
+    assert "no GPU" in report.render_html(summarize(study(skipped)))
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_the_page_opens_without_errors_and_loads_nothing(
     name: str, browser: Browser, tmp_path: Path
 ) -> None:
     target = tmp_path / "results.html"
-    target.write_text(page.render(summarize(getattr(planted, name)())), encoding="utf-8")
+    target.write_text(report.render_html(summarize(getattr(planted, name)())), encoding="utf-8")
     browser.open(target.as_uri())
     assert browser.run("document.querySelectorAll('.chart').length") > 0
     assert browser.complaints == []

@@ -25,8 +25,7 @@ from gputrace.model.results import Analysis
 from gputrace.report.palette import Palette
 from gputrace.report.tui import screen as browser_screen
 from gputrace.report.tui.app import BrowseApp, picture
-from gputrace.report.tui.prompts import Help, Prompt
-from gputrace.report.tui.screen import KEYS
+from gputrace.report.tui.screen import KEYS, Help, Prompt
 from tests import command
 from tests.browsing import answer, browse, loaded, press, screen, until
 from tests.command import assert_refused
@@ -220,9 +219,9 @@ def test_steps_zoom_pan_and_fit_move_the_window(two_ranks: Path) -> None:
         await press(pilot, "left")
         assert board.view.start == pytest.approx(start, abs=2)
         await answer(pilot, "t", "#3")
-        step = board.steps_at(board.lane_at_cursor)
-        assert step is not None
-        assert board.cursor == step[0].start[3] - step[1]
+        steps = board.steps_at(board.lane_at_cursor)
+        assert steps is not None
+        assert board.cursor == steps.start[3]
         at = board.cursor
         await answer(pilot, "t", "+2ms")
         assert board.cursor == at + 2_000_000
@@ -332,9 +331,9 @@ def test_two_traces_lie_side_by_side_and_are_aligned(two_ranks: Path, starved: P
         await press(pilot, "A")
         starts: tuple[set[int], set[int]] = (set(), set())
         for shown in board.gpus:
-            found = board.steps_at(shown)
-            assert found is not None
-            starts[shown.trace].add(int(found[0].start[4]) - found[1])
+            steps = board.steps_at(shown)
+            assert steps is not None
+            starts[shown.trace].add(int(steps.start[4]))
         assert board.cursor in starts[0] & starts[1]
 
     browse([two_ranks], drive, beside=[starved])

@@ -16,8 +16,7 @@ from gputrace.analyzers.timeline_model import SORTS, GapFilter, GapTable, join, 
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.report.palette import LOOKS
 from gputrace.report.tables import label, moment
-from gputrace.report.tui.prompts import parse_filter, parse_ranks
-from gputrace.report.tui.screen import KEYS
+from gputrace.report.tui.screen import KEYS, parse_filter, parse_ranks
 from gputrace.report.tui.state import Viewport
 from gputrace.report.tui.timeline import round_step
 from gputrace.sanitize import clean

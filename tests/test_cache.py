@@ -13,12 +13,11 @@ import pytest
 from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.pipeline import analyze
-from gputrace.analyzers.result_cache import dump_columns, load_columns
 from gputrace.analyzers.timeline_model import Scene, full_scene
 from gputrace.analyzers.timeline_model.gaps import describe_gap
 from gputrace.readers.registry import open_trace
 from gputrace.store import cache
-from gputrace.store.cache import Kept, key_of, load, store
+from gputrace.store.cache import Kept, dump_columns, key_of, load, load_columns, store
 
 STARVED = "h200x4-ddp-starved-9-15.sqlite"
 ENTRY = Kept(b"text", [np.arange(5), np.array([], np.int16), np.array([True, False])])

@@ -236,7 +236,7 @@ class TestTheResultIsThatOfOneProcess:
             seen.append(sum(map(len, facts.operations)))
             return (), ()
 
-        monkeypatch.setattr("gputrace.plugins.plugins", lambda _: [object()])
+        monkeypatch.setattr("gputrace.analyzers.pipeline.plugins", lambda _: [object()])
         monkeypatch.setattr("gputrace.analyzers.pipeline.run_plugins", find_plugged)
         report(ranks, scheduler=cluster.scheduler_address)
         assert seen[0] > 4 * 8 * 30

@@ -107,7 +107,7 @@ def test_pictures_are_small() -> None:
 
 
 def test_every_option_of_the_page_is_documented() -> None:
-    from gputrace.cli.report import command as report
+    from gputrace.cli.analyze import report
 
     text = (DOCS / "report.md").read_text(encoding="utf-8")
     options = {name for one in report.params for name in one.opts if name.startswith("--")}

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import gputrace
-from gputrace.analyzers.result_cache import load_columns
 from gputrace.analyzers.timeline_model import Scene
 from gputrace.collectors.finalize import merge
 from gputrace.collectors.spool.activity import SPOOL, read_spool, windows_of
@@ -22,7 +21,7 @@ from gputrace.collectors.spool.chunks import CHUNK, HEADER
 from gputrace.collectors.spool.host_events import CLOCKS
 from gputrace.errors import GputraceError, InputError, MissingError, UsageError
 from gputrace.model import names
-from gputrace.store.cache import Kept
+from gputrace.store.cache import Kept, load_columns
 from gputrace.store.sqlite import Database as TraceDatabase
 from gputrace.studies.database import Database
 from gputrace.studies.measures import read_results
@@ -37,7 +36,7 @@ ESCAPES: Final = "\x1b]0;title\x07\x9b31m"
 def compute_ns(path: Path) -> int:
     with gputrace.open(path) as trace:
         (gpu,) = trace.analyze().gpus
-    return gpu.compute_ns
+    return int(gpu.compute_ns)
 
 
 def change(path: Path, *statements: str) -> Path:

@@ -19,7 +19,7 @@ import pytest
 
 import gputrace
 from gputrace.collectors.finalize import merge
-from gputrace.collectors.spool.host_events import HostEvents, read_host
+from gputrace.collectors.spool.host_events import HostEvents, join_hosts, read_host_file
 from gputrace.errors import InputError
 from tests.command import ROOT, Ran
 
@@ -107,7 +107,7 @@ class Program:
         return sorted(self.spool.iterdir())
 
     def all_events(self) -> list[HostEvents]:
-        return [read_host(path) for path in self.files()]
+        return [join_hosts([read_host_file(path)]) for path in self.files()]
 
     def events(self) -> HostEvents:
         """Those of the only process that left some."""
@@ -128,7 +128,7 @@ def torch(program: Program) -> Program:
 
 
 def names(events: HostEvents, kind: str) -> list[str]:
-    return [events.name(record) for record in events.records[kind]]
+    return [events.names[int(record["name"])] for record in events.records[kind]]
 
 
 def numbers(events: HostEvents, kind: str) -> list[int]:
@@ -1455,7 +1455,7 @@ def test_a_file_cut_anywhere_gives_every_whole_record(torch: Program) -> None:
     counts = []
     for size in range(32, len(raw) + 1):
         path.write_bytes(raw[:size])
-        events = read_host(path)
+        events = join_hosts([read_host_file(path)])
         counts.append(len(events.records["step"]))
         assert numbers(events, "step") == list(range(counts[-1]))
     assert counts[-1] == 20
@@ -1475,7 +1475,7 @@ def test_a_file_that_is_no_host_file_is_refused(tmp_path: Path, raw: bytes, word
     path = tmp_path / "node.1.host"
     path.write_bytes(raw)
     with pytest.raises(InputError, match=words):
-        read_host(path)
+        join_hosts([read_host_file(path)])
 
 
 # ---- real Pythons, a real framework, the cost ----

@@ -12,6 +12,7 @@ from tests import command
 
 HEAVY: Final = (
     "numpy",
+    "msgspec",
     "pyarrow",
     "pandas",
     "rich",

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pytest
 
-from gputrace.analyzers.kernel_launches import pattern_of
+from gputrace.analyzers.kernels import pattern_of
 from gputrace.cli import run
 from gputrace.model.names import demangle_all
 from tests import command

@@ -17,7 +17,7 @@ from gputrace.readers import chrome_json as documents
 from gputrace.readers import gzip_io
 from gputrace.readers.chrome_json import Document
 from gputrace.readers.gzip_io import Content
-from gputrace.readers.kineto_events import DecodedEvents
+from gputrace.readers.kineto import DecodedEvents
 from gputrace.readers.registry import open_trace
 from tests import command
 from tests.kineto import kernel, write

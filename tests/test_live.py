@@ -27,7 +27,7 @@ from gputrace.collectors.live import Following
 from gputrace.collectors.spool import chunks
 from gputrace.collectors.spool.activity import read_spool
 from gputrace.collectors.spool.chunks import CHUNK, HEADER, Format
-from gputrace.collectors.spool.host_events import read_host
+from gputrace.collectors.spool.host_events import join_hosts, read_host_file
 from gputrace.readers.open import open_traces
 from gputrace.report.tui.live import CardNow, LiveApp, Now, Pace
 from tests import command
@@ -157,7 +157,7 @@ def test_what_is_followed_is_what_the_files_say_in_the_end(started: Callable[...
         return follower.host is not None and len(follower.host.records["step"]) > 100
 
     until(has_steps)
-    whole = read_host(path)
+    whole = join_hosts([read_host_file(path)])
     follower.read()
     assert follower.host is not None
     assert len(whole.records["step"]) > 100
@@ -314,7 +314,7 @@ def moment(**changes: object) -> Now:
         bytes=34_200_000,
         processes=2,
         paces=tuple(Pace(rank, 1234, (40_000_000,) * 30, 25.0) for rank in range(2)),
-        cards=(CardNow(0, "H200", curves),),
+        cards=(CardNow(0, curves),),
         why_not="nothing of a GPU is recorded yet",
     )
     return replace(now, **changes)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ import pytest
 
 from gputrace.collectors.backends import nsys as nsys_run
 from gputrace.collectors.launch import Launch
-from gputrace.collectors.launch.supervised import supervised
+from gputrace.collectors.launch.supervised import prefix
 from tests import command
 from tests.command import Ran, assert_refused
 from tests.fake_nsys import MACHINE, SECRETS
@@ -389,7 +389,7 @@ def test_it_says_so_where_nsys_takes_long_to_write(
 ) -> None:
     monkeypatch.setattr(nsys_run, "_PATIENCE_S", 0.0)
     machine.spool.mkdir()
-    words = (str(machine.nsys), "profile", "--output=x", *supervised(machine.spool))
+    words = (str(machine.nsys), "profile", "--output=x", *prefix(machine.spool))
     told: list[str] = []
     env = command.environment(machine.env | {"FAKE_FINISH_S": "1", "FAKE_MODE": "no report"})
     began = time.monotonic()

@@ -91,7 +91,7 @@ def test_the_classes_of_a_span_are_those_counted_one_by_one(rows: list[Row]) -> 
     assert found.keys() == set().union(*map(gpus_of, rows))
     for gpu, timeline in found.items():
         assert timeline.window == span(rows, gpu)
-        assert list(timeline.shares) == counted(rows, gpu, timeline.window)
+        assert list(timeline.shares.values()) == counted(rows, gpu, timeline.window)
 
 
 @given(ROWS, st.lists(WINDOWS, min_size=1))
@@ -119,7 +119,7 @@ def test_gaps_and_busy_time_share_the_window(rows: list[Row], window: Window | N
     for timeline in timelines(rows, window).values():
         inside = timeline.busy.clip(*timeline.window)
         assert timeline.gaps.total + inside.total == timeline.window.end - timeline.window.start
-        assert timeline.gaps.total == timeline.shares.idle
+        assert timeline.gaps.total == timeline.shares["idle"]
         assert len(timeline.gaps.intersection(timeline.busy)) == 0
 
 
@@ -128,8 +128,8 @@ def test_a_window_narrows_the_span_and_never_widens_it(rows: list[Row], window: 
     for gpu, timeline in timelines(rows, window).items():
         whole = span(rows, gpu)
         start, end = max(whole.start, window.start), min(whole.end, window.end)
-        assert sum(timeline.shares) == max(end - start, 0)
-        assert list(timeline.shares) == counted(rows, gpu, Window(start, end))
+        assert sum(timeline.shares.values()) == max(end - start, 0)
+        assert list(timeline.shares.values()) == counted(rows, gpu, Window(start, end))
 
 
 @given(ROWS.flatmap(lambda rows: st.tuples(st.just(rows), st.permutations(rows))))
@@ -144,13 +144,15 @@ def test_the_order_of_rows_means_nothing(orders: tuple[list[Row], list[Row]]) ->
 def test_each_class_by_itself_is_as_long_as_its_share(rows: list[Row]) -> None:
     for timeline in timelines(rows).values():
         own = [timeline.of_class(which).total for which in OperationClass]
-        assert own == list(timeline.shares[:5])
+        assert own == list(timeline.shares.values())[:5]
         assert sum(own) == timeline.busy.total
 
 
 @given(ROWS, st.none() | WINDOWS)
 def test_the_analysis_reports_the_partition(rows: list[Row], window: Window | None) -> None:
-    touched = {gpu: found for gpu, found in timelines(rows, window).items() if sum(found.shares)}
+    touched = {
+        gpu: found for gpu, found in timelines(rows, window).items() if sum(found.shares.values())
+    }
     if not touched:
         return
     analysis = analyze(MemoryTrace(rows, NAMES, CARDS), Options(window=window, gaps=10_000))
@@ -158,7 +160,7 @@ def test_the_analysis_reports_the_partition(rows: list[Row], window: Window | No
     assert reported.keys() == touched.keys()
     for gpu, timeline in touched.items():
         shares = [getattr(reported[gpu], f"{name}_ns") for name in CLASSES]
-        assert shares == list(timeline.shares)
+        assert shares == list(timeline.shares.values())
         assert reported[gpu].span_ns == sum(shares)
     assert analysis.gaps.total_ns == sum(found.gaps.total for found in touched.values())
     assert sum(gap.length_ns for gap in analysis.gaps.largest) == analysis.gaps.total_ns
@@ -184,7 +186,7 @@ def test_times_of_a_clock_since_1970_lose_no_nanosecond() -> None:
         {"start": now + 5, "end": now + 8, "kind": Kind.COPY_H2D, "name": GEMM, "device": 0},
         {"start": now + 10, "end": now + 11, "kind": Kind.MEMSET, "name": GEMM, "device": 0},
     ]
-    assert list(timelines(rows)[0].shares) == [7, 0, 1, 0, 1, 2]
+    assert list(timelines(rows)[0].shares.values()) == [7, 0, 1, 0, 1, 2]
     assert timelines(rows)[0].split([now], [now + 1]).dtype == np.int64
 
 

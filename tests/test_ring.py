@@ -364,7 +364,7 @@ def test_the_hooks_keep_a_ring_of_files_with_names_and_notes_in_each(tmp_path: P
         assert set(part.events["name"].tolist()) <= part.names.keys()
         assert part.info["host"] == os.uname().nodename
     host = hosts(folder)
-    assert [host.name(note) for note in host.records["note"]] == ["remember"]
+    assert [host.names[int(note["name"])] for note in host.records["note"]] == ["remember"]
     numbers = host.records["step"]["number"].tolist()
     assert numbers == list(range(numbers[0], 451))
     kept = int(host.records["step"]["end"][-1] - host.records["step"]["end"][0])

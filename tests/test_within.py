@@ -179,5 +179,5 @@ class TestText:
 
         monkeypatch.setattr(opening, "open_trace", noting)
         for options, held in ((["--time", "0s:1s"], False), ([], True)):
-            CliRunner().invoke(analyze.command, [str(ranks[0]), *options], catch_exceptions=False)
+            CliRunner().invoke(analyze.analyze, [str(ranks[0]), *options], catch_exceptions=False)
             assert opened[-1].held == held

@@ -73,7 +73,7 @@ class TestARealProfile:
             calls = trace.events([Kind.API], ["correlation", "name"])
             assert set(kernels.correlation.tolist()) <= set(calls.correlation.tolist())
             assert set(kernels.stream.tolist()) == {134, 142}
-            assert set(trace.names(calls.name).values()) == {"cuLaunchKernel", "cuMemcpy"}
+            assert set(trace.names(calls.name).values()) == {"cuLaunchKernel", "cuMemcpyAsync"}
 
     def test_needs_neither_tensorflow_nor_protobuf(self, demo: Path) -> None:
         code = (

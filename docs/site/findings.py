@@ -8,14 +8,19 @@ from gputrace.analyzers.findings import HOST_RULES, RULES
 
 
 def markdown() -> str:
-    """A row for each finding: its id, when it is made, what it costs."""
+    """A row for each finding: its id, condition and cost, and what would prove it wrong."""
     said: dict[str, str] = {}
     for rule in (*RULES, *HOST_RULES):
         said.setdefault(rule.__name__.replace("_", "-"), inspect.getdoc(rule) or "")
-    rows = [f"| `{id}` | {' | '.join(_when_and_cost(text))} |" for id, text in said.items()]
-    return "\n".join(["| id | when | what it costs |", "| --- | --- | --- |", *rows])
+    rows = [f"| `{id}` | {' | '.join(_parts(text))} |" for id, text in said.items()]
+    head = [
+        "| id | when | what it costs | what would prove it wrong |",
+        "| --- | --- | --- | --- |",
+    ]
+    return "\n".join([*head, *rows])
 
 
-def _when_and_cost(text: str) -> tuple[str, str]:
-    when, _, cost = " ".join(text.split()).partition(" Cost: ")
-    return when.removesuffix("."), cost.removesuffix(".") or "–"
+def _parts(text: str) -> tuple[str, str, str]:
+    text, _, wrong = " ".join(text.split()).partition(" Wrong if: ")
+    when, _, cost = text.partition(" Cost: ")
+    return when.removesuffix("."), cost.removesuffix(".") or "–", wrong.removesuffix(".") or "–"

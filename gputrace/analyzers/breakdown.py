@@ -14,6 +14,7 @@ from gputrace.analyzers.execution import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.lanes import AnyLaneSummary, Lane, Place
+from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.python_samples import PythonLines
 from gputrace.analyzers.steps import FoundSteps, find_blocked_steps
 from gputrace.analyzers.steps.windows import StepWindows
@@ -78,31 +79,58 @@ def _steps_of(
                 start_ns=start,
                 end_ns=end,
                 phase="warmup" if number < warmup else held.get((gpu.rank, number), "steady"),
-                communication_wait_ns=_known(waited[number]),
                 host_data_ns=host_data[number],
-                **_named(row),
+                **_class_times(row, None if waited[number] == UNKNOWN else waited[number]),
             )
 
 
-def _known(nanoseconds: int) -> int | None:
-    return None if nanoseconds == UNKNOWN else nanoseconds
-
-
-def _named(row: Sequence[int]) -> dict[str, int | None]:
-    """The classes by the names of results; None each where none is known."""
+def _class_times(row: Sequence[int], waited: int | None) -> dict[str, int | None]:
+    """Return the fields of the classes of time; None each where none is known."""
     known = dict(zip(CLASSES, row, strict=bool(row)))
-    return {f"{name}_ns": known.get(name) for name in CLASSES}
+    times = {f"{name}_ns": known.get(name) for name in CLASSES}
+    return times | {"communication_wait_ns": waited}
 
 
-def measured(steps: Sequence[Step], found: FoundSteps) -> tuple[Step, ...]:
-    """The steps that the breakdown is over: those a person chose, else the steady ones.
+_FEWEST_ITERATIONS: Final = 10
+_MOST_OF_THE_RUN: Final = 0.5
+"""Minimum number of steady iterations of each GPU, and part that they have of its time since its
+first kernel that computes, to be measured like steps of training."""
+_START_UP: Final = 0.1
+"""Minimum part of a GPU's time before that kernel: without a start-up to leave out, iterations may
+as well be layers, and the whole span is the better measure."""
 
-    Iterations that are not shown to be training are measured only where a person chose some.
+
+def measured(
+    gpus: PerGpu, lanes: Sequence[AnyLaneSummary], steps: Sequence[Step], found: FoundSteps
+) -> tuple[Step, ...]:
+    """Return the steps that the breakdown covers: those that were asked for, else the steady ones.
+
+    Iterations that are not known to be training are measured if they are most of the run after a
+    long start-up.
     """
-    if found.chosen is None:
-        return steady(steps) if found.kind == "training" else ()
-    first, end = found.chosen
-    return tuple(step for step in steps if first <= step.step < end)
+    if found.chosen is not None:
+        first, end = found.chosen
+        return tuple(step for step in steps if first <= step.step < end)
+    chosen = steady(steps)
+    if found.kind == "training" or not gpus.lanes:
+        return chosen if found.kind == "training" else ()
+    steps_of = StepsOf(chosen)
+    for lane, running in zip(lanes, gpus.each(_running, gpus.lanes), strict=True):
+        own = steps_of(lane.gpu)
+        covered = sum(step.end_ns - step.start_ns for step in own)
+        window = lane.window.end - lane.window.start
+        if running > (1 - _START_UP) * window or covered < _MOST_OF_THE_RUN * running:
+            return ()
+        if len(own) < _FEWEST_ITERATIONS:
+            return ()
+    return chosen
+
+
+def _running(gpu: GpuShardView) -> int:
+    """Return the nanoseconds from the first kernel that computes to the end; 0 without any."""
+    computing = gpu.operations.classes == OperationClass.COMPUTE
+    first = int(np.argmax(computing))
+    return max(0, gpu.lane.window.end - int(gpu.operations.start[first])) * bool(computing[first])
 
 
 def steady(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -141,9 +169,8 @@ def _row(gpu: Place, steps: int, part: tuple[Times, Times], table: _Table) -> Br
         rank=gpu.rank,
         steps=steps,
         total_ns=sum(totals) if totals else int((part[1] - part[0]).sum()),
-        communication_wait_ns=None if (waited == UNKNOWN).any() else int(waited.sum()),
         host_data_ns=None if table.host_data is None else int(table.host_data.sum()),
-        **_named(totals),
+        **_class_times(totals, None if (waited == UNKNOWN).any() else int(waited.sum())),
     )
 
 

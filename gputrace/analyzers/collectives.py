@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from gputrace.analyzers.execution import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import rows_by, steps_by_gpu
 from gputrace.analyzers.lanes import LaneSummary, Waiting
 from gputrace.analyzers.operations import GpuSummary, OperationClass
-from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind, Mask, distinct_ids
+from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Events, Kind, Mask, distinct_ids
 from gputrace.model.intervals import Times, union
 from gputrace.model.results import CollectiveTotals, Step
 from gputrace.model.trace import Window
@@ -185,21 +186,18 @@ def _pair(first: Part, other: Part, joint: bool) -> NDArray[np.int64]:
     """Return the row of ``first`` with the same collective, or `UNKNOWN`, for each of ``other``."""
     if len(first) == len(other):
         partner = np.arange(len(first))
-        if not joint or _in_order(first, other):
+        if not joint or (
+            _overlap(first, other, partner).mean() >= _FIT
+            and (len(first) < _FEWEST or _end_together(first, other))
+        ):
             return partner
-    partner = _nearest_ends(first, other)
-    partner[(partner != UNKNOWN) & ~_overlap(first, other, partner)] = UNKNOWN
-    matched = partner != UNKNOWN
+    there, back = _nearest(first.end, other.end), _nearest(other.end, first.end)
+    mutual = back[there] == np.arange(len(other))
+    matched = mutual & _overlap(first, other, there)
     few = np.count_nonzero(matched) < _SHARED * min(len(first), len(other))
-    if few or not _end_together(first.select(partner[matched]), other.select(matched), joint):
-        partner[:] = UNKNOWN
-    return partner
-
-
-def _in_order(first: Part, other: Part) -> bool:
-    """Return True if equally many kernels are the same collectives in the same order."""
-    overlap = _overlap(first, other, np.arange(len(first))).mean() >= _FIT
-    return bool(overlap) and (len(first) < _FEWEST or _end_together(first, other, True))
+    if few or (joint and not _end_together(first.select(there[matched]), other.select(matched))):
+        matched[:] = False
+    return np.where(matched, there, UNKNOWN)
 
 
 def _overlap(first: Part, other: Part, partner: NDArray[np.int64]) -> Mask:
@@ -207,19 +205,11 @@ def _overlap(first: Part, other: Part, partner: NDArray[np.int64]) -> Mask:
     return latest <= np.minimum(first.end[partner], other.end) + _SLACK_NS
 
 
-def _end_together(first: Part, other: Part, joint: bool) -> bool:
+def _end_together(first: Part, other: Part) -> bool:
     """Return True if pairs of rows end together, as those of one communicator must."""
-    if not joint:
-        return True
     apart = np.median(np.abs(first.end - other.end))
     length = np.median(np.minimum(first.end - first.start, other.end - other.start))
     return bool(apart <= _SLACK_NS + _SCATTER * length)
-
-
-def _nearest_ends(first: Part, other: Part) -> NDArray[np.int64]:
-    """Return the rows of ``first`` with the mutually nearest ends, or `UNKNOWN`."""
-    there, back = _nearest(first.end, other.end), _nearest(other.end, first.end)
-    return np.where(back[there] == np.arange(len(other)), there, UNKNOWN)
 
 
 def _nearest(among: Times, moments: Times) -> NDArray[np.int64]:
@@ -253,8 +243,12 @@ def join(
     starts, ends = (
         np.concatenate([getattr(part, n) for part, _ in members]) for n in ("start", "end")
     )
+    # GPUs that share other collectives with the group would take part in these if recorded.
+    mine = {part.lane for part, _ in members}
+    others = [{part.lane for part, _ in other} for other in groups]
+    relatives = set[int]().union(*(lanes for lanes in others if lanes & mine)) - mine
     missed = np.zeros(int(instance.max()) + 1, np.int64)
-    for lane in _relatives(members, groups):
+    for lane in relatives:
         outside = (starts < spans[lane].start) | (ends > spans[lane].end)
         missed[instance[outside]] += 1
     return Joined(
@@ -264,13 +258,6 @@ def join(
         instance,
         len(members) + missed[instance],
     )
-
-
-def _relatives(members: Group, groups: Sequence[Group]) -> set[int]:
-    """Return GPUs that share other collectives with a group, and so would take part if recorded."""
-    mine = {part.lane for part, _ in members}
-    others = [{part.lane for part, _ in other} for other in groups]
-    return set[int]().union(*(lanes for lanes in others if lanes & mine)) - mine
 
 
 _OPERATION: Final = re.compile(
@@ -283,24 +270,30 @@ _OPERATION: Final = re.compile(
 )
 _COLUMNS: Final = ("start", "end", "kind", "name", "process", "correlation", "bytes")
 _NONE: Final = np.empty(0, np.int64)
+_NO_NAMES: Final = np.empty(0, np.int32)
 
 
 def match_collectives(gpus: PerGpu) -> Collectives:
     """Match the communication of all GPUs; an operation without partners stands alone."""
     talks = gpus.each(_talk, gpus.operations)
-    kernels = [_Kernels.of(lane, item) for lane, item in enumerate(talks)]
-    names = np.concatenate([_NONE.astype(np.int32), *(rows.name for rows in kernels)])
-    texts = gpus.trace.names(distinct_ids(names))
+    named = [talk.events.name[talk.events.kind == Kind.KERNEL] for talk in talks]
+    ids_of: dict[str, list[int]] = defaultdict(list)
+    for id, text in gpus.trace.names(distinct_ids(np.concatenate([_NO_NAMES, *named]))).items():
+        ids_of[text].append(id)
     spans = [item.span for item in gpus.operations]
     joined: list[Joined] = []
-    for text in sorted(set(texts.values())):
-        operation = operation_of(text)
-        ids = [id for id, item in texts.items() if item == text]
-        parts = [part for rows in kernels if len(part := rows.named(ids))]
+    for text in sorted(ids_of):
+        operation, parts = operation_of(text), []
+        for lane, (row, events) in enumerate(talks):
+            mine = (events.kind == Kind.KERNEL) & np.isin(events.name, ids_of[text])
+            if mine.any():
+                parts.append(Part(lane, row[mine], events.start[mine], events.end[mine]))
         groups = group(parts, joint=operation in JOINT)
         joined += [join(spans, item, groups, operation) for item in groups]
     joined += _peer_copies(talks)
-    return _collect(talks, joined, all_seen=_all_seen(gpus))
+    # A trace that does not state the number of ranks counts as one of all of them.
+    seen = len({summary.gpu.rank for summary in gpus.operations})
+    return _collect(talks, joined, all_seen=(gpus.trace.session.world_size or 0) <= seen)
 
 
 def operation_of(name: str) -> str:
@@ -310,18 +303,12 @@ def operation_of(name: str) -> str:
     return match.lastgroup if match and match.lastgroup else base
 
 
-@dataclass(frozen=True)
-class _Talk:
+class _Talk(NamedTuple):
     """Communication kernels and peer copies of one GPU."""
 
     row: NDArray[np.int64]
     """Row of each among all operations of the GPU."""
     events: Events
-
-    def column(self, name: str, rows: NDArray[np.int64]) -> Column:
-        """Return a column of some of the operations."""
-        column: Column = getattr(self.events, name)[np.searchsorted(self.row, rows)]
-        return column
 
 
 def _talk(view: GpuShardView) -> _Talk:
@@ -331,28 +318,6 @@ def _talk(view: GpuShardView) -> _Talk:
     )
     rows = np.flatnonzero(kernels | (operations.events.kind == Kind.COPY_PEER))
     return _Talk(rows, operations.events.having(*_COLUMNS).select(rows))
-
-
-@dataclass(frozen=True)
-class _Kernels:
-    """Communication kernels of one GPU."""
-
-    lane: int
-    row: NDArray[np.int64]
-    events: Events
-
-    @classmethod
-    def of(cls, lane: int, talk: _Talk) -> _Kernels:
-        rows = talk.events.kind == Kind.KERNEL
-        return cls(lane, talk.row[rows], talk.events.select(rows))
-
-    @property
-    def name(self) -> NDArray[np.int32]:
-        return self.events.name
-
-    def named(self, ids: Sequence[int]) -> Part:
-        mine = np.isin(self.name, ids)
-        return Part(self.lane, self.row[mine], self.events.start[mine], self.events.end[mine])
 
 
 def _peer_copies(talks: Sequence[_Talk]) -> list[Joined]:
@@ -376,50 +341,35 @@ def _peer_copies(talks: Sequence[_Talk]) -> list[Joined]:
 
 
 def _collect(talks: Sequence[_Talk], joined: Sequence[Joined], *, all_seen: bool) -> Collectives:
+    """Return the table of all rows, with the columns of the events of their GPUs."""
     names = tuple(sorted({part.operation for part in joined}))
     first = np.cumsum([0, *(int(part.instance.max()) + 1 for part in joined)])
     numbered = [part.instance + start for part, start in zip(joined, first[:-1], strict=True)]
-    columns = _columns(talks, joined)
-    columns["instance"] = np.concatenate([_NONE, *numbered])
-    of = [np.full(len(part.row), names.index(part.operation)) for part in joined]
-    columns["operation"] = np.concatenate([_NONE, *of]).astype(np.int16)
-    columns["instance"] = _by_start(columns["instance"], columns["start"])
+    operation = [np.full(len(part.row), names.index(part.operation)) for part in joined]
+    lane = np.concatenate([_NONE, *(part.lane for part in joined)]).astype(np.int16)
+    row = np.concatenate([_NONE, *(part.row for part in joined)])
+    columns: dict[str, NDArray[Any]] = {
+        "lane": lane,
+        "row": row,
+        "lanes": np.concatenate([_NONE, *(part.lanes for part in joined)]),
+        "instance": np.concatenate([_NONE, *numbered]),
+        "operation": np.concatenate([_NONE, *operation]).astype(np.int16),
+    }
+    rows_of = rows_by(lane, len(talks))
+    for name in ("start", "end", "name", "correlation", "bytes"):
+        columns[name] = np.full(len(row), UNKNOWN, COLUMN_TYPES[name])
+        for talk, mine in zip(talks, rows_of, strict=True):
+            columns[name][mine] = getattr(talk.events, name)[np.searchsorted(talk.row, row[mine])]
+    if len(row):  # Instances are numbered in order of their first start.
+        begins = np.full(first[-1], _NEVER)
+        np.minimum.at(begins, columns["instance"], columns["start"])
+        places = np.empty(len(begins), np.int64)
+        places[np.argsort(begins, kind="stable")] = np.arange(len(begins))
+        columns["instance"] = places[columns["instance"]]
     order = np.lexsort((columns["lane"], columns["instance"]))
     columns = {name: column[order] for name, column in columns.items()}
     arrival = _arrivals(columns, columns.pop("lanes"), all_seen)
     return Collectives(**columns, arrival=arrival, operations=names)
-
-
-def _columns(talks: Sequence[_Talk], joined: Sequence[Joined]) -> dict[str, NDArray[Any]]:
-    """Return the columns of all rows, from the events of their GPUs."""
-    lane = np.concatenate([_NONE.astype(np.int16), *(part.lane for part in joined)])
-    row = np.concatenate([_NONE, *(part.row for part in joined)])
-    lanes = np.concatenate([_NONE, *(part.lanes for part in joined)])
-    columns: dict[str, NDArray[Any]] = {"lane": lane, "row": row, "lanes": lanes}
-    copied = ("start", "end", "name", "correlation", "bytes")
-    for name in copied:
-        columns[name] = np.full(len(row), UNKNOWN, COLUMN_TYPES[name])
-    for talk, mine in zip(talks, rows_by(lane, len(talks)), strict=True):
-        for name in copied:
-            columns[name][mine] = talk.column(name, row[mine])
-    return columns
-
-
-def _by_start(instance: NDArray[np.int64], start: Times) -> NDArray[np.int64]:
-    """Renumber instances in order of their first start."""
-    if not len(instance):
-        return instance
-    begins = np.full(int(instance.max()) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(begins, instance, start)
-    places = np.empty(len(begins), np.int64)
-    places[np.argsort(begins, kind="stable")] = np.arange(len(begins))
-    return places[instance]
-
-
-def _all_seen(gpus: PerGpu) -> bool:
-    """Return True if all ranks were recorded, or the trace does not state their number."""
-    seen = len({summary.gpu.rank for summary in gpus.operations})
-    return (gpus.trace.session.world_size or 0) <= seen
 
 
 def _arrivals(
@@ -453,31 +403,24 @@ def total_collectives(
         collectives: collectives of all GPUs.
         measured: steps to sum up; if none, the windows of the lanes.
     """
+    index_of = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
+    of_lane = {index_of[lane.gpu]: lane for lane in gpus.lanes}
     if measured:
         chosen = steps_of(collectives, gpus.operations, measured) != UNKNOWN
     else:
-        chosen = _in_windows(gpus, collectives)
-    index_of = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
-    of_lane = {index_of[lane.gpu]: lane for lane in gpus.lanes}
+        chosen = np.zeros(len(collectives), bool)
+        for index, lane in of_lane.items():
+            begins = (collectives.start >= lane.window.start) & (
+                collectives.start < lane.window.end
+            )
+            chosen |= (collectives.lane == index) & begins
     exposed = _exposed(gpus, of_lane, collectives, chosen)
     steps = len({step.step for step in measured})
     totals = [
         _total(of_lane, collectives, rows, steps, int(exposed[rows].sum()))
         for rows in _kinds(collectives, chosen)
-        if len(rows)
     ]
     return tuple(sorted(totals, key=lambda total: -total.total_ns * len(total.gpus)))
-
-
-def _in_windows(gpus: PerGpu, collectives: Collectives) -> Mask:
-    inside = np.zeros(len(collectives), bool)
-    windows = {lane.gpu: lane.window for lane in gpus.lanes}
-    for index, summary in enumerate(gpus.operations):
-        if summary.gpu in windows:
-            mine = collectives.lane == index
-            start, end = windows[summary.gpu]
-            inside |= mine & (collectives.start >= start) & (collectives.start < end)
-    return inside
 
 
 def _kinds(collectives: Collectives, chosen: Mask) -> Iterator[NDArray[np.int64]]:
@@ -508,7 +451,13 @@ def _total(
     wait = collectives.wait[rows]
     known = bool(collectives.known[rows].all())
     name = collectives.operations[int(collectives.operation[rows[0]])]
-    size, speed = _speed(collectives, rows) if known else (_size(collectives, rows), None)
+    sizes = collectives.bytes[rows]
+    sized = sizes > 0
+    size = int(np.median(sizes[sized])) if sized.any() else None
+    speed = None
+    if known and sized.any():
+        transfer = np.maximum((length - wait)[sized], 1)
+        speed = float(np.median(sizes[sized] * 1e9 / transfer))
     carried = _CARRIED[name] * (len(lanes) - 1) / len(lanes) if name in _CARRIED else 1.0
     shared = max(steps, 1) * len(lanes)
     return CollectiveTotals(
@@ -551,21 +500,6 @@ def _computing(view: GpuShardView, start: Times, end: Times) -> Times:
     return view.lane.timeline.of_class(OperationClass.COMPUTE).within(start, end)
 
 
-def _size(collectives: Collectives, rows: NDArray[np.int64]) -> int | None:
-    sizes = collectives.bytes[rows]
-    return int(np.median(sizes[sizes > 0])) if (sizes > 0).any() else None
-
-
-def _speed(collectives: Collectives, rows: NDArray[np.int64]) -> tuple[int | None, float | None]:
-    """Return the median message size, and the median bytes per second, where sizes are known."""
-    mine = rows[collectives.bytes[rows] > 0]
-    if not len(mine):
-        return None, None
-    transfer = collectives.end[mine] - collectives.start[mine] - collectives.wait[mine]
-    speed = collectives.bytes[mine] * 1e9 / np.maximum(transfer, 1)
-    return int(np.median(collectives.bytes[mine])), float(np.median(speed))
-
-
 _ENDS_AT_ONCE: Final = re.compile(r"all_?reduce|all_?gather|reduce_?scatter", re.IGNORECASE)
 
 _WIDEST_NS: Final = 500_000
@@ -594,17 +528,28 @@ class ClockFit:
 
 
 def fit_clocks(gpus: PerGpu) -> ClockFit | None:
-    """Fit the shifts of hosts; None with one host, or if collectives do not determine them."""
+    """Fit the shifts of hosts; None with one host, or if collectives do not determine them.
+
+    Ranks that ran a collective equally often are taken to have run the same ones in order.
+    """
     first = min(gpus.operations, key=lambda summary: summary.gpu.rank, default=None)
     if first is None or len({summary.gpu.host for summary in gpus.operations}) < 2:
         return None
-    ends_of = gpus.each(_collectives, gpus.operations)
-    ends = [
-        (summary.gpu.host, each) for summary, each in zip(gpus.operations, ends_of, strict=True)
-    ]
+    ends_of: dict[int, list[dict[str, Times]]] = defaultdict(list)
+    for summary, ends in zip(
+        gpus.operations, gpus.each(_collectives, gpus.operations), strict=True
+    ):
+        ends_of[summary.gpu.host].append(ends)
     shifts, residuals = {first.gpu.host: 0}, []
-    for host in {host for host, _ in ends} - shifts.keys():
-        apart = _apart(ends, first.gpu.host, host)
+    for host in ends_of.keys() - shifts.keys():
+        earlier = [
+            ours[name] - theirs[name]
+            for ours in ends_of[first.gpu.host]
+            for theirs in ends_of[host]
+            for name in ours.keys() & theirs.keys()
+            if len(ours[name]) == len(theirs[name])
+        ]
+        apart = np.concatenate([_NONE, *earlier])
         if len(apart) < _FEWEST:
             return None
         shifts[host] = int(np.median(apart))
@@ -620,23 +565,3 @@ def _collectives(view: GpuShardView) -> dict[str, Times]:
     rows = (operations.classes == OperationClass.COMMUNICATION) & (events.kind == Kind.KERNEL)
     names = view.trace.search(distinct_ids(events.name[rows]), _ENDS_AT_ONCE)
     return {text: events.end[rows & (events.name == id)] for id, text in names.items()}
-
-
-def _apart(ends: Sequence[tuple[int, dict[str, Times]]], a: int, b: int) -> NDArray[np.int64]:
-    """Return how much earlier collectives end on ranks of host b than of host a, by their clocks.
-
-    Ranks that ran a collective equally often are taken to have run the same ones in order.
-    """
-    differences = [np.empty(0, np.int64)]
-    differences += (
-        ours[name] - theirs[name]
-        for ours in _of(ends, a)
-        for theirs in _of(ends, b)
-        for name in ours.keys() & theirs.keys()
-        if len(ours[name]) == len(theirs[name])
-    )
-    return np.concatenate(differences)
-
-
-def _of(ends: Sequence[tuple[int, dict[str, Times]]], host: int) -> Iterator[dict[str, Times]]:
-    return (collectives for at, collectives in ends if at == host)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +27,8 @@ REASONS: Final[Mapping[str, tuple[int, str]]] = {
 }
 """Why clocks are held down: the bit of `clocksEventReasons`, and the counter of its time."""
 
+Floats = NDArray[np.float64]
+
 _GPU_IDLE: Final = 0x1
 _BEFORE: Final = 100_000_000
 _BUSY: Final = 0.1
@@ -46,7 +47,7 @@ def find_cards(nvml: Nvml, gpus: PerGpu, steps: Sequence[Step]) -> tuple[CardUse
     """The cards of which there are samples, in the order of the lanes.
 
     Args:
-        nvml: what NVML told.
+        nvml: the samples and cards.
         gpus: tell when the cards were busy.
         steps: those to measure, in which each GPU's own count; the whole span if it has none.
     """
@@ -56,24 +57,22 @@ def find_cards(nvml: Nvml, gpus: PerGpu, steps: Sequence[Step]) -> tuple[CardUse
     seen = [nvml.samples.of(lane.gpu.host, lane.gpu.gpu) for lane in gpus.lanes]
     sampled = [(lane, own) for lane, own in zip(gpus.lanes, seen, strict=True) if len(own)]
     lanes = [lane for lane, _ in sampled]
-    worked = gpus.each(_worked, lanes, (own.time for _, own in sampled))
+    before = [(own.time - _BEFORE, own.time) for _, own in sampled]
+    busy = gpus.each(_busy_within, lanes, *zip(*before, strict=True)) if sampled else []
     return tuple(
         _use(
             lane,
             nvml.card(lane.gpu.host, lane.gpu.gpu) or Card(lane.gpu.gpu, lane.gpu.host),
             samples,
             stretches(steps_of(lane.gpu), lane.window),
-            busy,
+            busy_ns >= _BUSY * _BEFORE,
         )
-        for (lane, samples), busy in zip(sampled, worked, strict=True)
+        for (lane, samples), busy_ns in zip(sampled, busy, strict=True)
     )
 
 
-def _worked(one: GpuShardView, moments: Times) -> NDArray[np.bool_]:
-    """Return whether a GPU was mostly at work just before each moment."""
-    busy = one.lane.timeline.busy.within(moments - _BEFORE, moments)
-    found: NDArray[np.bool_] = busy >= _BUSY * _BEFORE
-    return found
+def _busy_within(one: GpuShardView, starts: Times, ends: Times) -> Times:
+    return one.lane.timeline.busy.within(starts, ends)
 
 
 def _use(
@@ -85,31 +84,32 @@ def _use(
 ) -> CardUse:
     here = measured.contains(samples.time)
     inside = samples.select(here)
-    busy = samples.select(here & worked & _not_idle(samples))
+    reasons = np.nan_to_num(samples["clocksEventReasons"]).astype(np.int64)
+    busy = samples.select(here & worked & (reasons & _GPU_IDLE == 0))
     return CardUse(
         gpu=lane.gpu.gpu,
         rank=lane.gpu.rank,
         host=lane.gpu.host_name,
         name=card.name or lane.gpu.name,
         samples=len(busy),
-        sm_clock_mhz=_median(busy["smClock"]),
+        sm_clock_mhz=_reduced(busy["smClock"], np.median),
         sm_clock_max_mhz=card.sm_clock_max,
         sm_clock_application_mhz=card.sm_clock_application,
         sm_below_max=_below(busy["smClock"], card.sm_clock_max),
-        memory_clock_mhz=_median(busy["memoryClock"]),
+        memory_clock_mhz=_reduced(busy["memoryClock"], np.median),
         memory_clock_max_mhz=card.memory_clock_max,
         memory_clock_application_mhz=card.memory_clock_application,
         memory_below_max=_below(busy["memoryClock"], card.memory_clock_max),
         throttled=_throttled(busy, inside, measured),
-        power_mw=_mean(busy["power"]),
+        power_mw=_reduced(busy["power"], np.mean),
         power_limit_mw=card.power_limit_mw,
-        temperature_c=_most(busy["temperature"]),
-        pcie_gen=_whole(_median(busy["pcieGen"])),
+        temperature_c=_reduced(busy["temperature"], np.max),
+        pcie_gen=_whole(busy["pcieGen"], np.median),
         pcie_gen_max=card.pcie_gen_max,
-        pcie_width=_whole(_median(busy["pcieWidth"])),
+        pcie_width=_whole(busy["pcieWidth"], np.median),
         pcie_width_max=card.pcie_width_max,
         utilization_percent=_utilization(samples, measured),
-        memory_used_bytes=_whole(_most(inside["memoryUsed"])),
+        memory_used_bytes=_whole(inside["memoryUsed"], np.max),
         memory_bytes=card.memory_bytes,
     )
 
@@ -131,43 +131,41 @@ def _utilization(samples: Samples, measured: Intervals) -> float | None:
     return round(float(np.average(values[counts], weights=inside[counts])), 2)
 
 
-def _not_idle(samples: Samples) -> NDArray[np.bool_]:
-    """Return the mask of samples of a GPU that is at work by its driver's figures."""
-    reasons = np.nan_to_num(samples["clocksEventReasons"]).astype(np.int64)
-    found: NDArray[np.bool_] = reasons & _GPU_IDLE == 0
-    return found
-
-
 def _throttled(busy: Samples, inside: Samples, measured: Intervals) -> dict[str, float]:
-    """By the bits, or by the counters where these tell more: they miss nothing between samples."""
+    """By the bits, or by the counters where these show more: they miss nothing between samples.
+
+    A counter of nanoseconds counts between its first and last reading, unless it was read too
+    seldom for the measured time.
+    """
     span = int(measured.end[-1] - measured.start[0]) if len(measured) else 0
     bits = busy["clocksEventReasons"]
     known = bits[np.isfinite(bits)].astype(np.int64)
     shares = {}
     for reason, (bit, counter) in REASONS.items():
-        seen = float((known & bit != 0).mean()) if len(known) else 0.0
-        shares[reason] = round(max(seen, _counted(inside, counter, span)), 4)
-    # The slowdown of the hardware is either of the two below it, where these are told.
+        share = float((known & bit != 0).mean()) if len(known) else 0.0
+        values = inside[counter] if counter else np.empty(0)
+        rows = np.flatnonzero(np.isfinite(values))
+        if len(rows) > 1:
+            passed = int(inside.time[rows[-1]] - inside.time[rows[0]])
+            grown = float(values[rows[-1]] - values[rows[0]])
+            if passed >= _ENOUGH * span:
+                share = max(share, min(grown / passed, 1.0))
+        shares[reason] = round(share, 4)
+    # The slowdown of the hardware is either of the two below it, where these are known.
     if shares["hardware thermal"] or shares["power brake"]:
         shares["hardware slowdown"] = 0.0
     return {reason: share for reason, share in shares.items() if share}
 
 
-def _counted(samples: Samples, counter: str, span: int) -> float:
-    """Share of the time between the first and the last reading of a counter of nanoseconds.
+def _reduced(values: Floats, how: Callable[[Floats], np.floating[Any]]) -> float | None:
+    """Reduce the known values to two decimals; None where there are none."""
+    known = values[np.isfinite(values)]
+    return round(float(how(known)), 2) if len(known) else None
 
-    0 where it was not read, or too seldom to tell of the measured time.
-    """
-    if not counter:
-        return 0.0
-    values = samples[counter]
-    rows = np.flatnonzero(np.isfinite(values))
-    if len(rows) < 2:
-        return 0.0
-    first, last = rows[0], rows[-1]
-    passed = int(samples.time[last] - samples.time[first])
-    grown = float(values[last] - values[first])
-    return min(max(grown / passed, 0.0), 1.0) if passed >= _ENOUGH * span else 0.0
+
+def _whole(values: Floats, how: Callable[[Floats], np.floating[Any]]) -> int | None:
+    value = _reduced(values, how)
+    return None if value is None else round(value)
 
 
 def _below(clock: NDArray[np.float64], most: int | None) -> float | None:
@@ -175,25 +173,6 @@ def _below(clock: NDArray[np.float64], most: int | None) -> float | None:
     if not len(known) or not most:
         return None
     return round(float((known < _AT_MAX * most).mean()), 4)
-
-
-def _median(values: NDArray[np.float64]) -> float | None:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else None
-
-
-def _mean(values: NDArray[np.float64]) -> float | None:
-    known = values[np.isfinite(values)]
-    return round(float(known.mean()), 2) if len(known) else None
-
-
-def _most(values: NDArray[np.float64]) -> float | None:
-    known = values[np.isfinite(values)]
-    return float(known.max()) if len(known) else None
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else round(value)
 
 
 MOST_POINTS: Final = 240
@@ -208,8 +187,6 @@ _CURVES: Final = (
     ("temperature", "°C", "temperature", 1.0),
 )
 """Name, unit, column of the samples, and what that is multiplied by."""
-
-Floats = NDArray[np.float64]
 
 
 def find_utilization(nvml: Nvml, gpus: PerGpu, window: Window | None = None) -> Utilization | None:
@@ -228,35 +205,41 @@ def find_utilization(nvml: Nvml, gpus: PerGpu, window: Window | None = None) -> 
     if not moments:
         return None
     whole = Window(min(moments), max(moments))
-    # Processes that see one card each call it by the same number: several lanes of one place.
-    by_place: dict[tuple[int, int], list[_Busy]] = {}
-    for busy in _busy(gpus, whole):
-        by_place.setdefault((busy.gpu.host, busy.gpu.gpu), []).append(busy)
+    # Processes that see one card each call it by the same number: several lanes of one card.
+    by_card: dict[tuple[int, int], list[tuple[Gpu | None, tuple[Curve, ...]]]] = {}
+    for gpu, curves in _busy(gpus, whole):
+        by_card.setdefault((gpu.host, gpu.gpu), []).append((gpu, curves))
     sampled = set(zip(samples.host.tolist(), samples.gpu.tolist(), strict=True))
-    return Utilization(
-        whole.start,
-        whole.end,
-        tuple(
-            _curves_of(place, nvml, busy, samples.of(*place), whole)
-            for place in sorted(by_place.keys() | sampled)
-            for busy in by_place.get(place, [None])
-        ),
-    )
+    rows = []
+    for key in sorted(by_card.keys() | sampled):
+        card, of_samples = nvml.card(*key), tuple(_sampled(samples.of(*key), whole))
+        for gpu_or_none, curves in by_card.get(key, [(None, ())]):
+            gpu_name = gpu_or_none.name if gpu_or_none else ""
+            rows.append(
+                GpuCurves(
+                    gpu=key[1],
+                    rank=gpu_or_none.rank if gpu_or_none else None,
+                    host=gpu_or_none.host_name if gpu_or_none else "",
+                    name=card.name if card is not None else gpu_name,
+                    memory_bytes=None if card is None else card.memory_bytes,
+                    curves=(*curves, *of_samples),
+                )
+            )
+    return Utilization(whole.start, whole.end, tuple(rows))
 
 
-def _curves_of(
-    place: tuple[int, int], nvml: Nvml, busy: _Busy | None, samples: Samples, whole: Window
-) -> GpuCurves:
-    card = nvml.card(*place)
-    gpu = None if busy is None else busy.gpu
-    return GpuCurves(
-        gpu=place[1],
-        rank=None if gpu is None else gpu.rank,
-        host="" if gpu is None else gpu.host_name,
-        name=card.name if card is not None else "" if gpu is None else gpu.name,
-        memory_bytes=None if card is None else card.memory_bytes,
-        curves=(*(busy.curves if busy is not None else ()), *_sampled(samples, whole)),
-    )
+def _busy(gpus: PerGpu, whole: Window) -> Iterator[tuple[Gpu, tuple[Curve, ...]]]:
+    """Yield the share of each stretch in which a GPU ran anything; no curve of an empty window."""
+    if whole.end <= whole.start:
+        yield from ((lane.gpu, ()) for lane in gpus.lanes)
+        return
+    edges = _edges(whole)
+    lengths = np.diff(edges)
+    middles = tuple((edges[:-1] + lengths // 2).tolist())
+    busy = gpus.each(_busy_within, gpus.lanes, same=(edges[:-1], edges[1:]))
+    for lane, busy_ns in zip(gpus.lanes, busy, strict=True):
+        shares = _rounded(100 * busy_ns / lengths)
+        yield lane.gpu, (Curve("busy", "%", middles, shares, shares, shares),)
 
 
 def _edges(whole: Window) -> NDArray[np.int64]:
@@ -266,60 +249,32 @@ def _edges(whole: Window) -> NDArray[np.int64]:
     return np.array([whole.start + length * at // count for at in range(count + 1)], np.int64)
 
 
-@dataclass(frozen=True)
-class _Busy:
-    """A GPU, with the share of each stretch in which it ran anything, by the trace itself."""
-
-    gpu: Gpu
-    curves: tuple[Curve, ...]
-    """None of a trace that does not last."""
-
-
-def _busy(gpus: PerGpu, whole: Window) -> Iterator[_Busy]:
-    if whole.end <= whole.start:
-        yield from (_Busy(lane.gpu, ()) for lane in gpus.lanes)
-        return
-    edges = _edges(whole)
-    lengths = np.diff(edges)
-    middles = tuple((edges[:-1] + lengths // 2).tolist())
-    found = gpus.each(_busy_between, gpus.lanes, same=(edges,))
-    for lane, busy in zip(gpus.lanes, found, strict=True):
-        shares = _rounded(100 * busy / lengths)
-        yield _Busy(lane.gpu, (Curve("busy", "%", middles, shares, shares, shares),))
-
-
-def _busy_between(one: GpuShardView, edges: Times) -> Times:
-    return one.lane.timeline.busy.within(edges[:-1], edges[1:])
-
-
 def _sampled(samples: Samples, whole: Window) -> Iterator[Curve]:
-    """A curve for each quantity that any sample has."""
+    """A curve for each quantity that any sample has.
+
+    Of many samples, the least, mean and greatest of each stretch: no extreme is lost.
+    """
     for name, unit, column, scale in _CURVES:
         values = samples[column]
         known = np.isfinite(values)
-        if known.any():
-            time, values = samples.time[known], values[known] * scale
-            if len(time) > MOST_POINTS:
-                yield _reduced(name, unit, time, values, whole)
-            else:
-                same = _rounded(values)
-                yield Curve(name, unit, tuple(time.tolist()), same, same, same)
-
-
-def _reduced(name: str, unit: str, time: NDArray[np.int64], values: Floats, whole: Window) -> Curve:
-    """Least, mean and greatest of each stretch that has samples: no extreme is lost."""
-    edges = _edges(whole)
-    places = np.searchsorted(edges, time, "right") - 1
-    stretches, first, counts = np.unique(places, return_index=True, return_counts=True)
-    middles = edges[stretches] + (edges[stretches + 1] - edges[stretches]) // 2
-    return Curve(
-        name,
-        unit,
-        tuple(middles.tolist()),
-        _rounded(np.minimum.reduceat(values, first)),
-        _rounded(np.add.reduceat(values, first) / counts),
-        _rounded(np.maximum.reduceat(values, first)),
-    )
+        if not known.any():
+            continue
+        time, values = samples.time[known], values[known] * scale
+        if len(time) <= MOST_POINTS:
+            same = _rounded(values)
+            yield Curve(name, unit, tuple(time.tolist()), same, same, same)
+            continue
+        edges = _edges(whole)
+        places = np.searchsorted(edges, time, "right") - 1
+        at, first, counts = np.unique(places, return_index=True, return_counts=True)
+        yield Curve(
+            name,
+            unit,
+            tuple((edges[at] + (edges[at + 1] - edges[at]) // 2).tolist()),
+            _rounded(np.minimum.reduceat(values, first)),
+            _rounded(np.add.reduceat(values, first) / counts),
+            _rounded(np.maximum.reduceat(values, first)),
+        )
 
 
 def _rounded(values: Floats) -> tuple[float, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -27,13 +27,13 @@ from gputrace.analyzers.lanes import (
     Place,
     Waiting,
     find_lanes,
-    find_waiting,
 )
 from gputrace.analyzers.operations import (
     COLUMNS,
     Gpu,
     GpuOperations,
     GpuSummary,
+    OperationClass,
     call_windows,
     classify,
     group_gpus,
@@ -186,12 +186,13 @@ class PerGpu:
 
     def in_each_place(self, work: Callable[..., _Found], *given: Any) -> list[_Found]:
         """Run a function for each shard and return the results."""
-        return self.shards.ask([ShardTask(number, work, given=given) for number in self._numbers])
+        tasks = [ShardTask(number, work, given=given) for number in range(len(self.shards))]
+        return self.shards.ask(tasks)
 
     def move(self, shifts: Mapping[int, int], how: str) -> None:
         """Adds nanoseconds to the times of each host; ``how`` says what told them."""
         self.trace.shift_hosts(shifts, how)
-        own: list[dict[int, int]] = [{} for _ in self._numbers]
+        own: list[dict[int, int]] = [{} for _ in range(len(self.shards))]
         for ran in self.operations:
             own[self._shard[ran.gpu]][ran.gpu.host] = shifts[ran.gpu.host]
         self.operations = self._in_order(self._change_each(_move, [(mine,) for mine in own]))
@@ -200,9 +201,7 @@ class PerGpu:
         """Reads the calls, and finds everyone's steps."""
         self.has_calls = any(self._change_each(Shard.read_calls))
         shown: dict[int, StepWindows] = {}
-        for own in self.shards.ask(
-            [ShardTask(number, Shard.find_steps) for number in self._numbers]
-        ):
+        for own in self.in_each_place(Shard.find_steps):
             shown |= own
         return agree(self.trace, dict(sorted(shown.items())), self.operations, chosen)
 
@@ -213,7 +212,7 @@ class PerGpu:
 
     def build_lanes(self, window: Window | None, found: FoundSteps) -> None:
         """Timelines and causes of all GPUs with anything in the window."""
-        steps: list[dict[int, StepWindows]] = [{} for _ in self._numbers]
+        steps: list[dict[int, StepWindows]] = [{} for _ in range(len(self.shards))]
         for own in self.operations:
             if own.gpu.rank in found.by_rank:
                 steps[self._shard[own.gpu]][own.gpu.rank] = found.by_rank[own.gpu.rank]
@@ -222,7 +221,7 @@ class PerGpu:
 
     def add_waits(self, waits: Mapping[Gpu, Waiting]) -> None:
         """Tells of each GPU when it was in collectives that waited for others."""
-        own: list[dict[Gpu, Waiting]] = [{} for _ in self._numbers]
+        own: list[dict[Gpu, Waiting]] = [{} for _ in range(len(self.shards))]
         for lane in self.lanes:
             own[self._shard[lane.gpu]][lane.gpu] = waits[lane.gpu]
         self._change_each(Shard.add_waits, [(mine,) for mine in own])
@@ -240,15 +239,11 @@ class PerGpu:
         """Gives the rows back, and all that was made of them elsewhere."""
         self.shards.close()
 
-    @property
-    def _numbers(self) -> range:
-        return range(len(self.shards))
-
     def _change_each(
         self, work: Callable[..., Any], given: Sequence[tuple[Any, ...]] | None = None
     ) -> list[Any]:
         """Run a function that changes its shard on each, with arguments by shard."""
-        arguments = given or [() for _ in self._numbers]
+        arguments = given or [() for _ in range(len(self.shards))]
         tasks = [ShardTask(number, work, given=own) for number, own in enumerate(arguments)]
         return self.shards.ask(tasks, changes=True)
 
@@ -366,9 +361,11 @@ class Shard:
 
     def add_waits(self, waits: Mapping[Gpu, Waiting]) -> None:
         """Tells of each GPU when it was in collectives that waited for others."""
-        lanes = (lane for lane in self.lanes if isinstance(lane, Lane))
+        which = OperationClass.COMMUNICATION
         self.lanes = self._kept(
-            replace(lane, waiting=find_waiting(lane.timeline, waits[lane.gpu])) for lane in lanes
+            replace(lane, waiting=waits[lane.gpu].intersection(lane.timeline.classes[which]))
+            for lane in self.lanes
+            if isinstance(lane, Lane)
         )
 
     def _kept(self, things: Iterable[_Kept]) -> Sequence[_Kept]:
@@ -414,6 +411,7 @@ class GpuShardView:
 
     def __init__(self, shard: Shard, gpu: Place) -> None:
         self._shard, self._gpu = shard, gpu
+        self.once = shard.once
 
     @property
     def trace(self) -> Trace:
@@ -424,10 +422,6 @@ class GpuShardView:
     def calls(self) -> CudaApiCalls | None:
         """The calls of all processes whose rows are in the same place."""
         return self._shard.calls
-
-    def once(self, work: Callable[[Shard], _Found]) -> _Found:
-        """Return a function's result for the whole shard, computed once."""
-        return self._shard.once(work)
 
     def keep(self, name: str, value: _Any) -> _Any:
         """Keeps something of this GPU, to be asked for by name."""
@@ -458,40 +452,32 @@ def spill_operations(
     trace: Trace, scratch: SpillFile, progress: Progress | None = None
 ) -> Sequence[GpuOperations]:
     """The operations of every GPU that did anything, in order of GPU, in ``scratch``."""
-    aside = SpillFile()
-    parts = [_part(events, pair_keys(events), aside) for events in _with_ends(trace, progress)]
+    aside, parts, peers = SpillFile(), [], False
+    for events in trace.parts(GPU_KINDS, COLUMNS, progress):
+        peers = peers or bool((events.kind == Kind.COPY_PEER).any())
+        parts.append(_part(events, pair_keys(events), aside))
+    if peers:  # Peer copies are also rows of the GPU at their other end.
+        events = other_ends(trace, COLUMNS)
+        parts.append(_part(events, pair_keys(events), aside))
     work: Counter[int] = Counter()
     for part in parts:
         work.update({key: rows.stop - rows.start for key, rows in part.groups.items()})
-    gpus = group_gpus(trace, {pair_of(key): work[key] for key in sorted(work)})
     keys = {pair_of(key): key for key in work}
-    found = []
-    for gpu in gpus:
+    spilled = []
+    for gpu in group_gpus(trace, {pair_of(key): work[key] for key in sorted(work)}):
         own = [keys[pair] for pair in gpu.pairs]
-        found.append(_operations(trace, gpu, parts, own, scratch))
+        order = np.argsort(_column(parts, own, "start"), kind="stable")
+        events = Events({name: scratch.keep(_column(parts, own, name)[order]) for name in COLUMNS})
+        windows = tuple(trace.recorded(gpu.process)), call_windows(trace, gpu)
+        spilled.append(scratch.keep(GpuOperations(gpu, events, classify(trace, events), *windows)))
         aside.let_go()
         scratch.let_go()
-    return found
+    return spilled
 
 
-def _with_ends(trace: Trace, progress: Progress | None) -> Iterator[Events]:
-    """The rows of all GPUs, and after them peer copies on the GPU at their other end."""
-    peers = False
-    for events in trace.parts(GPU_KINDS, COLUMNS, progress):
-        peers = peers or bool((events.kind == Kind.COPY_PEER).any())
-        yield events
-    if peers:
-        yield other_ends(trace, COLUMNS)
-
-
-def _operations(
-    trace: Trace, gpu: Gpu, parts: Sequence[_Part], keys: Sequence[int], scratch: SpillFile
-) -> GpuOperations:
-    order = np.argsort(_column(parts, keys, "start"), kind="stable")
-    events = Events({name: scratch.keep(_column(parts, keys, name)[order]) for name in COLUMNS})
-    classes = classify(trace, events)
-    windows = tuple(trace.recorded(gpu.process)), call_windows(trace, gpu)
-    return scratch.keep(GpuOperations(gpu, events, classes, *windows))
+def _column(parts: Sequence[_Part], keys: Sequence[int], name: str) -> Column:
+    joined: Column = np.concatenate([part.column(keys, name) for part in parts])
+    return joined
 
 
 def spill_calls(
@@ -521,31 +507,22 @@ def spill_calls(
     threads = tuple((key >> 32, int(np.int32(np.uint32(key & 0xFFFFFFFF)))) for key in keys)
     columns = {name: room.column for name, room in rooms.items()}
     correlation = columns.pop("correlation")
-    by_correlation = dict(_correlations(correlation, first, threads, scratch))
+    by_correlation = {}  # By process, whose threads lie side by side; 0 is no id.
+    processes = [process for process, _ in threads]
+    for process in sorted(set(processes)):
+        low = int(first[processes.index(process)])
+        high = int(first[len(processes) - processes[::-1].index(process)])
+        rows = np.flatnonzero(correlation[low:high] > 0) + low
+        if len(rows):
+            by_correlation[process] = scratch.keep(IdLookup(correlation[rows], rows))
+        scratch.let_go()
     return CudaApiCalls(
         **columns,
         threads=threads,
         first=first,
         _by_correlation=by_correlation,
-        _recorded=recorded_calls(trace, sorted({process for process, _ in threads})),
+        _recorded=recorded_calls(trace, sorted(set(processes))),
     )
-
-
-def _correlations(
-    correlation: Column,
-    first: NDArray[np.int64],
-    threads: Sequence[tuple[int, int]],
-    scratch: SpillFile,
-) -> Iterator[tuple[int, IdLookup]]:
-    """For each process, whose threads lie side by side, the first call of each id; 0 is no id."""
-    processes = [process for process, _ in threads]
-    for process in dict.fromkeys(processes):
-        low = first[processes.index(process)]
-        own = correlation[low : first[len(processes) - processes[::-1].index(process)]]
-        rows = np.flatnonzero(own > 0)
-        if len(rows):
-            yield process, scratch.keep(IdLookup(own[rows], rows + low))
-        scratch.let_go()
 
 
 @dataclass(frozen=True)
@@ -585,8 +562,3 @@ def _part(events: Events, keys: NDArray[np.signedinteger[Any]], scratch: SpillFi
     kept = scratch.keep(part)
     scratch.let_go()
     return kept
-
-
-def _column(parts: Sequence[_Part], keys: Sequence[int], name: str) -> Column:
-    joined: Column = np.concatenate([part.column(keys, name) for part in parts])
-    return joined

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gputrace.analyzers.compare import compare
-from gputrace.analyzers.compare.results import Comparison, Pair
 from gputrace.analyzers.compare.runs import Run
 from gputrace.analyzers.findings import HOST_RULES, RULES
 from gputrace.analyzers.findings.context import SEVERITIES
@@ -49,18 +48,33 @@ FIGURES: Final = (*CLASSES, "idle", "step_time", "step_time_p95", "throughput")
 
 
 def gate(run: Run, limit: Limit) -> Gate:
-    """Compare a figure with its limit."""
-    name = f"{'max' if limit.at_most else 'min'}-{limit.figure.replace('_', '-')}"
-    why = _why_not(run, limit)
-    if why:
-        return Gate(name, False, False, None, limit.value, limit.unit, f"cannot be told: {why}")
-    value = _figure(run, limit)
+    """Compare a figure with its limit; of classes, the mean over steps and GPUs."""
+    figure, unit, steps, loop = limit.figure, limit.unit, run.analysis.steps, run.loop
+    parts = IDLE_CAUSES if figure == "idle" else (figure,)
+    name = f"{'max' if limit.at_most else 'min'}-{figure.replace('_', '-')}"
+    why = _why_unknown(run, figure, parts)
+    if loop is None or why:
+        return Gate(name, False, False, None, limit.value, unit, f"cannot be told: {why}")
+    length = loop.length.value
+    if figure == "throughput":
+        value, subject, object = (run.samples or 0) / length * 1e9, "the throughput is", ""
+    elif figure == "step_time":
+        value, subject, object = length, "a step takes", ""
+    elif figure == "step_time_p95":
+        value, object = float(steps.p95_ns or 0), ""
+        subject = "the 95th percentile of the steps is"
+    else:
+        value, object = sum(loop.classes[part].value for part in parts), " of a step"
+        value = value / length if unit == "share" else value
+        subject = BY_ID[figure].gate if figure in BY_ID else "the GPUs are idle for"
+    bound = f"{'at most' if limit.at_most else 'at least'} {_formatted(limit.value, unit)}"
+    message = f"{subject} {_formatted(value, unit)}{object}; {bound} asked for"
     passed = value <= limit.value if limit.at_most else value >= limit.value
-    return Gate(name, passed, True, value, limit.value, limit.unit, _message(run, limit, value))
+    return Gate(name, passed, True, value, limit.value, unit, message)
 
 
-def _why_not(run: Run, limit: Limit) -> str:
-    """Return why the figure is unknown; empty where it is known."""
+def _why_unknown(run: Run, figure: str, parts: Sequence[str]) -> str:
+    """Return why a figure is unknown; empty where it is known."""
     steps = run.analysis.steps
     if run.loop is None:
         return f"no measured steps ({steps.reason})"
@@ -68,52 +82,13 @@ def _why_not(run: Run, limit: Limit) -> str:
         return (
             "what repeats in the trace is not shown to be training steps; choose some with --steps"
         )
-    if limit.figure == "throughput":
+    if figure == "throughput":
         return "" if run.samples else "nobody said how large the batch is (--batch)"
-    if limit.figure.startswith("step_time"):
-        return ""
-    return "" if _known(run, limit.figure) else "nothing was recorded of the GPUs"
+    known = figure.startswith("step_time") or all(name in run.loop.classes for name in parts)
+    return "" if known else "nothing was recorded of the GPUs"
 
 
-def _known(run: Run, figure: str) -> bool:
-    assert run.loop is not None
-    return all(name in run.loop.classes for name in _parts(figure))
-
-
-def _parts(figure: str) -> tuple[str, ...]:
-    return IDLE_CAUSES if figure == "idle" else (figure,)
-
-
-def _figure(run: Run, limit: Limit) -> float:
-    """Return the mean over steps and GPUs, in the unit of the limit."""
-    assert run.loop is not None
-    length, steps = run.loop.length.value, run.analysis.steps
-    if limit.figure == "throughput":
-        return (run.samples or 0) / length * 1e9
-    if limit.figure == "step_time":
-        return length
-    if limit.figure == "step_time_p95":
-        return float(steps.p95_ns or 0)
-    taken = sum(run.loop.classes[name].value for name in _parts(limit.figure))
-    return taken / length if limit.unit == "share" else taken
-
-
-def _message(run: Run, limit: Limit, value: float) -> str:
-    assert run.loop is not None
-    bound = f"{'at most' if limit.at_most else 'at least'} {_told(limit.value, limit.unit)}"
-    what = {
-        "throughput": "the throughput is",
-        "step_time": "a step takes",
-        "step_time_p95": "the 95th percentile of the steps is",
-    }.get(limit.figure)
-    if what is not None:
-        return f"{what} {_told(value, limit.unit)}; {bound} asked for"
-    row = BY_ID.get(limit.figure)
-    subject = row.gate if row is not None else "the GPUs are idle for"
-    return f"{subject} {_told(value, limit.unit)} of a step; {bound} asked for"
-
-
-def _told(value: float, unit: str) -> str:
+def _formatted(value: float, unit: str) -> str:
     if unit == "ns":
         return format_ns(value)
     return f"{100 * value:.3g}%" if unit == "share" else f"{value:,.6g} samples/s"
@@ -141,47 +116,30 @@ def gate_findings(analysis: Analysis, word: str) -> Gate:
 
 def gate_slowdown(run: Run, baseline: Run, limit: float) -> Gate:
     """Fail where the slow-down exceeds the limit and is statistically significant."""
-    why = _baseline_problem(run, baseline)
-    if why:
-        return _untold(limit, why)
+    if len(run.keys) != len(baseline.keys):
+        why = f"the baseline ran on {len(baseline.keys)} GPUs, this on {len(run.keys)}"
+        return Gate("max-slowdown", False, False, None, limit, "share", f"cannot be told: {why}")
     comparison = compare([baseline, run])
     pair = comparison.pair
     if pair is None or comparison.unit == "span" or pair.speed_up is None:
-        return _untold(limit, comparison.unit_reason or "the baseline has nothing to compare with")
-    if pair.speed_up_low is None or pair.speed_up_high is None:
-        return _untold(limit, "too few steps to tell a slow-down from noise")
-    slowdown, low, high = (
-        1 / speed - 1 for speed in (pair.speed_up, pair.speed_up_high, pair.speed_up_low)
-    )
-    passed = slowdown <= limit or low <= 0
-    message = f"{_by(slowdown)} than the baseline ({low:+.1%} to {high:+.1%})"
-    message += f"; at most {100 * limit:.3g}% slower asked for"
-    if passed and slowdown > limit:
-        message += "; the noise of the steps explains as much"
-    return Gate(
-        "max-slowdown", passed, True, slowdown, limit, "share", message + _doubts(comparison, pair)
-    )
-
-
-def _baseline_problem(run: Run, baseline: Run) -> str:
-    if len(run.keys) != len(baseline.keys):
-        return f"the baseline ran on {len(baseline.keys)} GPUs, this on {len(run.keys)}"
-    return ""
-
-
-def _untold(limit: float, why: str) -> Gate:
+        why = comparison.unit_reason or "the baseline has nothing to compare with"
+    elif pair.speed_up_low is None or pair.speed_up_high is None:
+        why = "too few steps to tell a slow-down from noise"
+    else:
+        slowdown, low, high = (
+            1 / speed - 1 for speed in (pair.speed_up, pair.speed_up_high, pair.speed_up_low)
+        )
+        passed = slowdown <= limit or low <= 0
+        message = f"{abs(slowdown):.1%} {'slower' if slowdown > 0 else 'faster'} than the baseline"
+        message += f" ({low:+.1%} to {high:+.1%}); at most {100 * limit:.3g}% slower asked for"
+        if passed and slowdown > limit:
+            message += "; the noise of the steps explains as much"
+        if pair.work_ratio != 1:
+            message += f"; a step does {pair.work_ratio:.3g}x the work"
+        doubts = [warning for warning in comparison.warnings if "equal work" in warning]
+        message = "; ".join([message, *doubts])
+        return Gate("max-slowdown", passed, True, slowdown, limit, "share", message)
     return Gate("max-slowdown", False, False, None, limit, "share", f"cannot be told: {why}")
-
-
-def _by(slowdown: float) -> str:
-    return f"{abs(slowdown):.1%} {'slower' if slowdown > 0 else 'faster'}"
-
-
-def _doubts(comparison: Comparison, pair: Pair) -> str:
-    """Return the assumptions of the gate."""
-    assumptions = [f"a step does {pair.work_ratio:.3g}x the work"] if pair.work_ratio != 1 else []
-    assumptions += [warning for warning in comparison.warnings if "equal work" in warning]
-    return "".join(f"; {assumption}" for assumption in assumptions)
 
 
 SCHEMA_VERSION = 1

@@ -50,6 +50,12 @@ def stretches(steps: Sequence[Step], window: Window) -> Intervals:
     return union([step.start_ns for step in steps], [step.end_ns for step in steps])
 
 
+def overlap(windows: Sequence[Window]) -> Window:
+    """Return the time that all windows have in common; of no length where they have none."""
+    start = max(window.start for window in windows)
+    return Window(start, max(start, min(window.end for window in windows)))
+
+
 def steps_by_gpu(steps: Iterable[Step]) -> dict[tuple[Any, int], list[Step]]:
     """The steps by GPU and rank, in order."""
     found: dict[tuple[Any, int], list[Step]] = {}

@@ -26,10 +26,19 @@ class Call(IntEnum):
     """Blocks until the GPU has done something."""
     ALLOC = 3
     """Takes or gives back memory, which may stop the whole device."""
+    COPY = 4
+    """Issues a copy and blocks until it is done (CUDA runtime API, "API synchronization behavior";
+    HIP's hipMemcpyWithStream)."""
 
 
 _PATTERNS: Final = (
     (Call.SYNC, re.compile(r"(cuda|cu|hip)\w*Synchronize")),
+    (
+        Call.COPY,
+        re.compile(
+            r"hipMemcpyWithStream|(cuda|cu|hip)Memcpy(?!\w*(Async|Peer|DtoD|AtoA|AtoD|DtoA))"
+        ),
+    ),
     (
         Call.ALLOC,
         re.compile(

@@ -131,6 +131,7 @@ def _proofs(
     # Work is issued somewhere within the call, at the latest when it starts.
     issued = np.minimum(calls.end[issued_by], operations.start[ending])
     issued = np.where(known, issued, gaps.start)
+    held_calls = _calls_held_by_copies(operations, calls)
     proofs: dict[str, list[Intervals]] = {cause: [] for cause in IDLE_CAUSES}
     for thread in distinct_ids(feeder[known]).tolist():
         rows = feeder == thread
@@ -140,12 +141,36 @@ def _proofs(
         data = merge_touching(waits.get(thread, EMPTY), evidence.data.get(pair, EMPTY))
         proofs["recorder"].append(own.intersection(evidence.recorder.get(pair, EMPTY)))
         proofs["data_feeding"].append(waiting.intersection(data))
-        proofs["sync"].append(waiting.intersection(calls.of_thread(thread, Call.SYNC)))
+        blocked = merge_touching(
+            calls.of_thread(thread, Call.SYNC, Call.COPY), held_calls.get(thread, EMPTY)
+        )
+        proofs["sync"].append(waiting.intersection(blocked))
+        copying = calls.of_thread(thread, Call.COPY)
+        held = _after(own, issued[rows] + _LATENCY_NS).intersection(copying)
+        long = held.lengths > _HELD_NS
+        proofs["sync"].append(Intervals(held.start[long], held.end[long]))
         proofs["alloc"].append(waiting.intersection(calls.of_thread(thread, Call.ALLOC)))
     late = known & (issued > gaps.start) & _is_seen(operations, gaps, ending, calls)
-    proofs["launch"].append(Intervals(gaps.start[late], gaps.end[late]))
+    soon = np.minimum(gaps.end, issued + _LATENCY_NS)
+    proofs["launch"].append(Intervals(gaps.start[late], soon[late]))
     proofs["other_idle"].append(gaps)
     return proofs, feeder
+
+
+def _calls_held_by_copies(operations: GpuOperations, calls: CudaApiCalls) -> dict[int, Intervals]:
+    """Return by thread the calls that copied to the host and returned after that copy had ended:
+    into pageable memory, all do.
+    """
+    copies = np.flatnonzero(operations.events.kind == Kind.COPY_D2H)
+    issued_by = calls.issued_by(operations.events.having("process", "correlation").select(copies))
+    held = issued_by != NOBODY
+    held[held] = calls.end[issued_by[held]] >= operations.end[copies[held]]
+    rows = distinct_ids(issued_by[held])
+    threads = calls.thread[rows]
+    return {
+        thread: union(calls.start[rows[threads == thread]], calls.end[rows[threads == thread]])
+        for thread in distinct_ids(threads).tolist()
+    }
 
 
 def _is_seen(
@@ -164,6 +189,20 @@ def _is_seen(
     return seen
 
 
+_LATENCY_NS: Final = 100_000
+"""Maximum time from the issue of an operation to its start that is the launch's own."""
+_HELD_NS: Final = 1_000_000
+"""Minimum time for which issued work does not start while its host is in a copy that blocks, as a
+sign that both wait for the same thing."""
+
+
+def _after(gaps: Intervals, moments: Times) -> Intervals:
+    """Return the part of each gap after its moment."""
+    begins = np.clip(moments, gaps.start, gaps.end)
+    keep = gaps.end > begins
+    return Intervals(begins[keep], gaps.end[keep])
+
+
 def _until(gaps: Intervals, moments: Times) -> Intervals:
     """The part of each gap before its moment: later, the GPU has work and does not start it."""
     ends = np.clip(moments, gaps.start, gaps.end)
@@ -171,18 +210,26 @@ def _until(gaps: Intervals, moments: Times) -> Intervals:
     return Intervals(gaps.start[keep], ends[keep])
 
 
+_NO_WAIT_NS: Final = 20_000
+"""Maximum duration of a synchronisation that had nothing to wait for."""
+
+
 def waits_for_data(calls: CudaApiCalls, input_copies: Sequence[Events]) -> dict[int, Intervals]:
     """By thread, when it made no CUDA call on its way to issuing an input copy.
 
-    The way starts where the thread last handed work to a GPU or had waited for one; short calls
-    after that (events, queries, allocations) interrupt the wait and do not end it.
+    The way starts where the thread last handed work to a GPU or had waited for one; calls after
+    that which do neither (events, queries, allocations, synchronisations with nothing to wait for)
+    interrupt the wait and do not end it.
     """
     waits: dict[int, Intervals] = {}
     copies = np.concatenate([calls.issued_by(events) for events in input_copies])
     copies = copies[copies != NOBODY]
     for thread in distinct_ids(calls.thread[copies]).tolist():
         first, end = int(calls.first[thread]), int(calls.first[thread + 1])
-        work = np.flatnonzero(np.isin(calls.sort[first:end], (Call.ISSUE, Call.SYNC))) + first
+        sorts = calls.sort[first:end]
+        waited = calls.end[first:end] - calls.start[first:end] > _NO_WAIT_NS
+        issues = np.isin(sorts, (Call.ISSUE, Call.COPY))
+        work = np.flatnonzero(issues | ((sorts == Call.SYNC) & waited)) + first
         own = distinct_ids(copies[calls.thread[copies] == thread])
         before = np.searchsorted(work, own) - 1
         own, before = own[before >= 0], before[before >= 0]

@@ -24,7 +24,7 @@ FAMILIES: Final = (
 
 _CONVERSION: Final = re.compile(
     r"nc\w?hw\w{0,4}(to|2)\w?nhwc|n\w?hwc\w{0,4}(to|2)\w?nc\w?hw|ncdhw.?to|ndhwc.?to"
-    r"|swapdimension\dand\d|shuffleintensor3|batch_transpose|(?<!conv)(?<!conv_)transpose(?!d)",
+    r"|swapdimension\dand\d|shuffleintensor3|batch_transpose|(?<!conv)(?<!conv_)(?<!cast_)transpose(?!d)",
     re.IGNORECASE,
 )
 """Kernels that only turn a tensor's layout into another one."""
@@ -34,7 +34,7 @@ _LAYOUT: Final = re.compile(r"nhwcaddpadding|tensorformat|format_?convert|permut
 _RULES: Final = tuple(
     (family, re.compile(pattern, re.IGNORECASE))
     for family, pattern in (
-        ("attention", r"flash|fmha|attention|(?<![a-z])sdpa|(?<![a-z])mha_"),
+        ("attention", r"flash|fmha|attention|(?<![a-z])(sdpa|attn)|(?<![a-z])(mha|sage)_"),
         (
             "normalisation",
             r"batch_?norm|layer_?norm|group_?norm|instance_?norm|rms_?norm|(?<![a-z])bn_(fw|bw)"
@@ -48,7 +48,7 @@ _RULES: Final = tuple(
         ),
         (
             "gemm",
-            r"gemm|gemv|nvjet|cutlass|splitkreduce|cublas|xmma|matmul|(?<![a-z])dot_kernel"
+            r"gemm|gemv|nvjet|(?<![a-z])cijk_|cutlass|splitkreduce|cublas|xmma|matmul|(?<![a-z])dot_kernel"
             r"|(?<![a-z])bmm|wgmma|(?<![a-z])mma_|triton_tem_|cublasdot",
         ),
         (
@@ -60,7 +60,7 @@ _RULES: Final = tuple(
             "elementwise",
             r"elementwise|pointwise|eigenmetakernel|fusion|triton_poi|fill|copy|catarray|gather"
             r"|scatter|index|embedding|dropout|random|philox|distribution|convert|scale|op_?tensor"
-            r"|activation|relu|bias|tanh|sigmoid|arange|mxnet_op|cupy_|set_?value|memset|masked",
+            r"|cast_transpose|activation|relu|bias|tanh|sigmoid|arange|mxnet_op|cupy_|set_?value|memset|masked",
         ),
     )
 )
@@ -83,10 +83,21 @@ def converts_layout(name: str) -> bool:
     return _CONVERSION.search(_plain(name)) is not None
 
 
+_FUSED: Final = re.compile(r"triton_[a-z]{3}_fused_")
+_MOVING: Final = re.compile(
+    r"triton_poi_fused_(_*(unsafe_view|transpose|permute|clone|view|reshape|contiguous|t)(?![a-z]))+"
+    r"_*\d*"
+)
+"""Inductor's fused kernels, whose names list what they do, and those that only move data."""
+
+
 def _plain(name: str) -> str:
-    """The function's own name; nothing of CUTLASS's kernels, whose types are about layouts."""
+    """Return the function's own name; empty for kernels in whose names layouts are no purpose:
+    CUTLASS's, whose types name them, and fused ones that compute as well.
+    """
     own = function_name(name)
-    return "" if "cutlass" in own else own
+    computes = "cutlass" in own or (_FUSED.match(own) and not _MOVING.fullmatch(own))
+    return "" if computes else own
 
 
 _UNNAMED: Final = re.compile(r"(\(anonymous namespace\)|<unnamed>|\{anonymous\})::")

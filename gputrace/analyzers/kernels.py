@@ -1,11 +1,14 @@
-"""Kernels of the measured steps: time by name and family, and what launching them costs."""
+"""Kernels of the measured steps: time by name and family, what launching them costs, and the
+launches that a kernel profiler should look at.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +25,13 @@ from gputrace.analyzers.kernel_names import (
     short_name,
 )
 from gputrace.analyzers.lanes import LaneSummary
-from gputrace.model.events import Kind, number_ids
+from gputrace.analyzers.operations import read_operations
+from gputrace.errors import InputError, UsageError
+from gputrace.model.events import Kind, distinct_ids, number_ids
 from gputrace.model.intervals import Intervals, Times
+from gputrace.model.names import short, words_of_mangled
 from gputrace.model.results import (
+    Analysis,
     Family,
     KernelOnGpu,
     Kernels,
@@ -33,6 +40,7 @@ from gputrace.model.results import (
     Product,
     Step,
 )
+from gputrace.model.trace import FROM_THE_START, Progress, Trace
 
 _MOST: Final = 50
 _MOST_OF_FIRST_GPU: Final = 20
@@ -40,117 +48,101 @@ _STRAY: Final = 0.01
 """A GPU with a smaller part of the busiest one's kernels does not count."""
 
 
-@dataclass(frozen=True)
-class _OnGpu:
-    """The kernels of one GPU that start in its measured time."""
-
-    lane: LaneSummary
-    steps: int
-    measured_ns: int
-    counted: Counted
-
-
 def count_kernels(gpus: PerGpu, measured: Sequence[Step]) -> Kernels | None:
     """The kernels that start in the measured steps, or in the lanes' windows where there are none.
 
-    Of the GPUs that do the work; None where no kernel does.
+    Counts the GPUs that do the work; None where no kernel does.
     """
     names, codes = same_names(gpus, [own.kernels for own in gpus.operations])
     codes_of = dict(zip((own.gpu for own in gpus.operations), codes, strict=True))
     steps_of = StepsOf(measured)
     steps = [steps_of(lane.gpu) for lane in gpus.lanes]
     windows = [stretches(own, lane.window) for lane, own in zip(gpus.lanes, steps, strict=True)]
-    own_codes = [codes_of[lane.gpu] for lane in gpus.lanes]
-    most = most_looked_at(len(gpus.lanes))
-    counted = gpus.each(count_by_name, gpus.lanes, windows, own_codes, same=(most,), keeps=True)
-    spans = [own.total for own in windows]
-    rows = zip(gpus.lanes, map(len, steps), spans, counted, strict=True)
-    found = _that_count([_OnGpu(*row) for row in rows])
-    kernels = _table(gpus, names, found) if found else None
+    lane_codes = [codes_of[lane.gpu] for lane in gpus.lanes]
+    most = min(_MOST_OF_ONE, _MOST_OF_ALL // max(len(gpus.lanes), 1))
+    counted = gpus.each(count_by_name, gpus.lanes, windows, lane_codes, same=(most,), keeps=True)
+    # Only GPUs with measured steps count, if any has some, and with a relevant amount of work.
+    rows = list(zip(gpus.lanes, counted, map(len, steps), windows, strict=True))
+    rows = [row for row in rows if row[2]] or rows
+    busiest = max((own.kernels for _, own, _, _ in rows), default=0)
+    rows = [row for row in rows if row[1].kernels >= max(_STRAY * busiest, 1)]
+    kernels = None
+    if rows:
+        lanes, counts = [row[0] for row in rows], [row[1] for row in rows]
+        span = sum(time.total for *_, time in rows)
+        uses = _uses(gpus, names, lanes, counts, span)
+        top, rest = uses[:_MOST], uses[_MOST:]
+        cards = [generation(lane.gpu.name, names) for lane in lanes]
+        first = lanes[0].gpu.gpu, lanes[0].gpu.rank
+        alone = [use for use in uses if {(on.gpu, on.rank) for on in use.by_gpu} == {first}]
+        kernels = Kernels(
+            steps=sum(number for _, _, number, _ in rows),
+            total_ns=span,
+            count=sum(use.count for use in uses),
+            distinct=len(uses),
+            top=tuple(top),
+            rest_count=sum(use.count for use in rest),
+            rest_ns=sum(use.total_ns for use in rest),
+            families=tuple(
+                Family(family, count, total, round(total / max(span, 1), 6))
+                for (family,), count, total in _summed(uses, lambda use: (use.family,))
+            ),
+            products=tuple(
+                Product(cores, precision, count, total, round(total / max(span, 1), 6))
+                for (cores, precision), count, total in _summed(
+                    [use for use in uses if use.tensor_cores is not None],
+                    lambda use: (use.tensor_cores or "", precision_of(use.name)),
+                )
+            ),
+            has_tensor_cores=_all_have(cards, 7),
+            has_tf32=_all_have(cards, 8),
+            first_gpu_only=tuple(alone[:_MOST_OF_FIRST_GPU]) if len(lanes) > 1 else (),
+            launches=_launch_cost([own.launches for own in counts]),
+        )
     gpus.each(forget_counts, gpus.lanes, keeps=True)
     return kernels
 
 
-def _table(gpus: PerGpu, names: Sequence[str], found: Sequence[_OnGpu]) -> Kernels:
-    span = sum(own.measured_ns for own in found)
-    uses = _uses(gpus, names, found, span)
-    top, rest = uses[:_MOST], uses[_MOST:]
-    cards = [generation(own.lane.gpu.name, names) for own in found]
-    return Kernels(
-        steps=sum(own.steps for own in found),
-        total_ns=span,
-        count=sum(use.count for use in uses),
-        distinct=len(uses),
-        top=tuple(top),
-        rest_count=sum(use.count for use in rest),
-        rest_ns=sum(use.total_ns for use in rest),
-        families=tuple(_families(uses, span)),
-        products=tuple(_products(uses, span)),
-        has_tensor_cores=_all_have(cards, 7),
-        has_tf32=_all_have(cards, 8),
-        first_gpu_only=tuple(_of_first_gpu(uses, [own.lane for own in found])),
-        launches=launch_cost(own.counted.launches for own in found),
-    )
-
-
-def _that_count(found: Sequence[_OnGpu]) -> list[_OnGpu]:
-    """Return the lanes of GPUs that have measured steps, if any has, and do a relevant amount of
-    work.
-    """
-    if any(own.steps for own in found):
-        found = [own for own in found if own.steps]
-    most = max((own.counted.kernels for own in found), default=0)
-    return [own for own in found if own.counted.kernels >= max(_STRAY * most, 1)]
+def _all_have(cards: Sequence[int | None], least: int) -> bool | None:
+    """Return if all cards are of a generation or later; None where that is unknown."""
+    if any(card is not None and card < least for card in cards):
+        return False
+    return None if None in cards else True
 
 
 def _uses(
-    gpus: PerGpu, names: Sequence[str], found: Sequence[_OnGpu], span: int
+    gpus: PerGpu,
+    names: Sequence[str],
+    lanes: Sequence[LaneSummary],
+    counts: Sequence[Counted],
+    span: int,
 ) -> list[KernelUse]:
     """Every kernel, by its time, most first."""
-    by_gpu: dict[int, list[KernelOnGpu]] = defaultdict(list)
-    for own in found:
-        gpu, one = own.lane.gpu, own.counted
-        columns = (one.code, one.count, one.total, one.median)
+    on_gpus: dict[int, list[KernelOnGpu]] = defaultdict(list)
+    for lane, own in zip(lanes, counts, strict=True):
+        columns = (own.code, own.count, own.total, own.median)
         for code, *figures in zip(*(column.tolist() for column in columns), strict=True):
-            by_gpu[code].append(KernelOnGpu(gpu.gpu, gpu.rank, *figures))
-    middle = medians(gpus, [own.lane for own in found], [own.counted for own in found])
-    uses = [_use(names[code], own, middle[code], span) for code, own in sorted(by_gpu.items())]
+            on_gpus[code].append(KernelOnGpu(lane.gpu.gpu, lane.gpu.rank, *figures))
+    middle = medians(gpus, lanes, counts)
+    uses = []
+    for code, by_gpu in sorted(on_gpus.items()):
+        name = names[code]
+        family, total = family_of(name), sum(on.total_ns for on in by_gpu)
+        uses.append(
+            KernelUse(
+                name=name,
+                short=short_name(name),
+                family=family,
+                tensor_cores=on_tensor_cores(name, family),
+                converts_layout=converts_layout(name),
+                count=sum(on.count for on in by_gpu),
+                total_ns=total,
+                median_ns=middle[code],
+                share=round(total / max(span, 1), 6),
+                by_gpu=tuple(by_gpu),
+            )
+        )
     return sorted(uses, key=lambda use: (-use.total_ns, use.name))
-
-
-def _use(name: str, by_gpu: Sequence[KernelOnGpu], median_ns: int, span: int) -> KernelUse:
-    family, total = family_of(name), sum(own.total_ns for own in by_gpu)
-    return KernelUse(
-        name=name,
-        short=short_name(name),
-        family=family,
-        tensor_cores=on_tensor_cores(name, family),
-        converts_layout=converts_layout(name),
-        count=sum(own.count for own in by_gpu),
-        total_ns=total,
-        median_ns=median_ns,
-        share=round(total / max(span, 1), 6),
-        by_gpu=tuple(by_gpu),
-    )
-
-
-def _families(uses: Sequence[KernelUse], span: int) -> list[Family]:
-    return [
-        Family(family, count, total, round(total / max(span, 1), 6))
-        for (family,), count, total in _summed(uses, lambda use: (use.family,))
-    ]
-
-
-def _products(uses: Sequence[KernelUse], span: int) -> list[Product]:
-    multiplying = [use for use in uses if use.tensor_cores is not None]
-
-    def sort(use: KernelUse) -> tuple[str, ...]:
-        return use.tensor_cores or "", precision_of(use.name)
-
-    return [
-        Product(cores, precision, count, total, round(total / max(span, 1), 6))
-        for (cores, precision), count, total in _summed(multiplying, sort)
-    ]
 
 
 def _summed(
@@ -166,26 +158,11 @@ def _summed(
     return [(name, count, total) for name, (count, total) in ordered]
 
 
-def _all_have(cards: Sequence[int | None], least: int) -> bool | None:
-    known = [card for card in cards if card is not None]
-    if any(card < least for card in known):
-        return False
-    return True if len(known) == len(cards) else None
-
-
-def _of_first_gpu(uses: Sequence[KernelUse], lanes: Sequence[LaneSummary]) -> list[KernelUse]:
-    """Kernels that of several GPUs only the first one runs."""
-    if len(lanes) < 2:
-        return []
-    first = lanes[0].gpu.gpu, lanes[0].gpu.rank
-    alone = [use for use in uses if {(own.gpu, own.rank) for own in use.by_gpu} == {first}]
-    return alone[:_MOST_OF_FIRST_GPU]
-
-
 _LENGTH_BITS: Final = 40
 """A kernel's nanoseconds fit in so many bits: 18 minutes."""
 _LONGEST: Final = (1 << _LENGTH_BITS) - 1
 _PACKED: Final = "packed kernels"
+_NOTHING: Final = np.empty(0, np.int64)
 _ASKED: Final = 16
 """Lengths of each name that are asked about at once."""
 _TOGETHER: Final = 512
@@ -221,7 +198,7 @@ class Counted:
 def count_by_name(
     one: GpuShardView, windows: Intervals, codes: dict[int, int], most: int
 ) -> Counted:
-    """Counts the kernels of a GPU.
+    """Count the kernels of a GPU.
 
     Args:
         one: the GPU.
@@ -231,28 +208,22 @@ def count_by_name(
     """
     own = one.operations
     rows = np.flatnonzero((own.events.kind == Kind.KERNEL) & windows.contains(own.start))
-    packed = one.keep(_PACKED, _pack(one, rows, codes))
+    lengths, launches = own.end[rows] - own.start[rows], _launch_times(one, rows, most)
+    # The code of each kernel's name, and in the lower bits its length; in order.
+    distinct, where = number_ids(own.events.name[rows])
+    packed = np.array([codes[id] << _LENGTH_BITS for id in distinct.tolist()], np.int64).take(where)
+    packed |= np.minimum(lengths, _LONGEST)
+    packed.sort()
+    packed = one.keep(_PACKED, packed)
     if not len(packed):
-        nothing = np.empty(0, np.int64)
-        return Counted(nothing, nothing, nothing, nothing, look_at(one, rows, most))
+        return Counted(_NOTHING, _NOTHING, _NOTHING, _NOTHING, launches)
     edges = np.searchsorted(
         packed, np.arange((int(packed[-1]) >> _LENGTH_BITS) + 2) << _LENGTH_BITS
     )
     code = np.flatnonzero(np.diff(edges))
     first, counts = edges[code], np.diff(edges)[code]
     totals = np.add.reduceat(packed & _LONGEST, first)
-    medians = packed[first + (counts - 1) // 2] & _LONGEST
-    return Counted(code, counts, totals, medians, look_at(one, rows, most))
-
-
-def _pack(one: GpuShardView, rows: NDArray[np.intp], codes: dict[int, int]) -> NDArray[np.int64]:
-    """The code of each one's name, and in the lower bits its length; in order."""
-    own = one.operations
-    distinct, where = number_ids(own.events.name[rows])
-    packed = np.array([codes[id] << _LENGTH_BITS for id in distinct.tolist()], np.int64).take(where)
-    packed |= np.minimum(own.end[rows] - own.start[rows], _LONGEST)
-    packed.sort()
-    return packed
+    return Counted(code, counts, totals, packed[first + (counts - 1) // 2] & _LONGEST, launches)
 
 
 def medians(gpus: PerGpu, of: Sequence[HasGpu], counted: Sequence[Counted]) -> dict[int, int]:
@@ -267,31 +238,20 @@ def medians(gpus: PerGpu, of: Sequence[HasGpu], counted: Sequence[Counted]) -> d
     wanted = (count - 1) // 2 + 1
     while len(left := np.flatnonzero(low < high)):
         asked = low[left, None] + (high - low)[left, None] * np.arange(_ASKED) // _ASKED
-        found = _counted_on_all(gpus, of, codes[left], asked)
-        low[left], high[left] = _narrowed(asked, found >= wanted[left, None], high[left])
+        no_longer = np.zeros(asked.shape, np.int64)
+        for at in range(0, len(of), _TOGETHER):
+            for own in gpus.each(_no_longer, of[at : at + _TOGETHER], same=(codes[left], asked)):
+                no_longer += own
+        # A median lies above the last length of too few kernels, up to the next one.
+        enough = no_longer >= wanted[left, None]
+        first, rows = (
+            np.where(enough.any(axis=1), enough.argmax(axis=1), _ASKED),
+            np.arange(len(left)),
+        )
+        above = np.where(first < _ASKED, asked[rows, np.minimum(first, _ASKED - 1)], high[left])
+        below = asked[rows, np.maximum(first - 1, 0)] + 1
+        low[left], high[left] = np.where(first > 0, below, asked[:, 0]), above
     return dict(zip(codes.tolist(), low.tolist(), strict=True))
-
-
-def _counted_on_all(
-    gpus: PerGpu, of: Sequence[HasGpu], codes: Codes, lengths: Times
-) -> NDArray[np.int64]:
-    """Return `_no_longer` summed over all GPUs, without holding the answers of thousands
-    at once.
-    """
-    found = np.zeros(lengths.shape, np.int64)
-    for first in range(0, len(of), _TOGETHER):
-        for own in gpus.each(_no_longer, of[first : first + _TOGETHER], same=(codes, lengths)):
-            found += own
-    return found
-
-
-def _narrowed(asked: Times, enough: NDArray[np.bool_], high: Times) -> tuple[Times, Times]:
-    """Narrow down each median: above the last length of too few kernels, up to the next one."""
-    first = np.where(enough.any(axis=1), enough.argmax(axis=1), _ASKED)
-    rows = np.arange(len(asked))
-    below = asked[rows, np.maximum(first - 1, 0)] + 1
-    above = np.where(first < _ASKED, asked[rows, np.minimum(first, _ASKED - 1)], high)
-    return np.where(first > 0, below, asked[:, 0]), above
 
 
 def _no_longer(one: GpuShardView, codes: Codes, lengths: Times) -> NDArray[np.int64]:
@@ -315,62 +275,39 @@ _MOST_OF_ALL: Final = 160_000
 Rows = NDArray[np.intp]
 
 
-@dataclass(frozen=True)
-class LaunchTimes:
+class LaunchTimes(NamedTuple):
     """Launch times of the kernels of one GPU."""
 
-    tiny_count: int
-    tiny_total_ns: int
-    """Kernels too short to keep a GPU fed."""
+    tiny: Times
+    """Nanoseconds of kernels too short to keep a GPU fed."""
     calls: Times
     """Nanoseconds of the calls that launched some of them."""
     delays: Times
     """From those calls to kernels that an idle GPU started: it had done all before the call."""
 
 
-def most_looked_at(gpus: int) -> int:
-    """Return how many kernels of each GPU have their calls looked up."""
-    return min(_MOST_OF_ONE, _MOST_OF_ALL // max(gpus, 1))
-
-
-def look_at(one: GpuShardView, rows: Rows, most: int) -> LaunchTimes:
-    """Measure what launching some kernels of a GPU costs; the calls of ``most`` of them are looked
-    up.
-    """
-    lengths = one.operations.end[rows] - one.operations.start[rows]
-    tiny = lengths[lengths < _TINY_NS]
-    calls, delays = _calls_of(one, rows[:: len(rows) // most + 1])
-    return LaunchTimes(len(tiny), int(tiny.sum()), calls, delays)
-
-
-def launch_cost(launched: Iterable[LaunchTimes]) -> LaunchCost:
-    """Return the launch cost of all GPUs together."""
-    own = list(launched)
-    return LaunchCost(
-        _TINY_NS,
-        sum(one.tiny_count for one in own),
-        sum(one.tiny_total_ns for one in own),
-        _median(np.concatenate([one.calls for one in own])),
-        _median(np.concatenate([one.delays for one in own])),
-    )
-
-
-def _calls_of(one: GpuShardView, rows: Rows) -> tuple[Times, Times]:
-    """Lengths of the calls that launched kernels, and the delays of those an idle GPU began."""
+def _launch_times(one: GpuShardView, rows: Rows, most: int) -> LaunchTimes:
+    """Measure the launches of kernels of a GPU; the calls of ``most`` of them are looked up."""
     own, calls = one.operations, one.calls
+    lengths = own.end[rows] - own.start[rows]
+    tiny = lengths[lengths < _TINY_NS]
     if calls is None or not len(rows):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
+        return LaunchTimes(tiny, _NOTHING, _NOTHING)
+    rows = rows[:: len(rows) // most + 1]
     issued_by = calls.issued_by(own.events.having("process", "correlation").select(rows))
     known = issued_by != NOBODY
     rows, issued_by = rows[known], issued_by[known]
     began = calls.start[issued_by]
     done = np.where(rows > 0, own.reach[np.maximum(rows - 1, 0)], 0)
     delay = own.start[rows] - began
-    return calls.end[issued_by] - began, delay[(done <= began) & (delay > 0)]
+    return LaunchTimes(tiny, calls.end[issued_by] - began, delay[(done <= began) & (delay > 0)])
 
 
-def _median(values: Times) -> int | None:
-    return int(np.median(values)) if len(values) else None
+def _launch_cost(launched: Sequence[LaunchTimes]) -> LaunchCost:
+    """Return the launch cost of all GPUs together."""
+    tiny, calls, delays = (np.concatenate(times) for times in zip(*launched, strict=True))
+    middles = [int(np.median(times)) if len(times) else None for times in (calls, delays)]
+    return LaunchCost(_TINY_NS, len(tiny), int(tiny.sum()), *middles)
 
 
 __all__ = [
@@ -382,3 +319,123 @@ __all__ = [
     "Product",
     "count_kernels",
 ]
+
+
+_MOST_WORDS: Final = 12
+_WORD: Final = re.compile(r"\b(?:[A-Za-z_]\w*|[0-9]+)")
+_PARAMETERS: Final = re.compile(r"\([^()]*\)")
+_WRITTEN_DIFFERENTLY: Final = {
+    *("void", "const", "volatile", "true", "false", "0", "1", "auto", "std", "__1", "operator"),
+    *("anonymous", "namespace", "unnamed", "lambda", "instance"),
+}
+"""Words of a C++ name that depend on who made it readable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """A kernel, and the launch of it to look at: one in a steady step on its busiest GPU."""
+
+    kernel: KernelUse
+    place: int
+    """Its place by time, from 1."""
+    gpu: int
+    rank: int
+    device: int
+    """The CUDA ordinal in that rank's process."""
+    pattern: str
+    """An expression that finds the kernel in a readable name, whoever made it readable."""
+    alike: int
+    """Different kernels of the trace that it finds, this one among them."""
+    skip: int
+    """Launches on that device that it finds before the one to look at."""
+    step: int | None
+    """The step that the launch is in; None where none was found."""
+    from_start: bool
+    """True if the trace holds the run from its beginning, so that all launches are counted."""
+
+
+def find_launches(
+    trace: Trace, analysis: Analysis, which: str, progress: Progress | None = None
+) -> Launches:
+    """The kernel of a name, of a part of one, or of a place by time (``1`` takes most).
+
+    Raises UsageError where there is none, or one that cannot be profiled alone.
+    """
+    place, use = _choose(analysis, trace.title, which)
+    busiest = max(use.by_gpu, key=lambda one: one.total_ns)
+    totals = next(t for t in analysis.gpus if (t.gpu, t.rank) == (busiest.gpu, busiest.rank))
+    key = totals.gpu, totals.rank
+    operations = read_operations(trace, progress)
+    own = next(gpu for gpu in operations if (gpu.gpu.gpu, gpu.gpu.rank) == key)
+    pattern = pattern_of(use.name)
+    of_process = own.events.process == own.gpu.process
+    kernels = own.events.select((own.events.kind == Kind.KERNEL) & of_process)
+    names = trace.names(distinct_ids(kernels.name))
+    alike = {id for id, name in names.items() if re.search(pattern, _in_words(name))}
+    ours = {id for id, name in names.items() if name == use.name}
+    steady = [
+        (step.start_ns, step.step)
+        for step in analysis.step_list
+        if (step.gpu, step.rank, step.phase) == (*key, "steady")
+    ]
+    start, step = min(steady, default=(totals.start_ns, None))
+    found = kernels.select(np.isin(kernels.name, sorted(alike)))
+    wanted = np.isin(found.name, sorted(ours)) & (found.start >= start)
+    skip = int(np.flatnonzero(wanted)[0]) if wanted.any() else 0
+    return Launches(
+        kernel=use,
+        place=place,
+        gpu=busiest.gpu,
+        rank=busiest.rank,
+        device=totals.device,
+        pattern=pattern,
+        alike=len({names[id] for id in alike}),
+        skip=skip,
+        step=step if wanted.any() else None,
+        from_start=not own.windows or own.windows[0].start <= FROM_THE_START,
+    )
+
+
+def pattern_of(name: str) -> str:
+    """An expression for the kernel's own name and then the words of its template arguments.
+
+    What is in parentheses is left out: different tools write parameters differently (ncu has
+    ``const T2 *`` where others have ``c10::BFloat16 const*``), and numbers, as ``(int)4``. It needs
+    nothing that any two kinds of regular expressions disagree on.
+    """
+    function = short(name)
+    clear = _in_words(name)
+    rest, nested = clear[clear.find(function) + len(function) :], 1
+    while nested:  # Parentheses within others are taken out first.
+        rest, nested = _PARAMETERS.subn("", rest)
+    words = [word for word in _WORD.findall(rest) if word not in _WRITTEN_DIFFERENTLY]
+    own = f"(^|[^A-Za-z0-9_]){re.escape(function)}([^A-Za-z0-9_]|$)"
+    return ".*".join([own, *words[:_MOST_WORDS]])
+
+
+def _in_words(name: str) -> str:
+    """A name in which a pattern finds what it finds in the readable one."""
+    return " ".join(words_of_mangled(name)) if name.startswith("_Z") else name
+
+
+def _choose(analysis: Analysis, title: str, which: str) -> tuple[int, KernelUse]:
+    top = analysis.kernels.top if analysis.kernels is not None else ()
+    if not top:
+        raise InputError(title, "no kernels in it; record a run on a GPU")
+    if which.isdecimal():
+        found = [(i, use) for i, use in enumerate(top, 1) if i == int(which)]
+    else:
+        # Kernels of exactly that name, else those that contain it; the longest first.
+        pairs = list(enumerate(top, 1))
+        found = [pair for pair in pairs if which in (pair[1].name, pair[1].short)]
+        found = found or [pair for pair in pairs if which.lower() in pair[1].name.lower()]
+    if not found:
+        shown = ", ".join(f"{i} {use.short}" for i, use in enumerate(top[:5], 1))
+        raise UsageError(f"{title}: no kernel {which!r} among the {len(top)} longest: {shown}, …")
+    place, use = found[0]
+    if use.family == "communication":
+        raise UsageError(
+            f"{use.short} waits for other GPUs and cannot be profiled alone: ncu would hang; "
+            "`gputrace analyze` tells of communication"
+        )
+    return place, use

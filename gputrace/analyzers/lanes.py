@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,22 +24,11 @@ from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
 from gputrace.analyzers.steps import FoundSteps, find_input_copies
 from gputrace.analyzers.steps.windows import StepWindows, count_warmup
 from gputrace.errors import InputError
-from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind, Mask
+from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind
 from gputrace.model.intervals import EMPTY, Intervals, Times, union
-from gputrace.model.time_class import IDLE_CAUSES
+from gputrace.model.time_class import BUSY_CLASSES, IDLE_CAUSES
 from gputrace.model.trace import Trace, Window
 from gputrace.store.spill_file import SpillFile
-
-
-class Shares(NamedTuple):
-    """Nanoseconds of one window by class; they sum to its length."""
-
-    compute: int
-    communication: int
-    h2d: int
-    other_copy: int
-    memset: int
-    idle: int
 
 
 @dataclass(frozen=True)
@@ -65,7 +54,7 @@ class Timeline:
         return self.classes[which]
 
     def split(self, starts: ArrayLike, ends: ArrayLike) -> NDArray[np.int64]:
-        """Partition of many windows: shape (windows, 6), columns as in `Shares`.
+        """Partition of many windows: shape (windows, classes + 1), the last of them idle.
 
         What was not recorded of a window is in none of them.
         """
@@ -76,9 +65,10 @@ class Timeline:
         return np.concatenate([own, idle[..., None]], axis=-1)
 
     @property
-    def shares(self) -> Shares:
-        """Partition of the whole window."""
-        return Shares(*self.split([self.window.start], [self.window.end])[0].tolist())
+    def shares(self) -> dict[str, int]:
+        """Nanoseconds of the whole window by busy class, and ``idle``; they sum to its length."""
+        times = self.split([self.window.start], [self.window.end])[0].tolist()
+        return dict(zip((*BUSY_CLASSES, "idle"), times, strict=True))
 
     @cached_property
     def gaps(self) -> Intervals:
@@ -95,36 +85,27 @@ def build_timeline(operations: GpuOperations, window: Window | None = None) -> T
         first, last = max(span.start, window.start), min(span.end, window.end)
         span = Window(first, max(first, last))
         kind = kind[(start < last) & (end > first)]
-    classes, busy = _classes(start, end, operations.classes)
+    classes: list[Intervals] = []
+    busy = EMPTY
+    for which in OperationClass:
+        rows = operations.classes == which
+        times = union(start[rows], end[rows], is_sorted=True)
+        classes.append(times.difference(busy))
+        if len(times) and len(busy):
+            # At once, of all rows so far: to put the new ones among the others takes longer.
+            rows = operations.classes <= which
+            times = union(start[rows], end[rows], is_sorted=True)
+        busy = times if len(times) else busy
     return Timeline(
         operations.gpu,
         span,
-        classes,
+        tuple(classes),
         busy,
         kernels=int(np.count_nonzero(kind == Kind.KERNEL)),
         copies=int(np.isin(kind, COPY_KINDS).sum()),
         opaque_graphs=int(np.count_nonzero(kind == Kind.GRAPH)),
         recorded=operations.recorded,
     )
-
-
-def _classes(
-    start: Times, end: Times, classes: NDArray[np.int8]
-) -> tuple[tuple[Intervals, ...], Intervals]:
-    """When each class has the GPU, and when any has."""
-    found: list[Intervals] = []
-    busy = EMPTY
-    for which in OperationClass:
-        own = _union(start, end, classes == which)
-        found.append(own.difference(busy))
-        if len(own):
-            # At once, of all rows so far: to put the new ones among the others takes longer.
-            busy = _union(start, end, classes <= which) if len(busy) else own
-    return tuple(found), busy
-
-
-def _union(start: Times, end: Times, rows: Mask) -> Intervals:
-    return union(start[rows], end[rows], is_sorted=True)
 
 
 @dataclass(frozen=True)
@@ -136,18 +117,14 @@ class Waiting:
     unknown: Intervals
     """When it ran one of which the last arrival is not known."""
 
+    def intersection(self, time: Intervals) -> Waiting:
+        """The part of it in some stretches of time."""
+        return Waiting(self.waits.intersection(time), self.unknown.intersection(time))
+
     def within(self, starts: Times, ends: Times) -> NDArray[np.int64]:
         """Nanoseconds of windows spent waiting; `UNKNOWN` where any of it is not known."""
         unknown = self.unknown.within(starts, ends) > 0
         return np.where(unknown, UNKNOWN, self.waits.within(starts, ends))
-
-
-def find_waiting(timeline: Timeline, waits: Waiting) -> Waiting:
-    """The waiting of a GPU in the class ``communication``, of that in its collectives."""
-    communication = timeline.of_class(OperationClass.COMMUNICATION)
-    return Waiting(
-        communication.intersection(waits.waits), communication.intersection(waits.unknown)
-    )
 
 
 class Place(Protocol):
@@ -261,7 +238,7 @@ class LaneSummary:
     kernels: int
     copies: int
     opaque_graphs: int
-    shares: Shares
+    shares: Mapping[str, int]
     """These four as of `Timeline`."""
 
     @classmethod
@@ -310,23 +287,36 @@ def find_lanes(
         lane = Lane(timeline, without_calls(gaps), None)
         if has_calls:
             mine = waits.get(own.gpu.process, {})
-            lane = replace(
-                lane,
-                host_data=_host_data(mine, evidence, own),
-                data=all_waits(own.gpu.process, calls, evidence, mine),
-                with_calls=_with_calls(own, timeline.window),
-            )
+            lane = _with_host(lane, own, evidence, calls, mine)
         if calls is not None:
             lane = replace(lane, causes=find_causes(own, gaps, calls, evidence, mine))
         lanes.append(scratch.keep(lane) if scratch else lane)
     return lanes
 
 
-def _with_calls(own: GpuOperations, window: Window) -> Intervals | None:
-    if own.calls_recorded is None:
-        return None
-    starts, ends = np.array(own.calls_recorded, np.int64).reshape(-1, 2).T
-    return union(starts, ends).clip(window.start, window.end)
+def _with_host(
+    lane: Lane,
+    own: GpuOperations,
+    evidence: HostEvidence,
+    calls: CudaApiCalls | None,
+    waits: dict[int, Intervals],
+) -> Lane:
+    """Return a lane with the feeding thread's time in the data loader.
+
+    Of several threads, the busiest one's. The calls show it only where none was recorded; while the
+    GPU was not recorded, neither counts.
+    """
+    process = own.gpu.process
+    known = [time for pair, time in evidence.data.items() if pair[0] == process]
+    data = max(known or waits.values(), key=lambda time: time.total, default=None)
+    if data is not None and len(own.recorded) > 1:
+        data = data.intersection(own.recorded)
+    with_calls = None
+    if own.calls_recorded is not None:
+        starts, ends = np.array(own.calls_recorded, np.int64).reshape(-1, 2).T
+        with_calls = union(starts, ends).clip(*lane.window)
+    all_data = all_waits(process, calls, evidence, waits)
+    return replace(lane, host_data=data, data=all_data, with_calls=with_calls)
 
 
 def _waits(
@@ -336,16 +326,14 @@ def _waits(
     scratch: SpillFile | None,
 ) -> dict[int, dict[int, Intervals]]:
     """For each process, when its threads were on their way to an input copy."""
-    copies: dict[int, list[GpuOperations]] = {}
-    for own in operations:
-        copies.setdefault(own.gpu.process, []).append(own)
-    found = {}
-    for process, gpus in copies.items():
+    waits = {}
+    for process in dict.fromkeys(own.gpu.process for own in operations):
+        gpus = [own for own in operations if own.gpu.process == process]
         inputs = [own.events.select(find_input_copies(trace, own)) for own in gpus]
-        found[process] = waits_for_data(calls, inputs)
+        waits[process] = waits_for_data(calls, inputs)
         if scratch:
             scratch.let_go()
-    return found
+    return waits
 
 
 def _with_edges(gaps: Intervals, operations: GpuOperations, steps: StepWindows | None) -> Intervals:
@@ -358,23 +346,6 @@ def _with_edges(gaps: Intervals, operations: GpuOperations, steps: StepWindows |
     ends = np.concatenate([[first], gaps.end, [after]])
     real = starts < ends
     return Intervals(starts[real], ends[real])
-
-
-def _host_data(
-    waits: dict[int, Intervals], evidence: HostEvidence, own: GpuOperations
-) -> Intervals | None:
-    """The feeding thread's time in the data loader; of several threads, the busiest one's.
-
-    What was recorded of it counts, and what the calls show only where nothing was; while the GPU
-    was not recorded, neither.
-    """
-    process = own.gpu.process
-    recorded = [intervals for pair, intervals in evidence.data.items() if pair[0] == process]
-    known = recorded or list(waits.values())
-    if not known:
-        return None
-    most = max(known, key=lambda intervals: intervals.total)
-    return most.intersection(own.recorded) if len(own.recorded) > 1 else most
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,29 +403,42 @@ def find_host_lanes(
     Where some process marks steps, only those that do are ranks; else those that wait for data.
     Raises InputError where there is neither.
     """
-    waits = {thread: found for thread, found in read_evidence(trace).data.items() if len(found)}
+    waits = {thread: time for thread, time in read_evidence(trace).data.items() if len(time)}
     marked = _read_marked(trace, waits)
     work = {process: len(steps.start) for process, steps in marked.items()}
     ranks, known = _ranks(trace, work or {process: 0 for process, _ in waits})
-    lanes, found = [], {}
+    unknown = "" if known or len(ranks) == 1 else _RANKS_UNKNOWN
+    lanes, windows = [], {}
     for rank, process in sorted(ranks.items()):
         steps = marked.get(process)
-        own = _waits_of(process, waits, steps.threads if steps else None)
-        span = _span(steps, own, window)
-        if span.start < span.end:
-            lanes.append(HostLane(Unseen(rank), span, own))
+        data = _waits_of(process, waits, steps.threads if steps else None)
+        times = [some for some in (steps, data) if some is not None]
+        first, last = min(int(t.start[0]) for t in times), max(int(t.end[-1]) for t in times)
+        if window is not None:
+            first, last = max(first, window.start), min(last, window.end)
+        if first < last:
+            lanes.append(HostLane(Unseen(rank), Window(first, last), data))
         if steps is not None:
-            found[rank] = _windows(rank, steps, known or len(ranks) == 1)
+            windows[rank] = StepWindows(
+                rank=rank,
+                start=steps.start,
+                end=steps.end,
+                busy_from=steps.start,
+                source="markers",
+                kind="training",
+                confidence=1.0,
+                reason=f"from mark to mark of {steps.name!r}, in host time{unknown}",
+            )
     if not lanes and window is None:
-        raise InputError(trace.path, _nothing_told(trace))
-    warmup = max((count_warmup(w.lengths) for w in found.values()), default=0)
-    return lanes, FoundSteps(found, warmup, chosen, "no step was marked")
+        assert trace.no_gpu is not None
+        why, remedy = trace.no_gpu
+        message = f"no GPU activity ({why}), and neither steps nor waits for data; {remedy}"
+        raise InputError(trace.path, message)
+    warmup = max((count_warmup(w.lengths) for w in windows.values()), default=0)
+    return lanes, FoundSteps(windows, warmup, chosen, "no step was marked")
 
 
-def _nothing_told(trace: Trace) -> str:
-    assert trace.no_gpu is not None
-    why, remedy = trace.no_gpu
-    return f"no GPU activity ({why}), and neither steps nor waits for data; {remedy}"
+_RANKS_UNKNOWN: Final = " (ranks were not recorded: processes in order of their ids)"
 
 
 def _read_marked(trace: Trace, waits: _Waits) -> dict[int, _Marked]:
@@ -467,22 +451,17 @@ def _read_marked(trace: Trace, waits: _Waits) -> dict[int, _Marked]:
         before = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, events.end[rows][:-1]))
         own = events.select(rows[events.start[rows] >= before])
         threads = frozenset(own.thread.tolist())
-        start = _with_known_start(own.start, own.end, _waits_of(process, waits, threads))
+        # Nothing marks the start of the first step: it begins with its first wait for data;
+        # without a wait its length is not known, and it is left out.
+        data, start, end = _waits_of(process, waits, threads), own.start.copy(), own.end
+        if data is None or data.start[0] >= end[0]:
+            start, end = start[1:], end[1:]
+        else:
+            start[0] = min(int(start[0]), int(data.start[0]))
         if len(start):
             name = int(own.name[0])
-            end = own.end[-len(start) :]
             found[process] = _Marked(start, end, threads, trace.names([name])[name])
     return found
-
-
-def _with_known_start(start: Times, end: Times, waits: Intervals | None) -> Times:
-    """The starts of steps, of which the first begins with its first wait for data.
-
-    Nothing marks it: without a wait its length is not known, and it is left out.
-    """
-    if waits is None or waits.start[0] >= end[0]:
-        return start[1:]
-    return np.append(np.minimum(start[:1], waits.start[0]), start[1:])
 
 
 def _ranks(trace: Trace, work: Mapping[int, int]) -> tuple[dict[int, int], bool]:
@@ -494,11 +473,8 @@ def _ranks(trace: Trace, work: Mapping[int, int]) -> tuple[dict[int, int], bool]
     if UNKNOWN not in recorded.values():
         ordered = sorted(work, key=lambda process: work[process])
         return {recorded[process]: process for process in ordered}, True
-
-    def place(process: int) -> tuple[int, int]:
-        return trace.processes[process].host, trace.processes[process].pid
-
-    return dict(enumerate(sorted(work, key=place))), False
+    places = {process: trace.processes[process] for process in work}
+    return dict(enumerate(sorted(work, key=lambda p: (places[p].host, places[p].pid)))), False
 
 
 def _waits_of(process: int, waits: _Waits, threads: Collection[int] | None) -> Intervals | None:
@@ -512,25 +488,3 @@ def _waits_of(process: int, waits: _Waits, threads: Collection[int] | None) -> I
         if of == process and (threads is None or thread in threads)
     )
     return max(own, key=lambda found: found.total, default=None)
-
-
-def _span(steps: _Marked | None, waits: Intervals | None, window: Window | None) -> Window:
-    known = [some for some in (steps, waits) if some is not None]
-    span = Window(min(int(s.start[0]) for s in known), max(int(s.end[-1]) for s in known))
-    if window is None:
-        return span
-    return Window(max(span.start, window.start), min(span.end, window.end))
-
-
-def _windows(rank: int, steps: _Marked, rank_known: bool) -> StepWindows:
-    unknown = "" if rank_known else " (ranks were not recorded: processes in order of their ids)"
-    return StepWindows(
-        rank=rank,
-        start=steps.start,
-        end=steps.end,
-        busy_from=steps.start,
-        source="markers",
-        kind="training",
-        confidence=1.0,
-        reason=f"from mark to mark of {steps.name!r}, in host time{unknown}",
-    )

@@ -333,10 +333,9 @@ class Traffic:
         return self.select((self.source == source) & (self.target == target))
 
     def on(self, gpu: int) -> Intervals:
-        """Return when one GPU is busy with them."""
-        out, into = self.source == gpu, self.target == gpu
-        starts = np.concatenate([self.start[out], self.second_start[into]])
-        return union(starts, np.concatenate([self.first_end[out], self.end[into]]))
+        """Return when one GPU sends or receives: a staged copy takes both halves, and between."""
+        rows = (self.source == gpu) | (self.target == gpu)
+        return union(self.start[rows], self.end[rows])
 
 
 _NO_TRAFFIC: Final = Traffic(*(np.empty(0, np.int64) for _ in fields(Traffic)))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.execution import GpuShardView, PerGpu, same_names
-from gputrace.analyzers.grouping import StepsOf, median_of_others, stretches
+from gputrace.analyzers.grouping import StepsOf, median_of_others, overlap, stretches
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import GpuOperations, OperationClass
 from gputrace.model.events import Column, Kind, number_ids
@@ -31,7 +31,7 @@ def compare_loads(
     Args:
         gpus: the GPUs to compare, and possibly others.
         lanes: lanes of the GPUs to compare.
-        measured: steps to compare; for a GPU without any, its whole window counts.
+        measured: steps to compare; for a GPU without any, the time that all GPUs have in common.
         memory: peak bytes in use, by index of the card.
     """
     if len(lanes) < 2:
@@ -253,9 +253,9 @@ class Work:
 
     lane: LaneSummary
     steps: int
-    """Number of steps; 0 for the whole window."""
+    """Number of steps; 0 for the time that all GPUs have in common."""
     windows: Intervals
-    """Windows of these steps, or the whole window."""
+    """Windows of these steps, or that time."""
     numbers: Mapping[int, int]
     """Numbers of the kernels by name id."""
     amount: Mapping[int, int]
@@ -299,7 +299,8 @@ def find_works(gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence[St
     numbers_of = dict(zip((summary.gpu for summary in gpus.operations), numbers, strict=True))
     steps_of = StepsOf(measured)
     steps = [steps_of(lane.gpu) for lane in lanes]
-    windows = [stretches(ran, lane.window) for lane, ran in zip(lanes, steps, strict=True)]
+    shared = overlap([lane.window for lane in lanes])
+    windows = [stretches(ran, shared) for ran in steps]
     own_numbers = [numbers_of[lane.gpu] for lane in lanes]
     sums = gpus.each(_sum_up, lanes, windows, own_numbers)
     rows = zip(lanes, map(len, steps), windows, own_numbers, sums, strict=True)

@@ -24,6 +24,7 @@ from gputrace.model.events import (
     number_ids,
 )
 from gputrace.model.intervals import Intervals, Times, union
+from gputrace.model.time_class import BUSY_CLASSES
 from gputrace.model.trace import Progress, Trace, Window
 
 COLUMNS: Final = (
@@ -177,11 +178,11 @@ def _later(window: Window, ns: int) -> Window:
 class OperationClass(IntEnum):
     """Classes of busy GPU time, in order of precedence: of two at once, the first counts."""
 
-    COMPUTE = 0
-    COMMUNICATION = 1
-    H2D = 2
-    OTHER_COPY = 3
-    MEMSET = 4
+    COMPUTE = BUSY_CLASSES.index("compute")
+    COMMUNICATION = BUSY_CLASSES.index("communication")
+    H2D = BUSY_CLASSES.index("h2d")
+    OTHER_COPY = BUSY_CLASSES.index("other_copy")
+    MEMSET = BUSY_CLASSES.index("memset")
 
 
 _CLASS_OF_KIND: Final = {

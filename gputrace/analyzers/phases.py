@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -48,50 +48,38 @@ def list_phases(
         steps: all steps on all GPUs.
         causes: of warm-up, by rank.
     """
-    held, steps_of = list(find_blocked_steps(found.by_rank)), StepsOf(steps)
-    lanes = [lane for lane in _one_of_each_rank(lanes) if lane.gpu.rank in found.by_rank]
-    told = [
-        _Told(
-            found.by_rank[lane.gpu.rank],
-            found.warmup,
-            (causes or {}).get(lane.gpu.rank, {}),
-            tuple(own for own in held if own.rank == lane.gpu.rank),
-            _waits(steps_of(lane.gpu)),
-        )
-        for lane in lanes
-    ]
-    listed = [phase for own in gpus.each(_phases, lanes, told) for phase in own]
-    return tuple(_who_waits(listed))
+    first_of = {lane.gpu.rank: lane for lane in reversed(lanes)}
+    lanes = [lane for lane in reversed(first_of.values()) if lane.gpu.rank in found.by_rank]
+    held, steps_of, given = list(find_blocked_steps(found.by_rank)), StepsOf(steps), []
+    for lane in lanes:
+        rank, waits = lane.gpu.rank, {}
+        for step in steps_of(lane.gpu):
+            waits[step.step] = (
+                step.host_data_ns if step.gpu is None else step.data_feeding_ns
+            ) or 0
+        blocked = [own for own in held if own.rank == rank]
+        given.append((found.by_rank[rank], (causes or {}).get(rank, {}), blocked, waits))
+    columns = zip(*given, strict=True) if given else ((), (), (), ())
+    listed = gpus.each(_phases, lanes, *columns, same=(found.warmup,))
+    return tuple(_who_waits([phase for phases in listed for phase in phases]))
 
 
-@dataclass(frozen=True)
-class _Told:
-    """Steps and blocked steps that the phases of one rank are made of."""
-
-    windows: StepWindows
-    warmup: int
-    causes: Mapping[str, int]
-    held: tuple[BlockedSteps, ...]
-    waits: Mapping[int, int]
-    """By step, nanoseconds that its GPU waits for data."""
-
-
-def _phases(one: GpuShardView, told: _Told) -> list[Phase]:
-    lane, windows = one.any_lane, told.windows
+def _phases(
+    one: GpuShardView,
+    windows: StepWindows,
+    causes: Mapping[str, int],
+    held: Sequence[BlockedSteps],
+    waits: Mapping[int, int],
+    warmup: int,
+) -> list[Phase]:
+    """List the phases of one rank; ``waits``: nanoseconds of each step waiting for data."""
+    lane = one.any_lane
     return [
-        *_warmup(lane, windows, told.warmup, told.causes),
+        *_warmup(lane, windows, warmup, causes),
         *(_interlude(lane, windows, interlude) for interlude in windows.interludes),
-        *(_held_up(lane, own) for own in told.held),
-        *_epochs(lane, windows, told.warmup, told.waits),
+        *(_held_up(lane, blocked) for blocked in held),
+        *_epochs(lane, windows, warmup, waits),
     ]
-
-
-def _waits(steps: Sequence[Step]) -> dict[int, int]:
-    return {step.step: _wait(step) for step in steps}
-
-
-def _one_of_each_rank(lanes: Sequence[AnyLaneSummary]) -> list[AnyLaneSummary]:
-    return list({lane.gpu.rank: lane for lane in reversed(lanes)}.values())[::-1]
 
 
 def _warmup(
@@ -137,8 +125,13 @@ def _interlude(lane: AnyLane, windows: StepWindows, interlude: Interlude) -> Pha
     )
     if not isinstance(lane, Lane):
         return phase
-    begins = int(windows.busy_from[interlude.after + 1])
-    before, after = _edges(lane.timeline.busy, start, end, begins)
+    # Idle time from the start of the phase to its first operation, and before the next step's.
+    busy, begins = lane.timeline.busy, int(windows.busy_from[interlude.after + 1])
+    place = int(np.searchsorted(busy.end, start, "right"))
+    first = int(busy.start[place]) if place < len(busy) else end
+    last = int(np.searchsorted(busy.end, begins, "right")) - 1
+    idle_from = max(int(busy.end[last]), start) if last >= 0 else start
+    before, after = max(min(first, end) - start, 0), max(begins - idle_from, 0)
     is_last = not any(i.after == interlude.after and i.start >= end for i in windows.interludes)
     return replace(phase, before_ns=before, after_ns=after if is_last else None)
 
@@ -165,15 +158,6 @@ def _told_of_waiting(ranks: Sequence[int], joint: int | None, idle: int | None) 
         f"waits for rank{'' if len(ranks) == 1 else 's'} {format_ranges(ranks)}: "
         f"{format_ns(joint or 0)} in communication, {format_ns(idle or 0)} idle"
     )
-
-
-def _edges(busy: Intervals, start: int, end: int, begins: int) -> tuple[int, int]:
-    """Idle time from the start of a phase to its first operation, and before the next step's."""
-    place = int(np.searchsorted(busy.end, start, "right"))
-    first = int(busy.start[place]) if place < len(busy) else end
-    last = int(np.searchsorted(busy.end, begins, "right")) - 1
-    idle_from = max(int(busy.end[last]), start) if last >= 0 else start
-    return max(min(first, end) - start, 0), max(begins - idle_from, 0)
 
 
 def _of(lane: AnyLane, name: str, start: int, end: int) -> int | None:
@@ -210,36 +194,28 @@ def _epochs(
         )
 
 
-def _wait(step: Step) -> int:
-    return (step.host_data_ns if step.gpu is None else step.data_feeding_ns) or 0
-
-
 def _who_waits(phases: Sequence[Phase]) -> Iterator[Phase]:
     """The phases, those of ranks that only wait for others with the others' names."""
+    # By step, nanoseconds in which the GPU of a rank computes or copies.
     by_step: dict[int | None, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for phase in phases:
-        if not phase.waits_for:
-            by_step[phase.step if _is_between(phase) else None][phase.rank] += _work(phase)
+        if phase.phase in _BETWEEN and not phase.waits_for and phase.idle_ns is not None:
+            length = phase.end_ns - phase.start_ns
+            work = length - phase.idle_ns - (phase.communication_ns or 0)
+            by_step[phase.step][phase.rank] += work
     for phase in phases:
-        work = by_step[phase.step]
-        most = max(work.values(), default=0)
-        if phase.waits_for or not _is_between(phase) or work[phase.rank] >= _WORKS * most:
+        done = by_step[phase.step]
+        enough = _WORKS * max(done.values(), default=0)
+        if phase.waits_for or phase.phase not in _BETWEEN or done[phase.rank] >= enough:
             yield phase
             continue
-        working = tuple(sorted(rank for rank, done in work.items() if done >= _WORKS * most))
-        told = _told_of_waiting(working, phase.communication_ns, phase.idle_ns)
-        yield replace(phase, waits_for=working, evidence=told)
+        working = tuple(sorted(rank for rank, work in done.items() if work >= enough))
+        evidence = _told_of_waiting(working, phase.communication_ns, phase.idle_ns)
+        yield replace(phase, waits_for=working, evidence=evidence)
 
 
-def _is_between(phase: Phase) -> bool:
-    return phase.phase in ("validation", "checkpoint")
-
-
-def _work(phase: Phase) -> int:
-    """Nanoseconds in which the GPU computes or copies."""
-    if phase.idle_ns is None:
-        return 0
-    return phase.end_ns - phase.start_ns - phase.idle_ns - (phase.communication_ns or 0)
+_BETWEEN: Final = ("validation", "checkpoint")
+"""Phases between steps."""
 
 
 _LONGER: Final = 3.0
@@ -334,20 +310,12 @@ def find_warmup_causes(gpus: PerGpu, found: FoundSteps) -> dict[int, dict[str, i
     for lane in gpus.lanes:
         if len(found.by_rank.get(lane.gpu.rank, ())) > found.warmup:
             lanes.setdefault(lane.gpu.rank, lane)
-    windows = [_first(found.by_rank[rank], found.warmup + _COMPARED) for rank in lanes]
+    first, windows = slice(found.warmup + _COMPARED), []
+    for own in (found.by_rank[rank] for rank in lanes):
+        times = {name: getattr(own, name)[first] for name in ("start", "end", "busy_from")}
+        windows.append(replace(own, **times, interludes=()))
     causes = gpus.each(_causes, lanes.values(), windows, same=(found.warmup,))
     return dict(zip(lanes, causes, strict=True))
-
-
-def _first(windows: StepWindows, count: int) -> StepWindows:
-    first = slice(count)
-    return replace(
-        windows,
-        start=windows.start[first],
-        end=windows.end[first],
-        busy_from=windows.busy_from[first],
-        interludes=(),
-    )
 
 
 def _named_spans(shard: Shard) -> Mapping[str, Mapping[int, Intervals]]:
@@ -375,21 +343,8 @@ def _named_spans(shard: Shard) -> Mapping[str, Mapping[int, Intervals]]:
 
 def _causes(one: GpuShardView, windows: StepWindows, warmup: int) -> dict[str, int]:
     """Return the time by cause of the steps of one rank."""
-    proofs = _on_gpu(one, windows, warmup)
-    for cause, called in _on_host(one, windows).items():
-        proofs[cause] = merge_touching(proofs[cause], called)
-    given = EMPTY
-    shown = {}
-    for cause in WARMUP_CAUSES:
-        shown[cause] = proofs[cause].difference(given)
-        given = merge_touching(given, proofs[cause])
-    return _beyond_usual(shown, windows, warmup)
-
-
-def _on_gpu(one: GpuShardView, windows: StepWindows, warmup: int) -> dict[str, Intervals]:
-    """When each cause is shown by the GPU, or by ranges and overheads that name it."""
     spans, process = one.once(_named_spans), one.operations.gpu.process
-    return {
+    proofs = {
         "compilation": spans["compilation"].get(process, EMPTY),
         "module_loading": spans["module_loading"].get(process, EMPTY),
         "allocation": EMPTY,
@@ -397,17 +352,37 @@ def _on_gpu(one: GpuShardView, windows: StepWindows, warmup: int) -> dict[str, I
         "data_feeding": one.lane.causes.of["data_feeding"],
         "host": EMPTY,
     }
+    for cause, called in _on_host(one, windows).items():
+        proofs[cause] = merge_touching(proofs[cause], called)
+    given, beyond = EMPTY, {}
+    for cause in WARMUP_CAUSES:
+        each = proofs[cause].difference(given).within(windows.start, windows.end)
+        given = merge_touching(given, proofs[cause])
+        more = int(each[:warmup].sum()) - warmup * int(np.median(each[warmup:]))
+        if more > 0:
+            beyond[cause] = more
+    return beyond
 
 
 def _on_host(one: GpuShardView, windows: StepWindows) -> dict[str, Intervals]:
     """When some causes are shown by the calls of the GPU's process, where there are any."""
     calls, first = one.calls, (int(windows.start[0]), int(windows.end[-1]))
-    mine = None if calls is None else _rows_of(calls, one.operations.gpu.process, first[1])
-    if calls is None or mine is None or not len(mine):
+    if calls is None:
+        return {}
+    rows = [np.empty(0, np.intp)]
+    for index, (process, _) in enumerate(calls.threads):
+        if process == one.operations.gpu.process:
+            low, high = calls.first[index : index + 2].tolist()
+            rows.append(np.arange(low, low + np.searchsorted(calls.start[low:high], first[1])))
+    mine = np.concatenate(rows)
+    if not len(mine):
         return {}
     names = one.trace.names(distinct_ids(calls.name[mine]))
-    launch = mine[(calls.sort[mine] == Call.ISSUE) & _long(calls, mine)]
-    busy_threads = distinct_ids(calls.thread[mine[calls.sort[mine] == Call.ISSUE]])
+    issues = mine[calls.sort[mine] == Call.ISSUE]
+    launch = issues[calls.end[issues] - calls.start[issues] > _LONG_LAUNCH_NS]
+    busy_threads = distinct_ids(
+        calls.thread[mine[np.isin(calls.sort[mine], (Call.ISSUE, Call.COPY))]]
+    )
     inside = mine[np.isin(calls.thread[mine], busy_threads)]
     return {
         "compilation": _called(calls, mine, names, _COMPILES),
@@ -417,20 +392,6 @@ def _on_host(one: GpuShardView, windows: StepWindows) -> dict[str, Intervals]:
         "allocation": _spans(calls, mine[calls.sort[mine] == Call.ALLOC]),
         "host": one.lane.timeline.gaps.clip(*first).difference(_spans(calls, inside)),
     }
-
-
-def _rows_of(calls: CudaApiCalls, process: int, until: int) -> NDArray[np.intp]:
-    """A process's calls that begin before a moment."""
-    rows = []
-    for index, (own, _) in enumerate(calls.threads):
-        if own == process:
-            first, end = int(calls.first[index]), int(calls.first[index + 1])
-            rows.append(np.arange(first, first + np.searchsorted(calls.start[first:end], until)))
-    return np.concatenate(rows) if rows else np.empty(0, np.intp)
-
-
-def _long(calls: CudaApiCalls, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-    return calls.end[rows] - calls.start[rows] > _LONG_LAUNCH_NS
 
 
 def _spans(calls: CudaApiCalls, rows: NDArray[np.intp]) -> Intervals:
@@ -465,18 +426,6 @@ def _tried(trace: Trace, own: GpuOperations, windows: StepWindows, warmup: int) 
     soon = np.flatnonzero(np.diff(place) <= _MOST_BETWEEN)
     searches = union(own.start[rows[soon]], own.end[rows[soon + 1]])
     return merge_touching(searches, union(own.start[rows], own.end[rows]))
-
-
-def _beyond_usual(
-    shown: Mapping[str, Intervals], windows: StepWindows, warmup: int
-) -> dict[str, int]:
-    beyond = {}
-    for cause, intervals in shown.items():
-        each = intervals.within(windows.start, windows.end)
-        more = int(each[:warmup].sum()) - warmup * int(np.median(each[warmup:]))
-        if more > 0:
-            beyond[cause] = more
-    return beyond
 
 
 __all__ = ["WARMUP_CAUSES", "find_warmup_causes", "list_phases"]

@@ -25,7 +25,7 @@ from gputrace.analyzers.collectives import (
 )
 from gputrace.analyzers.device_metrics import find_utilization
 from gputrace.analyzers.execution import GpuShardView, PerGpu, Shard
-from gputrace.analyzers.findings import find
+from gputrace.analyzers.findings import find, order
 from gputrace.analyzers.findings.context import SEVERITIES, Facts
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.host_calls import NOBODY
@@ -148,7 +148,43 @@ def analyze(
         facts = _facts(gpus, lanes, found, collectives, window, options)
         if watcher is not None:
             watcher.facts_found(facts)
-        return _answer(facts, lanes, window, options.gaps)
+        quality, chosen = trace.quality, facts.measured
+        links, balance, cards = facts.links, facts.balance, facts.cards
+        plugged, tables = run_plugins(facts)
+        findings = find(facts, plugged)
+        predictions = what_if(facts, findings)
+        recorded_calls = api_coverage(gpus.lanes, chosen if gpus.has_calls else (), facts.timed)
+        if recorded_calls is not None:
+            quality.notes.append(str(recorded_calls))
+        return Analysis(
+            schema_version=SCHEMA_VERSION,
+            source=trace.source,
+            path=str(trace.path),
+            paths=tuple(str(path) for path in trace.paths),
+            origin_ns=trace.origin,
+            span_ns=max(lane.window.end for lane in lanes)
+            - min(lane.window.start for lane in lanes),
+            gpus=tuple(map(_totals, gpus.lanes)),
+            steps=summarize(found, facts.timed or steady(facts.steps)),
+            step_list=tuple(facts.steps),
+            phases=facts.phases,
+            breakdown=facts.breakdown,
+            collectives=total_collectives(gpus, collectives, chosen),
+            gaps=find_gaps(gpus, found, chosen, options.gaps, facts.lines),
+            balance=balance,
+            links=links.rows if links is not None else (),
+            findings=order(findings, predictions, facts.mean_ns),
+            what_if=predictions,
+            kernels=facts.kernels,
+            cards=cards,
+            utilization=find_utilization(facts.nvml, gpus, window),
+            recorded_calls=recorded_calls,
+            # Last: all that reads the trace may have something to say of it.
+            dropped_rows=dict(sorted(quality.dropped.items())),
+            warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),
+            left_out=tuple(quality.left_out),
+            tables=tables,
+        )
 
 
 def _open_gpus(
@@ -180,7 +216,7 @@ def _facts(
 ) -> Facts:
     """Collect the facts that the rules of findings and the answer are made of."""
     steps = list_steps(gpus, lanes, found, window)
-    timed = measured(steps, found)
+    timed = measured(gpus, lanes, steps, found)
     if options.steps is not None and not timed:
         raise UsageError(_no_such_steps(gpus.trace, options, found))
     chosen = steps_with_api_records(gpus, timed)
@@ -203,56 +239,10 @@ def _facts(
     )
 
 
-def _answer(
-    facts: Facts, lanes: Sequence[AnyLaneSummary], window: Window | None, most_gaps: int
-) -> Analysis:
-    gpus, chosen = facts.per_gpu, facts.measured
-    trace, quality = facts.trace, facts.trace.quality
-    plugged, tables = run_plugins(facts)
-    findings = find(facts, plugged)
-    recorded_calls = api_coverage(gpus.lanes, chosen if gpus.has_calls else (), facts.timed)
-    if recorded_calls is not None:
-        quality.notes.append(str(recorded_calls))
-    gaps = find_gaps(gpus, facts.found, chosen, most_gaps, facts.lines)
-    return Analysis(
-        schema_version=SCHEMA_VERSION,
-        source=trace.source,
-        path=str(trace.path),
-        paths=tuple(str(path) for path in trace.paths),
-        origin_ns=trace.origin,
-        span_ns=_span(lanes),
-        gpus=tuple(map(_totals, gpus.lanes)),
-        steps=summarize(facts.found, facts.timed or steady(facts.steps)),
-        step_list=tuple(facts.steps),
-        phases=facts.phases,
-        breakdown=facts.breakdown,
-        collectives=total_collectives(gpus, facts.collectives, chosen),
-        gaps=gaps,
-        balance=facts.balance,
-        links=facts.links.rows if facts.links is not None else (),
-        findings=findings,
-        what_if=what_if(facts, {finding.id for finding in findings}),
-        kernels=facts.kernels,
-        cards=facts.cards,
-        utilization=find_utilization(facts.nvml, gpus, window),
-        recorded_calls=recorded_calls,
-        # Last: all that reads the trace may have something to say of it.
-        dropped_rows=dict(sorted(quality.dropped.items())),
-        warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),
-        left_out=tuple(quality.left_out),
-        tables=tables,
-    )
-
-
 def _absolute(trace: Trace, window: Window | None) -> Window | None:
     if window is None:
         return None
     return Window(window.start + trace.origin, window.end + trace.origin)
-
-
-def _span(lanes: Sequence[AnyLaneSummary]) -> int:
-    windows = [lane.window for lane in lanes]
-    return max(window.end for window in windows) - min(window.start for window in windows)
 
 
 def _outside(trace: Trace, gpus: PerGpu) -> str:
@@ -290,8 +280,8 @@ def _totals(lane: LaneSummary) -> GpuTotals:
         kernels=lane.kernels,
         copies=lane.copies,
         start_ns=lane.window.start,
-        span_ns=sum(shares),
-        **{f"{name}_ns": value for name, value in shares._asdict().items()},
+        span_ns=sum(shares.values()),
+        **{f"{name}_ns": value for name, value in shares.items()},
     )
 
 

@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import JOINT, Collectives, steps_of
 from gputrace.analyzers.execution import GpuShardView, PerGpu, Shard, same_names
-from gputrace.analyzers.grouping import StepsOf, median_of_others, rows_by, steps_by_gpu
+from gputrace.analyzers.grouping import StepsOf, median_of_others, overlap, rows_by, steps_by_gpu
 from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
 from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.results import Step
-from gputrace.model.time_class import CLASSES
+from gputrace.model.time_class import BUSY_CLASSES, CLASSES
+from gputrace.model.trace import Window
 
 _FEWEST: Final = 4
 """Minimum steps for statistical significance."""
@@ -36,7 +37,7 @@ _WORTH: Final = 0.025
 """Minimum cost of the outlier steps to be reported, as a fraction of the total time."""
 
 _OWN: Final = tuple(name for name in CLASSES if name != "communication")
-_WORK: Final = ("compute", "h2d", "other_copy", "memset")
+_WORK: Final = tuple(name for name in BUSY_CLASSES if name != "communication")
 
 
 @dataclass(frozen=True)
@@ -459,7 +460,11 @@ def kernel_ratios(gpus: PerGpu, steps: Sequence[Step]) -> tuple[KernelRatio, ...
     if len(operations) < 2:
         return ()
     steps_of = StepsOf(steps)
-    edges = [_ratio_edges(steps_of(typical.gpu)) for typical in operations]
+    together = overlap([summary.span for summary in operations])
+    edges = [
+        _ratio_edges(steps_of(summary.gpu)) if steps else _compared_time(summary.span, together)
+        for summary in operations
+    ]
     _, names = same_names(gpus, [typical.computing for typical in operations])
     launches = gpus.each(_typical, operations, edges, names)
     keys = distinct_ids(np.concatenate([typical.keys for typical in launches]))
@@ -515,13 +520,26 @@ def _kernels(operations: GpuOperations) -> Mask:
     return kernels
 
 
-def _ratio_edges(steps: Sequence[Step]) -> tuple[Times, Times]:
-    """Return starts and ends of the steps."""
-    edges = np.array([(step.start_ns, step.end_ns) for step in steps], np.int64).reshape(-1, 2)
-    return edges[:, 0], edges[:, 1]
+def _compared_time(span: Window, together: Window) -> NDArray[np.int64]:
+    """Return the time of a GPU that is compared without steps: shape (2, 1).
+
+    That is all of it, unless another GPU began much later or ended much earlier.
+    """
+    uneven = span.end - span.start > (1 + _UNEVEN) * (together.end - together.start)
+    return np.array([together if uneven else span], np.int64).T
 
 
-def _typical(view: GpuShardView, steps: tuple[Times, Times], names: dict[int, int]) -> _Launches:
+_UNEVEN: Final = 0.1
+"""Part by which a GPU's span must exceed the time that all have in common to be cut to it."""
+
+
+def _ratio_edges(steps: Sequence[Step]) -> NDArray[np.int64]:
+    """Return starts and ends of the steps: shape (2, steps)."""
+    edges = np.array([(step.start_ns, step.end_ns) for step in steps], np.int64)
+    return edges.reshape(-1, 2).T
+
+
+def _typical(view: GpuShardView, steps: NDArray[np.int64], names: dict[int, int]) -> _Launches:
     """Return the median duration of each launch that most steps have."""
     operations = view.operations
     rows = np.flatnonzero(_kernels(operations))

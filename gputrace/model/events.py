@@ -117,8 +117,6 @@ class Events:
         source_device, destination_device: CUDA ordinals, for peer copies.
     """
 
-    __slots__ = (*COLUMN_TYPES, "__weakref__")
-
     start: NDArray[np.int64]
     end: NDArray[np.int64]
     kind: NDArray[np.int8]
@@ -143,7 +141,7 @@ class Events:
         for name, column in columns.items():
             if name not in COLUMN_TYPES:
                 raise ValueError(f"no event column is called {name!r}")
-            object.__setattr__(self, name, column.astype(COLUMN_TYPES[name], copy=False))
+            setattr(self, name, column.astype(COLUMN_TYPES[name], copy=False))
 
     def __getattr__(self, name: str) -> Any:
         """Raise LookupError for a column that was not read."""
@@ -151,16 +149,13 @@ class Events:
             raise LookupError(f"the event column {name!r} was not asked for")
         raise AttributeError(name)
 
-    def __reduce__(self) -> tuple[type[Events], tuple[dict[str, Column]]]:
-        return Events, ({name: getattr(self, name) for name in self.columns},)
-
     def __len__(self) -> int:
         return next((len(getattr(self, name)) for name in self.columns), 0)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns present, in the order of `COLUMN_TYPES`."""
-        return tuple(name for name in COLUMN_TYPES if _is_set(self, name))
+        return tuple(name for name in COLUMN_TYPES if name in self.__dict__)
 
     def having(self, *names: str) -> Events:
         """Return all rows with only the given columns."""
@@ -169,14 +164,6 @@ class Events:
     def select(self, rows: Mask | Column | slice) -> Events:
         """Return the rows selected by a mask, indices or a slice, with all columns."""
         return Events({name: getattr(self, name)[rows] for name in self.columns})
-
-
-def _is_set(events: Events, name: str) -> bool:
-    try:
-        object.__getattribute__(events, name)
-    except AttributeError:
-        return False
-    return True
 
 
 def concatenate(parts: Sequence[Events], columns: Sequence[str]) -> Events:

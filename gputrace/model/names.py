@@ -14,8 +14,11 @@ import json
 import re
 import sys
 from collections.abc import Collection
-from functools import cache, partial
+from contextlib import suppress
+from functools import cache
 from typing import Any, Final
+
+from gputrace.sanitize import cut
 
 LONGEST_NAME: Final = 1 << 14
 """Maximum characters of a name; real kernels, including templates, have a few thousand."""
@@ -24,12 +27,13 @@ _TOKEN: Final = re.compile(r"S[0-9A-Z]*_|S[tabsiod]|T[0-9]*_|D[A-Za-z]|[A-Za-z]"
 """Tokens between the words of a mangled name: substitutions, types, single letters."""
 _OPENS: Final = "NILXJZ"
 _ANONYMOUS: Final = "_GLOBAL__N_"
+_ARGUMENTS: Final = re.compile(r"<(?!unnamed>)|\((?!anonymous namespace\))")
 _LITERAL: Final = re.compile(r"n?([0-9]*)[0-9a-f]*E")
 
 
 def bounded(name: str) -> str:
     """Truncate a name to `LONGEST_NAME`, since processing time grows with its length."""
-    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+    return cut(name, LONGEST_NAME)
 
 
 def demangle(name: str) -> str:
@@ -44,7 +48,7 @@ def demangle(name: str) -> str:
     try:
         return ctypes.string_at(pointer).decode("utf-8", "replace")
     finally:
-        _free()(pointer)
+        library.free(pointer)
 
 
 def short(demangled: str) -> str:
@@ -56,17 +60,8 @@ def short(demangled: str) -> str:
             at = digits.end() + int(digits[0])
             part = demangled[digits.end() : at]
         return part
-    depth, end = 0, len(demangled)
-    for index, character in enumerate(demangled):
-        if character == "<" and not demangled.startswith("<unnamed>", index):
-            if depth == 0:
-                end = index
-                break
-            depth += 1
-        if character == "(" and not demangled.startswith("(anonymous namespace)", index):
-            end = index
-            break
-    head = demangled[:end].strip()
+    # Up to the first bracket.
+    head = _ARGUMENTS.split(demangled, maxsplit=1)[0].strip()
     return head.rsplit("::", 1)[-1].rsplit(" ", 1)[-1] or demangled
 
 
@@ -108,25 +103,15 @@ def words_of_mangled(name: str) -> list[str]:
 @cache
 def _library() -> Any | None:
     # find_library starts subprocesses, so try the usual name first.
-    for find in (lambda: "libstdc++.so.6", partial(ctypes.util.find_library, "stdc++")):
-        try:
-            name = find()
-            library = ctypes.CDLL(name) if name else None
-        except OSError:
-            continue
-        if library is not None:
+    for name in ("libstdc++.so.6", ""):
+        with suppress(OSError):
+            library = ctypes.CDLL(name or ctypes.util.find_library("stdc++") or "libstdc++.so")
             library.__cxa_demangle.restype = ctypes.c_void_p
             library.__cxa_demangle.argtypes = [ctypes.c_char_p, *[ctypes.c_void_p] * 3]
+            # It brings the C library's, which frees what it allocates.
+            library.free.argtypes, library.free.restype = [ctypes.c_void_p], None
             return library
     return None
-
-
-@cache
-def _free() -> Any:
-    free = ctypes.CDLL(None).free
-    free.argtypes = [ctypes.c_void_p]
-    free.restype = None
-    return free
 
 
 _FEW: Final = 8
@@ -167,9 +152,8 @@ def _demangle_limited(names: list[str]) -> list[str]:
         return names
     import subprocess
 
-    limits = [json.dumps(sys.path), str(MEMORY), str(SECONDS)]
     process = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *limits],
+        [sys.executable, "-c", PROGRAM, json.dumps(sys.path), str(MEMORY), str(SECONDS)],
         input=json.dumps(names),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -179,42 +179,26 @@ def merge_nvml(parts: Sequence[Nvml]) -> Nvml:
     Of a card, what the first source that knows it says, completed by the others.
     """
     parts = [part for part in parts if part]
-    if len(parts) == 1:
-        return parts[0]
+    if len(parts) < 2:
+        return parts[0] if parts else Nvml()
     links = {(link.host, link.gpu, link.peer): link for part in parts[::-1] for link in part.links}
-    return Nvml(
-        _cards(card for part in parts for card in part.cards),
-        tuple(links[key] for key in sorted(links)),
-        _samples([part.samples for part in parts]),
-    )
-
-
-def _cards(cards: Iterable[Card]) -> tuple[Card, ...]:
-    known: dict[tuple[int, int], Card] = {}
-    for card in cards:
-        key = card.host, card.gpu
-        known[key] = _completed(known[key], card) if key in known else card
-    return tuple(known[key] for key in sorted(known))
-
-
-def _completed(card: Card, other: Card) -> Card:
-    lacking = {
-        one.name: getattr(other, one.name)
-        for one in fields(card)
-        if getattr(card, one.name) in (None, "")
-    }
-    return replace(card, **lacking)
-
-
-def _samples(parts: Sequence[Samples]) -> Samples:
-    if not parts:
-        return Samples()
-    names = [name for name in VALUES if any(name in part.values for part in parts)]
-    time = np.concatenate([part.time for part in parts])
+    cards: dict[tuple[int, int], Card] = {}
+    for other in (card for part in parts for card in part.cards):
+        card = cards.get((other.host, other.gpu), other)
+        lacking = [name for name, value in asdict(card).items() if value in (None, "")]
+        card = replace(card, **{name: getattr(other, name) for name in lacking})
+        cards[other.host, other.gpu] = card
+    samples = [part.samples for part in parts]
+    names = [name for name in VALUES if any(name in part.values for part in samples)]
+    time = np.concatenate([part.time for part in samples])
     order = np.argsort(time, kind="stable")
-    return Samples(
-        time[order],
-        np.concatenate([part.host for part in parts])[order],
-        np.concatenate([part.gpu for part in parts])[order],
-        {name: np.concatenate([part[name] for part in parts])[order] for name in names},
+    return Nvml(
+        tuple(cards[key] for key in sorted(cards)),
+        tuple(links[key] for key in sorted(links)),
+        Samples(
+            time[order],
+            np.concatenate([part.host for part in samples])[order],
+            np.concatenate([part.gpu for part in samples])[order],
+            {name: np.concatenate([part[name] for part in samples])[order] for name in names},
+        ),
     )

@@ -8,18 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
-from gputrace.model.time_class import IDLE_CAUSES
+from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
 from gputrace.model.trace import LeftOut
 
 Evidence = Mapping[str, float | int | str | None]
 
 SCHEMA_VERSION = 1
 
+_TOTALS: Final = {f"{name}_ns": "int" for name in (*BUSY_CLASSES, "idle")}
+_TIMES: Final = {
+    field: "int | None"
+    for name in CLASSES
+    for field in ([f"{name}_ns"] + ["communication_wait_ns"] * (name == "communication"))
+}
+
+
+class _ClassTimes:
+    """Fields ``<class>_ns``, one for each class of time, that a dataclass takes from the table."""
+
+    __slots__ = ()
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __init__(self, **fields: Any) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
-class GpuTotals:
-    """One GPU over the whole span; the six classes sum to ``span_ns``."""
+class GpuTotals(_ClassTimes):
+    """One GPU over the whole span; the busy classes and ``idle_ns`` sum to ``span_ns``."""
 
     gpu: int
     """Physical index where ``gpu_known``, else the CUDA ordinal."""
@@ -41,12 +59,7 @@ class GpuTotals:
     """Start of its first operation."""
     span_ns: int
     """Length of its recorded time."""
-    compute_ns: int
-    communication_ns: int
-    h2d_ns: int
-    other_copy_ns: int
-    memset_ns: int
-    idle_ns: int
+    __annotations__ |= _TOTALS
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +110,12 @@ class RecordedCalls:
 
 
 @dataclass(frozen=True, slots=True)
-class Breakdown:
+class Breakdown(_ClassTimes):
     """One GPU over its steady steps, or over the whole span with ``steps`` 0.
 
     The classes sum to ``total_ns``. For a rank without GPU activity, they are None.
+    ``communication_wait_ns`` is the part of ``communication_ns`` spent waiting for other ranks;
+    None if unknown.
     """
 
     gpu: int | None
@@ -110,19 +125,7 @@ class Breakdown:
     rank: int
     steps: int
     total_ns: int
-    compute_ns: int | None
-    communication_ns: int | None
-    communication_wait_ns: int | None
-    """Part of ``communication_ns`` spent waiting for other ranks; None if unknown."""
-    h2d_ns: int | None
-    other_copy_ns: int | None
-    memset_ns: int | None
-    recorder_ns: int | None
-    data_feeding_ns: int | None
-    sync_ns: int | None
-    alloc_ns: int | None
-    launch_ns: int | None
-    other_idle_ns: int | None
+    __annotations__ |= _TIMES
     host_data_ns: int | None
     """Host's own time in the data loader, hidden under GPU work or not; None if unknown."""
 
@@ -141,7 +144,7 @@ class Breakdown:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Step(_ClassTimes):
     """One step of one GPU; the classes sum to ``end_ns - start_ns``.
 
     They are None where no GPU was seen.
@@ -155,18 +158,7 @@ class Step:
     phase: str
     """``warmup`` or ``steady``; ``validation`` or ``checkpoint`` for a step in which the rank waits
     for others that validate or save."""
-    compute_ns: int | None
-    communication_ns: int | None
-    communication_wait_ns: int | None
-    h2d_ns: int | None
-    other_copy_ns: int | None
-    memset_ns: int | None
-    recorder_ns: int | None
-    data_feeding_ns: int | None
-    sync_ns: int | None
-    alloc_ns: int | None
-    launch_ns: int | None
-    other_idle_ns: int | None
+    __annotations__ |= _TIMES
     host_data_ns: int | None
     """Host time in the data loader, as in `Breakdown`."""
 

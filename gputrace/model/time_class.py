@@ -20,6 +20,8 @@ class TimeClass:
     """Name in tables and legends."""
     short: str
     """Name where there is little room."""
+    column: str
+    """Column of the table for many GPUs, which may sum several classes."""
     noun: str
     """Name in sentences about what changed: "… is 3.1 ms longer"."""
     activity: str
@@ -47,28 +49,28 @@ class TimeClass:
 # fmt: off
 TIME_CLASSES: Final = (
     TimeClass(
-        "compute", "compute", "compute", "compute", "compute", "compute takes",
+        "compute", "compute", "compute", "compute", "compute", "compute", "compute takes",
         "computes {} longer", "#3a8c7a", "#00aa00", "█",
     ),
     TimeClass(
-        "communication", "communication", "comm", "communication", "communication",
+        "communication", "communication", "comm", "comm", "communication", "communication",
         "communication takes", "communicates {} longer", "#8c78ff", "#0000aa", "▒",
     ),
     TimeClass(
-        "h2d", "host to device", "h2d", "host-to-device copies", "host-to-device copies",
+        "h2d", "host to device", "h2d", "h2d", "host-to-device copies", "host-to-device copies",
         "host-to-device copies take", "copies from the host for {} longer",
         "#4cdcff", "#00aaaa", "H",
     ),
     TimeClass(
-        "other_copy", "other copies", "copies", "other copies", "copies",
+        "other_copy", "other copies", "copies", "other", "other copies", "copies",
         "other copies take", "copies for {} longer", "#98975f", "#5555ff", "c",
     ),
     TimeClass(
-        "memset", "memset", "memset", "memset", "memset",
+        "memset", "memset", "memset", "other", "memset", "memset",
         "memset takes", "sets memory for {} longer", "#64262b", "#aa5500", "m",
     ),
     TimeClass(
-        "recorder", "idle: recorder", "recorder", "idle for the recorder", "the recorder",
+        "recorder", "idle: recorder", "recorder", "rec.", "idle for the recorder", "the recorder",
         "the recorder keeps the GPUs idle for", "waits {} longer for the recorder",
         "#ffffff", "#ffffff", "R",
         is_idle=True,
@@ -76,7 +78,7 @@ TIME_CLASSES: Final = (
         advice="record less on this rank",
     ),
     TimeClass(
-        "data_feeding", "idle: data feeding", "data", "data feeding", "waiting for data",
+        "data_feeding", "idle: data feeding", "data", "data", "data feeding", "waiting for data",
         "data feeding takes", "waits {} longer for its next batch",
         "#fbc735", "#ffff55", "D",
         is_idle=True,
@@ -84,7 +86,7 @@ TIME_CLASSES: Final = (
         findings=("data-feeding",),
     ),
     TimeClass(
-        "sync", "idle: sync", "sync", "idle for synchronisation", "synchronisation",
+        "sync", "idle: sync", "sync", "sync", "idle for synchronisation", "synchronisation",
         "synchronisation keeps the GPUs idle for",
         "idles {} longer while its host is in a synchronising call",
         "#b15cb1", "#ff55ff", "s",
@@ -94,7 +96,7 @@ TIME_CLASSES: Final = (
         advice="look for a .item(), a .cpu() or a print that this rank alone makes",
     ),
     TimeClass(
-        "alloc", "idle: allocation", "alloc", "idle for allocation", "memory allocation",
+        "alloc", "idle: allocation", "alloc", "alloc", "idle for allocation", "memory allocation",
         "allocation keeps the GPUs idle for", "waits {} longer in cudaMalloc and cudaFree",
         "#c87316", "#ff5555", "a",
         is_idle=True,
@@ -103,7 +105,7 @@ TIME_CLASSES: Final = (
         advice="keep this rank's memory allocated: equal shapes every step",
     ),
     TimeClass(
-        "launch", "idle: launch", "launch", "idle for launches", "waiting for launches",
+        "launch", "idle: launch", "launch", "launch", "idle for launches", "waiting for launches",
         "launching keeps the GPUs idle for", "waits {} longer for its host to launch work",
         "#990900", "#aa0000", "l",
         is_idle=True,
@@ -114,7 +116,7 @@ TIME_CLASSES: Final = (
         "own)",
     ),
     TimeClass(
-        "other_idle", "idle: unexplained", "idle?", "unexplained idle time",
+        "other_idle", "idle: unexplained", "idle?", "idle?", "unexplained idle time",
         "unexplained idle time", "nothing explains that the GPUs are idle for",
         "runs nothing for {} longer, and the trace does not show why",
         "#092b5e", "#555555", "·",
@@ -129,5 +131,7 @@ TIME_CLASSES: Final = (
 BY_ID: Final = {row.id: row for row in TIME_CLASSES}
 CLASSES: Final = tuple(BY_ID)
 """Ids of all classes."""
+BUSY_CLASSES: Final = tuple(row.id for row in TIME_CLASSES if not row.is_idle)
+"""Ids of the classes in which the GPU works, in order of precedence."""
 IDLE_CAUSES: Final = tuple(row.id for row in TIME_CLASSES if row.is_idle)
 """Ids of the classes in which the GPU runs nothing."""

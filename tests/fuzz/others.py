@@ -10,16 +10,17 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import pyarrow
 from pyarrow import parquet
 
 from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.pipeline import analyze
-from gputrace.analyzers.result_cache import dump_columns, load_columns
 from gputrace.analyzers.timeline_model import Scene, full_scene
 from gputrace.readers.registry import open_trace
 from gputrace.store import cache
+from gputrace.store.cache import dump_columns, load_columns
 from gputrace.studies.database import FILE, Configuration, Database, Plan, Run, StudyRow
 from gputrace.studies.environments import Framework
 from gputrace.studies.measures import read_results
@@ -97,8 +98,10 @@ def mutate_kept(rng: Random, data: bytes) -> bytes:
         path.write_bytes(data)
         try:
             kept = cache._read(path)
-            text = trees.mutate_json(rng, kept.text)
-            cache._write(path, cache.Kept(text, kept.columns))
+            value = msgspec.json.encode(msgspec.msgpack.decode(kept.text))
+            text = trees.mutate_json(rng, value)
+            packed = msgspec.msgpack.encode(msgspec.json.decode(text))
+            cache._write(path, cache.Kept(packed, kept.columns))
         except Exception:
             return raw.mutate(rng, data)
         return raw.mutate(rng, data) if rng.random() < 0.3 else path.read_bytes()

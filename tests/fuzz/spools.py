@@ -10,7 +10,7 @@ from gputrace.collectors.in_process import copy_since
 from gputrace.collectors.live import RecentHost, RecentSpool
 from gputrace.collectors.spool.activity import join_spools, read_spool, windows_of
 from gputrace.collectors.spool.chunks import HEADER
-from gputrace.collectors.spool.host_events import join_hosts, read_host, read_host_file
+from gputrace.collectors.spool.host_events import join_hosts, read_host_file
 from tests.fuzz.looking import LOOK, look
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def give_spool(path: Path, depth: int, place: Place) -> str:
 
 def give_host(path: Path, depth: int, place: Place) -> str:
     """A file of the hooks, likewise."""
-    host = read_host(path)
+    host = join_hosts([read_host_file(path)])
     join_hosts([read_host_file(path), read_host_file(path)])
     recent = RecentHost(path)
     recent.read()
@@ -52,8 +52,11 @@ def give_host(path: Path, depth: int, place: Place) -> str:
 
 def _copy(path: Path, place: Place) -> None:
     copy_since(path, place.out / path.name, HEADER.size + 200, (1, 1))
-    read = read_spool if path.suffix == ".spool" else read_host
-    read(place.out / path.name)
+    copy = place.out / path.name
+    if path.suffix == ".spool":
+        read_spool(copy)
+    else:
+        join_hosts([read_host_file(copy)])
 
 
 def _recover(path: Path, place: Place) -> None:

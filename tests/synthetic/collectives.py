@@ -34,13 +34,14 @@ def issue(trainer: Trainer, thread: Thread) -> Pending:
     entered = thread.now
     call = thread.call(names.LAUNCH_NCCL, 2 * trainer.plan.launch_ns)
     thread.now += 1_000
-    thread.range("ncclAllReduce", entered, domain=1)
+    thread.range(f"nccl{trainer.plan.collective}", entered, domain=1)
     ready = trainer.gpu.free.get(COMPUTE, 0) + STREAM_GAP_NS
     return Pending(trainer, thread, call.start, call.correlation, ready)
 
 
 def complete(group: Sequence[Pending], transfer_ns: int) -> None:
     """Run one all-reduce, one entry a rank."""
+    kernel = names.ALLREDUCE.replace("AllReduce", group[0].trainer.plan.collective)
     starts = [pending.arrival for pending in group]
     arrived = max(starts)
     end = arrived + transfer_ns
@@ -50,7 +51,7 @@ def complete(group: Sequence[Pending], transfer_ns: int) -> None:
         gpu.free[COMMUNICATION] = end
         trainer.ran(
             gpu, pending.thread, COMMUNICATION, Kind.COMMUNICATION, pending.issue, start, end,
-            pending.correlation, name=log.name(names.ALLREDUCE),
+            pending.correlation, name=log.name(kernel),
         )  # fmt: skip
         log.add(
             COLLECTIVES, start=start, end=end, rank=trainer.rank, arrived=arrived,

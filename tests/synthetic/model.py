@@ -51,7 +51,7 @@ class Model:
                 ("forward", names.forward(plan.distinct_kernels)),
                 ("backward", names.backward(plan.distinct_kernels)),
                 ("loss", names.LOSS),
-                ("optimizer", names.OPTIMIZER),
+                ("optimizer", names.OPTIMIZER if plan.named_optimizer else names.UPDATE),
                 ("autotune", names.AUTOTUNE),
             )
         }

@@ -23,6 +23,12 @@ OPTIMIZER = (
     _MULTI + "<(int)4>, at::native::<unnamed>::FusedAdamMathFunctor<float, (int)4, adam>>(T1, T2)",
     _MULTI + "<(int)1>, at::native::<unnamed>::BinaryOpScalarFunctor<float, std::multiplies>>(T1)",
 )
+UPDATE = (
+    _AT + "vectorized_elementwise_kernel<(int)4, at::native::CUDAFunctor_add<float>, "
+    "std::array<char *, (unsigned long)3>>(int, T2, T3)",
+    _AT + "vectorized_elementwise_kernel<(int)4, at::native::AUnaryFunctor<float, float, float, "
+    "at::native::MulFunctor<float>>, std::array<char *, (unsigned long)2>>(int, T2, T3)",
+)
 LOSS = (
     "void cunn_SoftMaxForward<(int)8, float, float, float, at::native::LogSoftMaxForwardEpilogue>"
     "(T4 *, const T2 *, int)",
@@ -34,6 +40,7 @@ AUTOTUNE = tuple(
     for n in (128, 512, 1024)
 )
 ALLREDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<(unsigned long)4096>)"
+COPY_BLOCKING = "cudaMemcpy_v3020"
 LAUNCH = "cudaLaunchKernel_v7000"
 LAUNCH_NCCL = "cuLaunchKernelEx"
 LAUNCH_GRAPH = "cudaGraphLaunch_v10000"

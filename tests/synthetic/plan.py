@@ -32,6 +32,7 @@ class Plan:
     kernels_per_step: int = 120
     layers: int = 6
     distinct_kernels: int = 24
+    named_optimizer: bool = True  # else no kernel's name tells it
     kernel_ns: int = 50_000  # mean over forward and backward
     jitter: float = 0.05  # standard deviation, as a fraction
     streams: int = 1  # compute streams; those after the first overlap in the forward pass
@@ -42,6 +43,7 @@ class Plan:
     loop_ns: int = 10_000  # from one step's last call to the next data wait
     queue_depth: int = 1_000  # launches a GPU holds before the next launch call blocks
     sync_every_step: bool = False  # loss.item()
+    hidden_ns: int = 0  # so long the GPU waits for what is not recorded, the host in a cudaMemcpy
     autograd_thread: bool = True  # the backward pass is launched by a second thread
     allocs_per_step: int = 0  # cudaMalloc and cudaFree in turn
     alloc_ns: int = 200_000
@@ -51,6 +53,9 @@ class Plan:
     hiccup_rate: float = 0.0  # share of steps whose data wait is 10 times as long
     input_copies: int = 1  # 0 to 2: none, the images, the images and their labels
     input_bytes: int = 38_535_168
+    labels_first: bool = False  # of two copies, the small one comes first
+    uploads: int = 0  # copies of weights from pageable memory before the first step
+    upload_ns: int = 20_000_000
     pageable: bool = False
     h2d_ns: int = 700_000
     copy_stream: bool = False  # the input is copied on a stream of its own
@@ -67,6 +72,8 @@ class Plan:
     busy_rank: int = -1  # this rank launches `busy_share` more kernels in each forward pass
     busy_share: float = 0.0
     odd_steps: tuple[int, ...] = ()  # only in these is a rank slow, late or busy; else in all
+    collective: str = "AllReduce"  # as the kernels' names say
+    begins_late: int = -1  # the GPU of this rank is recorded from the middle of the run on
     group_size: int = 0  # so many ranks at a time have all-reduces of their own; 0: all together
     # Between the GPUs of one process.
     exchange: Exchange = "dataparallel"  # or a parameter server, or a ring

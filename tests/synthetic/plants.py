@@ -84,6 +84,49 @@ def _busy(rng: np.random.Generator, plan: Plan) -> Plan:
     return replace(plan, busy_rank=_odd(rng, plan), busy_share=float(rng.uniform(0.4, 1.2)))
 
 
+def _doubled(rng: np.random.Generator, plan: Plan) -> Plan:
+    """All kernels of a step once more on one rank, and hosts that are slow on all of them."""
+    return replace(_busy(rng, plan), busy_share=3.0, python_ns=plan.kernel_ns // 2)
+
+
+def _slow_and_late(rng: np.random.Generator, plan: Plan) -> Plan:
+    plan = _slow("constant")(rng, plan)
+    late = int(gpu_step_ns(plan) * rng.uniform(0.1, 0.3)) // plan.micro_batches
+    return replace(plan, late_host_rank=plan.slow_rank, late_host_ns=late)
+
+
+def _slow_stage(rng: np.random.Generator, plan: Plan) -> Plan:
+    return replace(_slow("constant")(rng, plan), collective="SendRecv")
+
+
+def _begins_late(rng: np.random.Generator, plan: Plan) -> Plan:
+    return replace(plan, begins_late=_odd(rng, plan), edges_cut=False)
+
+
+def _uploads(rng: np.random.Generator, plan: Plan) -> Plan:
+    return replace(plan, uploads=int(rng.integers(20, 200)), edges_cut=False)
+
+
+def _starved(rng: np.random.Generator, plan: Plan) -> Plan:
+    """The loader is late, and the small copy of each batch ends the wait."""
+    wait = int(gpu_step_ns(plan) * rng.uniform(0.5, 2)) // plan.micro_batches
+    return replace(plan, data_wait_ns=wait, data_wait="python", input_copies=2, labels_first=True)
+
+
+def _starved_unnamed(rng: np.random.Generator, plan: Plan) -> Plan:
+    return replace(_starved(rng, plan), named_optimizer=False)
+
+
+def _blocked(rng: np.random.Generator, plan: Plan) -> Plan:
+    share = float(rng.uniform(0.3, 1))
+    return replace(plan, hidden_ns=max(2_000_000, int(share * gpu_step_ns(plan))), data_wait_ns=0)
+
+
+def single_plan(rng: np.random.Generator, seed: int) -> Plan:
+    """One rank with one GPU."""
+    return replace(ddp_plan(rng, seed), ranks=1, allreduces=0)
+
+
 def _late(pattern: str, in_loader: bool) -> Callable[[np.random.Generator, Plan], Plan]:
     def alter(rng: np.random.Generator, plan: Plan) -> Plan:
         return replace(
@@ -142,6 +185,16 @@ PLANTS = (
     Plant("PHB pair as fast as PIX, NCCL", (), links.as_it_is, base=links.pairs_plan,
           write=links.write_two_sorts, lengthens=False),
     Plant("pageable copies", ("h2d-pageable",), links.pageable),
+    Plant("small copy first", ("data-feeding",), _starved, base=single_plan),
+    Plant("small copy first, optimizer without a name", ("data-feeding",), _starved_unnamed,
+          base=single_plan),
+    Plant("uneven spans", (), _begins_late, lengthens=False),
+    Plant("slow stage of a pipeline", ("straggler",), _slow_stage, "", _slow_rank),
+    Plant("twice the work on one rank, slow hosts", ("straggler",), _doubled, "", _busy_rank),
+    Plant("one-off upload", (), _uploads, base=single_plan, lengthens=False),
+    Plant("blocking copy", ("sync-bound",), _blocked, base=single_plan),
+    Plant("slow kernels and a late host", ("straggler", "late-host"), _slow_and_late, "",
+          _slow_rank),
 )  # fmt: skip
 
 

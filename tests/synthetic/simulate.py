@@ -36,6 +36,8 @@ def simulate(plan: Plan) -> Recording:
     log = Log()
     model = Model.of(plan, log)
     trainers = [Trainer(plan, log, rank, model) for rank in range(plan.ranks)]
+    for trainer in trainers:
+        trainer.upload()
     for index in range(plan.steps):
         step(trainers, index)
         if index in plan.checkpoint_after:
@@ -49,9 +51,19 @@ def simulate(plan: Plan) -> Recording:
         Truth((), {}, {}, {}),
     )  # fmt: skip
     windows = windows_of(recording, [trainer.units for trainer in trainers])
+    if plan.begins_late >= 0:
+        recording = _begun_late(recording)
     if plan.edges_cut:
         recording, windows = _cut(recording, windows)
     return replace(recording, truth=truth_of(recording, windows))
+
+
+def _begun_late(recording: Recording) -> Recording:
+    """Keep of one rank's GPU what it does from the middle of the run on."""
+    ops = recording.ops
+    middle = (int(ops["start"].min()) + int(ops["end"].max())) // 2
+    early = (ops["rank"] == recording.plan.begins_late) & (ops["start"] < middle)
+    return replace(recording, ops=ops[~early])
 
 
 def _process(trainer: Trainer) -> Process:

@@ -59,6 +59,8 @@ def _batch(trainer: Trainer, buckets: int, more_ns: int = 0) -> list[Pending]:
         (run_parallel if plan.exchange == "dataparallel" else run_server)(trainer)
         return []
     _forward(trainer, plan.allocs_per_step)
+    if plan.hidden_ns:
+        trainer.wait_unseen()
     if trainer.is_odd(plan.busy_rank):
         trainer.launch(trainer.model.forward.share(plan.busy_share), trainer.main, trainer.gpu)
     trainer.memset()

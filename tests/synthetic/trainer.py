@@ -92,7 +92,8 @@ class Trainer:
         """Issue the copies of the next batch to the first GPU."""
         plan, gpu = self.plan, self.gpu
         stream = COPIES if plan.copy_stream else COMPUTE
-        for index in range(plan.input_copies):
+        parts = range(plan.input_copies)
+        for index in reversed(parts) if plan.labels_first else parts:
             size, ns = (2_048, 1_500.0) if index else (plan.input_bytes, float(plan.h2d_ns))
             self.copy(Kind.H2D, size, int(self.around(ns)), stream, pageable=plan.pageable)
             self.python(plan.python_ns)
@@ -107,6 +108,23 @@ class Trainer:
         self.ran(
             self.gpu, self.main, stream, kind, call.start, start, end, call.correlation,
             bytes=size, pageable=pageable,
+        )  # fmt: skip
+
+    def upload(self) -> None:
+        """Copy the weights from pageable memory, each in a call that returns when it is done."""
+        for _ in range(self.plan.uploads):
+            self.copy(Kind.H2D, 67_108_864, self.plan.upload_ns, COMPUTE, pageable=True)
+            self.python(self.plan.python_ns)
+
+    def wait_unseen(self) -> None:
+        """Read 256 bytes that the GPU has only once something unrecorded is done."""
+        free = self.gpu.free
+        free[COMPUTE] = max(free.get(COMPUTE, 0), self.main.now) + self.plan.hidden_ns
+        start, end = self.gpu.run(COMPUTE, np.array([self.main.now]), np.array([1_500]))
+        call = self.main.call(names.COPY_BLOCKING, self.plan.launch_ns, int(end[0]) + WAKE_NS)
+        self.ran(
+            self.gpu, self.main, COMPUTE, Kind.D2H, call.start, start, end, call.correlation,
+            bytes=256,
         )  # fmt: skip
 
     def memset(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from math import log
 from typing import Final
 
@@ -21,14 +22,11 @@ from gputrace.analyzers.compare.results import (
 from gputrace.analyzers.compare.runs import (
     ABSENT,
     NAMES,
-    KernelUse,
-    Key,
     Mean,
     Run,
     difference,
     ratio,
 )
-from gputrace.model.results import Breakdown, Finding
 from gputrace.model.time_class import CLASSES
 
 MATTERS: Final = 0.01
@@ -85,23 +83,12 @@ def change(
     """
     bounds = difference(a, b, rows)
     distance = abs(b.value - a.value)
-    enough = (
-        distance >= matters * (step or a.value)
-        and distance >= relative * max(a.value, b.value)
-        and distance > 0
-    )
-    return Change(
-        round(a.value),
-        round(b.value),
-        round(b.value - a.value),
-        round(bounds.low) if bounds is not None else None,
-        round(bounds.high) if bounds is not None else None,
-        None if bounds is None else enough and (bounds.low > 0 or bounds.high < 0),
-    )
-
-
-def _fields(figures: Change) -> dict[str, int | bool | None]:
-    return {name: getattr(figures, name) for name in Change.__dataclass_fields__}
+    least = max(matters * (step or a.value), relative * max(a.value, b.value))
+    low = high = changed = None
+    if bounds is not None:
+        low, high = round(bounds.low), round(bounds.high)
+        changed = 0 < distance >= least and (bounds.low > 0 or bounds.high < 0)
+    return Change(round(a.value), round(b.value), round(b.value - a.value), low, high, changed)
 
 
 def _classes(a: Run, b: Run, unit: str) -> Iterator[ClassChange]:
@@ -114,7 +101,7 @@ def _classes(a: Run, b: Run, unit: str) -> Iterator[ClassChange]:
         both = change(first[name], second[name], MATTERS, len(some), whole[0])
         worst = [_worst(run, name) if unit != "span" else None for run in (a, b)]
         yield ClassChange(
-            **_fields(both),  # type: ignore[arg-type]
+            **asdict(both),
             name=name,
             a_share=first[name].value / whole[0],
             b_share=second[name].value / whole[1],
@@ -147,69 +134,55 @@ def _worst(run: Run, name: str) -> Worst | None:
 
 def _kernels(a: Run, b: Run, unit: str) -> list[KernelChange]:
     """Compare all kernels, largest difference first."""
-    uses = [
+    first, second = (
         {use.name: use for use in (run.kernels_of_span if unit == "span" else run.kernels)}
         for run in (a, b)
-    ]
-    names = sorted(uses[0].keys() | uses[1].keys())
-    step = _whole(a, unit)
-    rows = [_kernel(name, uses[0].get(name), uses[1].get(name), len(names), step) for name in names]
+    )
+    names, step, rows = first.keys() | second.keys(), _whole(a, unit), []
+    for name in names:
+        x, y = first.get(name), second.get(name)
+        totals = (x.total if x else ABSENT), (y.total if y else ABSENT)
+        figures = change(*totals, KERNEL_MATTERS, len(names), step, OF_ITS_OWN)
+        rows.append(
+            KernelChange(
+                **asdict(figures),
+                name=name,
+                communication=any(use.communication for use in (x, y) if use),
+                status="both" if x and y else "gone" if x else "new",
+                a_count=round(x.count, 3) if x else 0.0,
+                b_count=round(y.count, 3) if y else 0.0,
+                a_median_ns=round(x.median_ns) if x else None,
+                b_median_ns=round(y.median_ns) if y else None,
+            )
+        )
     return sorted(rows, key=lambda row: (-abs(row.difference_ns), row.name))
 
 
-def _kernel(
-    name: str, a: KernelUse | None, b: KernelUse | None, rows: int, step: float
-) -> KernelChange:
-    present = a or b
-    assert present is not None
-    totals = (a.total if a else ABSENT), (b.total if b else ABSENT)
-    return KernelChange(
-        **_fields(change(*totals, KERNEL_MATTERS, rows, step, OF_ITS_OWN)),  # type: ignore[arg-type]
-        name=name,
-        communication=present.communication,
-        status="both" if a and b else "gone" if a else "new",
-        a_count=round(a.count, 3) if a else 0.0,
-        b_count=round(b.count, 3) if b else 0.0,
-        a_median_ns=round(a.median_ns) if a else None,
-        b_median_ns=round(b.median_ns) if b else None,
-    )
-
-
 def _gpus(a: Run, b: Run) -> Iterator[GpuPair]:
-    rows = [_by_key(run) for run in (a, b)]
-    for gpu, rank in dict.fromkeys([*rows[0], *rows[1]]):
-        yield GpuPair(gpu, rank, rows[0].get((gpu, rank)), rows[1].get((gpu, rank)))
-
-
-def _by_key(run: Run) -> dict[Key, Breakdown]:
-    return {(row.gpu, row.rank): row for row in run.analysis.breakdown}
+    first, second = ({(r.gpu, r.rank): r for r in run.analysis.breakdown} for run in (a, b))
+    for key in dict.fromkeys([*first, *second]):
+        yield GpuPair(*key, first.get(key), second.get(key))
 
 
 def _findings(a: Run, b: Run) -> Iterator[FindingChange]:
     """Yield new findings, then those gone, then those in both, each most severe first."""
     first, second = ({f.id: f for f in run.analysis.findings} for run in (a, b))
-    status: dict[str, Callable[[str], bool]] = {
-        "appeared": lambda id: id not in first,
-        "gone": lambda id: id not in second,
-        "stayed": lambda id: id in first and id in second,
+    ids = {
+        "appeared": [id for id in second if id not in first],
+        "gone": [id for id in first if id not in second],
+        "stayed": [id for id in second if id in first],
     }
-    for word, holds in status.items():
-        for id in filter(holds, dict.fromkeys([*second, *first])):
-            yield _finding(id, word, first.get(id), second.get(id))
-
-
-def _finding(id: str, status: str, a: Finding | None, b: Finding | None) -> FindingChange:
-    shown = b or a
-    assert shown is not None
-    return FindingChange(
-        id=id,
-        status=status,
-        a_severity=a.severity if a is not None else None,
-        b_severity=b.severity if b is not None else None,
-        a_impact_ns=a.impact_ns if a is not None else None,
-        b_impact_ns=b.impact_ns if b is not None else None,
-        message=shown.message,
-    )
+    for status, id in ((status, id) for status, some in ids.items() for id in some):
+        x, y = first.get(id), second.get(id)
+        yield FindingChange(
+            id=id,
+            status=status,
+            a_severity=x.severity if x is not None else None,
+            b_severity=y.severity if y is not None else None,
+            a_impact_ns=x.impact_ns if x is not None else None,
+            b_impact_ns=y.impact_ns if y is not None else None,
+            message=(second if id in second else first)[id].message,
+        )
 
 
 _EQUAL: Final = 0.02
@@ -263,27 +236,26 @@ def scale(runs: Sequence[Run]) -> Scaling:
 
 def _kind(runs: Sequence[Run]) -> tuple[str, str]:
     """Return the kind of scaling (constant work per GPU or per step), and the source."""
-    base, others = runs[0], [run for run in runs[1:] if len(run.keys) != len(runs[0].keys)]
+    base = runs[0]
+    others = [run for run in runs[1:] if len(run.keys) != len(base.keys)]
+    gpus = [len(run.keys) / len(base.keys) for run in others]
+
+    def kind(amount: Callable[[Run], float | None]) -> str:
+        """Return the kind by the amount of input of a step on all GPUs."""
+        parts = [(amount(run) or 0) / (amount(base) or 1) for run in others]
+        return _told([_place(part / n, n) for part, n in zip(parts, gpus, strict=True)])
+
     if all(run.samples for run in runs):
-        return _told([_by_gpu(base, run, run.samples, base.samples) for run in others]), "batch"
+        return kind(lambda run: run.samples), "batch"
     if not others:
         return "same", "none"
     if all(run.input_bytes for run in runs):
-        by_bytes = _told([_by_gpu(base, run, run.input_bytes, base.input_bytes) for run in others])
+        by_bytes = kind(lambda run: run.input_bytes)
         if by_bytes != "unknown":
             return by_bytes, "input_bytes"
-    work = [
-        _place(kernel_ns(run) / max(kernel_ns(base), 1), len(run.keys) / len(base.keys))
-        for run in others
-    ]
-    by_kernels = _told(work)
+    work = [kernel_ns(run) / max(kernel_ns(base), 1) for run in others]
+    by_kernels = _told([_place(part, n) for part, n in zip(work, gpus, strict=True)])
     return by_kernels, "kernels" if by_kernels != "unknown" else "none"
-
-
-def _by_gpu(base: Run, run: Run, amount: float | None, base_amount: float | None) -> float:
-    """Return the `_place` of a run by the amount of input per GPU and step."""
-    gpus = len(run.keys) / len(base.keys)
-    return _place((amount or 0) / (base_amount or 1) / gpus, gpus)
 
 
 def _place(work: float, gpus: float) -> float:
@@ -300,20 +272,20 @@ def _told(places: Sequence[float]) -> str:
     return "strong" if all(abs(at - 1) <= _NEAR for at in places) else "unknown"
 
 
-def _work(base: Run, run: Run, kind: str) -> float | None:
-    """Return the samples of a step for each of the first run's; None if unknown."""
-    if base.samples and run.samples:
-        return run.samples / base.samples
-    gpus = len(run.keys) / len(base.keys)
-    return {"weak": gpus, "strong": 1.0, "same": gpus}.get(kind, 1.0 if gpus == 1 else None)
-
-
 def _row(base: Run, run: Run, kind: str) -> ScalingRow:
     first, length = lengths(base, run)
-    work, gpus = _work(base, run, kind), len(run.keys) / len(base.keys)
+    gpus = len(run.keys) / len(base.keys)
+    if base.samples and run.samples:  # Work of a step relative to the first run's, if known.
+        work: float | None = run.samples / base.samples
+    else:
+        known = {"weak": gpus, "strong": 1.0, "same": gpus}
+        work = known.get(kind, 1.0 if gpus == 1 else None)
     speed = ratio(first, length) if work is not None and run is not base else None
     speed_up = work and first.value / max(length.value, 1) * work
-    ideal = work and first.value * work / gpus
+    ideal, losses = work and first.value * work / gpus, []
+    if ideal is not None and run is not base:  # In the ideal step, all classes shrink alike.
+        classes = classes_of(base, "step"), classes_of(run, "step")
+        losses = split_loss(*classes, ideal / max(first.value, 1), ideal)
     return ScalingRow(
         label=run.label,
         gpus=len(run.keys),
@@ -324,14 +296,8 @@ def _row(base: Run, run: Run, kind: str) -> ScalingRow:
         speed_up_high=speed.high * (work or 0) if speed is not None else None,
         efficiency=speed_up and speed_up / gpus,
         ideal_ns=round(ideal) if ideal is not None else None,
-        losses=() if ideal is None or run is base else tuple(_losses(base, run, ideal)),
+        losses=tuple(losses),
     )
-
-
-def _losses(base: Run, run: Run, ideal: float) -> Iterator[Loss]:
-    """Yield each class minus its share of the ideal step, in which all shrink alike."""
-    part = ideal / max(lengths(base, run)[0].value, 1)
-    yield from split_loss(classes_of(base, "step"), classes_of(run, "step"), part, ideal)
 
 
 def split_loss(
@@ -347,22 +313,10 @@ def split_loss(
     """
     common = [name for name in CLASSES if name in classes and name in first]
     names = [name for name in common if first[name].value or classes[name].value]
-    losses = [_loss(n, _times(first[n], part), classes[n], len(names), ideal) for n in names]
+    losses = []
+    for name in names:
+        value, error, freedom = first[name].value, first[name].error, first[name].freedom
+        rest = Mean(value * part, None if error is None else error * part, freedom)
+        lost = change(rest, classes[name], MATTERS, len(names), ideal)
+        losses.append(Loss(name, lost.difference_ns, lost.low_ns, lost.high_ns, lost.changed))
     return sorted(losses, key=lambda loss: -loss.ns)
-
-
-def _times(mean: Mean, factor: float) -> Mean:
-    error = None if mean.error is None else mean.error * factor
-    return Mean(mean.value * factor, error, mean.freedom)
-
-
-def _loss(name: str, ideal: Mean, mean: Mean, rows: int, step: float) -> Loss:
-    bounds, lost = difference(ideal, mean, rows), mean.value - ideal.value
-    sure = bounds is not None and (bounds.low > 0 or bounds.high < 0)
-    return Loss(
-        name,
-        round(lost),
-        round(bounds.low) if bounds is not None else None,
-        round(bounds.high) if bounds is not None else None,
-        None if bounds is None else sure and abs(lost) >= MATTERS * step,
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp
@@ -16,7 +16,7 @@ from gputrace.analyzers.pipeline import Options, analyze
 from gputrace.analyzers.steps import find_input_copies
 from gputrace.model.events import Kind
 from gputrace.model.results import Analysis, Step
-from gputrace.model.time_class import CLASSES, IDLE_CAUSES
+from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
 from gputrace.model.trace import Progress, Trace
 
 CONFIDENCE: Final = 0.95
@@ -194,44 +194,25 @@ def measure_loop(steps: Sequence[Step]) -> Loop | None:
         return None
     numbers, group = np.unique([step.step for step in steps], return_inverse=True)
     lengths = np.array([step.end_ns - step.start_ns for step in steps], float)
-    known = [name for name in NAMES if all(of(step, name) is not None for step in steps)]
-    table = np.array([[of(step, name) for name in known] for step in steps], float)
-    table = np.concatenate([lengths[:, None], table.reshape(len(steps), -1)], axis=1)
-    length, *classes = means_of(_mean_of_groups(table, group, len(numbers)))
-    return Loop(
-        numbers=numbers,
-        length=length,
-        classes=dict(zip(known, classes, strict=True)),
-        of_gpu=_of_gpus(steps, table, known),
-    )
-
-
-def of(step: Step, name: str) -> int | None:
-    """Return the nanoseconds of one of `NAMES` in a step; None where unknown."""
-    value: int | None = getattr(step, f"{name}_ns")
-    return value
-
-
-def _mean_of_groups(
-    table: NDArray[np.float64], group: NDArray[np.intp], count: int
-) -> NDArray[np.float64]:
-    """Return the mean of the rows of each group, in order of group."""
-    total = np.zeros((count, table.shape[1]))
+    columns = {name: [getattr(step, f"{name}_ns") for step in steps] for name in NAMES}
+    known = [name for name in NAMES if None not in columns[name]]
+    table = np.column_stack([lengths, *(np.array(columns[name], float) for name in known)])
+    total = np.zeros((len(numbers), table.shape[1]))
     np.add.at(total, group, table)
-    return total / np.bincount(group, minlength=count)[:, None]
-
-
-def _of_gpus(
-    steps: Sequence[Step], table: NDArray[np.float64], known: Sequence[str]
-) -> dict[Key, dict[str, float]]:
+    length, *classes = means_of(total / np.bincount(group)[:, None])
     rows: dict[Key, list[int]] = {}
     for row, step in enumerate(steps):
         rows.setdefault((step.gpu, step.rank), []).append(row)
     names = ("total", *known)
-    return {
-        key: dict(zip(names, table[of_gpu].mean(axis=0).tolist(), strict=True))
-        for key, of_gpu in rows.items()
-    }
+    return Loop(
+        numbers=numbers,
+        length=length,
+        classes=dict(zip(known, classes, strict=True)),
+        of_gpu={
+            key: dict(zip(names, table[of_gpu].mean(axis=0).tolist(), strict=True))
+            for key, of_gpu in rows.items()
+        },
+    )
 
 
 _Rows = NDArray[np.intp]
@@ -262,13 +243,19 @@ def use_kernels(
     ids, ns, step_index = (np.concatenate(column) for column in zip(*parts, strict=True))
     if not len(ids):
         return ()
-    texts, ids = _by_text(trace, ids)
+    distinct, inverse = np.unique(ids, return_inverse=True)
+    text_of = trace.names(distinct)  # Several ids may share a text.
+    texts = sorted(set(text_of.values()))
+    number_of = {text: number for number, text in enumerate(texts)}
+    ids = np.array([number_of[text_of[id]] for id in distinct.tolist()], np.intp)[inverse]
     totals = np.bincount(
         step_index * len(texts) + ids, weights=ns, minlength=len(numbers) * len(texts)
     ).reshape(len(numbers), len(texts))
     counts = np.bincount(ids, minlength=len(texts)) / (len(numbers) * len(operations))
     means = means_of(totals / len(operations))
-    medians = _medians(ids, ns, len(texts))
+    order = np.argsort(ids, kind="stable")
+    parts_of = np.split(ns[order], np.searchsorted(ids[order], np.arange(1, len(texts))))
+    medians = [float(np.median(part)) for part in parts_of]
     return tuple(
         KernelUse(text, is_communication(text), mean, count, median)
         for text, mean, count, median in zip(texts, means, counts.tolist(), medians, strict=True)
@@ -291,24 +278,6 @@ def _placed(
     index = np.searchsorted(starts, gpu.start[kernels], "right") - 1
     inside = (index >= 0) & (gpu.start[kernels] < ends[index])
     return ids[inside], ns[inside], np.searchsorted(numbers, which[index[inside]])
-
-
-def _by_text(trace: Trace, ids: NDArray[np.int32]) -> tuple[list[str], _Rows]:
-    """Return the distinct texts, and the index of each id in them: several ids may share a text."""
-    distinct, inverse = np.unique(ids, return_inverse=True)
-    names = trace.names(distinct)
-    texts = sorted(set(names.values()))
-    position = {text: index for index, text in enumerate(texts)}
-    return texts, np.array([position[names[id]] for id in distinct.tolist()], np.intp)[inverse]
-
-
-def _medians(ids: _Rows, ns: NDArray[np.int64], count: int) -> Iterator[float]:
-    order = np.argsort(ids, kind="stable")
-    edges = np.searchsorted(ids[order], np.arange(1, count))
-    return (float(np.median(part)) for part in np.split(ns[order], edges))
-
-
-_BUSY: Final = ("compute", "communication", "h2d", "other_copy", "memset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,26 +309,20 @@ def read_run(trace: Trace, label: str, options: Options, progress: Progress | No
     steps = measured_steps(analysis, options.steps)
     operations = [gpu for gpu in read_operations(trace) if (gpu.gpu.gpu, gpu.gpu.rank) in set(keys)]
     of_span = use_kernels(trace, operations, None)
+    span, gpus = {}, analysis.gpus
+    if gpus:
+        span = {name: sum(getattr(gpu, f"{name}_ns") for gpu in gpus) for name in BUSY_CLASSES}
+        span |= {cause: analysis.gaps.by_cause.get(cause, 0) for cause in IDLE_CAUSES}
     return Run(
         label=label,
         analysis=replace(analysis, step_list=()),
         keys=tuple(keys),
         loop=measure_loop(steps),
-        span=_span(analysis),
+        span={name: ns / len(gpus) for name, ns in span.items()},
         kernels=use_kernels(trace, operations, steps) if steps else of_span,
         kernels_of_span=of_span,
         input_bytes=_input_bytes(trace, operations, steps),
     )
-
-
-def _span(analysis: Analysis) -> dict[str, float]:
-    """Return each class in the whole span, mean over the GPUs."""
-    count = len(analysis.gpus)
-    if not count:
-        return {}
-    busy = {name: sum(getattr(g, f"{name}_ns") for g in analysis.gpus) for name in _BUSY}
-    idle = {cause: analysis.gaps.by_cause.get(cause, 0) for cause in IDLE_CAUSES}
-    return {name: value / count for name, value in (busy | idle).items()}
 
 
 def _input_bytes(

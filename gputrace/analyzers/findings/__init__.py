@@ -1,8 +1,9 @@
 """Findings: causes of lost time, and limits on how far the figures can be trusted.
 
 A rule takes `Facts` and yields findings, or none. To add a rule, write it in the module of its
-subject and list it in `RULES`, in `HOST_RULES`, or in both. Its docstring states the condition and,
-after "Cost:", how the cost is computed; docs/findings.md is made of these.
+subject and list it in `RULES`, in `HOST_RULES`, or in both. Its docstring states the condition,
+after "Cost:" how the cost is computed, and after "Wrong if:" what would prove it wrong;
+docs/findings.md is made of these.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from gputrace.analyzers.findings import busy, hardware, idle, multi_gpu, run, stragglers
-from gputrace.analyzers.findings.context import SEVERITIES, Facts, Rule
-from gputrace.model.results import Finding
+from gputrace.analyzers.findings.context import MEDIUM, SEVERITIES, Facts, Rule, severity_of
+from gputrace.model.results import Finding, WhatIf
 
-__all__ = ["HOST_RULES", "RULES", "Facts", "find"]
+__all__ = ["HOST_RULES", "RULES", "Facts", "find", "order"]
 
 RULES: Final[tuple[Rule, ...]] = (
     run.recorder_overhead,
@@ -57,22 +58,45 @@ HOST_RULES: Final[tuple[Rule, ...]] = (
 
 
 def find(facts: Facts, plugged: Sequence[Finding] = ()) -> tuple[Finding, ...]:
-    """Return all findings, the most important first: by severity, then by cost.
+    """Return what all rules find, in the order of the rules, and the findings of plugins."""
+    findings: list[Finding] = []
+    for rule in RULES if facts.per_gpu.operations else HOST_RULES:
+        findings += rule(facts)
+    return (*findings, *plugged)
+
+
+_CURED_BY_REPLAY: Final = ("launch-bound", "communication-exposed")
+"""Findings about idle time that all GPUs share: if a replay without their cause gains nothing,
+another cause explains that time."""
+
+
+def order(
+    findings: Sequence[Finding], predictions: Sequence[WhatIf], mean_ns: int
+) -> tuple[Finding, ...]:
+    """Return the findings, the most important first: by severity, then by what they cost.
 
     A recorder that distorts the run comes before all others: no other figure can be trusted then.
+    A cost counts, and makes severe, as far as a prediction may confirm it. GPUs that compute nearly
+    all the time come before costs below `MEDIUM`.
 
     Args:
-        facts: facts about the trace.
-        plugged: findings of plugins.
+        findings: all findings.
+        predictions: predicted steps without a cause; none where nothing could be replayed.
+        mean_ns: mean length of a step.
     """
-    rules = RULES if facts.per_gpu.operations else HOST_RULES
-    findings: list[Finding] = []
-    for rule in rules:
-        findings += rule(facts)
-    findings += plugged
+    gains: dict[str | None, int] = {}
+    for cure in predictions:
+        gains[cure.finding] = max(gains.get(cure.finding, 0), cure.now_ns - cure.low_ns)
 
-    def rank(finding: Finding) -> tuple[bool, int, int]:
+    def rank(finding: Finding) -> tuple[bool, int, float]:
         distorts = finding.id == "recorder-overhead" and finding.severity == "high"
-        return not distorts, SEVERITIES.index(finding.severity), -finding.impact_ns
+        severity, gain = finding.severity, float(finding.impact_ns)
+        if finding.id == "compute-bound":
+            severity, gain = "medium", MEDIUM * mean_ns
+        elif finding.id in gains or (predictions and finding.id in _CURED_BY_REPLAY):
+            gain = min(gain, gains.get(finding.id, multi_gpu.WORTH * mean_ns))
+            confirmed = severity_of(gain / max(mean_ns, 1)) or "low"
+            severity = max(severity, confirmed, key=SEVERITIES.index)
+        return not distorts, SEVERITIES.index(severity), -gain
 
     return tuple(sorted(findings, key=rank))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
-from gputrace.analyzers.findings.context import HIGH, MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.multi_gpu import told_by_links, told_by_skew
 from gputrace.model.results import Finding, Kernels
 from gputrace.units import format_ns
@@ -40,6 +41,8 @@ def h2d_exposed(facts: Facts) -> Iterator[Finding]:
     that.
 
     Cost: class `h2d`.
+
+    Wrong if: the step is no shorter with the copies taken out (one batch kept on the GPU).
     """
     if 2 * facts.pageable.saving_ns > sum(row.of("h2d") for row in facts.rows):
         return
@@ -62,6 +65,8 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
 
     Cost: their exposed part, less the time that the same bytes take from pinned memory: at the
     speed of the trace's own large pinned copies, else of the card's slot, if either is known.
+
+    Wrong if: the step is no shorter with `pin_memory` and `non_blocking`.
     """
     pageable = facts.pageable
     total = sum(row.total_ns for row in facts.rows)
@@ -98,6 +103,8 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
 
     Cost: class `communication`; without `communication_wait_ns` where ranks are late, and less the
     part that `gpu0-skew`, `topology` and `host-staged-comm` cover.
+
+    Wrong if: the step is no shorter without the exchange (`no_sync` of DDP for some steps).
     """
     whole, wait = facts.mean("communication"), facts.mean("communication_wait")
     known = all(row.communication_wait_ns is not None for row in facts.rows)
@@ -128,24 +135,49 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
     )
 
 
+_MOSTLY_COMPUTE: Final = 0.7
+"""Share of the time in which GPUs compute from which their speed is reported as the limit."""
+
+
 def compute_bound(facts: Facts) -> Iterator[Finding]:
-    """The GPUs compute 80 % of the time or more (`info`).
+    """The GPUs compute 70 % of the time or more (`info`).
 
     Cost: class `compute`.
+
+    Wrong if: a batch half as large takes as long.
     """
     share = facts.share("compute")
-    if share < 1 - HIGH:
+    if share < _MOSTLY_COMPUTE:
         return
     yield facts.finding(
         "compute-bound",
         "info",
         facts.mean("compute"),
         f"the GPUs compute {share:.0%} of the time: their speed is the limit",
-        "make the kernels cheaper: mixed precision, the layout that the tensor cores want, "
-        "compiled or fused operations"
-        + (" (torch.compile, channels_last)" if facts.framework == "pytorch" else ""),
+        "make the kernels cheaper: " + _how_to_compute_less(facts),
         {"share": round(share, 4)},
     )
+
+
+_COMPILED: Final = re.compile(r"triton_[a-z]{3}_fused_")
+"""Kernels of torch.compile."""
+
+
+def _how_to_compute_less(facts: Facts) -> str:
+    """Return what the kernels show that the program does not do yet."""
+    kernels, is_torch = facts.kernels, facts.framework == "pytorch"
+    on_tensor_cores = 0 if kernels is None else _of_sort(kernels, "yes")
+    advice = []
+    if kernels is None or on_tensor_cores < _MOSTLY_ON_THEM * kernels.total_ns:
+        advice += ["mixed precision", "the layout that the tensor cores want"]
+        advice[1] += " (channels_last)" if is_torch else ""
+    if kernels is None or not any(_COMPILED.search(row.name) for row in kernels.top):
+        advice += ["compiled or fused operations" + (" (torch.compile)" if is_torch else "")]
+    return ", ".join([*advice, "smaller inputs or models, faster cards, or more of them"])
+
+
+_MOSTLY_ON_THEM: Final = 0.25
+"""Share of the kernels' time on tensor cores from which the precision is mixed already."""
 
 
 _LAYOUT_WORTH: Final = 0.02
@@ -184,6 +216,8 @@ def layout_transposes(facts: Facts) -> Iterator[Finding]:
     """Kernels that only convert between layouts (NCHW, NHWC) take 2 % of the time.
 
     Cost: their duration.
+
+    Wrong if: the kernels stay in a run with one layout throughout.
     """
     kernels = facts.kernels
     if kernels is None:
@@ -213,6 +247,8 @@ def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
     since precision is a choice about the training.
 
     Cost: half of their duration, assuming that tensor cores are twice as fast.
+
+    Wrong if: the products take as long in TF32 or bf16.
     """
     kernels = facts.kernels
     if kernels is None or not kernels.has_tensor_cores:

@@ -13,7 +13,7 @@ import numpy as np
 
 from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.device_metrics import find_cards
-from gputrace.analyzers.execution import PerGpu, Shard
+from gputrace.analyzers.execution import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.lanes import Lane, LaneSummary
 from gputrace.analyzers.links import Links, Pageable, find_pageable, measure_links
@@ -153,7 +153,8 @@ class Known:
         """Rows of the breakdown that count: those of the GPUs that do the work.
 
         If some rows have steps, only those. GPUs that do next to nothing beside the others of their
-        rank, such as those that only hold a context, are left out.
+        rank, such as those that only hold a context, are left out, and those that appear only as an
+        end of another GPU's copies.
         """
         busiest: dict[int, int] = {}
         for lane in self.per_gpu.lanes:
@@ -163,6 +164,13 @@ class Known:
             for lane in self.per_gpu.lanes
             if lane.operations < _STRAY * busiest[lane.gpu.rank]
         }
+        ends = {
+            (summary.gpu.gpu, summary.gpu.rank)
+            for summary in self.per_gpu.operations
+            if summary.kinds == {Kind.COPY_PEER}
+        }
+        if len(ends) < len(self.per_gpu.operations):
+            stray |= ends
         rows = [row for row in self.breakdown if (row.gpu, row.rank) not in stray]
         return tuple([row for row in rows if row.steps] or rows)
 
@@ -239,6 +247,16 @@ class Facts(Known):
         total = sum(row.of(name) for row in rows)
         return total // max(1, sum(max(row.steps, 1) for row in rows))
 
+    def mean_over_gpus(self, measure: Callable[[GpuShardView, Intervals], int]) -> int:
+        """Return the mean of what a function measures on each GPU in its measured time, per step
+        where there are steps; 0 where no CUDA calls were recorded.
+        """
+        if not self.per_gpu.has_calls:
+            return 0
+        times = [self.time_of(lane) for lane in self.working]
+        spent = sum(self.per_gpu.each(measure, self.working, times))
+        return spent // max(1, sum(max(row.steps, 1) for row in self.rows))
+
     def share(self, *names: str) -> float:
         """Return the share of the time that some classes have, over all GPUs."""
         total = sum(row.total_ns for row in self.rows)
@@ -267,13 +285,16 @@ class Facts(Known):
         *,
         medium: float = MEDIUM,
         high: float = HIGH,
+        beside: int = 0,
     ) -> Iterator[Finding]:
         """Yield a finding if the share of a class of time is at least ``medium``.
 
         In the message, ``{cost}`` stands for the cost per step: ``25.1 ms of a step of 62.8 ms
-        (40%)``.
+        (40%)``. ``beside`` is what belongs to the cost beside the class, in nanoseconds per step;
+        negative where a part of the class belongs to another finding.
         """
-        share, cost = self.share(name), self.mean(name)
+        cost = self.mean(name) + beside
+        share = self.share(name) + beside / max(self.mean_ns, 1)
         severity = severity_of(share, medium, high)
         if severity is None:
             return

@@ -43,6 +43,8 @@ def clock_mismatch(facts: Facts) -> Iterator[Finding]:
     kernels take 1 % longer on the slower (`low` with cost 0 where they cannot be compared).
 
     Cost: the time that the slowest card's kernels would save at the others' speed.
+
+    Wrong if: the ranks take as long as before with exchanged cards.
     """
     findings = [f for which in ("memory", "sm") if (f := _mismatch(facts, which)) is not None]
     if findings:
@@ -148,6 +150,8 @@ def throttling(facts: Facts) -> Iterator[Finding]:
     `low` for the power cap, `medium` for heat and the power supply.
 
     Cost: as for `clock-mismatch`, against the cards that are not throttled; else 0.
+
+    Wrong if: the step is no shorter on a cooler card, or with a higher power limit.
     """
     slowed = [card for card in facts.cards if card.samples >= FEWEST and _is_lowered(card)]
     by_reason: dict[str, list[CardUse]] = {}
@@ -220,6 +224,8 @@ def pcie_degraded(facts: Facts) -> Iterator[Finding]:
     support, or that the other cards have (`low`).
 
     Cost: the time that its exposed copies would save at the full link.
+
+    Wrong if: a copy test (`nvbandwidth`) reaches the full rate of the slot.
     """
     links = {card: _bandwidth(card) for card in facts.cards if card.samples >= FEWEST}
     best = max((most for _, most in links.values()), default=0.0)
@@ -273,6 +279,8 @@ def _copies_excess(facts: Facts, card: CardUse, part: float) -> int:
 def memory_imbalance(facts: Facts) -> Iterator[Finding]:
     """NVML: a card uses 25 % and 1 GiB more memory than the others (`low`, `medium` where it is 90
     % full).
+
+    Wrong if: the frameworks' own counters are equal on all cards.
     """
     used = {card: card.memory_used_bytes for card in facts.cards if card.memory_used_bytes}
     if len(used) < 2:

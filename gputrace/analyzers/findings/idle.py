@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.execution import GpuShardView, Shard
-from gputrace.analyzers.findings.context import Facts, severity_of
+from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.host_calls import Call
 from gputrace.model.events import distinct_ids
-from gputrace.model.intervals import Times, union
+from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.results import Finding
 from gputrace.units import format_ns
 
@@ -32,6 +32,23 @@ _LAUNCH_LESS: Final = {
     "steps_per_execution",
     "jax": "launch less often: jit the whole step, lax.scan over several steps, larger batches",
 }
+ONE_PROCESS: Final = {
+    "pytorch": "one process for each GPU: DistributedDataParallel in place of DataParallel; until "
+    "then, compute the loss inside the module, on each GPU, so that no output is gathered",
+    "tensorflow": "reduce between the GPUs: MirroredStrategy with NcclAllReduce in place of a "
+    "parameter server on one GPU (variable_update=replicated in tf_cnn_benchmarks)",
+    "mxnet": "reduce between the GPUs: kvstore='nccl', or Horovod, in place of 'device', and "
+    "split each batch to all GPUs straight from the host (gluon.utils.split_and_load)",
+    "chainer": "MultiprocessParallelUpdater or ChainerMN in place of ParallelUpdater",
+    "jax": "shard the batch straight from the host (jax.device_put with a NamedSharding), and let "
+    "the compiled step reduce",
+}
+ONE_PROCESS_ELSE: Final = (
+    "give each GPU its own part of the batch straight from the host, compute the loss there, and "
+    "all-reduce the gradients"
+)
+"""Advice where one process feeds several GPUs, by framework."""
+
 _LONG_GAP_NS: Final = 1_000_000
 """Gaps longer than this are no late launches: the host did something else."""
 
@@ -54,6 +71,8 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
 
     Cost: idle time with that cause; without GPU activity, the program's wait, an upper bound on the
     time that a GPU can have idled for it.
+
+    Wrong if: the step is no shorter with one batch used again and again.
     """
     yield from facts.costly(
         "data-feeding",
@@ -73,6 +92,8 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
     kernels.
 
     Cost: idle time between the first and the last allocation of each thread.
+
+    Wrong if: the allocations stay with `cudnn.benchmark` off.
     """
     if not facts.per_gpu.has_calls or not facts.measured or not _uses_cudnn(facts):
         return
@@ -99,6 +120,8 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
     2 %.
 
     Cost: idle time with that cause.
+
+    Wrong if: the step is no shorter with shapes that stay equal.
     """
     advice = "keep memory allocated: equal shapes every step, a pool, a smaller batch"
     if facts.framework == "pytorch":
@@ -115,28 +138,79 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
 def sync_bound(facts: Facts) -> Iterator[Finding]:
     """The host is still in a synchronising call when the GPU has run out of work.
 
-    Cost: idle time with that cause.
+    Cost: idle time with that cause, and the wait for the launch that follows the call.
+
+    Wrong if: the step is no shorter without the synchronising call.
     """
     yield from facts.costly(
         "sync-bound",
         "sync",
-        "the GPUs idle {cost} while the host is still in a synchronising call",
+        "the GPUs idle {cost} because the host waits in a synchronising call first",
         "let the host run ahead: no .item(), .cpu() or print of a loss in every step, "
         "non_blocking copies, no cudaDeviceSynchronize",
+        beside=facts.mean_over_gpus(_launches_after_waits),
     )
+
+
+def _launches_of_sync_bound(facts: Facts) -> int:
+    """Return the nanoseconds per step of waits for launches that `sync_bound` counts; 0 if it is
+    not reported.
+    """
+    if next(sync_bound(facts), None) is None:
+        return 0
+    return facts.mean_over_gpus(_launches_after_waits)
+
+
+def _launches_after_waits(gpu: GpuShardView, time: Intervals) -> int:
+    """Return the nanoseconds of waits for launches that begin where a synchronising call ends.
+
+    Of long ones, the host does something else.
+    """
+    causes = gpu.lane.causes.of
+    waits = causes["launch"].intersection(time)
+    follows = np.isin(waits.start, causes["sync"].end) & (waits.lengths <= _NEXT_LAUNCH_NS)
+    return int(waits.lengths[follows].sum())
+
+
+_NEXT_LAUNCH_NS: Final = 100_000
+"""Maximum wait for the launch after a synchronisation that is the synchronisation's doing."""
 
 
 def launch_bound(facts: Facts) -> Iterator[Finding]:
-    """The GPUs wait for the host to launch work.
+    """The GPUs wait for the host to launch work; or gaps below 5 us between kernels, of which the
+    next had been launched already, take 5 % of the time.
 
-    Cost: idle time with that cause.
+    Cost: idle time with that cause, and these gaps; less what `sync-bound` has of it.
+
+    Wrong if: the step is no shorter with a batch half as large, or in a CUDA graph.
     """
+    between = _between_kernels(facts)
+    clause = _tiny_kernels(facts)
+    if between:
+        clause = f", {format_ns(between)} of it between kernels that follow each other" + clause
     yield from facts.costly(
         "launch-bound",
         "launch",
-        "the GPUs wait {cost} for the host to launch work" + _tiny_kernels(facts),
+        "the GPUs wait {cost} for the host to launch work" + clause,
         _advice_on_launches(facts),
+        beside=between - _launches_of_sync_bound(facts),
     )
+
+
+_HANDOVER_NS: Final = 5_000
+"""Gaps up to this before work that had been issued are the GPU's own price of a launch: 1 to 2.5 us
+from kernel to kernel."""
+
+
+def _between_kernels(facts: Facts) -> int:
+    """Return the nanoseconds per step of such gaps; 0 if they are too few to matter."""
+    cost = facts.mean_over_gpus(_handovers)
+    return cost if cost >= MEDIUM * facts.mean_ns else 0
+
+
+def _handovers(gpu: GpuShardView, time: Intervals) -> int:
+    gaps = gpu.lane.causes.of["other_idle"].intersection(time)
+    return int(gaps.lengths[gaps.lengths <= _HANDOVER_NS].sum())
 
 
 def _tiny_kernels(facts: Facts) -> str:
@@ -152,18 +226,24 @@ def _tiny_kernels(facts: Facts) -> str:
 
 def _waits_are_long(facts: Facts) -> bool:
     """Return whether few long gaps, not many short ones, take most of the time."""
-    waits = facts.per_gpu.each(_launch_waits, facts.per_gpu.lanes)
+    times = [facts.time_of(lane) for lane in facts.working]
+    waits = facts.per_gpu.each(_launch_waits, facts.working, times)
     return sum(long for long, _ in waits) > 0.5 * sum(total for _, total in waits)
 
 
-def _launch_waits(gpu: GpuShardView) -> tuple[int, int]:
+def _launch_waits(gpu: GpuShardView, time: Intervals) -> tuple[int, int]:
     """Return the nanoseconds that a GPU waits for launches, in long gaps and in all."""
-    waits = gpu.lane.causes.of["launch"].clip(*gpu.lane.window)
+    waits = gpu.lane.causes.of["launch"].intersection(time)
     return int(waits.lengths[waits.lengths > _LONG_GAP_NS].sum()), waits.total
 
 
 def _advice_on_launches(facts: Facts) -> str:
-    """Return the advice: few long gaps have another remedy than many short ones."""
+    """Return the advice: threads of one process hold each other up, and few long gaps have another
+    remedy than many short ones.
+    """
+    processes = [lane.gpu.process for lane in facts.working]
+    if len(processes) > len(set(processes)):
+        return ONE_PROCESS.get(facts.framework, ONE_PROCESS_ELSE)
     if _waits_are_long(facts):
         return (
             "the host does something else for milliseconds at a time: see the gaps and what it does"
@@ -176,7 +256,9 @@ def _advice_on_launches(facts: Facts) -> str:
 def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     """The GPUs are idle and nothing in the trace explains why.
 
-    Cost: idle time with that cause.
+    Cost: idle time with that cause, less what `launch-bound` has of it.
+
+    Wrong if: a recording of more (`--python`, all calls) names another cause.
     """
     if not facts.per_gpu.has_calls:
         why = "no CUDA API calls were recorded of it"
@@ -189,6 +271,7 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
         "other_idle",
         "the GPUs run nothing for {cost}, and the trace does not show why: " + why,
         advice,
+        beside=-_between_kernels(facts),
     )
 
 

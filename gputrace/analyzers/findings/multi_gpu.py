@@ -12,6 +12,7 @@ import numpy as np
 
 from gputrace.analyzers.execution import GpuShardView
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.idle import ONE_PROCESS, ONE_PROCESS_ELSE
 from gputrace.analyzers.findings.stragglers import straggler
 from gputrace.analyzers.links import (
     GB,
@@ -44,21 +45,6 @@ _NAMES: Final = {
     "d2d": "copies within its memory",
     "peer": "copies from and to other GPUs",
 }
-_ONE_PROCESS: Final = {
-    "pytorch": "one process for each GPU: DistributedDataParallel in place of DataParallel; until "
-    "then, compute the loss inside the module, on each GPU, so that no output is gathered",
-    "tensorflow": "reduce between the GPUs: MirroredStrategy with NcclAllReduce in place of a "
-    "parameter server on one GPU (variable_update=replicated in tf_cnn_benchmarks)",
-    "mxnet": "reduce between the GPUs: kvstore='nccl', or Horovod, in place of 'device', and "
-    "split each batch to all GPUs straight from the host (gluon.utils.split_and_load)",
-    "chainer": "MultiprocessParallelUpdater or ChainerMN in place of ParallelUpdater",
-    "jax": "shard the batch straight from the host (jax.device_put with a NamedSharding), and let "
-    "the compiled step reduce",
-}
-_ONE_PROCESS_ELSE: Final = (
-    "give each GPU its own part of the batch straight from the host, compute the loss there, and "
-    "all-reduce the gradients"
-)
 _SEVERAL: Final = (
     "let all ranks do a part of what rank {rank} does alone (metrics, validation, logging), or do "
     "it less often"
@@ -70,6 +56,8 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
     of the time for it; or (`low`) that work is 5 % of the GPU's own and 0.05 % of the time.
 
     Cost: the part of that work during which no other GPU works.
+
+    Wrong if: the other GPUs take as long per step without that work.
     """
     loads = [load for load in facts.balance if sum(load.extra_ns.values())]
     if not loads or not facts.mean_ns:
@@ -159,7 +147,7 @@ def _others(load: Load, loads: tuple[Load, ...], name: str) -> float:
 def _advice(facts: Facts, load: Load) -> str:
     if len({other.rank for other in facts.balance}) > 1:
         return _SEVERAL.format(rank=load.rank)
-    return _ONE_PROCESS.get(facts.framework, _ONE_PROCESS_ELSE)
+    return ONE_PROCESS.get(facts.framework, ONE_PROCESS_ELSE)
 
 
 def _evidence(load: Load, loads: tuple[Load, ...], extra: int, share: float) -> Evidence:
@@ -198,6 +186,8 @@ def topology(facts: Facts) -> Iterator[Finding]:
 
     Cost: the exposed time of these transfers on the GPU that has most, less the time that they
     would take over the better link; 0 where it was not measured.
+
+    Wrong if: the same transfers are as slow on the better link.
     """
     if facts.links is None or not facts.mean_ns:
         return
@@ -353,6 +343,8 @@ def host_staged_comm(facts: Facts) -> Iterator[Finding]:
 
     Cost: the exposed time of these copies on the GPU that has most; for collectives, exposed
     communication without waiting.
+
+    Wrong if: NVLink's counters (`nvidia-smi nvlink -gt d`) grow by the bytes exchanged.
     """
     if facts.links is None:
         return

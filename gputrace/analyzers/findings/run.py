@@ -55,6 +55,8 @@ def recorder_overhead(facts: Facts) -> Iterator[Finding]:
     """The recorder itself keeps the GPUs idle; `medium` from 1 %, `high` from 5 %.
 
     Cost: idle time with that cause.
+
+    Wrong if: the program is as slow without the recorder.
     """
     yield from facts.costly(
         "recorder-overhead",
@@ -69,7 +71,10 @@ def recorder_overhead(facts: Facts) -> Iterator[Finding]:
 
 
 def lost_records(facts: Facts) -> Iterator[Finding]:
-    """Rows or files were lost, or the recorder warned of losses (`low`)."""
+    """Rows or files were lost, or the recorder warned of losses (`low`).
+
+    Wrong if: another recording of the program has as many rows.
+    """
     quality = facts.trace.quality
     if not quality.dropped and not quality.warnings and not quality.left_out:
         return
@@ -93,6 +98,8 @@ def slow_steps(facts: Facts) -> Iterator[Finding]:
     names the class that grew most, and whether they begin epochs.
 
     Cost: the time they add, spread over all steps.
+
+    Wrong if: another run of the program has no such steps.
     """
     by_rank: dict[int, list[Step]] = {rank: [] for rank in facts.ranks}
     for step in facts.timed:
@@ -190,6 +197,8 @@ def warmup(facts: Facts) -> Iterator[Finding]:
     proven, if 10 % or more.
 
     Cost: their time beyond the usual, spread over all steps.
+
+    Wrong if: later steps are as long.
     """
     count, chosen = facts.found.warmup, facts.found.chosen
     if not count or (chosen is not None and chosen[0] < count):
@@ -224,7 +233,10 @@ def _warmup_causes(facts: Facts) -> dict[str, int]:
 
 
 def graph_opaque(facts: Facts) -> Iterator[Finding]:
-    """CUDA graphs are recorded as a whole (`info`)."""
+    """CUDA graphs are recorded as a whole (`info`).
+
+    Wrong if: kernels within the graphs are listed.
+    """
     graphs = sum(lane.opaque_graphs for lane in facts.per_gpu.lanes)
     if not graphs:
         return
@@ -281,6 +293,8 @@ def validation_downtime(facts: Facts) -> Iterator[Finding]:
 
     Cost: if ranks wait, the time that validating on all of them would save; else the idle time;
     spread over all steps.
+
+    Wrong if: the kernels between the steps train, too.
     """
     times, run = _times(facts, "validation"), _run_ns(facts)
     if times is None:
@@ -310,6 +324,8 @@ def checkpoint_stall(facts: Facts) -> Iterator[Finding]:
     for a single one.
 
     Cost: its duration, spread over all steps.
+
+    Wrong if: the pause stays without the checkpoint.
     """
     times, run = _times(facts, "checkpoint"), _run_ns(facts)
     if times is None or times.total_ns < _WORTH_PHASE * run:
@@ -441,7 +457,10 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
 
 
 def no_gpu_activity(facts: Facts) -> Iterator[Finding]:
-    """The trace holds host activity alone (`low`); the message gives the reason."""
+    """The trace holds host activity alone (`low`); the message gives the reason.
+
+    Wrong if: `nvidia-smi` shows the program on a GPU.
+    """
     if facts.trace.no_gpu is None:
         return
     why, remedy = facts.trace.no_gpu

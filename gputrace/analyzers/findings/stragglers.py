@@ -60,15 +60,62 @@ _NOT_COMPARED: Final = _Kernels(None, 0)
 
 def straggler(facts: Facts) -> Iterator[Finding]:
     """Others wait at collectives for a GPU that works longer: its kernels are slower (by the factor
-    given), or it has more of them; `low` where slower hosts hide extra work of 5 % of a step.
+    given), or it has more of them; `low` where slower hosts hide extra work of 5 % of a step. Or,
+    whoever waits, the same kernels take 1.10 times as long on it as on the others (the lower
+    quartile: 1.05 times), which is 5 % of the time.
 
-    Cost: the time that another GPU loses waiting for it.
+    Cost: the time that another GPU loses waiting for it; else what its kernels take longer.
+
+    Wrong if: another card in its place is as slow, or its kernels are as fast alone.
     """
     for late in facts.late:
         kernels = _kernels(facts, late)
         if _works_longer(late, kernels):
             yield _straggler(facts, late, kernels)
+    yield from _slow_kernels(facts)
     yield from _hidden_work(facts)
+
+
+_MUCH_SLOWER: Final = 1.10
+_NEARLY_ALL_SLOWER: Final = 1.05
+"""Ratios to the others' kernel times, of the median and of the lower quartile, from which slow
+kernels are reported even where nothing in the trace waits for them."""
+
+
+def _slow_kernels(facts: Facts) -> Iterator[Finding]:
+    """Yield findings about GPUs on which the same kernels take longer, whoever waits for them."""
+    if len(facts.ratios) < 2:
+        return
+    reported = {late.lane.gpu for late in facts.late}
+    usual = median_of_others(np.array([(entry.ratio,) for entry in facts.ratios]))[:, 0]
+    for entry, others in zip(facts.ratios, usual.tolist(), strict=True):
+        gpu, ratio, low = entry.gpu, entry.ratio / others, entry.low / others
+        if gpu in reported or ratio < _MUCH_SLOWER or low < _NEARLY_ALL_SLOWER:
+            continue
+        cost = round(entry.compared_ns * (1 - 1 / ratio))
+        share = cost / max(facts.mean_ns, 1)
+        severity = severity_of(share)
+        if severity is None:
+            continue
+        reason = lower_clock(facts, gpu.gpu, gpu.rank)
+        yield Finding(
+            "straggler",
+            severity,
+            (gpu.gpu,),
+            (gpu.rank,),
+            cost,
+            f"the kernels of {_who(facts, gpu)} take {ratio:.2f} times as long as the same "
+            f"kernels on the others, {format_ns(cost)} more of {facts.per} ({share:.0%})"
+            + (f": {reason}" if reason else ""),
+            "look for another program on this card, a lower clock or power limit, heat, and "
+            "larger inputs than the others have (nvidia-smi -q -d CLOCK,PERFORMANCE)",
+            {
+                "pattern": "constant",
+                "kernel_ratio": round(ratio, 4),
+                "lower_quartile": round(low, 4),
+                "share": round(share, 4),
+            },
+        )
 
 
 def late_host(facts: Facts) -> Iterator[Finding]:
@@ -76,6 +123,9 @@ def late_host(facts: Facts) -> Iterator[Finding]:
     names the idle time that it has more of.
 
     Cost: the time that another GPU loses waiting for it.
+
+    Wrong if: another process on the same cores is as late, or none is with a host that does
+    nothing else.
     """
     for late in facts.late:
         kernels = _kernels(facts, late)

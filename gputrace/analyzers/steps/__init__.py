@@ -114,7 +114,7 @@ def find_input_copies(trace: Trace, operations: GpuOperations) -> Rows:
         copies = inputs_of_steps(operations, bursts)
         if len(copies):
             return copies
-    return inputs_alone(operations)[0]
+    return inputs_alone(operations).copies
 
 
 _COVERED: Final = 0.5

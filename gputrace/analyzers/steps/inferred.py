@@ -41,7 +41,8 @@ class Cuts:
 def infer_training(trace: Trace, operations: GpuOperations) -> StepWindows | None:
     """Steps of the rank whose main GPU this is; None where nothing shows that it trains."""
     bursts = find_bursts(trace, operations)
-    inputs, like_batches = inputs_alone(operations)
+    alone = inputs_alone(operations)
+    inputs = alone.starts
     if bursts is not None and _cover(operations, bursts, inputs):
         inputs = inputs_of_steps(operations, bursts)
         return _windows(operations, _cut(operations, bursts, inputs), _told(inputs))
@@ -51,7 +52,7 @@ def infer_training(trace: Trace, operations: GpuOperations) -> StepWindows | Non
     if len(closers) < _LEAST_STEPS or not _does_work(operations, closers):
         return None
     cuts = _cut(operations, closers, inputs)
-    if like_batches and may_train(trace, operations):
+    if alone.once_a_batch and may_train(trace, operations):
         told = 0.8, "an input copy of constant size, once for every batch"
         return _windows(operations, cuts, told)
     told = 0.4, "host-to-device copies repeat, but no optimizer and no backward pass shows"
@@ -226,6 +227,8 @@ _LEAST_APART: Final = 8
 _IRREGULAR: Final = 0.4
 """Part of the distances between input copies that may be out of the ordinary."""
 
+_PARTS_MISSING: Final = 0.25
+"""Maximum part of the batches in which one size may be missing, or come twice."""
 _MOST_COPIES: Final = 4
 """More sizeable input copies than this an iteration, with no optimizer: weights, not batches."""
 
@@ -251,7 +254,7 @@ def find_bursts(trace: Trace, operations: GpuOperations) -> Bursts | None:
     bursts = Bursts(
         np.concatenate([rows[:1], rows[cut + 1]]), np.concatenate([rows[cut], rows[-1:]])
     )
-    return _one_a_batch(bursts, inputs_alone(operations)[0])
+    return _one_a_batch(bursts, inputs_alone(operations).starts)
 
 
 def is_optimizer(kernel: str) -> bool:
@@ -346,26 +349,48 @@ def _is_regular(counts: NDArray[np.intp]) -> bool:
     return usual > 0 and float(np.mean(counts == usual)) >= 0.75
 
 
-def inputs_alone(operations: GpuOperations) -> tuple[Rows, bool]:
-    """Input copies where no optimizer shows, and whether they look like batches.
+@dataclass(frozen=True)
+class Inputs:
+    """Input copies of a GPU on which no optimizer is recognised."""
+
+    copies: Rows
+    """All copies of all batches."""
+    starts: Rows
+    """First copy of each batch."""
+    once_a_batch: bool
+    """True if few other large copies come between two batches."""
+
+
+def inputs_alone(operations: GpuOperations) -> Inputs:
+    """Find the input copies where no optimizer is recognised.
 
     Of the sizes that come at regular distances, counted in operations, and through most of the
-    run, the one that moves most bytes.
+    run, the one that moves most bytes is a part of each batch; so is every size of which one comes
+    for each of those. A batch starts with whichever part comes first.
     """
     groups = input_groups(operations)
-    regular = [
-        starts
-        for group in groups
-        if len(starts := _first_of_batch(operations, group)) >= 3
-        and _keeps_distance(np.diff(starts))
-    ]
+    firsts = [_first_of_batch(operations, group) for group in groups]
+    regular = [r for r in firsts if len(r) >= _LEAST_STEPS and _keeps_distance(np.diff(r))]
     if not regular:
-        return np.empty(0, np.intp), False
+        nothing = np.empty(0, np.intp)
+        return Inputs(nothing, nothing, False)
     extents = [int(operations.start[rows[-1]] - operations.start[rows[0]]) for rows in regular]
-    starts = next(r for r, e in zip(regular, extents, strict=True) if e >= 0.5 * max(extents))
-    copies = np.sort(np.concatenate(groups))
-    each = np.diff(np.searchsorted(copies, starts))
-    return starts, float(np.median(each)) <= _MOST_COPIES
+    most = next(r for r, e in zip(regular, extents, strict=True) if e >= 0.5 * max(extents))
+    starts, ahead, parts = most, 0.0, []
+    for group, first in zip(groups, firsts, strict=True):
+        between = np.diff(np.searchsorted(first, most))
+        several = abs(len(first) - len(most)) > _PARTS_MISSING * len(most)
+        if several or np.median(between) != 1:
+            continue
+        parts.append(group)
+        following = np.searchsorted(most, first)
+        inside = (following > 0) & (following < len(most))
+        row, following = first[inside], following[inside]
+        before, after = most[following] - row, row - most[following - 1]
+        if len(row) and ahead < np.median(before) < np.median(after):
+            starts, ahead = first, float(np.median(before))
+    each = np.diff(np.searchsorted(np.sort(np.concatenate(groups)), most))
+    return Inputs(np.sort(np.concatenate(parts)), starts, float(np.median(each)) <= _MOST_COPIES)
 
 
 def _keeps_distance(between: NDArray[np.intp]) -> bool:
@@ -506,6 +531,9 @@ _LONG_PART: Final = 0.5
 """or any that last longer than usual by this part of a step, belong to neither."""
 
 
+_FORWARD: Final = 0.2
+"""Share of a step's different kernels from which work between steps may be a forward pass."""
+
 _WRITES: Final = re.compile(r"_*(f?write|pwrite|writev|pwritev|fsync|fdatasync|fflush|sync_file)")
 _SAVING_COPIES: Final = 3
 """More copies to the host than this, before anything is computed, save a checkpoint."""
@@ -532,11 +560,25 @@ def part_interludes(
     copies = to_host[first[1:]] - to_host[last[:-1] + 1]
     saved = copies > np.median(copies) + _SAVING_COPIES
     foreign = (many | long | saved) & (starts[1:] > ends[:-1])
+    usual = int(np.argmin(np.abs(last - first + 1 - size)))
+    model = _computed(operations, slice(int(first[usual]), int(last[usual]) + 1))
     found: list[Interlude] = []
     for step in np.flatnonzero(foreign).tolist():
         rows = slice(int(last[step]) + 1, int(first[step + 1]))
+        names = _computed(operations, rows)
+        # A loader that works on the GPU launches many of a few kernels that steps have, too.
+        loads = many[step] and not saved[step]
+        if loads and 0 < len(names) < _FORWARD * len(model) and names <= model:
+            foreign[step] = False
+            continue
         found += _split(operations, step, rows, int(ends[step]), int(starts[step + 1]))
     return np.append(np.where(foreign, ends[:-1], starts[1:]), ends[-1]), tuple(found)
+
+
+def _computed(operations: GpuOperations, rows: slice) -> set[int]:
+    """Return the name ids of the kernels that compute among some operations."""
+    names, classes = operations.events.name[rows], operations.classes[rows]
+    return set(names[classes == OperationClass.COMPUTE].tolist())
 
 
 def without_foreign(operations: GpuOperations, first: Rows, last: Rows) -> Rows:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.findings.context import Facts
-from gputrace.analyzers.lanes import HostLane, Lane, build_timeline, find_host_lanes
-from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.lanes import Lane, build_timeline, find_host_lanes
+from gputrace.analyzers.operations import Gpu, GpuOperations
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.analyzers.timeline_model.cells import (
@@ -54,6 +54,11 @@ class SceneLane:
     curves: tuple[Curve, ...] = ()
     """Samples of the GPU's card."""
 
+    @classmethod
+    def of_gpu(cls, gpu: Gpu, window: Window, layers: Layers, **more: Any) -> SceneLane:
+        """A lane of one GPU, with more fields."""
+        return cls(gpu.gpu, gpu.gpu_known, gpu.rank, gpu.host_name, window, layers, **more)
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -81,50 +86,60 @@ class Scene:
 
 def first_scene(trace: Trace, operations: Sequence[GpuOperations]) -> Scene:
     """Build the scene that is known once the GPUs' operations are read."""
-    lanes = tuple(_busy_lane(gpu_operations) for gpu_operations in operations)
+    lanes = [busy_lane(gpu_operations) for gpu_operations in operations]
+    return _scene(trace, lanes, _NO_STEPS, join([]), operations)
+
+
+def busy_lane(operations: GpuOperations, part: str = "") -> SceneLane:
+    """Return a lane of operations while the causes of idle time are unknown."""
+    timeline = build_timeline(operations)
+    return SceneLane.of_gpu(
+        operations.gpu, timeline.window, busy_layers(timeline), operations=operations, part=part
+    )
+
+
+def _scene(
+    trace: Trace,
+    lanes: Sequence[SceneLane],
+    found: FoundSteps,
+    gaps: GapTable,
+    operations: Sequence[GpuOperations] = (),
+    analysis: Analysis | None = None,
+) -> Scene:
+    spans = [lane.window for lane in lanes] or [Window(0, 1)]
+    ids = [distinct_ids(gpu_operations.events.name) for gpu_operations in operations]
     return Scene(
         trace.title,
         trace.origin,
-        _span(lanes),
-        lanes,
-        _NO_STEPS,
-        join([]),
-        names=_names(trace, operations),
-        processes=tuple(trace.processes),
+        Window(min(span.start for span in spans), max(span.end for span in spans)),
+        tuple(lanes),
+        found,
+        gaps,
+        analysis,
+        trace.names(np.unique(np.concatenate(ids))) if ids else {},
+        tuple(trace.processes) if operations else (),
     )
 
 
 def full_scene(facts: Facts, analysis: Analysis) -> Scene:
-    """Build the complete scene of an analyzed trace."""
-    trace = facts.trace
+    """Build the complete scene of an analyzed trace.
+
+    Without GPU activity, from each rank's waits for data.
+    """
+    trace, lanes = facts.trace, []
     if not facts.lanes:
-        return _host_scene(trace, analysis)
-    lanes = tuple(
-        SceneLane(
-            lane.gpu.gpu,
-            lane.gpu.gpu_known,
-            lane.gpu.rank,
-            lane.gpu.host_name,
-            lane.window,
-            gpu_layers(lane),
-            operations,
-            curves=curves,
-        )
-        for lane, operations, curves in zip(
-            facts.lanes, facts.operations, find_curves(trace.nvml, facts.lanes), strict=True
-        )
-    )
-    return Scene(
-        trace.title,
-        trace.origin,
-        _span(lanes),
-        lanes,
-        facts.found,
-        tabulate(facts.lanes, facts.found),
-        analysis,
-        _names(trace, facts.operations),
-        tuple(trace.processes),
-    )
+        host_lanes, steps = find_host_lanes(trace, None)
+        for host in host_lanes:
+            waits = host.host_data or EMPTY
+            layers = Layers(("host_data", "host_rest"), (waits, waits.complement(*host.window)))
+            lanes.append(SceneLane(None, False, host.gpu.rank, "", host.window, layers))
+        return _scene(trace, lanes, steps, join([]), analysis=analysis)
+    curves = find_curves(trace.nvml, facts.lanes)
+    for lane, operations, of_card in zip(facts.lanes, facts.operations, curves, strict=True):
+        more = {"operations": operations, "curves": of_card}
+        lanes.append(SceneLane.of_gpu(lane.gpu, lane.window, gpu_layers(lane), **more))
+    gaps = tabulate(facts.lanes, facts.found)
+    return _scene(trace, lanes, facts.found, gaps, facts.operations, analysis)
 
 
 def index_in(trace: Trace, process: Process) -> int:
@@ -178,43 +193,6 @@ def next_named(
             away = abs(int(operations.start[row]) - moment)
             best = min(best, (away, number, row)) if best else (away, number, row)
     return None if best is None else best[1:]
-
-
-def _busy_lane(operations: GpuOperations) -> SceneLane:
-    timeline, gpu = build_timeline(operations), operations.gpu
-    return SceneLane(
-        gpu.gpu,
-        gpu.gpu_known,
-        gpu.rank,
-        gpu.host_name,
-        timeline.window,
-        busy_layers(timeline),
-        operations,
-    )
-
-
-def _host_scene(trace: Trace, analysis: Analysis) -> Scene:
-    """Build the scene of a trace without GPU activity from each rank's waits for data."""
-    host_lanes, steps = find_host_lanes(trace, None)
-    lanes = tuple(_host_lane(lane) for lane in host_lanes)
-    return Scene(trace.title, trace.origin, _span(lanes), lanes, steps, join([]), analysis)
-
-
-def _host_lane(lane: HostLane) -> SceneLane:
-    waits = lane.host_data or EMPTY
-    layers = Layers(("host_data", "host_rest"), (waits, waits.complement(*lane.window)))
-    return SceneLane(None, False, lane.gpu.rank, "", lane.window, layers)
-
-
-def _span(lanes: Sequence[SceneLane]) -> Window:
-    if not lanes:
-        return Window(0, 1)
-    return Window(min(lane.window.start for lane in lanes), max(lane.window.end for lane in lanes))
-
-
-def _names(trace: Trace, operations: Sequence[GpuOperations]) -> Mapping[int, str]:
-    ids = [distinct_ids(gpu_operations.events.name) for gpu_operations in operations]
-    return trace.names(np.unique(np.concatenate(ids))) if ids else {}
 
 
 NO_STEP: Final = -1
@@ -299,7 +277,28 @@ class GapFilter:
 
 def tabulate(lanes: Sequence[Lane], found: FoundSteps) -> GapTable:
     """Return the gaps of all lanes; a lane is numbered by its index among them."""
-    parts = [_of_lane(number, lane, found) for number, lane in enumerate(lanes)]
+    parts = []
+    for number, lane in enumerate(lanes):
+        start, end = lane.timeline.gaps.start, lane.timeline.gaps.end
+        windows = found.by_rank.get(lane.gpu.rank)
+        step, between = np.full(len(start), NO_STEP, np.int32), np.zeros(len(start), bool)
+        if windows is not None and len(windows):
+            middle = (start + end) // 2
+            at = np.searchsorted(windows.start, middle, "right") - 1
+            inside = (at >= 0) & (middle < windows.end[np.maximum(at, 0)])
+            step[inside] = at[inside]
+            between = np.searchsorted(windows.start, start) < np.searchsorted(windows.start, end)
+        parts.append(
+            GapTable(
+                lane=np.full(len(start), number, np.int16),
+                start=start,
+                end=end,
+                cause=lane.causes.within(start, end).argmax(axis=-1).astype(np.int8),
+                step=step,
+                steady=(step >= found.warmup) & (step != NO_STEP),
+                between=between,
+            )
+        )
     return join(parts)
 
 
@@ -321,36 +320,3 @@ def order(
     """Sort some rows by one of `SORTS`; ties by their length, the longest first."""
     key = getattr(table, by)[rows].astype(np.int64)
     return rows[np.lexsort((rows, -table.length[rows], -key if descending else key))]
-
-
-def _of_lane(number: int, lane: Lane, found: FoundSteps) -> GapTable:
-    gaps = lane.timeline.gaps
-    windows = found.by_rank.get(lane.gpu.rank)
-    step = _steps(windows, gaps.start, gaps.end)
-    steady = step >= (found.warmup if windows is not None else 0)
-    return GapTable(
-        lane=np.full(len(gaps), number, np.int16),
-        start=gaps.start,
-        end=gaps.end,
-        cause=lane.causes.within(gaps.start, gaps.end).argmax(axis=-1).astype(np.int8),
-        step=step,
-        steady=steady & (step != NO_STEP),
-        between=_between(windows, gaps.start, gaps.end),
-    )
-
-
-def _steps(windows: StepWindows | None, start: Times, end: Times) -> NDArray[np.int32]:
-    if windows is None or not len(windows):
-        return np.full(len(start), NO_STEP, np.int32)
-    middle = (start + end) // 2
-    number = np.searchsorted(windows.start, middle, "right") - 1
-    inside = (number >= 0) & (middle < windows.end[np.maximum(number, 0)])
-    return np.where(inside, number, NO_STEP).astype(np.int32)
-
-
-def _between(windows: StepWindows | None, start: Times, end: Times) -> NDArray[np.bool_]:
-    """Return for each gap whether a step begins in it."""
-    if windows is None:
-        return np.zeros(len(start), bool)
-    first = np.searchsorted(windows.start, start, "left")
-    return np.asarray(first < np.searchsorted(windows.start, end, "left"))

@@ -17,7 +17,7 @@ as they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -26,10 +26,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gputrace.analyzers.lanes import Lane, Timeline
-from gputrace.analyzers.operations import OperationClass
 from gputrace.model.intervals import EMPTY, Intervals, Times, union
-from gputrace.model.nvml import Card, Nvml, Samples
-from gputrace.model.time_class import CLASSES, IDLE_CAUSES
+from gputrace.model.nvml import Card, Nvml
+from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
 from gputrace.model.trace import Window
 
 EIGHTHS: Final = 8
@@ -87,10 +86,7 @@ def edges_of(start: int, end: int, cells: int) -> Times:
 
 def busy_layers(timeline: Timeline) -> Layers:
     """Return the busy time of a GPU by class, while the causes of its idle time are unknown."""
-    return Layers(
-        CLASSES[: len(OperationClass)],
-        tuple(timeline.of_class(which) for which in OperationClass),
-    )
+    return Layers(BUSY_CLASSES, timeline.classes)
 
 
 def gpu_layers(lane: Lane) -> Layers:
@@ -120,22 +116,12 @@ def stack(shares: NDArray[np.int64], lengths: Times, rows: int = 1) -> Bars:
     np.put_along_axis(weights, first[..., None], -1, -1)
     second = weights.argmax(axis=-1)
     next_most = np.take_along_axis(weights, second[..., None], -1)[..., 0]
-    return _bars(first, second, most, next_most)
-
-
-def _bars(
-    first: NDArray[np.intp],
-    second: NDArray[np.intp],
-    most: NDArray[np.float64],
-    next_most: NDArray[np.float64],
-) -> Bars:
     share = most / (most + np.maximum(next_most, 0))
     level = np.rint(np.where(first < second, share, 1 - share) * EIGHTHS).astype(np.int8)
-    lower, upper = np.minimum(first, second), np.maximum(first, second)
     alone = (level == 0) | (level == EIGHTHS) | (next_most <= 0)
-    lower, upper = np.where(alone, first, lower), np.where(alone, first, upper)
-    level = np.where(alone, EIGHTHS, level)
-    return Bars(lower.astype(np.int8), upper.astype(np.int8), level.astype(np.int8))
+    lower = np.where(alone, first, np.minimum(first, second)).astype(np.int8)
+    upper = np.where(alone, first, np.maximum(first, second)).astype(np.int8)
+    return Bars(lower, upper, np.where(alone, EIGHTHS, level).astype(np.int8))
 
 
 RUN_CLASSES: Final = (*CLASSES, "host_data", "host_rest", "unknown")
@@ -183,17 +169,14 @@ class Tiled:
 def tile(layers: Layers, span: Window) -> Tiled:
     """Return a lane as runs that fill a window."""
     sets = [each.clip(*span) for each in layers.sets]
-    known = union(*(np.concatenate([EMPTY.start, *each]) for each in _ends(sets)))
-    sets.append(known.complement(*span))
+    starts = np.concatenate([EMPTY.start, *(each.start for each in sets)])
+    ends = np.concatenate([EMPTY.end, *(each.end for each in sets)])
+    sets.append(union(starts, ends).complement(*span))
     kinds = [*(RUN_CLASSES.index(name) for name in layers.classes), _UNKNOWN]
     start = np.concatenate([each.start for each in sets])
     kind = np.repeat(np.array(kinds, np.uint8), [len(each) for each in sets])
     order = np.argsort(start, kind="stable")
     return Tiled(layers, start[order], kind[order])
-
-
-def _ends(sets: Sequence[Intervals]) -> tuple[list[Times], list[Times]]:
-    return [each.start for each in sets], [each.end for each in sets]
 
 
 def reduce(
@@ -217,21 +200,21 @@ def reduce(
     """
     if sum(len(lane.start) for lane in lanes) <= most:
         return tuple(_packed(lane.start, lane.kind, span.end) for lane in lanes)
-    kept = _fitting(lanes, span, whole, most // 2)
-    left = most - _runs_within(lanes, kept)
-    edges = _edges_that_fit(lanes, span, kept, left, between or span)
-    return tuple(_reduced(lane, span, kept, edges) for lane in lanes)
-
-
-def _fitting(lanes: Sequence[Tiled], span: Window, whole: Iterable[Window], most: int) -> Intervals:
-    """Return the windows to keep whole, joined where they touch; the first that fit."""
     kept = EMPTY
     for window in whole:
         first, last = max(window.start, span.start), min(window.end, span.end)
         more = union([*kept.start.tolist(), first], [*kept.end.tolist(), last])
-        if _runs_within(lanes, more) <= most:
-            kept = more
-    return kept
+        kept = more if _runs_within(lanes, more) <= most // 2 else kept
+    left = most - _runs_within(lanes, kept)
+    edges = _edges_that_fit(lanes, span, kept, left, between or span)
+    runs = []
+    for lane in lanes:
+        in_cells, whole_runs = _cell_runs(lane.layers, edges, kept), _whole_runs(lane, kept)
+        start = np.concatenate([in_cells[0], whole_runs[0]])
+        kind = np.concatenate([in_cells[1], whole_runs[1]])
+        order = np.argsort(start, kind="stable")
+        runs.append(_packed(start[order], kind[order], span.end))
+    return tuple(runs)
 
 
 def _runs_within(lanes: Sequence[Tiled], windows: Intervals) -> int:
@@ -268,14 +251,6 @@ def _edges(span: Window, kept: Intervals, between: Window, cells: int) -> Times:
     coarse = coarse[(coarse < between.start) | (coarse > between.end)]
     edges = np.unique(np.concatenate([fine, coarse, span, kept.start, kept.end]))
     return edges[~(kept.contains(edges) & kept.contains(edges - 1))]
-
-
-def _reduced(lane: Tiled, span: Window, kept: Intervals, edges: Times) -> Runs:
-    in_cells, whole = _cell_runs(lane.layers, edges, kept), _whole_runs(lane, kept)
-    start = np.concatenate([in_cells[0], whole[0]])
-    kind = np.concatenate([in_cells[1], whole[1]])
-    order = np.argsort(start, kind="stable")
-    return _packed(start[order], kind[order], span.end)
 
 
 def _cell_runs(layers: Layers, edges: Times, kept: Intervals) -> tuple[Times, NDArray[np.uint8]]:
@@ -352,22 +327,13 @@ class Curve:
 
 def find_curves(nvml: Nvml, lanes: Sequence[Lane]) -> tuple[tuple[Curve, ...], ...]:
     """Return the curves of each lane's card; none where the card is unknown."""
-    return tuple(
-        tuple(_curves(nvml, lane.gpu.host, lane.gpu.gpu)) if lane.gpu.gpu_known else ()
-        for lane in lanes
-    )
-
-
-def _curves(nvml: Nvml, host: int, gpu: int) -> Iterator[Curve]:
-    samples, card = nvml.samples.of(host, gpu), nvml.card(host, gpu)
-    for name in CURVES:
-        curve = _curve(samples, card, name)
-        if curve is not None:
-            yield curve
-
-
-def _curve(samples: Samples, card: Card | None, name: str) -> Curve | None:
-    return make_curve(name, samples.time, samples[name], card)
+    curves: list[tuple[Curve, ...]] = []
+    for gpu in (lane.gpu for lane in lanes):
+        samples, card = nvml.samples.of(gpu.host, gpu.gpu), nvml.card(gpu.host, gpu.gpu)
+        names = CURVES if gpu.gpu_known else ()
+        made = (make_curve(name, samples.time, samples[name], card) for name in names)
+        curves.append(tuple(curve for curve in made if curve is not None))
+    return tuple(curves)
 
 
 def make_curve(
@@ -381,19 +347,11 @@ def make_curve(
     if len(time) < 2:
         return None
     held = value[1:] if name in _BACKWARD else value[:-1]
-    return Curve(name, time, held, _top(name, card) or float(value.max()) or 1.0)
-
-
-def _top(name: str, card: Card | None) -> float | None:
-    """Return the upper bound that is known of the card."""
-    if name in ("utilization", "temperature"):
-        return _HOTTEST
-    if card is None:
-        return None
-    limits = {
-        "smClock": card.sm_clock_max,
-        "power": card.power_limit_mw,
-        "memoryUsed": card.memory_bytes,
-    }
-    limit = limits[name]
-    return None if limit is None else float(limit)
+    tops = {"utilization": _HOTTEST, "temperature": _HOTTEST}
+    if card is not None:
+        tops |= {
+            "smClock": card.sm_clock_max or 0.0,
+            "power": card.power_limit_mw or 0.0,
+            "memoryUsed": card.memory_bytes or 0.0,
+        }
+    return Curve(name, time, held, float(tops.get(name) or value.max()) or 1.0)

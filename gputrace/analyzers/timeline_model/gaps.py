@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -95,15 +95,19 @@ def describe_gap(trace: Trace, scene: Scene, row: int) -> GapDetail:
     """Read the rows around a gap, which is given as a row of the scene's table."""
     table = scene.gaps
     start, end = int(table.start[row]), int(table.end[row])
-    number = int(table.lane[row])
-    lane = scene.lanes[number]
-    operations = lane.operations
+    number, step = int(table.lane[row]), int(table.step[row])
+    operations = scene.lanes[number].operations
     assert operations is not None
-    shares = _shares(lane, start, end)
-    after = int(np.searchsorted(operations.start, end))
-    after_row = after if after < len(operations) else None
-    issued = None if after_row is None else find_issuer(trace, scene, operations, after_row, start)
-    step = int(table.step[row])
+    before, after = _neighbours(operations, start, end)
+    issued = None if after is None else find_issuer(trace, scene, operations, after, start)
+    evidence = ""
+    if issued is not None:
+        thread = int(issued.calls.thread[issued.call])
+        evidence = evidence_of(trace, issued.calls, thread, start, end)
+        lines = read_python_lines(trace)
+        evidence += line_of(lines, issued.pair, start, end) if lines is not None else ""
+    elif Kind.API in trace.kinds:
+        evidence = "no row tells which thread issued the operation that ends it"
     gap = Gap(
         operations.gpu.gpu,
         operations.gpu.rank,
@@ -111,23 +115,30 @@ def describe_gap(trace: Trace, scene: Scene, row: int) -> GapDetail:
         start,
         end,
         IDLE_CAUSES[int(table.cause[row])],
-        _evidence(trace, issued, start, end),
+        evidence,
     )
+    shares = [_shares([lane], start, end) for lane in scene.lanes]
     return GapDetail(
         gap=gap,
-        by_cause={cause: ns for cause, ns in shares.items() if cause in IDLE_CAUSES},
-        before=_last_before(scene, operations, start),
-        after=None if after_row is None else operation_at(scene, operations, after_row),
+        by_cause={cause: ns for cause, ns in shares[number].items() if cause in IDLE_CAUSES},
+        before=None if before is None else operation_at(scene, operations, before),
+        after=None if after is None else operation_at(scene, operations, after),
         launch=issued.launch if issued else None,
         thread=issued.launch.thread if issued else None,
         host=_host(trace, issued.pair, start, end) if issued else (),
         others=tuple(
-            Elsewhere(index, _shares(other, start, end))
-            for index, other in enumerate(scene.lanes)
-            if index != number
+            Elsewhere(index, other) for index, other in enumerate(shares) if index != number
         ),
         finding=finding_of(gap, scene.analysis) if scene.analysis else None,
     )
+
+
+def _neighbours(operations: GpuOperations, start: int, end: int) -> tuple[int | None, int | None]:
+    """Return the operation that ends where a gap begins, and the one after the gap."""
+    before = int(np.searchsorted(operations.reach, start))
+    after = int(np.searchsorted(operations.start, end))
+    ended = before < len(operations) and operations.end[before] == start
+    return before if ended else None, after if after < len(operations) else None
 
 
 def operation_at(scene: Scene, operations: GpuOperations, row: int) -> Operation:
@@ -156,35 +167,12 @@ def finding_of(gap: Gap, analysis: Analysis) -> Finding | None:
     ids = [id for phase in phases for id in _PHASES.get(phase, ())]
     for id in (*ids, *BY_ID[gap.cause].findings):
         for finding in analysis.findings:
-            if finding.id == id and _concerns(finding, gap):
+            # One without GPUs or ranks concerns all of them.
+            on_gpu = not finding.gpus or gap.gpu in finding.gpus
+            on_rank = not finding.ranks or gap.rank in finding.ranks
+            if finding.id == id and on_gpu and on_rank:
                 return finding
     return None
-
-
-def _concerns(finding: Finding, gap: Gap) -> bool:
-    """Return whether a finding concerns a gap; one without GPUs and ranks concerns all gaps."""
-    gpus, ranks = finding.gpus, finding.ranks
-    return (not gpus or gap.gpu in gpus) and (not ranks or gap.rank in ranks)
-
-
-def _evidence(trace: Trace, issued: Issued | None, start: int, end: int) -> str:
-    """Return the evidence for a gap's cause, as the list of the largest gaps has it."""
-    if issued is None:
-        known = Kind.API in trace.kinds
-        return "no row tells which thread issued the operation that ends it" if known else ""
-    evidence = evidence_of(trace, issued.calls, int(issued.calls.thread[issued.call]), start, end)
-    lines = read_python_lines(trace)
-    return evidence if lines is None else evidence + line_of(lines, issued.pair, start, end)
-
-
-def _last_before(scene: Scene, operations: GpuOperations, moment: int) -> Operation | None:
-    """Return the operation that ends where a gap begins; None if there is none."""
-    row = int(np.searchsorted(operations.reach, moment))
-    return (
-        operation_at(scene, operations, row)
-        if row < len(operations) and operations.end[row] == moment
-        else None
-    )
 
 
 def _host(trace: Trace, pair: tuple[int, int], start: int, end: int) -> tuple[HostTime, ...]:
@@ -204,12 +192,13 @@ def _host(trace: Trace, pair: tuple[int, int], start: int, end: int) -> tuple[Ho
     return tuple(sorted(activity, key=lambda time: (_HOST_KINDS.index(time.kind), -time.ns)))
 
 
-def _shares(lane: SceneLane, start: int, end: int) -> dict[str, int]:
-    """Return the nanoseconds of a lane by class between two moments, the longest first."""
-    shares = dict(
-        zip(lane.layers.classes, lane.layers.split([start, end])[0].tolist(), strict=True)
-    )
-    return {name: shares[name] for name in sorted(shares, key=lambda n: -shares[n]) if shares[name]}
+def _shares(lanes: Iterable[SceneLane], start: int, end: int) -> dict[str, int]:
+    """Return the nanoseconds of some lanes by class between two moments, the longest first."""
+    total: Counter[str] = Counter()
+    for lane in lanes:
+        shares = lane.layers.split([start, end])[0].tolist()
+        total.update(dict(zip(lane.layers.classes, shares, strict=True)))
+    return {name: ns for name, ns in total.most_common() if ns}
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,56 +235,32 @@ class WorstGap:
 
 def worst_gaps(scene: Scene, analysis: Analysis) -> tuple[WorstGap, ...]:
     """Return the largest gaps of the measured steps, then those of the whole run not among them."""
-    gaps = analysis.gaps
-    rest = [gap for gap in gaps.largest if gap not in gaps.largest_in_steps]
+    in_steps = analysis.gaps.largest_in_steps
+    rest = [gap for gap in analysis.gaps.largest if gap not in in_steps]
     places = {(lane.gpu, lane.rank): index for index, lane in enumerate(scene.lanes)}
-    return tuple(
-        _describe(scene, analysis, gap, places[gap.gpu, gap.rank], in_steps)
-        for in_steps, some in ((True, gaps.largest_in_steps), (False, rest))
-        for gap in some
-    )
-
-
-def _describe(scene: Scene, analysis: Analysis, gap: Gap, index: int, in_steps: bool) -> WorstGap:
-    finding = finding_of(gap, analysis)
-    return WorstGap(
-        gap,
-        index,
-        in_steps,
-        _gap_shares([scene.lanes[index]], gap),
-        *_neighbours(scene, index, gap),
-        _gap_shares([lane for other, lane in enumerate(scene.lanes) if other != index], gap),
-        "" if finding is None else finding.id,
-    )
-
-
-def _neighbours(scene: Scene, index: int, gap: Gap) -> tuple[str, str]:
-    """Return the names of the operations before and after a gap."""
-    operations = scene.lanes[index].operations
-    if operations is None:
-        return "", ""
-    before = int(np.searchsorted(operations.reach, gap.start_ns))
-    after = int(np.searchsorted(operations.start, gap.end_ns))
-    ended = before < len(operations) and operations.end[before] == gap.start_ns
-    return (
-        operation_at(scene, operations, before).name if ended else "",
-        operation_at(scene, operations, after).name if after < len(operations) else "",
-    )
-
-
-def _gap_shares(lanes: Sequence[SceneLane], gap: Gap) -> Mapping[str, int]:
-    """Return the nanoseconds of some lanes by class during a gap, the longest first."""
-    edges = [gap.start_ns, gap.end_ns]
-    total: Counter[str] = Counter()
-    for lane in lanes:
-        shares = lane.layers.split(edges)[0].tolist()
-        total.update(dict(zip(lane.layers.classes, shares, strict=True)))
-    return _longest_first(total)
-
-
-def _longest_first(shares: Mapping[str, int]) -> dict[str, int]:
-    """Sort times by length, the longest first, without zeros."""
-    return {name: shares[name] for name in sorted(shares, key=lambda n: -shares[n]) if shares[name]}
+    worst = []
+    for number, gap in enumerate([*in_steps, *rest]):
+        index, start, end = places[gap.gpu, gap.rank], gap.start_ns, gap.end_ns
+        lane, finding, names = scene.lanes[index], finding_of(gap, analysis), ["", ""]
+        if lane.operations is not None:
+            names = [
+                "" if row is None else operation_at(scene, lane.operations, row).name
+                for row in _neighbours(lane.operations, start, end)
+            ]
+        others = [other for other in scene.lanes if other is not lane]
+        worst.append(
+            WorstGap(
+                gap,
+                index,
+                number < len(in_steps),
+                _shares([lane], start, end),
+                names[0],
+                names[1],
+                _shares(others, start, end),
+                "" if finding is None else finding.id,
+            )
+        )
+    return tuple(worst)
 
 
 _BEFORE_NS: Final = (1_000_000, 100_000_000)
@@ -338,30 +303,19 @@ def find_issuer(
     if Kind.API not in trace.kinds or operations.events.correlation[row] <= 0:
         return None
     process = scene.processes[int(operations.events.process[row])]
-    for window in _windows(since, int(operations.start[row])):
+    correlation = operations.events.correlation[row : row + 1]
+    started = int(operations.start[row])
+    windows = [Window(min(since, started - before), started + 1) for before in _BEFORE_NS]
+    for window in (*windows, None):
         calls = read_calls(trace, window=window)
         if calls is None:
             continue
-        issued_by = int(calls.issued_by(_one(operations, row, index_in(trace, process)))[0])
-        if issued_by != NOBODY:
-            return Issued(calls, issued_by, _launch(trace, calls, issued_by))
+        # A reopened trace may number the process only once its calls are read.
+        index = np.array([index_in(trace, process)])
+        call = int(calls.issued_by(Events({"process": index, "correlation": correlation}))[0])
+        if call != NOBODY:
+            id, thread = int(calls.name[call]), calls.threads[int(calls.thread[call])][1]
+            times = int(calls.start[call]), int(calls.end[call])
+            launch = Launch(trace.names([id])[id], *times, thread & 0xFFFFFFFF)
+            return Issued(calls, call, launch)
     return None
-
-
-def _windows(since: int, started: int) -> Iterator[Window | None]:
-    """Yield growing windows before an operation; at last None, for the whole trace."""
-    for before in _BEFORE_NS:
-        yield Window(min(since, started - before), started + 1)
-    yield None
-
-
-def _one(operations: GpuOperations, row: int, process: int) -> Events:
-    """Return one operation, with its process as the trace counts it."""
-    correlation = operations.events.correlation[row : row + 1]
-    return Events({"process": np.array([process]), "correlation": correlation})
-
-
-def _launch(trace: Trace, calls: CudaApiCalls, call: int) -> Launch:
-    id = int(calls.name[call])
-    thread = calls.threads[int(calls.thread[call])][1] & 0xFFFFFFFF
-    return Launch(trace.names([id])[id], int(calls.start[call]), int(calls.end[call]), thread)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.host_calls import Call, CudaApiCalls, read_calls
-from gputrace.analyzers.idle_causes import HostEvidence, read_evidence
-from gputrace.analyzers.lanes import build_timeline
+from gputrace.analyzers.host_calls import Call, read_calls
+from gputrace.analyzers.idle_causes import read_evidence
 from gputrace.analyzers.operations import Gpu, GpuOperations, both_ends, classify, find_gpus
-from gputrace.analyzers.timeline_model import Scene, SceneLane, index_in
-from gputrace.analyzers.timeline_model.cells import Layers, busy_layers
+from gputrace.analyzers.timeline_model import Scene, SceneLane, busy_lane, index_in
+from gputrace.analyzers.timeline_model.cells import Layers
 from gputrace.model.events import GPU_KINDS, Events, Kind
-from gputrace.model.intervals import EMPTY, Intervals, union
+from gputrace.model.intervals import EMPTY, Intervals, merge_touching, union
 from gputrace.model.trace import Progress, Trace, Window
 
 _ON_GPU: Final = (
@@ -118,26 +117,24 @@ def nesting_lanes(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[n
         return lanes
     open_ends: list[list[int]] = []
     for row, (begin, stop) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-        lanes[row] = _place(open_ends, begin, stop)
+        for lane, ends in enumerate(open_ends):
+            while ends and ends[-1] <= begin:
+                ends.pop()
+            if not ends or stop <= ends[-1]:
+                ends.append(stop)
+                lanes[row] = lane
+                break
+        else:
+            lanes[row] = len(open_ends)
+            open_ends.append([stop])
     return lanes
 
 
-def _place(open_ends: list[list[int]], begin: int, stop: int) -> int:
-    for lane, ends in enumerate(open_ends):
-        while ends and ends[-1] <= begin:
-            ends.pop()
-        if not ends or stop <= ends[-1]:
-            ends.append(stop)
-            return lane
-    open_ends.append([stop])
-    return len(open_ends) - 1
-
-
 _CALLS: Final = (
-    ("host_sync", Call.SYNC),
-    ("host_alloc", Call.ALLOC),
-    ("host_launch", Call.ISSUE),
-    ("host_call", Call.OTHER),
+    ("host_sync", (Call.SYNC, Call.COPY)),
+    ("host_alloc", (Call.ALLOC,)),
+    ("host_launch", (Call.ISSUE,)),
+    ("host_call", (Call.OTHER,)),
 )
 HOST_CLASSES: Final = (*(name for name, _ in _CALLS), "host_data", "host_system")
 """Classes of a host thread's time: kinds of CUDA calls, waits for data, waits in the system."""
@@ -146,7 +143,7 @@ HOST_CLASSES: Final = (*(name for name, _ in _CALLS), "host_data", "host_system"
 def stream_lanes(trace: Trace) -> list[SceneLane]:
     """Return a lane for each stream of each GPU, with all its operations."""
     return [
-        _stream(trace, gpu, track.name, operations)
+        busy_lane(operations, track.name)
         for gpu, tracks in read_gpu_tracks(trace)
         for track in tracks
         if (operations := GpuOperations(gpu, track.events, classify(trace, track.events)))
@@ -156,45 +153,32 @@ def stream_lanes(trace: Trace) -> list[SceneLane]:
 def thread_lanes(trace: Trace, scene: Scene) -> list[SceneLane]:
     """Return a lane for each host thread that called CUDA or waited for data, the busiest first."""
     calls, evidence, system = read_calls(trace), read_evidence(trace), _system_waits(trace)
-    lane_gpus = [lane.operations.gpu for lane in scene.lanes if lane.operations is not None]
     gpus = {
-        index_in(trace, scene.processes[process]): gpu
-        for gpu in lane_gpus
-        for process, _ in gpu.pairs
+        index_in(trace, scene.processes[process]): lane.operations.gpu
+        for lane in scene.lanes
+        if lane.operations is not None
+        for process, _ in lane.operations.gpu.pairs
     }
+    numbers = {} if calls is None else {pair: n for n, pair in enumerate(calls.threads)}
     lanes = []
-    for pair, sets in _threads(calls, evidence, system):
-        gpu = gpus.get(pair[0])
-        ends = [each for each in sets if len(each)]
-        if gpu is None or not ends:
+    for pair in sorted(numbers.keys() | evidence.data.keys()):
+        sets = [evidence.data.get(pair, EMPTY), system.get(pair, EMPTY)]
+        if calls is not None and pair in numbers:
+            sets = [*(calls.of_thread(numbers[pair], *sorts) for _, sorts in _CALLS), *sets]
+        else:
+            sets = [*(EMPTY for _ in _CALLS), *sets]
+        covered = EMPTY
+        for index, each in enumerate(sets):  # Where two overlap, the first counts.
+            sets[index], covered = each.difference(covered), merge_touching(covered, each)
+        known = [each for each in sets if len(each)]
+        if (gpu := gpus.get(pair[0])) is None or not known:
             continue
-        span = Window(
-            min(int(each.start[0]) for each in ends), max(int(each.end[-1]) for each in ends)
-        )
-        name = f"thread {pair[1] & 0xFFFFFFFF}"
-        layers = Layers(HOST_CLASSES, tuple(sets))
-        lanes.append(
-            SceneLane(gpu.gpu, gpu.gpu_known, gpu.rank, gpu.host_name, span, layers, None, name)
-        )
-    return sorted(lanes, key=lambda lane: (lane.rank, -_calling(lane)))
-
-
-def _calling(lane: SceneLane) -> int:
-    """Return the nanoseconds without waits in the system, where idle threads spend their time."""
-    return sum(each.total for each in lane.layers.sets[:-1])
-
-
-def _stream(trace: Trace, gpu: Gpu, name: str, operations: GpuOperations) -> SceneLane:
-    timeline = build_timeline(operations)
-    return SceneLane(
-        gpu.gpu,
-        gpu.gpu_known,
-        gpu.rank,
-        gpu.host_name,
-        timeline.window,
-        busy_layers(timeline),
-        operations,
-        name,
+        span = Window(min(int(s.start[0]) for s in known), max(int(s.end[-1]) for s in known))
+        part, layers = f"thread {pair[1] & 0xFFFFFFFF}", Layers(HOST_CLASSES, tuple(sets))
+        lanes.append(SceneLane.of_gpu(gpu, span, layers, part=part))
+    # Waits in the system do not count: idle threads spend their time there.
+    return sorted(
+        lanes, key=lambda lane: (lane.rank, -sum(each.total for each in lane.layers.sets[:-1]))
     )
 
 
@@ -210,29 +194,3 @@ def _system_waits(trace: Trace) -> dict[tuple[int, int], Intervals]:
         pair = int(events.process[rows[0]]), int(events.thread[rows[0]])
         waits[pair] = union(events.start[rows], events.end[rows])
     return waits
-
-
-def _threads(
-    calls: CudaApiCalls | None,
-    evidence: HostEvidence,
-    system: dict[tuple[int, int], Intervals],
-) -> Iterator[tuple[tuple[int, int], Sequence[Intervals]]]:
-    """Yield each thread with its disjoint `HOST_CLASSES`; where two overlap, the first counts."""
-    numbers = {} if calls is None else {pair: n for n, pair in enumerate(calls.threads)}
-    for pair in sorted(numbers.keys() | evidence.data.keys()):
-        sets = [
-            calls.of_thread(numbers[pair], sort) if calls is not None and pair in numbers else EMPTY
-            for _, sort in _CALLS
-        ]
-        yield pair, _disjoint([*sets, evidence.data.get(pair, EMPTY), system.get(pair, EMPTY)])
-
-
-def _disjoint(sets: Sequence[Intervals]) -> list[Intervals]:
-    """Return each set without those before it."""
-    disjoint, covered = [], EMPTY
-    for each in sets:
-        disjoint.append(each.difference(covered))
-        covered = union(
-            np.concatenate([covered.start, each.start]), np.concatenate([covered.end, each.end])
-        )
-    return disjoint

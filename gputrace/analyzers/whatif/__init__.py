@@ -5,7 +5,7 @@ An optimization is an edit of the dependency graph; to add one, see `CURES`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -30,10 +30,10 @@ from gputrace.analyzers.whatif.graph import (
 from gputrace.analyzers.whatif.step_rows import choose_steps, data_within, read_rows, when_issued
 from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.intervals import Times
-from gputrace.model.results import WhatIf
+from gputrace.model.results import Finding, WhatIf
 
 
-def what_if(facts: Facts, findings: Collection[str]) -> tuple[WhatIf, ...]:
+def what_if(facts: Facts, findings: Sequence[Finding]) -> tuple[WhatIf, ...]:
     """Return the optimizations that are worth it, largest gain first.
 
     Empty if the steps have no host calls, without which it is unknown what GPUs wait for, or if
@@ -41,7 +41,7 @@ def what_if(facts: Facts, findings: Collection[str]) -> tuple[WhatIf, ...]:
 
     Args:
         facts: earlier results of the analysis.
-        findings: ids of the findings of the analysis.
+        findings: findings of the analysis.
     """
     gpus, all_steps = facts.per_gpu, facts.found
     steps = choose_steps(gpus, all_steps, facts.measured) if gpus.has_calls else None
@@ -55,7 +55,34 @@ def what_if(facts: Facts, findings: Collection[str]) -> tuple[WhatIf, ...]:
     graph = build_graph(facts.trace, rows, calls, data_within(gpus, window))
     lengths = {(s.rank, s.step): s.end_ns - s.start_ns for s in facts.measured}
     mean = round(sum(lengths.values()) / len(lengths))
-    return tuple(sorted(predict(graph, mean, findings), key=lambda cure: -cure.gain_ns))
+    costs = {finding.id: finding.impact_ns for finding in findings}
+    compute = [row.of("compute") // row.steps for row in facts.rows if row.steps] or [0]
+    # CUDA graphs make no loader quicker: the next batch is as late as it was.
+    waits = [sum(map(row.of, _SHORTENED_BY_GRAPHS)) // max(row.steps, 1) for row in facts.rows]
+    bounds = Bounds(min(compute), max(compute), mean - max(waits, default=0))
+    return tuple(sorted(predict(graph, mean, costs, bounds), key=lambda cure: -cure.gain_ns))
+
+
+_SHORTENED_BY_GRAPHS: Final = ("launch", "sync", "alloc", "other_idle", "communication_wait")
+"""Classes of time, and the wait for other ranks, that quicker launching can shorten at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Nanoseconds of a step that no prediction undercuts."""
+
+    least_compute: int = 0
+    """Compute of the GPU that has least, for cures that take work from a GPU."""
+    compute: int = 0
+    """Compute of the GPU that has most, for all others."""
+    graphs: int = 0
+    """The step without all that quicker launching can shorten."""
+
+    def of(self, cure: Cure) -> int:
+        """Return the bound of one cure."""
+        if not cure.keeps_compute:
+            return self.least_compute
+        return max(self.compute, self.graphs if cure.id == "graphs" else 0)
 
 
 WORTH: Final = 0.01
@@ -66,24 +93,41 @@ _SURE: Final = 2.0
 """Half-width of the bounds of a mean, in standard errors."""
 
 
-def predict(graph: Graph, mean_ns: int, findings: Collection[str]) -> Iterator[WhatIf]:
+_RUN_TO_RUN: Final = 0.1
+"""Part by which steps of one program differ from run to run: 31 to 42 ms on a shared machine
+(docs/benchmarks.md), most of it by a few per cent."""
+
+
+def predict(
+    graph: Graph, mean_ns: int, findings: Mapping[str, int], bounds: Bounds
+) -> Iterator[WhatIf]:
     """Yield a prediction per optimization; none if the replay explains the steps too poorly.
 
     Args:
         graph: dependency graph of some steps.
         mean_ns: mean step of the whole run, to which gains are scaled.
-        findings: ids of the findings of the analysis.
+        findings: cost of each finding of the analysis, by id.
+        bounds: what no prediction undercuts.
     """
     recorded = measure(graph, graph.end)
     error = replay_error(graph)
     if error > MOST_ERROR:
         return
     for cure in CURES:
+        having = [id for id in cure.findings if id in findings]
+        if cure.only_as_cure and not having:
+            continue
         ranged = _range(graph, cure, recorded, error)
         if ranged is None:
             continue
         low, step, high = (round(mean_ns * value / recorded.mean) for value in ranged)
-        finding = next((id for id in cure.findings if id in findings), None)
+        floor = min(bounds.of(cure), mean_ns)
+        step = max(step, floor)
+        if mean_ns - step < WORTH * mean_ns:
+            continue
+        low = min(max(round(low * (1 - _RUN_TO_RUN)), floor), step)
+        high = max(min(round(high * (1 + _RUN_TO_RUN)), mean_ns), step)
+        finding = max(having, key=lambda id: findings[id], default=None)
         yield WhatIf(
             id=cure.id,
             finding=finding,
@@ -193,6 +237,20 @@ def overlap(graph: Graph, effect: Effect) -> Graph | None:
         for i, edges in graph.after.items()
     }
     return moved_aside(graph.changed(after=after), talks, joined=False)
+
+
+_OVER_LINKS: Final = {"most": 1 / 40, "likely": 1 / 20, "least": 1 / 3}
+"""Time of an exchange over the GPUs' own links by that through the host's memory: NCCL all-reduces
+at 10 to 20 GB/s there, at 20 to 50 over PCIe and at 150 to 450 over NVLink (nccl-tests)."""
+
+
+def peer_access(graph: Graph, effect: Effect) -> Graph | None:
+    """Let GPUs exchange over their own links, which takes a part of the time."""
+    talks = runs(graph) & (graph.operation == OperationClass.COMMUNICATION)
+    if not talks.any():
+        return None
+    quicker = (graph.ns * _OVER_LINKS[effect.name.lower()]).astype(np.int64)
+    return graph.changed(ns=np.where(talks, quicker, graph.ns))
 
 
 _GRAPH_LAUNCH_NS: Final = 10_000
@@ -544,7 +602,7 @@ class Cure:
 
     id: str
     findings: tuple[str, ...]
-    """Ids of the findings that it removes; it belongs to the first that the analysis has."""
+    """Ids of the findings that it removes; it belongs to the costliest that the analysis has."""
     change: Change
     """Edit of the graph; returns None where there is nothing to improve."""
     what: str
@@ -552,6 +610,10 @@ class Cure:
     assumption: str
     bounds: tuple[Effect, ...] = (Effect.MOST, Effect.LEAST)
     """Effects that bound the prediction; none where it is all or nothing."""
+    only_as_cure: bool = False
+    """True if it makes sense only where one of the findings is there."""
+    keeps_compute: bool = True
+    """False if a GPU has less to compute after it."""
 
 
 CURES: Final = (
@@ -562,6 +624,7 @@ CURES: Final = (
         "DistributedDataParallel",
         "one process trains on each GPU (DistributedDataParallel), and loads and copies its own "
         "part of the batch; its threads wait for no others, and gradients are exchanged meanwhile",
+        keeps_compute=False,
     ),
     Cure(
         "prefetch",
@@ -585,6 +648,7 @@ CURES: Final = (
         "A rank as fast as the others",
         "every rank's kernels take what the median's do",
         bounds=(),
+        keeps_compute=False,
     ),
     Cure(
         "late-host",
@@ -593,6 +657,15 @@ CURES: Final = (
         "A host as quick as on the other ranks",
         "every rank's host is as quick as the median's between the same calls",
         bounds=(),
+    ),
+    Cure(
+        "peer-access",
+        ("host-staged-comm",),
+        peer_access,
+        "Exchange over the GPUs' own links",
+        "an exchange takes a twentieth of what it takes through the host's memory, as over NVLink; "
+        "over PCIe a third",
+        only_as_cure=True,
     ),
     Cure(
         "overlap",

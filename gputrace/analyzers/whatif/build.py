@@ -54,6 +54,10 @@ def build_graph(
     starts = start_times(items, before)
     after, residual = find_causes(items, starts.residual, starts.bound)
     join_streams(items, operation, kind, gpu, step, after)
+    for item, edges in after.items():
+        explained = max(int(items.end[other]) + lag for other, lag in edges)
+        late = int(items.start[item]) - max(explained, int(starts.bound[item]))
+        residual[item] = min(int(residual[item]), max(late, 0))
     called = calls.name[items.call]
     names = trace.names(distinct_ids(called[items.call >= 0].astype(np.int32)))
     holds = pageable | _holds(names, called)
