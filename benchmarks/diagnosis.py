@@ -52,9 +52,9 @@ def run(options: Options) -> int:
     return int(not good(found)) if options.check else 0
 
 
-def diagnose(seed: int) -> Diagnosis:
-    """Makes a run, and analyzes it as a user would."""
-    plant = plant_of(seed)
+def diagnose(seed: int, plant: Plant | None = None) -> Diagnosis:
+    """Makes a run, with the plant of the seed if none is given, and analyzes it as a user would."""
+    plant = plant or plant_of(seed)
     recording = planted(plant, seed)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.sqlite"

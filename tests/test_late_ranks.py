@@ -19,7 +19,7 @@ from gputrace.analyzers.stragglers import straggling_steps
 from gputrace.api import Report
 from gputrace.model.results import Finding
 from tests.recordings import DATA, packed, unpack
-from tests.synthetic import PLANTS, Plan, simulate, write_nsys
+from tests.synthetic import PLANTS, Plan, Plant, simulate, write_nsys
 from tests.synthetic.plants import steady_ns
 
 MS = 1_000_000
@@ -153,6 +153,11 @@ def test_planted_causes_are_found_first(seed: int) -> None:
     found = diagnose(seed)
     assert found.wrong == ""
     assert (found.found == NONE) == (not found.plant.expects)
+
+
+@pytest.mark.parametrize("plant", PLANTS[-8:], ids=lambda plant: plant.name)
+def test_causes_like_those_of_recordings_of_others_are_found_first(plant: Plant) -> None:
+    assert diagnose(1000, plant).wrong == ""
 
 
 def test_every_plant_has_a_row_in_the_table_of_confusions() -> None:

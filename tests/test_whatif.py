@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from gputrace.analyzers.whatif import MOST_ERROR, Bounds, predict, replay_error
 from gputrace.analyzers.whatif.build import build_graph
 from gputrace.analyzers.whatif.graph import Graph, replay
 from gputrace.analyzers.whatif.step_rows import MOST_ITEMS, choose_steps, read_rows, when_issued
-from gputrace.model.results import WhatIf
+from gputrace.model.results import Analysis, WhatIf
 from gputrace.readers.registry import open_trace
 from tests import recordings
 from tests.command import gputrace
@@ -99,6 +100,31 @@ def test_on_random_runs_predictions_are_close(seed: int) -> None:
     assume(not plan.graph)  # of which steps may not be found
     for score in compare(plan):
         assert abs(score.error) < (0.15 if score.cure == "graphs" else 0.10), score
+
+
+@pytest.mark.parametrize("name", recordings.SMALL)
+def test_no_prediction_is_shorter_than_the_compute_that_stays(name: str, tmp_path: Path) -> None:
+    with open_trace(recordings.unpack(name, tmp_path)) as trace:
+        analysis = analyze(trace)
+    check_compute(analysis)
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 10_000))
+def test_no_prediction_of_any_run_is_shorter_than_its_compute(seed: int) -> None:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_trace(written(random_plan(seed), Path(folder))) as trace,
+    ):
+        check_compute(analyze(trace))
+
+
+def check_compute(analysis: Analysis) -> None:
+    """A GPU computes as long as before, but where a cure takes work from it."""
+    compute = [row.of("compute") // row.steps for row in analysis.breakdown if row.steps]
+    for cure in analysis.what_if:
+        least = min(compute) if cure.id in ("ddp", "straggler") else max(compute)
+        assert least <= cure.low_ns <= cure.step_ns <= cure.high_ns <= cure.now_ns, cure
 
 
 def test_what_hides_behind_another_cause_is_not_saved(tmp_path: Path) -> None:
