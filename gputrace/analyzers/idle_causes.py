@@ -151,8 +151,7 @@ def _proofs(
         proofs["sync"].append(Intervals(held.start[long], held.end[long]))
         proofs["alloc"].append(waiting.intersection(calls.of_thread(thread, Call.ALLOC)))
     late = known & (issued > gaps.start) & _is_seen(operations, gaps, ending, calls)
-    soon = np.minimum(gaps.end, issued + _LATENCY_NS)
-    proofs["launch"].append(Intervals(gaps.start[late], soon[late]))
+    proofs["launch"].append(Intervals(gaps.start[late], gaps.end[late]))
     proofs["other_idle"].append(gaps)
     return proofs, feeder
 
