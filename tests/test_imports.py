@@ -74,6 +74,21 @@ def test_a_report_needs_no_notebook_and_no_browser(form: str, h100: Path) -> Non
     assert ("rich" in modules) == (form == "text")
 
 
+def test_writing_the_cache_needs_no_more_than_its_codec(
+    h100: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program waits at its end for the thread that writes, so also for what that imports."""
+    monkeypatch.setenv("GPUTRACE_CACHE", str(tmp_path / "cache"))
+    program = (
+        "import sys, threading\nfrom gputrace.cli import run; run(['analyze', *sys.argv[1:]])\n"
+        "for thread in threading.enumerate():\n"
+        "    if thread.name == 'cache': thread.join()"
+    )
+    modules = imported(program, str(h100))
+    assert "msgspec" in modules
+    assert not modules & {*NOT_FOR_A_REPORT} - {"msgspec"}
+
+
 @pytest.mark.parametrize("folder", ["benchmarks", "workloads"])
 def test_no_program_hides_a_module_of_python(folder: str) -> None:
     """What lies beside a program that is run is found before the standard library."""

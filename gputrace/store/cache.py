@@ -191,14 +191,18 @@ def _write(path: Path, entry: Kept) -> None:
     """Write a batch of one row for the text and for each column: its type and bytes."""
     import pyarrow as pa
 
-    schema = pa.schema({"type": pa.string(), "data": pa.large_binary()})
+    def cell(data: bytes | NDArray[np.uint8]) -> Any:
+        # pa.array would import pandas where that is installed: a quarter of a second.
+        content = pa.py_buffer(data)
+        ends = pa.py_buffer(np.array([0, content.size], np.int64))
+        return pa.LargeBinaryArray.from_buffers(pa.large_binary(), 1, [None, ends, content])
+
+    schema = pa.schema({"type": pa.large_binary(), "data": pa.large_binary()})
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         for column in (np.frombuffer(entry.text, np.uint8), *entry.columns):
             data = np.ascontiguousarray(column)
-            ends = np.array([0, data.nbytes], np.int64)
-            buffers = [None, pa.py_buffer(ends), pa.py_buffer(data.view(np.uint8))]
-            cell = pa.LargeBinaryArray.from_buffers(pa.large_binary(), 1, buffers)
-            writer.write_batch(pa.record_batch([pa.array([data.dtype.str]), cell], schema=schema))
+            cells = [cell(data.dtype.str.encode()), cell(data.view(np.uint8))]
+            writer.write_batch(pa.record_batch(cells, schema=schema))
 
 
 def _read(path: Path) -> Kept:
@@ -209,7 +213,7 @@ def _read(path: Path) -> Kept:
     for batch in map(file.get_batch, range(file.num_record_batches)):
         batch.validate()
         type_, data = (column[0] for column in batch.columns)
-        column = np.frombuffer(data.as_buffer(), np.uint8).view(type_.as_py())
+        column = np.frombuffer(data.as_buffer(), np.uint8).view(type_.as_py().decode())
         if column.dtype.kind not in "iufb":
             raise ValueError(f"a column of {column.dtype}")
         columns.append(column)
