@@ -18,7 +18,7 @@ _PATIENCE_S: Final = "15"
 
 
 def command() -> list[str]:
-    """What asks: nothing is installed for it, and the hashes stay those of the locks."""
+    """Return the command that audits: it installs nothing and takes the hashes of the locks."""
     asked = [sys.executable, "-m", "pip_audit", "--require-hashes", "--disable-pip", "--timeout"]
     asked += [_PATIENCE_S, "--progress-spinner", "off", "--format", "json"]
     return asked + [word for lock in LOCKS for word in ("--requirement", lock)]

@@ -1,4 +1,4 @@
-"""Whether two recorders see the same: gputrace's collector and nsys, over the same training.
+"""Comparison of two recorders: gputrace's collector and nsys, over the same training.
 
 On a machine with GPUs, PyTorch and nsys, trains on one GPU, as DistributedDataParallel and as
 DataParallel, cuDNN's search off and seeds fixed, and compares the traces: kernels by name in each
@@ -51,7 +51,7 @@ JOIN GPUTRACE_STEP AS s
 
 @dataclass(slots=True)
 class Seen:
-    """What a trace holds of the steps after the first ones, over all processes."""
+    """Contents of a trace in the steps after the first ones, over all processes."""
 
     steps: set[int] = field(default_factory=set)
     kernels: Counter[tuple[int, str]] = field(default_factory=Counter)

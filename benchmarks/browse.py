@@ -21,7 +21,7 @@ TARGET_OPEN_S: Final = 1.5
 TARGETS_FRAME_S: Final = {16: 0.050, 48: 0.100}
 """By lanes in view."""
 _DONE: Final = "gap 1 of"
-"""Of the status line, once the gaps are listed."""
+"""Text of the status line once the gaps are listed."""
 _KEYS: Final = {
     "zoom in": "+",
     "pan": "d",

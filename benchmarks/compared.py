@@ -23,7 +23,7 @@ from tests.synthetic import Plan, Recording, random_plan, simulate, write_nsys
 from tests.synthetic.variants import gpu_step_ns
 
 PAIRS: Final = 200
-"""Of each sort."""
+"""Number of pairs of each sort."""
 MATTERS: Final = 0.02
 """Part of a step from which a true change must be found."""
 NEAR: Final = 0.02
@@ -107,7 +107,7 @@ def _wrong(truths: list[dict[str, float]], found: Comparison) -> Iterator[str]:
 
 
 def _noise(row: ClassChange, true: dict[str, float]) -> bool:
-    """Whether the steps scatter so much that the true change and none at all are both possible."""
+    """Return True if the steps scatter so much that the true change and none are both possible."""
     return _inside(row, 0) and _inside(row, true[row.name])
 
 
@@ -116,7 +116,7 @@ def _inside(row: ClassChange, value: float) -> bool:
 
 
 def compared(a: Plan, b: Plan) -> tuple[list[dict[str, float]], Comparison]:
-    """What is true of each, a step and GPU, and what is found."""
+    """Planted and found change of each class, per step and GPU."""
     with tempfile.TemporaryDirectory() as folder:
         paths, truths = [Path(folder) / "a.sqlite", Path(folder) / "b.sqlite"], []
         for plan, path in zip((a, b), paths, strict=True):

@@ -34,7 +34,7 @@ NONE: Final = "none"
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found first in one run."""
+    """First finding of one run."""
 
     seed: int
     plant: Plant
@@ -87,7 +87,7 @@ def _wrong(plant: Plant, recording: Recording, found: Finding | None) -> str:
 
 
 def good(found: Sequence[Diagnosis]) -> bool:
-    """Whether the bounds are met."""
+    """Return True if the bounds are met."""
     sick = [one for one in found if one.plant.expects]
     well = [one for one in found if not one.plant.expects]
     right = sum(not one.wrong for one in sick) >= LEAST_RIGHT * len(sick)

@@ -17,7 +17,7 @@ ATTEMPTS: Final = 3
 
 
 class Bound(NamedTuple):
-    """What a ratio was when it was last looked at, and how much worse it may be."""
+    """Ratio when it was last looked at, and how much worse it may be."""
 
     usual: float
     margin: float

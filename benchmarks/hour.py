@@ -37,7 +37,7 @@ BYTES_A_LAUNCH: Final = 150
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What has been used up at one moment, in seconds, and what is held, in bytes."""
+    """Seconds used up, and bytes held, at one moment."""
 
     at_s: float
     launches: int
@@ -70,17 +70,17 @@ class Minute:
 
     @property
     def collector_us(self) -> float:
-        """Of the collector's thread for each launch."""
+        """Processor time of the collector's thread for each launch, in microseconds."""
         return 1e6 * (self.after.collector_s - self.before.collector_s) / self.launches
 
     @property
     def program_us(self) -> float:
-        """Of all other threads of the program, the stand-in's among them, for each launch."""
+        """Processor time of the other threads, the stand-in's included, for each launch, in us."""
         return 1e6 * (self.after.program_s - self.before.program_s) / self.launches
 
     @property
     def recorder_share(self) -> float:
-        """Of one core."""
+        """Processor time of the recorder as a share of one core."""
         return (self.after.recorder_s - self.before.recorder_s) / self.seconds
 
 
@@ -172,7 +172,7 @@ def _line(first: int, ten: list[Minute]) -> tuple[str, ...]:
 
 
 def _judge(minutes: list[Minute]) -> int:
-    """Whether the disk kept to its bound, at the fastest minute's rate."""
+    """Return 1 if more was on disk than the bound at the fastest minute's rate, else 0."""
     bound = (1.1 * KEEP_S + 1) * BYTES_A_LAUNCH * max(minute.rate for minute in minutes)
     most = max(minute.after.disk_bytes for minute in minutes)
     print(f"\n  On disk {mebibytes(most)} MiB at most; the stated bound is {mebibytes(bound)} MiB")

@@ -28,10 +28,10 @@ millions of kernels that makes."""
 USUAL: Final = "0.8 M"
 LARGE: Final = ("10 M", "30 M")
 DENSE_SIZES: Final = {"2 M": (3000, 2), "6 M": (3000, 6), "10 M": (3000, 10)}
-"""The same of one GPU in a launch-bound training, about 330 kernels each."""
+"""Steps and repetitions of a launch-bound training on one GPU, 330 kernels a step; by size."""
 RANKS: Final = 64
 RANK_SIZES: Final = {"16 k": (16, 1), "1 M": (250, 4)}
-"""The same by the kernels of each of `RANKS` files."""
+"""Steps and repetitions for each of `RANKS` files; by its kernels."""
 _SOURCES: Final = (
     *sorted((ROOT / "tests" / "synthetic").glob("*.py")),
     ROOT / "benchmarks" / "generate.py",
@@ -49,12 +49,12 @@ def nsys_export(size: str, kind: str = "nsys") -> Path:
 
 
 def kineto_folder(size: str) -> Path:
-    """The same recording as PyTorch's profiler writes it: one JSON file a rank."""
+    """Return the recording as PyTorch's profiler writes it: one JSON file a rank."""
     return _made("kineto", size, "")
 
 
 def nvprof_folder(size: str) -> Path:
-    """The same recording as nvprof writes it: one SQLite file a rank, in the page cache."""
+    """Return the recording as nvprof writes it: one SQLite file a rank, in the page cache."""
     folder = _made("nvprof", size, "")
     for path in folder.iterdir():
         path.read_bytes()

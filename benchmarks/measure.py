@@ -17,7 +17,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 """The checkout; every command runs here."""
 CORES: Final = 2
-"""What commands may use, so that figures of larger machines compare with those of CI."""
+"""Cores for commands, so that figures of larger machines compare with those of CI."""
 LIMIT_S: Final = 300.0
 _LAUNCH: Final = str(ROOT / "benchmarks" / "launch.py")
 MIB: Final = 1 << 20
@@ -31,7 +31,7 @@ class Run:
     user_s: float
     system_s: float
     peak_bytes: int
-    """Of all processes together, where the command starts others."""
+    """Peak memory of all processes together, where the command starts others."""
     code: int
     """The exit status, or minus the signal that ended it."""
     output: str
@@ -45,7 +45,7 @@ class Job:
     label: str
     command: tuple[str, ...]
     before: Callable[[], object] | None = None
-    """What has to be prepared each time, outside the measurement."""
+    """Preparation before each run, outside the measurement."""
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ def alternate(
 
 
 def alternate_all(jobs: Sequence[Job], turns: int) -> dict[str, Series]:
-    """As `alternate`, for jobs that must succeed, after one run of each that does not count."""
+    """Alternate jobs that must succeed, after one run of each that does not count."""
     for job in jobs:
         _require(job, run(job.command))
     series = alternate(jobs, turns)
@@ -134,7 +134,7 @@ def pin() -> None:
 
 
 def machine() -> str:
-    """What the figures depend on, and nothing that names the machine."""
+    """Return what the figures depend on, and nothing that names the machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     python = f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}"
     return f"{cores} cores, {platform.machine()}, {platform.system()}, {python}"

@@ -56,7 +56,7 @@ class Recorded:
     samples: list[Sample]
     bytes: int
     said: str
-    """What the recorder said at the end."""
+    """Last lines of the recorder."""
 
 
 def run(options: Options) -> int:

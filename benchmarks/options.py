@@ -1,4 +1,4 @@
-"""What a person may ask of every benchmark."""
+"""Options of all benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What recording costs the program that is recorded, on a machine with a GPU and PyTorch.
+"""Cost of recording for the program that is recorded, on a machine with a GPU and PyTorch.
 
 Runs the same training in turn without a recorder, under `gputrace record` and under torch.profiler
 (CUDA activity only), and prints the paired ratios of the steady steps' median times, and the memory
@@ -58,7 +58,7 @@ class Turns:
 
     @property
     def ratio(self) -> float:
-        """Of the mean turn with it to that without."""
+        """Ratio of the mean turn with it to that without."""
         return statistics.mean(self.on_ms) / statistics.mean(self.off_ms)
 
 
@@ -115,7 +115,7 @@ def _train(
     more: Sequence[str] = (),
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any] | None:
-    """What the training prints; None where it failed."""
+    """Return what the training prints; None if it failed."""
     train = [str(TRAIN), "--model", model, "--batch", str(batch), *more]
     if variant == "torch.profiler":
         train.append("--profiler")

@@ -97,7 +97,7 @@ def _switch(options: argparse.Namespace) -> Callable[[bool], None]:
 
 
 def _before_steps(options: argparse.Namespace) -> Callable[[int], None]:
-    """What is called before each step, with its number, and at the end with -1."""
+    """Return a function to call before each step with its number, and at the end with -1."""
     import torch
 
     if not options.turns and not options.profiler and not options.minutes:
@@ -126,7 +126,7 @@ def _turn(step: int, switch: Callable[[bool], None]) -> None:
 
 
 class _Lines:
-    """Of a run of --minutes: what is told of it meanwhile."""
+    """Medians that a run of --minutes prints from time to time."""
 
     def __init__(self) -> None:
         self._on: list[float] = []
@@ -149,7 +149,7 @@ class _Lines:
 
 
 def _steps(options: argparse.Namespace) -> Iterator[int]:
-    """As many as are asked for, or for so long."""
+    """Yield step numbers, as many as were asked for or for as long."""
     end = time.monotonic() + 60 * options.minutes
     step = 0
     while time.monotonic() < end if options.minutes else step < options.steps:

@@ -31,7 +31,7 @@ NSYS, KINETO = "nsys", "kineto"
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What peers may work on."""
+    """Inputs for peers."""
 
     export: Path
     """The nsys export, not to be given to a peer itself."""

@@ -1,4 +1,4 @@
-"""What Linux tells of the processes that a benchmark started."""
+"""Figures of Linux about the processes that a benchmark started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def folder_of(pid: int) -> Path:
-    """Of a process in /proc; its threads' are those in ``task``."""
+    """Return the folder of a process in /proc; those of its threads are in its ``task``."""
     return Path("/proc", str(pid))
 
 
@@ -23,7 +23,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def name_of(process: Path) -> str:
-    """Of a process or a thread."""
+    """Return the name of a process or a thread."""
     return (process / "comm").read_text().strip()
 
 

@@ -40,7 +40,7 @@ WORK: Final = (
     ("arithmetic and casts over columns", r"_multiarray_umath|numpy/"),
     ("copying and clearing memory", r"libc\.so"),
 )
-"""What a sample's innermost function does, by the first pattern that is in it; else Python."""
+"""Kind of work of a sample, by the first pattern in its innermost function; else Python."""
 _PYTHON: Final = "Python between them"
 _OURS: Final = re.compile(r"(?P<name>[^;(]+) \(gputrace/(?P<file>[^:;)]+):\d+\)")
 
@@ -107,7 +107,7 @@ def _shares(counts: Iterable[tuple[str, int]], total: int) -> list[tuple[str, st
 
 
 def work_of(stack: str) -> str:
-    """What the innermost function does."""
+    """Return the kind of work of the innermost function."""
     leaf = stack.rpartition(";")[2]
     if "<module>" in stack and "importlib" in stack:
         return WORK[0][0]

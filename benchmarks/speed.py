@@ -103,7 +103,7 @@ def _row(label: str, series: Series, floor: Series) -> tuple[str, ...]:
 
 
 def _formats(turns: int) -> None:
-    """The same recording in each format that runs come in."""
+    """Return one recording in each format that runs come in."""
     nsys, floor = "nsys, one file", commands.floor(nsys_export(USUAL))
     jobs = [
         commands.analyze(nsys_export(USUAL), nsys),

@@ -21,7 +21,7 @@ from benchmarks.measure import ROOT, Failed
 QUIET_S: Final = 0.25
 """A screen that has been still for so long is done."""
 _BURST_S: Final = 0.02
-"""What is drawn later than this after the last is another frame."""
+"""Pause after which output belongs to another frame."""
 _LIMIT_S: Final = 60.0
 
 

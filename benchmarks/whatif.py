@@ -54,13 +54,13 @@ class Score:
 
     @property
     def error(self) -> float:
-        """Of the predicted step, as a part of the true one."""
+        """Error of the predicted step as a part of the true one."""
         step = self.before if self.predicted is None else self.predicted.step_ns
         return (step - self.true) / self.true
 
     @property
     def inside(self) -> bool:
-        """Whether the true step is in the range, or rightly not worth it."""
+        """True if the true step is in the range, or rightly not worth a prediction."""
         if self.predicted is None:
             return abs(self.error) < CLOSE
         low, high = self.predicted.low_ns, self.predicted.high_ns
@@ -98,7 +98,7 @@ def compare(plan: Plan) -> Iterator[Score]:
 
 
 def predictions(recording: Recording) -> tuple[WhatIf, ...]:
-    """What the analysis of a generated run predicts, from an nsys export of it."""
+    """Return the predictions for a generated run, from an nsys export of it."""
     plan = recording.plan
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.sqlite"

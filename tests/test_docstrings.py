@@ -13,7 +13,8 @@ import pytest
 from tests.command import ROOT
 
 POINTS_BACK: Final = re.compile(r"(What|Whether|Of|Those|As|The same)\b")
-MODULES: Final = sorted((ROOT / "gputrace").rglob("*.py"))
+FOLDERS: Final = ("gputrace", "benchmarks", "workloads", "docs", ".ci")
+MODULES: Final = sorted(path for name in FOLDERS for path in (ROOT / name).rglob("*.py"))
 
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
@@ -27,7 +28,7 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
                     yield statement.lineno, text.strip()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT / "gputrace")))
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_docstring_points_back_at_another_sentence(path: Path) -> None:
     wrong = [f"{line}: {text[:60]}" for line, text in docstrings(path) if POINTS_BACK.match(text)]
     assert wrong == []

@@ -125,7 +125,7 @@ def count_cards():
 
 
 def find_problem(options, cards):
-    """What cannot be done with these options, in one line."""
+    """Return in one line why these options cannot be run; nothing if they can."""
     cpu, update, data = options.device == "cpu", options.update, options.data
     counts = (options.batch, options.steps, options.epoch, options.gpus)
     staging = options.staging == "on"
@@ -163,7 +163,7 @@ def find_problem(options, cards):
 
 
 def under_mpi():
-    """Whether an mpiexec or srun has started this."""
+    """Return True if an mpiexec or srun has started this."""
     return any(name in os.environ for name in RANKS)
 
 
@@ -567,7 +567,7 @@ class Run:
 
 
 def name_device(device):
-    """As the driver or the system names it."""
+    """Return the name that the driver or the system has for it."""
     if device.xp is np:
         return platform.processor() or platform.machine()
     return cuda.cupy.cuda.runtime.getDeviceProperties(device.device.id)["name"].decode()

@@ -91,7 +91,7 @@ def parse_options():
 
 
 def find_problem(options, there):
-    """What these options ask that cannot be done, if anything."""
+    """Return what these options ask for that cannot be done; nothing if all can."""
     o, cuda = options, options.device == "cuda"
     folder = o.data not in ("synthetic", "learnable")
     problems = {
@@ -215,7 +215,7 @@ class Decoder(C.io.UserDeserializer):
         super().__init__()
 
     def stream_infos(self):
-        """What a sample is made of."""
+        """Return the streams of which a sample is made."""
         shapes = {"x": (3, self.size, self.size), "y": (LABELS,)}
         stream = C.io.StreamInformation
         return [

@@ -93,7 +93,7 @@ def parse():
 
 
 def unusable(options):
-    """What of the options cannot be done, if anything."""
+    """Return which option cannot be met; nothing if all can."""
     here, size = torch.cuda.device_count(), MODELS[options.model]
     on_cpu, learnable = options.device == "cpu", options.data == "learnable"
     for wrong, why in [
@@ -118,7 +118,7 @@ def unusable(options):
 
 
 def unusable_folder(folder, size):
-    """What is wrong with the folder of pictures, if anything."""
+    """Return what is wrong with the folder of pictures, if anything."""
     try:
         pictures = json.loads((folder / "done.json").read_text())["size"]
     except (OSError, ValueError, KeyError):
@@ -174,7 +174,7 @@ class Folder(Dataset):
 
 
 def datasets(options, length):
-    """What to train on, of the length of an epoch, and what to validate with; how many classes."""
+    """Return training data as long as an epoch, validation data, and the number of classes."""
     size = MODELS[options.model]
     if is_folder(options):
         train = Folder(options.data, "train", size, length)
@@ -194,7 +194,7 @@ def datasets(options, length):
 
 
 def loaders(options):
-    """Of an epoch's steps, and of what this rank validates."""
+    """Return loaders of an epoch's steps and of what this rank validates, and the classes' number."""
     train, held, classes = datasets(options, options.epoch * options.batch * hvd.size())
     sampler = DistributedSampler(train, hvd.size(), hvd.rank(), seed=options.seed)
     if options.validate == "all":
@@ -330,7 +330,7 @@ class Figures:
         self.begin, self.previous = self.begin + now - self.end, now
 
     def result(self, options):
-        """Of several ranks, the slowest one's speed counts."""
+        """Return the figures of the run; of several ranks the slowest one's speed counts."""
         steady = self.steps[options.warmup :] or [math.nan]
         slowest = torch.tensor([self.seconds / len(steady), statistics.median(steady)])
         slowest = hvd.allgather(slowest[None], name="figures").amax(0)

@@ -194,7 +194,7 @@ class Conv(nn.Module):
 
 
 class Parts:
-    """What the models are made of, in a layout, in training or not."""
+    """Layers of the models, in a layout, for training or not."""
 
     def __init__(self, layout, train):
         self.layout, self.train, self.axis = layout, train, layout.index("C")
@@ -409,7 +409,7 @@ class Clock:
 
 
 def ahead(batches):
-    """The same batches, each asked for (and sent to its device) while the one before is used."""
+    """Yield the batches, each fetched (and sent to its device) while the one before is used."""
     waiting = next(batches)
     for batch in batches:
         yield waiting

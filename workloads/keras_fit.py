@@ -344,7 +344,7 @@ class Meter(keras.callbacks.Callback):
             self.target_s, self.model.stop_training = now - self.begin, True
 
     def figures(self):
-        """What the result tells of the training."""
+        """Describe the training for the result."""
         (before, mean_before), (count, mean) = (
             self.losses[-2:]
             if len(self.losses) > 1

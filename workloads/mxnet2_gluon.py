@@ -75,7 +75,7 @@ def parse_options():
 
 
 def find_problem(options, there):
-    """What these options ask that cannot be done, if anything."""
+    """Return what these options ask for that cannot be done; nothing if all can."""
     o, cuda = options, options.device == "cuda"
     folder = o.data not in ("synthetic", "learnable")
     problems = {

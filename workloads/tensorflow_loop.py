@@ -65,7 +65,7 @@ def parse_options():
 
 
 def find_problem(options, cards):
-    """What cannot be done with these options, in one line."""
+    """Return in one line why these options cannot be run; nothing if they can."""
     cpu, update, data = options.device == "cpu", options.update, options.data
     labels = Path(data, "labels.csv")
     if min(options.batch, options.steps, options.epoch, options.gpus) < 1:
@@ -212,7 +212,7 @@ def cifar_resnet(x, depth, layout):
 
 
 def describe(options):
-    """What ran, as the result says it."""
+    """Describe the run for the result."""
     names = ("model", "update", "device", "gpus", "batch", "data", "layout", "workers")
     cards = tf.config.list_physical_devices("GPU" if options.device == "cuda" else "CPU")
     details = tf.config.experimental.get_device_details(cards[0])

@@ -72,7 +72,7 @@ def parse_options():
 
 
 def find_problem(options, cards):
-    """What cannot be done with these options, in one line."""
+    """Return in one line why these options cannot be run; nothing if they can."""
     cpu, update, data = options.device == "cpu", options.update, options.data
     labels = Path(data, "labels.csv")
     if min(options.batch, options.steps, options.epoch, options.gpus) < 1:
@@ -150,7 +150,7 @@ def make_reader(size, part):
 
 
 class Timed(dataflow.ProxyDataFlow):
-    """The same batches; how long each was waited for is in `waits`."""
+    """Yield the batches, and note in `waits` how long each was waited for."""
 
     def __init__(self, flow):
         super().__init__(flow)

@@ -98,7 +98,7 @@ def parse():
 
 
 def unusable(options):
-    """What of the options cannot be done, if anything."""
+    """Return which option cannot be met; nothing if all can."""
     here, size, update = torch.cuda.device_count(), MODELS[options.model], options.update
     devices = max(options.gpus, options.local_rank + 1)
     on_cpu, ranked = options.device == "cpu", update in RANKED
@@ -130,7 +130,7 @@ def unusable(options):
 
 
 def unusable_folder(folder, size):
-    """What is wrong with the folder of pictures, if anything."""
+    """Return what is wrong with the folder of pictures, if anything."""
     try:
         pictures = json.loads((folder / "done.json").read_text())["size"]
     except (OSError, ValueError, KeyError):
@@ -145,7 +145,7 @@ def is_folder(options):
 
 
 def ranks():
-    """Whether a launcher started this; its rank of how many, and that on this machine."""
+    """Return if a launcher started this, the rank, the number of ranks, and the local rank."""
     for names in LAUNCHERS:
         rank, world, local = (int(os.environ.get(name, 0)) for name in names)
         if world > 1 or (names[0] == "RANK" and world):
@@ -194,7 +194,7 @@ class Folder(Dataset):
 
 
 def datasets(options, length):
-    """What to train on, of the length of an epoch, and what to validate with; how many classes."""
+    """Return training data as long as an epoch, validation data, and the number of classes."""
     size = MODELS[options.model]
     if is_folder(options):
         train, held = (Folder(options.data, split, size) for split in ("train", "validation"))
@@ -221,7 +221,7 @@ def drawn(pictures, count, length):
 
 
 def loaders(options):
-    """Of an epoch's steps, and of what this rank validates."""
+    """Return loaders of an epoch's steps and of what this rank validates, and the classes' number."""
     per_step = options.batch if options.update in RANKED else options.batch * options.gpus
     train, held, classes = datasets(options, options.epoch * per_step * options.world)
     sampler = DistributedSampler(train, options.world, options.rank, seed=options.seed)
@@ -441,7 +441,7 @@ class Figures:
         self.begin, self.previous = self.begin + now - self.end, now
 
     def result(self, options):
-        """Of several ranks, the slowest one's speed counts."""
+        """Return the figures of the run; of several ranks the slowest one's speed counts."""
         steady = self.steps[options.warmup :] or [math.nan]
         slowest = torch.tensor([self.seconds / len(steady), statistics.median(steady)])
         if options.world > 1:

@@ -1,1 +1,1 @@
-"""What the pages of the site show that is made from the code, as Markdown; see `conf.py`."""
+"""Parts of the pages that are made from the code, as Markdown; see `conf.py`."""

@@ -21,7 +21,7 @@ ROOTS: Final = {
     "Of a check": Check,
     "Of a study": Summary,
 }
-"""What JSON is printed of, and what it is called."""
+"""Results that are printed as JSON, and their names."""
 
 USUAL: Final = ("gpu", "gpu_known", "device", "rank", "rank_known", "host")
 """Names that mean in every row what they mean of a GPU."""
@@ -73,7 +73,7 @@ def _table(row: type, rows: Collection[str]) -> Iterator[str]:
 
 
 def meanings(row: type) -> dict[str, str]:
-    """What stands below each field in the source."""
+    """Return the text below each field in the source."""
     (made,) = ast.parse(textwrap.dedent(inspect.getsource(row))).body
     assert isinstance(made, ast.ClassDef)
     pairs = zip(made.body, made.body[1:], strict=False)
