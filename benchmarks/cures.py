@@ -1,7 +1,9 @@
 """Faults of real training on two GPUs, each recorded with its fault and without, in turn.
 
 Of each recording with the fault: whether the first line names it, and how the predicted step
-compares with that of the recordings without it. Needs two GPUs and PyTorch; takes 20 minutes.
+compares with that of the recordings without it. Needs two GPUs and PyTorch; takes 10 minutes.
+GPUTRACE_FAULTS names some of the faults, with commas; GPUTRACE_KEEP the folder that the recordings
+are kept in.
 """
 
 from __future__ import annotations

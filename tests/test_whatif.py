@@ -18,7 +18,7 @@ from gputrace.analyzers.breakdown import list_steps, measured
 from gputrace.analyzers.collectives import match_collectives
 from gputrace.analyzers.host_calls import read_calls
 from gputrace.analyzers.pipeline import analyze
-from gputrace.analyzers.whatif import MOST_ERROR, Bounds, predict, replay_error
+from gputrace.analyzers.whatif import MOST_ERROR, predict, replay_error
 from gputrace.analyzers.whatif.build import build_graph
 from gputrace.analyzers.whatif.graph import Graph, replay
 from gputrace.analyzers.whatif.step_rows import MOST_ITEMS, choose_steps, read_rows, when_issued
@@ -160,14 +160,14 @@ def test_what_is_replayed_is_bounded(tmp_path: Path) -> None:
 
 def test_nothing_is_predicted_where_the_dependencies_explain_too_little(tmp_path: Path) -> None:
     graph = graph_of(written(PLANTED["graphs"], tmp_path))
-    assert list(predict(graph, 5 * MS, {}, Bounds()))
+    assert list(predict(graph, 5 * MS, {}, lambda _: 0))
     odd = np.flatnonzero(graph.stream >= 0)[::10]
     late = graph.residual.copy()
     late[odd] += 1 * MS
     unexplained = graph.changed(residual=late)
     unexplained = unexplained.changed(end=replay(unexplained))
     assert replay_error(unexplained) > MOST_ERROR
-    assert not list(predict(unexplained, 5 * MS, {}, Bounds()))
+    assert not list(predict(unexplained, 5 * MS, {}, lambda _: 0))
 
 
 def test_without_host_calls_nothing_is_predicted(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def datasets(options, length):
 
 
 def loaders(options):
-    """Return loaders of an epoch's steps and of what this rank validates, and the classes' number."""
+    """Return loaders of an epoch's steps and of this rank's validation, and the classes' number."""
     train, held, classes = datasets(options, options.epoch * options.batch * hvd.size())
     sampler = DistributedSampler(train, hvd.size(), hvd.rank(), seed=options.seed)
     if options.validate == "all":

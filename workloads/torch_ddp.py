@@ -221,7 +221,7 @@ def drawn(pictures, count, length):
 
 
 def loaders(options):
-    """Return loaders of an epoch's steps and of what this rank validates, and the classes' number."""
+    """Return loaders of an epoch's steps and of this rank's validation, and the classes' number."""
     per_step = options.batch if options.update in RANKED else options.batch * options.gpus
     train, held, classes = datasets(options, options.epoch * per_step * options.world)
     sampler = DistributedSampler(train, options.world, options.rank, seed=options.seed)

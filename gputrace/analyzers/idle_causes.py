@@ -31,6 +31,15 @@ _DATA_RANGE: Final = re.compile(
 """Names of NVTX ranges that wait for, or make, the next batch."""
 
 
+_LATENCY_NS: Final = 100_000
+"""Maximum time from the issue of an operation to its start that is the launch's own."""
+_HELD_NS: Final = 1_000_000
+"""Minimum time for which issued work does not start while its host is in a copy that blocks, as a
+sign that both wait for the same thing."""
+_NO_WAIT_NS: Final = 20_000
+"""Maximum duration of a synchronisation that had nothing to wait for."""
+
+
 @dataclass(frozen=True)
 class HostEvidence:
     """Host activity beside CUDA calls, by (process, thread)."""
@@ -188,13 +197,6 @@ def _is_seen(
     return seen
 
 
-_LATENCY_NS: Final = 100_000
-"""Maximum time from the issue of an operation to its start that is the launch's own."""
-_HELD_NS: Final = 1_000_000
-"""Minimum time for which issued work does not start while its host is in a copy that blocks, as a
-sign that both wait for the same thing."""
-
-
 def _after(gaps: Intervals, moments: Times) -> Intervals:
     """Return the part of each gap after its moment."""
     begins = np.clip(moments, gaps.start, gaps.end)
@@ -207,10 +209,6 @@ def _until(gaps: Intervals, moments: Times) -> Intervals:
     ends = np.clip(moments, gaps.start, gaps.end)
     keep = ends > gaps.start
     return Intervals(gaps.start[keep], ends[keep])
-
-
-_NO_WAIT_NS: Final = 20_000
-"""Maximum duration of a synchronisation that had nothing to wait for."""
 
 
 def waits_for_data(calls: CudaApiCalls, input_copies: Sequence[Events]) -> dict[int, Intervals]:

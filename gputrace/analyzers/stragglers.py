@@ -520,6 +520,10 @@ def _kernels(operations: GpuOperations) -> Mask:
     return kernels
 
 
+_UNEVEN: Final = 0.1
+"""Part by which a GPU's span must exceed the time that all have in common to be cut to it."""
+
+
 def _compared_time(span: Window, together: Window) -> NDArray[np.int64]:
     """Return the time of a GPU that is compared without steps: shape (2, 1).
 
@@ -527,10 +531,6 @@ def _compared_time(span: Window, together: Window) -> NDArray[np.int64]:
     """
     uneven = span.end - span.start > (1 + _UNEVEN) * (together.end - together.start)
     return np.array([together if uneven else span], np.int64).T
-
-
-_UNEVEN: Final = 0.1
-"""Part by which a GPU's span must exceed the time that all have in common to be cut to it."""
 
 
 def _ratio_edges(steps: Sequence[Step]) -> NDArray[np.int64]:

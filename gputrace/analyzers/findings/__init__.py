@@ -65,6 +65,8 @@ def find(facts: Facts, plugged: Sequence[Finding] = ()) -> tuple[Finding, ...]:
     return (*findings, *plugged)
 
 
+_UNCONFIRMED: Final = 0.01
+"""Share of a step that a cost counts whose cure is predicted to gain nothing worth listing."""
 _CURED_BY_REPLAY: Final = ("launch-bound", "communication-exposed")
 """Findings about idle time that all GPUs share: if a replay without their cause gains nothing,
 another cause explains that time."""
@@ -94,7 +96,7 @@ def order(
         if finding.id == "compute-bound":
             severity, gain = "medium", MEDIUM * mean_ns
         elif finding.id in gains or (predictions and finding.id in _CURED_BY_REPLAY):
-            gain = min(gain, gains.get(finding.id, multi_gpu.WORTH * mean_ns))
+            gain = min(gain, gains.get(finding.id, _UNCONFIRMED * mean_ns))
             confirmed = severity_of(gain / max(mean_ns, 1)) or "low"
             severity = max(severity, confirmed, key=SEVERITIES.index)
         return not distorts, SEVERITIES.index(severity), -gain

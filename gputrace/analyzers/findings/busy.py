@@ -159,6 +159,8 @@ def compute_bound(facts: Facts) -> Iterator[Finding]:
     )
 
 
+_MOSTLY_ON_THEM: Final = 0.25
+"""Share of the kernels' time on tensor cores from which the precision is mixed already."""
 _COMPILED: Final = re.compile(r"triton_[a-z]{3}_fused_")
 """Kernels of torch.compile."""
 
@@ -174,10 +176,6 @@ def _how_to_compute_less(facts: Facts) -> str:
     if kernels is None or not any(_COMPILED.search(row.name) for row in kernels.top):
         advice += ["compiled or fused operations" + (" (torch.compile)" if is_torch else "")]
     return ", ".join([*advice, "smaller inputs or models, faster cards, or more of them"])
-
-
-_MOSTLY_ON_THEM: Final = 0.25
-"""Share of the kernels' time on tensor cores from which the precision is mixed already."""
 
 
 _LAYOUT_WORTH: Final = 0.02

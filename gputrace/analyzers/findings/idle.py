@@ -52,6 +52,12 @@ ONE_PROCESS_ELSE: Final = (
 _LONG_GAP_NS: Final = 1_000_000
 """Gaps longer than this are no late launches: the host did something else."""
 
+_NEXT_LAUNCH_NS: Final = 100_000
+"""Maximum wait for the launch after a synchronisation that is the synchronisation's doing."""
+_HANDOVER_NS: Final = 5_000
+"""Gaps up to this before work that had been issued are the GPU's own price of a launch: 1 to 2.5 us
+from kernel to kernel."""
+
 _MOSTLY_TINY: Final = 0.5
 """Share of the kernels that must be tiny for the finding about launches to say so."""
 
@@ -172,10 +178,6 @@ def _launches_after_waits(gpu: GpuShardView, time: Intervals) -> int:
     return int(waits.lengths[follows].sum())
 
 
-_NEXT_LAUNCH_NS: Final = 100_000
-"""Maximum wait for the launch after a synchronisation that is the synchronisation's doing."""
-
-
 def launch_bound(facts: Facts) -> Iterator[Finding]:
     """The GPUs wait for the host to launch work; or gaps below 5 us between kernels, of which the
     next had been launched already, take 5 % of the time.
@@ -195,11 +197,6 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
         _advice_on_launches(facts),
         beside=between - _launches_of_sync_bound(facts),
     )
-
-
-_HANDOVER_NS: Final = 5_000
-"""Gaps up to this before work that had been issued are the GPU's own price of a launch: 1 to 2.5 us
-from kernel to kernel."""
 
 
 def _between_kernels(facts: Facts) -> int:

@@ -30,7 +30,7 @@ from gputrace.analyzers.whatif.graph import (
 from gputrace.analyzers.whatif.step_rows import choose_steps, data_within, read_rows, when_issued
 from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.intervals import Times
-from gputrace.model.results import Finding, WhatIf
+from gputrace.model.results import Breakdown, Finding, WhatIf
 
 
 def what_if(facts: Facts, findings: Sequence[Finding]) -> tuple[WhatIf, ...]:
@@ -56,33 +56,26 @@ def what_if(facts: Facts, findings: Sequence[Finding]) -> tuple[WhatIf, ...]:
     lengths = {(s.rank, s.step): s.end_ns - s.start_ns for s in facts.measured}
     mean = round(sum(lengths.values()) / len(lengths))
     costs = {finding.id: finding.impact_ns for finding in findings}
-    compute = [row.of("compute") // row.steps for row in facts.rows if row.steps] or [0]
-    # CUDA graphs make no loader quicker: the next batch is as late as it was.
-    waits = [sum(map(row.of, _SHORTENED_BY_GRAPHS)) // max(row.steps, 1) for row in facts.rows]
-    bounds = Bounds(min(compute), max(compute), mean - max(waits, default=0))
-    return tuple(sorted(predict(graph, mean, costs, bounds), key=lambda cure: -cure.gain_ns))
+    return tuple(
+        sorted(
+            predict(graph, mean, costs, lambda cure: least_ns(cure, facts.rows, mean)),
+            key=lambda cure: -cure.gain_ns,
+        )
+    )
 
 
-_SHORTENED_BY_GRAPHS: Final = ("launch", "sync", "alloc", "other_idle", "communication_wait")
-"""Classes of time, and the wait for other ranks, that quicker launching can shorten at most."""
+def least_ns(cure: Cure, rows: Sequence[Breakdown], mean_ns: int) -> int:
+    """Return the nanoseconds of a step that a prediction never undercuts.
 
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Nanoseconds of a step that no prediction undercuts."""
-
-    least_compute: int = 0
-    """Compute of the GPU that has least, for cures that take work from a GPU."""
-    compute: int = 0
-    """Compute of the GPU that has most, for all others."""
-    graphs: int = 0
-    """The step without all that quicker launching can shorten."""
-
-    def of(self, cure: Cure) -> int:
-        """Return the bound of one cure."""
-        if not cure.keeps_compute:
-            return self.least_compute
-        return max(self.compute, self.graphs if cure.id == "graphs" else 0)
+    The compute stays: that of the GPU with most of it, or with least if the cure takes work from a
+    GPU. So does the time that the cure cannot shorten, if it names what it can.
+    """
+    compute = [row.of("compute") // max(row.steps, 1) for row in rows] or [0]
+    least = max(compute) if cure.keeps_compute else min(compute)
+    if cure.shortens:
+        parts = [sum(map(row.of, cure.shortens)) // max(row.steps, 1) for row in rows]
+        least = max(least, mean_ns - max(parts, default=0))
+    return min(least, mean_ns)
 
 
 WORTH: Final = 0.01
@@ -99,7 +92,7 @@ _RUN_TO_RUN: Final = 0.1
 
 
 def predict(
-    graph: Graph, mean_ns: int, findings: Mapping[str, int], bounds: Bounds
+    graph: Graph, mean_ns: int, findings: Mapping[str, int], least: Callable[[Cure], int]
 ) -> Iterator[WhatIf]:
     """Yield a prediction per optimization; none if the replay explains the steps too poorly.
 
@@ -107,7 +100,7 @@ def predict(
         graph: dependency graph of some steps.
         mean_ns: mean step of the whole run, to which gains are scaled.
         findings: cost of each finding of the analysis, by id.
-        bounds: what no prediction undercuts.
+        least: nanoseconds of a step that the prediction for a cure never undercuts.
     """
     recorded = measure(graph, graph.end)
     error = replay_error(graph)
@@ -121,7 +114,7 @@ def predict(
         if ranged is None:
             continue
         low, step, high = (round(mean_ns * value / recorded.mean) for value in ranged)
-        floor = min(bounds.of(cure), mean_ns)
+        floor = least(cure)
         step = max(step, floor)
         if mean_ns - step < WORTH * mean_ns:
             continue
@@ -239,18 +232,17 @@ def overlap(graph: Graph, effect: Effect) -> Graph | None:
     return moved_aside(graph.changed(after=after), talks, joined=False)
 
 
-_OVER_LINKS: Final = {"most": 1 / 40, "likely": 1 / 20, "least": 1 / 3}
-"""Time of an exchange over the GPUs' own links by that through the host's memory: NCCL all-reduces
-at 10 to 20 GB/s there, at 20 to 50 over PCIe and at 150 to 450 over NVLink (nccl-tests)."""
-
-
 def peer_access(graph: Graph, effect: Effect) -> Graph | None:
-    """Let GPUs exchange over their own links, which takes a part of the time."""
+    """Let GPUs exchange over their own links, in a part of the time.
+
+    NCCL all-reduces at 10 to 20 GB/s through the host's memory, at 20 to 50 over PCIe and at 150 to
+    450 over NVLink (nccl-tests).
+    """
+    part = {Effect.MOST: 1 / 40, Effect.LIKELY: 1 / 20, Effect.LEAST: 1 / 3}[effect]
     talks = runs(graph) & (graph.operation == OperationClass.COMMUNICATION)
     if not talks.any():
         return None
-    quicker = (graph.ns * _OVER_LINKS[effect.name.lower()]).astype(np.int64)
-    return graph.changed(ns=np.where(talks, quicker, graph.ns))
+    return graph.changed(ns=np.where(talks, (graph.ns * part).astype(np.int64), graph.ns))
 
 
 _GRAPH_LAUNCH_NS: Final = 10_000
@@ -612,6 +604,8 @@ class Cure:
     """Effects that bound the prediction; none where it is all or nothing."""
     only_as_cure: bool = False
     """True if it makes sense only where one of the findings is there."""
+    shortens: tuple[str, ...] = ()
+    """Classes of time, and ``communication_wait``, that it can shorten at most; empty for any."""
     keeps_compute: bool = True
     """False if a GPU has less to compute after it."""
 
@@ -682,6 +676,7 @@ CURES: Final = (
         "CUDA graphs of whole steps",
         "consecutive launches become one, without host time between them; kernels take what "
         "they do",
+        shortens=("launch", "sync", "alloc", "other_idle", "communication_wait"),
     ),
     Cure(
         "sync",
