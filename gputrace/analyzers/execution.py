@@ -55,6 +55,7 @@ from gputrace.model.events import (
     distinct_ids,
     number_ids,
 )
+from gputrace.model.results import RecorderCost
 from gputrace.model.trace import Progress, Trace, Window
 from gputrace.store.spill_file import LazySequence, SpillFile
 
@@ -216,7 +217,7 @@ class PerGpu:
         for own in self.operations:
             if own.gpu.rank in found.by_rank:
                 steps[self._shard[own.gpu]][own.gpu.rank] = found.by_rank[own.gpu.rank]
-        given = [(window, own, self.has_calls) for own in steps]
+        given = [(window, own, self.has_calls, found.cost) for own in steps]
         self.lanes = self._in_order(self._change_each(Shard.build_lanes, given))
 
     def add_waits(self, waits: Mapping[Gpu, Waiting]) -> None:
@@ -339,7 +340,11 @@ class Shard:
         return steps_by_rank(self.trace, self.operations, self.calls)
 
     def build_lanes(
-        self, window: Window | None, steps: Mapping[int, StepWindows], has_calls: bool
+        self,
+        window: Window | None,
+        steps: Mapping[int, StepWindows],
+        has_calls: bool,
+        cost: RecorderCost | None,
     ) -> list[LaneSummary]:
         """Timelines and causes of all GPUs with anything in the window.
 
@@ -347,9 +352,10 @@ class Shard:
             window: the part of the time that was asked for.
             steps: of the ranks.
             has_calls: whether calls were recorded, if only in another place.
+            cost: of recording the steps.
         """
         lanes = find_lanes(
-            self.trace, self.operations, self.calls, steps, window, self._scratch, has_calls
+            self.trace, self.operations, self.calls, steps, window, self._scratch, has_calls, cost
         )
         self.take_lanes(self._kept(lanes))
         return [LaneSummary.of(lane) for lane in lanes]

@@ -61,7 +61,7 @@ def gate(run: Run, limit: Limit) -> Gate:
     elif figure == "step_time":
         value, subject, object = length, "a step takes", ""
     elif figure == "step_time_p95":
-        value, object = float(steps.p95_ns or 0), ""
+        value, object = float(run.analysis.unrecorded(steps.p95_ns) or 0), ""
         subject = "the 95th percentile of the steps is"
     else:
         value, object = sum(loop.classes[part].value for part in parts), " of a step"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Final
 
@@ -13,8 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import Events, Kind, Mask, distinct_ids
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
+from gputrace.model.results import RecorderCost
 from gputrace.model.time_class import IDLE_CAUSES
 from gputrace.model.trace import Trace
 
@@ -260,3 +262,55 @@ def _first_proven(proofs: dict[str, list[Intervals]]) -> dict[str, Intervals]:
         if proofs:
             given = merge_touching(given, of[cause])
     return of
+
+
+def charge_recorder(
+    causes: Causes, starts: Times, steps: StepWindows, cost: RecorderCost
+) -> Causes:
+    """Return the causes with the recorder's part of the idle time before launches as its own.
+
+    What recording adds is time of the host, which lengthens a step only where a GPU waits. Each
+    launch is charged alike, up to the idle time that it ends, such that all charges within the
+    steps sum to what recording adds to them, or to all idle time before launches.
+
+    Args:
+        causes: of one GPU.
+        starts: of the GPU's operations, in order.
+        steps: of the GPU's rank.
+        cost: of recording.
+    """
+    waits = causes.of["launch"]
+    if not cost.added_ns or not len(waits) or not len(steps):
+        return causes
+    issued = np.searchsorted(starts, waits.end, "right")
+    launches = np.diff(issued, prepend=issued[0] - 1)
+    row = np.maximum(np.searchsorted(steps.start, waits.start, "right") - 1, 0)
+    inside = (waits.start >= steps.start[row]) & (waits.end <= steps.end[row])
+    typical = float(np.median(steps.lengths))
+    total = len(steps) * typical * cost.added_ns / max(cost.step_ns, 1)
+    each = charge_of_each(waits.lengths[inside], launches[inside], total)
+    charged = np.minimum(waits.lengths, (launches * each).astype(np.int64))
+    split = waits.end - charged
+    own = Intervals(split, waits.end).select(charged > 0)
+    left = Intervals(waits.start, split).select(split > waits.start)
+    recorder = merge_touching(causes.of["recorder"], own)
+    return replace(causes, of={**causes.of, "launch": left, "recorder": recorder})
+
+
+def charge_of_each(lengths: Times, launches: Times, total: float) -> float:
+    """Return the charge for which the sum of ``min(length, launches * charge)`` is the total.
+
+    A total above the sum of lengths takes all of each.
+    """
+    if not len(lengths):
+        return 0.0
+    counts = np.maximum(launches, 1)
+    full = lengths / counts
+    order = np.argsort(full, kind="stable")
+    before = np.cumsum(lengths[order]) - lengths[order]
+    later = np.cumsum(counts[order][::-1])[::-1]
+    reached = before + full[order] * later
+    place = int(np.searchsorted(reached, total))
+    if place == len(reached):
+        return float(full.max())
+    return max(0.0, (total - float(before[place])) / float(later[place]))

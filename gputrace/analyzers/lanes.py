@@ -15,6 +15,7 @@ from gputrace.analyzers.idle_causes import (
     Causes,
     HostEvidence,
     all_waits,
+    charge_recorder,
     find_causes,
     read_evidence,
     waits_for_data,
@@ -26,6 +27,7 @@ from gputrace.analyzers.steps.windows import StepWindows, count_warmup
 from gputrace.errors import InputError
 from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind
 from gputrace.model.intervals import EMPTY, Intervals, Times, union
+from gputrace.model.results import RecorderCost
 from gputrace.model.time_class import BUSY_CLASSES, IDLE_CAUSES
 from gputrace.model.trace import Trace, Window
 from gputrace.store.spill_file import SpillFile
@@ -262,6 +264,7 @@ def find_lanes(
     window: Window | None = None,
     scratch: SpillFile | None = None,
     has_calls: bool = True,
+    cost: RecorderCost | None = None,
 ) -> list[Lane]:
     """Timelines and causes of all GPUs with anything in the window.
 
@@ -273,6 +276,7 @@ def find_lanes(
         window: the part of the time that was asked for.
         scratch: for what is not held in memory.
         has_calls: whether there are calls of other ranks where there are none of these.
+        cost: of recording the steps, where it is known.
     """
     has_calls = has_calls or calls is not None
     evidence = read_evidence(trace) if has_calls else HostEvidence({}, {})
@@ -289,7 +293,11 @@ def find_lanes(
             mine = waits.get(own.gpu.process, {})
             lane = _with_host(lane, own, evidence, calls, mine)
         if calls is not None:
-            lane = replace(lane, causes=find_causes(own, gaps, calls, evidence, mine))
+            causes = find_causes(own, gaps, calls, evidence, mine)
+            marked = steps.get(own.gpu.rank)
+            if cost is not None and marked is not None:
+                causes = charge_recorder(causes, own.start, marked, cost)
+            lane = replace(lane, causes=causes)
         lanes.append(scratch.keep(lane) if scratch else lane)
     return lanes
 

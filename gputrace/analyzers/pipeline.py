@@ -156,6 +156,8 @@ def analyze(
         recorded_calls = api_coverage(gpus.lanes, chosen if gpus.has_calls else (), facts.timed)
         if recorded_calls is not None:
             quality.notes.append(str(recorded_calls))
+        if found.cost is not None and not found.cost.added_ns:
+            quality.notes.append(str(found.cost))
         return Analysis(
             schema_version=SCHEMA_VERSION,
             source=trace.source,
@@ -179,6 +181,7 @@ def analyze(
             cards=cards,
             utilization=find_utilization(facts.nvml, gpus, window),
             recorded_calls=recorded_calls,
+            recorder=found.cost,
             # Last: all that reads the trace may have something to say of it.
             dropped_rows=dict(sorted(quality.dropped.items())),
             warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),

@@ -69,6 +69,11 @@ LARGE_AT_A_TERMINAL: Final = 10**9
     show_default=True,
     help="CUDA calls to keep: auto those of some steps where there are too many, to save room.",
 )
+@click.option(
+    "--no-control",
+    is_flag=True,
+    help="Leave no steps unrecorded, by which the cost of recording is known.",
+)
 @click.option("--profiler-api", is_flag=True, help="Record from cudaProfilerStart to Stop.")
 @click.option("--no-nvml", is_flag=True, help="Do not sample clocks, power and use of the GPUs.")
 @click.option("--python", is_flag=True, help="Sample which line of the program the host is at.")
@@ -211,6 +216,7 @@ def _plan(
     when_slow: str | None,
     max_size: str | None,
     api: str,
+    no_control: bool,
     profiler_api: bool,
     no_nvml: bool,
     python: bool,
@@ -233,6 +239,10 @@ def _plan(
         every=_every(every) if every is not None else None,
         limits=_limits(keep, max_size),
         api=api,
+        # A window that a person chose is theirs.
+        control=not (
+            no_control or profiler_api or delay_ns or duration_ns or steps or every or keep
+        ),
         when_slow=_when_slow(when_slow, keep) if when_slow is not None else 0.0,
     )
     if plan.every is not None:

@@ -44,6 +44,8 @@ class Plan:
     api: str = "all"
     """CUDA calls to record: ``all``, ``none``, or ``auto``: where there are too many, of some
     steps."""
+    control: bool = False
+    """Leave some steps unrecorded, to know what recording costs."""
     when_slow: float = 0.0
     """Factor over the usual step time from which a slow step gets a trace; 0 for none."""
 

@@ -17,6 +17,7 @@ from gputrace.collectors.nvml.log import NvmlLog, make_steady, read_nvml, tables
 from gputrace.collectors.spool.activity import (
     Spool,
     call_windows_of,
+    control_stretches_of,
     join_spools,
     read_spool,
     windows_of,
@@ -165,6 +166,7 @@ class _Activity:
         for table, stretches in (
             ("GPUTRACE_WINDOW", windows_of(spool)),
             ("GPUTRACE_API_WINDOW", calls),
+            ("GPUTRACE_CONTROL", control_stretches_of(spool)),
         ):
             starts, ends = np.array(stretches, np.uint64).reshape(-1, 2).T
             span = {"start": self._time(starts), "end": self._time(ends)}

@@ -470,6 +470,10 @@ class PlacedTrace(Trace):
         windows = self._trace.calls_recorded(self._own_number(process))
         return None if windows is None else [self._later(window) for window in windows]
 
+    def control_stretches(self, process: int) -> Sequence[Window]:
+        own = self._own_number(process)
+        return [self._later(window) for window in self._trace.control_stretches(own)]
+
     def _process(self, number: int) -> int:
         return self._number_of.get(self._trace.processes[number], _IDLE - number)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
 from gputrace.model.trace import LeftOut
+from gputrace.units import format_ns
 
 Evidence = Mapping[str, float | int | str | None]
 
@@ -106,6 +107,46 @@ class RecordedCalls:
             f"host calls were recorded in {self.steps / self.of_steps:.0%} of the steps "
             f"({self.steps:,} of {self.of_steps:,}): classes of time, and what the host did, are "
             "told of these"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RecorderCost:
+    """Cost of recording, from steps in which the recorder was out of the program's way."""
+
+    step_ns: int
+    """Median of the recorded steps that the others are compared with, from mark to mark."""
+    unrecorded_step_ns: int
+    """Median without the recorder; never longer."""
+    low_ns: int
+    high_ns: int
+    """Bounds of the unrecorded step."""
+    stretches: int
+    steps: int
+    """Number of stretches without the recorder, and of the steps in them."""
+
+    @property
+    def added_ns(self) -> int:
+        """Nanoseconds that recording adds to a step; 0 if the bounds do not exclude that."""
+        return self.step_ns - self.unrecorded_step_ns if self.high_ns < self.step_ns else 0
+
+    @property
+    def ratio(self) -> float:
+        """Length of an unrecorded step as a fraction of a recorded one; 1 without a proven cost."""
+        return 1 - self.added_ns / self.step_ns if self.step_ns else 1.0
+
+    def __str__(self) -> str:
+        by = f"by {self.steps:,} steps without the recorder"
+        if not self.added_ns:
+            most = max(0.0, self.step_ns / max(self.low_ns, 1) - 1)
+            return f"recording lengthens no step measurably ({by}; by {most:.1%} at most)"
+        more, least, most = (
+            self.step_ns / max(step, 1) - 1
+            for step in (self.unrecorded_step_ns, self.high_ns, self.low_ns)
+        )
+        return (
+            f"recording lengthens a step from {format_ns(self.unrecorded_step_ns)} to "
+            f"{format_ns(self.step_ns)} ({more:.0%}, {least:.0%} to {most:.0%}; {by})"
         )
 
 
@@ -624,7 +665,14 @@ class Analysis:
     """Cards over the whole run; None where no GPU was seen."""
     recorded_calls: RecordedCalls | None = None
     """Coverage of CUDA calls; None where all were recorded, or none."""
+    recorder: RecorderCost | None = None
+    """Cost of recording; None without control stretches."""
     left_out: tuple[LeftOut, ...] = ()
     """Files of the run that could not be read, or not to their end (``--keep-going``)."""
     tables: tuple[ExtraTable, ...] = ()
     """Tables of plugins' analyzers."""
+
+    def unrecorded(self, step_ns: int | None) -> int | None:
+        """Return the length of a recorded step without the measured cost of recording."""
+        ratio = 1.0 if self.recorder is None else self.recorder.ratio
+        return None if step_ns is None else round(step_ns * ratio)

@@ -215,6 +215,13 @@ class Trace(ABC):
         """
         return None
 
+    def control_stretches(self, process: int) -> Sequence[Window]:
+        """Return the ordered stretches in which the recorder was out of the process.
+
+        Steps marked there are the program's without the recorder.
+        """
+        return ()
+
     def read_nvml(self) -> Nvml:
         """Return the NVML data in the trace file; empty unless a reader overrides it."""
         return Nvml()

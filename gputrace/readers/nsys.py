@@ -274,6 +274,9 @@ class OwnTrace(NsysTrace):
         windows = self._windows("GPUTRACE_API_WINDOW").get(process)
         return windows and [window for window in windows if window.start < window.end]
 
+    def control_stretches(self, process: int) -> Sequence[Window]:
+        return self._windows("GPUTRACE_CONTROL").get(process, ())
+
     def _windows(self, table: str) -> dict[int, list[Window]]:
         """Return the windows of each process in a table."""
         if table in self._known_windows:

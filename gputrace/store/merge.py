@@ -252,6 +252,10 @@ class MergedTrace(Trace):
         windows = part.trace.calls_recorded(part.local_process[process])
         return None if windows is None else part.to_merged_clock(windows)
 
+    def control_stretches(self, process: int) -> Sequence[Window]:
+        part = self._part_of[process]
+        return part.to_merged_clock(part.trace.control_stretches(part.local_process[process]))
+
     def read_nvml(self) -> Nvml:
         for part in self._parts:
             part.trace.ask_nvml()

@@ -84,6 +84,9 @@ class RedactedTrace(Trace):
     def calls_recorded(self, process: int) -> Sequence[Window] | None:
         return self._trace.calls_recorded(process)
 
+    def control_stretches(self, process: int) -> Sequence[Window]:
+        return self._trace.control_stretches(process)
+
     def read_nvml(self) -> Nvml:
         nvml, redacted = self._trace.nvml, self._redaction.text
         cards = (

@@ -149,7 +149,7 @@ def measure(path: Path, progress: Progress | None = None) -> Measure:
 def measure_trace(trace: Trace, progress: Progress | None = None) -> Measure:
     """Measure an open trace; raises what `analyze` raises."""
     analysis = analyze(trace, Options(gaps=0), progress)
-    loop = measure_loop(measured_steps(analysis, None))
+    loop = measure_loop(measured_steps(analysis, None), analysis.recorder)
     waits_ns, waits = _data_waits(trace)
     means = {} if loop is None else {n: round(mean.value) for n, mean in loop.classes.items()}
     classes = {name: means[name] for name in CLASSES} if means and analysis.gpus else None

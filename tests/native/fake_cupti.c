@@ -162,6 +162,9 @@ static int wanted(uint32_t kind, uint32_t id) {
 /* How many records of calls were made. */
 int fake_calls(void) { return calls; }
 
+/* Whether it records kernels. */
+int fake_records(void) { return on[KERNEL]; }
+
 /* How often it was asked to record other calls, or none. */
 int fake_choices(void) { return choices; }
 

@@ -15,7 +15,7 @@ from gputrace.analyzers.operations import GpuOperations, is_communication, read_
 from gputrace.analyzers.pipeline import Options, analyze
 from gputrace.analyzers.steps import find_input_copies
 from gputrace.model.events import Kind
-from gputrace.model.results import Analysis, Step
+from gputrace.model.results import Analysis, RecorderCost, Step
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
 from gputrace.model.trace import Progress, Trace
 
@@ -188,14 +188,20 @@ def measured_steps(analysis: Analysis, chosen: tuple[int, int] | None) -> list[S
     ]
 
 
-def measure_loop(steps: Sequence[Step]) -> Loop | None:
-    """Return means over the steps; None where there are none."""
+def measure_loop(steps: Sequence[Step], cost: RecorderCost | None = None) -> Loop | None:
+    """Return means over the steps; None where there are none.
+
+    Where the cost of recording was measured, idle time that the recorder caused is left out.
+    """
     if not steps:
         return None
     numbers, group = np.unique([step.step for step in steps], return_inverse=True)
     lengths = np.array([step.end_ns - step.start_ns for step in steps], float)
     columns = {name: [getattr(step, f"{name}_ns") for step in steps] for name in NAMES}
     known = [name for name in NAMES if None not in columns[name]]
+    if cost is not None and "recorder" in known:
+        lengths -= columns["recorder"]
+        columns["recorder"] = [0] * len(steps)
     table = np.column_stack([lengths, *(np.array(columns[name], float) for name in known)])
     total = np.zeros((len(numbers), table.shape[1]))
     np.add.at(total, group, table)
@@ -317,7 +323,7 @@ def read_run(trace: Trace, label: str, options: Options, progress: Progress | No
         label=label,
         analysis=replace(analysis, step_list=()),
         keys=tuple(keys),
-        loop=measure_loop(steps),
+        loop=measure_loop(steps, analysis.recorder),
         span={name: ns / len(gpus) for name, ns in span.items()},
         kernels=use_kernels(trace, operations, steps) if steps else of_span,
         kernels_of_span=of_span,

@@ -238,8 +238,16 @@ class Facts(Known):
 
     @cached_property
     def mean_ns(self) -> int:
-        """Mean length in nanoseconds of a measured step, or of a GPU's span."""
-        return self.mean("total")
+        """Mean nanoseconds of a measured step, or of a GPU's span.
+
+        The recorder's cost is left out as far as it was measured.
+        """
+        return round(self.mean("total") * self.unrecorded)
+
+    @property
+    def unrecorded(self) -> float:
+        """Length of an unrecorded step as a fraction of a recorded one."""
+        return 1.0 if self.found.cost is None else self.found.cost.ratio
 
     def mean(self, name: str) -> int:
         """Return the mean nanoseconds of a class on one GPU, per step where there are steps."""
@@ -259,7 +267,7 @@ class Facts(Known):
 
     def share(self, *names: str) -> float:
         """Return the share of the time that some classes have, over all GPUs."""
-        total = sum(row.total_ns for row in self.rows)
+        total = sum(row.total_ns for row in self.rows) * self.unrecorded
         return sum(row.of(name) for row in self.rows for name in names) / max(total, 1)
 
     def finding(

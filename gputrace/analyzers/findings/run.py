@@ -54,10 +54,25 @@ _LOOK_AT_THEM: Final = (
 def recorder_overhead(facts: Facts) -> Iterator[Finding]:
     """The recorder itself keeps the GPUs idle; `medium` from 1 %, `high` from 5 %.
 
-    Cost: idle time with that cause.
+    Cost: idle time with that cause; where control stretches measured it, what they say (`info`:
+    findings and predictions are then of the program without the recorder).
 
     Wrong if: the program is as slow without the recorder.
     """
+    cost = facts.found.cost
+    if cost is not None:
+        if cost.added_ns:
+            text = f"{cost}; findings and predictions are of the program without it"
+            evidence = {
+                "step_ns": cost.step_ns,
+                "unrecorded_step_ns": cost.unrecorded_step_ns,
+                "low_ns": cost.low_ns,
+                "high_ns": cost.high_ns,
+                "control_steps": cost.steps,
+            }
+            advice = "nothing need be done; to record less of it, use --every or --api none"
+            yield facts.finding("recorder-overhead", "info", cost.added_ns, text, advice, evidence)
+        return
     yield from facts.costly(
         "recorder-overhead",
         "recorder",

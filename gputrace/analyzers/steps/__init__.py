@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.operations import GpuOperations, GpuSummary
+from gputrace.analyzers.steps.control import estimate_cost
 from gputrace.analyzers.steps.inferred import (
     Rows,
     find_bursts,
@@ -27,9 +28,15 @@ from gputrace.analyzers.steps.inferred import (
     window_starts,
     without_foreign,
 )
-from gputrace.analyzers.steps.windows import Interlude, StepWindows, count_warmup
+from gputrace.analyzers.steps.windows import (
+    Interlude,
+    MarkedSteps,
+    StepWindows,
+    count_warmup,
+)
 from gputrace.model.events import Events, Kind, Mask, distinct_ids
 from gputrace.model.intervals import Intervals, Times
+from gputrace.model.results import RecorderCost
 from gputrace.model.trace import FROM_THE_START, Trace, Window
 
 
@@ -42,12 +49,14 @@ class FoundSteps:
         warmup: steps at the start of every rank that are warm-up.
         chosen: the steps to measure, first and end, where a person named them.
         reason: why there are none, where there are none.
+        cost: of recording them, where it is known.
     """
 
     by_rank: Mapping[int, StepWindows]
     warmup: int
     chosen: tuple[int, int] | None = None
     reason: str = "nothing repeats in the kernel stream, and no marker names steps"
+    cost: RecorderCost | None = None
 
     @property
     def kind(self) -> str:
@@ -88,7 +97,8 @@ def agree(
         if note and note not in trace.quality.notes:
             trace.quality.notes.append(note)
     warmup = max((count_warmup(w.lengths) for w in found.values()), default=0)
-    return FoundSteps(found, warmup, chosen)
+    cost = estimate_cost([windows.marked for windows in found.values()])
+    return FoundSteps(found, warmup, chosen, cost=cost)
 
 
 def _of_rank(
@@ -99,7 +109,7 @@ def _of_rank(
         for mark in marks:
             projected = [w for gpu in gpus if (w := project(mark, gpu, calls)) is not None]
             if projected:
-                return projected[0]
+                return replace(projected[0], marked=mark.in_control_of(trace))
     inferred = [w for gpu in gpus if (w := infer_training(trace, gpu)) is not None]
     if inferred:
         return max(inferred, key=lambda windows: windows.confidence)
@@ -190,6 +200,15 @@ class Marks:
         inside: Mask = place >= 0
         inside[inside] = self.end[inside] <= ends[place[inside]]
         return inside
+
+    def in_control_of(self, trace: Trace) -> MarkedSteps | None:
+        """Return the steps with and without the recorder; None without control stretches."""
+        control = trace.control_stretches(self.process)
+        if not control:
+            return None
+        recorded = self.lie_in(trace.recorded(self.process))
+        lengths = self.end - self.start
+        return MarkedSteps(self.numbers, lengths, recorded, self.lie_in(control))
 
     def within(self, windows: Sequence[Window]) -> Marks:
         """Return the steps that lie in one window each; all if no window is recorded."""
@@ -398,7 +417,11 @@ def told(windows: StepWindows, recorded: Intervals) -> str:
     _, counts = np.unique(place, return_counts=True)
     least, most = int(counts.min()), int(counts.max())
     steps = f"{most:,}" if least == most else f"{least:,} to {most:,}"
-    return f"recorded in {len(counts):,} windows of {steps} steps; what lies between is not known"
+    control = 0 if windows.marked is None else int(windows.marked.control.sum())
+    between = "what lies between is not known"
+    if control:
+        between = f"{control:,} unrecorded steps between show what recording costs"
+    return f"recorded in {len(counts):,} windows of {steps} steps; {between}"
 
 
 _MOST: Final = 0.9

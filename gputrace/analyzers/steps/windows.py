@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from gputrace.model.events import Mask
 from gputrace.model.intervals import Times
 
 
@@ -22,6 +23,24 @@ class Interlude:
     after: int
     """The step it follows."""
     evidence: str
+
+
+@dataclass(frozen=True)
+class MarkedSteps:
+    """Steps of one rank as its host marked them, in order."""
+
+    number: Times
+    length: Times
+    """Nanoseconds from mark to mark, in host time."""
+    recorded: Mask
+    """True where GPU activity was recorded for all of the step."""
+    control: Mask
+    """True where the recorder was out of the program's way for all of the step."""
+
+    def select(self, kept: Mask) -> MarkedSteps:
+        """Return some of the steps."""
+        times = self.number[kept], self.length[kept]
+        return MarkedSteps(*times, self.recorded[kept], self.control[kept])
 
 
 @dataclass(frozen=True)
@@ -42,6 +61,8 @@ class StepWindows:
     interludes: tuple[Interlude, ...] = ()
     numbers: Times | None = None
     """Numbers of the steps as the program counted; None if it did not."""
+    marked: MarkedSteps | None = None
+    """All steps that the host marked; None without control stretches."""
 
     def __len__(self) -> int:
         return len(self.start)

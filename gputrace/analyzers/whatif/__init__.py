@@ -54,7 +54,8 @@ def what_if(facts: Facts, findings: Sequence[Finding]) -> tuple[WhatIf, ...]:
     rows = read_rows(gpus, calls, all_steps, steps, facts.collectives)
     graph = build_graph(facts.trace, rows, calls, data_within(gpus, window))
     lengths = {(s.rank, s.step): s.end_ns - s.start_ns for s in facts.measured}
-    mean = round(sum(lengths.values()) / len(lengths))
+    graph = without_recorder(graph, facts.unrecorded)
+    mean = round(sum(lengths.values()) / len(lengths) * facts.unrecorded)
     costs = {finding.id: finding.impact_ns for finding in findings}
     return tuple(
         sorted(
@@ -76,6 +77,42 @@ def least_ns(cure: Cure, rows: Sequence[Breakdown], mean_ns: int) -> int:
         parts = [sum(map(row.of, cure.shortens)) // max(row.steps, 1) for row in rows]
         least = max(least, mean_ns - max(parts, default=0))
     return min(least, mean_ns)
+
+
+_TRIALS: Final = 6
+"""Replays to find how much shorter calls are without the recorder."""
+
+
+def without_recorder(graph: Graph, ratio: float) -> Graph:
+    """Return the graph of the program without the recorder.
+
+    All calls that issue work are shorter by the same time, such that a step takes the given
+    fraction of the recorded one.
+    """
+    recorded = measure(graph, graph.end).mean
+    launches = issues(graph) & (graph.thread >= 0)
+    if ratio >= 1 or not launches.any():
+        return graph
+    threads = np.bincount(graph.thread[launches])
+    low, high = 0.0, 4 * (1 - ratio) * recorded * graph.steps / float(threads.max())
+    for _ in range(_TRIALS):
+        each = (low + high) / 2
+        quick = _with_quick_calls(graph, launches, each)
+        is_too_quick = measure(quick, quick.end).mean < ratio * recorded
+        low, high = (low, each) if is_too_quick else (each, high)
+    return _with_quick_calls(graph, launches, (low + high) / 2)
+
+
+def _with_quick_calls(graph: Graph, calls: Mask, saved: float) -> Graph:
+    """Shorten calls, and where they are shorter than that, the host time before them."""
+    less = np.where(calls, round(saved), 0)
+    own = np.minimum(less, graph.own)
+    rest = less - own
+    alone = graph.hand < 0
+    gap = np.where(alone, np.minimum(rest, np.maximum(graph.gap - graph.data, 0)), 0)
+    lag = np.where(alone, 0, np.minimum(rest, np.maximum(graph.hand_lag - graph.data, 0)))
+    quick = graph.changed(own=graph.own - own, gap=graph.gap - gap, hand_lag=graph.hand_lag - lag)
+    return quick.changed(end=replay(quick))
 
 
 WORTH: Final = 0.01

@@ -50,8 +50,11 @@ def _launch(
     library = str(collector_library())
     changed = dict(environment) | dict.fromkeys(variables, library) | cupti_folders()
     # A notebook that records its own cells may have set it.
-    changed.pop("GPUTRACE_CAPTURE", None)
+    for variable in ("GPUTRACE_CAPTURE", "GPUTRACE_CONTROL"):
+        changed.pop(variable, None)
     changed["GPUTRACE_API"] = plan.api
+    if plan.control:
+        changed["GPUTRACE_CONTROL"] = "1"
     if plan.delay_ns:
         changed["GPUTRACE_DELAY_NS"] = str(plan.delay_ns)
     if plan.duration_ns:

@@ -34,12 +34,12 @@ static int had_window, stopped;
 /* CUPTI is held for so long after each window: what the GPU is still at then comes with its times, and for
  * a window that follows no calls need be chosen anew, which costs more. Then it is let go of, since even
  * an idle CUPTI costs something. */
-static uint64_t hold, off_since;
+static uint64_t hold, hold_now, off_since;
 
 void capture_init(int from_start, int profiler, uint64_t hold_ns) {
     wanted = from_start;
     subscriber_init(profiler);
-    hold = hold_ns;
+    hold = hold_now = hold_ns;
 }
 
 int capture_is_on(void) { return recording || (wanted && !paused && !ready); }
@@ -114,6 +114,7 @@ static int set_up(void) {
 
 static void turn_on(void) {
     leave(0);
+    hold_now = hold;
     if (set_up()) return;
     subscriber_take_if_needed(1);
     for (size_t i = 0; i < sizeof gpu_kinds / sizeof *gpu_kinds; i++) {
@@ -169,6 +170,20 @@ void capture_want(int on) {
     pthread_mutex_unlock(&lock);
 }
 
+int capture_rest(uint64_t hold_ns) {
+    int status = -1;
+    pthread_mutex_lock(&lock);
+    if (recording && cupti.finalize) {
+        wanted = 0;
+        hold_now = hold_ns;
+        settle();
+        status = 0;
+    }
+    pthread_mutex_unlock(&lock);
+    buffers_wake(); /* to look when the time to hold CUPTI is over */
+    return status;
+}
+
 /* Whether CUPTI may have records of ours. */
 static int has_some(void) { return !leaving && (recording || calls_are_chosen() || had_window); }
 
@@ -180,6 +195,7 @@ void capture_pause(int pause) {
     settle();
     /* The other one would be handed what is left of ours, and may reset CUPTI. */
     if (begins && has_some()) flush_all(FLUSH_FORCED);
+    if (begins) tell_moment("paused");
     if (ready && pause) {
         if (calls_are_chosen()) calls_choose(0);
         calls_forget();
@@ -202,7 +218,7 @@ static void let_go(void) {
     if (recording || paused || over || !ready) return;
     if (calls_are_chosen() && buffers_seen()) calls_choose(0);
     if (had_window && !wanted && !calls_are_chosen() &&
-        clock_ns(CLOCK_MONOTONIC) - off_since >= hold) {
+        clock_ns(CLOCK_MONOTONIC) - off_since >= hold_now) {
         had_window = 0;
         flush_all(FLUSH_FORCED);
         leave(1);
@@ -215,7 +231,7 @@ uint64_t capture_sample(uint64_t now) {
     if (recording) {
         int on = sampling_keep(now, &look);
         if (on != with_calls) keep_calls(on);
-    }
+    } else if (had_window && off_since + hold_now > now) look = off_since + hold_now;
     pthread_mutex_unlock(&lock);
     return look;
 }
@@ -234,7 +250,7 @@ void capture_stop(void) {
     wanted = 0;
     stopped = 1;
     settle();
-    hold = 0;
+    hold_now = 0;
     pthread_mutex_unlock(&lock);
 }
 

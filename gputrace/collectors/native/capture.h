@@ -17,6 +17,11 @@ void capture_call_ends(void);
 /* Begins or ends a window. */
 void capture_want(int on);
 
+/* Ends a window for a control stretch, in which CUPTI is out of the program's way after so many
+ * nanoseconds; capture_want(1) ends it. Returns 0, or -1 where nothing is recorded now or this CUPTI
+ * cannot be let go of, and nothing has changed. */
+int capture_rest(uint64_t hold);
+
 /* Makes way for another user of CUPTI, and comes back. */
 void capture_pause(int pause);
 
@@ -30,7 +35,8 @@ void capture_flush(uint32_t force);
  * says so, and lets go of CUPTI after a window. Returns -1 once the disk took no more. */
 int capture_tend(int flush);
 
-/* Has calls left out and kept again where they are too many; gives back when to look again. */
+/* Has calls left out and kept again where they are too many; gives back when to look again, at this or
+ * for letting go of CUPTI. */
 uint64_t capture_sample(uint64_t now);
 
 /* Says in a new file that recording goes on. */

@@ -50,6 +50,11 @@ EXPORTED void gputrace_capture(int on) {
     if (started_ok && !in_child) capture_want(on);
 }
 
+/* Begins a control stretch, which gputrace_capture(1) ends: the hooks call it. See capture_rest. */
+EXPORTED int gputrace_rest(uint64_t hold) {
+    return started_ok && !in_child ? capture_rest(hold) : -1;
+}
+
 /* Makes way for another user of CUPTI (torch.profiler), and comes back. */
 EXPORTED void gputrace_pause(int pause) {
     if (started_ok && !in_child) capture_pause(pause);

@@ -70,6 +70,7 @@ RECORDS: Final[dict[bytes, np.dtype[Any]]] = {
 _MOMENT: Final = re.compile(r"[0-9]{1,19}")
 _CAPTURES: Final = {"capture_on": True, "capture_off": False}
 _CALLS: Final = {"calls_on": True, "calls_off": False}
+_CONTROL: Final = {"let_go": True, "capture_on": False, "paused": False}
 _DOMAIN: Final = 3
 """NVTX_DOMAIN of native/spool.h: the creation of a domain, which each file tells."""
 
@@ -89,6 +90,7 @@ class Spool:
         info: what the process said of itself; the last of each key.
         captures: when recording began and ended, in the order written.
         calls: the same of CUDA calls, where they were not recorded all the time that the GPUs were.
+        control: when CUPTI was let go of, and when it came back.
         losses: what was dropped, the end of writing included.
         stopped: whether writing failed before the process ended.
         seen_until: the last moment at which the process looked at its clocks.
@@ -106,6 +108,7 @@ class Spool:
     info: dict[str, str] = field(default_factory=dict)
     captures: list[Switch] = field(default_factory=list)
     calls: list[Switch] = field(default_factory=list)
+    control: list[Switch] = field(default_factory=list)
     losses: list[chunks.Loss] = field(default_factory=list)
     began: int = 0
     seen_until: int = 0
@@ -177,6 +180,7 @@ def join_spools(parts: Sequence[Spool]) -> Spool:
         joined.info = joined.info | part.info
         joined.captures = joined.captures + [(at, on, n + before) for at, on, n in part.captures]
         joined.calls = joined.calls + [(at, on, n + before) for at, on, n in part.calls]
+        joined.control = joined.control + [(at, on, n + before) for at, on, n in part.control]
         joined.losses = joined.losses + part.losses
     return joined
 
@@ -191,10 +195,10 @@ def take_text(spool: Spool, tag: bytes, body: bytes, looks: int = 0) -> None:
         key, _, value = body.decode("utf-8", "replace").partition("=")
         spool.info[key] = value
         moment = int(value) if _MOMENT.fullmatch(value) else chunks.LATEST + 1
-        if key in _CAPTURES and moment <= chunks.LATEST:
-            spool.captures.append((moment, _CAPTURES[key], looks))
-        elif key in _CALLS and moment <= chunks.LATEST:
-            spool.calls.append((moment, _CALLS[key], looks))
+        switched = (_CAPTURES, spool.captures), (_CALLS, spool.calls), (_CONTROL, spool.control)
+        for switches, moments in switched:
+            if key in switches and moment <= chunks.LATEST:
+                moments.append((moment, switches[key], looks))
     elif tag == b"FULL" and (stop := chunks.read_stop(body)):
         spool.losses.append(stop)
         spool.stopped = True
@@ -213,6 +217,14 @@ def windows_of(spool: Spool) -> list[tuple[int, int]]:
     if windows and not spool.continues and spool.info.get("capture_from") == "start":
         windows[0] = 0, windows[0][1]
     return windows
+
+
+def control_stretches_of(spool: Spool) -> list[tuple[int, int]]:
+    """The stretches in which CUPTI was out of the process, in order; the last may reach to the end.
+
+    They follow a window: of the time before the first one nothing is said.
+    """
+    return _stretches(spool.control, _latest(spool))
 
 
 def call_windows_of(spool: Spool) -> list[tuple[int, int]] | None:

@@ -115,6 +115,7 @@ def _correct(process: Spool | HostEvents, clock: _Clock) -> None:
     process.seen_until = clock.until
     process.captures = [(clock.one(at, n + 1), on, n) for at, on, n in process.captures]
     process.calls = [(clock.one(at, n + 1), on, n) for at, on, n in process.calls]
+    process.control = [(clock.one(at, n + 1), on, n) for at, on, n in process.control]
     process.losses = [_corrected(loss, clock) for loss in process.losses]
 
 

@@ -43,6 +43,17 @@ def capture(on: bool) -> None:
         _keep("cuProfilerStop")
 
 
+def rest(hold_ns: int) -> bool:
+    """Begins a control stretch, which ``capture(True)`` ends; returns whether it has begun.
+
+    The collector lets go of CUPTI after ``hold_ns``, which the GPU has to end what it was given.
+    """
+    import ctypes
+
+    library = _loaded_library() if os.environ.get("GPUTRACE_LIBRARY") else None
+    return library is not None and library.gputrace_rest(ctypes.c_uint64(hold_ns)) == 0
+
+
 def step_ended() -> None:
     """Tells the collector, which may record calls in some steps alone."""
     if _step:
