@@ -89,6 +89,10 @@ ONCE_HARMFUL: Final = {
     "end of the stack": Fault(("goes_deep", "0.2")),
     # The first step was missing, and times were off.
     "clock set back": Fault(("plain", "3"), jumps=((0.9, -30.0),)),
+    # The program hung: no number of negative steps is long enough for a control stretch.
+    "clock set back before a control stretch": Fault(
+        ("plain", "3"), jumps=((0.9, -30.0),), control=True
+    ),
     # What was half-made stayed; so it did after SIGKILL, even once it was recovered.
     "SIGTERM at the end": Fault(
         ("plain", "0.2"), strikes=(Strike(SIGTERM, 0.0, "merging"),), recorder_dies=True

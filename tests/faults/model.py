@@ -69,6 +69,7 @@ class Fault:
         again: whether the same recorder is started a second time, to be refused.
         squeeze: MiB of address space that the recorder may take beyond what it has once the program
             has begun; None for no limit.
+        control: whether some steps go unrecorded; kernels are not counted then.
     """
 
     words: tuple[str, ...]
@@ -83,6 +84,7 @@ class Fault:
     inner: tuple[str, ...] = ()
     again: bool = False
     squeeze: int | None = None
+    control: bool = False
 
 
 Maker = Callable[[random.Random], Fault]

@@ -94,6 +94,7 @@ class Life:
         nvml = self.fault.nvml is not None
         start = ["-c", _WITH_NVML] if nvml else ["-m", "gputrace"]
         options = [*self.fault.options, *(() if nvml else ("--no-nvml",))]
+        options += () if self.fault.control else ("--no-control",)
         where = os.path.relpath(self.output, self.folder / "work")
         return [sys.executable, *start, "record", "-o", where, *options, "--", *program]
 

@@ -70,6 +70,8 @@ def _check(
     times = {"kernels": list(told.kernels), "steps": list(told.steps)}
     if "host" in fault.options:
         times["kernels"] = []
+    if fault.control:
+        found["kernels"], times["kernels"] = [], []
     end = min([told.last, *_told_ends(fault, told, database)])
     for what, rows in found.items():
         _check_events(fault, what, rows, times[what], (told.left, end), outcome)

@@ -50,8 +50,13 @@ def rest(hold_ns: int) -> bool:
     """
     import ctypes
 
-    library = _loaded_library() if os.environ.get("GPUTRACE_LIBRARY") else None
-    return library is not None and library.gputrace_rest(ctypes.c_uint64(hold_ns)) == 0
+    try:
+        library = _loaded_library() if os.environ.get("GPUTRACE_LIBRARY") else None
+        return library is not None and library.gputrace_rest(ctypes.c_uint64(hold_ns)) == 0
+    except Exception as error:
+        _pass_on(error)
+        recorder.note_failure("reaching the collector")
+        return False
 
 
 def step_ended() -> None:

@@ -120,7 +120,8 @@ class _Control:
         count, before = source.count, self.since
         pace = max(source.last - before[1], 1) // max(count - before[0], 1)
         hold, steps = _HOLD_NS + _HELD * pace, _LEAST
-        while steps * pace < hold + max(_ENOUGH_NS, _MEASURED * pace):
+        # The clock may have been set back or far ahead.
+        while steps * pace < hold + max(_ENOUGH_NS, _MEASURED * pace) and steps < count:
             steps *= 2
         if steps * _PART > count or not control.rest(hold):
             return False
