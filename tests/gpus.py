@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gputrace.analyzers.execution import LocalShards, PerGpu, Shard
+from gputrace.analyzers.execution import PerGpu, Shard
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.model.trace import Trace
@@ -19,7 +19,7 @@ def gpus_of(trace: Trace) -> PerGpu:
 def handmade(trace: Trace, operations: Sequence[GpuOperations]) -> PerGpu:
     """Those with these operations, of whatever the trace is."""
     shard = Shard(trace)
-    return PerGpu(trace, LocalShards(shard), [shard.take(operations)])
+    return PerGpu(shard, [shard.take(operations)])
 
 
 def no_gpus() -> PerGpu:

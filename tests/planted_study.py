@@ -57,7 +57,7 @@ def run(rate: float, measure: Measure | None = None, **settings: Any) -> RunResu
     }
     settings = {key.replace("learning_rate", "learning-rate"): own[key] for key in own}
     return RunResult(
-        {"framework": "torch", **settings}, repeat, recorded, told=told, measure=measure
+        {"framework": "torch", **settings}, repeat, recorded, result=told, measure=measure
     )
 
 

@@ -13,8 +13,7 @@ import pytest
 from gputrace.errors import ExitCode
 from gputrace.studies.database import Configuration, Folder
 from gputrace.studies.environments import Framework
-from gputrace.studies.plan import Planned
-from gputrace.studies.slurm import Nodes
+from gputrace.studies.plan import Nodes, Planned
 from tests import command, slurm
 from tests.studies import Bench
 

@@ -93,7 +93,7 @@ def check_recording(name: str, command: Sequence[str], trace: Path) -> Check:
     assert ran.code == 0, ran.err
     told = json.loads(ran.out.splitlines()[-1])
     assert told["steps"] == STEPS
-    return check_run(name, RunResult({}, 1, True, "done", told=told, measure=measure(trace)))
+    return check_run(name, RunResult({}, 1, True, "done", result=told, measure=measure(trace)))
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)

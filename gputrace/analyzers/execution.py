@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,14 +19,7 @@ from gputrace.analyzers.host_calls import (
     sorts_of,
     thread_keys,
 )
-from gputrace.analyzers.lanes import (
-    AnyLane,
-    Lane,
-    LaneSummary,
-    Place,
-    Waiting,
-    find_lanes,
-)
+from gputrace.analyzers.lanes import AnyLane, Lane, LaneSummary, Place, Waiting, find_lanes
 from gputrace.analyzers.operations import (
     COLUMNS,
     Gpu,
@@ -59,7 +51,8 @@ from gputrace.model.results import RecorderCost
 from gputrace.model.trace import Progress, Trace, Window
 from gputrace.store.spill_file import LazySequence, SpillFile
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
+_Kept = TypeVar("_Kept", GpuOperations, Lane)
 _OfGpu = TypeVar("_OfGpu", GpuSummary, LaneSummary)
 
 
@@ -68,198 +61,165 @@ class ShardTask(NamedTuple):
 
     shard: int
     work: Callable[..., Any]
-    """A function of a `Shard`, or of a `GpuShardView` where ``gpu`` is given."""
+    """A function of a `GpuShardView`, or of the `Shard` without a ``gpu``."""
     gpu: Place | None = None
-    """The GPU that the function is of; None for one of the shard."""
-    given: tuple[Any, ...] = ()
+    arguments: tuple[Any, ...] = ()
     """Further arguments."""
 
 
 class HasGpu(Protocol):
-    """Whatever is of one GPU."""
+    """Anything that belongs to one GPU."""
 
     @property
     def gpu(self) -> Place: ...
 
 
-class Shards(ABC):
-    """All shards of a run, by number."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def ask(self, tasks: Sequence[ShardTask], *, changes: bool = False) -> list[Any]:
-        """Run tasks and return their results in order; ``changes`` marks tasks that change their
-        shards.
-        """
-
-    @abstractmethod
-    def whole(self, trace: Trace) -> Shard:
-        """One that reads all of the run here."""
-
-    @abstractmethod
-    def calls_within(self, trace: Trace, window: Window) -> CudaApiCalls | None:
-        """Return the calls that touch a window, as `PerGpu.calls_within` does."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Gives them back."""
-
-
-class LocalShards(Shards):
-    """The one that has all of a trace, in this process."""
-
-    def __init__(self, shard: Shard) -> None:
-        self.shard = shard
-
-    def __len__(self) -> int:
-        return 1
-
-    def ask(self, tasks: Sequence[ShardTask], *, changes: bool = False) -> list[Any]:
-        results = []
-        for task in tasks:
-            view = self.shard if task.gpu is None else GpuShardView(self.shard, task.gpu)
-            results.append(task.work(view, *task.given))
-        return results
-
-    def whole(self, trace: Trace) -> Shard:
-        return self.shard
-
-    def calls_within(self, trace: Trace, window: Window) -> CudaApiCalls | None:
-        return self.shard.calls
-
-    def close(self) -> None:
-        """Views go on with it; it ends with the last of them."""
-
-
 class PerGpu:
-    """The GPUs of a run.
+    """GPUs of a run whose rows are in one shard of this process; a subclass has them elsewhere.
 
     Attributes:
         trace: the run.
-        shards: where the rows are.
-        operations: what ran on each GPU, in order of GPU.
-        lanes: of those that have anything in the window, once they are built.
-        has_calls: whether CUDA calls of the hosts were recorded, once they are read.
+        whole: the shard that reads all of the run here.
+        shards: number of shards.
+        operations: summary of each GPU's operations, in order of GPU.
+        lanes: those of GPUs with anything in the window, once they are built.
+        has_calls: True if CUDA calls of the hosts were recorded, once they are read.
     """
 
-    def __init__(self, trace: Trace, shards: Shards, ran: Sequence[Sequence[GpuSummary]]) -> None:
-        """``ran`` is what ran on each GPU, by shard."""
-        self.trace, self.shards = trace, shards
-        self._shard = {one.gpu: number for number, own in enumerate(ran) for one in own}
-        self.operations = self._in_order(ran)
+    shards = 1
+
+    def __init__(self, whole: Shard, ran: Sequence[Sequence[GpuSummary]] = ()) -> None:
+        """``ran`` has the summaries of operations, by shard."""
+        self.trace, self.whole = whole.trace, whole
         self.lanes: Sequence[LaneSummary] = ()
         self.has_calls = False
+        self.take(ran)
 
     @classmethod
     def here(cls, shard: Shard) -> PerGpu:
         """Create the GPUs of a trace that is read in this process."""
-        return cls(shard.trace, LocalShards(shard), [shard.read()])
+        return cls(shard, [shard.read()])
 
     @classmethod
     def of_hosts(cls, trace: Trace, lanes: Sequence[AnyLane]) -> PerGpu:
         """Create host-only ranks: lanes without GPUs."""
-        return cls(trace, LocalShards(Shard.of_hosts(trace, lanes)), [])
+        shard = Shard(trace)
+        shard.take_lanes(lanes)
+        return cls(shard)
+
+    def take(self, ran: Sequence[Sequence[GpuSummary]]) -> None:
+        """Set the summaries of operations, by shard."""
+        self._shard: dict[Place, int] = {
+            each.gpu: number for number, part in enumerate(ran) for each in part
+        }
+        self.operations = _in_order(ran)
+
+    def ask(self, tasks: Sequence[ShardTask], *, changes: bool = False) -> list[Any]:
+        """Run tasks and return their results in order.
+
+        ``changes`` marks tasks that change their shards.
+        """
+        return [task.work(self.whole.view(task.gpu), *task.arguments) for task in tasks]
 
     def each(
         self,
-        work: Callable[..., _Found],
+        work: Callable[..., _Result],
         of: Iterable[HasGpu],
         *given: Iterable[Any],
         same: Sequence[Any] = (),
         keeps: bool = False,
-    ) -> list[_Found]:
+    ) -> list[_Result]:
         """Run a function for each of some GPUs and return the results.
 
         Args:
-            work: of a module, with a `OneGpu` and what is given for it.
+            work: function of a module; takes a `GpuShardView` and the arguments.
             of: the GPUs.
             given: further arguments, by GPU.
-            same: arguments after these that are the same for all.
-            keeps: whether it keeps something where the rows are.
+            same: arguments after these that are equal for all.
+            keeps: True if it keeps something where the rows are.
         """
-        jobs = [
-            ShardTask(self._shard.get(one.gpu, 0), work, one.gpu, (*own, *same))
-            for one, *own in zip(of, *given, strict=True)
+        tasks = [
+            ShardTask(self._shard.get(item.gpu, 0), work, item.gpu, (*arguments, *same))
+            for item, *arguments in zip(of, *given, strict=True)
         ]
-        return self.shards.ask(jobs, changes=keeps)
+        return self.ask(tasks, changes=keeps)
 
-    def in_each_place(self, work: Callable[..., _Found], *given: Any) -> list[_Found]:
+    def in_each_place(
+        self, work: Callable[..., _Result], *same: Any, changes: bool = False
+    ) -> list[_Result]:
         """Run a function for each shard and return the results."""
-        tasks = [ShardTask(number, work, given=given) for number in range(len(self.shards))]
-        return self.shards.ask(tasks)
+        return self.in_places(work, [same] * self.shards, changes=changes)
+
+    def in_places(
+        self,
+        work: Callable[..., _Result],
+        arguments: Iterable[tuple[Any, ...]],
+        *,
+        changes: bool = True,
+    ) -> list[_Result]:
+        """Run a function for each shard, each with its arguments, and return the results."""
+        tasks = [ShardTask(n, work, arguments=own) for n, own in enumerate(arguments)]
+        return self.ask(tasks, changes=changes)
 
     def move(self, shifts: Mapping[int, int], how: str) -> None:
-        """Adds nanoseconds to the times of each host; ``how`` says what told them."""
+        """Add nanoseconds to the times of each host; ``how`` says where they come from."""
         self.trace.shift_hosts(shifts, how)
-        own: list[dict[int, int]] = [{} for _ in range(len(self.shards))]
-        for ran in self.operations:
-            own[self._shard[ran.gpu]][ran.gpu.host] = shifts[ran.gpu.host]
-        self.operations = self._in_order(self._change_each(_move, [(mine,) for mine in own]))
+        hosts = ((ran.gpu, ran.gpu.host, shifts[ran.gpu.host]) for ran in self.operations)
+        self.take(self.in_places(_move, [(part,) for part in self._by_shard(hosts)]))
 
     def find_steps(self, chosen: tuple[int, int] | None = None) -> FoundSteps:
-        """Reads the calls, and finds everyone's steps."""
-        self.has_calls = any(self._change_each(Shard.read_calls))
+        """Read the calls, and find the steps of all ranks."""
+        self.has_calls = any(self.in_each_place(Shard.read_calls, changes=True))
         shown: dict[int, StepWindows] = {}
-        for own in self.in_each_place(Shard.find_steps):
-            shown |= own
+        for part in self.in_each_place(Shard.find_steps):
+            shown |= part
         return agree(self.trace, dict(sorted(shown.items())), self.operations, chosen)
 
     def forget_calls(self) -> None:
-        """Has them count as not recorded."""
+        """Treat the calls as not recorded."""
         self.has_calls = False
-        self._change_each(Shard.forget_calls)
+        self.in_each_place(Shard.forget_calls, changes=True)
 
     def build_lanes(self, window: Window | None, found: FoundSteps) -> None:
-        """Timelines and causes of all GPUs with anything in the window."""
-        steps: list[dict[int, StepWindows]] = [{} for _ in range(len(self.shards))]
-        for own in self.operations:
-            if own.gpu.rank in found.by_rank:
-                steps[self._shard[own.gpu]][own.gpu.rank] = found.by_rank[own.gpu.rank]
-        given = [(window, own, self.has_calls, found.cost) for own in steps]
-        self.lanes = self._in_order(self._change_each(Shard.build_lanes, given))
+        """Build the timelines and causes of all GPUs with anything in the window."""
+        ranks = [(ran.gpu, ran.gpu.rank) for ran in self.operations]
+        steps = self._by_shard(
+            (gpu, rank, found.by_rank[rank]) for gpu, rank in ranks if rank in found.by_rank
+        )
+        arguments = [(window, part, self.has_calls, found.cost) for part in steps]
+        self.lanes = _in_order(self.in_places(Shard.build_lanes, arguments))
 
     def add_waits(self, waits: Mapping[Gpu, Waiting]) -> None:
-        """Tells of each GPU when it was in collectives that waited for others."""
-        own: list[dict[Gpu, Waiting]] = [{} for _ in range(len(self.shards))]
-        for lane in self.lanes:
-            own[self._shard[lane.gpu]][lane.gpu] = waits[lane.gpu]
-        self._change_each(Shard.add_waits, [(mine,) for mine in own])
-
-    @property
-    def whole(self) -> Shard:
-        """All of the run, for what needs it here."""
-        return self.shards.whole(self.trace)
+        """Add to each lane when its GPU was in collectives that waited for others."""
+        parts = self._by_shard((lane.gpu, lane.gpu, waits[lane.gpu]) for lane in self.lanes)
+        self.in_places(Shard.add_waits, [(part,) for part in parts])
 
     def calls_within(self, window: Window) -> CudaApiCalls | None:
-        """The calls that touch a window, and maybe others; None where there are none."""
-        return self.shards.calls_within(self.trace, window)
+        """Return the calls that touch a window, and maybe others; None if there are none."""
+        return self.whole.calls
 
     def close(self) -> None:
-        """Gives the rows back, and all that was made of them elsewhere."""
-        self.shards.close()
+        """Release what was computed elsewhere."""
 
-    def _change_each(
-        self, work: Callable[..., Any], given: Sequence[tuple[Any, ...]] | None = None
-    ) -> list[Any]:
-        """Run a function that changes its shard on each, with arguments by shard."""
-        arguments = given or [() for _ in range(len(self.shards))]
-        tasks = [ShardTask(number, work, given=own) for number, own in enumerate(arguments)]
-        return self.shards.ask(tasks, changes=True)
+    def _by_shard(self, items: Iterable[tuple[Place, Any, Any]]) -> list[dict[Any, Any]]:
+        """Collect the key and value of each GPU in a mapping for its shard."""
+        parts: list[dict[Any, Any]] = [{} for _ in range(self.shards)]
+        for gpu, key, value in items:
+            parts[self._shard[gpu]][key] = value
+        return parts
 
-    def _in_order(self, by_shard: Sequence[Sequence[_OfGpu]]) -> list[_OfGpu]:
-        """Return the items of all shards in order of GPU."""
-        everything = [one for own in by_shard for one in own]
-        return sorted(everything, key=lambda one: order_of(one.gpu))
+
+def _in_order(by_shard: Iterable[Sequence[_OfGpu]]) -> list[_OfGpu]:
+    """Return the items of all shards in order of GPU."""
+    return sorted((each for part in by_shard for each in part), key=lambda each: order_of(each.gpu))
 
 
 def same_names(
     gpus: PerGpu, ids: Sequence[NDArray[np.int64]]
 ) -> tuple[list[str], list[dict[int, int]]]:
-    """The texts of some name ids of each GPU, each once; for each GPU, which of them its ids are.
+    """Return the distinct texts of some name ids of each GPU, and for each GPU the text of each id.
 
-    Files of one run have ids of their own for the same text.
+    Files of one run have different ids for the same text.
     """
     known = gpus.trace.names(distinct_ids(np.concatenate(ids)))
     texts = list(dict.fromkeys(known.values()))
@@ -267,20 +227,16 @@ def same_names(
     return texts, [{id: place[known[id]] for id in own.tolist()} for own in ids]
 
 
-_Any = TypeVar("_Any")
-
-_Kept = TypeVar("_Kept", GpuOperations, Lane)
-
-
 class Shard:
-    """The GPUs whose rows are in one place.
+    """GPUs whose rows are in one process.
 
     Attributes:
-        trace: whose rows they are.
-        operations: of each GPU, once they are read.
-        calls: of all host threads, once they are read; None where there are none.
-        lanes: of the GPUs that have anything in the window, once they are built.
-        kept: what analyzers keep of GPUs, by name.
+        trace: trace of the rows.
+        operations: those of each GPU, once they are read.
+        calls: calls of all host threads, once they are read; None if there are none.
+        lanes: those of GPUs with anything in the window, once they are built.
+        place_of, lane_place_of: index of each GPU in these.
+        kept: values that analyzers keep of GPUs, by GPU and name.
     """
 
     def __init__(
@@ -292,39 +248,36 @@ class Shard:
         self.calls: CudaApiCalls | None = None
         self.lanes: Sequence[AnyLane] = ()
         self._ran: list[GpuSummary] = []
-        self._places: dict[Place, int] = {}
-        self._lanes: dict[Place, int] = {}
+        self.place_of: dict[Place, int] = {}
+        self.lane_place_of: dict[Place, int] = {}
         self.kept: dict[tuple[Place, str], Any] = {}
         self._once: dict[Callable[[Shard], Any], Any] = {}
 
-    @classmethod
-    def of_hosts(cls, trace: Trace, lanes: Sequence[AnyLane]) -> Shard:
-        """The lanes of ranks of which no GPU was seen."""
-        shard = cls(trace)
-        shard.take_lanes(lanes)
-        return shard
+    def view(self, gpu: Place | None) -> Shard | GpuShardView:
+        """Return the part of a GPU; all for None."""
+        return self if gpu is None else GpuShardView(self, gpu)
 
     def read(self) -> list[GpuSummary]:
-        """Reads the GPUs' operations."""
+        """Read the GPUs' operations."""
         if self._scratch is None:
             return self.take(read_operations(self.trace, self._progress))
         return self.take(spill_operations(self.trace, self._scratch, self._progress))
 
     def take(self, operations: Iterable[GpuOperations]) -> list[GpuSummary]:
-        """Sets the operations of all GPUs; what ran on each."""
-        self.operations = self._kept(operations)
-        self._ran = [GpuSummary.of(own) for own in self.operations]
-        self._places = {ran.gpu: place for place, ran in enumerate(self._ran)}
+        """Set the operations of all GPUs; return their summaries."""
+        self.operations = self._stored(operations)
+        self._ran = [GpuSummary.of(each) for each in self.operations]
+        self.place_of = {ran.gpu: place for place, ran in enumerate(self._ran)}
         return self._ran
 
     def move(self, shifts: Mapping[int, int]) -> list[GpuSummary]:
-        """Adds nanoseconds to the times of the operations by host; the trace has moved already."""
+        """Add nanoseconds to the operations' times by host; the trace has moved already."""
         if not any(shifts.values()):
             return self._ran
-        return self.take(own.moved(shifts[own.gpu.host]) for own in self.operations)
+        return self.take(each.moved(shifts[each.gpu.host]) for each in self.operations)
 
     def read_calls(self) -> bool:
-        """Reads the hosts' CUDA calls; whether there are any."""
+        """Read the hosts' CUDA calls; return whether there are any."""
         if self._scratch is None:
             self.calls = read_calls(self.trace, self._progress)
         else:
@@ -332,11 +285,11 @@ class Shard:
         return self.calls is not None
 
     def forget_calls(self) -> None:
-        """Has them count as not recorded."""
+        """Treat the calls as not recorded."""
         self.calls = None
 
     def find_steps(self) -> dict[int, StepWindows]:
-        """The steps of each rank by itself."""
+        """Find the steps of each rank by itself."""
         return steps_by_rank(self.trace, self.operations, self.calls)
 
     def build_lanes(
@@ -346,91 +299,73 @@ class Shard:
         has_calls: bool,
         cost: RecorderCost | None,
     ) -> list[LaneSummary]:
-        """Timelines and causes of all GPUs with anything in the window.
+        """Build the timelines and causes of all GPUs with anything in the window.
 
-        Args:
-            window: the part of the time that was asked for.
-            steps: of the ranks.
-            has_calls: whether calls were recorded, if only in another place.
-            cost: of recording the steps.
+        ``has_calls`` is True if calls were recorded, if only in another shard; ``cost`` is that of
+        recording the steps.
         """
         lanes = find_lanes(
             self.trace, self.operations, self.calls, steps, window, self._scratch, has_calls, cost
         )
-        self.take_lanes(self._kept(lanes))
+        self.take_lanes(self._stored(lanes))
         return [LaneSummary.of(lane) for lane in lanes]
 
     def take_lanes(self, lanes: Sequence[AnyLane]) -> None:
-        """Sets the lanes of all GPUs."""
+        """Set the lanes of all GPUs."""
         self.lanes = lanes
-        self._lanes = {lane.gpu: place for place, lane in enumerate(lanes)}
+        self.lane_place_of = {lane.gpu: place for place, lane in enumerate(lanes)}
 
     def add_waits(self, waits: Mapping[Gpu, Waiting]) -> None:
-        """Tells of each GPU when it was in collectives that waited for others."""
+        """Add to each lane when its GPU was in collectives that waited for others."""
         which = OperationClass.COMMUNICATION
-        self.lanes = self._kept(
+        self.lanes = self._stored(
             replace(lane, waiting=waits[lane.gpu].intersection(lane.timeline.classes[which]))
             for lane in self.lanes
             if isinstance(lane, Lane)
         )
 
-    def _kept(self, things: Iterable[_Kept]) -> Sequence[_Kept]:
+    def _stored(self, items: Iterable[_Kept]) -> Sequence[_Kept]:
         """Return the items, in memory or on disk."""
         if self._scratch is None:
-            return list(things)
-        return LazySequence([self._scratch.keep(one) for one in things], self._scratch)
+            return list(items)
+        return LazySequence([self._scratch.keep(item) for item in items], self._scratch)
 
-    def once(self, work: Callable[[Shard], _Found]) -> _Found:
+    def once(self, work: Callable[[Shard], _Result]) -> _Result:
         """Return a function's result for the whole shard, computed once."""
         if work not in self._once:
             self._once[work] = work(self)
-        found: _Found = self._once[work]
-        return found
+        result: _Result = self._once[work]
+        return result
 
     def rest(self) -> None:
-        """Gives back what memory was needed for columns on disk."""
+        """Release the memory of columns on disk."""
         if self._scratch is not None:
             self._scratch.let_go()
 
-    def keep(self, key: tuple[Place, str], value: _Any) -> _Any:
-        """Keeps something of a GPU, on disk if the columns are."""
-        self.kept[key] = value if self._scratch is None else self._scratch.keep(value)
-        found: _Any = self.kept[key]
-        return found
-
-    def operations_of(self, gpu: Place) -> GpuOperations:
-        """Return the operations of one GPU."""
-        return self.operations[self._places[gpu]]
-
-    def lane_of(self, gpu: Place) -> AnyLane:
-        """The lane of one GPU, or rank."""
-        return self.lanes[self._lanes[gpu]]
+    def keep(self, key: tuple[Place, str], value: _Result) -> _Result:
+        """Keep a value of a GPU, on disk if the columns are."""
+        kept = value if self._scratch is None else self._scratch.keep(value)
+        self.kept[key] = kept
+        return kept
 
 
 def _move(shard: Shard, shifts: Mapping[int, int]) -> list[GpuSummary]:
-    """Call the method of the shard's own class."""
+    """Call the method of the shard's class, which may be a subclass."""
     return shard.move(shifts)
 
 
 class GpuShardView:
-    """One GPU of a shard: its rows, and what was made of them."""
+    """One GPU of a shard: its rows, and what was computed from them.
+
+    ``calls`` are those of all processes of the shard.
+    """
 
     def __init__(self, shard: Shard, gpu: Place) -> None:
         self._shard, self._gpu = shard, gpu
-        self.once = shard.once
+        self.trace, self.calls, self.once = shard.trace, shard.calls, shard.once
 
-    @property
-    def trace(self) -> Trace:
-        """Tells the names of its rows."""
-        return self._shard.trace
-
-    @property
-    def calls(self) -> CudaApiCalls | None:
-        """The calls of all processes whose rows are in the same place."""
-        return self._shard.calls
-
-    def keep(self, name: str, value: _Any) -> _Any:
-        """Keeps something of this GPU, to be asked for by name."""
+    def keep(self, name: str, value: _Result) -> _Result:
+        """Keep a value of this GPU under a name."""
         return self._shard.keep((self._gpu, name), value)
 
     def kept(self, name: str) -> Any:
@@ -439,11 +374,11 @@ class GpuShardView:
 
     @property
     def operations(self) -> GpuOperations:
-        return self._shard.operations_of(self._gpu)
+        return self._shard.operations[self._shard.place_of[self._gpu]]
 
     @property
     def lane(self) -> Lane:
-        """Its lane, once that is built."""
+        """Return the lane of the GPU, once it is built."""
         lane = self.any_lane
         assert isinstance(lane, Lane)
         return lane
@@ -451,13 +386,13 @@ class GpuShardView:
     @property
     def any_lane(self) -> AnyLane:
         """Return the lane of the GPU or of a host-only rank."""
-        return self._shard.lane_of(self._gpu)
+        return self._shard.lanes[self._shard.lane_place_of[self._gpu]]
 
 
 def spill_operations(
     trace: Trace, scratch: SpillFile, progress: Progress | None = None
 ) -> Sequence[GpuOperations]:
-    """The operations of every GPU that did anything, in order of GPU, in ``scratch``."""
+    """Return the operations of each active GPU, in order of GPU, with columns in ``scratch``."""
     aside, parts, peers = SpillFile(), [], False
     for events in trace.parts(GPU_KINDS, COLUMNS, progress):
         peers = peers or bool((events.kind == Kind.COPY_PEER).any())
@@ -489,7 +424,7 @@ def _column(parts: Sequence[_Part], keys: Sequence[int], name: str) -> Column:
 def spill_calls(
     trace: Trace, scratch: SpillFile, progress: Progress | None = None
 ) -> CudaApiCalls | None:
-    """All CUDA calls of the trace in ``scratch``; None where there are none."""
+    """Return all CUDA calls of the trace, with columns in ``scratch``; None if there are none."""
     if Kind.API not in trace.kinds:
         return None
     aside = SpillFile()
@@ -498,7 +433,9 @@ def spill_calls(
     keys = sorted({key for part in parts for key in part.groups})
     if not keys:
         return None
-    counts = [sum(part.count(key) for part in parts) for key in keys]
+    nothing = slice(0, 0)
+    rows_of = [[part.groups.get(key, nothing) for part in parts] for key in keys]
+    counts = [sum(rows.stop - rows.start for rows in each) for each in rows_of]
     types = {name: COLUMN_TYPES[name] for name in ("start", "end", "name", "correlation", "thread")}
     rooms = {name: scratch.room(kind, sum(counts)) for name, kind in types.items()}
     rooms["sort"] = scratch.room(np.int8, sum(counts))
@@ -533,7 +470,7 @@ def spill_calls(
 
 @dataclass(frozen=True)
 class _Part:
-    """Some rows of a trace, those that belong together side by side."""
+    """Rows of a part of a trace, sorted by group."""
 
     rows: Events
     place: NDArray[np.int32]
@@ -549,10 +486,6 @@ class _Part:
         order = np.argsort(np.concatenate([self.place[rows] for rows in slices]))
         joined: Column = np.concatenate(values)[order]
         return joined
-
-    def count(self, key: int) -> int:
-        rows = self.groups.get(key, slice(0, 0))
-        return int(rows.stop - rows.start)
 
 
 def _part(events: Events, keys: NDArray[np.signedinteger[Any]], scratch: SpillFile) -> _Part:

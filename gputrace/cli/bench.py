@@ -1,32 +1,35 @@
-"""``gputrace bench``: run a study, or resume it."""
+"""``gputrace bench``: run a study or resume it, here or as a batch job of Slurm."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
+import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from gputrace.cli import options
 from gputrace.cli.console import progress_bar, signals_as_interrupt, tell
-from gputrace.errors import ExitCode, UsageError
+from gputrace.errors import ExitCode, MissingError, UsageError
 from gputrace.sanitize import clean, message
 from gputrace.units import format_ns
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from gputrace.studies.database import Folder, Run
+    from gputrace.studies.database import Configuration, Folder, Run
     from gputrace.studies.plan import Planned
     from gputrace.studies.runner import Request, Work
 
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+_STUDY: Final = click.Path(path_type=Path, readable=False)
 _ASKED: Final = ("partition", "time", "account")
 _PASSED_ON: Final = ("install", "uv", "retry", "skip_missing")
 _SLURM_ONLY: Final = ("submit", "array", *_ASKED)
@@ -97,15 +100,13 @@ _OPTIONS: Final[tuple[tuple[tuple[str, ...], Mapping[str, Any], str], ...]] = (
 """Names, attributes and help of the options, in the order of the help."""
 
 
-def _options(function: _F) -> _F:
-    for names, attributes, text in reversed(_OPTIONS):
-        function = click.option(*names, **attributes, help=text)(function)
-    return function
-
-
-@click.command("bench")
-@click.argument("study", metavar="STUDY.toml", type=click.Path(path_type=Path, readable=False))
-@_options
+@click.command(
+    "bench",
+    params=[
+        click.Argument(["study"], metavar="STUDY.toml", type=_STUDY),
+        *(click.Option(names, help=text, **attributes) for names, attributes, text in _OPTIONS),
+    ],
+)
 @options.output_format
 def command(study: Path, form: str, dry_run: bool, show: bool, **given: Any) -> int:
     """Run every combination of settings that STUDY.toml asks for, and keep the results.
@@ -117,21 +118,21 @@ def command(study: Path, form: str, dry_run: bool, show: bool, **given: Any) -> 
     from gputrace.studies.database import Folder
     from gputrace.studies.runner import prepare
 
-    check_slurm(given)
+    _check_slurm(given)
     request = _request(study, given)
     if show:
-        return _show(Folder(request.results), form, ExitCode.DONE)
+        return _show(Folder(request.output), form, ExitCode.DONE)
     work = prepare(request)
     if dry_run:
         click.echo(_plan(work), nl=False)
         return ExitCode.DONE
     if given["slurm"]:
-        return write_job(work, given)
+        return _write_job(work, given)
     code = _carry_out(work)
     return code if code == ExitCode.INTERRUPTED else _show(work.folder, form, code)
 
 
-def check_slurm(given: Mapping[str, Any]) -> None:
+def _check_slurm(given: Mapping[str, Any]) -> None:
     """Raise UsageError for options whose prerequisite is missing."""
     alone = [name for name in _SLURM_ONLY if given[name] and not given["slurm"]]
     if alone:
@@ -140,40 +141,88 @@ def check_slurm(given: Mapping[str, Any]) -> None:
         raise UsageError("--nodes: say how many GPUs each has with --gpus-per-node")
 
 
-def write_job(work: Work, given: Mapping[str, Any]) -> int:
+def _write_job(work: Work, given: Mapping[str, Any]) -> int:
     """Write the batch script into the current folder, and submit it with ``--submit``."""
     from gputrace.report.output_file import check_target, unfinished_file
-    from gputrace.studies.slurm import submit, write_script
 
     study = work.request.study
     target = check_target(Path(f"{study.stem}.sbatch"), [study], given["force"])
-    text = write_script(_job(work, given))
+    text = _batch_script(work, given)
     with unfinished_file(target) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
     tell(f"wrote {target}")
     if given["submit"]:
-        click.echo(message(submit(target.absolute())))
+        click.echo(message(_submit(target.absolute())))
     return ExitCode.DONE
 
 
-def _job(work: Work, given: Mapping[str, Any]) -> Any:
+def _batch_script(work: Work, given: Mapping[str, Any]) -> str:
+    """Return the batch script; submitted again, it resumes the study."""
+    from gputrace.studies.database import PARTS
     from gputrace.studies.plan import configurations_of
-    from gputrace.studies.slurm import Job, Nodes
 
-    configurations = configurations_of(work.chosen)
-    most = max(each.gpus for each in configurations)
-    per_node = given["gpus_per_node"] or most
-    labels = {run.configuration.key: work.label(run) for run in work.chosen}
-    return Job(
-        name=work.request.study.stem,
-        command=list(_command(work, given)),
-        results=work.folder.path,
-        folder=Path.cwd(),
-        nodes=Nodes(given["nodes"], per_node, given["mpi"]),
-        asked={name: given[name] for name in _ASKED},
-        on_gpus=any(each.settings.get("device") != "cpu" for each in configurations),
-        array=[(each, labels[each.key]) for each in configurations] if given["array"] else (),
+    configurations, command = configurations_of(work.chosen), shlex.join(_command(work, given))
+    lines = ["#!/bin/bash", *_directives(work, given, configurations), "", "set -euo pipefail"]
+    lines += [f"cd {shlex.quote(str(Path.cwd()))}", ""]
+    if given["array"]:
+        labels = {run.configuration.key: work.label(run) for run in work.chosen}
+        part = f'{shlex.quote(str(work.folder.path / PARTS))}/"$key"'
+        lines += [
+            "# One configuration each. `gputrace bench STUDY.toml --show` puts their results "
+            "together.",
+            "configurations=(",
+            *(f"  {each.key}  # {' '.join(labels[each.key].split())}" for each in configurations),
+            ")",
+            "key=${configurations[$SLURM_ARRAY_TASK_ID]}",
+            f'exec {command} \\\n  --configuration "$key" -o {part}',
+        ]
+    else:
+        lines += [
+            "# Runs all that is not done yet; a run on several nodes is started by srun from here.",
+            f"exec {command} \\\n  -o {shlex.quote(str(work.folder.path))}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _directives(
+    work: Work, given: Mapping[str, Any], configurations: Sequence[Configuration]
+) -> Iterator[str]:
+    """Yield the #SBATCH lines: exclusive nodes, since other jobs would disturb the runs."""
+    name, array = re.sub(r"[^\w.-]", "-", work.request.study.stem), given["array"]
+    gpus = given["gpus_per_node"] or max(each.gpus for each in configurations)
+    per_gpu = given["mpi"] == "mpiexec" and given["nodes"] > 1
+    on_gpus = any(each.settings.get("device") != "cpu" for each in configurations)
+    settings = {
+        "job-name": f"gputrace-{name}",
+        "nodes": str(given["nodes"]),
+        "ntasks-per-node": str(gpus if per_gpu else 1),
+        "gpus-per-node": str(gpus) if on_gpus else None,
+        "output": f"{name}-%A_%a.out" if array else f"{name}-%j.out",
+        "array": f"0-{len(configurations) - 1}" if array else None,
+        **{key: given[key] for key in _ASKED},
+    }
+    for key, value in settings.items():
+        if value and not re.fullmatch(r"[\w.,:@%+/=-]+", value):
+            problem = "Slurm knows no such value; write it without spaces"
+            raise UsageError(f"--{key} {value!r}: {problem}")
+        if value:
+            yield f"#SBATCH --{key}={value}"
+    yield "#SBATCH --exclusive"
+
+
+def _submit(script: Path) -> str:
+    """Submit the script with sbatch; return its answer. Raises MissingError without an sbatch."""
+    program = shutil.which("sbatch")
+    if program is None:
+        raise MissingError(f"there is no sbatch here; submit {script} where Slurm is installed")
+    command = [program, str(script)]
+    ran = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
+    if ran.returncode:
+        problem = " ".join(ran.stderr.split()) or f"exit code {ran.returncode}"
+        raise MissingError(f"sbatch refuses {script}: {problem}")
+    return ran.stdout.strip()
 
 
 def _command(work: Work, given: Mapping[str, Any]) -> Iterator[str]:
@@ -197,20 +246,25 @@ def _command(work: Work, given: Mapping[str, Any]) -> Iterator[str]:
 def _show(folder: Folder, form: str, code: int) -> int:
     """Print the results; a recording that contradicts its script fails as an unmet gate."""
     from gputrace.studies.database import Database, gather
+    from gputrace.studies.measures import measure_runs, read_results
     from gputrace.studies.report import render, render_text
-    from gputrace.studies.runner import report, write_page
+    from gputrace.studies.runner import write_page
+    from gputrace.studies.summary import summarize
 
     gather(folder, tell)
     with Database(folder.path) as database:
-        summary = report(database, lambda name: progress_bar(f"measuring {name}"))
-        page = ""
+        measure_runs(database, lambda name: progress_bar(f"measuring {name}"))
+        summary = summarize(read_results(database))
+        page = folder.path / "results.html"
+        written = f"page: {page}\n"
         try:
-            page = f"page: {write_page(summary, folder.path)}\n"
+            write_page(summary, page)
         except OSError as error:
             # The results may be in a folder of another user.
-            tell(f"{error.filename}: {error.strerror}; there is no page of these results")
+            written = ""
+            tell(f"{page}: {error.strerror}; there is no page of these results")
         if form == "text":
-            shown = render_text(summary, options.width(), options.use_color()) + page
+            shown = render_text(summary, options.width(), options.use_color()) + written
         else:
             shown = render(summary, database, form)
     click.echo(shown, nl=False, color=True)
@@ -218,14 +272,14 @@ def _show(folder: Folder, form: str, code: int) -> int:
 
 
 def _request(study: Path, given: dict[str, Any]) -> Request:
+    from gputrace.studies.plan import Nodes
     from gputrace.studies.runner import Request
-    from gputrace.studies.slurm import Nodes
 
     pythons = dict(_pair("--python", text, "torch=/path/to/python") for text in given["pythons"])
     uv, install = given["uv"], given["install"]
     return Request(
         study,
-        given["output"],
+        given["output"] or Path(f"{study.stem}.bench"),
         given["workloads"],
         {name: Path(path) for name, path in pythons.items()},
         "uv" if uv else "pip" if install else None,
@@ -317,7 +371,12 @@ class Lines:
             if (run.configuration, run.why) in self._skipped:
                 return
             self._skipped.add((run.configuration, run.why))
-        self.tell(f"{self._begun}: {_came(run)}")
+        outcome = f"{run.state}: {run.why}"
+        if run.result is not None and run.started_ns is not None and run.ended_ns is not None:
+            rate = run.result["samples_per_second"]
+            time = format_ns(run.ended_ns - run.started_ns)
+            outcome = f"{rate:,.1f} samples/s, done in {time}"
+        self.tell(f"{self._begun}: {outcome}")
 
 
 class Bar(Lines):
@@ -344,11 +403,3 @@ class Bar(Lines):
     def end(self, run: Run) -> None:
         super().end(run)
         self._bar.advance(self._task)
-
-
-def _came(run: Run) -> str:
-    """Describe the outcome of a run in a few words."""
-    if run.result is None or run.started_ns is None or run.ended_ns is None:
-        return f"{run.state}: {run.why}"
-    rate = run.result["samples_per_second"]
-    return f"{rate:,.1f} samples/s, done in {format_ns(run.ended_ns - run.started_ns)}"

@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property
 from importlib import import_module
 from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
@@ -24,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gputrace.analyzers.execution import PerGpu, Shard, Shards, ShardTask
+from gputrace.analyzers.execution import PerGpu, Shard, ShardTask
 from gputrace.analyzers.host_calls import CudaApiCalls, read_calls
 from gputrace.analyzers.operations import Gpu, group_gpus
 from gputrace.distributed import worker
-from gputrace.distributed.worker import Batch, Census, File, Pair, Placing, Recorded, Reply, Request
+from gputrace.distributed.worker import Batch, Census, File, Placing, Recorded, Reply, Request
 from gputrace.errors import GputraceError, InputError, MissingError, UsageError
 from gputrace.model.events import Column, Events, Kind, concatenate
 from gputrace.model.nvml import Nvml
@@ -241,17 +240,18 @@ def _error_of(error: Any, path: str, where: str) -> BaseException:
     """Convert an error of a worker to one for people."""
     from distributed.scheduler import KilledWorker
 
-    if isinstance(error, KilledWorker):
-        problem = "the workers that read it died, several in turn; there may be too little memory"
-        return InputError(path, problem)
-    if isinstance(error, MemoryError):
-        return InputError(path, "not enough memory on the worker that reads it")
     if isinstance(error, ImportError | AttributeError):
         return MissingError(f"the workers of {where} lack what it takes ({error}); {HINT}")
-    if isinstance(error, OSError):
-        return InputError(path, f"the worker cannot read it: {error.strerror or error}")
-    assert isinstance(error, BaseException)
-    return error
+    if isinstance(error, KilledWorker):
+        problem = "the workers that read it died, several in turn; there may be too little memory"
+    elif isinstance(error, MemoryError):
+        problem = "not enough memory on the worker that reads it"
+    elif isinstance(error, OSError):
+        problem = f"the worker cannot read it: {error.strerror or error}"
+    else:
+        assert isinstance(error, BaseException)
+        return error
+    return InputError(path, problem)
 
 
 class RemoteTrace(Trace):
@@ -275,7 +275,7 @@ class RemoteTrace(Trace):
         self._recorded: dict[int, Recorded] = {}
         self._named: set[frozenset[Kind]] = set()
         self._ahead: tuple[tuple[Any, ...], Ticket] | None = None
-        self._asked_nvml: Ticket | None = None
+        self._nvml: Nvml | Ticket | None = None
         self._take(reply)
 
     def send(self, function: Callable[..., Any], *arguments: Any) -> Ticket:
@@ -405,19 +405,15 @@ class RemoteTrace(Trace):
         self._names |= {id: sys.intern(text) for id, text in names.items()}
 
     def ask_nvml(self) -> None:
-        if "_nvml" not in self.__dict__ and self._asked_nvml is None:
-            self._asked_nvml = self.send(worker.call, "read_nvml")
+        if self._nvml is None:
+            self._nvml = self.send(worker.call, "read_nvml")
 
     def read_nvml(self) -> Nvml:
-        return self._nvml
-
-    @cached_property
-    def _nvml(self) -> Nvml:
         self.ask_nvml()
-        assert self._asked_nvml is not None
-        ticket, self._asked_nvml = self._asked_nvml, None
-        nvml: Nvml = self.receive(ticket)
-        return nvml
+        nvml, self._nvml = self._nvml, None
+        self._nvml = self.receive(nvml) if isinstance(nvml, Ticket) else nvml
+        assert isinstance(self._nvml, Nvml)
+        return self._nvml
 
     def close(self) -> None:
         """Do nothing: the worker closes the file when the run is done."""
@@ -432,84 +428,70 @@ def spread(trace: Trace) -> PerGpu | None:
     remote = [each for each in traces if isinstance(each, RemoteTrace)]
     if len(remote) < len(traces):
         return None
-    shards = RemoteShards(trace, remote)
+    gpus = RemoteGpus(trace, remote)
     with ExitStack() as undone:
-        undone.callback(shards.close)
-        counted: list[Census] = shards.ask(
-            [ShardTask(n, worker.RemoteShard.count) for n in range(len(shards))], changes=True
-        )
+        undone.callback(gpus.close)
+        counted: list[Census] = gpus.in_each_place(worker.RemoteShard.count, changes=True)
         if isinstance(trace, MergedTrace):
             trace.check_spans([census.span for census in counted])
-        files = [_File(trace, remote[n], n, census) for n, census in enumerate(counted)]
-        work = {pair: count for file in files for pair, count in file.work.items()}
-        gpus = _by_file(group_gpus(trace, dict(sorted(work.items()))), files)
-        if gpus is None:
+        placings = [_placing(trace, remote[n], n, census) for n, census in enumerate(counted)]
+        work: dict[tuple[int, int], int] = {}
+        file_of: dict[frozenset[tuple[int, int]], int] = {}
+        for number, (placing, census) in enumerate(zip(placings, counted, strict=True)):
+            work |= {placing.pair(pair): count for pair, count in census.work.items()}
+            # Pairs of each GPU, as far as the file alone shows.
+            file_of |= {frozenset(map(placing.pair, gpu)): number for gpu in census.together}
+        by_file = _by_file(group_gpus(trace, dict(sorted(work.items()))), file_of, len(remote))
+        if by_file is None:
             return None
-        tasks = [
-            ShardTask(n, worker.RemoteShard.place, given=(file.placing(group),))
-            for n, (file, group) in enumerate(zip(files, gpus, strict=True))
+        whole = [
+            replace(each, gpus=tuple(own)) for each, own in zip(placings, by_file, strict=True)
         ]
-        result = PerGpu(trace, shards, shards.ask(tasks, changes=True))
+        gpus.take(gpus.in_places(worker.RemoteShard.place, [(placing,) for placing in whole]))
         undone.pop_all()
-    return result
+    return gpus
 
 
-class _File:
-    """File of the run, and its census."""
-
-    def __init__(self, trace: Trace, remote: RemoteTrace, number: int, census: Census) -> None:
-        remote.learn(census.devices, census.texts)
-        self._census, self._shift = census, 0
-        self._names = census.names.astype(np.int32)
-        numbers: Sequence[int] = range(len(remote.processes))
-        if isinstance(trace, MergedTrace):
-            self._shift, numbers = trace.shifts[number], trace.processes_of(number)
-            self._names = trace.number_names(number, census.names)
-        self._processes = dict(zip(remote.processes, numbers, strict=True))
-
-        def numbered(pair: Pair) -> tuple[int, int]:
-            return self._processes[pair[0]], pair[1]
-
-        self.work = {numbered(pair): count for pair, count in census.work.items()}
-        """Number of operations of each process (numbered by the run) and device."""
-        self.together = {frozenset(map(numbered, pairs)) for pairs in census.together}
-        """Pairs of each GPU, as far as the file alone shows."""
-
-    def placing(self, gpus: Sequence[Gpu]) -> Placing:
-        """Return the mapping for the file's worker."""
-        return Placing(self._processes, self._census.names, self._names, self._shift, tuple(gpus))
+def _placing(trace: Trace, remote: RemoteTrace, number: int, census: Census) -> Placing:
+    """Return the mapping of a file, without its GPUs."""
+    remote.learn(census.devices, census.texts)
+    processes: Sequence[int] = range(len(remote.processes))
+    names, shift = census.names.astype(np.int32), 0
+    if isinstance(trace, MergedTrace):
+        shift, processes = trace.shifts[number], trace.processes_of(number)
+        names = trace.number_names(number, census.names)
+    by_process = dict(zip(remote.processes, processes, strict=True))
+    return Placing(by_process, census.names, names, shift)
 
 
-def _by_file(gpus: Sequence[Gpu], files: Sequence[_File]) -> list[list[Gpu]] | None:
+def _by_file(
+    gpus: Sequence[Gpu], file_of: Mapping[frozenset[tuple[int, int]], int], files: int
+) -> list[list[Gpu]] | None:
     """Group the GPUs by file; None if a GPU or a rank is in several."""
-    number_of = {pairs: number for number, file in enumerate(files) for pairs in file.together}
-    by_file: list[list[Gpu]] = [[] for _ in files]
+    by_file: list[list[Gpu]] = [[] for _ in range(files)]
     of_rank: dict[int, int] = {}
     for gpu in gpus:
-        number = number_of.get(frozenset(gpu.pairs))
+        number = file_of.get(frozenset(gpu.pairs))
         if number is None or of_rank.setdefault(gpu.rank, number) != number:
             return None
         by_file[number].append(gpu)
     return by_file
 
 
-class RemoteShards(Shards):
-    """Shards of a run, each a file that a worker has open.
+class RemoteGpus(PerGpu):
+    """GPUs whose shards are each a file that a worker has open.
 
     If another worker takes over, all batches that changed the shard are replayed there.
     """
 
     def __init__(self, trace: Trace, files: Sequence[RemoteTrace]) -> None:
-        self.files = files
-        self._trace = trace
+        super().__init__(Shard(trace))
+        self.files, self.shards = files, len(files)
         self._large = trace.cut_bytes > LARGE
         self._past: list[list[Batch]] = [[] for _ in files]
 
-    def __len__(self) -> int:
-        return len(self.files)
-
     def ask(self, tasks: Sequence[ShardTask], *, changes: bool = False) -> list[Any]:
-        batches, places = _batches(tasks, changes)
+        batches = _batches(tasks, changes)
         tickets = {number: self._send(number, [batch]) for number, batch in batches.items()}
         results: list[Any] = [None] * len(tasks)
         errors = []
@@ -519,12 +501,12 @@ class RemoteShards(Shards):
             except GputraceError as error:
                 errors.append(error)  # All shards answer first, for `close`.
                 continue
-            for place, value in zip(places[number], values, strict=True):
-                results[place] = value
+            for index, value in zip(batches[number].indices, values, strict=True):
+                results[index] = value
         if errors:
             raise errors[0]
-        if isinstance(self._trace, MergedTrace):
-            self._trace.take_over()
+        if isinstance(self.trace, MergedTrace):
+            self.trace.take_over()
         return results
 
     def _send(self, number: int, batches: Sequence[Batch], *, anew: bool = False) -> Ticket:
@@ -533,13 +515,13 @@ class RemoteShards(Shards):
 
     def _results(self, number: int, ticket: Ticket, batch: Batch) -> list[Any]:
         file, past = self.files[number], self._past[number]
-        answer: tuple[list[Any]] | None = file.receive(ticket)
-        if answer is None:  # Another worker has taken over.
-            answer = file.receive(self._send(number, [*past, batch], anew=True))
-        assert answer is not None
+        results: list[Any] | None = file.receive(ticket)
+        if results is None:  # Another worker has taken over.
+            results = file.receive(self._send(number, [*past, batch], anew=True))
+        assert results is not None
         if batch.changes:
             past.append(batch)
-        return answer[0]
+        return results
 
     def close(self) -> None:
         """Release what the workers have computed."""
@@ -548,36 +530,26 @@ class RemoteShards(Shards):
             with suppress(GputraceError):
                 ticket.reply()
 
-    @cached_property
-    def _whole(self) -> Shard:
-        return Shard(self._trace)
-
-    def whole(self, trace: Trace) -> Shard:
-        return self._whole
-
-    def calls_within(self, trace: Trace, window: Window) -> CudaApiCalls | None:
-        return read_calls(trace, window=window)
+    def calls_within(self, window: Window) -> CudaApiCalls | None:
+        return read_calls(self.trace, window=window)
 
 
-def _batches(
-    tasks: Sequence[ShardTask], changes: bool
-) -> tuple[dict[int, Batch], dict[int, list[int]]]:
-    """Return the batch of each shard, and the indices of its tasks among all."""
+def _batches(tasks: Sequence[ShardTask], changes: bool) -> dict[int, Batch]:
+    """Return the batch of each shard."""
     batches: dict[int, Batch] = {}
-    places: dict[int, list[int]] = {}
+    # Values that tasks share are serialized once; the tasks keep them, so ids are unique.
     dumped: dict[int, bytes] = {}
 
     def dump(value: Any) -> bytes:
-        """Serialize a value that tasks share once; the tasks keep it, so its id is unique."""
         if id(value) not in dumped:
             dumped[id(value)] = worker.dump(value)
         return dumped[id(value)]
 
-    for place, task in enumerate(tasks):
-        batch = batches.setdefault(task.shard, Batch(changes, []))
-        batch.tasks.append((dump(task.work), dump(task.gpu), [*map(dump, task.given)]))
-        places.setdefault(task.shard, []).append(place)
-    return batches, places
+    for index, task in enumerate(tasks):
+        batch = batches.setdefault(task.shard, Batch(changes))
+        batch.tasks.append((dump(task.work), dump(task.gpu), [*map(dump, task.arguments)]))
+        batch.indices.append(index)
+    return batches
 
 
 _PATIENCE_S: Final = 30

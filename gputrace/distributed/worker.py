@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.execution import GpuShardView, Shard
+from gputrace.analyzers.execution import Shard
 from gputrace.analyzers.operations import (
     Gpu,
     GpuOperations,
@@ -150,7 +150,9 @@ class Batch:
 
     changes: bool
     """True if the tasks change the shard."""
-    tasks: list[tuple[bytes, bytes, list[bytes]]]
+    tasks: list[tuple[bytes, bytes, list[bytes]]] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
+    """Index of each task among those of all shards."""
 
 
 def dump(value: Any) -> bytes:
@@ -275,7 +277,7 @@ def device_of(opened: OpenFile, process: Process, device: int) -> Device:
 
 def run_batches(
     opened: OpenFile, batches: Sequence[Batch], past: int, large: bool, anew: bool
-) -> tuple[list[Any]] | None:
+) -> list[Any] | None:
     """Run tasks on a file's shard and return the results of the last batch.
 
     Returns None if the shard is not in the state that the client assumes: it has seen ``past``
@@ -286,59 +288,53 @@ def run_batches(
     shard = None if anew else opened.shard
     opened.shard, opened.past = None, 0  # As it stays if anything goes wrong.
     if not batches:
-        return ([],)
+        return []
     shard = shard or RemoteShard(opened.trace, SpillFile() if large else None)
     results: list[Any] = []
     for batch in batches:
-        results = []
-        for work, place, given in batch.tasks:
-            gpu = load(place)
-            view = shard if gpu is None else GpuShardView(shard, gpu)
-            results.append(load(work)(view, *map(load, given)))
+        results = [
+            load(work)(shard.view(load(gpu)), *map(load, arguments))
+            for work, gpu, arguments in batch.tasks
+        ]
         past += batch.changes
     shard.rest()
     opened.shard, opened.past = shard, past
-    return (results,)
+    return results
 
 
 @dataclass(frozen=True)
 class Census:
-    """GPUs of a file and the work on them.
-
-    Attributes:
-        work: number of operations of each pair.
-        together: the pairs of each GPU.
-        devices: the device of each pair.
-        names: the file's ids of the operations' names, sorted.
-        texts: the names themselves, if they are few.
-        span: first start and last end, on the file's clock; None without operations.
-    """
+    """GPUs of a file and the work on them."""
 
     work: Mapping[Pair, int]
+    """Number of operations."""
     together: tuple[frozenset[Pair], ...]
+    """Pairs of each GPU."""
     devices: Mapping[Pair, Device]
     names: NDArray[np.int64]
+    """Ids of the operations' names in the file, sorted."""
     texts: Mapping[int, str]
+    """Names themselves, if they are few."""
     span: tuple[int, int] | None
+    """First start and last end, on the file's clock; None without operations."""
 
 
 @dataclass(frozen=True)
 class Placing:
-    """Mapping of a file to the numbering and the clock of the run.
-
-    Attributes:
-        processes: the run's number of each process of the file.
-        ids: name ids of the file, sorted.
-        names: the run's number of each of them.
-        shift: nanoseconds to add to all times.
-        gpus: the GPUs of the file.
-    """
+    """Mapping of a file, with its GPUs, to the numbering and the clock of the run."""
 
     processes: Mapping[Process, int]
     ids: NDArray[np.int64]
+    """Name ids of the file, sorted."""
     names: NDArray[np.int32]
+    """The run's number of each of them."""
     shift: int
-    gpus: tuple[Gpu, ...]
+    """Nanoseconds to add to all times."""
+    gpus: tuple[Gpu, ...] = ()
+
+    def pair(self, pair: Pair) -> tuple[int, int]:
+        """Return the run's number of the process, and the ordinal."""
+        return self.processes[pair[0]], pair[1]
 
 
 class RemoteShard(Shard):

@@ -115,9 +115,9 @@ class RecorderCost:
     """Cost of recording, from steps in which the recorder was out of the program's way."""
 
     step_ns: int
-    """Median of the recorded steps that the others are compared with, from mark to mark."""
+    """Trimmed mean of the recorded steps that the others are compared with, from mark to mark."""
     unrecorded_step_ns: int
-    """Median without the recorder; never longer."""
+    """That without the recorder; never longer."""
     low_ns: int
     high_ns: int
     """Bounds of the unrecorded step."""

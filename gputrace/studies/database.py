@@ -221,17 +221,14 @@ class StudyRow:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Combination of settings.
-
-    Attributes:
-        key: hash of the settings, independent of the rest of the study.
-        settings: as in the study, with ``framework``, ``gpus`` and ``visible``.
-    """
+    """Combination of settings."""
 
     key: str
+    """Hash of the settings, independent of the rest of the study."""
     framework: str
     gpus: int
     settings: Settings
+    """Settings of the study, with ``framework``, ``gpus`` and ``visible``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,30 +241,27 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Repeat of a configuration that is over, or cannot be run.
-
-    Attributes:
-        configuration: key of the configuration.
-        repeat: counted from 1.
-        recorded: True under `gputrace record`, False for a bare run.
-        why: one line on why it failed or was skipped.
-        result: the object that the script printed last; None unless done.
-        trace, log: paths relative to the folder of results.
-        id: None until saved.
-    """
+    """Repeat of a configuration that is over, or cannot be run."""
 
     configuration: str
+    """Key of the configuration."""
     repeat: int
+    """Counted from 1."""
     recorded: bool
+    """True under `gputrace record`, False for a bare run."""
     state: State
     why: str = ""
+    """One line on why it failed or was skipped."""
     started_ns: int | None = None
     ended_ns: int | None = None
     exit_code: int | None = None
     result: Mapping[str, Any] | None = None
+    """Object that the script printed last; None unless done."""
     trace: str | None = None
     log: str | None = None
+    """Paths relative to the folder of results."""
     id: int | None = None
+    """None until saved."""
 
     @property
     def place(self) -> tuple[str, int, bool]:

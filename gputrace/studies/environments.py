@@ -51,8 +51,6 @@ for name in sys.argv[1:]:
 """
 """Program that prints the shared libraries that cannot be loaded."""
 
-_ASK_S: Final = 60
-
 
 class Unavailable(Exception):
     """Error for a framework that no Python can run; the message is one line."""
@@ -65,41 +63,42 @@ _OLDEST, _NEWEST = 6, 30
 
 @dataclass(slots=True)
 class Environments:
-    """Lookup of each framework's Python.
-
-    Attributes:
-        named: Pythons that the user named, by framework.
-        installer: ``pip`` or ``uv``; None to install nothing, and use only what exists.
-        tell: called with a line before something takes long.
-    """
+    """Lookup of each framework's Python."""
 
     named: Mapping[str, Path]
+    """Pythons that the user named, by framework."""
     installer: str | None
+    """``pip`` or ``uv``; None to install nothing, and use only what exists."""
     tell: Callable[[str], None]
-    _found: dict[str, Path | str] = field(default_factory=dict)
+    """Called with a line before something takes long."""
+    _pythons: dict[str, Path | Unavailable] = field(default_factory=dict)
 
     def find(self, framework: Framework) -> Path:
         """Return the Python of a framework; raises Unavailable, each time for the same reason."""
-        if framework.name not in self._found:
+        if framework.name not in self._pythons:
             try:
-                self._found[framework.name] = self._find(framework)
+                self._pythons[framework.name] = self._find(framework)
             except Unavailable as error:
-                self._found[framework.name] = str(error)
-        python = self._found[framework.name]
-        if isinstance(python, str):
-            raise Unavailable(python)
+                self._pythons[framework.name] = error
+        python = self._pythons[framework.name]
+        if isinstance(python, Unavailable):
+            raise python
         return python
 
     def _find(self, framework: Framework) -> Path:
         name, script = framework.name, framework.script.name
-        if framework.libraries:
-            command = [sys.executable, "-c", _LOAD, *framework.libraries]
-            ran = subprocess.run(command, capture_output=True, text=True, check=False)
-            if missing := ran.stdout.split():
-                advice = f"{script} says in its head how to have them"
-                raise Unavailable(f"this machine lacks {', '.join(missing)}; {advice}")
+        command = [sys.executable, "-c", _LOAD, *framework.libraries]
+        if framework.libraries and (missing := _output(command).split()):
+            advice = f"{script} says in its head how to have them"
+            raise Unavailable(f"this machine lacks {', '.join(missing)}; {advice}")
         if name in self.named:
-            return _check_named(framework, self.named[name])
+            path = self.named[name]
+            python = shutil.which(path / "bin" / "python" if path.is_dir() else path)
+            if python is None:
+                raise Unavailable(f"--python {name}={path}: no such program")
+            if missing := _missing(Path(python), framework):
+                raise Unavailable(f"--python {name}={path}: lacks {', '.join(missing)}")
+            return Path(python).absolute()
         missing = _missing(Path(sys.executable), framework)
         if not missing:
             return Path(sys.executable)
@@ -143,29 +142,18 @@ class Environments:
         return environment.inside
 
 
-def _check_named(framework: Framework, path: Path) -> Path:
-    """Return the Python that the user named: a program, or the folder of an environment."""
-    python = shutil.which(path / "bin" / "python" if path.is_dir() else path)
-    if python is None:
-        raise Unavailable(f"--python {framework.name}={path}: no such program")
-    if missing := _missing(Path(python), framework):
-        raise Unavailable(f"--python {framework.name}={path}: lacks {', '.join(missing)}")
-    return Path(python).absolute()
-
-
 def _missing(python: Path, framework: Framework) -> list[str]:
     """Return the modules that a Python lacks; raises Unavailable if it does not run."""
     command = [str(python), "-c", _ASK, str(framework.script.parent), *framework.modules]
     try:
-        return _output(command, timeout=_ASK_S, check=True).split()
+        return _output(command, timeout=60, check=True).split()
     except (OSError, subprocess.SubprocessError):
         raise Unavailable(f"{python}: is no Python 3 that runs") from None
 
 
-def _output(command: Sequence[str], **options: Any) -> str:
-    run = subprocess.run
-    ran = run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, **options)
-    return str(ran.stdout)
+def _output(command: Sequence[str], timeout: float | None = None, check: bool = False) -> str:
+    options: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    return str(subprocess.run(command, timeout=timeout, check=check, **options).stdout)
 
 
 class _Environment:
@@ -204,7 +192,9 @@ class _Environment:
         if self._constraints:
             file.write_text("\n".join(self._constraints) + "\n", encoding="utf-8")
         if self._installer == "uv":
-            uv = _find_uv()
+            uv = [program] if (program := shutil.which("uv")) else [sys.executable, "-m", "uv"]
+            if not program and find_spec("uv") is None:
+                raise ValueError("uv is neither on the PATH nor in this Python; `pip install uv`")
             self._run([*uv, "venv", "--python", self._python, str(self.folder)])
             install = [*uv, "pip", "install", "--python", str(self.inside)]
             install += ["--build-constraints", str(file)] if self._constraints else []
@@ -238,14 +228,6 @@ class _Environment:
             raise ValueError(f"{(errors or lines)[-1]} (see {self._log})")
 
 
-def _find_uv() -> list[str]:
-    if program := shutil.which("uv"):
-        return [program]
-    if find_spec("uv") is not None:
-        return [sys.executable, "-m", "uv"]
-    raise ValueError("uv is neither on the PATH nor in this Python; `pip install uv`")
-
-
 def _base_python(wanted: str, installer: str) -> str:
     """Return a Python that meets ``requires-python``: this one, or the newest on the PATH.
 
@@ -264,7 +246,7 @@ def _base_python(wanted: str, installer: str) -> str:
     for minor in range(_NEWEST, _OLDEST - 1, -1):
         if program := shutil.which(f"python3.{minor}"):
             # A Python that does not run has version 0, which meets no specifier.
-            version = _output([program, "-c", code], check=False).strip() or "0"
+            version = _output([program, "-c", code]).strip() or "0"
             if fits.contains(version, prereleases=True):
                 return program
     raise ValueError(f"needs Python {wanted}, and there is none on the PATH")
@@ -275,39 +257,33 @@ FILE: Final = "frameworks.toml"
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """Entry of frameworks.toml.
-
-    Attributes:
-        arguments: arguments of the script, before those of a study.
-        modules: modules that its Python must have.
-        libraries: shared libraries of the machine that it loads.
-        requires: requirements beyond those of the script's header.
-        updates: supported placements; empty if not declared.
-    """
+    """Entry of frameworks.toml."""
 
     name: str
     title: str
     script: Path
     arguments: tuple[str, ...] = ()
+    """Arguments of the script, before those of a study."""
     modules: tuple[str, ...] = ()
+    """Modules that its Python must have."""
     libraries: tuple[str, ...] = ()
+    """Shared libraries of the machine that it loads."""
     requires: tuple[str, ...] = ()
+    """Requirements beyond those of the script's header."""
     updates: tuple[str, ...] = ()
+    """Supported placements; empty if not declared."""
 
 
 class Needs(NamedTuple):
-    """Requirements in a script's header (PEP 723).
-
-    Attributes:
-        python: version specifier, as ``>=3.8,<3.12``; empty for any.
-        constraints: build constraints.
-        unbuilt: packages that are installed only from wheels.
-    """
+    """Requirements in a script's header (PEP 723)."""
 
     dependencies: tuple[str, ...] = ()
     python: str = ""
+    """Version specifier, as ``>=3.8,<3.12``; empty for any."""
     constraints: tuple[str, ...] = ()
+    """Build constraints."""
     unbuilt: tuple[str, ...] = ()
+    """Packages that are installed only from wheels."""
 
 
 def find_workloads(study: Path, named: Path | None) -> Path:

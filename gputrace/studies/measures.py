@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import convert
 
 from gputrace.analyzers.compare.runs import Loop, measure_loop, measured_steps, working_gpus
 from gputrace.analyzers.pipeline import Options, analyze
@@ -120,7 +121,7 @@ class RunResult:
     """``done``, ``failed`` or ``skipped``."""
     reason: str = ""
     """Reason why it failed or was skipped, on one line."""
-    told: Mapping[str, Any] | None = None
+    result: Mapping[str, Any] = field(default_factory=dict)
     """The script's last line of output, parsed from JSON."""
     measure: Measure | None = None
     """Measure of its recording; None for a bare run."""
@@ -168,16 +169,10 @@ def measure_trace(trace: Trace, progress: Progress | None = None) -> Measure:
         data_waits_ns=waits_ns,
         data_waits=waits,
         gap_ns=sum(classes[name] for name in IDLE_CAUSES) if classes is not None else None,
-        findings=tuple(
-            FindingMeasure(finding.id, finding.severity, finding.impact_ns, finding.message)
-            for finding in analysis.findings
-        ),
+        findings=convert(analysis.findings, tuple[FindingMeasure, ...], from_attributes=True),
         gpus=tuple(_gpus(analysis, loop)),
         links=tuple(_links(analysis)),
-        predictions=tuple(
-            Prediction(cure.id, cure.now_ns, cure.step_ns, cure.low_ns, cure.high_ns)
-            for cure in analysis.what_if
-        ),
+        predictions=convert(analysis.what_if, tuple[Prediction, ...], from_attributes=True),
         # Collectives are ordered by their time.
         bus_bandwidth=next(
             (round(c.bus_bandwidth) for c in analysis.collectives if c.bus_bandwidth is not None),
@@ -244,18 +239,15 @@ def _links(analysis: Analysis) -> Iterable[LinkMeasure]:
             yield LinkMeasure(a, b, link.link or back.link, min(known, default=None))
 
 
-Telling = Callable[[str], AbstractContextManager[Any]]
-
-
-def measure_runs(database: Database, telling: Telling = lambda _: nullcontext()) -> None:
-    """Measure the recordings that have not been measured yet.
-
-    ``telling`` takes the name of each and returns a context manager with the progress callback.
-    """
+def measure_runs(
+    database: Database,
+    watching: Callable[[str], AbstractContextManager[Progress | None]] = lambda _: nullcontext(),
+) -> None:
+    """Measure the recordings that have not been measured yet; ``watching`` takes their names."""
     known = database.measures()
     for run in database.runs():
         if run.trace is not None and run.state == "done" and run.id not in known:
-            with telling(run.trace) as progress:
+            with watching(run.trace) as progress:
                 measured = measure(database.folder / run.trace, progress)
             database.save_measure(run, measured)
 
@@ -274,7 +266,7 @@ def read_results(database: Database) -> Results:
             recorded=run.recorded,
             state=run.state,
             reason=run.why,
-            told=run.result,
+            result=run.result or {},
             measure=None if run.id is None else measures.get(run.id),
         )
         for run in runs

@@ -1,13 +1,16 @@
-"""Study files, and the runs that they plan: every combination of settings, repeated."""
+"""Study files, the runs that they plan (every combination of settings, repeated), and their
+commands.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product, takewhile
 from math import prod
@@ -21,6 +24,7 @@ from gputrace.studies.database import Configuration, Recording, Settings
 from gputrace.studies.environments import (
     CORES,
     KINDS,
+    LAUNCHERS,
     MADE,
     OPTIONS,
     Count,
@@ -37,15 +41,11 @@ from gputrace.studies.summary import varying
 from gputrace.units import format_ns, parse_duration
 
 Cards = Literal["pairs", "each"] | tuple[tuple[int, ...], ...]
-
-
 _MOST: Final = 2000
 """Maximum combinations of one table."""
 
 
 class _Cards(msgspec.Struct, forbid_unknown_fields=True):
-    """Table [cards]."""
-
     visible: Literal["pairs", "each"] | tuple[tuple[Natural, ...], ...]
 
 
@@ -67,14 +67,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """Content of a study file.
-
-    Attributes:
-        combinations: settings of the matrix and [[include]], without [[exclude]].
-        cards: GPUs that a run may see, a configuration for each group; None for the first ones.
-        images: number of images to generate for a ``data`` of `MADE`.
-        timeout_ns: limit of one run; None for none.
-    """
+    """Content of a study file."""
 
     path: Path
     title: str
@@ -82,9 +75,13 @@ class Study:
     repeats: int
     recording: Recording
     timeout_ns: int | None
+    """Limit of one run."""
     images: int
+    """Number of images to generate for a ``data`` of `MADE`."""
     combinations: tuple[Settings, ...]
+    """Settings of the matrix and [[include]], without [[exclude]]."""
     cards: Cards | None
+    """GPUs that a run may see, a configuration for each group; None for the first ones."""
 
 
 def read_study(path: Path) -> Study:
@@ -94,31 +91,27 @@ def read_study(path: Path) -> Study:
     if isinstance(tables.get("cards"), dict):
         check_keys(path, "[cards]", tables["cards"], _Cards.__struct_fields__)
     file = convert(path, "", tables, _File)
+    timeout_ns = None
+    if file.timeout is not None:
+        try:
+            timeout_ns = parse_duration(file.timeout)
+        except ValueError as error:
+            raise UsageError(f"{path}: timeout: {error}") from None
+        if timeout_ns <= 0:
+            raise UsageError(f"{path}: timeout: a run cannot end within {format_ns(timeout_ns)}")
     study = Study(
         path,
         file.title or path.stem,
         file.question,
         file.repeats,
         "both" if file.record == "both" else "recorded" if file.record else "bare",
-        _timeout(path, file.timeout),
+        timeout_ns,
         file.images,
         tuple(_combinations(path, file)),
         file.cards.visible if file.cards else None,
     )
     _check_whole(study)
     return study
-
-
-def _timeout(path: Path, text: str | None) -> int | None:
-    if text is None:
-        return None
-    try:
-        timeout = parse_duration(text)
-    except ValueError as error:
-        raise UsageError(f"{path}: timeout: {error}") from None
-    if timeout <= 0:
-        raise UsageError(f"{path}: timeout: a run cannot end within {format_ns(timeout)}")
-    return timeout
 
 
 def _combinations(path: Path, file: _File) -> Iterator[Settings]:
@@ -146,14 +139,12 @@ def _combinations(path: Path, file: _File) -> Iterator[Settings]:
 
 def _lists(path: Path, name: str, table: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Read the values of each key of a table; a scalar is a list of one."""
-    lists = {key: value if isinstance(value, list) else [value] for key, value in table.items()}
-    for key, values in lists.items():
+    columns = {}
+    for key, value in table.items():
+        values = value if isinstance(value, list) else [value]
         if not values:
             raise UsageError(f"{path}: {name} {key} is empty; give it values, or leave it out")
-    columns = {
-        key: [_read(path, name, {key: value})[key] for value in values]
-        for key, values in lists.items()
-    }
+        columns[key] = [_read(path, name, {key: each})[key] for each in values]
     if not columns and name != "[matrix]":
         raise UsageError(f"{path}: a table {name} is empty; name settings in it")
     return columns
@@ -198,21 +189,14 @@ def _check_whole(study: Study) -> None:
                 raise UsageError(f"{study.path}: [cards] visible: {group} are no different GPUs")
 
 
-_KEY_LENGTH: Final = 12
-
-
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Planned run.
-
-    Attributes:
-        repeat: counted from 1.
-        recorded: True under `gputrace record`, False for a bare run.
-    """
+    """Planned run; ``recorded`` by `gputrace record`, or bare."""
 
     configuration: Configuration
     framework: Framework
     repeat: int
+    """Counted from 1."""
     recorded: bool
 
     @property
@@ -233,32 +217,30 @@ def make_plan(study: Study, frameworks: Mapping[str, Framework], gpus: int) -> l
     Thus a machine that warms up, or is used by others for a while, affects all alike. Bare and
     recorded runs alternate in going first.
     """
-    # Two ways to write the same settings are one configuration.
-    configurations = {each.key: each for each in _configurations(study, gpus)}.values()
+    configurations: dict[str, Configuration] = {}
+    for settings in study.combinations:
+        for visible in groups(study.cards, gpus):
+            count = len(visible) or settings.get("gpus", 1)
+            whole = {**settings, "gpus": count}
+            if visible:
+                whole["visible"] = list(visible)
+            if settings.get("data") in MADE:
+                whole["images"] = study.images
+            # Two ways to write the same settings are one configuration.
+            key = key_of(whole)
+            configurations[key] = Configuration(key, settings["framework"], count, whole)
     return [
         Planned(each, frameworks[each.framework], repeat, recorded)
         for repeat in range(1, study.repeats + 1)
-        for each in configurations
+        for each in configurations.values()
         for recorded in ((False, True) if repeat % 2 else (True, False))
         if study.recording in ("both", "recorded" if recorded else "bare")
     ]
 
 
-def _configurations(study: Study, gpus: int) -> Iterator[Configuration]:
-    for settings in study.combinations:
-        for visible in groups(study.cards, gpus):
-            extra: dict[str, Any] = {"visible": list(visible)} if visible else {}
-            count = len(visible) or settings.get("gpus", 1)
-            if settings.get("data") in MADE:
-                extra["images"] = study.images
-            whole = {**settings, "gpus": count, **extra}
-            yield Configuration(key_of(whole), settings["framework"], count, whole)
-
-
 def key_of(settings: Settings) -> str:
     """Return the key of a configuration, independent of the order of its settings."""
-    text = json.dumps(settings, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:_KEY_LENGTH]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def configurations_of(plan: Iterable[Planned]) -> list[Configuration]:
@@ -269,10 +251,8 @@ def configurations_of(plan: Iterable[Planned]) -> list[Configuration]:
 def arguments_of(planned: Planned, data: str | None = None, gpus: int | None = None) -> list[str]:
     """Return the arguments of the script.
 
-    Args:
-        planned: the run.
-        data: folder of the images generated for the study.
-        gpus: GPUs per machine, if the run spans several.
+    ``data`` is the folder of images generated for the study; ``gpus`` are those per machine, if the
+    run spans several.
     """
     settings = dict(planned.configuration.settings)
     if data is not None:
@@ -343,11 +323,6 @@ except pynvml.NVMLError:
     print(0)
 """
 
-_COUNT_S: Final = 30
-
-GROUPS: Final = {"each": 1, "pairs": 2}
-"""GPUs per group for each keyword of ``visible``."""
-
 
 def find_gpus() -> list[str]:
     """Return the GPUs visible to this process, as named in CUDA_VISIBLE_DEVICES."""
@@ -358,7 +333,7 @@ def find_gpus() -> list[str]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_COUNT_S,
+            timeout=30,
             check=True,
         )
         count = int(ran.stdout)
@@ -378,10 +353,78 @@ def groups(cards: Cards | None, gpus: int) -> list[tuple[int, ...]]:
         return [()]
     if not isinstance(cards, str):
         return list(cards)
-    size = GROUPS[cards]
+    size = {"each": 1, "pairs": 2}[cards]
     if gpus < size:
         raise MissingError(
             f'visible = "{cards}" takes {size} or more GPUs; there are {gpus} here '
             "(for another machine, say with --slurm how many --gpus-per-node it has)"
         )
     return list(combinations(range(gpus), size))
+
+
+_PORT: Final = 29400
+"""Rendezvous port of torchrun on the first node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Nodes of an allocation, with the GPUs of each."""
+
+    count: int = 1
+    gpus: int = 0
+    mpi: str = "srun"
+    """Launcher of MPI ranks: ``srun`` or ``mpiexec``."""
+
+    def spreads(self, planned: Planned) -> bool:
+        """Return whether a run spans several nodes."""
+        return self.count > 1 and planned.configuration.gpus > self.gpus > 0
+
+    def why_not(self, planned: Planned) -> str:
+        """Return why a run on several nodes is impossible; empty if it is possible."""
+        gpus = planned.configuration.gpus
+        if gpus > self.count * self.gpus:
+            return f"takes {gpus} GPUs, and {self.count} nodes have {self.count * self.gpus}"
+        if gpus % self.gpus:
+            return f"takes {gpus} GPUs, which are no whole nodes of {self.gpus}"
+        if not launcher(planned):
+            return f"{planned.framework.title} has no placement that spans several nodes here"
+        return ""
+
+    def command(self, planned: Planned, record: Sequence[str], script: Sequence[str]) -> list[str]:
+        """Return the command that launches a run on its nodes.
+
+        ``record`` is the prefix for recording, up to ``--``, or empty; ``script`` the Python, the
+        script and its options.
+        """
+        nodes = planned.configuration.gpus // self.gpus
+        if launcher(planned) == "torchrun":
+            python, *rest = script
+            return [
+                *self._srun(planned, nodes, 1),
+                *record,
+                *(python, "-m", "torch.distributed.run", f"--nnodes={nodes}"),
+                f"--nproc-per-node={self.gpus}",
+                "--rdzv-backend=c10d",
+                f"--rdzv-endpoint={socket.gethostname()}:{_PORT}",
+                f"--rdzv-id={planned.name}",
+                *rest,
+            ]
+        if self.mpi == "mpiexec":
+            return ["mpiexec", "-n", str(planned.configuration.gpus), *record, *script]
+        return [*self._srun(planned, nodes, self.gpus), *record, *script]
+
+    def _srun(self, planned: Planned, nodes: int, tasks: int) -> list[str]:
+        """Return srun's words; tasks share a node's cores, as srun's default is one core each."""
+        words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes * tasks}"]
+        words += [f"--ntasks-per-node={tasks}", "--kill-on-bad-exit=1"]
+        cores = int(os.environ.get("SLURM_CPUS_ON_NODE", 0)) // tasks
+        words += [f"--cpus-per-task={cores}"] if cores else []
+        on_cpu = planned.configuration.settings.get("device") == "cpu"
+        return words if on_cpu else [*words, f"--gpus-per-node={self.gpus}"]
+
+
+def launcher(planned: Planned) -> str:
+    """Return ``torchrun`` or ``mpi``; empty for a framework with one process for all devices."""
+    asked = planned.configuration.settings.get("update")
+    able = [asked] if asked is not None else planned.framework.updates
+    return next((LAUNCHERS[name] for name in able if name in LAUNCHERS), "")

@@ -1,4 +1,4 @@
-"""Execution of a study: its runs one after the other, and their results."""
+"""Execution of a study: its runs one after the other, and the page of their results."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from gputrace.studies.environments import (
     find_workloads,
     read_frameworks,
 )
-from gputrace.studies.measures import Telling, measure_runs, read_results
 from gputrace.studies.plan import (
+    Nodes,
     Planned,
     Study,
     arguments_of,
@@ -43,74 +43,53 @@ from gputrace.studies.plan import (
     why_not,
 )
 from gputrace.studies.results import Summary
-from gputrace.studies.slurm import Nodes
-from gputrace.studies.summary import summarize
 from gputrace.units import format_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Options of the command line.
-
-    Attributes:
-        output: folder of results; None for the study's name in the current folder.
-        workloads: folder of the scripts; None for that of the study, or its parent.
-        only: settings and values that select runs.
-        retry: run failed runs again; ``force``: run everything again.
-        skip_missing: ignore skipped runs in the exit code.
-        nodes: nodes that runs may use.
-        configuration: key of the only configuration to run; None for all.
-        planned_for: number of GPUs of the target machine; None for this machine.
-    """
+    """Options of the command line."""
 
     study: Path
-    output: Path | None = None
+    output: Path
+    """Folder of results."""
     workloads: Path | None = None
-    pythons: Mapping[str, Path] | None = None
+    """Folder of the scripts; None for that of the study, or its parent."""
+    pythons: Mapping[str, Path] = field(default_factory=dict)
     installer: str | None = None
     only: Sequence[tuple[str, str]] = ()
+    """Settings and values that select runs."""
     backend: str = "auto"
     retry: bool = False
+    """Run failed runs again; with ``force``, all."""
     force: bool = False
     skip_missing: bool = False
+    """Ignore skipped runs in the exit code."""
     nodes: Nodes = field(default_factory=Nodes)
     configuration: str | None = None
+    """Key of the only configuration to run; None for all."""
     planned_for: int | None = None
-
-    @property
-    def results(self) -> Path:
-        """Return the folder of results."""
-        return self.output or Path(f"{self.study.stem}.bench")
+    """Number of GPUs of the target machine; None for this machine."""
 
 
 class Watcher(Protocol):
     """Observer of a study's progress."""
 
-    def tell(self, line: str) -> None:
-        """Report a line on something that takes long."""
-
-    def begin(self, planned: Planned, label: str, number: int, total: int) -> None:
-        """Report the start of a run; ``number`` is from 1."""
-
-    def end(self, run: Run) -> None:
-        """Report the end of the run that was started last."""
+    def tell(self, line: str) -> None: ...
+    def begin(self, planned: Planned, label: str, number: int, total: int) -> None: ...
+    def end(self, run: Run) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Planned study.
-
-    Attributes:
-        plan: all runs of the study.
-        chosen: selected runs.
-        gpus: GPUs of this machine, as named in CUDA_VISIBLE_DEVICES.
-    """
+    """Planned study, all of whose runs are in ``plan``, and the selected ones in ``chosen``."""
 
     request: Request
     study: Study
     plan: Sequence[Planned]
     chosen: Sequence[Planned]
     gpus: Sequence[str]
+    """GPUs of this machine, as named in CUDA_VISIBLE_DEVICES."""
     folder: Folder
 
     def label(self, planned: Planned) -> str:
@@ -134,7 +113,7 @@ def prepare(request: Request) -> Work:
     study = read_study(request.study)
     frameworks = read_frameworks(find_workloads(request.study, request.workloads))
     check_names(request.study, (s["framework"] for s in study.combinations), frameworks)
-    for name in request.pythons or {}:
+    for name in request.pythons:
         if name not in frameworks:
             raise UsageError(f"--python {name}: no such framework; {', '.join(frameworks)} are")
     count, key = request.planned_for, request.configuration
@@ -144,7 +123,7 @@ def prepare(request: Request) -> Work:
     chosen = [run for run in chosen if key in (None, run.configuration.key)]
     if not chosen:
         raise UsageError(f"--configuration {key}: the study has none; write its jobs again")
-    return Work(request, study, plan, chosen, gpus, Folder(request.results))
+    return Work(request, study, plan, chosen, gpus, Folder(request.output))
 
 
 def finished_runs(database: Database) -> dict[Any, Run]:
@@ -162,20 +141,28 @@ def carry_out(work: Work, watcher: Watcher) -> ExitCode:
         end_all(work.folder.path)
         with Database(work.folder.path, create=True) as database:
             study, before = work.study, database.find_plan()
-            row = StudyRow(
-                study.title,
-                study.question,
-                study.repeats,
-                study.recording,
-                str(study.path.resolve()),
-            )
+            file = str(study.path.resolve())
+            row = StudyRow(study.title, study.question, study.repeats, study.recording, file)
             if before is not None and before.study.file != row.file:
                 watcher.tell(
                     f"{work.folder.path} is of {before.study.file} so far; of its runs, those "
                     f"that {study.path} does not ask for are kept, and not shown"
                 )
             database.set_plan(Plan(row, tuple(configurations_of(work.plan))))
-            _run_all(work, database, watcher)
+            done = finished_runs(database)
+            pending = work.pending(done)
+            # Deleted first, so that an interrupted study resumes without --force or --retry.
+            database.drop(done[each.place] for each in pending if each.place in done)
+            asked = (run.configuration for run in pending)
+            if any(each.gpus > 1 and "learning-rate" in each.settings for each in asked):
+                watcher.tell(
+                    "learning-rate is that of 1 GPU, times gpus; batch is that of each GPU"
+                )
+            request = work.request
+            environments = Environments(request.pythons, request.installer, watcher.tell)
+            for number, planned in enumerate(pending, 1):
+                watcher.begin(planned, work.label(planned), number, len(pending))
+                watcher.end(_make_run(work, database, environments, planned))
             finished = finished_runs(database)
     states = {finished[planned.place].state for planned in work.chosen}
     if states == {"skipped"}:
@@ -185,46 +172,16 @@ def carry_out(work: Work, watcher: Watcher) -> ExitCode:
     return ExitCode.DONE if states == {"done"} else ExitCode.DONE_IN_PART
 
 
-def _run_all(work: Work, database: Database, watcher: Watcher) -> None:
-    done = finished_runs(database)
-    pending = work.pending(done)
-    # Deleted first, so that an interrupted study resumes without --force or --retry.
-    database.drop(done[each.place] for each in pending if each.place in done)
-    configurations = configurations_of(pending)
-    if any(each.gpus > 1 and "learning-rate" in each.settings for each in configurations):
-        watcher.tell("learning-rate is that of 1 GPU, times gpus; batch is that of each GPU")
-    request = work.request
-    environments = Environments(request.pythons or {}, request.installer, watcher.tell)
-    for number, planned in enumerate(pending, 1):
-        watcher.begin(planned, work.label(planned), number, len(pending))
-        watcher.end(_make_run(work, database, environments, planned))
-
-
-_PAGE: Final = "results.html"
-
-
-def report(database: Database, telling: Telling) -> Summary:
-    """Summarize the results, after measuring new recordings."""
-    measure_runs(database, telling)
-    return summarize(read_results(database))
-
-
-def write_page(summary: Summary, folder: Path) -> Path:
-    """Write the page into the folder of results; raises OSError with its name if that fails."""
+def write_page(summary: Summary, page: Path) -> None:
+    """Write the page of a study's results; raises OSError if that fails."""
     from gputrace.report.output_file import unfinished_file
     from gputrace.studies.report import render_html
 
-    page = folder / _PAGE
-    text = render_html(summary)
-    try:
-        with unfinished_file(page) as unfinished:
-            unfinished.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(page)) from None
-    return page
+    html = render_html(summary)
+    with unfinished_file(page) as unfinished:
+        unfinished.write_text(html, encoding="utf-8")
 
 
-_IMAGES: Final = "images.py"
 _SIDE: Final = 264
 _SIDES: Final = {"inception3": 320}
 """Pixels of an image's side, larger than the model's input for random crops."""
@@ -354,7 +311,7 @@ class _Attempt:
         folder = self._folder.images / f"{form}-{side}-{count}"
         if not (folder / "done.json").exists():
             self._environments.tell(f"making images in {folder}")
-            script = self._planned.framework.script.with_name(_IMAGES)
+            script = self._planned.framework.script.with_name("images.py")
             # Use gputrace's own Python: a framework's may lack what the script needs.
             words = [sys.executable, script, folder, "--count", count, "--size", side]
             self._run([*map(str, words), "--format", form, "--seed", "0"])
@@ -362,7 +319,7 @@ class _Attempt:
                 raise Failed(f"no images: {why_failed(self.code, self.out, self.err)}")
         return str(folder)
 
-    def keep(self) -> tuple[str | None, str | None]:
+    def keep(self) -> tuple[str | None, str]:
         """Move the trace and the log into the results; return their relative paths."""
         with self._log.open("wb") as log:
             log.write(self._heading.encode("utf-8", "surrogateescape"))
@@ -371,27 +328,22 @@ class _Attempt:
                     with path.open("rb") as file:
                         shutil.copyfileobj(file, log)
                     path.unlink()
-        trace = self._move(self._trace, self._folder.traces) or self._move_parts()
-        return trace, self._move(self._log, self._folder.logs)
-
-    def _move_parts(self) -> str | None:
-        """Collect the traces of a run's nodes in a folder; None if there are none."""
-        stem = self._trace.stem
-        parts = list(self._folder.underway.glob(f"{stem}.*{self._trace.suffix}"))
-        if not parts:
-            return None
-        folder = self._folder.traces / stem
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        for part in parts:
-            part.replace(folder / part.name)
-        return f"{folder.parent.name}/{stem}"
-
-    def _move(self, path: Path, folder: Path) -> str | None:
-        if not path.exists():
-            return None
-        path.replace(folder / path.name)
-        return f"{folder.name}/{path.name}"
+        traces, logs = self._folder.traces, self._folder.logs
+        self._log.replace(logs / self._log.name)
+        trace: Path | None = traces / self._trace.name
+        if self._trace.exists():
+            self._trace.replace(traces / self._trace.name)
+        elif parts := [*self._trace.parent.glob(f"{self._trace.stem}.*{self._trace.suffix}")]:
+            # The traces of a run's nodes are collected in a folder.
+            trace = traces / self._trace.stem
+            shutil.rmtree(trace, ignore_errors=True)
+            trace.mkdir()
+            for part in parts:
+                part.replace(trace / part.name)
+        else:
+            trace = None
+        name = None if trace is None else f"{traces.name}/{trace.name}"
+        return name, f"{logs.name}/{self._log.name}"
 
 
 _MARK: Final = "GPUTRACE_BENCH"

@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import PurePath
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Final
 
 import numpy as np
@@ -72,6 +73,23 @@ class Group:
         measures = (run.measure for run in self.done)
         return [each for each in measures if each is not None and not each.problem]
 
+    @property
+    def classes(self) -> dict[str, Mean] | None:
+        """Return the mean of each class over the recordings, in whole nanoseconds."""
+        tables = [measure.classes for measure in self.measures if measure.classes is not None]
+        if not tables:
+            return None
+        means = means_of(np.array([[each.get(n, 0) for n in CLASSES] for each in tables], float))
+        return {
+            name: Mean(round(mean.value), mean.error, mean.freedom)
+            for name, mean in zip(CLASSES, means, strict=True)
+        }
+
+    def mean_ns(self, name: str) -> int | None:
+        """Return the mean over the recordings that have the value, in whole nanoseconds."""
+        known = [value for each in self.measures if (value := getattr(each, name)) is not None]
+        return round(sum(known) / len(known)) if known else None
+
 
 def group_runs(runs: Sequence[RunResult]) -> list[Group]:
     """Group the runs by their settings, in order of first appearance."""
@@ -135,15 +153,9 @@ def plain_value(value: Any) -> str:
 
 def reported_values(runs: Iterable[RunResult], name: str) -> Spread | None:
     """Return the median and range of the numbers that the scripts reported under a name."""
-    values = [(run.told or {}).get(name) for run in runs]
+    values = [run.result.get(name) for run in runs]
     known = [float(value) for value in values if isinstance(value, int | float)]
     return Spread(median(known), min(known), max(known), len(known)) if known else None
-
-
-def mean_ns(measures: Iterable[Measure], name: str) -> int | None:
-    """Return the mean over the recordings that have the value, in whole nanoseconds."""
-    known = [value for each in measures if (value := getattr(each, name)) is not None]
-    return round(sum(known) / len(known)) if known else None
 
 
 def count_range(counts: Iterable[int]) -> str:
@@ -158,7 +170,13 @@ _NAMED: Final = 4
 def summarize(results: Results) -> Summary:
     """Summarize a study, as far as its runs allow."""
     groups = group_runs(results.runs)
-    checks = check_groups(groups)
+    recorded = ([run for run in group.runs if run.recorded] for group in groups)
+    # A configuration's check is that of the run that agrees least.
+    checks = tuple(
+        max((check_run(group.label, run) for run in runs), key=_badness)
+        for group, runs in zip(groups, recorded, strict=True)
+        if runs
+    )
     names = varying([group.settings for group in groups])
     same = groups[0].settings if groups else {}
     # Such runs count otherwise.
@@ -177,18 +195,19 @@ def summarize(results: Results) -> Summary:
         left=results.left,
         rows=tuple(_row(group) for group in groups),
         checks=checks,
-        efficiency=scale(groups),
-        effects=find_effects(groups),
-        predictions=find_predictions(groups),
-        pairs=find_pairs(groups),
-        cards=find_cards(groups),
-        placements=find_placements(groups),
+        efficiency=tuple(scale(groups)),
+        effects=tuple(find_effects(groups)),
+        predictions=tuple(find_predictions(groups)),
+        # The fastest first.
+        pairs=tuple(sorted(find_pairs(groups), key=lambda row: -(row.rate or 0.0))),
+        cards=tuple(find_cards(groups)),
+        placements=tuple(find_placements(groups)),
     )
 
 
 def _row(group: Group) -> Row:
     states = [run.state for run in group.runs]
-    classes = mean_classes(group.measures)
+    classes = group.classes
     return Row(
         label=group.label,
         settings=group.settings,
@@ -206,11 +225,11 @@ def _row(group: Group) -> Row:
         accuracy=_middle(group, "accuracy"),
         target_s=reported_values(group.timed, "target_s"),
         data_wait_ns=_data_wait(group.timed),
-        recorded_step_ns=_whole(classes) if classes else mean_ns(group.measures, "step_ns"),
+        recorded_step_ns=_whole(classes) if classes else group.mean_ns("step_ns"),
         classes=None if classes is None else {n: int(classes[n].value) for n in classes},
-        wait_ns=mean_ns(group.measures, "wait_ns"),
-        host_data_ns=mean_ns(group.measures, "host_data_ns"),
-        gap_ns=mean_ns(group.measures, "gap_ns"),
+        wait_ns=group.mean_ns("wait_ns"),
+        host_data_ns=group.mean_ns("host_data_ns"),
+        gap_ns=group.mean_ns("gap_ns"),
         finding=next((each.findings[0].message for each in group.measures if each.findings), ""),
     )
 
@@ -218,7 +237,7 @@ def _row(group: Group) -> Row:
 def _step(group: Group) -> Spread | None:
     """Convert a rate to a step time: the samples of all GPUs over samples per second."""
     rate, batches = group.rate, set[float]()
-    for result in (run.told or {} for run in group.timed):
+    for result in (run.result for run in group.timed):
         with suppress(KeyError, TypeError, ValueError):
             batches.add(float(result["batch"]) * float(result["gpus"]))
     if rate is None or rate.low <= 0 or len(batches) != 1:
@@ -230,10 +249,9 @@ def _step(group: Group) -> Spread | None:
 
 def _overhead(group: Group) -> float | None:
     """Return the overhead of recording, from the median speeds of bare and recorded runs."""
-    bare, recorded = (
-        reported_values([run for run in group.done if run.recorded is how], "samples_per_second")
-        for how in (False, True)
-    )
+    name = "samples_per_second"
+    bare = reported_values((run for run in group.done if not run.recorded), name)
+    recorded = reported_values((run for run in group.done if run.recorded), name)
     if bare is None or recorded is None or recorded.median <= 0:
         return None
     return bare.median / recorded.median - 1
@@ -246,10 +264,9 @@ def _middle(group: Group, name: str) -> float | None:
 
 def _data_wait(runs: Sequence[RunResult]) -> int | None:
     """Return the wait for data per step, the median over the repeats."""
-    reports = ((run.told or {}) for run in runs)
     waits = [
         result["data_wait_s"] / result["steps"]
-        for result in reports
+        for result in (run.result for run in runs)
         if result.get("data_wait_s") is not None and result.get("steps")
     ]
     return round(median(waits) * 1e9) if waits else None
@@ -295,17 +312,9 @@ SLACK_S: Final = 100e-6
 """Allowed difference of each wait in seconds: time between the two clocks on a busy machine."""
 
 
-def check_groups(groups: Sequence[Group]) -> tuple[Check, ...]:
-    """Check each recorded configuration; its row is that of the run that agrees least."""
-
-    def badness(check: Check) -> tuple[int, float]:
-        """Sort key: failed highest, then skipped, then by the difference of the waits."""
-        return {False: 2, None: 1, True: 0}[check.ok], abs(check.difference or 0.0)
-
-    checks = (
-        [check_run(group.label, run) for run in group.runs if run.recorded] for group in groups
-    )
-    return tuple(max(each, key=badness) for each in checks if each)
+def _badness(check: Check) -> tuple[int, float]:
+    """Sort key: failed highest, then skipped, then by the difference of the waits."""
+    return {False: 2, None: 1, True: 0}[check.ok], abs(check.difference or 0.0)
 
 
 def check_run(label: str, run: RunResult) -> Check:
@@ -313,7 +322,7 @@ def check_run(label: str, run: RunResult) -> Check:
     if run.state != "done":
         ok = None if run.state == "skipped" else False
         return Check(label, ok, run.reason, None, {}, None, None, None)
-    result, measure = run.told or {}, run.measure
+    result, measure = run.result, run.measure
     steps, script = result.get("steps"), result.get("data_wait_s")
     recorded = None if measure is None else measure.data_waits_ns
     recorded_s = recorded / 1e9 if recorded is not None else None
@@ -332,7 +341,7 @@ def check_run(label: str, run: RunResult) -> Check:
 
 def _reason(run: RunResult, steps: int | None, script: float | None, recorded: float | None) -> str:
     """Return the first disagreement of a run and its recording; empty if they agree."""
-    measure, result = run.measure, run.told or {}
+    measure, result = run.measure, run.result
     if measure is None:
         return "was not measured"
     if measure.problem:
@@ -373,16 +382,25 @@ _PINNED_AHEAD: Final = "pinned"
 is pinned already."""
 
 
-def find_effects(groups: Sequence[Group]) -> tuple[Effect, ...]:
+def find_effects(groups: Sequence[Group]) -> Iterator[Effect]:
     """Compare every value of each varying setting with the first, all other settings equal."""
     names = varying([group.settings for group in groups])
-    return tuple(
-        effect
-        for name in names
-        if name not in _APART
-        for family in families(groups, name)
-        for effect in _effects(name, family, [other for other in names if other != name])
-    )
+    for name in names:
+        others = [other for other in names if other != name]
+        for base, *rest in families(groups, name) if name not in _APART else ():
+            for group in rest:
+                if base.rate is None or group.rate is None or base.rate.low <= 0:
+                    continue
+                gaps = [side.mean_ns("gap_ns") for side in (base, group)]
+                yield Effect(
+                    setting=name,
+                    others=label(group.settings, others) if others else "",
+                    base=value_text(base.settings, name),
+                    value=value_text(group.settings, name),
+                    speed_up=group.rate.median / base.rate.median,
+                    bounds=bounds(base.rate, group.rate),
+                    gap_ns=None if gaps[0] is None or gaps[1] is None else gaps[1] - gaps[0],
+                )
 
 
 def families(groups: Sequence[Group], name: str) -> list[list[Group]]:
@@ -394,42 +412,22 @@ def families(groups: Sequence[Group], name: str) -> list[list[Group]]:
     return [family for family in by_others.values() if len(family) > 1]
 
 
-def _effects(name: str, family: Sequence[Group], others: Sequence[str]) -> Iterator[Effect]:
-    base, *rest = family
-    for group in rest:
-        if base.rate is None or group.rate is None or base.rate.low <= 0:
-            continue
-        gaps = [mean_ns(side.measures, "gap_ns") for side in (base, group)]
-        yield Effect(
-            setting=name,
-            others=label(group.settings, others) if others else "",
-            base=value_text(base.settings, name),
-            value=value_text(group.settings, name),
-            speed_up=group.rate.median / base.rate.median,
-            bounds=bounds(base.rate, group.rate),
-            gap_ns=None if gaps[0] is None or gaps[1] is None else gaps[1] - gaps[0],
-        )
-
-
-def find_predictions(groups: Sequence[Group]) -> tuple[Predicted, ...]:
+def find_predictions(groups: Sequence[Group]) -> Iterator[Predicted]:
     """Compare predicted and measured steps for each change of a setting that is a cure."""
     names = varying([group.settings for group in groups])
-    return tuple(
-        row
-        for name, cures, ids in CURED_BY
-        for family in families(groups, name)
-        for before in family
-        for after in family
-        if cures(before.settings.get(name), after.settings.get(name))
-        for row in _predicted(name, before, after, ids, names)
-    )
+    for name, cures, ids in CURED_BY:
+        others = [other for other in names if other != name]
+        for family in families(groups, name):
+            for before, after in product(family, family):
+                if cures(before.settings.get(name), after.settings.get(name)):
+                    yield from _predicted(name, before, after, ids, others)
 
 
 def _predicted(
-    name: str, before: Group, after: Group, ids: Sequence[str], names: Sequence[str]
+    name: str, before: Group, after: Group, ids: Sequence[str], others: Sequence[str]
 ) -> Iterator[Predicted]:
     """Yield a row per cure: the median prediction over the repeats, and the widest range."""
-    measured = mean_ns(after.measures, "step_ns")
+    measured = after.mean_ns("step_ns")
     if name == "staging" and after.settings.get("pinned") in _ON:
         ids = (*ids, _PINNED_AHEAD)
     values = [plain_value(side.settings.get(name)) for side in (before, after)]
@@ -439,7 +437,7 @@ def _predicted(
             continue
         step = round(median(prediction.step_ns for prediction in made))
         yield Predicted(
-            label=label(after.settings, [other for other in names if other != name]),
+            label=label(after.settings, others),
             change=f"{name} {' → '.join(values)}",
             cure=cure,
             before_ns=round(median(prediction.now_ns for prediction in made)),
@@ -450,8 +448,8 @@ def _predicted(
             made=len(made),
             recordings=len(before.measures),
             error=step / measured - 1,
-            gap_before_ns=mean_ns(before.measures, "gap_ns"),
-            gap_after_ns=mean_ns(after.measures, "gap_ns"),
+            gap_before_ns=before.mean_ns("gap_ns"),
+            gap_after_ns=after.mean_ns("gap_ns"),
         )
 
 
@@ -462,14 +460,42 @@ _FEWEST: Final = 2
 """Minimum repeats for bounds."""
 
 
-def scale(groups: Sequence[Group]) -> tuple[Efficiency, ...]:
-    """Return a row for each configuration with a base of fewer GPUs, and for these bases."""
+def scale(groups: Sequence[Group]) -> Iterator[Efficiency]:
+    """Yield a row for each configuration with a base of fewer GPUs, and for these bases.
+
+    Configurations whose speed is unknown have none.
+    """
     done = [group for group in groups if group.done]
     pairs = [(group, base) for group in done if (base := find_base(group, done)) is not None]
     bases = {id(base) for group, base in pairs if base.gpus < group.gpus}
-    shown = [(g, base) for g, base in pairs if base.gpus < g.gpus or id(g) in bases]
-    names = varying([group.settings for group in groups])
-    return tuple(row for group, base in shown for row in _efficiency_row(group, base, names))
+    names = [n for n in varying([group.settings for group in groups]) if n not in _PLACE]
+    for group, base in pairs:
+        rate, first = group.rate, base.rate
+        if base.gpus == group.gpus and id(group) not in bases:
+            continue
+        if rate is None or first is None or min(rate.low, first.low) <= 0:
+            continue
+        speed_up, classes, ideal = rate.median / first.median, group.classes, base.classes
+        step_ns, base_step_ns = _whole(classes), _whole(ideal)
+        losses: tuple[Loss, ...] = ()
+        if group is not base and ideal is not None and classes is not None:
+            # The batch per GPU stays, so the base's step is the ideal. All are whole nanoseconds,
+            # and sum to the difference of the steps exactly.
+            losses = tuple(split_loss(ideal, classes, 1.0, base_step_ns or 0))
+        yield Efficiency(
+            label=group.label,
+            series=label(group.settings, names) if names else "",
+            gpus=group.gpus,
+            base=base.label,
+            base_gpus=base.gpus,
+            rate=rate.median,
+            speed_up=speed_up,
+            bounds=None if group is base else bounds(first, rate),
+            efficiency=speed_up / (group.gpus / base.gpus),
+            step_ns=step_ns,
+            base_step_ns=base_step_ns,
+            losses=losses,
+        )
 
 
 def find_base(group: Group, groups: Sequence[Group]) -> Group | None:
@@ -488,53 +514,11 @@ def find_base(group: Group, groups: Sequence[Group]) -> Group | None:
     return min(same, key=lambda other: other.gpus, default=None)
 
 
-def _efficiency_row(group: Group, base: Group, names: Sequence[str]) -> Iterator[Efficiency]:
-    """Yield the row of a configuration, unless a speed is unknown."""
-    rate, first = group.rate, base.rate
-    if rate is None or first is None or min(rate.low, first.low) <= 0:
-        return
-    others = [name for name in names if name not in _PLACE]
-    speed_up, more = rate.median / first.median, group.gpus / base.gpus
-    ideal, classes = mean_classes(base.measures), mean_classes(group.measures)
-    step_ns, base_step_ns = _whole(classes), _whole(ideal)
-    losses: tuple[Loss, ...] = ()
-    if group is not base and ideal is not None and classes is not None:
-        # The batch per GPU stays, so the base's step is the ideal. All are whole nanoseconds, and
-        # sum to the difference of the steps exactly.
-        losses = tuple(split_loss(ideal, classes, 1.0, base_step_ns or 0))
-    yield Efficiency(
-        label=group.label,
-        series=label(group.settings, others) if others else "",
-        gpus=group.gpus,
-        base=base.label,
-        base_gpus=base.gpus,
-        rate=rate.median,
-        speed_up=speed_up,
-        bounds=None if group is base else bounds(first, rate),
-        efficiency=speed_up / more,
-        step_ns=step_ns,
-        base_step_ns=base_step_ns,
-        losses=losses,
-    )
-
-
 def bounds(first: Spread, rate: Spread) -> Bounds | None:
     """Return slowest over the base's fastest repeat and fastest over slowest; None if too few."""
     if min(first.count, rate.count) < _FEWEST or min(first.low, rate.low) <= 0:
         return None
     return Bounds(rate.low / first.high, rate.high / first.low)
-
-
-def mean_classes(measures: Sequence[Measure]) -> dict[str, Mean] | None:
-    """Return the mean of each class over the repeats in whole nanoseconds, with its error."""
-    known = [measure.classes for measure in measures if measure.classes is not None]
-    if not known:
-        return None
-    means = means_of(np.array([[table.get(name, 0) for name in CLASSES] for table in known], float))
-    return {
-        name: Mean(round(mean.value), mean.error, mean.freedom)
-        for name, mean in zip(CLASSES, means, strict=True)
-    }
 
 
 def _whole(classes: Mapping[str, Mean] | None) -> int | None:
@@ -548,82 +532,67 @@ def _on(groups: Sequence[Group], count: int) -> list[Group]:
     return chosen if len({tuple(g.settings[VISIBLE]) for g in chosen}) > 1 else []
 
 
-def find_pairs(groups: Sequence[Group]) -> tuple[PairOfGpus, ...]:
-    """Return the runs on pairs of GPUs if several pairs were tried, the fastest first."""
-    rows = []
+def find_pairs(groups: Sequence[Group]) -> Iterator[PairOfGpus]:
+    """Yield the runs on pairs of GPUs if several pairs were tried."""
     for group in _on(groups, 2):
         links = [link for measure in group.measures for link in measure.links]
         # The bandwidth of direct copies, else, as with NCCL, of collectives.
         bandwidths = [link.bandwidth for link in links if link.bandwidth is not None] or [
             each.bus_bandwidth for each in group.measures if each.bus_bandwidth is not None
         ]
-        classes = mean_classes(group.measures)
-        rows.append(
-            PairOfGpus(
-                label=group.label,
-                gpus=tuple(group.settings[VISIBLE]),
-                link=next((link.link for link in links if link.link), ""),
-                bandwidth=round(median(bandwidths)) if bandwidths else None,
-                step_ns=mean_ns(group.measures, "step_ns"),
-                communication_ns=None if classes is None else int(classes["communication"].value),
-                rate=group.rate.median if group.rate else None,
-            )
+        classes = group.classes
+        yield PairOfGpus(
+            label=group.label,
+            gpus=tuple(group.settings[VISIBLE]),
+            link=next((link.link for link in links if link.link), ""),
+            bandwidth=round(median(bandwidths)) if bandwidths else None,
+            step_ns=group.mean_ns("step_ns"),
+            communication_ns=None if classes is None else int(classes["communication"].value),
+            rate=group.rate.median if group.rate else None,
         )
-    return tuple(sorted(rows, key=lambda row: -(row.rate or 0.0)))
 
 
-def find_cards(groups: Sequence[Group]) -> tuple[Card, ...]:
-    """Return the runs on single GPUs if several were tried, each relative to the median."""
+def find_cards(groups: Sequence[Group]) -> Iterator[Card]:
+    """Yield the runs on single GPUs if several were tried, each relative to the median."""
     singles = [(group, group.rate.median if group.rate else None) for group in _on(groups, 1)]
     rates = [rate for _, rate in singles if rate is not None]
     middle = median(rates) if rates else None
-    cards = []
     for group, rate in singles:
         gpus = [gpu for measure in group.measures for gpu in measure.gpus]
         clocks = [gpu.sm_clock_mhz for gpu in gpus if gpu.sm_clock_mhz is not None]
-        cards.append(
-            Card(
-                label=group.label,
-                gpus=tuple(group.settings[VISIBLE]),
-                name=gpus[0].name if gpus else "",
-                sm_clock_mhz=median(clocks) if clocks else None,
-                sm_clock_max_mhz=gpus[0].sm_clock_max_mhz if gpus else None,
-                step_ns=mean_ns(group.measures, "step_ns"),
-                rate=rate,
-                beside=rate / middle if rate is not None and middle else None,
-            )
+        yield Card(
+            label=group.label,
+            gpus=tuple(group.settings[VISIBLE]),
+            name=gpus[0].name if gpus else "",
+            sm_clock_mhz=median(clocks) if clocks else None,
+            sm_clock_max_mhz=gpus[0].sm_clock_max_mhz if gpus else None,
+            step_ns=group.mean_ns("step_ns"),
+            rate=rate,
+            beside=rate / middle if rate is not None and middle else None,
         )
-    return tuple(cards)
 
 
-def find_placements(groups: Sequence[Group]) -> tuple[Placement, ...]:
-    """Return the load of each GPU if several placements were tried on several GPUs."""
+def find_placements(groups: Sequence[Group]) -> Iterator[Placement]:
+    """Yield the load of each GPU if several placements were tried on several GPUs.
+
+    Compute times are means over the repeats, memory is the peak.
+    """
     done = [group for group in groups if group.done]
     if len({group.settings.get("update") for group in done}) < 2:
-        return ()
-    loads = [(group, _shares(group)) for group in done if group.gpus > 1]
-    return tuple(Placement(g.label, shares, _skew(shares)) for g, shares in loads if shares)
-
-
-def _shares(group: Group) -> tuple[GpuShare, ...]:
-    """Return each GPU's mean compute time over the repeats, and its peak memory."""
-    seen: dict[tuple[int, int], list[GpuMeasure]] = {}
-    for measure in group.measures:
-        for gpu in measure.gpus:
+        return
+    for group in done:
+        seen: dict[tuple[int, int], list[GpuMeasure]] = {}
+        for gpu in (gpu for measure in group.measures for gpu in measure.gpus):
             seen.setdefault((gpu.gpu, gpu.rank), []).append(gpu)
-    return tuple(
-        GpuShare(
-            gpu=number,
-            rank=rank,
-            compute_ns=round(sum(row.compute_ns for row in rows) / len(rows)),
-            memory_bytes=max((r.memory_bytes for r in rows if r.memory_bytes), default=None),
+        shares = tuple(
+            GpuShare(
+                gpu=number,
+                rank=rank,
+                compute_ns=round(sum(row.compute_ns for row in rows) / len(rows)),
+                memory_bytes=max((r.memory_bytes for r in rows if r.memory_bytes), default=None),
+            )
+            for (number, rank), rows in sorted(seen.items())
         )
-        for (number, rank), rows in sorted(seen.items())
-    )
-
-
-def _skew(shares: Sequence[GpuShare]) -> float | None:
-    """Return compute time of the first GPU relative to the others' mean; None without others."""
-    first, *others = (share.compute_ns for share in shares)
-    mean = sum(others) / len(others) if others else 0
-    return first / mean if mean else None
+        if shares and group.gpus > 1:
+            first, *others = (share.compute_ns for share in shares)
+            yield Placement(group.label, shares, first / fmean(others) if any(others) else None)

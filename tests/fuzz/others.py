@@ -135,7 +135,7 @@ def _results(name: str) -> bytes:
             asked = {each.key: each for each in configurations}
             database.set_plan(Plan(row, tuple(asked.values())))
             for key, one in zip(keys, found.runs, strict=True):
-                saved = database.save(Run(key, one.repeat, True, one.state, result=one.told))
+                saved = database.save(Run(key, one.repeat, True, one.state, result=one.result))
                 if one.measure is not None:
                     database.save_measure(saved, one.measure)
         with closing(sqlite3.connect(Path(folder, FILE))) as file:

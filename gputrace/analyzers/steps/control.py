@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from functools import reduce
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,9 @@ _FEWEST: Final = 8
 """Minimum number of control steps, and of recorded ones, to compare."""
 _SURE: Final = 2.0
 """Half-width of the interval, in standard errors."""
-_OF_MEDIAN: Final = 1.2533 * 1.4826
-"""Standard error of a median, in median absolute deviations over the square root of the count."""
+_TRIMMED: Final = 0.1
+"""Part of the steps that is left out of a mean at either end: a checkpoint, a batch that is late.
+A median would leap where others on the machine interrupt nearly half of the steps."""
 _LASTING: Final = 1.5
 """Factor for neighbouring steps that are slow together."""
 
@@ -35,8 +36,8 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
     """Return how much longer a step takes because it is recorded; None without control stretches.
 
     Steps count if all ranks were recorded in them, or none: ranks that train together wait for the
-    slowest. Medians are compared, of each stretch with the steps around it; the interval covers two
-    standard errors, from the scatter of steps or of stretches, whichever is larger.
+    slowest. Trimmed means are compared, of each stretch with the steps around it; the interval
+    covers two standard errors, from the scatter of steps or of stretches, whichever is larger.
     """
     marked = [steps for steps in ranks if steps is not None and len(steps.number)]
     if not marked or len(marked) < len(ranks):
@@ -54,16 +55,15 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
     recorded = [around for _, around in pairs]
     if not pairs or min(sum(map(len, control)), sum(map(len, recorded))) < _FEWEST:
         return None
-    usual = float(np.median(np.concatenate(recorded)))
-    relative = [own / np.median(around) for own, around in pairs]
-    ratio = float(np.median(np.concatenate(relative)))
-    scatter = np.hypot(
-        _error_of_median(np.concatenate(relative)),
-        _error_of_median(np.concatenate([around / np.median(around) for around in recorded])),
-    )
+    usual = _mean(np.concatenate(recorded))[0]
+    each = [_mean(around)[0] for around in recorded]
+    relative = [own / mean for own, mean in zip(control, each, strict=True)]
+    beside = [own / mean for own, mean in zip(recorded, each, strict=True)]
+    ratio, error = _mean(np.concatenate(relative))
+    scatter = float(np.hypot(error, _mean(np.concatenate(beside))[1]))
     if len(relative) > 2:
-        medians = [np.median(own) for own in relative]
-        scatter = max(scatter, float(np.std(medians, ddof=1)) / len(medians) ** 0.5)
+        means = [_mean(own)[0] for own in relative]
+        scatter = max(scatter, float(np.std(means, ddof=1)) / len(means) ** 0.5)
     low, high = ratio - _SURE * scatter, ratio + _SURE * scatter
     return RecorderCost(
         step_ns=round(usual),
@@ -89,6 +89,10 @@ def _stretches(steps: MarkedSteps) -> Iterator[tuple[Times, Times]]:
             yield steps.length[run], steps.length[around]
 
 
-def _error_of_median(values: NDArray[np.float64]) -> float:
-    deviation = float(np.median(np.abs(values - np.median(values))))
-    return _LASTING * _OF_MEDIAN * deviation / float(np.sqrt(len(values)))
+def _mean(values: NDArray[Any]) -> tuple[float, float]:
+    """Return the trimmed mean and its standard error (Tukey and McLaughlin, 1963)."""
+    values = np.sort(values.astype(np.float64))
+    cut = int(_TRIMMED * len(values))
+    inner = values[cut : len(values) - cut]
+    spread = float(np.std(np.clip(values, inner[0], inner[-1]), ddof=1)) if len(values) > 1 else 0.0
+    return float(inner.mean()), _LASTING * spread / (len(inner) / len(values)) / len(values) ** 0.5
