@@ -414,7 +414,7 @@ def find_host_lanes(
     waits = {thread: time for thread, time in read_evidence(trace).data.items() if len(time)}
     marked = _read_marked(trace, waits)
     work = {process: len(steps.start) for process, steps in marked.items()}
-    ranks, known = _ranks(trace, work or {process: 0 for process, _ in waits})
+    ranks, known = ranks_of(trace, work or {process: 0 for process, _ in waits})
     unknown = "" if known or len(ranks) == 1 else _RANKS_UNKNOWN
     lanes, windows = [], {}
     for rank, process in sorted(ranks.items()):
@@ -472,7 +472,7 @@ def _read_marked(trace: Trace, waits: _Waits) -> dict[int, _Marked]:
     return found
 
 
-def _ranks(trace: Trace, work: Mapping[int, int]) -> tuple[dict[int, int], bool]:
+def ranks_of(trace: Trace, work: Mapping[int, int]) -> tuple[dict[int, int], bool]:
     """The process of each rank, and whether ranks were recorded; else by machine and process id.
 
     Of several processes of a rank, as loaders' workers are, the one with most steps.

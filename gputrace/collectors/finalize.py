@@ -24,7 +24,13 @@ from gputrace.collectors.spool.activity import (
 )
 from gputrace.collectors.spool.chunks import Loss, read_all
 from gputrace.collectors.spool.clock_correction import correct_clocks
-from gputrace.collectors.spool.host_events import HostEvents, Records, join_hosts, read_host_file
+from gputrace.collectors.spool.host_events import (
+    HostEvents,
+    Records,
+    counts,
+    join_hosts,
+    read_host_file,
+)
 from gputrace.errors import InputError
 from gputrace.model.names import demangle, short
 from gputrace.store.writer import (
@@ -349,7 +355,7 @@ def write_signals(
 
 
 def write_host(writer: TraceWriter, host: HostEvents, start: int, machine: int = OWN) -> int:
-    """Writes steps, data waits, annotations, samples and notes; gives back the number of steps.
+    """Writes all that the hooks of a process recorded; gives back the number of steps.
 
     ``start`` is the session's on CLOCK_REALTIME, ``machine`` the upper 16 bits of global ids.
     """
@@ -370,6 +376,8 @@ def write_host(writer: TraceWriter, host: HostEvents, start: int, machine: int =
     for kind, name in ((DATA_WAIT, "data_wait"), (ANNOTATION, "annotation")):
         rows = host.records[name]
         writer.add("GPUTRACE_HOST_RANGE", spans(rows) | {"kind": [kind] * len(rows)})
+    counters = host.records["counter"]
+    writer.add("GPUTRACE_HOST_COUNTER", spans(counters) | {"value": counts(counters)})
     samples = spans(host.records["sample"])
     del samples["end"]
     samples["innerNameId"] = strings(host.records["sample"]["number"])

@@ -83,6 +83,7 @@ TABLES: Final = (
     Table("GPUTRACE_STEP", (Kind.STEP,), {**_ON_HOST, "correlation": ("step",)}),
     Table("GPUTRACE_HOST_RANGE", (Kind.DATA_WAIT, Kind.RANGE), {**_ON_HOST, "kind": ("kind",)}),
     Table("GPUTRACE_PYTHON_SAMPLE", (Kind.SAMPLE,), {**_ON_HOST, "end": ("start",)}),
+    Table("GPUTRACE_HOST_COUNTER", (Kind.COUNTER,), {**_ON_HOST, "bytes": ("value",)}),
     Table("CUPTI_ACTIVITY_KIND_OVERHEAD", (Kind.OVERHEAD,), _ON_HOST),
 )
 

@@ -11,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gputrace.analyzers.findings import busy, hardware, idle, multi_gpu, run, stragglers
+from gputrace.analyzers.findings import (
+    busy,
+    hardware,
+    host,
+    idle,
+    multi_gpu,
+    run,
+    stragglers,
+)
 from gputrace.analyzers.findings.context import MEDIUM, SEVERITIES, Facts, Rule, severity_of
 from gputrace.model.results import Finding, WhatIf
 
@@ -26,6 +34,9 @@ RULES: Final[tuple[Rule, ...]] = (
     idle.sync_bound,
     idle.launch_bound,
     idle.idle_unexplained,
+    host.cpu_starved,
+    host.cpu_throttled,
+    host.page_faults,
     busy.h2d_exposed,
     busy.h2d_pageable,
     busy.communication_exposed,
@@ -50,6 +61,10 @@ RULES: Final[tuple[Rule, ...]] = (
 HOST_RULES: Final[tuple[Rule, ...]] = (
     run.data_feeding,
     run.lost_records,
+    host.cpu_starved,
+    host.cpu_throttled,
+    host.page_faults,
+    host.host_blocked,
     run.no_gpu_activity,
     run.slow_steps,
     run.warmup,

@@ -15,7 +15,8 @@ from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.device_metrics import find_cards
 from gputrace.analyzers.execution import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, stretches
-from gputrace.analyzers.lanes import Lane, LaneSummary
+from gputrace.analyzers.host_load import measure_load, read_counters
+from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
 from gputrace.analyzers.links import Links, Pageable, find_pageable, measure_links
 from gputrace.analyzers.load_balance import compare_loads, most_memory
 from gputrace.analyzers.operations import GpuOperations
@@ -32,7 +33,17 @@ from gputrace.analyzers.stragglers import (
 from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.intervals import Intervals
 from gputrace.model.nvml import Nvml
-from gputrace.model.results import Breakdown, CardUse, Evidence, Finding, Kernels, Load, Phase, Step
+from gputrace.model.results import (
+    Breakdown,
+    CardUse,
+    Evidence,
+    Finding,
+    HostLoad,
+    Kernels,
+    Load,
+    Phase,
+    Step,
+)
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.model.trace import Trace
 from gputrace.units import format_ns
@@ -108,6 +119,15 @@ class Known:
     def late(self) -> tuple[Straggler, ...]:
         """GPUs for which others wait at collectives, the costliest first."""
         return () if self.lateness is None else find_stragglers(self.lateness, self.measured)
+
+    @cached_property
+    def host_load(self) -> tuple[HostLoad, ...]:
+        """Time of the hosts' threads in the measured steps, by rank; empty where not counted."""
+        counters = self.per_gpu.whole.once(read_counters)
+        processes = {own.gpu.rank: own.gpu.process for own in self.per_gpu.operations}
+        if not processes and counters:
+            processes = ranks_of(self.trace, dict.fromkeys(counters, 0))[0]
+        return measure_load(counters, processes, self.timed or self.steps)
 
     @cached_property
     def framework(self) -> str:

@@ -24,7 +24,7 @@ def read_records(body: memoryview, kind: np.dtype[Any]) -> Records:
 
 
 HOST: Final = Format(b"GPUTRHST", 1, "a host file", "a file of gputrace's hooks")
-KINDS: Final = {"data_wait": 1, "step": 2, "annotation": 3, "note": 4, "sample": 5}
+KINDS: Final = {"data_wait": 1, "step": 2, "annotation": 3, "note": 4, "sample": 5, "counter": 9}
 """Kinds of events by the number in their records."""
 
 _UNSEEN: Final = 2
@@ -54,7 +54,8 @@ class HostEvents:
             knows best (the user's marks, else a framework's loop, else an optimizer); number counts
             from 0, and each starts where the one before ended, the first with its first data wait,
             or else at ``started``; where that was later, it is left out. Samples: start is their
-            moment, name the user's line, number the name of the innermost line of all.
+            moment, name the user's line, number the name of the innermost line of all. Counters:
+            what was counted from start to end, as ``counts`` reads it.
         events: all of them, in the order written.
         names: text by id.
         info: what the process said of itself.
@@ -145,6 +146,12 @@ def by_kind(events: Records, since: int) -> dict[str, Records]:
             first["start"] = before["start"].min() if len(before) else since
         kinds["step"] = steps[1:] if first["start"] > first["end"] else steps
     return kinds
+
+
+def counts(counters: Records) -> NDArray[np.int64]:
+    """Return the values of counters: 48 bits, in the place of a rank and a number."""
+    values: NDArray[np.int64] = counters["rank"].astype(np.int64) << 32 | counters["number"]
+    return values
 
 
 def _is_unseen(events: Records) -> NDArray[np.bool_]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-DATA_WAIT, STEP, ANNOTATION, NOTE, SAMPLE = 1, 2, 3, 4, 5
+DATA_WAIT, STEP, ANNOTATION, NOTE, SAMPLE, COUNTER = 1, 2, 3, 4, 5, 9
 
 _SECOND = 1000000000
 _BETWEEN_WRITES = _SECOND // 4
@@ -97,11 +97,7 @@ _written, _due, _wait_due = 0, 0, 0
 def record(start: int, end: int, what: int, kind: int) -> None:
     """Adds an event. ``what`` is from ``word``, ``kind`` is kind | rank << 16 | number << 32."""
     try:
-        try:
-            thread = _thread_ids.id
-        except AttributeError:
-            thread = _thread_ids.id = _meet_thread()
-        _events.extend((start, end, what | thread, kind))
+        _events.extend((start, end, what | thread_id(), kind))
         if not _written <= end < (_wait_due if kind == DATA_WAIT else _due):
             if kind == DATA_WAIT and not _written:
                 _put_off(end)
@@ -113,6 +109,20 @@ def record(start: int, end: int, what: int, kind: int) -> None:
         if is_handlers(error):
             raise
         _state.failed = True
+
+
+def record_of(thread: int, start: int, end: int, what: int, kind: int) -> None:
+    """Adds an event of another thread, which is written with what comes next."""
+    _events.extend((start, end, what | thread, kind))
+
+
+def thread_id() -> int:
+    """Return the system's id of this thread."""
+    try:
+        return _thread_ids.id  # type: ignore[no-any-return]
+    except AttributeError:
+        thread = _thread_ids.id = _meet_thread()
+        return thread
 
 
 def _put_off(now: int) -> None:

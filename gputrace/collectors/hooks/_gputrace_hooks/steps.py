@@ -10,7 +10,7 @@ its place when the leader is gone, or has not stepped while the other did 50 tim
 
 import os
 
-from . import control
+from . import control, load
 from .host_file import is_handlers, time_ns
 from .recorder import STEP, note, note_failure, on_fork, record, too_deep, word
 
@@ -149,6 +149,7 @@ def step_ended(what: int, rank: int, owner: object) -> None:
             source.add(what, proven)
             if rank == max(_sources):
                 control.step_ended()
+                load.step_ended(proven)
         if rank == max(_sources) and (source.count >= _control.at or _window != [None, None]):
             _apply_window(source)
     except RecursionError:

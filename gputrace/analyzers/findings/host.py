@@ -1,0 +1,201 @@
+"""Findings about host threads that lack a core, or wait for neither data nor a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gputrace.analyzers.findings.context import HIGH, Facts, severity_of
+from gputrace.model.intervals import union
+from gputrace.model.results import Finding, HostLoad
+from gputrace.model.time_class import TIME_CLASSES
+from gputrace.units import format_ns
+
+_OF_THE_HOST: Final = tuple(row.id for row in TIME_CLASSES if row.waits_for_host)
+_STOPPED: Final = 0.02
+"""Share of the time for which a quota stops threads, from which it is reported."""
+_FAULT_NS: Final = 500
+"""Least time of a page fault: 0.5 to 1 us to map and clear 4 KiB (Linux 6 on shared cores)."""
+_BLOCKED: Final = 0.10
+"""Share of a step that must be blocked, beyond waits for data, to be reported."""
+_AT_A_LINE: Final = 0.3
+"""Share of the samples that must be at one line for it to be named."""
+
+
+def cpu_starved(facts: Facts) -> Iterator[Finding]:
+    """Threads that train are queued for a core for 5 % of the time (`medium`) or 20 % (`high`).
+
+    Cost: time that the thread that marks the steps, or another busy one of its process, is queued;
+    with GPUs, at most their idle time that waits for the host.
+
+    Wrong if: the step is as long with fewer threads, or with more cores.
+    """
+    loads = [load for load in facts.host_load if load.throttled < _STOPPED]
+    worst = max(loads, key=_queued, default=None)
+    if worst is None:
+        return
+    cost = min(round(_queued(worst) * facts.mean_ns), _most(facts))
+    severity = severity_of(cost / max(facts.mean_ns, 1))
+    if severity is None:
+        return
+    wanting = max(worst.wanted_cores, worst.runnable or 0.0)
+    crowd = f"{_number(wanting)} threads want {_number(worst.cores)} core{'s' * (worst.cores > 1)}"
+    fewer = max(1, worst.cores // max(1, len(facts.host_load)) - 1)
+    advice = (
+        "give the processes of the run cores of their own (taskset, numactl, one NUMA node each), "
+        "or run less beside it"
+    )
+    if worst.threads > 1:
+        advice = (
+            f"let fewer threads compute: OMP_NUM_THREADS={fewer} (torch.set_num_threads({fewer})), "
+            "fewer workers of the loader; or more cores for each process"
+        )
+    yield facts.finding(
+        "cpu-starved",
+        severity,
+        cost,
+        f"the threads that train are queued for a core {format_ns(cost)} of {facts.per} "
+        f"({cost / max(facts.mean_ns, 1):.0%}): {crowd}",
+        advice,
+        _evidence(worst, facts.mean_ns),
+    )
+
+
+def _queued(load: HostLoad) -> float:
+    return max(load.queued_ns / max(load.covered_ns, 1), load.others_queued)
+
+
+def _most(facts: Facts) -> int:
+    """Return the nanoseconds of a step that causes of the host can cost at most."""
+    if not facts.per_gpu.operations:
+        return facts.mean_ns
+    return sum(facts.mean(cause) for cause in _OF_THE_HOST) + facts.mean("other_idle")
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _evidence(load: HostLoad, mean_ns: int) -> dict[str, float | int | str | None]:
+    return {
+        "rank": load.rank,
+        "on_core_ns": load.of(load.on_core_ns, mean_ns),
+        "queued_ns": load.of(load.queued_ns, mean_ns),
+        "blocked_ns": load.of(load.blocked_ns, mean_ns),
+        "threads": load.threads,
+        "wanted_cores": round(load.wanted_cores, 2),
+        "cores": load.cores,
+        "quota_cores": load.quota_cores,
+        "runnable": None if load.runnable is None else round(load.runnable, 1),
+        "throttled": round(load.throttled, 4),
+    }
+
+
+def cpu_throttled(facts: Facts) -> Iterator[Finding]:
+    """The control group's quota of CPU time stops the process for 2 % of the time; `medium` from
+    5 %, `high` from 20 %.
+
+    Cost: time that the thread that marks the steps is not on a core though it is ready, or at least
+    what the group counts as throttled for each of its cores; with GPUs, at most their idle time
+    that waits for the host.
+
+    Wrong if: the step is as long with a larger quota.
+    """
+    worst = max(facts.host_load, key=lambda load: load.throttled, default=None)
+    if worst is None or worst.throttled < _STOPPED:
+        return
+    share = min(1.0, max(_queued(worst), worst.throttled / max(worst.wanted_cores, 1.0)))
+    cost = min(round(share * facts.mean_ns), _most(facts))
+    quota = (
+        "its quota"
+        if worst.quota_cores is None
+        else (f"its quota of {_number(worst.quota_cores)} core{'s' * (worst.quota_cores != 1)}")
+    )
+    yield facts.finding(
+        "cpu-throttled",
+        severity_of(cost / max(facts.mean_ns, 1)) or "low",
+        cost,
+        f"the container's limit on CPU time stops the host for {format_ns(cost)} of {facts.per} "
+        f"({cost / max(facts.mean_ns, 1):.0%}): {worst.threads} threads use up {quota}",
+        "raise the limit (docker --cpus, resources.limits.cpu of Kubernetes, --cpus-per-task of "
+        "Slurm), or start no more threads and workers than it allows (OMP_NUM_THREADS)",
+        _evidence(worst, facts.mean_ns),
+    )
+
+
+def page_faults(facts: Facts) -> Iterator[Finding]:
+    """Page faults of the thread that trains take 5 % of a step at least (`medium`), or 20 %
+    (`high`).
+
+    Cost: 0.5 us a fault, the least that one takes.
+
+    Wrong if: the step is no shorter with memory that is kept.
+    """
+    worst = max(facts.host_load, key=lambda load: load.minor_faults, default=None)
+    if worst is None or not facts.mean_ns:
+        return
+    faults = (worst.minor_faults + worst.major_faults) / worst.covered_ns * facts.mean_ns
+    cost = min(round(faults * _FAULT_NS), _most(facts))
+    severity = severity_of(cost / facts.mean_ns)
+    if severity is None:
+        return
+    major = worst.major_faults / worst.covered_ns * facts.mean_ns
+    from_disk = f", {major:,.1f} of them from the disk" if major >= 1 else ""
+    yield facts.finding(
+        "page-faults",
+        severity,
+        cost,
+        f"{faults:,.0f} page faults a step{from_disk}, {format_ns(cost)} of {facts.per} "
+        f"({cost / facts.mean_ns:.0%}) at least: memory is given back and taken anew",
+        "keep large buffers from step to step; MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_, "
+        "or another allocator (jemalloc, tcmalloc)",
+        {"minor_faults": round(faults - major), "major_faults": round(major, 1)},
+    )
+
+
+def host_blocked(facts: Facts) -> Iterator[Finding]:
+    """The thread that trains waits for neither data nor a core nor a GPU, for 10 % of a step
+    (`medium`), or 20 % (`high`); in traces without GPU activity.
+
+    Cost: time that it is blocked, less its waits for data.
+
+    Wrong if: the line that is named does not wait.
+    """
+    waits = {step.rank: 0 for step in facts.measured}
+    lengths = dict.fromkeys(waits, 0)
+    for step in facts.measured:
+        waits[step.rank] += step.host_data_ns or 0
+        lengths[step.rank] += step.end_ns - step.start_ns
+    for load in facts.host_load:
+        if load.rank not in waits:
+            continue
+        share = load.blocked_ns / load.covered_ns - waits[load.rank] / max(lengths[load.rank], 1)
+        if share < _BLOCKED:
+            continue
+        cost = round(share * facts.mean_ns)
+        line, of_samples = _line_of(facts, load.rank)
+        at = f"; it is at {line} in {of_samples:.0%} of the samples" if line else ""
+        ask = "" if facts.lines is not None else "; record with --python to name the line"
+        yield facts.finding(
+            "host-blocked",
+            "high" if share >= HIGH else "medium",
+            cost,
+            f"the thread that trains waits {format_ns(cost)} of {facts.per} ({share:.0%}) for "
+            f"something that is neither data nor a core: a lock, a disk, a pipe, a timer{at}",
+            f"look at what it waits for{ask}",
+            _evidence(load, facts.mean_ns) | ({"line": line} if line else {}),
+        )
+        return
+
+
+def _line_of(facts: Facts, rank: int) -> tuple[str, float]:
+    """Return the line of a rank's host with most samples in the measured steps, and its share."""
+    lines = facts.lines
+    if lines is None:
+        return "", 0.0
+    own = [step for step in facts.measured if step.rank == rank]
+    time = union([step.start_ns for step in own], [step.end_ns for step in own])
+    place = lines.place({thread: lines.within(thread, time) for thread in lines.times})
+    if place is None or place.share < _AT_A_LINE:
+        return "", 0.0
+    return place.line, place.share

@@ -1,0 +1,214 @@
+"""How the thread that trains came by its time: on a core, queued for one, or neither.
+
+Counters of the kernel, read as a step ends, but no sooner than 10 ms after the last look: a look
+takes 15 us. Each is kept as the difference since then. Once a second or later, such that it takes
+0.3 % of the time, the same is asked of the other threads of the process, and what its cores and its
+cgroup allow.
+"""
+
+import os
+from resource import RUSAGE_THREAD, getrusage
+from time import process_time
+
+from . import recorder
+from .host_file import is_handlers, time_ns
+from .recorder import COUNTER, note_failure, on_fork, on_write, record, record_of, word
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_BETWEEN_LOOKS = 10000000
+_BETWEEN_SCANS = 1000000000
+_PATIENCE = 300
+"""Between two scans so many times what a scan takes."""
+_WORTH_NS = 1000000
+_MOST_THREADS = 1000
+
+_OF_THREAD = "on core", "queued", "process on core", "minor faults", "major faults", "preemptions"
+
+
+class _Looks:
+    """What was seen last; of another process or thread, nothing."""
+
+    def __init__(self) -> None:
+        self.due = self.scan_due = 0
+        self.at, self.scanned = 0, 0
+        self.thread = 0
+        self.counts: tuple[int, ...] = ()
+        self.threads: dict[str, tuple[int, int]] = {}
+        self.throttled = self.pressure = -1
+        self.is_blind = False
+
+
+_looks = _Looks()
+
+
+def step_ended(now: int) -> None:
+    """Keeps what the thread that marks steps has used since the last look."""
+    looks = _looks
+    if looks.at <= now < looks.due or looks.is_blind:
+        return
+    looks.due = now + _BETWEEN_LOOKS
+    try:
+        thread, counts = recorder.thread_id(), _count()
+    except OSError as error:
+        if is_handlers(error):
+            raise
+        # A kernel without schedstat, or no descriptor is left.
+        looks.is_blind = True
+        return
+    if thread == looks.thread and looks.counts:
+        for name, then, count in zip(_OF_THREAD, looks.counts, counts):
+            if count > then:
+                record(looks.at, now, word(name), _kind(count - then))
+    looks.at, looks.thread, looks.counts = now, thread, counts
+
+
+def _count() -> "tuple[int, ...]":
+    on_core, queued = _scheduled("/proc/thread-self/schedstat")
+    used = getrusage(RUSAGE_THREAD)
+    faults = used.ru_minflt, used.ru_majflt, used.ru_nivcsw
+    return (on_core, queued, int(process_time() * 1e9), *faults)
+
+
+def _scheduled(path: str) -> "tuple[int, int]":
+    """Nanoseconds that a thread was on a core, and those that it was queued for one."""
+    numbers = _read(path).split()
+    return int(numbers[0]), int(numbers[1])
+
+
+def _read(path: str) -> bytes:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, 4096)
+    finally:
+        os.close(file)
+
+
+def _kind(value: int) -> int:
+    """A count of 48 bits, in the place of an event's rank and number."""
+    return COUNTER | (value >> 32 & 0xFFFF) << 16 | (value & 0xFFFFFFFF) << 32
+
+
+def scan() -> None:
+    """Keeps what else wants cores, when it is time: where a step ended, and nowhere else."""
+    looks, now = _looks, time_ns()
+    if not looks.at or looks.is_blind or looks.scanned <= now < looks.scan_due:
+        return
+    # Should it fail, in a second again.
+    looks.scan_due = now + _BETWEEN_SCANS
+    try:
+        since, looks.scanned = looks.scanned, now
+        for name, value in _of_machine(looks):
+            record(since or now, now, word(name), _kind(value))
+        _scan_threads(looks, since, now)
+    except Exception as error:
+        if is_handlers(error):
+            raise
+        if not isinstance(error, (OSError, ValueError, IndexError)):
+            note_failure("looking at threads")
+    took = time_ns() - now
+    looks.scan_due = now + max(_BETWEEN_SCANS, _PATIENCE * took)
+
+
+def _scan_threads(looks: _Looks, since: int, now: int) -> None:
+    threads = os.listdir("/proc/self/task")[:_MOST_THREADS]
+    before, looks.threads = looks.threads, {}
+    names = word("on core"), word("queued")
+    for thread in threads:
+        try:
+            own = looks.threads[thread] = _scheduled("/proc/self/task/" + thread + "/schedstat")
+        except OSError as error:
+            if is_handlers(error):
+                raise
+            continue
+        then = before.get(thread)
+        if then is None or not since or int(thread) == looks.thread:
+            continue
+        for name, old, new in zip(names, then, own):
+            if new - old >= _WORTH_NS:
+                record_of(int(thread), since, now, name, _kind(new - old))
+
+
+def _of_machine(looks: _Looks) -> "Iterator[tuple[str, int]]":
+    """Counts since the last scan, and of what is not counted, what it is now."""
+    yield "cores", len(os.sched_getaffinity(0))
+    yield "runnable", int(_read("/proc/loadavg").split()[3].split(b"/")[0])
+    quota = _quota()
+    if quota:
+        yield "quota", quota
+    for name, value in (("throttled", _throttled()), ("pressure", _pressure())):
+        before = getattr(looks, name)
+        setattr(looks, name, value)
+        if value > before >= 0:
+            yield name, value - before
+
+
+_cgroups: "list[str]" = []
+
+
+def _groups() -> "list[str]":
+    """The folders of the control groups that may limit the process's cores, its own first."""
+    if not _cgroups:
+        for line in _read("/proc/self/cgroup").decode().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers or "cpu" in controllers.split(","):
+                root = "/sys/fs/cgroup" + ("/cpu" if controllers else "")
+                while True:
+                    _cgroups.append(root + path)
+                    if path in ("/", ""):
+                        break
+                    path = os.path.dirname(path)
+        _cgroups[:] = [path for path in _cgroups if os.path.exists(path + "/cpu.stat")] or [""]
+    return _cgroups
+
+
+def _quota() -> int:
+    """Thousandths of a core that the groups allow at most; 0 where they set no limit."""
+    limits = []
+    for folder in _groups():
+        try:
+            if os.path.exists(folder + "/cpu.max"):
+                most, period = _read(folder + "/cpu.max").split()
+            else:
+                most = _read(folder + "/cpu.cfs_quota_us").strip()
+                period = _read(folder + "/cpu.cfs_period_us").strip()
+        except OSError as error:
+            if is_handlers(error):
+                raise
+            continue
+        if most not in (b"max", b"-1"):
+            limits.append(1000 * int(most) // int(period))
+    return min(limits) if limits else 0
+
+
+def _throttled() -> int:
+    """Nanoseconds for which a group's quota has stopped a core's worth of threads."""
+    most = 0
+    for folder in _groups():
+        if folder:
+            for line in _read(folder + "/cpu.stat").splitlines():
+                name, _, value = line.partition(b" ")
+                scale = {b"throttled_usec": 1000, b"throttled_time": 1}.get(name, 0)
+                most = max(most, scale * int(value))
+    return most
+
+
+def _pressure() -> int:
+    """Nanoseconds for which some thread of the machine was queued; 0 where the kernel has none."""
+    try:
+        return 1000 * int(_read("/proc/pressure/cpu").split()[4].partition(b"=")[2])
+    except OSError as error:
+        if is_handlers(error):
+            raise
+        return 0
+
+
+def _in_forked_child() -> None:
+    global _looks
+    _looks = _Looks()
+
+
+on_write.append(scan)
+on_fork.append(_in_forked_child)

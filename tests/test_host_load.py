@@ -1,0 +1,275 @@
+"""Why the host was late: no core for its threads, a quota, page faults, or a wait for something."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import gputrace
+from gputrace.api import Report
+from gputrace.model.results import Finding
+from tests import command
+from tests.exports import STEP, Export, global_id
+from tests.handmade import MS, US, Run, analyze, ids
+
+# ---- counters, made by hand ----
+
+PID: Final = 100
+STEPS: Final = 40
+PERIOD: Final = 10 * MS
+COUNTERS: Final = "GPUTRACE_HOST_COUNTER"
+
+
+def counted(export: Export, per_step: dict[str, int], others: dict[int, tuple[int, int]]) -> None:
+    """Steps of 10 ms with counters of the thread that marks them, and of other threads."""
+    export.give("GPUTRACE_META", "name", "value")
+    export.give(COUNTERS, "start", "end", "globalTid", "nameId", "value")
+    export.rows.setdefault("GPUTRACE_META", [])
+    name = export.string("gputrace.step")
+
+    def count(thread: int, what: str, start: int, end: int, value: int) -> None:
+        who = {"globalTid": global_id(PID, thread=thread), "nameId": export.string(what)}
+        export.add(COUNTERS, start=start, end=end, value=value, **who)
+
+    for number in range(STEPS):
+        start, end = number * PERIOD + 1, (number + 1) * PERIOD + 1
+        row = {"globalTid": global_id(PID, thread=PID), "nameId": name, "step": number}
+        export.add(STEP, start=start, end=end, **row)
+        for what, value in per_step.items():
+            count(PID, what, start, end, value)
+        count(PID, "process on core", start, end, per_step.get("on core", 0))
+    end = STEPS * PERIOD
+    for what, value in {"cores": 2, "runnable": 3}.items():
+        count(PID, what, 1, end, value)
+    for thread, (on_core, queued) in others.items():
+        count(thread, "on core", 1, end, on_core * STEPS)
+        count(thread, "queued", 1, end, queued * STEPS)
+
+
+def of_host(per_step: dict[str, int], folder: Path, **others: tuple[int, int]) -> Report:
+    export = Export()
+    threads = {200 + index: own for index, own in enumerate(others.values())}
+    counted(export, per_step, threads)
+    return analyze(export, folder)
+
+
+def the(report: Report, id: str) -> Finding:
+    (found,) = (finding for finding in report.findings if finding.id == id)
+    return found
+
+
+def test_time_is_on_a_core_queued_or_blocked(tmp_path: Path) -> None:
+    report = of_host({"on core": 5 * MS, "queued": 3 * MS, "minor faults": 7}, tmp_path)
+    (load,) = report.host_load
+    step = load.covered_ns / load.steps
+    assert step == pytest.approx(PERIOD, rel=0.001)
+    times = load.on_core_ns, load.queued_ns, load.blocked_ns
+    assert sum(times) == load.covered_ns
+    assert [time / load.steps for time in times] == pytest.approx([5 * MS, 3 * MS, 2 * MS], abs=US)
+    assert load.minor_faults == 7 * load.steps
+    assert (load.cores, load.threads, load.quota_cores) == (2, 1, None)
+
+
+def test_a_queued_thread_is_said_to_lack_a_core(tmp_path: Path) -> None:
+    report = of_host({"on core": 6 * MS, "queued": 4 * MS}, tmp_path)
+    found = the(report, "cpu-starved")
+    assert found.severity == "high"
+    assert found.impact_ns == pytest.approx(4 * MS, rel=0.01)
+    assert "queued for a core 4.00 ms of a step of 10.0 ms (40%): 3 threads want 2 cores" in (
+        found.message
+    )
+
+
+def test_a_thread_that_spins_while_another_is_queued_lacks_a_core_too(tmp_path: Path) -> None:
+    report = of_host({"on core": 10 * MS}, tmp_path, openmp=(3 * MS, 7 * MS))
+    found = the(report, "cpu-starved")
+    assert found.impact_ns == pytest.approx(7 * MS, rel=0.01)
+    assert "OMP_NUM_THREADS=1" in found.advice
+
+
+def test_a_thread_with_little_to_do_may_wait(tmp_path: Path) -> None:
+    report = of_host({"on core": 10 * MS}, tmp_path, writer=(US, 100 * US))
+    assert not {"cpu-starved", "cpu-throttled", "page-faults", "host-blocked"} & set(ids(report))
+
+
+def test_page_faults_count_with_the_least_that_one_takes(tmp_path: Path) -> None:
+    report = of_host({"on core": 10 * MS, "minor faults": 4_000}, tmp_path)
+    found = the(report, "page-faults")
+    assert found.impact_ns == pytest.approx(2 * MS, rel=0.01)
+    assert "4,000 page faults a step" in found.message
+
+
+def test_with_a_gpu_no_more_is_lost_than_its_waits_for_the_host(tmp_path: Path) -> None:
+    """The GPU is busy for 9 of 10 ms."""
+    run = Run(pid=PID)
+    for step in range(STEPS):
+        run.now = step * PERIOD
+        run.kernel(9 * MS, "gemm")
+    counted(run.export, {"on core": 5 * MS, "queued": 5 * MS}, {})
+    report = analyze(run, tmp_path)
+    assert the(report, "cpu-starved").impact_ns <= 1.1 * MS
+
+
+# ---- real processes ----
+
+SPIN: Final = """
+import hashlib, mmap, os, sys, threading, time
+import gputrace
+
+def spin(ms):
+    end = time.perf_counter() + ms / 1e3
+    while time.perf_counter() < end:
+        pass
+
+block = b"x" * 1_000_000
+def hash_for(seconds):
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        hashlib.sha256(block).digest()
+
+def steps(count, work):
+    gputrace.step()
+    for _ in range(count):
+        work()
+        gputrace.step()
+"""
+
+
+def recorded(folder: Path, program: str, *options: str, before: tuple[str, ...] = ()) -> Report:
+    script, trace = folder / "train.py", folder / "t.sqlite"
+    script.write_text(SPIN + program, encoding="utf-8")
+    record = ["record", "--backend", "host", "--no-nvml", "-o", str(trace), *options, "--"]
+    ran = command.gputrace(*record, *before, sys.executable, str(script))
+    assert ran.code == 0, ran.err
+    (folder / "said").write_text(ran.out, encoding="utf-8")
+    with gputrace.open(trace) as opened:
+        return opened.analyze()
+
+
+def test_a_burner_on_the_same_core_is_measured_as_the_program_itself_measures_it(
+    tmp_path: Path,
+) -> None:
+    report = recorded(
+        tmp_path,
+        """
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+burner = os.fork()
+if not burner:
+    hash_for(60)
+    os._exit(0)
+begin, used = time.perf_counter(), time.thread_time()
+steps(60, lambda: hash_for(0.02))
+wall, used = time.perf_counter() - begin, time.thread_time() - used
+os.kill(burner, 9); os.wait()
+print(1 - used / wall)
+""",
+    )
+    (load,) = report.host_load
+    expected = float((tmp_path / "said").read_text())
+    assert load.queued_ns / load.covered_ns == pytest.approx(expected, rel=0.1)
+    assert "1 core" in the(report, "cpu-starved").message
+
+
+def test_more_threads_than_cores_are_counted(tmp_path: Path) -> None:
+    report = recorded(
+        tmp_path,
+        """
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+for _ in range(3):
+    threading.Thread(target=hash_for, args=(2.6,), daemon=True).start()
+steps(60, lambda: hash_for(0.04))
+""",
+    )
+    (load,) = report.host_load
+    assert (load.threads, load.cores) == (4, 1)
+    found = the(report, "cpu-starved")
+    assert found.severity == "high"
+    assert "OMP_NUM_THREADS=1" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        ("nap", "def nap(): time.sleep(0.02)\nsteps(50, nap)"),
+        (
+            "take",
+            """
+lock = threading.Lock()
+def hold():
+    while True:
+        with lock: time.sleep(0.02)
+        time.sleep(0.001)
+threading.Thread(target=hold, daemon=True).start()
+def take():
+    time.sleep(0.002)
+    with lock: pass
+steps(50, take)
+""",
+        ),
+        (
+            "say",
+            """
+reader, writer = os.pipe()
+def drain():
+    while True:
+        time.sleep(0.02)
+        os.read(reader, 65536)
+threading.Thread(target=drain, daemon=True).start()
+def say(): os.write(writer, b"x" * 60_000)
+steps(50, say)
+""",
+        ),
+    ],
+)
+def test_a_thread_that_waits_is_named_with_its_line(
+    tmp_path: Path, name: str, program: str
+) -> None:
+    report = recorded(tmp_path, program, "--python")
+    found = the(report, "host-blocked")
+    assert found.severity == "high"
+    assert f" {name} in " in found.message
+
+
+def test_memory_that_is_taken_anew_shows_as_page_faults(tmp_path: Path) -> None:
+    report = recorded(
+        tmp_path,
+        """
+def touch():
+    with mmap.mmap(-1, 40_000_000) as memory:
+        for at in range(0, 40_000_000, 4096): memory[at] = 1
+steps(40, touch)
+""",
+    )
+    assert "page-faults" in ids(report)
+    (load,) = report.host_load
+    assert load.minor_faults / load.steps == pytest.approx(40_000_000 / 4096, rel=0.1)
+
+
+@pytest.fixture
+def half_a_core() -> Iterator[Path]:
+    """A control group with a quota of half a core; skips where none may be made."""
+    folder = Path("/sys/fs/cgroup/cpu/gputrace-test")
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group may be made: {error}")
+    (folder / "cpu.cfs_quota_us").write_text("50000")
+    yield folder
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def test_a_quota_is_named(tmp_path: Path, half_a_core: Path) -> None:
+    enter = ("sh", "-c", f'echo $$ > {half_a_core}/cgroup.procs && exec "$@"', "sh")
+    report = recorded(tmp_path, "steps(60, lambda: hash_for(0.03))", before=enter)
+    (load,) = report.host_load
+    assert load.quota_cores == 0.5
+    found = the(report, "cpu-throttled")
+    assert found.severity == "high"
+    assert "its quota of 0.5 cores" in found.message
+    assert "cpu-starved" not in ids(report)
