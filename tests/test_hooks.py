@@ -1278,7 +1278,7 @@ def test_a_full_disk_stops_the_recording_and_not_the_program(torch: Program) -> 
     # All that could not be written is counted, in the place that was kept for it.
     assert events.stopped is not None
     at, lost, why = events.stopped
-    assert lost + len(events.records["step"]) == 4000
+    assert lost + len(events.records["step"]) >= 4000  # with counters
     assert why == "nothing more could be written: File too large"
     assert events.records["step"]["end"][-1] < at < time.time_ns()
     assert events.info["python"]

@@ -29,7 +29,7 @@ _OF_THREAD = "on core", "queued", "process on core", "minor faults", "major faul
 
 
 class _Looks:
-    """What was seen last; of another process or thread, nothing."""
+    """Counts at the last look, of one process and thread."""
 
     def __init__(self) -> None:
         self.due = self.scan_due = 0
