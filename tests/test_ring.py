@@ -457,7 +457,7 @@ def test_the_recorder_tells_that_the_size_is_reached(tmp_path: Path) -> None:
         ((records, reason),) = trace.execute("SELECT records, reason FROM GPUTRACE_LOSS").fetchall()
         (kept,) = trace.execute("SELECT count(*) FROM GPUTRACE_STEP").fetchone()
     assert reason == "the recording had become as large as --max-size lets it"
-    assert records + kept in (60_000, 59_999)
+    assert 59_999 <= records + kept < 62_000  # of steps, and of counters beside them
     assert kept * 32 < 1_000_000
 
 

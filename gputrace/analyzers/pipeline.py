@@ -182,6 +182,7 @@ def analyze(
             utilization=find_utilization(facts.nvml, gpus, window),
             recorded_calls=recorded_calls,
             recorder=found.cost,
+            missing=facts.missing,
             host_load=facts.host_load,
             # Last: all that reads the trace may have something to say of it.
             dropped_rows=dict(sorted(quality.dropped.items())),

@@ -111,6 +111,25 @@ class RecordedCalls:
 
 
 @dataclass(frozen=True, slots=True)
+class Missing:
+    """Rows that a recording lacks, as its other rows show."""
+
+    rows: str
+    """``operations`` of GPUs, ``kernels`` or ``calls``."""
+    rank: int
+    share: float
+    """Fraction of the rank's rows of the kind, 0 to 1."""
+    count: int
+    start_ns: int
+    end_ns: int
+    """First and last moment at which one is missing."""
+    evidence: str
+
+    def __str__(self) -> str:
+        return f"{self.share:.1%} of the {self.rows} of rank {self.rank} ({self.evidence})"
+
+
+@dataclass(frozen=True, slots=True)
 class RecorderCost:
     """Cost of recording, from steps in which the recorder was out of the program's way."""
 
@@ -712,6 +731,8 @@ class Analysis:
     """Cost of recording; None without control stretches."""
     host_load: tuple[HostLoad, ...] = ()
     """Time of the hosts' threads, a row per rank; empty where it was not counted."""
+    missing: tuple[Missing, ...] = ()
+    """Rows that the recording lacks, the largest share first."""
     left_out: tuple[LeftOut, ...] = ()
     """Files of the run that could not be read, or not to their end (``--keep-going``)."""
     tables: tuple[ExtraTable, ...] = ()

@@ -59,11 +59,17 @@ def simulate(plan: Plan) -> Recording:
 
 
 def _begun_late(recording: Recording) -> Recording:
-    """Keep of one rank's GPU what it does from the middle of the run on."""
-    ops = recording.ops
+    """Keep of one rank what it does from the middle of the run on."""
+    ops, api = recording.ops, recording.api
     middle = (int(ops["start"].min()) + int(ops["end"].max())) // 2
-    early = (ops["rank"] == recording.plan.begins_late) & (ops["start"] < middle)
-    return replace(recording, ops=ops[~early])
+
+    def late(table: Table) -> Table:
+        kept: Table = table[
+            (table["rank"] != recording.plan.begins_late) | (table["start"] >= middle)
+        ]
+        return kept
+
+    return replace(recording, ops=late(ops), api=late(api))
 
 
 def _process(trainer: Trainer) -> Process:

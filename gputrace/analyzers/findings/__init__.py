@@ -80,6 +80,7 @@ def find(facts: Facts, plugged: Sequence[Finding] = ()) -> tuple[Finding, ...]:
     return (*findings, *plugged)
 
 
+_DISTORTING: Final = ("recorder-overhead", "lost-records")
 _UNCONFIRMED: Final = 0.01
 """Share of a step that a cost counts whose cure is predicted to gain nothing worth listing."""
 _CURED_BY_REPLAY: Final = ("launch-bound", "communication-exposed")
@@ -92,7 +93,8 @@ def order(
 ) -> tuple[Finding, ...]:
     """Return the findings, the most important first: by severity, then by what they cost.
 
-    A recorder that distorts the run comes before all others: no other figure can be trusted then.
+    A recorder that distorts the run, or rows that are missing, come before all others: no other
+    figure can be trusted then.
     A cost counts, and makes severe, as far as a prediction may confirm it. GPUs that compute nearly
     all the time come before costs below `MEDIUM`.
 
@@ -106,7 +108,7 @@ def order(
         gains[cure.finding] = max(gains.get(cure.finding, 0), cure.now_ns - cure.low_ns)
 
     def rank(finding: Finding) -> tuple[bool, int, float]:
-        distorts = finding.id == "recorder-overhead" and finding.severity == "high"
+        distorts = finding.id in _DISTORTING and finding.severity == "high"
         severity, gain = finding.severity, float(finding.impact_ns)
         if finding.id == "compute-bound":
             severity, gain = "medium", MEDIUM * mean_ns

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from gputrace.analyzers.audit import find_missing
 from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.device_metrics import find_cards
 from gputrace.analyzers.execution import GpuShardView, PerGpu, Shard
@@ -41,6 +42,7 @@ from gputrace.model.results import (
     HostLoad,
     Kernels,
     Load,
+    Missing,
     Phase,
     Step,
 )
@@ -119,6 +121,11 @@ class Known:
     def late(self) -> tuple[Straggler, ...]:
         """GPUs for which others wait at collectives, the costliest first."""
         return () if self.lateness is None else find_stragglers(self.lateness, self.measured)
+
+    @cached_property
+    def missing(self) -> tuple[Missing, ...]:
+        """Rows that the recording lacks, as its other rows show."""
+        return find_missing(self.per_gpu, self.found) if self.per_gpu.operations else ()
 
     @cached_property
     def host_load(self) -> tuple[HostLoad, ...]:

@@ -21,6 +21,8 @@ from gputrace.model.results import Finding, Phase, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
 from gputrace.units import format_ns, format_ranges
 
+_TOO_MANY: Final = 0.10
+"""Share of a rank's GPU operations whose lack leaves no figure right."""
 _SLOW: Final = 1.3
 """Ratio to the median from which a step is slow, if it is past the usual scatter too."""
 _WORTH: Final = 0.02
@@ -86,17 +88,30 @@ def recorder_overhead(facts: Facts) -> Iterator[Finding]:
 
 
 def lost_records(facts: Facts) -> Iterator[Finding]:
-    """Rows or files were lost, or the recorder warned of losses (`low`).
+    """Rows or files were lost, the recorder warned of losses, or 1 % of rows lack their counterpart
+    (`low`; `high` if 10 % of a rank's GPU operations do: there is no verdict then).
 
     Wrong if: another recording of the program has as many rows.
     """
-    quality = facts.trace.quality
-    if not quality.dropped and not quality.warnings and not quality.left_out:
+    quality, missing = facts.trace.quality, facts.missing
+    of_gpus = [part for part in missing if part.rows != "calls"]
+    if of_gpus and of_gpus[0].share >= _TOO_MANY:
+        yield facts.finding(
+            "lost-records",
+            "high",
+            0,
+            f"no verdict can be given: the recording lacks {of_gpus[0]}, and no share of the time "
+            "below is right",
+            "record again, for a shorter time or with fewer kinds of events; cut traces at steps",
+            {"missing": of_gpus[0].count, "share": round(of_gpus[0].share, 4)},
+        )
+        return
+    if not quality.dropped and not quality.warnings and not quality.left_out and not missing:
         return
     rows, files = sum(quality.dropped.values()), len(quality.left_out)
     losses = [f"{files} file{'s' if files > 1 else ''} left out or cut short"] if files else []
     losses += [f"rows that cannot be used ({rows:,})"] if rows else []
-    losses += quality.warnings[:1]
+    losses += quality.warnings[:1] or list(map(str, missing[:1]))
     yield facts.finding(
         "lost-records",
         "low",
@@ -104,7 +119,12 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
         "the recording is not whole: " + "; ".join(losses),
         ("copy the files again; " if files else "")
         + "record again, for a shorter time or with fewer kinds of events, if the figures matter",
-        {"dropped_rows": rows, "warnings": len(quality.warnings), "left_out": files},
+        {
+            "dropped_rows": rows,
+            "warnings": len(quality.warnings),
+            "left_out": files,
+            "missing": sum(part.count for part in missing),
+        },
     )
 
 

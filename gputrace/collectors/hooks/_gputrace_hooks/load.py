@@ -12,7 +12,7 @@ from time import process_time
 
 from . import recorder
 from .host_file import is_handlers, time_ns
-from .recorder import COUNTER, note_failure, on_fork, on_write, record, record_of, word
+from .recorder import COUNTER, note_failure, on_fork, on_write, record_of, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def step_ended(now: int) -> None:
     if thread == looks.thread and looks.counts:
         for name, then, count in zip(_OF_THREAD, looks.counts, counts):
             if count > then:
-                record(looks.at, now, word(name), _kind(count - then))
+                record_of(thread, looks.at, now, word(name), _kind(count - then))
     looks.at, looks.thread, looks.counts = now, thread, counts
 
 
@@ -101,7 +101,7 @@ def scan() -> None:
     try:
         since, looks.scanned = looks.scanned, now
         for name, value in _of_machine(looks):
-            record(since or now, now, word(name), _kind(value))
+            record_of(looks.thread, since or now, now, word(name), _kind(value))
         _scan_threads(looks, since, now)
     except Exception as error:
         if is_handlers(error):

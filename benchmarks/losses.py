@@ -1,0 +1,108 @@
+"""Rows taken out of generated runs, which the audit has to report; in whole runs, nothing."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import tempfile
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import gputrace
+from benchmarks.diagnosis import plant_of
+from benchmarks.options import Options
+from tests.synthetic import planted
+
+_ON_GPU: Final = tuple(f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
+_CALLS: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
+SHARES: Final = (0.02, 0.03, 0.05, 0.10, 0.20)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A way to lose rows.
+
+    Attributes:
+        name: for the table.
+        tables: that lose the share of their rows.
+        at_start: whether these are the first ones; else any.
+        of_one: whether one process alone loses them.
+        without_calls: whether the trace has no calls at all.
+    """
+
+    name: str
+    tables: tuple[str, ...]
+    at_start: bool = False
+    of_one: bool = False
+    without_calls: bool = False
+
+
+LOSSES: Final = (
+    Loss("operations at random", _ON_GPU),
+    Loss("calls at random", (_CALLS,)),
+    Loss("both at random", (*_ON_GPU, _CALLS)),
+    Loss("the first operations", _ON_GPU, at_start=True),
+    Loss("operations of one rank", _ON_GPU, of_one=True),
+    Loss("operations at random, without calls", _ON_GPU, without_calls=True),
+    Loss("operations of one rank, without calls", _ON_GPU, of_one=True, without_calls=True),
+)
+
+
+def run(options: Options) -> int:
+    """Prints how many losses are reported; gives 1 where one is not, or a whole run gets one."""
+    reported = dict.fromkeys((loss.name for loss in LOSSES), 0)
+    tried = dict.fromkeys(reported, 0)
+    false, shown = 0, []
+    for seed in range(options.seeds):
+        loss, share = LOSSES[seed % len(LOSSES)], SHARES[seed // len(LOSSES) % len(SHARES)]
+        whole, lossy = audit(seed, loss, share)
+        false += whole
+        tried[loss.name] += 1
+        reported[loss.name] += lossy
+        if whole or not lossy:
+            shown.append(f"- run {seed}: {'whole, and reported' if whole else loss.name} ({share})")
+    lines = ["| lost | runs | reported |", "| :-- | --: | --: |"]
+    lines += [f"| {name} | {tried[name]} | {reported[name]} |" for name in tried if tried[name]]
+    lines += ["", f"Reported in {false} of {options.seeds} whole runs.", *shown]
+    print("\n".join(lines))
+    return int(bool(false or reported != tried)) if options.check else 0
+
+
+def audit(seed: int, loss: Loss, share: float) -> tuple[bool, bool]:
+    """Return whether rows are reported missing in a run, and in the run that lost some."""
+    plant = plant_of(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.sqlite"
+        plant.write(planted(plant, seed), path)
+        found = []
+        for is_lossy in (False, True):
+            if is_lossy:
+                lose(path, loss, share, random.Random(seed))
+            with gputrace.open(path) as trace:
+                found.append(bool(trace.analyze().missing))
+    return found[0], found[1]
+
+
+def lose(path: Path, loss: Loss, share: float, choose: random.Random) -> None:
+    """Takes rows out of a trace."""
+    with closing(sqlite3.connect(path)) as trace, trace:
+        there = {name for (name,) in trace.execute("SELECT name FROM sqlite_master")}
+        if loss.without_calls:
+            trace.execute(f"DROP TABLE {_CALLS}")
+        process = None
+        for table in (table for table in loss.tables if table in there):
+            column = "globalTid" if table == _CALLS else "globalPid"
+            sql = f"SELECT rowid, {column} >> 24 FROM {table}"
+            if loss.at_start:
+                # A recording that begins within the run has operations of earlier calls.
+                sql += f" WHERE correlationId IN (SELECT correlationId FROM {_CALLS})"
+            sql += " ORDER BY start"
+            rows = trace.execute(sql).fetchall()
+            if loss.of_one and rows:
+                process = process or choose.choice(sorted({of for _, of in rows}))
+                rows = [row for row in rows if row[1] == process]
+            count = round(share * len(rows))
+            lost = rows[:count] if loss.at_start else choose.sample(rows, count)
+            trace.executemany(f"DELETE FROM {table} WHERE rowid = ?", [(id,) for id, _ in lost])

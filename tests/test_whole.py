@@ -1,0 +1,117 @@
+"""Whether a recording is whole: rows that lack their counterpart, and what is said of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import gputrace
+from benchmarks.losses import LOSSES, Loss, lose
+from gputrace.api import Report
+from tests import recordings
+from tests.exports import Export
+from tests.handmade import Run, analyze, train
+from tests.synthetic import PLANTS, planted
+
+RUNS: Final = (1, 6)
+"""Seeds of generated runs."""
+PLANT: Final = PLANTS[0]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, Path], Path]:
+    made: dict[int, bytes] = {}
+
+    def copy(seed: int, folder: Path) -> Path:
+        if seed not in made:
+            path = tmp_path_factory.mktemp("whole") / "run.sqlite"
+            PLANT.write(planted(PLANT, seed), path)
+            made[seed] = path.read_bytes()
+        (folder / "run.sqlite").write_bytes(made[seed])
+        return folder / "run.sqlite"
+
+    return copy
+
+
+def report_of(path: Path) -> Report:
+    with gputrace.open(path) as trace:
+        return trace.analyze()
+
+
+@pytest.mark.parametrize("seed", RUNS)
+def test_a_whole_recording_lacks_nothing(
+    seed: int, whole: Callable[[int, Path], Path], tmp_path: Path
+) -> None:
+    report = report_of(whole(seed, tmp_path))
+    assert report.missing == ()
+    assert "lost-records" not in {finding.id for finding in report.findings}
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+@pytest.mark.parametrize("seed", RUNS)
+def test_two_per_cent_of_the_rows_are_missed(
+    seed: int, loss: Loss, whole: Callable[[int, Path], Path], tmp_path: Path
+) -> None:
+    path = whole(seed, tmp_path)
+    lose(path, loss, 0.02, random.Random(seed))
+    report = report_of(path)
+    assert report.missing
+    assert 0.01 <= report.missing[0].share <= 0.04
+    (finding,) = (finding for finding in report.findings if finding.id == "lost-records")
+    assert finding.severity == "low"
+    assert str(report.missing[0]) in finding.message
+
+
+def test_without_a_fifth_of_the_operations_no_verdict_is_given(
+    whole: Callable[[int, Path], Path], tmp_path: Path
+) -> None:
+    path = whole(RUNS[0], tmp_path)
+    lose(path, LOSSES[0], 0.2, random.Random(1))
+    report = report_of(path)
+    assert report.findings[0].id == "lost-records"
+    assert report.findings[0].severity == "high"
+    first = report.render("text").splitlines()[0]
+    assert first.startswith("No verdict can be given: the recording lacks 2")
+
+
+def test_a_recording_that_begins_late_lacks_no_calls(tmp_path: Path) -> None:
+    """The GPU is still at what it was given before."""
+    run = Run()
+    train(run, 30)
+    export = Export()
+    cut = sorted(int(str(row["start"])) for row in run.export.rows["CUPTI_ACTIVITY_KIND_RUNTIME"])[
+        300
+    ]
+    for table, rows in run.export.rows.items():
+        for row in rows:
+            if "start" not in row or int(str(row["start"])) >= cut:
+                export.add(table, **row)
+    assert analyze(export, tmp_path).missing == ()
+
+
+def test_steps_without_work_are_missed(tmp_path: Path) -> None:
+    run = Run()
+    marks = []
+    for _ in range(40):
+        begin = run.now
+        train(run, 1)
+        marks.append((begin, run.now))
+    for number, (begin, end) in enumerate(marks):
+        run.range(begin, end, f"step {number}")
+    until = marks[4][1]
+    for table in ("KERNEL", "MEMCPY", "RUNTIME"):
+        rows = run.export.rows[f"CUPTI_ACTIVITY_KIND_{table}"]
+        rows[:] = [row for row in rows if int(str(row["start"])) >= until]
+    report = analyze(run, tmp_path)
+    assert [(part.rows, part.count, part.evidence) for part in report.missing] == [
+        ("operations", 5, "steps without any work")
+    ]
+
+
+@pytest.mark.parametrize("name", recordings.SMALL)
+def test_real_recordings_lack_nothing(name: str, tmp_path: Path) -> None:
+    assert report_of(recordings.unpack(name, tmp_path)).missing == ()
