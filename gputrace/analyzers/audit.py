@@ -78,7 +78,7 @@ def _unmatched(shard: Shard) -> list[Missing]:
             # How far the host runs ahead.
             ahead = int((own.start[known] - calls.start[issued_by[known]]).max(initial=0))
             longest, last = max(longest, ahead), max(last, own.span.end)
-            found += _without_call(own, known, calls, ahead)
+            found += _without_call(own, known)
         found += _without_operation(calls, has, process, gpus[0], last - longest)
     return found
 
@@ -103,29 +103,18 @@ def _without_operation(
     yield from _report("operations", gpu, len(rows), calls.start[lacking], "launches without one")
 
 
-def _without_call(
-    own: GpuOperations, known: Mask, calls: CudaApiCalls, ahead: int
-) -> Iterator[Missing]:
+def _without_call(own: GpuOperations, known: Mask) -> Iterator[Missing]:
     """Yield the operations of a GPU that lack their call.
 
-    A recording that begins later has operations whose calls came before it, for as long as the host
-    runs ahead. Some recorders lack all calls of a kind, which is no loss: Kineto those of the
-    driver.
+    What a recording finds under way was issued before: its correlation ids come before all others.
+    Some recorders lack all calls of a kind, which is no loss: Kineto those of the driver.
     """
     # Calls of operations that start in a part with calls may lie before it.
     if not known.any() or own.calls_recorded is not None:
         return
     _, name = np.unique(own.events.name, return_inverse=True)
-    usual = np.bincount(name, known) > 0
-    threads = [
-        first
-        for first, (of, _) in zip(calls.first, calls.threads, strict=False)
-        if of == own.gpu.process
-    ]
-    begins = int(calls.start[threads].min())
-    expected = usual[name] & (np.abs(own.start - begins) > ahead)
-    if len(own.windows) > 1:
-        expected &= ~_lies_in(own.start, own.recorded.start, own.recorded.start + ahead)
+    issued = own.events.correlation
+    expected = (np.bincount(name, known) > 0)[name] & (issued >= issued[known].min())
     lacking = expected & ~known
     total = int(np.count_nonzero(expected))
     yield from _report("calls", own, total, own.start[lacking], "operations without one")
