@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,18 @@ def test_steps_that_the_profiler_marked_are_found_behind_a_host_that_runs_ahead(
     ours = [step.end_ns - step.start_ns for step in report.step_list]
     assert (report.steps.source, report.steps.count) == ("profiler", 8)
     assert sum(ours) == pytest.approx(sum(truth), rel=0.02)
+
+
+def test_all_reduces_that_nothing_waits_for_move_no_step(tmp_path: Path) -> None:
+    """They end steps later, behind a late rank: a step's last operation lies in another one."""
+    late = {"late_host_rank": 1, "late_host_ns": 6_000_000}
+    plan = Plan(seed=3, ranks=2, steps=16, kernels_per_step=60, allreduces=5, joined=False)
+    plan = replace(plan, streams=3, allreduce_ns=500_000, queue_depth=25, **late)
+    recording = simulate(plan)
+    report = analyze(*write_kineto(recording, tmp_path))
+    steady = [w for w in recording.truth.windows if (w.rank, w.phase) == (0, "steady")]
+    ours = [s.end_ns - s.start_ns for s in report.step_list if (s.rank, s.phase) == (0, "steady")]
+    assert ours[:-1] == [w.end - w.start for w in steady[:-1]]
 
 
 def test_the_first_step_s_wait_for_data_is_not_lost(tmp_path: Path) -> None:

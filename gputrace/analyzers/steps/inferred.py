@@ -586,8 +586,10 @@ def without_foreign(operations: GpuOperations, first: Rows, last: Rows) -> Rows:
 
     A marker sees validation between two optimizer steps as a part of the second. Such a step has
     far more operations than usual, of which the last are those of a usual step, from its first on;
-    the many that a search for algorithms adds lie among its own.
+    the many that a search for algorithms adds lie among its own. Only what comes before the next
+    step's first counts: collectives that nothing waits for may end steps later.
     """
+    last = np.minimum(last, np.append(first[1:] - 1, last[-1]))
     size = int(np.median(last - first + 1))
     usual = int(np.argmin(np.abs(last - first + 1 - size)))
     tokens = operations.events.name.astype(np.int64) * 64 + operations.events.kind
