@@ -46,6 +46,7 @@ BENCHMARKS: Final = (
     Benchmark("verdicts", "benchmarks.verdicts", "the first line of recordings with known truth"),
     Benchmark("cures", "benchmarks.cures", "faults of real training, and their cures (two GPUs)"),
     Benchmark("whatif", "benchmarks.whatif", "predicted against simulated step times"),
+    Benchmark("bounds", "benchmarks.bounds", "no prediction undercuts the compute that stays"),
 )
 
 

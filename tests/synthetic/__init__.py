@@ -13,7 +13,7 @@ from tests.synthetic.plan import Plan
 from tests.synthetic.plants import PLANTS, Plant, planted
 from tests.synthetic.recording import Kind, Partition, Recording, Truth, Window
 from tests.synthetic.simulate import simulate
-from tests.synthetic.variants import random_plan
+from tests.synthetic.variants import mixed_plan, random_plan
 
 __all__ = [
     "PLANTS",
@@ -25,6 +25,7 @@ __all__ = [
     "Recording",
     "Truth",
     "Window",
+    "mixed_plan",
     "planted",
     "random_plan",
     "simulate",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from tests.synthetic.plan import Plan
+from tests.synthetic.plan import Exchange, Plan
 
 
 def random_plan(seed: int) -> Plan:
@@ -133,3 +134,91 @@ def ddp_plan(rng: np.random.Generator, seed: int) -> Plan:
         allreduces=int(rng.integers(1, 6)),
         allreduce_ns=int(gpu_step_ns(plan) * rng.uniform(0.01, 0.08)),
     )
+
+
+def mixed_plan(seed: int) -> Plan:
+    """A short run on 1, 2, 4 or 8 GPUs with several causes at once, drawn at random."""
+    rng = np.random.default_rng((seed, 11))
+    plan = replace(
+        random_plan(seed),
+        steps=int(rng.integers(9, 40)),
+        kernels_per_step=int(rng.integers(24, 121)),
+        validation_after=(),
+        checkpoint_after=(),
+        graph=False,
+    )
+    gpus = int(rng.choice([1, 2, 4, 8]))
+    if gpus > 1 and _chance(rng, 0.3):
+        plan = _one_process(rng, plan, gpus)
+    else:
+        plan = _several_ranks(rng, plan, gpus)
+    return _late_work(rng, plan)
+
+
+_EXCHANGES: tuple[Exchange, ...] = ("dataparallel", "gpu-server", "cpu-server", "ring")
+
+
+def _one_process(rng: np.random.Generator, plan: Plan, gpus: int) -> Plan:
+    """One process for all GPUs, which exchange in any way."""
+    plan = replace(plan, ranks=1, isolated=False, allreduces=0, micro_batches=1)
+    plan = replace(plan, slow_rank=-1, late_host_rank=-1, gpus_per_process=gpus)
+    return replace(
+        plan,
+        input_copies=max(1, plan.input_copies),
+        exchange=_EXCHANGES[int(rng.choice(len(_EXCHANGES)))],
+        exchange_bytes=int(40 * rng.uniform(0.05, 0.5) * gpu_step_ns(plan)),
+        peer_access=_chance(rng, 0.6),
+    )
+
+
+def _several_ranks(rng: np.random.Generator, plan: Plan, ranks: int) -> Plan:
+    """A process for each GPU, some of them slow, late or busy, most that all-reduce."""
+    step, buckets = gpu_step_ns(plan), int(rng.integers(1, 6)) * (ranks > 1 and _chance(rng, 0.85))
+    one = int(rng.integers(ranks))
+    slow = rng.permutation(ranks)[: int(rng.integers(ranks))] if _chance(rng, 0.4) else ()
+    return replace(
+        plan,
+        ranks=ranks,
+        gpus_per_process=1,
+        allreduces=buckets,
+        allreduce_ns=int(step * rng.uniform(0.01, 0.6)) // max(buckets, 1),
+        joined=_chance(rng, 0.8),
+        collective=str(rng.choice(["AllReduce", "AllReduce", "SendRecv"])),
+        group_size=2 if ranks > 2 and _chance(rng, 0.2) else 0,
+        slow_rank=one if ranks > 1 and _chance(rng, 0.25) else -1,
+        slow_factor=float(rng.uniform(1.05, 3)),
+        slow_ranks=tuple((int(rank), float(rng.uniform(1.03, 2.5))) for rank in slow),
+        busy_rank=int(rng.integers(ranks)) if ranks > 1 and _chance(rng, 0.25) else -1,
+        busy_share=float(rng.uniform(0.3, 3)),
+        late_host_rank=int(rng.integers(ranks)) if ranks > 1 and _chance(rng, 0.3) else -1,
+        late_host_ns=int(step * rng.uniform(0.05, 1)) // plan.micro_batches,
+        late_in_loader=_chance(rng, 0.4),
+        odd_steps=tuple(range(4, 4 + int(rng.integers(1, 5)))) if _chance(rng, 0.2) else (),
+        begins_late=one if ranks > 1 and _chance(rng, 0.1) else -1,
+        edges_cut=False,
+        graph=plan.streams == 1 and _chance(rng, 0.4),
+    )
+
+
+def _late_work(rng: np.random.Generator, plan: Plan) -> Plan:
+    """Waits of every sort for the host, alone or together."""
+    step = gpu_step_ns(plan) // plan.micro_batches
+    changes: tuple[dict[str, Any], ...] = (
+        {"pageable": True, "input_copies": 2, "h2d_ns": int(step * rng.uniform(0.05, 0.6))},
+        {"copy_stream": True},
+        {"data_wait_ns": int(step * rng.uniform(0.1, 3))},
+        {"hiccup_rate": float(rng.uniform(0.05, 0.3))},
+        {
+            "python_ns": int(rng.integers(5_000, 80_000)),
+            "launch_ns": int(rng.integers(3_000, 40_000)),
+        },
+        {"hidden_ns": int(step * rng.uniform(0.1, 0.6))},
+        {"epoch_steps": int(rng.integers(3, 9)), "restart_ns": int(step * rng.uniform(0.5, 4))},
+        {"jitter": float(rng.uniform(0.2, 0.6))},
+        {"queue_depth": int(rng.integers(20, 200))},
+        {"checkpoint_after": (plan.steps // 2,)},
+    )
+    for change in changes:
+        if _chance(rng, 0.2):
+            plan = replace(plan, **change)
+    return plan

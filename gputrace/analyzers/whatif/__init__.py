@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.host_calls import Call
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.whatif.build import SHORT_NS, build_graph
+from gputrace.analyzers.whatif.floor import Recorded
 from gputrace.analyzers.whatif.graph import (
     NONE,
     Graph,
@@ -30,7 +31,7 @@ from gputrace.analyzers.whatif.graph import (
 from gputrace.analyzers.whatif.step_rows import choose_steps, data_within, read_rows, when_issued
 from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.intervals import Times
-from gputrace.model.results import Breakdown, Finding, WhatIf
+from gputrace.model.results import Finding, WhatIf
 
 
 def what_if(facts: Facts, findings: Sequence[Finding]) -> tuple[WhatIf, ...]:
@@ -57,26 +58,8 @@ def what_if(facts: Facts, findings: Sequence[Finding]) -> tuple[WhatIf, ...]:
     graph = without_recorder(graph, facts.unrecorded)
     mean = round(sum(lengths.values()) / len(lengths) * facts.unrecorded)
     costs = {finding.id: finding.impact_ns for finding in findings}
-    return tuple(
-        sorted(
-            predict(graph, mean, costs, lambda cure: least_ns(cure, facts.rows, mean)),
-            key=lambda cure: -cure.gain_ns,
-        )
-    )
-
-
-def least_ns(cure: Cure, rows: Sequence[Breakdown], mean_ns: int) -> int:
-    """Return the nanoseconds of a step that a prediction never undercuts.
-
-    The compute stays: that of the GPU with most of it, or with least if the cure takes work from a
-    GPU. So does the time that the cure cannot shorten, if it names what it can.
-    """
-    compute = [row.of("compute") // max(row.steps, 1) for row in rows] or [0]
-    least = max(compute) if cure.keeps_compute else min(compute)
-    if cure.shortens:
-        parts = [sum(map(row.of, cure.shortens)) // max(row.steps, 1) for row in rows]
-        least = max(least, mean_ns - max(parts, default=0))
-    return min(least, mean_ns)
+    recorded = Recorded.of(rows.gpus, facts.breakdown, facts.rows, mean)
+    return tuple(sorted(predict(graph, recorded, costs), key=lambda cure: -cure.gain_ns))
 
 
 _TRIALS: Final = 6
@@ -128,18 +111,15 @@ _RUN_TO_RUN: Final = 0.1
 (docs/benchmarks.md), most of it by a few per cent."""
 
 
-def predict(
-    graph: Graph, mean_ns: int, findings: Mapping[str, int], least: Callable[[Cure], int]
-) -> Iterator[WhatIf]:
+def predict(graph: Graph, run: Recorded, findings: Mapping[str, int]) -> Iterator[WhatIf]:
     """Yield a prediction per optimization; none if the replay explains the steps too poorly.
 
     Args:
         graph: dependency graph of some steps.
-        mean_ns: mean step of the whole run, to which gains are scaled.
+        run: time of all measured steps.
         findings: cost of each finding of the analysis, by id.
-        least: nanoseconds of a step that the prediction for a cure never undercuts.
     """
-    recorded = measure(graph, graph.end)
+    recorded, mean_ns = measure(graph, graph.end), run.mean_ns
     error = replay_error(graph)
     if error > MOST_ERROR:
         return
@@ -147,15 +127,16 @@ def predict(
         having = [id for id in cure.findings if id in findings]
         if cure.only_as_cure and not having:
             continue
-        ranged = _range(graph, cure, recorded, error)
-        if ranged is None:
+        edits = _edits(graph, cure, recorded)
+        if not edits:
             continue
+        floors = [run.floor(graph, edit.graph, cure.shortens) for edit in edits]
+        ranged = _range(edits, recorded, error)
         low, step, high = (round(mean_ns * value / recorded.mean) for value in ranged)
-        floor = least(cure)
-        step = max(step, floor)
+        step = max(step, floors[0])
         if mean_ns - step < WORTH * mean_ns:
             continue
-        low = min(max(round(low * (1 - _RUN_TO_RUN)), floor), step)
+        low = min(max(round(low * (1 - _RUN_TO_RUN)), min(floors)), step)
         high = max(min(round(high * (1 + _RUN_TO_RUN)), mean_ns), step)
         finding = max(having, key=lambda id: findings[id], default=None)
         yield WhatIf(
@@ -195,26 +176,35 @@ def explained_only(graph: Graph) -> Graph:
     )
 
 
-def _range(
-    graph: Graph, cure: Cure, recorded: Measure, error: float
-) -> tuple[float, float, float] | None:
-    """Return the lowest, likely and highest step time after an optimization, in nanoseconds.
+class _Edit(NamedTuple):
+    """Graph with an optimization, and its replay."""
 
-    None where it gains little. The bounds cover the range of its effect, the scatter of the steps,
-    and the time that the replay cannot explain, which may or may not disappear too.
-    """
-    likely = cure.change(graph, Effect.LIKELY)
-    if likely is None:
-        return None
-    middle = measure(likely, replay(likely))
-    gain = recorded.mean - middle.mean
-    if gain < WORTH * recorded.mean:
-        return None
-    bounds = [middle.mean, middle.mean - error * gain, middle.mean + error * gain]
-    for effect in cure.bounds:
+    graph: Graph
+    steps: Measure
+
+
+def _edits(graph: Graph, cure: Cure, recorded: Measure) -> list[_Edit]:
+    """Return the likely effect of an optimization, then its bounds; empty if it gains little."""
+    edits: list[_Edit] = []
+    for effect in (Effect.LIKELY, *cure.bounds):
         changed = cure.change(graph, effect)
         if changed is not None:
-            bounds.append(measure(changed, replay(changed)).mean)
+            edits.append(_Edit(changed, measure(changed, replay(changed))))
+        if not edits or recorded.mean - edits[0].steps.mean < WORTH * recorded.mean:
+            return []
+    return edits
+
+
+def _range(edits: Sequence[_Edit], recorded: Measure, error: float) -> tuple[float, float, float]:
+    """Return the lowest, likely and highest step time after an optimization, in nanoseconds.
+
+    The bounds cover the range of its effect, the scatter of the steps, and the time that the replay
+    cannot explain, which may or may not disappear too.
+    """
+    middle = edits[0].steps
+    gain = recorded.mean - middle.mean
+    bounds = [middle.mean - error * gain, middle.mean + error * gain]
+    bounds += [edit.steps.mean for edit in edits]
     # Estimate the step directly or as the recorded one minus the gain: take what scatters less.
     known = (recorded.lengths - middle.lengths, middle.lengths)
     scatter = _SURE * min(standard_error(lengths) for lengths in known)
@@ -401,7 +391,7 @@ def straggler(graph: Graph, _effect: Effect) -> Graph | None:
     usual = np.broadcast_to(_median(spent), spent.shape)
     factor = np.minimum(np.divide(usual, spent, out=np.ones_like(spent), where=spent > 0), 1.0)
     eased = computes & slow[row]
-    shorter = (graph.ns * factor[row, name]).astype(np.int64)
+    shorter = np.rint(graph.ns * factor[row, name]).astype(np.int64)
     return graph.changed(ns=np.where(eased, shorter, graph.ns))
 
 
@@ -530,19 +520,31 @@ def _one_process_each(
     )
 
 
+def _computing_evenly(graph: Graph, gpus: Index) -> Graph:
+    """Shorten the kernels of some GPUs to the total of the one that computes least."""
+    computes = runs(graph) & (graph.operation == OperationClass.COMPUTE)
+    totals = np.bincount(graph.gpu[computes], graph.ns[computes])
+    factor = np.ones(len(totals))
+    factor[gpus] = totals[gpus].min() / totals[gpus]
+    shorter = np.rint(graph.ns * factor[graph.gpu]).astype(np.int64)
+    return graph.changed(ns=np.where(computes, shorter, graph.ns))
+
+
 def ddp(graph: Graph, effect: Effect) -> Graph | None:
     """Use one process per GPU instead of one for all: no scatter, gather or replicas.
 
-    At most, no host pause over a millisecond (as for making replicas) remains; at least, part of
-    the threads' waiting for each other was work, communication remains, and the data loaders of
-    the processes compete, so that a share of the batch takes as long as the whole.
+    At most, no host pause over a millisecond (as for making replicas) remains, and the GPU computes
+    no more than the one with least to do; at least, part of the threads' waiting for each other was
+    work, communication remains, and the data loaders of the processes compete, so that a share of
+    the batch takes as long as the whole.
     """
     gpus = trained_together(graph)
     if gpus is None:
         return None
     part = 1 / len(gpus)
     if effect is Effect.MOST:
-        return _one_process_each(graph, gpus, part, 0.0, talks=False, longest=1_000_000)
+        even = _computing_evenly(graph, gpus)
+        return _one_process_each(even, gpus, part, 0.0, talks=False, longest=1_000_000)
     if effect is Effect.LEAST:
         return _one_process_each(graph, gpus, 1.0, part, talks=True)
     return _one_process_each(graph, gpus, part, 0.0, talks=False)
@@ -643,8 +645,6 @@ class Cure:
     """True if it makes sense only where one of the findings is there."""
     shortens: tuple[str, ...] = ()
     """Classes of time, and ``communication_wait``, that it can shorten at most; empty for any."""
-    keeps_compute: bool = True
-    """False if a GPU has less to compute after it."""
 
 
 CURES: Final = (
@@ -655,7 +655,6 @@ CURES: Final = (
         "DistributedDataParallel",
         "one process trains on each GPU (DistributedDataParallel), and loads and copies its own "
         "part of the batch; its threads wait for no others, and gradients are exchanged meanwhile",
-        keeps_compute=False,
     ),
     Cure(
         "prefetch",
@@ -679,7 +678,6 @@ CURES: Final = (
         "A rank as fast as the others",
         "every rank's kernels take what the median's do",
         bounds=(),
-        keeps_compute=False,
     ),
     Cure(
         "late-host",
