@@ -184,9 +184,9 @@ def test_steps_that_the_profiler_marked_are_found_behind_a_host_that_runs_ahead(
 
 def test_all_reduces_that_nothing_waits_for_move_no_step(tmp_path: Path) -> None:
     """They end steps later, behind a late rank: a step's last operation lies in another one."""
-    late = {"late_host_rank": 1, "late_host_ns": 6_000_000}
     plan = Plan(seed=3, ranks=2, steps=16, kernels_per_step=60, allreduces=5, joined=False)
-    plan = replace(plan, streams=3, allreduce_ns=500_000, queue_depth=25, **late)
+    plan = replace(plan, streams=3, allreduce_ns=500_000, queue_depth=25)
+    plan = replace(plan, late_host_rank=1, late_host_ns=6_000_000)
     recording = simulate(plan)
     report = analyze(*write_kineto(recording, tmp_path))
     steady = [w for w in recording.truth.windows if (w.rank, w.phase) == (0, "steady")]
