@@ -251,25 +251,61 @@ steps(40, touch)
 
 
 @pytest.fixture
-def half_a_core() -> Iterator[Path]:
-    """A control group with a quota of half a core; skips where none may be made."""
+def tenth_of_a_core() -> Iterator[Path]:
+    """A control group with a quota that is used up however busy the machine is."""
     folder = Path("/sys/fs/cgroup/cpu/gputrace-test")
     try:
         folder.mkdir()
     except OSError as error:
         pytest.skip(f"no control group may be made: {error}")
-    (folder / "cpu.cfs_quota_us").write_text("50000")
+    (folder / "cpu.cfs_quota_us").write_text("10000")
     yield folder
     with suppress(OSError):
         folder.rmdir()
 
 
-def test_a_quota_is_named(tmp_path: Path, half_a_core: Path) -> None:
-    enter = ("sh", "-c", f'echo $$ > {half_a_core}/cgroup.procs && exec "$@"', "sh")
-    report = recorded(tmp_path, "steps(60, lambda: hash_for(0.03))", before=enter)
+def test_a_quota_is_named(tmp_path: Path, tenth_of_a_core: Path) -> None:
+    enter = ("sh", "-c", f'echo $$ > {tenth_of_a_core}/cgroup.procs && exec "$@"', "sh")
+    report = recorded(tmp_path, "steps(40, lambda: hash_for(0.1))", before=enter)
     (load,) = report.host_load
-    assert load.quota_cores == 0.5
+    assert load.quota_cores == 0.1
     found = the(report, "cpu-throttled")
     assert found.severity == "high"
-    assert "its quota of 0.5 cores" in found.message
+    assert "its quota of 0.1 cores" in found.message
     assert "cpu-starved" not in ids(report)
+
+
+def test_collections_of_garbage_are_named_with_their_length(tmp_path: Path) -> None:
+    report = recorded(
+        tmp_path,
+        """
+import gc
+gc.disable()
+kept = [[i] for i in range(400_000)]
+took = []
+def collect():
+    spin(10)
+    begin = time.perf_counter(); gc.collect(); took.append(time.perf_counter() - begin)
+steps(50, collect)
+print(sum(took) / len(took))
+""",
+    )
+    found = the(report, "garbage-collection")
+    assert found.severity == "high"
+    expected = float((tmp_path / "said").read_text()) * 1e9
+    assert found.impact_ns == pytest.approx(expected, rel=0.1)
+    assert "generation 2" in found.message
+    assert found.evidence["collections"] == pytest.approx(50, abs=2)
+
+
+def test_young_collections_are_no_finding(tmp_path: Path) -> None:
+    report = recorded(
+        tmp_path,
+        """
+def make():
+    spin(10)
+    for _ in range(2_000): [[]]
+steps(50, make)
+""",
+    )
+    assert "garbage-collection" not in ids(report)

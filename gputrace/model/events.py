@@ -52,6 +52,8 @@ class Kind(IntEnum):
     """A training step, marked on the host by a hook or a profiler."""
     SAMPLE = 24
     """A stack sample: the name of the user code that a host thread was in; start equals end."""
+    COLLECTION = 29
+    """A garbage collection in a host thread; the name says which generation."""
     COUNTER = 30
     """A count of the kernel's for a thread from start to end; the value is in ``bytes``."""
 

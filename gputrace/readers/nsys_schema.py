@@ -81,7 +81,11 @@ TABLES: Final = (
     Table("PROFILER_OVERHEAD", (Kind.OVERHEAD,), _ON_HOST),
     # gputrace's own, in its traces and in exports that it has added to:
     Table("GPUTRACE_STEP", (Kind.STEP,), {**_ON_HOST, "correlation": ("step",)}),
-    Table("GPUTRACE_HOST_RANGE", (Kind.DATA_WAIT, Kind.RANGE), {**_ON_HOST, "kind": ("kind",)}),
+    Table(
+        "GPUTRACE_HOST_RANGE",
+        (Kind.DATA_WAIT, Kind.RANGE, Kind.COLLECTION),
+        {**_ON_HOST, "kind": ("kind",)},
+    ),
     Table("GPUTRACE_PYTHON_SAMPLE", (Kind.SAMPLE,), {**_ON_HOST, "end": ("start",)}),
     Table("GPUTRACE_HOST_COUNTER", (Kind.COUNTER,), {**_ON_HOST, "bytes": ("value",)}),
     Table("CUPTI_ACTIVITY_KIND_OVERHEAD", (Kind.OVERHEAD,), _ON_HOST),
@@ -94,7 +98,7 @@ KIND_OF: Final[Mapping[str, Mapping[int, Kind]]] = {
     "CUPTI_ACTIVITY_KIND_MEMCPY": {
         number: Kind[f"COPY_{kind}"] for number, kind in enumerate(_COPIES.split(), 1)
     },
-    "GPUTRACE_HOST_RANGE": {1: Kind.DATA_WAIT, 2: Kind.RANGE},
+    "GPUTRACE_HOST_RANGE": {1: Kind.DATA_WAIT, 2: Kind.RANGE, 3: Kind.COLLECTION},
     "NVTX_EVENTS": {
         **dict.fromkeys(RANGE_TYPES, Kind.RANGE),
         **dict.fromkeys(MARK_TYPES, Kind.MARK),

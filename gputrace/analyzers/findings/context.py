@@ -131,10 +131,14 @@ class Known:
     def host_load(self) -> tuple[HostLoad, ...]:
         """Time of the hosts' threads in the measured steps, by rank; empty where not counted."""
         counters = self.per_gpu.whole.once(read_counters)
+        return measure_load(counters, self.processes, self.timed or self.steps)
+
+    @cached_property
+    def processes(self) -> dict[int, int]:
+        """Process of each rank; of ranks without a GPU, those whose threads were counted."""
         processes = {own.gpu.rank: own.gpu.process for own in self.per_gpu.operations}
-        if not processes and counters:
-            processes = ranks_of(self.trace, dict.fromkeys(counters, 0))[0]
-        return measure_load(counters, processes, self.timed or self.steps)
+        counters = {} if processes else self.per_gpu.whole.once(read_counters)
+        return ranks_of(self.trace, dict.fromkeys(counters, 0))[0] if counters else processes
 
     @cached_property
     def framework(self) -> str:

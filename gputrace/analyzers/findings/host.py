@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+import numpy as np
+
 from gputrace.analyzers.findings.context import HIGH, Facts, severity_of
-from gputrace.model.intervals import union
+from gputrace.model.events import Kind
+from gputrace.model.intervals import Intervals, union
 from gputrace.model.results import Finding, HostLoad
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.units import format_ns
@@ -16,6 +19,8 @@ _STOPPED: Final = 0.02
 """Share of the time for which a quota stops threads, from which it is reported."""
 _FAULT_NS: Final = 500
 """Least time of a page fault: 0.5 to 1 us to map and clear 4 KiB (Linux 6 on shared cores)."""
+_WORTH_COLLECTING: Final = 0.02
+"""Share of a step from which collections are reported."""
 _BLOCKED: Final = 0.10
 """Share of a step that must be blocked, beyond waits for data, to be reported."""
 _AT_A_LINE: Final = 0.3
@@ -193,9 +198,63 @@ def _line_of(facts: Facts, rank: int) -> tuple[str, float]:
     lines = facts.lines
     if lines is None:
         return "", 0.0
-    own = [step for step in facts.measured if step.rank == rank]
-    time = union([step.start_ns for step in own], [step.end_ns for step in own])
+    time = _measured_time(facts, rank)
     place = lines.place({thread: lines.within(thread, time) for thread in lines.times})
     if place is None or place.share < _AT_A_LINE:
         return "", 0.0
     return place.line, place.share
+
+
+def garbage_collection(facts: Facts) -> Iterator[Finding]:
+    """Python's garbage collections take 2 % of a step (`low`), 5 % (`medium`) or 20 % (`high`).
+
+    Cost: their time in the measured steps, on the rank that has most; with GPUs, at most their idle
+    time that waits for the host.
+
+    Wrong if: the step is as long with `gc.disable()`.
+    """
+    if Kind.COLLECTION not in facts.trace.kinds or not facts.measured:
+        return
+    found = facts.trace.events([Kind.COLLECTION], ("start", "end", "name", "process"))
+    by_rank = {}
+    for rank, process in facts.processes.items():
+        own = found.select(found.process == process)
+        time = _measured_time(facts, rank)
+        inside = own.select(time.contains(own.start)) if len(own) else own
+        if len(inside):
+            by_rank[rank] = inside, int((inside.end - inside.start).sum()) / time.total
+    if not by_rank:
+        return
+    rank = max(by_rank, key=lambda rank: by_rank[rank][1])
+    collections, share = by_rank[rank]
+    cost = min(round(share * facts.mean_ns), _most(facts))
+    share = cost / max(facts.mean_ns, 1)
+    if share < _WORTH_COLLECTING:
+        return
+    steps = len({step.step for step in facts.measured if step.rank == rank})
+    lengths = collections.end - collections.start
+    longest = int(lengths.max())
+    name = int(collections.name[int(np.argmax(lengths))])
+    generation = facts.trace.names([name])[name]
+    each = f"{len(collections) / steps:.2g} a step"
+    yield facts.finding(
+        "garbage-collection",
+        severity_of(share) or "low",
+        cost,
+        f"Python collects garbage for {format_ns(cost)} of {facts.per} ({share:.0%}): {each}, the "
+        f"longest {format_ns(longest)} ({generation})",
+        "gc.freeze() once all is set up, and gc.disable() with a gc.collect() between some steps, "
+        "on all ranks at the same ones",
+        {
+            "rank": rank,
+            "collections": len(collections),
+            "steps": steps,
+            "longest_ns": longest,
+            "share": round(share, 4),
+        },
+    )
+
+
+def _measured_time(facts: Facts, rank: int) -> Intervals:
+    own = [step for step in facts.measured if step.rank == rank]
+    return union([step.start_ns for step in own], [step.end_ns for step in own])

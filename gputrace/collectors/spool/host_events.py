@@ -24,7 +24,15 @@ def read_records(body: memoryview, kind: np.dtype[Any]) -> Records:
 
 
 HOST: Final = Format(b"GPUTRHST", 1, "a host file", "a file of gputrace's hooks")
-KINDS: Final = {"data_wait": 1, "step": 2, "annotation": 3, "note": 4, "sample": 5, "counter": 9}
+KINDS: Final = {
+    "data_wait": 1,
+    "step": 2,
+    "annotation": 3,
+    "note": 4,
+    "sample": 5,
+    "gc": 6,
+    "counter": 9,
+}
 """Kinds of events by the number in their records."""
 
 _UNSEEN: Final = 2
@@ -54,7 +62,8 @@ class HostEvents:
             knows best (the user's marks, else a framework's loop, else an optimizer); number counts
             from 0, and each starts where the one before ended, the first with its first data wait,
             or else at ``started``; where that was later, it is left out. Samples: start is their
-            moment, name the user's line, number the name of the innermost line of all. Counters:
+            moment, name the user's line, number the name of the innermost line of all. Collections
+            of garbage (``gc``): the name says which generation. Counters:
             what was counted from start to end, as ``counts`` reads it.
         events: all of them, in the order written.
         names: text by id.

@@ -4,6 +4,7 @@ imports          notices that the program imports a framework
 pytorch, others  what is wrapped in each
 wrappers         time a wait, mark a step, make way for a profiler
 steps            counts the steps, opens and closes the window of ``--steps A:B``
+garbage          keeps garbage collections
 load             looks how threads came by their time, and what else wants cores
 control          reaches the collector's library in this process
 recorder         keeps the events and writes them now and then

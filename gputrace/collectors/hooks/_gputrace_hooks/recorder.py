@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-DATA_WAIT, STEP, ANNOTATION, NOTE, SAMPLE, COUNTER = 1, 2, 3, 4, 5, 9
+DATA_WAIT, STEP, ANNOTATION, NOTE, SAMPLE, GC, COUNTER = 1, 2, 3, 4, 5, 6, 9
 
 _SECOND = 1000000000
 _BETWEEN_WRITES = _SECOND // 4
