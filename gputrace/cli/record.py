@@ -70,6 +70,11 @@ LARGE_AT_A_TERMINAL: Final = 10**9
     help="CUDA calls to keep: auto those of some steps where there are too many, to save room.",
 )
 @click.option(
+    "--sample",
+    metavar="SHARE",
+    help="Record some steps now and then, such that the run takes longer by so much, as 2%.",
+)
+@click.option(
     "--no-control",
     is_flag=True,
     help="Leave no steps unrecorded, by which the cost of recording is known.",
@@ -216,6 +221,7 @@ def _plan(
     when_slow: str | None,
     max_size: str | None,
     api: str,
+    sample: str | None,
     no_control: bool,
     profiler_api: bool,
     no_nvml: bool,
@@ -239,6 +245,7 @@ def _plan(
         every=_every(every) if every is not None else None,
         limits=_limits(keep, max_size),
         api=api,
+        sample=_share(sample) if sample is not None else 0.0,
         # A window that a person chose is theirs.
         control=not (
             no_control or profiler_api or delay_ns or duration_ns or steps or every or keep
@@ -257,7 +264,27 @@ def _plan(
             unit = "steps" if in_steps else "times"
             both = f"--every in {unit} cannot be told when by {wrong[0]}"
             raise UsageError(f"{both}; leave out one of them")
+    windows = {
+        "--profiler-api": profiler_api,
+        "--delay": delay_ns,
+        "--duration": duration_ns,
+        "--steps": steps,
+        "--every": every,
+        "--no-control": no_control,
+    }
+    if plan.sample and (wrong := [name for name, given in windows.items() if given]):
+        raise UsageError(f"--sample chooses the steps itself; leave out {wrong[0]}")
     return plan
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise UsageError(f"--sample {text!r} is no part of the time; write 2% or 0.02")
+    return share
 
 
 def _time(text: str, option: str = "") -> int:

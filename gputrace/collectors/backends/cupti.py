@@ -49,23 +49,23 @@ def _launch(
     variables = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "GPUTRACE_LIBRARY")
     library = str(collector_library())
     changed = dict(environment) | dict.fromkeys(variables, library) | cupti_folders()
-    # A notebook that records its own cells may have set it.
-    for variable in ("GPUTRACE_CAPTURE", "GPUTRACE_CONTROL"):
-        changed.pop(variable, None)
-    changed["GPUTRACE_API"] = plan.api
-    if plan.control:
-        changed["GPUTRACE_CONTROL"] = "1"
-    if plan.delay_ns:
-        changed["GPUTRACE_DELAY_NS"] = str(plan.delay_ns)
-    if plan.duration_ns:
-        changed["GPUTRACE_DURATION_NS"] = str(plan.duration_ns)
-    if plan.profiler_api:
-        changed["GPUTRACE_CAPTURE"] = "profiler"
-    if plan.steps is not None and plan.steps[0]:
-        changed["GPUTRACE_CAPTURE"] = "manual"
-    if plan.every is not None and not plan.every.in_steps:
-        changed["GPUTRACE_EVERY_NS"] = str(plan.every.distance)
-        changed["GPUTRACE_FOR_NS"] = str(plan.every.length)
+    by_time = plan.every if plan.every is not None and not plan.every.in_steps else None
+    from_step = plan.steps is not None and plan.steps[0] > 0
+    variables_of_plan: dict[str, object] = {
+        "GPUTRACE_API": plan.api,
+        "GPUTRACE_CAPTURE": "profiler" * plan.profiler_api or "manual" * from_step,
+        "GPUTRACE_CONTROL": "1" * plan.control,
+        "GPUTRACE_SAMPLE": plan.sample,
+        "GPUTRACE_DELAY_NS": plan.delay_ns,
+        "GPUTRACE_DURATION_NS": plan.duration_ns,
+        "GPUTRACE_EVERY_NS": by_time and by_time.distance,
+        "GPUTRACE_FOR_NS": by_time and by_time.length,
+    }
+    # A recorder around this one, or a notebook that records its own cells, may have set some.
+    for name, value in variables_of_plan.items():
+        changed.pop(name, None)
+        if value:
+            changed[name] = str(value)
     return Launch(tuple(command), changed, look_s=plan.look_s)
 
 

@@ -13,6 +13,7 @@ import os
 from . import control, garbage, load  # noqa: F401 (collections are seen from here on)
 from .host_file import is_handlers, time_ns
 from .recorder import STEP, note, note_failure, on_fork, record, too_deep, word
+from .stretches import Stretches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,66 +76,12 @@ def weak(owner: object) -> "Callable[[], object | None]":
         return lambda: owner
 
 
-_NEVER = 1 << 62
-# Steps by which a control stretch is planned, its least, and when the first one may begin.
-_PACE, _LEAST, _FIRST_AT = 32, 16, 64
-# One in so many steps so far may go unrecorded.
-_PART = 4
-# CUPTI is held for so long and so many steps, and then steps are measured for as long.
-_HOLD_NS = _ENOUGH_NS = 250000000
-_HELD, _MEASURED = 5, 10
-
-
-class _Control:
-    """Control stretches: steps that are not recorded, so that the cost of recording is known.
-
-    The first may begin after 64 steps, the next after twice as many each: at the same steps on all
-    ranks. A stretch lasts for 16 steps, or twice as many as often as it takes to hold CUPTI for a
-    quarter of a second and five steps, and then to measure as long, and ten steps. It is left out
-    where it would be more than a quarter of the steps so far.
-    """
-
-    def __init__(self, is_asked: bool) -> None:
-        self.at = _FIRST_AT - _PACE if is_asked else _NEVER
-        self.begin = _FIRST_AT
-        self.since = (0, 0)
-        self.rests = False
-
-    def look(self, source: _Source) -> None:
-        if self.rests:
-            control.capture(True)
-            # What a recorder takes to begin is no part of a step.
-            source.last = time_ns()
-        elif not self.since[0]:
-            self.since, self.at = (source.count, source.last), self.begin
-            return
-        elif self._rest(source):
-            self.rests = True
-            return
-        self.rests, self.since = False, (0, 0)
-        while self.begin < source.count + _PACE:
-            self.begin *= 2
-        self.at = self.begin - _PACE
-
-    def _rest(self, source: _Source) -> bool:
-        count, before = source.count, self.since
-        pace = max(source.last - before[1], 1) // max(count - before[0], 1)
-        hold, steps = _HOLD_NS + _HELD * pace, _LEAST
-        # The clock may have been set back or far ahead.
-        while steps * pace < hold + max(_ENOUGH_NS, _MEASURED * pace) and steps < count:
-            steps *= 2
-        if steps * _PART > count or not control.rest(hold):
-            return False
-        self.at = count + steps
-        return True
-
-
 _sources: "dict[int, _Source]" = {}
 _window: "list[int | None]" = [None, None]
 # Where windows come again: after how many steps, for how many, and the step that ends them all.
 _again: "list[int | None]" = [None, None, None]
 _begin = [0]
-_control = _Control(False)
+_stretches = Stretches()
 
 
 def step_ended(what: int, rank: int, owner: object) -> None:
@@ -150,7 +97,7 @@ def step_ended(what: int, rank: int, owner: object) -> None:
             if rank == max(_sources):
                 control.step_ended()
                 load.step_ended(proven)
-        if rank == max(_sources) and (source.count >= _control.at or _window != [None, None]):
+        if rank == max(_sources) and (source.count >= _stretches.at or _window != [None, None]):
             _apply_window(source)
     except RecursionError:
         too_deep[:] = [True]
@@ -172,8 +119,8 @@ def step_by_user() -> None:
 
 
 def _apply_window(source: _Source) -> None:
-    if source.count >= _control.at:
-        _control.look(source)
+    if source.count >= _stretches.at:
+        source.last = _stretches.look(source.count, source.last)
     first, end = _window
     if first is not None and source.count >= first:
         _window[0] = None
@@ -225,9 +172,9 @@ def read_window() -> None:
         control.capture(True)
 
 
-def _restart_control() -> None:
-    global _control
-    _control = _Control(bool(os.environ.get("GPUTRACE_CONTROL")))
+def _restart_stretches() -> None:
+    global _stretches
+    _stretches = Stretches()
 
 
 def restart() -> None:
@@ -236,5 +183,4 @@ def restart() -> None:
 
 
 read_window()
-_restart_control()
-on_fork.extend([_sources.clear, read_window, _restart_control])
+on_fork.extend([_sources.clear, read_window, _restart_stretches])
