@@ -10,7 +10,7 @@ import os
 from resource import RUSAGE_THREAD, getrusage
 from time import process_time
 
-from . import recorder
+from . import garbage, recorder
 from .host_file import is_handlers, time_ns
 from .recorder import COUNTER, note_failure, on_fork, on_write, record_of, word
 
@@ -49,6 +49,8 @@ def step_ended(now: int) -> None:
     looks = _looks
     if looks.at <= now < looks.due or looks.is_blind:
         return
+    if not looks.at:
+        garbage.watch()
     looks.due = now + _BETWEEN_LOOKS
     try:
         thread, counts = recorder.thread_id(), _count()

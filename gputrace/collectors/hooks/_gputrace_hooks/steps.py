@@ -10,7 +10,7 @@ its place when the leader is gone, or has not stepped while the other did 50 tim
 
 import os
 
-from . import control, garbage, load  # noqa: F401 (collections are seen from here on)
+from . import control, load
 from .host_file import is_handlers, time_ns
 from .recorder import STEP, note, note_failure, on_fork, record, too_deep, word
 from .stretches import Stretches
