@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.options import Options
-from gputrace.analyzers.execution import GpuShardView, PerGpu
+from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.model.intervals import Times
 from gputrace.model.time_class import IDLE_CAUSES

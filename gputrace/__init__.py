@@ -40,4 +40,4 @@ def load_ipython_extension(ipython: Any) -> None:
     """Register ``%%gputrace``; called by ``%load_ext gputrace`` in a notebook."""
     from importlib import import_module
 
-    import_module("gputrace.notebook").load(ipython)
+    import_module("gputrace.notebook_magic").load(ipython)

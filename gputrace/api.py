@@ -73,7 +73,7 @@ class Report(Analysis):
         return self.render()
 
     def _repr_html_(self) -> str:
-        from gputrace.report.markup import render_html
+        from gputrace.report.markdown_html import render_html
 
         return render_html(self)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gputrace.analyzers.execution import PerGpu, Shard
+from gputrace.analyzers.gpu_shards import PerGpu, Shard
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.model.trace import Trace

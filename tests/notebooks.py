@@ -1,6 +1,6 @@
 """Notebooks without a browser: cells run one after the other in a process of their own.
 
-The shell is IPython's, or one that has just what `gputrace.notebook` uses of it.
+The shell is IPython's, or one that has just what `gputrace.notebook_magic` uses of it.
 """
 
 from __future__ import annotations

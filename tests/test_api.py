@@ -16,7 +16,7 @@ import pytest
 import gputrace
 from gputrace.api import Report
 from gputrace.errors import InputError, MissingError, UsageError
-from gputrace.store.sqlite import Database
+from gputrace.store.sqlite_reader import Database
 from tests import command
 from tests.exports import Export
 from tests.recordings import SMALL

@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from gputrace.errors import InputError
-from gputrace.studies.environments import Environments, Framework, Needs, Unavailable, read_needs
+from gputrace.studies.framework_environments import (
+    Environments,
+    Framework,
+    Needs,
+    Unavailable,
+    read_needs,
+)
 
 HEADER = """
 # /// script

@@ -13,7 +13,7 @@ from bokeh.models.renderers import GlyphRenderer
 
 from gputrace.studies import report
 from gputrace.studies.database import Configuration
-from gputrace.studies.environments import Framework, find_workloads
+from gputrace.studies.framework_environments import Framework, find_workloads
 from gputrace.studies.measures import RunResult
 from gputrace.studies.plan import Planned, arguments_of, read_study
 from gputrace.studies.report import find_charts

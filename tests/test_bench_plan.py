@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gputrace.errors import MissingError, UsageError
-from gputrace.studies.environments import Framework, check_names
+from gputrace.studies.framework_environments import Framework, check_names
 from gputrace.studies.plan import (
     Planned,
     arguments_of,

@@ -12,7 +12,7 @@ import pytest
 
 from gputrace.errors import ExitCode
 from gputrace.studies.database import Configuration, Folder
-from gputrace.studies.environments import Framework
+from gputrace.studies.framework_environments import Framework
 from gputrace.studies.plan import Nodes, Planned
 from tests import command, slurm
 from tests.studies import Bench

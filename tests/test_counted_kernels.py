@@ -8,7 +8,7 @@ from typing import Final
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.analyzers.execution import PerGpu
+from gputrace.analyzers.gpu_shards import PerGpu
 from gputrace.analyzers.kernels import Counted, count_by_name, forget_counts, medians
 from gputrace.model.events import Kind
 from gputrace.model.intervals import union

@@ -17,7 +17,7 @@ from docs.site import findings as made_findings
 from docs.site import names
 from gputrace import errors
 from gputrace.api import ComparisonReport, OpenTrace, Report
-from gputrace.studies.environments import read_frameworks, read_needs
+from gputrace.studies.framework_environments import read_frameworks, read_needs
 from tests.drawings import DRAWINGS, draw
 
 DOCS: Final = Path(__file__).parents[1] / "docs"

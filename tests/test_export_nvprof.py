@@ -14,7 +14,7 @@ from gputrace.model.trace import Window
 from gputrace.readers.nvprof_schema import nvprof_tables, read_file
 from gputrace.store.redact import redaction_for
 from gputrace.store.slice import slice_trace
-from gputrace.store.sqlite import Database
+from gputrace.store.sqlite_reader import Database
 from tests.recordings import DATA
 
 KERNEL: Final = "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL"

@@ -9,7 +9,7 @@ from typing import Final
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.analyzers.execution import PerGpu
+from gputrace.analyzers.gpu_shards import PerGpu
 from gputrace.analyzers.lanes import Lane
 from gputrace.analyzers.load_balance import Work, alone, find_works, sort_of
 from gputrace.model.events import Kind

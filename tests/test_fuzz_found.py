@@ -22,7 +22,7 @@ from gputrace.collectors.spool.host_events import CLOCKS
 from gputrace.errors import GputraceError, InputError, MissingError, UsageError
 from gputrace.model import names
 from gputrace.store.cache import Kept, load_columns
-from gputrace.store.sqlite import Database as TraceDatabase
+from gputrace.store.sqlite_reader import Database as TraceDatabase
 from gputrace.studies.database import Database
 from gputrace.studies.measures import read_results
 from gputrace.studies.plan import read_study

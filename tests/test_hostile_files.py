@@ -19,7 +19,7 @@ import pytest
 from pyarrow import parquet
 
 import gputrace
-from gputrace.collectors import job
+from gputrace.collectors import job_tasks
 from gputrace.errors import InputError, UsageError
 from gputrace.model.names import demangle_all, short
 from gputrace.readers import gzip_io
@@ -228,7 +228,7 @@ class TestASpool:
 
     def test_of_a_job_is_joined_where_we_made_it(self, tmp_path: Path) -> None:
         self.told(tmp_path / "t.spool", "77")
-        joined = job.Team(tmp_path / "t.spool", "77")
+        joined = job_tasks.Team(tmp_path / "t.spool", "77")
         with joined.leave() as is_last:
             assert is_last
 
@@ -243,10 +243,10 @@ class TestASpool:
         else:
             self.told(folder, "77", 0o777 if what == "open to others" else 0o700)
         if what == "of another user":
-            real = job._make
-            monkeypatch.setattr(job, "_make", lambda *how: (False, real(*how)[1] + 1))
+            real = job_tasks._make
+            monkeypatch.setattr(job_tasks, "_make", lambda *how: (False, real(*how)[1] + 1))
         with pytest.raises(UsageError):
-            job.Team(folder, "77")
+            job_tasks.Team(folder, "77")
 
     def test_whose_name_is_taken_by_a_link_is_not_followed(self, tmp_path: Path) -> None:
         victim = tmp_path / "victim"
@@ -289,7 +289,7 @@ def test_nothing_that_runs_what_it_reads_is_imported_or_called() -> None:
             found += [f"{path}: {word}" for word in _suspicious(node)]
     # A notebook's cell is the user's own code, which the magic runs as IPython does; what a client
     # and its Dask workers send each other is pickled by Dask, too.
-    allowed = ("notebook.py: exec", "distributed/worker.py: pickle")
+    allowed = ("notebook_magic.py: exec", "distributed/worker.py: pickle")
     assert [one for one in found if not one.endswith(allowed)] == []
 
 

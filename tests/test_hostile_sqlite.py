@@ -12,7 +12,7 @@ import pytest
 import gputrace
 from gputrace.errors import InputError
 from gputrace.store import sqlite_security
-from gputrace.store.sqlite import Database
+from gputrace.store.sqlite_reader import Database
 from tests.command import assert_unreadable
 from tests.exports import KERNEL, Export
 

@@ -16,7 +16,7 @@ import gputrace
 from gputrace.cli import console
 from gputrace.cli.console import tell
 from gputrace.model.names import bounded
-from gputrace.report import markup
+from gputrace.report import markdown_html
 from gputrace.report.tables import Table
 from gputrace.sanitize import LONGEST_EXPORTED, cell, clean, json_text, message
 from gputrace.store.redact import Redaction
@@ -144,18 +144,18 @@ def test_no_cell_of_any_view_holds_what_would_be_obeyed() -> None:
 
 
 def test_markdown_shows_names_and_does_not_follow_them() -> None:
-    shown = markup.escape(NAMES["markdown"])
+    shown = markdown_html.escape(NAMES["markdown"])
     assert "@everyone" not in shown
     assert "http://" not in shown
     bare = re.sub(r"\\.", "", shown.replace("<!-- -->", ""))
     assert set("*[]<>$~|`_#&") & set(bare) == set()
-    lines = markup.render_table(Table("t", ("a",), ((NAMES["lines"],),))).splitlines()
+    lines = markdown_html.render_table(Table("t", ("a",), ((NAMES["lines"],),))).splitlines()
     assert len(lines) == 5  # the title, nothing, the header, the sides, one row
 
 
 def test_a_notebook_gets_text(hostile: Path) -> None:
     with gputrace.open(hostile) as trace:
-        shown = markup.render_html(trace.analyze())
+        shown = markdown_html.render_html(trace.analyze())
     tags = set(re.findall(r"<\s*/?\s*(\w+)", shown))
     assert tags <= {
         "div",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.collectors.job import (
+from gputrace.collectors.job_tasks import (
     Name,
     Task,
     find_task,

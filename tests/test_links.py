@@ -13,7 +13,7 @@ import pytest
 
 import gputrace
 from gputrace.analyzers.collectives import match_collectives
-from gputrace.analyzers.links import Links, able, badness, measure_links
+from gputrace.analyzers.gpu_links import Links, able, badness, measure_links
 from gputrace.api import Report
 from gputrace.model.nvml import Card
 from gputrace.model.results import Finding

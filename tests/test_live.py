@@ -19,10 +19,10 @@ from textual.pilot import Pilot
 
 from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.timeline_model.cells import make_curve
-from gputrace.cli.live_view import RecordingFeed
+from gputrace.cli.record_live import RecordingFeed
 from gputrace.collectors import live
 from gputrace.collectors.finalize import DOMAIN_CREATED
-from gputrace.collectors.job import Team, holds_lock
+from gputrace.collectors.job_tasks import Team, holds_lock
 from gputrace.collectors.live import Following
 from gputrace.collectors.spool import chunks
 from gputrace.collectors.spool.activity import read_spool

@@ -107,7 +107,7 @@ def test_a_failing_cell_fails_as_without_it_and_has_its_report(tmp_path: Path, s
     assert after.out == "on\n"
     if shell == "ipython":
         assert "raise KeyError" in cell.traceback
-        assert "notebook.py" not in cell.traceback
+        assert "notebook_magic.py" not in cell.traceback
         assert "run_cell_magic" not in cell.traceback
 
 

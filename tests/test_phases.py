@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gputrace.analyzers.phases import find_epochs
+from gputrace.analyzers.run_phases import find_epochs
 from gputrace.api import Report
 from gputrace.model.results import Finding, Phase
 from tests.handmade import MS, US, Run, analyze, assert_training, ids

@@ -14,7 +14,7 @@ from gputrace.errors import InputError
 from gputrace.model.events import Kind
 from gputrace.readers.nsys import is_nsys
 from gputrace.readers.registry import open_trace
-from gputrace.store.sqlite import Database
+from gputrace.store.sqlite_reader import Database
 from tests.exports import D2H, GRAPH_TRACE, H2D, KERNEL, MEMCPY, MEMSET, RUNTIME, Export, insert
 from tests.recordings import shared
 

@@ -22,7 +22,7 @@ import gputrace
 from gputrace.errors import MissingError
 from gputrace.model.events import Events, Kind
 from gputrace.readers.registry import open_trace
-from gputrace.store import spill_file, sqlite
+from gputrace.store import spill_file, sqlite_reader
 from gputrace.store.spill_file import LazySequence, SpillFile
 from tests.exports import Export
 from tests.parts import Node, write_parts, write_whole
@@ -36,7 +36,7 @@ Writing = Callable[[Path], list[Path]]
 def small_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Everything goes to disk, a few rows at a time, through many mappings."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(sqlite, "ROWS_AT_ONCE", 1 << 12)
+    monkeypatch.setattr(sqlite_reader, "ROWS_AT_ONCE", 1 << 12)
     monkeypatch.setattr(spill_file, "_SMALL", 1)
     monkeypatch.setattr(spill_file, "_EXTENT", 1 << 16)
 

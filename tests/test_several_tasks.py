@@ -19,7 +19,7 @@ from typing import Final
 
 import pytest
 
-from gputrace.collectors.job import Team, is_recording
+from gputrace.collectors.job_tasks import Team, is_recording
 from gputrace.errors import UsageError
 from tests import command
 from tests.native.build import Machine
@@ -31,7 +31,7 @@ STEP: Final = "import time, gputrace\nfor _ in range(5): time.sleep(0.001); gput
 PATIENT: Final = """
 import sys
 from gputrace import cli
-from gputrace.collectors.job import Team
+from gputrace.collectors.job_tasks import Team
 Team.__init__.__defaults__ = (*Team.__init__.__defaults__[:-1], 600.0)
 sys.exit(cli.run(sys.argv[1:]))
 """
@@ -337,7 +337,7 @@ class TestTeam:
         """Which is known when the lock of the first is given back: its process ends."""
         program = (
             "import sys, time\nfrom pathlib import Path\n"
-            "from gputrace.collectors.job import Team\n"
+            "from gputrace.collectors.job_tasks import Team\n"
             f"team = Team(Path({str(tmp_path / 'x.spool')!r}), 'j', int(sys.argv[1]), 2)\n"
             "team.let_one('work', lambda: print('begins', flush=True))\n"
             "print('ready', flush=True)\ntime.sleep(30)"

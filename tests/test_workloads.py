@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from gputrace.studies.environments import Environments, Unavailable, read_frameworks
+from gputrace.studies.framework_environments import Environments, Unavailable, read_frameworks
 from gputrace.studies.measures import RunResult, measure
 from gputrace.studies.results import Check
 from gputrace.studies.summary import check_run

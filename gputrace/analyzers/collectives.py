@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.execution import GpuShardView, PerGpu
+from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import rows_by, steps_by_gpu
 from gputrace.analyzers.lanes import LaneSummary, Waiting
 from gputrace.analyzers.operations import GpuSummary, OperationClass

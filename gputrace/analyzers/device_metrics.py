@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.execution import GpuShardView, PerGpu
+from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu

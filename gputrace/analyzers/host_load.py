@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.execution import Shard
+from gputrace.analyzers.gpu_shards import Shard
 from gputrace.model.events import Events, Kind, Mask, distinct_ids
 from gputrace.model.intervals import Intervals, union
 from gputrace.model.results import HostLoad, Step

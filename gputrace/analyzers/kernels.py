@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.execution import GpuShardView, HasGpu, PerGpu, same_names
+from gputrace.analyzers.gpu_shards import GpuShardView, HasGpu, PerGpu, same_names
 from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.host_calls import NOBODY
 from gputrace.analyzers.kernel_names import (

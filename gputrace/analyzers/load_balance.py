@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.execution import GpuShardView, PerGpu, same_names
+from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, same_names
 from gputrace.analyzers.grouping import StepsOf, median_of_others, overlap, stretches
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import GpuOperations, OperationClass

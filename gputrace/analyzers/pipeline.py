@@ -24,16 +24,16 @@ from gputrace.analyzers.collectives import (
     total_collectives,
 )
 from gputrace.analyzers.device_metrics import find_utilization
-from gputrace.analyzers.execution import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.findings import find, order
 from gputrace.analyzers.findings.context import SEVERITIES, Facts
+from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.host_calls import NOBODY
 from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lanes import AnyLaneSummary, LaneSummary, find_host_lanes
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.phases import find_warmup_causes, list_phases
 from gputrace.analyzers.python_samples import find_python_lines
+from gputrace.analyzers.run_phases import find_warmup_causes, list_phases
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.whatif import what_if
 from gputrace.errors import InputError, PluginError, UsageError

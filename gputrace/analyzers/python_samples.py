@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.execution import GpuShardView, PerGpu, Shard
+from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.host_calls import NOBODY
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.model.events import Kind, distinct_ids

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import JOINT, Collectives, steps_of
-from gputrace.analyzers.execution import GpuShardView, PerGpu, Shard, same_names
+from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard, same_names
 from gputrace.analyzers.grouping import StepsOf, median_of_others, overlap, rows_by, steps_by_gpu
 from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.lanes import LaneSummary

@@ -57,7 +57,7 @@ def _browse(traces: tuple[Path, ...], beside: tuple[Path, ...], demo: bool) -> i
             return browse((path,), beside)
     if (folder := _under_way(traces)) is None:
         return browse(traces, beside)
-    from gputrace.cli.live_view import RecordingFeed
+    from gputrace.cli.record_live import RecordingFeed
     from gputrace.report.tui.live import watch
 
     code, trace = watch(RecordingFeed(folder))

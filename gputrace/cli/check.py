@@ -15,8 +15,8 @@ from gputrace.errors import ExitCode, UsageError
 from gputrace.model.time_class import BUSY_CLASSES, IDLE_CAUSES
 
 if TYPE_CHECKING:
+    from gputrace.analyzers.ci_gates import Asked, Check, Limit
     from gputrace.analyzers.compare.runs import Run
-    from gputrace.analyzers.gates import Asked, Check, Limit
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -76,7 +76,7 @@ def command(
     measured steps and the GPUs. A slow-down counts only where the noise of the steps does not
     explain it.
     """
-    from gputrace.analyzers.gates import check
+    from gputrace.analyzers.ci_gates import check
     from gputrace.api import open_runs
     from gputrace.report import to_json
 
@@ -101,7 +101,7 @@ def command(
 
 def _read_gates(baseline: Path | None, gates: dict[str, Any]) -> Asked:
     """Return the given gates; raises UsageError if there are none."""
-    from gputrace.analyzers.gates import Asked, check_words
+    from gputrace.analyzers.ci_gates import Asked, check_words
 
     slowdown, fail_on = gates.pop("max_slowdown"), gates.pop("fail_on")
     if slowdown is not None and baseline is None:
@@ -115,7 +115,7 @@ def _read_gates(baseline: Path | None, gates: dict[str, Any]) -> Asked:
 
 
 def _limit(name: str, text: str) -> Limit:
-    from gputrace.analyzers.gates import Limit
+    from gputrace.analyzers.ci_gates import Limit
     from gputrace.units import parse_duration
 
     bound, _, figure = name.partition("_")

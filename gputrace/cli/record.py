@@ -109,7 +109,7 @@ def command(command: tuple[str, ...], live: bool, force: bool, **given: Any) -> 
         tell(bound)
     if terminal is None:
         return _record(prepared)
-    from gputrace.cli.live_view import record_live
+    from gputrace.cli.record_live import record_live
 
     return record_live(prepared, terminal, partial(_record, prepared))
 
@@ -373,7 +373,7 @@ def _bound(limits: Limits) -> str:
 @click.option("--keep", is_flag=True, help="Keep FOLDER.")
 def recover(folder: Path, output: Path | None, force: bool, keep: bool) -> None:
     """Make a trace of FOLDER, the NAME.spool that an interrupted recording left."""
-    from gputrace.collectors.job import assert_ours, is_recording
+    from gputrace.collectors.job_tasks import assert_ours, is_recording
     from gputrace.collectors.launch import orphans_of
     from gputrace.collectors.session import can_be_read_meanwhile, finish
 

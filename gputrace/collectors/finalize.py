@@ -23,7 +23,6 @@ from gputrace.collectors.spool.activity import (
     windows_of,
 )
 from gputrace.collectors.spool.chunks import Loss, read_all
-from gputrace.collectors.spool.clock_correction import correct_clocks
 from gputrace.collectors.spool.host_events import (
     HostEvents,
     Records,
@@ -31,6 +30,7 @@ from gputrace.collectors.spool.host_events import (
     join_hosts,
     read_host_file,
 )
+from gputrace.collectors.spool.wall_clock import correct_clocks
 from gputrace.errors import InputError
 from gputrace.model.names import demangle, short
 from gputrace.store.writer import (

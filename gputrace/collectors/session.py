@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gputrace.collectors import job
+from gputrace.collectors import job_tasks
 from gputrace.collectors.backend import (
     HOW_TO_BUILD,
     Backend,
@@ -63,7 +63,7 @@ def record(
     }
     if task is not None:
         meta |= {"job": task.job, "world_size": str(task.tasks)}
-    job.write_meta(prepared.folder, meta)
+    job_tasks.write_meta(prepared.folder, meta)
     if prepared.backend is HOST and (names := _given(plan, *_NOT_BY_HOST)):
         why = "without a GPU to record, the host's signals are recorded from start to end"
         tell(f"{names}: not heeded: {why}; `gputrace analyze --steps` takes a part")
@@ -119,7 +119,7 @@ def conclude(prepared: Prepared, has_run: bool = True) -> Merged | None:
         if not is_last:
             return None
         merged = None
-        if has_run or len(job.ranks_in(team.folder)) > 1:
+        if has_run or len(job_tasks.ranks_in(team.folder)) > 1:
             merged = finish(team.folder, prepared.plan.output, keep=True)
         if merged is None or not merged.unread:
             team.dissolve()
@@ -128,7 +128,7 @@ def conclude(prepared: Prepared, has_run: bool = True) -> Merged | None:
 
 def can_be_read_meanwhile(folder: Path) -> bool:
     """Return whether processes write as they go; raises MissingError for a plugin that is gone."""
-    return backend_named(job.read_meta(folder).get("backend", CUPTI.name)).shares
+    return backend_named(job_tasks.read_meta(folder).get("backend", CUPTI.name)).shares
 
 
 def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
@@ -140,10 +140,10 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
     load_numpy()
     from gputrace.store.writer import remove_unfinished
 
-    job.assert_ours(folder)
-    meta = job.read_meta(folder)
+    job_tasks.assert_ours(folder)
+    meta = job_tasks.read_meta(folder)
     if "world_size" in meta:
-        meta["ranks"] = format_ranges(job.ranks_in(folder))
+        meta["ranks"] = format_ranges(job_tasks.ranks_in(folder))
     backend = backend_named(meta.get("backend", CUPTI.name))
     remove_unfinished(output)
     merged = backend.merge(folder, output, meta)
@@ -168,10 +168,10 @@ class Prepared:
     command: tuple[str, ...]
     """The program as the user wrote it."""
     backend: Backend
-    team: job.Team
+    team: job_tasks.Team
     """The recorders of this machine that write one trace together."""
     launch: Launch
-    task: job.Task | None
+    task: job_tasks.Task | None
     traces: str
     """Shell pattern of the traces of all machines."""
 
@@ -191,9 +191,9 @@ def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
     backend = choose(plan, os.environ)
     if not backend.heeds_long and (names := _given(plan, *_LONG)):
         raise UsageError(f"{names}: not with --backend {backend.name}; record with --backend cupti")
-    task = job.find_task(os.environ)
+    task = job_tasks.find_task(os.environ)
     host, pid = socket.gethostname(), os.getpid()
-    name = job.name_output(str(plan.output), task, command, os.environ, host, pid)
+    name = job_tasks.name_output(str(plan.output), task, command, os.environ, host, pid)
     team, output = _gather(name, task, backend, force)
     plan = replace(plan, output=output)
     try:
@@ -227,17 +227,17 @@ def _given(plan: Plan, *options: str) -> str:
 
 
 def _gather(
-    name: job.Name, task: job.Task | None, backend: Backend, force: bool
-) -> tuple[job.Team, Path]:
+    name: job_tasks.Name, task: job_tasks.Task | None, backend: Backend, force: bool
+) -> tuple[job_tasks.Team, Path]:
     """The recorder's part among those of its machine, and the trace that they write."""
     output = name.path
     if task is not None and not name.is_tasks_own:
         if backend.shares and not _is_of(output, task.job):
             folder = _folder(output, force)
-            with suppress(job.CannotShare):
-                return job.Team(folder, task.job, task.rank, task.local_tasks), output
-        output = job.of_task(output, task)
-    return job.Team(_folder(output, force), rank=0 if task is None else task.rank), output
+            with suppress(job_tasks.CannotShare):
+                return job_tasks.Team(folder, task.job, task.rank, task.local_tasks), output
+        output = job_tasks.of_task(output, task)
+    return job_tasks.Team(_folder(output, force), rank=0 if task is None else task.rank), output
 
 
 def _folder(output: Path, force: bool) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from gputrace.collectors.job import read_meta, write_meta
+from gputrace.collectors.job_tasks import read_meta, write_meta
 from gputrace.collectors.nvml import own_environment
 from gputrace.collectors.spool.chunks import ChunkTail, base_of, in_order
 from gputrace.collectors.spool.host_events import EVENT, HOST, KINDS, read_records

@@ -19,8 +19,8 @@ from gputrace.collectors.backend import Merged
 from gputrace.collectors.launch.supervised import ask
 from gputrace.collectors.nvml.log import read_nvml
 from gputrace.collectors.spool.chunks import read_all
-from gputrace.collectors.spool.clock_correction import correct_clocks
 from gputrace.collectors.spool.host_events import HostEvents, join_hosts, read_host_file
+from gputrace.collectors.spool.wall_clock import correct_clocks
 from gputrace.errors import InputError, MissingError
 from gputrace.model.names import demangle_all, short
 from gputrace.readers import nvprof_schema as schema
@@ -28,7 +28,7 @@ from gputrace.readers.nsys_export import find_nsys, nsys_version, run_export
 from gputrace.readers.nsys_schema import string_columns
 from gputrace.readers.nvprof import find_skew
 from gputrace.store import sqlite_security
-from gputrace.store.sqlite import Database
+from gputrace.store.sqlite_reader import Database
 from gputrace.store.writer import OVERHEADS, UNKNOWN_OVERHEAD, TraceWriter
 from gputrace.units import format_ns
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gputrace.analyzers.execution import PerGpu, Shard, ShardTask
+from gputrace.analyzers.gpu_shards import PerGpu, Shard, ShardTask
 from gputrace.analyzers.host_calls import CudaApiCalls, read_calls
 from gputrace.analyzers.operations import Gpu, group_gpus
 from gputrace.distributed import worker

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.execution import Shard
+from gputrace.analyzers.gpu_shards import Shard
 from gputrace.analyzers.operations import (
     Gpu,
     GpuOperations,

@@ -12,7 +12,7 @@ from typing import Final, cast
 
 from gputrace.errors import InputError
 from gputrace.readers.error_policy import STOP, ErrorPolicy
-from gputrace.store.sqlite import open_input
+from gputrace.store.sqlite_reader import open_input
 
 GZIP: Final = b"\x1f\x8b"
 

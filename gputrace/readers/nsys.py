@@ -53,7 +53,7 @@ from gputrace.readers.nsys_schema import (
     read_session,
 )
 from gputrace.store.slice import read_export_notes
-from gputrace.store.sqlite import (
+from gputrace.store.sqlite_reader import (
     NULL,
     Database,
     Integers,

@@ -86,7 +86,7 @@ def run_export(nsys: str, report: Path, target: Path) -> None:
         problem = f"nsys {nsys_version(nsys)} could not export it ({reason})"
         hint = "a report needs the nsys that recorded it, or a newer one"
         raise InputError(report, f"{problem}; {hint}")
-    from gputrace.store.sqlite import check_file
+    from gputrace.store.sqlite_reader import check_file
 
     try:
         check_file(target)

@@ -12,7 +12,13 @@ import numpy as np
 from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind, Memory
 from gputrace.model.nvml import VALUES, Card, Link, Nvml, Samples, plain_uuid
 from gputrace.model.trace import Session
-from gputrace.store.sqlite import Database, EventTable, SqliteTables, TimedTable, quote_identifier
+from gputrace.store.sqlite_reader import (
+    Database,
+    EventTable,
+    SqliteTables,
+    TimedTable,
+    quote_identifier,
+)
 
 
 @dataclass(frozen=True, slots=True)

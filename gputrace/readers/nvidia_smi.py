@@ -18,7 +18,7 @@ from gputrace.errors import InputError
 from gputrace.model.events import GPU_KINDS, UNKNOWN, Kind
 from gputrace.model.nvml import VALUES, Card, Nvml, Samples, merge_nvml, plain_uuid
 from gputrace.model.trace import Trace
-from gputrace.store.sqlite import open_input
+from gputrace.store.sqlite_reader import open_input
 from gputrace.units import format_ranges
 
 _QUARTER: Final = 15 * 60 * 10**9

@@ -33,7 +33,7 @@ from gputrace.readers.nvprof_schema import (
     read_pid,
 )
 from gputrace.store import sqlite_security
-from gputrace.store.sqlite import (
+from gputrace.store.sqlite_reader import (
     Database,
     Integers,
     Query,

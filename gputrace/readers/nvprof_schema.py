@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gputrace.errors import InputError
 from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind
-from gputrace.store.sqlite import (
+from gputrace.store.sqlite_reader import (
     Database,
     EventTable,
     Integers,

@@ -20,7 +20,7 @@ from gputrace.plugins import Plugin, call, expect, load, plugins, tell
 from gputrace.readers.error_policy import STOP, ErrorPolicy
 from gputrace.readers.gzip_io import peek
 from gputrace.readers.nsys_export import is_report, is_table_folder
-from gputrace.store.sqlite import MAGIC, Database, open_input
+from gputrace.store.sqlite_reader import MAGIC, Database, open_input
 
 
 class Candidate:

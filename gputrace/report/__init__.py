@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 FORMATS: Final = {
     "text": "gputrace.report.text.render",
     "json": "gputrace.report.to_json",
-    "markdown": "gputrace.report.markup.render_markdown",
+    "markdown": "gputrace.report.markdown_html.render_markdown",
     "csv": "gputrace.report.render_csv",
 }
 

@@ -26,7 +26,7 @@ from gputrace.analyzers.compare.results import (
 )
 from gputrace.analyzers.kernel_names import short_name
 from gputrace.report import render_as, render_rows
-from gputrace.report.markup import escape, render_table
+from gputrace.report.markdown_html import escape, render_table
 from gputrace.report.tables import CLASS_NAMES, Table, gpu_name
 from gputrace.report.text import open_console, print_table, said, without_blanks
 from gputrace.sanitize import cut, sentence

@@ -19,7 +19,7 @@ import numpy as np
 from gputrace.model.events import Column, Events, Kind
 from gputrace.model.nvml import Nvml
 from gputrace.model.trace import Device, NoGpu, Progress, Session, Trace, Window
-from gputrace.store.sqlite import Database, SqliteTrace, quote_identifier
+from gputrace.store.sqlite_reader import Database, SqliteTrace, quote_identifier
 
 REDACTED: Final = "redacted: names of hosts, users, paths and programs are replaced"
 _NAME: Final = Path("redacted")

@@ -26,7 +26,7 @@ from gputrace.errors import UsageError
 from gputrace.model.trace import Progress, Trace, Window
 from gputrace.store import sqlite_security
 from gputrace.store.merge import MergedTrace
-from gputrace.store.sqlite import (
+from gputrace.store.sqlite_reader import (
     Database,
     SqliteTables,
     SqliteTrace,

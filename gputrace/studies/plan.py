@@ -21,7 +21,7 @@ import msgspec
 
 from gputrace.errors import MissingError, UsageError
 from gputrace.studies.database import Configuration, Recording, Settings
-from gputrace.studies.environments import (
+from gputrace.studies.framework_environments import (
     CORES,
     KINDS,
     LAUNCHERS,

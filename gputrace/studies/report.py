@@ -28,7 +28,7 @@ from gputrace.report.html.charts import (
     stacked_bars,
 )
 from gputrace.report.html.page import common_variables, render_page
-from gputrace.report.markup import escape, render_table
+from gputrace.report.markdown_html import escape, render_table
 from gputrace.report.tables import CLASS_NAMES, Table
 from gputrace.report.text import open_console, print_table, without_blanks
 from gputrace.sanitize import cell, clean

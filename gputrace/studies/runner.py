@@ -21,7 +21,7 @@ import msgspec
 
 from gputrace.errors import ExitCode, UsageError
 from gputrace.studies.database import Database, Folder, Plan, Run, Settings, StudyRow
-from gputrace.studies.environments import (
+from gputrace.studies.framework_environments import (
     MADE,
     Environments,
     Unavailable,

@@ -18,7 +18,7 @@ from gputrace.analyzers.compare.results import Loss
 from gputrace.analyzers.compare.runs import Bounds, Mean, means_of
 from gputrace.model.time_class import CLASSES
 from gputrace.studies.database import Settings
-from gputrace.studies.environments import LAUNCHERS
+from gputrace.studies.framework_environments import LAUNCHERS
 from gputrace.studies.measures import GpuMeasure, Measure, Results, RunResult
 from gputrace.studies.results import (
     SCHEMA_VERSION,

@@ -22,7 +22,7 @@ from gputrace.readers.registry import open_trace
 from gputrace.store import cache
 from gputrace.store.cache import dump_columns, load_columns
 from gputrace.studies.database import FILE, Configuration, Database, Plan, Run, StudyRow
-from gputrace.studies.environments import Framework
+from gputrace.studies.framework_environments import Framework
 from gputrace.studies.measures import read_results
 from gputrace.studies.plan import arguments_of, key_of, make_plan, read_study
 from gputrace.studies.report import FORMATS, render

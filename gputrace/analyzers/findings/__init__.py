@@ -13,12 +13,13 @@ from typing import Final
 
 from gputrace.analyzers.findings import (
     busy,
+    gpu0_skew,
+    gpu_links,
     hardware,
     host,
     idle,
-    multi_gpu,
-    run,
     stragglers,
+    whole_run,
 )
 from gputrace.analyzers.findings.context import MEDIUM, SEVERITIES, Facts, Rule, severity_of
 from gputrace.model.results import Finding, WhatIf
@@ -26,8 +27,8 @@ from gputrace.model.results import Finding, WhatIf
 __all__ = ["HOST_RULES", "RULES", "Facts", "find", "order"]
 
 RULES: Final[tuple[Rule, ...]] = (
-    run.recorder_overhead,
-    run.lost_records,
+    whole_run.recorder_overhead,
+    whole_run.lost_records,
     idle.data_feeding,
     idle.autotune_repeated,
     idle.alloc_stall,
@@ -50,26 +51,26 @@ RULES: Final[tuple[Rule, ...]] = (
     hardware.memory_imbalance,
     busy.layout_transposes,
     busy.no_tensor_cores,
-    multi_gpu.gpu0_skew,
-    multi_gpu.topology,
-    multi_gpu.host_staged_comm,
-    run.slow_steps,
-    run.validation_downtime,
-    run.checkpoint_stall,
-    run.warmup,
-    run.graph_opaque,
+    gpu0_skew.gpu0_skew,
+    gpu_links.topology,
+    gpu_links.host_staged_comm,
+    whole_run.slow_steps,
+    whole_run.validation_downtime,
+    whole_run.checkpoint_stall,
+    whole_run.warmup,
+    whole_run.graph_opaque,
 )
 HOST_RULES: Final[tuple[Rule, ...]] = (
-    run.data_feeding,
-    run.lost_records,
+    whole_run.data_feeding,
+    whole_run.lost_records,
     host.cpu_starved,
     host.cpu_throttled,
     host.page_faults,
     host.garbage_collection,
     host.host_blocked,
-    run.no_gpu_activity,
-    run.slow_steps,
-    run.warmup,
+    whole_run.no_gpu_activity,
+    whole_run.slow_steps,
+    whole_run.warmup,
 )
 """Rules that need no GPU activity, for traces that hold none."""
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
-from gputrace.analyzers.findings.multi_gpu import told_by_links, told_by_skew
+from gputrace.analyzers.findings.gpu0_skew import told_by_skew
+from gputrace.analyzers.findings.gpu_links import told_by_links
 from gputrace.model.results import Finding, Kernels
 from gputrace.units import format_ns
 

@@ -14,11 +14,11 @@ import numpy as np
 from gputrace.analyzers.audit import find_missing
 from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.device_metrics import find_cards
-from gputrace.analyzers.execution import GpuShardView, PerGpu, Shard
+from gputrace.analyzers.gpu_links import Links, Pageable, find_pageable, measure_links
+from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.host_load import measure_load, read_counters
 from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
-from gputrace.analyzers.links import Links, Pageable, find_pageable, measure_links
 from gputrace.analyzers.load_balance import compare_loads, most_memory
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.python_samples import Place, PythonLines, dominating

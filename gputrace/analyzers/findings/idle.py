@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.execution import GpuShardView, Shard
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
+from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.host_calls import Call
 from gputrace.model.events import distinct_ids
 from gputrace.model.intervals import Intervals, Times, union

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import Collectives
-from gputrace.analyzers.execution import GpuShardView, PerGpu
+from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import rows_by
 from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.operations import Gpu, GpuSummary, classify

@@ -25,7 +25,7 @@ from gputrace.collectors.launch import (
 )
 from gputrace.errors import InputError, MissingError
 
-SUPERVISOR: Final = Path(__file__).with_name("supervisor.py")
+SUPERVISOR: Final = Path(__file__).with_name("tool_shim.py")
 _STREAMS: Final = "STREAMS"
 """Stands on the command line for the descriptors, which are known when the tool starts."""
 _HIGH: Final = 200
@@ -140,7 +140,7 @@ def check_ended(folder: Path, tool: str) -> None:
 
 @contextmanager
 def _handed_down() -> Iterator[str]:
-    """Our streams under numbers out of the tool's way, as the supervisor takes them."""
+    """Our streams under numbers out of the tool's way, as the shim takes them."""
     streams: dict[int, int] = {}
     for stream in range(3):
         with suppress(OSError):

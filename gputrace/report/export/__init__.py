@@ -16,7 +16,7 @@ from gputrace.model.results import Analysis
 from gputrace.model.trace import Progress, Trace, Window
 from gputrace.store.redact import redaction_for
 from gputrace.store.slice import slice_trace
-from gputrace.store.sqlite import SqliteTrace
+from gputrace.store.sqlite_reader import SqliteTrace
 
 FORMS: Final = {
     "trace": "gputrace.report.export.write",

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import PEER_COPY, Collectives
-from gputrace.analyzers.execution import GpuShardView, PerGpu
+from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu, GpuSummary, OperationClass

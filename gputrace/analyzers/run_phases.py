@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.execution import GpuShardView, PerGpu, Shard
+from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.host_calls import Call, CudaApiCalls
 from gputrace.analyzers.kernel_names import PRODUCTS, family_of

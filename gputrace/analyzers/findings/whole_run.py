@@ -9,11 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.execution import GpuShardView
 from gputrace.analyzers.findings.context import HIGH, MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.idle import how_to_feed_faster
+from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.lanes import LaneSummary
-from gputrace.analyzers.phases import WARMUP_CAUSES
+from gputrace.analyzers.run_phases import WARMUP_CAUSES
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import Mask
 from gputrace.model.intervals import Times
