@@ -92,12 +92,13 @@ class Made:
         self._add("GPUTRACE_STEP", start, end, pid, thread, 0, 0)
 
     def wait(self, start: float, end: float, pid: int = 1, thread: int = 1) -> None:
-        self._add("GPUTRACE_HOST_RANGE", start, end, pid, thread, 1, 1)
+        self._add("GPUTRACE_HOST_RANGE", start, end, pid, thread, 1, 1, None)
 
-    def _add(self, table: str, start: float, end: float, pid: int, *rest: int) -> None:
-        thread, name, last = rest
+    def _add(
+        self, table: str, start: float, end: float, pid: int, thread: int, *rest: int | None
+    ) -> None:
         times = round(start * MS), round(end * MS)
-        self._rows.append((table, (*times, 1 << 48 | pid << 24 | thread, name, last)))
+        self._rows.append((table, (*times, 1 << 48 | pid << 24 | thread, *rest)))
 
     def process(self, pid: int, rank: int | None, note: str | None = None) -> None:
         values = (1 << 48 | pid << 24, pid, "node", rank, 2, rank, 1, note)

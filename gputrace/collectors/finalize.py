@@ -344,6 +344,7 @@ def global_tids(pid: int, threads: NDArray[np.uint32], machine: int = OWN) -> ND
 DATA_WAIT: Final = 1
 ANNOTATION: Final = 2
 COLLECTION: Final = 3
+LOADER: Final = 5
 """Values of ``kind`` in GPUTRACE_HOST_RANGE."""
 
 
@@ -378,6 +379,10 @@ def write_host(writer: TraceWriter, host: HostEvents, start: int, machine: int =
     for kind, name in kinds.items():
         rows = host.records[name]
         writer.add("GPUTRACE_HOST_RANGE", spans(rows) | {"kind": [kind] * len(rows)})
+    rows = host.records["loader"]
+    numbers = rows["rank"].astype(np.int64) << 32 | rows["number"]
+    loader = {"kind": [LOADER] * len(rows), "number": numbers}
+    writer.add("GPUTRACE_HOST_RANGE", spans(rows) | loader)
     counters = host.records["counter"]
     writer.add("GPUTRACE_HOST_COUNTER", spans(counters) | {"value": counts(counters)})
     samples = spans(host.records["sample"])

@@ -52,6 +52,8 @@ class Kind(IntEnum):
     """A training step, marked on the host by a hook or a profiler."""
     SAMPLE = 24
     """A stack sample: the name of the user code that a host thread was in; start equals end."""
+    LOADER = 27
+    """A part of a batch in a data loader's worker or main process, or a moment of a loader."""
     COLLECTION = 29
     """A garbage collection in a host thread; the name says which generation."""
     COUNTER = 30
@@ -115,7 +117,8 @@ class Events:
         stream: CUDA stream id, unique per process and device.
         thread: operating-system thread id of the host thread.
         correlation: links a GPU operation to the API call that issued it, per process; for a
-            step, its number as counted by the program.
+            step, its number as counted by the program; for a loader's event, owner << 32 | number
+            (docs/recording.md).
         bytes: bytes copied or set.
         source_memory, destination_memory: a `Memory`, for copies.
         source_device, destination_device: CUDA ordinals, for peer copies.

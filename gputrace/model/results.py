@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from gputrace.model.loader import Loader
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
 from gputrace.model.trace import LeftOut
 from gputrace.units import format_ns
@@ -729,6 +730,8 @@ class Analysis:
     """Coverage of CUDA calls; None where all were recorded, or none."""
     recorder: RecorderCost | None = None
     """Cost of recording; None without control stretches."""
+    loader: tuple[Loader, ...] = ()
+    """Data loader of each rank in the measured steps; empty where none was recorded."""
     host_load: tuple[HostLoad, ...] = ()
     """Time of the hosts' threads, a row per rank; empty where it was not counted."""
     missing: tuple[Missing, ...] = ()

@@ -89,8 +89,8 @@ TABLES: Final = (
     Table("GPUTRACE_STEP", (Kind.STEP,), {**_ON_HOST, "correlation": ("step",)}),
     Table(
         "GPUTRACE_HOST_RANGE",
-        (Kind.DATA_WAIT, Kind.RANGE, Kind.COLLECTION),
-        {**_ON_HOST, "kind": ("kind",)},
+        (Kind.DATA_WAIT, Kind.LOADER, Kind.RANGE, Kind.COLLECTION),
+        {**_ON_HOST, "kind": ("kind",), "correlation": ("number",)},
     ),
     Table("GPUTRACE_PYTHON_SAMPLE", (Kind.SAMPLE,), {**_ON_HOST, "end": ("start",)}),
     Table("GPUTRACE_HOST_COUNTER", (Kind.COUNTER,), {**_ON_HOST, "bytes": ("value",)}),
@@ -104,7 +104,12 @@ KIND_OF: Final[Mapping[str, Mapping[int, Kind]]] = {
     "CUPTI_ACTIVITY_KIND_MEMCPY": {
         number: Kind[f"COPY_{kind}"] for number, kind in enumerate(_COPIES.split(), 1)
     },
-    "GPUTRACE_HOST_RANGE": {1: Kind.DATA_WAIT, 2: Kind.RANGE, 3: Kind.COLLECTION},
+    "GPUTRACE_HOST_RANGE": {
+        1: Kind.DATA_WAIT,
+        2: Kind.RANGE,
+        3: Kind.COLLECTION,
+        5: Kind.LOADER,
+    },
     "NVTX_EVENTS": {
         **dict.fromkeys(RANGE_TYPES, Kind.RANGE),
         **dict.fromkeys(MARK_TYPES, Kind.MARK),

@@ -263,6 +263,7 @@ def tables_before(analysis: Analysis, limits: Limits) -> list[Table]:
 def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
     """Return the tables after the findings."""
     made = (
+        *loader_tables(analysis),
         collectives_table(analysis),
         links_table(analysis, limits.links),
         cards_table(analysis),
@@ -273,6 +274,48 @@ def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
 
 
 _UNKNOWN: Final = "–"
+_LEAST_SHARE: Final = 0.005
+"""Share of a loader's time from which a part is listed."""
+
+
+def loader_tables(analysis: Analysis) -> tuple[Table, ...]:
+    """Tabulate the loader that makes its rank wait most: its parts, and other numbers of workers.
+
+    Return none where no loader was recorded.
+    """
+    loader = max(analysis.loader, key=lambda loader: loader.wait_ns, default=None)
+    if loader is None:
+        return ()
+    of = f" of rank {loader.rank}" if len(analysis.loader) > 1 else ""
+    workers = f"{loader.workers} worker{'' if loader.workers == 1 else 's'}"
+    queue = "in the process that trains"
+    if loader.queue_median is not None and loader.queue_empty is not None:
+        queue = f"{loader.queue_median:g} ready when asked, none in {loader.queue_empty:.0%}"
+    title = f"A batch in the data loader{of} ({workers}, {loader.batches:,} batches; {queue})"
+    parts = [part for part in loader.parts if part.share >= _LEAST_SHARE]
+    body = [
+        (_cut(part.name, _LONGEST_PART), format_ns(part.batch_ns), f"{part.share:.1%}")
+        for part in parts
+    ]
+    body.append(("all", format_ns(loader.batch_ns), ""))
+    if loader.workers:
+        body.append(("receive", format_ns(loader.receive_ns), ""))
+    others = tuple(
+        (
+            f"{choice.workers}{' (now)' if choice.workers == loader.workers else ''}",
+            format_ns(choice.step_ns),
+            format_ns(choice.wait_ns),
+        )
+        for choice in loader.predictions
+    )
+    predicted = f"Predicted with other numbers of workers{of} ({loader.cores} cores)"
+    return (
+        Table(title, ("", "time", "share"), tuple(body)),
+        Table(predicted, ("workers", "a step", "waits"), others),
+    )
+
+
+_LONGEST_PART: Final = 40
 
 
 def cards_table(analysis: Analysis) -> Table | None:

@@ -20,6 +20,7 @@ from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.host_load import measure_load, read_counters
 from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
 from gputrace.analyzers.load_balance import compare_loads, most_memory
+from gputrace.analyzers.loader import Pace, measure_loaders, read_loaders
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.python_samples import Place, PythonLines, dominating
 from gputrace.analyzers.steps import FoundSteps
@@ -32,7 +33,8 @@ from gputrace.analyzers.stragglers import (
     kernel_ratios,
 )
 from gputrace.model.events import Kind, distinct_ids
-from gputrace.model.intervals import Intervals
+from gputrace.model.intervals import Intervals, union
+from gputrace.model.loader import Loader
 from gputrace.model.nvml import Nvml
 from gputrace.model.results import (
     Breakdown,
@@ -139,6 +141,36 @@ class Known:
         processes = {own.gpu.rank: own.gpu.process for own in self.per_gpu.operations}
         counters = {} if processes else self.per_gpu.whole.once(read_counters)
         return ranks_of(self.trace, dict.fromkeys(counters, 0))[0] if counters else processes
+
+    @cached_property
+    def loaders(self) -> tuple[Loader, ...]:
+        """Data loader of each rank in the measured steps; empty where none was recorded."""
+        events = self.per_gpu.whole.once(read_loaders)
+        if events is None or not self.measured:
+            return ()
+        processes = {own.gpu.rank: own.gpu.process for own in self.per_gpu.operations}
+        if not processes:
+            stepping = self.trace.events([Kind.STEP], ["process"]).process
+            processes = ranks_of(self.trace, dict.fromkeys(distinct_ids(stepping).tolist(), 0))[0]
+        cores_used = {load.rank: load.process_cores for load in self.host_load}
+        paces = {}
+        for rank in processes:
+            rows = [row for row in self.rows if row.rank == rank and row.steps]
+            spans = {step.step: step for step in self.measured if step.rank == rank}.values()
+            steps = sum(row.steps for row in rows)
+            if not steps:
+                continue
+            waited = "data_feeding" if self.per_gpu.operations else "host_data"
+            step_ns = sum(row.total_ns for row in rows) / steps
+            paces[rank] = Pace(
+                union([step.start_ns for step in spans], [step.end_ns for step in spans]),
+                len(spans),
+                step_ns,
+                sum(row.of(waited) for row in rows) / steps,
+                cores_used.get(rank, 0.0) * step_ns,
+                len(processes),
+            )
+        return measure_loaders(events, processes, paces)
 
     @cached_property
     def framework(self) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.feeding import explained
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.host_calls import Call
 from gputrace.model.events import distinct_ids
@@ -75,17 +76,22 @@ _FEED_FASTER: Final = {
 def data_feeding(facts: Facts) -> Iterator[Finding]:
     """The GPUs wait for the next batch; in traces without GPU activity, the program does.
 
+    Where the loader's workers were recorded, the message says how many would keep up (a simulation
+    of the loader's queue), and names one that takes 1.5 times as long as the others, and the part
+    of a batch that takes 40 % of their time.
+
     Cost: idle time with that cause; without GPU activity, the program's wait, an upper bound on the
     time that a GPU can have idled for it.
 
     Wrong if: the step is no shorter with one batch used again and again.
     """
-    yield from facts.costly(
+    found = facts.costly(
         "data-feeding",
         "data_feeding",
         "the GPUs wait {cost} for the next batch",
         how_to_feed_faster(facts),
     )
+    yield from explained(facts, found)
 
 
 def how_to_feed_faster(facts: Facts) -> str:

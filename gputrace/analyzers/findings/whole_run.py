@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.findings.context import HIGH, MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.feeding import explained
 from gputrace.analyzers.findings.idle import how_to_feed_faster
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.lanes import LaneSummary
@@ -482,13 +483,14 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
 
     A GPU may have had queued work meanwhile, so it is not shown to have idled.
     """
-    yield from facts.costly(
+    found = facts.costly(
         "data-feeding",
         "host_data",
         "the program waits {cost} for the next batch; no GPU was seen: this is the most that one "
         "can have idled for it",
         how_to_feed_faster(facts),
     )
+    yield from explained(facts, found)
 
 
 def no_gpu_activity(facts: Facts) -> Iterator[Finding]:

@@ -31,6 +31,7 @@ KINDS: Final = {
     "note": 4,
     "sample": 5,
     "gc": 6,
+    "loader": 8,
     "counter": 9,
 }
 """Kinds of events by the number in their records."""

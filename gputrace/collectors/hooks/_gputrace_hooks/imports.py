@@ -62,7 +62,9 @@ PATCHES = {
     "torch.autograd.profiler": "pytorch.profiler",
     "torch.cuda.amp.grad_scaler": "pytorch.grad_scaler",
     "torch.optim.optimizer": "pytorch.optimizer",
-    "torch.utils.data.dataloader": "wrappers.iterators",
+    "torch.utils.data._utils.fetch": "loader.fetchers",
+    "torch.utils.data._utils.worker": "loader.worker_loop",
+    "torch.utils.data.dataloader": "loader.dataloader",
     "torchdata.nodes.loader": "pytorch.torchdata_loader",
     "torchdata.stateful_dataloader.stateful_dataloader": "wrappers.iterators",
 }

@@ -1,0 +1,342 @@
+"""Data loaders: what their workers' time goes into, how evenly, and how many would keep up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.gpu_shards import Shard
+from gputrace.analyzers.loader_queue import Feed, batch_ns
+from gputrace.model.events import Kind, Mask, distinct_ids
+from gputrace.model.intervals import Intervals, Times
+from gputrace.model.loader import (
+    COLLATING,
+    READING,
+    SENDING,
+    Loader,
+    LoaderChoice,
+    LoaderPart,
+    LoaderWorker,
+)
+
+_TRANSFORM: Final = "transform "
+_KIB: Final = 1024
+_MOST_WORKERS: Final = 64
+_FEWEST: Final = 4
+"""Batches from which anything is said."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LoaderEvents:
+    """Loader events of a trace, in the order of their ends.
+
+    Attributes:
+        start, end, process, name: as in `Events`, with the texts of names.
+        host: number of the machine.
+        owner: the loader's number; in its workers, the worker's plus one.
+        number: the batch, or what a moment tells.
+    """
+
+    start: Times
+    end: Times
+    process: Times
+    host: Times
+    name: NDArray[np.object_]
+    owner: Times
+    number: Times
+
+    def select(self, rows: Mask) -> LoaderEvents:
+        """Return some of the events."""
+        return LoaderEvents(
+            *(
+                getattr(self, column)[rows]
+                for column in ("start", "end", "process", "host", "name", "owner", "number")
+            )
+        )
+
+    def of(self, name: str) -> LoaderEvents:
+        """Return the events of a name."""
+        return self.select(self.name == name)
+
+    @property
+    def lengths(self) -> Times:
+        """Nanoseconds of each."""
+        return self.end - self.start
+
+
+def read_loaders(shard: Shard) -> LoaderEvents | None:
+    """Read the loader events of all processes; None where there are none."""
+    trace = shard.trace
+    if Kind.LOADER not in trace.kinds:
+        return None
+    events = trace.events([Kind.LOADER], ["start", "end", "name", "process", "correlation"])
+    if not len(events):
+        return None
+    texts = trace.names(distinct_ids(events.name))
+    events = events.select(np.argsort(events.end, kind="stable"))
+    hosts = np.array([process.host for process in trace.processes], np.int64)
+    return LoaderEvents(
+        events.start,
+        events.end,
+        events.process.astype(np.int64),
+        hosts[events.process],
+        np.array([texts[id] for id in events.name.tolist()], object),
+        events.correlation >> 32,
+        events.correlation & 0xFFFFFFFF,
+    )
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Steps of a rank: how many, their time, and the nanoseconds of a mean step and of its wait."""
+
+    time: Intervals
+    steps: int
+    step_ns: float
+    wait_ns: float
+    busy_ns: float
+    """Processor time of the process in a mean step; 0 where unknown."""
+    share_cores: int
+    """Ranks that share the cores."""
+
+
+def measure_loaders(
+    events: LoaderEvents, processes: Mapping[int, int], paces: Mapping[int, Pace]
+) -> tuple[Loader, ...]:
+    """Return the loader that feeds each rank in its measured steps.
+
+    Args:
+        events: of all processes.
+        processes: of each rank that trains.
+        paces: steps by rank.
+    """
+    found = []
+    for rank, process in sorted(processes.items()):
+        if rank in paces and paces[rank].steps:
+            loader = _measure(events, rank, process, paces[rank])
+            found += [] if loader is None else [loader]
+    return tuple(found)
+
+
+def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loader | None:
+    main = events.select(events.process == process)
+    inside = pace.time.contains(main.end)
+    asked = main.select(inside & ((main.name == "ask") | (main.name == "fetch")))
+    if not len(asked.owner):
+        return None
+    # Of several, such as one for validation, the one that is asked most.
+    owners, counts = np.unique(asked.owner, return_counts=True)
+    owner = int(owners[np.argmax(counts)])
+    own = main.select(main.owner == owner)
+    asks, at_work = asked.select(asked.owner == owner), own
+    workers = _last(own, "start workers", 0)
+    if workers:
+        asks = asks.of("ask")
+        at_work = _workers_of(events, own.of("loader"))
+    batches = _Batches(at_work, pace.time)
+    if len(batches.keys) < _FEWEST:
+        return None
+    cores = max(1, _last(own, "cores", 1))
+    received = own.of("receive")
+    received = received.select(pace.time.contains(received.end))
+    receive = float(received.lengths.mean()) if len(received.end) else 0.0
+    per_step = len(asks.end) / pace.steps
+    by_worker = batches.by_worker(at_work) if workers else ()
+    loader = _Prediction(
+        pace, per_step, workers, cores, receive, _last(own, "prefetch factor", 2), batches
+    )
+    loader.pins = bool(_last(own, "pins memory", 0))
+    starts = own.of("start workers").lengths
+    return Loader(
+        rank,
+        workers,
+        batches=len(asks.end),
+        batches_per_step=round(per_step, 3),
+        prefetch_factor=loader.prefetch,
+        pins_memory=loader.pins,
+        cores=cores,
+        batch_ns=sum(part.batch_ns for part in batches.parts),
+        processor_ns=round(float(batches.processor.mean())),
+        receive_ns=round(receive),
+        parts=batches.parts,
+        by_worker=by_worker,
+        start_workers_ns=int(np.median(starts)) if workers and len(starts) else 0,
+        queue_median=float(np.median(asks.number)) if workers else None,
+        queue_empty=round(float(np.mean(asks.number == 0)), 4) if workers else None,
+        step_ns=round(pace.step_ns),
+        wait_ns=round(pace.wait_ns),
+        predictions=loader.choices(),
+        half_step_ns=loader.with_half(batches),
+    )
+
+
+def _last(events: LoaderEvents, name: str, otherwise: int) -> int:
+    """Return the number of the last event of a name."""
+    numbers = events.of(name).number
+    return int(numbers[-1]) if len(numbers) else otherwise
+
+
+def _workers_of(events: LoaderEvents, began: LoaderEvents) -> LoaderEvents:
+    """Return the events of a loader's workers, which tell one of the numbers that it told."""
+    told = events.of("loader")
+    mine = np.isin(told.host, began.host) & np.isin(told.number, began.number)
+    # A process that makes workers of its own is none.
+    makers = np.unique(events.of("cores").process)
+    processes = np.setdiff1d(told.process[mine], makers)
+    return events.select(np.isin(events.process, processes))
+
+
+def _keys(events: LoaderEvents) -> list[tuple[int, int, int]]:
+    """Return process, number and epoch of each event: workers that stay count anew in each."""
+    seen: Counter[tuple[int, int]] = Counter()
+    keys = []
+    for key in zip(events.process.tolist(), events.number.tolist(), strict=True):
+        keys.append((*key, seen[key]))
+        seen[key] += 1
+    return keys
+
+
+class _Batches:
+    """Times of batches by part, a row for each batch; only batches that end in the given time."""
+
+    def __init__(self, events: LoaderEvents, time: Intervals) -> None:
+        fetched = events.of("fetch")
+        inside = time.contains(fetched.end)
+        self.worker = fetched.owner[inside]
+        keys = [key for key, there in zip(_keys(fetched), inside.tolist(), strict=True) if there]
+        self.keys = {key: row for row, key in enumerate(keys)}
+        fetch = self._sums(events.of("fetch"))
+        self.transforms = {
+            name.removeprefix(_TRANSFORM): self._sums(events.of(name))
+            for name in sorted({*events.name.tolist()})
+            if name.startswith(_TRANSFORM)
+        }
+        self._fill_in(fetch)
+        read = np.maximum(fetch - sum(self.transforms.values(), np.zeros(len(fetch))), 0)
+        collate, self.send = self._sums(events.of("collate")), self._sums(events.of("send"))
+        self.work = fetch + collate
+        self.processor = self._sums(events.of("processor time")) + self.send
+        columns = {READING: read, COLLATING: collate, SENDING: self.send}
+        columns |= {_TRANSFORM + name: times for name, times in self.transforms.items()}
+        total = max(float(sum(column.sum() for column in columns.values())), 1.0)
+        parts = [
+            LoaderPart(name, round(float(times.mean())), round(float(times.sum()) / total, 4))
+            for name, times in columns.items()
+            if len(times) and times.any()
+        ]
+        self.parts = tuple(sorted(parts, key=lambda part: -part.batch_ns))
+
+    def _fill_in(self, fetch: Floats) -> None:
+        """Give batches whose transforms were not timed the share of the others."""
+        total = sum(self.transforms.values(), np.zeros(len(fetch)))
+        timed = total > 0
+        if timed.any():
+            whole = max(float(fetch[timed].sum()), 1.0)
+            for times in self.transforms.values():
+                times[~timed] = fetch[~timed] * float(times[timed].sum()) / whole
+
+    def _sums(self, events: LoaderEvents) -> Floats:
+        """Return the nanoseconds of events by batch."""
+        sums = np.zeros(len(self.keys))
+        for key, length in zip(_keys(events), events.lengths.tolist(), strict=True):
+            row = self.keys.get(key)
+            if row is not None:
+                sums[row] += length
+        return sums
+
+    def by_worker(self, events: LoaderEvents) -> tuple[LoaderWorker, ...]:
+        """Return each worker's batches, and what it waited and read."""
+        found = []
+        idle = self._sums(events.of("wait for work"))
+        for owner in distinct_ids(self.worker).tolist():
+            rows = self.worker == owner
+            work, waited = float(self.work[rows].sum()), float(idle[rows].sum())
+            own = events.select(events.owner == owner)
+            read, disk = (own.of(name).number for name in ("KiB read", "KiB read from disk"))
+            found.append(
+                LoaderWorker(
+                    owner - 1,
+                    int(rows.sum()),
+                    int(np.median(self.work[rows] + self.send[rows])),
+                    round(waited / max(work + waited, 1.0), 4),
+                    int(read.sum()) * _KIB if len(read) else None,
+                    int(disk.sum()) * _KIB if len(disk) else None,
+                )
+            )
+        return tuple(found)
+
+    def rows(self, values: Floats) -> Sequence[Floats]:
+        """Return the values of each worker's batches, in order."""
+        return [values[self.worker == owner] for owner in distinct_ids(self.worker).tolist()]
+
+
+class _Prediction:
+    """Predicted steps of one loader."""
+
+    def __init__(
+        self,
+        pace: Pace,
+        per_step: float,
+        workers: int,
+        cores: int,
+        receive: float,
+        prefetch: int,
+        batches: _Batches,
+    ) -> None:
+        self._pace, self._per_step, self._workers = pace, max(per_step, 1e-9), workers
+        self._cores, self._receive, self._batches = cores, receive, batches
+        self.prefetch, self.pins = prefetch, False
+
+    def choices(self) -> tuple[LoaderChoice, ...]:
+        """Return the steps for numbers of workers from 0 to the cores, and at least to 8."""
+        doubled = takewhile(lambda n: n <= max(self._cores, 8), (1 << i for i in range(32)))
+        counts = {0, *doubled, self._workers, max(8, self._cores)}
+        feed = self._feed()
+        return tuple(
+            self._choice(feed, count)
+            for count in sorted(counts)
+            if count <= max(_MOST_WORKERS, self._workers)
+        )
+
+    def with_half(self, batches: _Batches) -> int | None:
+        """Return the step if the longest transform took half as long."""
+        longest = max(batches.transforms.values(), key=lambda t: float(t.sum()), default=None)
+        if longest is None:
+            return None
+        feed = self._feed().without(batches.rows(longest / 2))
+        return self._choice(feed, self._workers).step_ns
+
+    def _choice(self, feed: Feed, workers: int) -> LoaderChoice:
+        step = batch_ns(feed, workers) * self._per_step
+        return LoaderChoice(workers, round(step), round(max(0.0, step - self._train)))
+
+    @property
+    def _train(self) -> float:
+        return max(0.0, self._pace.step_ns - self._pace.wait_ns)
+
+    def _feed(self) -> Feed:
+        batches, pace = self._batches, self._pace
+        busy = pace.busy_ns / self._per_step
+        if not self._workers:
+            busy = max(0.0, busy - float(batches.processor.mean()))
+        # What is hidden under a GPU's work makes no step longer.
+        receive = min(self._receive, pace.wait_ns / self._per_step)
+        return Feed(
+            batches.rows(batches.work),
+            batches.rows(batches.send),
+            batches.rows(batches.processor),
+            self._receive if self.pins else receive,
+            self._train / self._per_step,
+            self.prefetch,
+            self.pins,
+            self._cores / max(pace.share_cores, 1),
+            busy,
+        )

@@ -1,0 +1,458 @@
+"""The parts of a batch of torch's DataLoader, in its workers and in the process that trains.
+
+An event is one part of one batch, its length what the batch's samples took together. A worker's
+main thread fetches and collates; the thread of its queue pickles and sends. Their numbers are
+batches, as torch counts them. Moments (start equals end) tell numbers: see the names below.
+
+The rank of an event is, in the process that trains, the loader's number plus one; in a worker, the
+worker's plus one. A worker knows its loader by the seed that the loader gave to all of its workers.
+"""
+
+import _thread
+import os
+import sys
+from collections import deque
+from functools import partial, wraps
+from time import CLOCK_THREAD_CPUTIME_ID, clock_gettime
+from types import FunctionType
+
+from . import BEGAN, wrappers
+from .host_file import is_handlers, time_ns
+from .recorder import note_failure, record, word, write
+from .wrappers import after, ours, own
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+    from typing import Any
+
+LOADER = 8
+
+FETCH, COLLATE, SEND = word("fetch"), word("collate"), word("send")
+"""Getting the samples with their transforms, making a batch of them; processor time of sending:
+by the clock, that holds waiting for the process that trains to read."""
+CPU, WAIT, START = word("processor time"), word("wait for work"), word("start worker")
+"""Processor time of fetch and collate; the wait for the next batch's indices; from the process's
+begin to that. The number of START is the worker's."""
+STARTS, RECEIVE = word("start workers"), word("receive")
+"""In the process that trains: making the workers, of which the number says how many; reading and
+unpickling a batch."""
+ASK = word("ask")
+"""Moment; its number says how many batches were ready."""
+SEED, PREFETCH, PINS, CORES = map(word, ("loader", "prefetch factor", "pins memory", "cores"))
+"""Moments when a loader begins; the number of SEED is of its seed and process, in workers too."""
+READ, DISK = word("KiB read"), word("KiB read from disk")
+"""By a worker since the last such moment."""
+
+_SECOND = 1000000000
+_MOST_DEPTH = 3
+_LOOK_AGAIN = 2
+# What timing a transform once takes, about; where that is more than one part in so many of a
+# batch, the next batches go without it.
+_TIMING_NS, _PART, _MOST_REST = 400, 250, 50
+_MOST_NUMBER = 0xFFFFFFFF
+
+_now = _thread._local()
+"""State of each thread: ``fetches``, while it does; ``batch``; when it began ``collating`` that."""
+_worker = [0]
+_loaders = [0]
+
+
+def _add(start: int, end: int, what: int, owner: int, number: int) -> None:
+    record(start, end, what, LOADER | (owner & 0xFFFF) << 16 | (number & _MOST_NUMBER) << 32)
+
+
+def _cpu_time() -> int:
+    return int(clock_gettime(CLOCK_THREAD_CPUTIME_ID) * 1e9)
+
+
+class _Timed(list):  # type: ignore[type-arg]
+    """The callables of a Compose; what is done with each until the next is asked for counts."""
+
+    def __init__(self, items: "list[Any]") -> None:
+        list.__init__(self, items)
+        self.sums = [0] * len(items)
+        self.times = 0
+
+    def __iter__(self) -> "Iterator[Any]":
+        if getattr(_now, "fetches", False) and len(self) == len(self.sums):
+            self.times += 1
+            return _timing(list.__iter__(self), self.sums)
+        return list.__iter__(self)
+
+    def __reduce_ex__(self, protocol: "Any") -> "Any":
+        return list, (list(self),)
+
+
+def _timing(items: "Iterator[Any]", sums: "list[int]") -> "Iterator[Any]":
+    for number, item in enumerate(items):
+        start = time_ns()
+        yield item
+        if number < len(sums):
+            sums[number] += time_ns() - start
+
+
+def _name(item: "Any") -> str:
+    """Return the name of a function, or of the class of another callable."""
+    if isinstance(item, FunctionType):
+        return item.__name__
+    if type(item) is partial:
+        return _name(item.func)
+    return type(item).__name__
+
+
+def _composes(dataset: "Any") -> "list[Any]":
+    """Return the objects within a dataset that hold a list of transforms, each once."""
+    found: dict[int, Any] = {id(value): value for value in _search(dataset, 0)}
+    return list(found.values())
+
+
+def _search(dataset: "Any", depth: int) -> "list[Any]":
+    """Return the ones of a dataset, and of the datasets in it."""
+    held = getattr(dataset, "__dict__", {})
+    found = []
+    for value in list(held.values()):
+        inner = getattr(value, "__dict__", {}).get("transforms")
+        if callable(value) and isinstance(inner, list) and inner and all(map(callable, inner)):
+            found.append(value)
+    if depth < _MOST_DEPTH:
+        within = held.get("datasets")
+        datasets = [held.get("dataset"), *(within if isinstance(within, (list, tuple)) else ())]
+        for inner in datasets:
+            found += _search(inner, depth + 1)
+    return found
+
+
+def fetchers(module: "ModuleType") -> None:
+    """Times what a batch is fetched and collated with."""
+    base = module._BaseDatasetFetcher
+    begin = own(base, "__init__")
+    if begin is None:
+        return
+    base.__init__ = after(begin, _watch_fetcher)
+    for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
+        cls = getattr(module, name, None)
+        function = own(cls, "fetch") if cls else None
+        if function is not None:
+            cls.fetch = _timed_fetch(function)  # type: ignore[union-attr]
+
+
+def _watch_fetcher(fetcher: "Any") -> None:
+    try:
+        fetcher._of_gputrace = _Fetching(fetcher.dataset)
+        collate = fetcher.collate_fn
+        if not callable(collate):
+            return
+
+        @wraps(collate, assigned=())
+        def collated(data: "Any") -> "Any":
+            start = _now.collating = time_ns()
+            try:
+                return collate(data)
+            finally:
+                _add(start, time_ns(), COLLATE, *getattr(_now, "batch", (0, 0)))
+
+        fetcher.collate_fn = collated
+    except Exception as error:
+        if is_handlers(error):
+            raise
+        note_failure("watching a dataset")
+
+
+class _Fetching:
+    """A fetcher's batches so far; its transforms are timed in some of them, to cost little."""
+
+    def __init__(self, dataset: "Any") -> None:
+        self.dataset = dataset
+        self.composes = _composes(dataset)
+        self.loader = self.count = self.rest = 0
+
+    def begin(self) -> "list[Any]":
+        """Takes up the next batch; the lists of transforms to time, and what holds them."""
+        if not _worker[0]:
+            _now.batch = self.loader, self.count
+        self.count += 1
+        if not self.composes and self.count == _LOOK_AGAIN:
+            # What a dataset makes when it is first asked.
+            self.composes = _composes(self.dataset)
+        if self.rest:
+            self.rest -= 1
+            return []
+        return [swap for swap in map(_swap, self.composes) if swap is not None]
+
+    def end(self, swapped: "list[Any]", start: int, end: int, used: int) -> None:
+        """Puts the lists back and records the batch."""
+        batch = getattr(_now, "batch", (0, 0))
+        _add(start, _now.collating or end, FETCH, *batch)
+        spent = 0
+        for held, timed, plain in swapped:
+            _swap_back(held, timed, plain)
+            spent += timed.times * len(timed) * _TIMING_NS
+            for item, length in zip(list.__iter__(timed), timed.sums):
+                _add(start, start + length, word("transform " + _name(item)), *batch)
+        if swapped:
+            self.rest = min(spent * _PART // max(end - start, 1), _MOST_REST)
+        _add(start, start + used, CPU, *batch)
+
+
+def _timed_fetch(function: "Callable[..., Any]") -> "Callable[..., Any]":
+    @wraps(function)
+    def fetch(self: "Any", index: "Any") -> "Any":
+        fetching = self.__dict__.get("_of_gputrace")
+        # A dataset may use a loader of its own.
+        if fetching is None or getattr(_now, "fetches", False):
+            return function(self, index)
+        swapped = fetching.begin()
+        _now.fetches, _now.collating = True, 0
+        used, start = _cpu_time(), time_ns()
+        try:
+            return function(self, index)
+        finally:
+            _now.fetches = False
+            fetching.end(swapped, start, time_ns(), _cpu_time() - used)
+
+    return ours(fetch)  # type: ignore[no-any-return]
+
+
+def _swap(compose: "Any") -> "Any":
+    """Puts a timed list in the place of the plain one, for one batch."""
+    held = compose.__dict__
+    plain = held.get("transforms")
+    if type(plain) is not list:
+        return None
+    timed = held["transforms"] = _Timed(plain)
+    return held, timed, plain
+
+
+def _swap_back(held: "dict[str, Any]", timed: "_Timed", plain: "list[Any]") -> None:
+    if held.get("transforms") is timed:
+        # What the program did to it meanwhile is kept.
+        if len(timed) != len(plain):
+            plain[:] = list(timed)
+        held["transforms"] = plain
+
+
+def worker_loop(module: "Any") -> None:
+    """Watches the queues of each worker from within it."""
+    function = own(module, "_worker_loop")
+    if function is None:
+        return
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount]
+
+    @wraps(function)
+    def loop(*args: "Any", **keywords: "Any") -> "Any":
+        try:
+            _watch_worker(dict(zip(names, args), **keywords))
+        except Exception as error:
+            if is_handlers(error):
+                raise
+            note_failure("watching a loader's worker")
+        return function(*args, **keywords)
+
+    module._worker_loop = ours(loop)
+
+
+def _watch_worker(given: "dict[str, Any]") -> None:
+    worker, entered = given["worker_id"], time_ns()
+    began = BEGAN[1] if BEGAN[0] == os.getpid() else entered
+    seed = given["base_seed"] if "base_seed" in given else given["seed"] - worker
+    if not hasattr(os, "register_at_fork"):
+        # Before Python 3.7 the first write in a forked child forgets what came before it.
+        write(entered)
+    _worker[0] = worker + 1
+    _now.batch = worker + 1, 0
+    _add(entered, entered, SEED, worker + 1, _mixed(seed, _maker()))
+    _watch_results(given["data_queue"], worker + 1)
+    indices = given["index_queue"]
+    get, since, looked = indices.get, [0], [_Reads(entered)]
+
+    def next_index(*args: "Any", **keywords: "Any") -> "Any":
+        if not since[0]:
+            since[0] = time_ns()
+            if began:
+                _started(since[0])
+        item = get(*args, **keywords)
+        now = time_ns()
+        if type(item) is tuple and len(item) == 2 and isinstance(item[0], int):
+            _now.batch = worker + 1, item[0]
+            _add(since[0], now, WAIT, worker + 1, item[0])
+        since[0] = 0
+        looked[0].look(now)
+        return item
+
+    def _started(now: int) -> None:
+        nonlocal began
+        _add(began, now, START, worker + 1, worker)
+        began = 0
+
+    indices.get = next_index
+
+
+def _mixed(seed: int, pid: int) -> int:
+    """Return a number for a loader's iterator: processes of a run may all have the same seed."""
+    return seed + (pid << 12)
+
+
+def _maker() -> int:
+    """Return the process that made this one, be it by way of a server."""
+    parent = getattr(sys.modules.get("multiprocessing"), "parent_process", None)
+    known = parent() if parent is not None else None
+    return os.getppid() if known is None else known.pid
+
+
+class _Reads:
+    """Bytes that this process has read, looked at once a second."""
+
+    def __init__(self, now: int) -> None:
+        self.at, self.before = now, self._numbers()
+
+    def look(self, now: int) -> None:
+        if 0 <= now - self.at < _SECOND:
+            return
+        self.at, before = now, self.before
+        self.before = self._numbers()
+        for what, old, new in zip((READ, DISK), before, self.before):
+            _add(now, now, what, _worker[0], (new - old) >> 10)
+
+    @staticmethod
+    def _numbers() -> "tuple[int, ...]":
+        try:
+            with open("/proc/self/io", "rb", 0) as file:
+                lines = file.read().split()
+            return int(lines[1]), int(lines[lines.index(b"read_bytes:") + 1])
+        except (OSError, ValueError, IndexError) as error:
+            if is_handlers(error):
+                raise
+            return ()
+
+
+class _Buffer(deque):  # type: ignore[type-arg]
+    """Batches on their way to the thread that sends them; tells when it takes one up, and which."""
+
+    taken = None
+
+    def popleft(self) -> "Any":
+        item = deque.popleft(self)
+        number = item[0] if type(item) is tuple and item and isinstance(item[0], int) else None
+        self.taken = None if number is None else (number, time_ns(), _cpu_time())
+        return item
+
+
+def _watch_results(queue: "Any", owner: int) -> None:
+    """Times what the queue's thread does, which starts with the first batch."""
+    send, held = queue._send_bytes, queue._buffer
+    if type(held) is not deque or held or queue._thread is not None:
+        return
+    buffer = queue._buffer = _Buffer()
+
+    def send_bytes(data: "Any", *args: "Any") -> "Any":
+        result = send(data, *args)
+        taken = buffer.taken
+        if taken is not None:
+            buffer.taken = None
+            _add(taken[1], taken[1] + _cpu_time() - taken[2], SEND, owner, taken[0])
+        return result
+
+    queue._send_bytes = send_bytes
+
+
+def dataloader(module: "Any") -> None:
+    """Times waits for batches, as of every iterator, and what makes them."""
+    wrappers.iterators(module)
+    single = getattr(module, "_SingleProcessDataLoaderIter", None)
+    several = getattr(module, "_MultiProcessingDataLoaderIter", None)
+    for cls in (single, several):
+        begin = own(cls, "__init__") if cls else None
+        if begin is not None:
+            setattr(cls, "__init__", _announced(begin))  # noqa: B010
+    ask = own(several, "_next_data") if several else None
+    if ask is not None:
+        several._next_data = _asking(ask)  # type: ignore[union-attr]
+
+
+def _announced(function: "Callable[..., Any]") -> "Callable[..., Any]":
+    @wraps(function)
+    def begin(self: "Any", loader: "Any", *args: "Any", **keywords: "Any") -> "Any":
+        start = time_ns()
+        result = function(self, loader, *args, **keywords)
+        try:
+            _announce(self, loader, start)
+        except Exception as error:
+            if is_handlers(error):
+                raise
+            note_failure("watching a loader")
+        return result
+
+    return ours(begin)  # type: ignore[no-any-return]
+
+
+def _announce(iterator: "Any", loader: "Any", start: int) -> None:
+    if _worker[0]:
+        return
+    held = loader.__dict__
+    if "_of_gputrace" not in held:
+        _loaders[0] += 1
+        held["_of_gputrace"] = _loaders[0]
+    number, now = held["_of_gputrace"], time_ns()
+    iterator._of_gputrace = number
+    workers = getattr(iterator, "_num_workers", 0)
+    pins = bool(getattr(iterator, "_pin_memory", False))
+    _add(now, now, SEED, number, _mixed(getattr(iterator, "_base_seed", 0), os.getpid()))
+    _add(start, now, STARTS, number, workers)
+    _add(now, now, PREFETCH, number, getattr(iterator, "_prefetch_factor", None) or 2)
+    _add(now, now, PINS, number, pins)
+    _add(now, now, CORES, number, len(os.sched_getaffinity(0)))
+    fetcher = getattr(iterator, "_dataset_fetcher", None)
+    if fetcher is not None and "_of_gputrace" in fetcher.__dict__:
+        fetcher._of_gputrace.loader = number
+    queue = getattr(iterator, "_worker_result_queue", None)
+    if queue is not None:
+        _watch_receiving(queue, number)
+
+
+def _watch_receiving(queue: "Any", owner: int) -> None:
+    """Times reading and unpickling; the wait until there is something to read is none of it."""
+    get, receive = queue.get, queue._recv_bytes
+    begun = [0]
+
+    def receive_bytes(*args: "Any") -> "Any":
+        begun[0] = time_ns()
+        return receive(*args)
+
+    def get_batch(*args: "Any", **keywords: "Any") -> "Any":
+        item = get(*args, **keywords)
+        if type(item) is tuple and item and isinstance(item[0], int) and begun[0]:
+            _add(begun[0], time_ns(), RECEIVE, owner, item[0])
+        begun[0] = 0
+        return item
+
+    queue._recv_bytes, queue.get = receive_bytes, get_batch
+
+
+def _asking(function: "Callable[..., Any]") -> "Callable[..., Any]":
+    @wraps(function)
+    def next_data(self: "Any") -> "Any":
+        number = self.__dict__.get("_of_gputrace")
+        if number:
+            try:
+                _add_depth(self, number)
+            except Exception as error:
+                if is_handlers(error):
+                    raise
+                self._of_gputrace = 0
+                note_failure("looking at a loader's queue")
+        return function(self)
+
+    return ours(next_data)  # type: ignore[no-any-return]
+
+
+def _add_depth(iterator: "Any", number: int) -> None:
+    # Those that came out of turn wait in the iterator, others in its queues.
+    ready = sum(len(info) == 2 for info in iterator._task_info.values())
+    ready += iterator._worker_result_queue.qsize()
+    if iterator._data_queue is not iterator._worker_result_queue:
+        ready += iterator._data_queue.qsize()
+    now = time_ns()
+    _add(now, now, ASK, number, ready)

@@ -1,0 +1,462 @@
+"""Data loaders: what their workers' time goes into, and how many workers would keep up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+
+from gputrace.analyzers.loader_queue import Feed, batch_ns
+from gputrace.api import Report
+from gputrace.collectors.spool.host_events import HostEvents
+from gputrace.model.loader import Loader
+from gputrace.model.results import Finding
+from tests.exports import STEP, Export, global_id
+from tests.handmade import MS, US, Run, analyze
+from tests.test_hooks import Program
+
+# ---- the queue ----
+
+ALONE: Final = Feed(
+    work=[np.array([40.0 * MS])],
+    send=[np.array([0.0])],
+    processor=[np.array([1.0 * MS])],
+    receive=0.0,
+    train=10.0 * MS,
+    prefetch=2,
+    pins=False,
+    cores=8,
+    busy=1.0 * MS,
+)
+"""Batches of 40 ms for steps of 10 ms."""
+
+
+@pytest.mark.parametrize(("workers", "step"), [(0, 50), (1, 40), (2, 20), (3, 40 / 3), (4, 10)])
+def test_workers_share_the_work_until_training_takes_longer(workers: int, step: float) -> None:
+    assert batch_ns(ALONE, workers) == pytest.approx(step * MS)
+
+
+def test_receiving_is_no_workers_to_hide_but_a_pinning_threads() -> None:
+    receives = replace(ALONE, receive=5.0 * MS)
+    assert batch_ns(receives, 8) == pytest.approx(15 * MS)
+    assert batch_ns(replace(receives, pins=True), 8) == pytest.approx(10 * MS)
+    assert batch_ns(replace(receives, pins=True, receive=25.0 * MS), 8) == pytest.approx(25 * MS)
+
+
+def test_workers_take_no_less_than_their_processor_time_on_the_cores() -> None:
+    busy = replace(ALONE, processor=[np.array([40.0 * MS])], cores=2)
+    assert batch_ns(busy, 2) == pytest.approx(20.5 * MS)
+    assert batch_ns(busy, 8) == pytest.approx(20.5 * MS)
+
+
+def test_a_slow_worker_holds_up_all() -> None:
+    """Of four, each with every fourth batch, in order."""
+    fast, slow = np.array([20.0 * MS]), np.array([120.0 * MS])
+    none = [np.zeros(1)] * 4
+    uneven = replace(ALONE, work=[fast, slow, fast, fast], send=none, processor=none)
+    assert batch_ns(uneven, 4) == pytest.approx(30 * MS)
+
+
+def test_work_in_processor_time_leaves_none_to_send_meanwhile() -> None:
+    send = [np.array([30.0 * MS])]
+    sleeps = replace(ALONE, send=send, processor=[np.array([30.0 * MS])])
+    works = replace(ALONE, send=send, processor=[np.array([70.0 * MS])])
+    assert batch_ns(sleeps, 1) == pytest.approx(40 * MS)
+    assert batch_ns(works, 1) == pytest.approx(70 * MS)
+
+
+def test_prefetching_evens_out_batches_that_differ() -> None:
+    work = np.array([75.0 * MS, 5.0 * MS, 5.0 * MS, 5.0 * MS] * 4)
+    zeros = np.zeros(len(work))
+    varied = replace(
+        ALONE, work=[work], send=[zeros], processor=[zeros], train=25.0 * MS, prefetch=1
+    )
+    assert batch_ns(varied, 1) > 1.2 * batch_ns(replace(varied, prefetch=8), 1)
+    assert batch_ns(replace(varied, prefetch=8), 1) == pytest.approx(25 * MS, rel=0.05)
+
+
+# ---- traces made by hand ----
+
+PID: Final = 100
+STEPS: Final = 40
+RANGES: Final = "GPUTRACE_HOST_RANGE"
+
+
+class Loading:
+    """A program of 40 steps of 30 ms, 20 of which each waits for one of two workers.
+
+    A batch takes a worker 60 ms: Decode 40, the rest of the samples 14, collate 4, send 2.
+    """
+
+    def __init__(self) -> None:
+        self.export = Export()
+        self.export.give("GPUTRACE_META", "name", "value")
+        self.export.give(RANGES, "start", "end", "globalTid", "nameId", "kind", "number")
+        self.export.rows.setdefault("GPUTRACE_META", [])
+        self.workers, self.ready, self.receive = 2, 0, MS
+        self.parts: dict[str, int] = {"fetch": 54, "transform Decode": 40, "collate": 4, "send": 2}
+        self.times_as_long = [1.0, 1.0]
+
+    def add(self, name: str, start: int, length: int, owner: int, number: int, pid: int) -> None:
+        who = {"globalTid": global_id(pid, thread=pid), "nameId": self.export.string(name)}
+        row = {"start": start + 1, "end": start + 1 + length, "kind": 5}
+        self.export.add(RANGES, **row, **who, number=owner << 32 | number)
+
+    def begin(self, seed: int = 77) -> None:
+        for name, number in {
+            "loader": seed,
+            "start workers": self.workers,
+            "prefetch factor": 2,
+            "cores": 16,
+        }.items():
+            self.add(name, 0, 0, 1, number, PID)
+        for worker in range(self.workers):
+            self.add("loader", 0, 0, worker + 1, seed, PID + 1 + worker)
+
+    def report(self, folder: Path, step: int = 30, wait: int = 20) -> Report:
+        self.begin()
+        name, waited = self.export.string("torch.step"), self.export.string("torch.wait")
+        for number in range(STEPS):
+            at = number * step * MS
+            who = {"globalTid": global_id(PID, thread=PID)}
+            self.export.add(
+                STEP, start=at + 1, end=at + step * MS + 1, nameId=name, step=number, **who
+            )
+            span = {"start": at + 1, "end": at + wait * MS + 1, "nameId": waited}
+            self.export.add(RANGES, **span, **who, kind=1, number=None)
+            self.add("ask", at + US, 0, 1, self.ready, PID)
+            self.add("receive", at + US, self.receive, 1, number, PID)
+            worker = number % self.workers
+            for part, length in self.parts.items():
+                length = round(length * MS * self.times_as_long[worker])
+                self.add(part, at, length, worker + 1, number, PID + 1 + worker)
+        return analyze(self.export, folder)
+
+
+@pytest.fixture
+def loading() -> Loading:
+    return Loading()
+
+
+def the(report: Report) -> Loader:
+    (loader,) = report.loader
+    return loader
+
+
+def feeding(report: Report) -> Finding:
+    (found,) = (finding for finding in report.findings if finding.id == "data-feeding")
+    return found
+
+
+def test_a_batch_is_divided_into_its_parts(loading: Loading, tmp_path: Path) -> None:
+    loader = the(loading.report(tmp_path))
+    assert {part.name: part.batch_ns for part in loader.parts} == {
+        "transform Decode": 40 * MS,
+        "read": 14 * MS,
+        "collate": 4 * MS,
+        "send": 2 * MS,
+    }
+    assert loader.batch_ns == 60 * MS
+    assert sum(part.share for part in loader.parts) == pytest.approx(1, abs=0.001)
+    assert (loader.workers, loader.cores, loader.prefetch_factor) == (2, 16, 2)
+    assert loader.receive_ns == MS
+
+
+def test_the_report_says_how_many_workers_would_keep_up(loading: Loading, tmp_path: Path) -> None:
+    report = loading.report(tmp_path)
+    found = feeding(report)
+    assert "8 workers would keep up; with 2 the program still waits 20.0 ms a step" in found.message
+    assert "Decode is 67% of the workers' time" in found.message
+    assert found.advice.startswith("num_workers=8; make Decode cheaper")
+    shown = report.render()
+    assert "A batch in the data loader (2 workers, " in shown
+    assert "2 (now)" in shown
+
+
+def test_predictions_reach_from_no_worker_to_one_a_core(loading: Loading, tmp_path: Path) -> None:
+    loader = the(loading.report(tmp_path))
+    steps = {choice.workers: choice.step_ns / MS for choice in loader.predictions}
+    assert list(steps) == [0, 1, 2, 4, 8, 16]
+    # 58 ms to fetch and collate for each worker, 10 to train, 1 to receive.
+    expected = [68, 58, 29, 14.5, 11, 11]
+    assert list(steps.values()) == pytest.approx(expected, rel=0.03)
+    assert loader.half_step_ns == pytest.approx(19 * MS, rel=0.03)
+
+
+def test_a_worker_that_takes_longer_than_the_others_is_named(
+    loading: Loading, tmp_path: Path
+) -> None:
+    loading.workers, loading.times_as_long = 4, [1.0, 1.0, 3.0, 1.0]
+    message = feeding(loading.report(tmp_path)).message
+    assert "one worker of 4 (worker 2) takes 3.0 times as long as the others" in message
+
+
+@pytest.mark.parametrize(
+    ("parts", "message", "advice"),
+    [
+        ({"fetch": 10, "send": 50}, "pickling and sending take 84% of a batch", "return tensors"),
+        ({"fetch": 60}, "reading samples is 100% of the workers' time", "read less often"),
+        ({"fetch": 10, "collate": 50}, "collating is 83% of the workers' time", "torch.stack"),
+    ],
+)
+def test_the_part_that_takes_most_is_named(
+    loading: Loading, tmp_path: Path, parts: dict[str, int], message: str, advice: str
+) -> None:
+    loading.parts = parts
+    found = feeding(loading.report(tmp_path))
+    assert message in found.message
+    assert advice in found.advice
+
+
+def test_receiving_is_named_where_it_is_the_wait(loading: Loading, tmp_path: Path) -> None:
+    loading.parts, loading.receive = {"fetch": 5}, 18 * MS
+    found = feeding(loading.report(tmp_path))
+    assert "receiving a batch takes 18.0 ms a step" in found.message
+    assert "workers would keep up" not in found.message
+
+
+def test_no_cause_is_named_where_nothing_waits(loading: Loading, tmp_path: Path) -> None:
+    loading.parts, loading.receive, loading.ready = {"fetch": 5}, 10 * US, 3
+    report = loading.report(tmp_path, wait=0)
+    assert "data-feeding" not in {finding.id for finding in report.findings}
+    assert (the(report).queue_median, the(report).queue_empty) == (3, 0)
+
+
+def test_of_several_loaders_the_one_that_is_asked_most_counts(
+    loading: Loading, tmp_path: Path
+) -> None:
+    loading.add("loader", 0, 0, 2, 88, PID)
+    loading.add("start workers", 0, 0, 2, 5, PID)
+    for number in range(3):
+        loading.add("ask", number * MS, 0, 2, 0, PID)
+    assert the(loading.report(tmp_path)).workers == 2
+
+
+def test_with_a_gpu_its_waits_count(loading: Loading, tmp_path: Path) -> None:
+    """It is busy for 9 of the 10 ms in which the program waits for no batch."""
+    run = Run(export=loading.export, pid=PID)
+    for step in range(STEPS):
+        run.now = (step * 30 + 20) * MS
+        run.kernel(9 * MS, "gemm")
+    message = feeding(loading.report(tmp_path)).message
+    assert "8 workers would keep up; with 2 the GPU still waits" in message
+
+
+def test_the_loader_is_in_the_json(loading: Loading, tmp_path: Path) -> None:
+    (loader,) = json.loads(loading.report(tmp_path).render("json"))["loader"]
+    assert loader["parts"][0] == {
+        "name": "transform Decode",
+        "batch_ns": 40 * MS,
+        "share": 0.6667,
+    }
+    assert {choice["workers"] for choice in loader["predictions"]} >= {1, 2, 4, 8}
+
+
+# ---- real processes ----
+
+TORCH: Final = {
+    "torch/utils/data/_utils/fetch.py": """
+class _BaseDatasetFetcher:
+    def __init__(self, dataset, auto_collation, collate_fn, drop_last):
+        self.dataset, self.collate_fn = dataset, collate_fn
+class _MapDatasetFetcher(_BaseDatasetFetcher):
+    def fetch(self, indices):
+        return self.collate_fn([self.dataset[index] for index in indices])
+""",
+    "torch/utils/data/_utils/worker.py": """
+from .fetch import _MapDatasetFetcher
+def _worker_loop(dataset_kind, dataset, index_queue, data_queue, collate_fn, base_seed, worker_id):
+    fetcher = _MapDatasetFetcher(dataset, True, collate_fn, False)
+    while True:
+        task = index_queue.get(timeout=5)
+        if task is None:
+            break
+        try:
+            data = fetcher.fetch(task[1])
+        except Exception as error:
+            data = error
+        data_queue.put((task[0], data))
+""",
+    "torch/utils/data/dataloader.py": """
+import multiprocessing
+from ._utils import fetch, worker
+class _BaseDataLoaderIter:
+    def __init__(self, loader):
+        self._base_seed, self._num_workers = 7, loader.num_workers
+        self._batches = list(enumerate(loader.batches))
+    def __iter__(self): return self
+    def __next__(self): return self._next_data()
+class _SingleProcessDataLoaderIter(_BaseDataLoaderIter):
+    def __init__(self, loader):
+        super().__init__(loader)
+        self._dataset_fetcher = fetch._MapDatasetFetcher(loader.dataset, True, list, False)
+    def _next_data(self):
+        if not self._batches: raise StopIteration
+        return self._dataset_fetcher.fetch(self._batches.pop(0)[1])
+class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
+    def __init__(self, loader):
+        super().__init__(loader)
+        context = multiprocessing.get_context(loader.context)
+        self._worker_result_queue = self._data_queue = context.Queue()
+        self._queues, self._task_info, self._received = [], {}, 0
+        for number in range(loader.num_workers):
+            queue = context.Queue()
+            self._queues.append(queue)
+            args = 0, loader.dataset, queue, self._data_queue, list, self._base_seed, number
+            context.Process(target=worker._worker_loop, args=args, daemon=True).start()
+        for number, batch in self._batches:
+            self._task_info[number] = (number % loader.num_workers,)
+            self._queues[number % loader.num_workers].put((number, batch))
+    def _next_data(self):
+        if self._received == len(self._batches):
+            for queue in self._queues: queue.put(None)
+            for child in multiprocessing.active_children(): child.join()
+            raise StopIteration
+        while len(self._task_info[self._received]) == 1:
+            number, data = self._data_queue.get(timeout=5)
+            self._task_info[number] += (data,)
+        self._received += 1
+        return self._task_info.pop(self._received - 1)[1]
+class DataLoader:
+    def __init__(self, dataset, batches, num_workers=0, context="fork"):
+        self.dataset, self.batches, self.num_workers = dataset, batches, num_workers
+        self.context = context
+    def __iter__(self):
+        several = _MultiProcessingDataLoaderIter
+        return (several if self.num_workers else _SingleProcessDataLoaderIter)(self)
+""",
+}
+DATA: Final = """
+import time
+class Compose:
+    def __init__(self, transforms): self.transforms = transforms
+    def __call__(self, sample):
+        for transform in self.transforms: sample = transform(sample)
+        return sample
+class Decode:
+    def __call__(self, sample): time.sleep(0.01); return sample * 2
+def shift(sample):
+    if sample > 1000: raise ValueError(f"too large: {sample}")
+    return sample + 1
+class Data:
+    def __init__(self): self.transform = Compose([Decode(), shift])
+    def __getitem__(self, index): time.sleep(0.005); return self.transform(index)
+"""
+LOADS: Final = """
+from data import Data
+from torch.utils.data.dataloader import DataLoader
+if __name__ == "__main__":
+    data = Data()
+    loader = DataLoader(data, [[0, 1], [2, 3], [4, 600], [6, 7]], num_workers={workers}, {more})
+    for batch in loader: print(batch)
+    print(type(data.transform.transforms) is list)
+"""
+
+
+@pytest.fixture
+def loads(tmp_path: Path) -> Program:
+    """With modules that have the names of torch's data loader and what the hooks use of them."""
+    program = Program(tmp_path)
+    program.write(TORCH | {"data.py": DATA})
+    return program
+
+
+def parts(events: HostEvents) -> dict[str, list[int]]:
+    """Lengths in milliseconds by name."""
+    found: dict[str, list[int]] = {}
+    for row in events.records["loader"]:
+        name = events.names[int(row["name"])]
+        found.setdefault(name, []).append((int(row["end"]) - int(row["start"])) // MS)
+    return found
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_tell_the_parts_of_their_batches(loads: Program, context: str) -> None:
+    source = LOADS.format(workers=2, more=f"context={context!r}").replace("600", "5")
+    assert loads.quietly(source) == loads.quietly(source, hooked=False)
+    workers = [parts(events) for events in loads.all_events()]
+    [main] = [own for own in workers if "start workers" in own]
+    workers.remove(main)
+    assert len(workers) == 2
+    for own in workers:
+        assert {name: len(lengths) for name, lengths in own.items()} == {
+            **dict.fromkeys(("loader", "start worker"), 1),
+            **dict.fromkeys(("fetch", "collate", "send", "processor time", "wait for work"), 2),
+            **dict.fromkeys(("transform Decode", "transform shift"), 2),
+        }
+        assert min(own["transform Decode"]) >= 20
+        both = zip(own["fetch"], own["transform Decode"], strict=True)
+        assert min(fetch - decode for fetch, decode in both) >= 9
+        assert min(own["transform shift"] + own["collate"] + own["send"]) < 5
+    assert len(main["receive"]) == 4
+    # One more to learn that there are no more.
+    assert len(main["ask"]) == 5
+
+
+def test_a_process_that_loads_by_itself_tells_them_too(loads: Program) -> None:
+    source = LOADS.format(workers=0, more="").replace("600", "5")
+    assert loads.quietly(source) == loads.quietly(source, hooked=False)
+    own = parts(loads.events())
+    assert len(own["fetch"]) == len(own["collate"]) == len(own["transform Decode"]) == 4
+    assert min(own["fetch"]) >= 30
+
+
+def test_exceptions_of_a_dataset_reach_the_program_as_they_are(loads: Program) -> None:
+    source = LOADS.format(workers=2, more="")
+    out = loads.quietly(source)
+    assert out == loads.quietly(source, hooked=False)
+    assert "too large: 1200" in out
+
+
+REAL: Final = """
+import sys, torch
+from data import Data
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+class Map(Data, Dataset):
+    def __len__(self): return 24
+    def __getitem__(self, index): return torch.tensor(super().__getitem__(index)), {"a": index}
+class Stream(IterableDataset):
+    def __init__(self): self.data = Data(); self.transform = self.data.transform
+    def __iter__(self):
+        return (self.data[index] for index in range(8))
+
+def collate(samples): return samples
+
+if __name__ == "__main__":
+    for context in ("fork", "spawn"):
+        options = dict(num_workers=2, multiprocessing_context=context)
+        print([x.tolist() for x, _ in DataLoader(Map(), 4, **options)])
+        print(list(DataLoader(Map(), 6, collate_fn=collate, **options)))
+        loader = DataLoader(Map(), 4, persistent_workers=True, **options)
+        print([x.tolist() for _ in range(2) for x, _ in loader])
+    print([x.tolist() for x in DataLoader(Stream(), 4, num_workers=2)])
+    print([x.tolist() for x, _ in DataLoader(Map(), 4)])
+"""
+
+
+def test_real_torch_loads_the_same_with_and_without_the_hooks(loads: Program) -> None:
+    """GPUTRACE_TORCH_PYTHON names a Python that has torch, if this one has none."""
+    python = os.environ.get("GPUTRACE_TORCH_PYTHON", sys.executable)
+    for name in TORCH:
+        (loads.modules / name).unlink()
+    for folder in ("torch/utils/data/_utils", "torch/utils/data", "torch/utils", "torch"):
+        (loads.modules / folder / "__init__.py").unlink()
+        (loads.modules / folder).rmdir()
+    if subprocess.run([python, "-c", "import torch"], capture_output=True).returncode:
+        pytest.skip("torch is not installed; GPUTRACE_TORCH_PYTHON may name a Python that has it")
+    ran = loads.run(REAL, python=python)
+    assert ran == loads.run(REAL, python=python, hooked=False)
+    assert ran.code == 0
+    found = [parts(events) for events in loads.all_events()]
+    workers = [own for own in found if "start worker" in own]
+    assert len(workers) == 2 * 3 * 2 + 2
+    assert all("transform Decode" in own for own in workers)
+    assert not [note for events in loads.all_events() for note in events.records["note"]]
