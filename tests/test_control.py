@@ -247,20 +247,34 @@ for step in range(1400):
 """
 
 
-def test_a_recording_has_a_stretch_without_cupti_and_knows_its_cost(
-    machine: Machine, tmp_path: Path
-) -> None:
-    spools = tmp_path / "spools"
+def run(machine: Machine, spools: Path, **variables: str) -> None:
     spools.mkdir()
-    env = machine.environment(spools, {"GPUTRACE_CONTROL": "1"})
+    env = machine.environment(spools, {"GPUTRACE_CONTROL": "1", **variables})
     env |= {"GPUTRACE_LIBRARY": str(machine.folder / "collector.so")}
     env |= {"PYTHONPATH": os.pathsep.join([str(HOOKS), str(ROOT)])}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_in_programs_of_xla_cupti_stays(machine: Machine, tmp_path: Path) -> None:
+    """There it may crash a program if it comes back while graphs are made."""
+    run(machine, tmp_path / "spools", GPUTRACE_SERIAL_GRAPHS="1")
+    merge(tmp_path / "spools", tmp_path / "trace.sqlite", {})
+    with closing(sqlite3.connect(tmp_path / "trace.sqlite")) as rows:
+        tables = {name for (name,) in rows.execute("SELECT name FROM sqlite_master")}
+        (kernels,) = rows.execute("SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()
+    assert kernels == 5 * 1400
+    assert "GPUTRACE_CONTROL" not in tables
+
+
+def test_a_recording_has_a_stretch_without_cupti_and_knows_its_cost(
+    machine: Machine, tmp_path: Path
+) -> None:
+    run(machine, tmp_path / "spools")
     trace = tmp_path / "trace.sqlite"
-    merge(spools, trace, {})
+    merge(tmp_path / "spools", trace, {})
     with closing(sqlite3.connect(trace)) as rows:
         stretches = rows.execute("SELECT start, end FROM GPUTRACE_CONTROL").fetchall()
         control = []

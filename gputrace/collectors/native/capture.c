@@ -3,6 +3,7 @@
 #include "buffers.h"
 #include "calls.h"
 #include "cupti.h"
+#include "graphs.h"
 #include "library.h"
 #include "sampling.h"
 #include "spool.h"
@@ -173,7 +174,7 @@ void capture_want(int on) {
 int capture_rest(uint64_t hold_ns) {
     int status = -1;
     pthread_mutex_lock(&lock);
-    if (recording && cupti.finalize) {
+    if (recording && cupti.finalize && !graphs_are_at_risk()) {
         wanted = 0;
         hold_now = hold_ns;
         settle();
