@@ -419,6 +419,25 @@ def test_nothing_of_the_environment_or_of_secret_options_is_in_the_trace(tmp_pat
         (["sh", "-c", "cd d && A_KEY='k k' x"], ["sh", "-c", "cd d && A_KEY=*** x"]),
         (['{"token": "t", "lr": 3}'], ['{"token": *** "lr": 3}']),
         (["x", "hf_abcdefghijklmnopqrst"], ["x", "***"]),
+        *(
+            (["x", prefix + "abcdefghijklmnop"], ["x", "***"])
+            for prefix in ("nvapi-", "AIza", "sk_live_", "npm_", "pypi-", "ya29.", "dckr_pat_")
+        ),
+        (
+            ["x", "--secretKey", "s", "--secrets", "t"],
+            ["x", "--secretKey", "***", "--secrets", "***"],
+        ),
+        (["x", "--tokens", "t", "--api-keys=k"], ["x", "--tokens", "***", "--api-keys=***"]),
+        (["x", "--passwords=p", "--pw=q"], ["x", "--passwords=***", "--pw=***"]),
+        (["x", "--login.pw", "q"], ["x", "--login.pw", "***"]),
+        (["curl", "-u", "me:p", "h"], ["curl", "-u", "me:***", "h"]),
+        (["sh", "-c", "curl -u me:p h"], ["sh", "-c", "curl -u me:*** h"]),
+        (["docker", "run", "-u", "1000:1000"], ["docker", "run", "-u", "1000:1000"]),
+        (["python", "-u", "train.py"], ["python", "-u", "train.py"]),
+        (
+            ["x", "https://hooks.slack.com/services/T0/B0/abc"],
+            ["x", "https://hooks.slack.com/services/***"],
+        ),
     ],
 )
 def test_values_that_look_secret_are_masked(words: list[str], shown: list[str]) -> None:

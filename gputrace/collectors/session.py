@@ -331,9 +331,10 @@ def has_stopped(folder: Path) -> bool:
 HIDDEN: Final = "***"
 
 _NAME: Final = (
-    r"(?:(?:pass(?:word|wd|phrase)?|passcode|pwd|secret|token|api.?key|auth(?:orization)?"
-    r"|credentials?|bearer|cookie|webhook|signature)(?![a-z])[\w-]{0,40}"
-    r"|(?<![a-z])(?:key(?:[-_]?id)?|pat|sig|sas)(?![\w-]))"
+    r"(?:(?:pass(?:words?|wd|phrase)?|passcode|pwd|secrets?(?:[-_]?key)?|token|api.?keys?"
+    r"|auth(?:orization)?|credentials?|bearer|cookie|webhook|signature)(?![a-z])[\w-]{0,40}"
+    r"|(?<=--)tokens(?![\w-])"
+    r"|(?<![a-z])(?:key(?:[-_]?id)?|pat|pw|sig|sas)(?![\w-]))"
 )
 """Bounds keep the time linear in the length of a word."""
 _ENDS_SECRET: Final = re.compile(rf"(?i){_NAME}$")
@@ -346,12 +347,16 @@ _WITHIN: Final = (
     ),
     re.compile(rf"(?i)(?P<shown>(?<!\S)-[\w.-]{{0,40}}?{_NAME}\s+){_VALUE}"),
     re.compile(rf"(?i)(?P<shown>\bbearer\s+){_VALUE}"),
+    # of curl: -u user:password, but not docker's -u 1000:1000
+    re.compile(rf"(?P<shown>(?<!\S)(?:-u|--user)\s+(?!\d+:\d+(?!\S))[^\s:/]{{1,80}}:){_VALUE}"),
     # of an address: scheme://user:password@host
     re.compile(r"(?P<shown>[A-Za-z][\w+.-]{0,20}://)[^/\s?#]+(?=@)"),
-    # what says itself what it is: of Hugging Face, OpenAI, GitHub, GitLab, Slack, AWS; a JWT
+    re.compile(r"(?P<shown>\bhooks\.slack\.com/(?:services|workflows)/)[\w/-]+"),
+    # what says itself what it is: of Hugging Face, OpenAI, GitHub, GitLab, Slack, AWS, NVIDIA,
+    # Google, Stripe, npm, PyPI, Docker; a JWT
     re.compile(
-        r"(?P<shown>\b)(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|eyJ)"
-        r"[\w.-]{12,}"
+        r"(?P<shown>\b)(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|eyJ|nvapi-|AIza"
+        r"|ya29\.|[rs]k_(?:live|test)_|npm_|pypi-|dckr_pat_)[\w.-]{12,}"
     ),
 )
 
@@ -359,7 +364,11 @@ _WITHIN: Final = (
 def masked(command: Sequence[str]) -> list[str]:
     """The words of a command line with the values of what looks secret replaced."""
     return [
-        HIDDEN if before.startswith("-") and _ENDS_SECRET.search(before) else _masked_word(word)
+        HIDDEN
+        if before.startswith("-") and _ENDS_SECRET.search(before)
+        else _masked_word(f"{before} {word}").partition(" ")[2]
+        if before in ("-u", "--user")
+        else _masked_word(word)
         for before, word in zip(["", *command], command, strict=False)
     ]
 
