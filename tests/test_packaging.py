@@ -147,7 +147,7 @@ def test_the_wheel_holds_every_module_and_data_file(wheel: dict[str, bytes]) -> 
 
 def test_the_wheel_installs_the_command(wheel: dict[str, bytes]) -> None:
     entry_points = wheel[f"{METADATA}/entry_points.txt"].decode()
-    assert "gputrace = gputrace.cli:main" in entry_points.splitlines()
+    assert "gputrace = gputrace.__main__:main" in entry_points.splitlines()
 
 
 def test_the_wheel_tells_its_licence_and_python(wheel: dict[str, bytes]) -> None:

@@ -475,3 +475,19 @@ def test_it_says_so_where_the_gpus_cannot_be_sampled(tmp_path: Path) -> None:
     ran = command.python("-c", script, *words)
     assert ran.code == 0
     assert len([line for line in ran.err.splitlines() if "no GPU sampling: " in line]) == 1
+
+
+@pytest.mark.parametrize("name", ["click", "numpy", "msgspec", "select"])
+def test_a_module_of_the_program_reaches_it_and_never_the_recorder(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / f"{name}.py").write_text("ours = True")
+    program = f"import {name}; print({name}.ours)"
+    paths = os.pathsep.join([str(tmp_path), str(command.ROOT)])
+    ran = command.gputrace(
+        *("record", "-o", str(tmp_path / "t.sqlite"), "--no-nvml", "--", sys.executable, "-c"),
+        program,
+        env={"PYTHONPATH": paths},
+    )
+    assert (ran.code, ran.out) == (0, "True\n")
+    assert "Traceback" not in ran.err
