@@ -1,5 +1,6 @@
 """Entry point of the command, and of ``python -m gputrace``."""
 
+# ruff: noqa: PTH100, PTH120 (nothing more is imported at first: it could be the program's)
 import os
 import sys
 
@@ -17,8 +18,7 @@ def _put_callers_modules_last() -> None:
 
     These belong to the program that is recorded: its ``click.py`` or ``numpy.py`` is none of ours.
     """
-    # Nothing more is imported before: it could be theirs.
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH120
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     theirs = {os.path.abspath(path) for path in ("", *paths)} - {package}
     sys.path.sort(key=lambda path: os.path.abspath(path) in theirs)
