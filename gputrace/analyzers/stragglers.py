@@ -140,9 +140,13 @@ def _table(lateness: Lateness, measured: Sequence[Step]) -> NDArray[np.float64]:
 
 def _more(table: NDArray[np.float64], row: int) -> dict[str, int]:
     """Return the mean excess of a GPU over the median of the others, by class."""
-    others = np.nanmedian(np.delete(table, row, axis=0), axis=0)
-    more = np.nanmean(table[row] - others, axis=0)
-    return {name: int(ns) for name, ns in zip(_OWN, np.nan_to_num(more), strict=True)}
+    others = np.delete(table, row, axis=0)
+    compared = ~np.isnan(table[row]).any(axis=-1) & ~np.isnan(others).any(axis=-1).all(axis=0)
+    if not compared.any():
+        return dict.fromkeys(_OWN, 0)
+    usual = np.nanmedian(others[:, compared], axis=0)
+    more = (table[row][compared] - usual).mean(axis=0)
+    return {name: int(ns) for name, ns in zip(_OWN, more, strict=True)}
 
 
 _ALL_MEET: Final = (*JOINT, "Broadcast", "Reduce")
