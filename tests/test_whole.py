@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Final
+from types import SimpleNamespace
+from typing import Final, cast
 
+import numpy as np
 import pytest
 
 import gputrace
 from benchmarks.losses import LOSSES, Loss, lose
+from gputrace.analyzers.audit import _lone_collectives
+from gputrace.analyzers.collectives import Collectives
+from gputrace.analyzers.gpu_shards import PerGpu
 from gputrace.api import Report
+from gputrace.model.intervals import union
 from tests import recordings
 from tests.exports import Export
 from tests.handmade import Run, analyze, train
@@ -61,6 +67,7 @@ def test_two_per_cent_of_the_rows_are_missed(
     report = report_of(path)
     assert report.missing
     assert 0.01 <= report.missing[0].share <= 0.04
+    assert report.missing[0].gpu is not None
     (finding,) = (finding for finding in report.findings if finding.id == "lost-records")
     assert finding.severity == "low"
     assert str(report.missing[0]) in finding.message
@@ -76,6 +83,37 @@ def test_without_a_fifth_of_the_operations_no_verdict_is_given(
     assert report.findings[0].severity == "high"
     first = report.render("text").splitlines()[0]
     assert first.startswith("No verdict can be given: the recording lacks 2")
+
+
+def test_memsets_of_nothing_lack_nothing(tmp_path: Path) -> None:
+    """They return at once, without an operation; others of the name have one."""
+    run = Run()
+    train(run, 30)
+    for number, row in enumerate(run.export.rows["CUPTI_ACTIVITY_KIND_RUNTIME"][::3]):
+        at = int(str(row["start"])) + 10
+        again = {**row, "start": at, "end": at + 100, "correlationId": 1_000_000 + number}
+        run.export.add("CUPTI_ACTIVITY_KIND_RUNTIME", **again)
+    assert analyze(run, tmp_path).missing == ()
+
+
+def test_collectives_that_the_other_ranks_have_are_missed() -> None:
+    collectives = _all_reduces(ranks=4, count=60)
+    whole = tuple(_lone_collectives(*collectives(lost=())))
+    assert whole == ()
+    (part,) = _lone_collectives(*collectives(lost=(20, 21, 33)))
+    assert (part.rows, part.rank, part.gpu, part.count) == ("collectives", 2, 2, 3)
+    assert part.share == pytest.approx(3 / 60)
+
+
+def test_collectives_at_the_edges_are_not_missed() -> None:
+    """A rank whose recording begins later or ends earlier lacks none."""
+    collectives = _all_reduces(ranks=4, count=60)
+    assert not tuple(_lone_collectives(*collectives(lost=(0, 1, 2, 58, 59))))
+
+
+def test_a_communicator_of_fewer_ranks_is_none_that_lacks_one() -> None:
+    collectives = _all_reduces(ranks=4, count=60)
+    assert not tuple(_lone_collectives(*collectives(lost=range(1, 59, 2))))
 
 
 def test_a_recording_that_begins_late_lacks_no_calls(tmp_path: Path) -> None:
@@ -110,6 +148,56 @@ def test_steps_without_work_are_missed(tmp_path: Path) -> None:
     assert [(part.rows, part.count, part.evidence) for part in report.missing] == [
         ("operations", 5, "steps without any work")
     ]
+
+
+def _all_reduces(ranks: int, count: int) -> Callable[..., tuple[PerGpu, Collectives]]:
+    """Return a function that gives all-reduces of all ranks without some of those of rank 2."""
+
+    def collectives(lost: Collection[int]) -> tuple[PerGpu, Collectives]:
+        pairs = [(n, r) for n in range(count) for r in range(ranks) if r != 2 or n not in lost]
+        instance, lane = np.array(pairs, np.int64).T
+        nothing = np.zeros(len(pairs), np.int64)
+        start = instance * 1_000
+        table = Collectives(
+            instance=instance,
+            lane=lane.astype(np.int16),
+            row=nothing,
+            start=start,
+            end=start + 500,
+            arrival=start,
+            operation=nothing.astype(np.int16),
+            name=nothing.astype(np.int32),
+            correlation=nothing,
+            bytes=nothing,
+            operations=("AllReduce",),
+        )
+        spans = [start[lane == rank] for rank in range(ranks)]
+        own = [
+            SimpleNamespace(
+                gpu=SimpleNamespace(rank=rank, gpu=rank),
+                recorded=union(span[:1], span[-1:] + 500),
+            )
+            for rank, span in enumerate(spans)
+        ]
+        return cast(PerGpu, SimpleNamespace(operations=own)), table
+
+    return collectives
+
+
+KINETO: Final = (
+    recordings.DATA / "tracelens-falconsai.json.gz",
+    recordings.shared(
+        "traces", "tracelens", "google_owlv2-large-patch14-ensemble__1016001.json.gz"
+    ),
+)
+"""Recordings with memsets of nothing."""
+
+
+@pytest.mark.parametrize("path", KINETO, ids=lambda path: path.name)
+def test_real_recordings_with_memsets_of_nothing_lack_nothing(path: Path) -> None:
+    if not path.exists():
+        pytest.skip(f"{path} is not here")
+    assert report_of(path).missing == ()
 
 
 @pytest.mark.parametrize("name", recordings.SMALL)

@@ -1,5 +1,5 @@
 """Audit of a recording: launches without their operation, operations without their call, steps
-without work, and steps that each lack some of their kernels.
+without work, collectives that a rank lacks, and steps that each lack some of their kernels.
 
 Whole recordings have next to none of these: of 40 recordings of nsys, nvprof, Kineto and gputrace,
 all but cut ones have the operation of each launch and the call of each operation, to 0.1 %.
@@ -7,17 +7,19 @@ all but cut ones have the operation of each launch and the call of each operatio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps import FoundSteps
-from gputrace.model.events import Kind, Mask
+from gputrace.model.events import Kind, Mask, distinct_ids, number_ids
 from gputrace.model.intervals import Times
 from gputrace.model.results import Missing
 from gputrace.model.trace import FROM_THE_START
@@ -26,36 +28,56 @@ WORTH: Final = 0.01
 """Share of the rows that must be missing to be reported."""
 _FEWEST: Final = 100
 """Minimum number of rows, and of steps times names, by which a share is estimated."""
-_FEWEST_LACKING: Final = 20
+_FEWEST_LACKING: Final = 10
 """Minimum number of kernels that all steps together must lack."""
 _FEWEST_STEPS: Final = 10
+_FEWEST_WHOLE: Final = 3
+"""Minimum number of steps that have a number of kernels of a name for it to be the usual one."""
 _MOST_CELLS: Final = 1 << 24
 """Maximum number of steps times names to count."""
 _IN_MOST: Final = 0.8
 """Share of the steps that a kernel must be in to be expected in each."""
+_USUAL_SIZE: Final = 0.4
+"""Maximum deviation of a step's number of kernels from the median, as a fraction of it."""
 _ALIKE: Final = 3.0
 """Maximum ratio of the scatter over steps, and over names, to what removal at random causes."""
+_AT_ONCE: Final = 0.5
+"""Fraction of the shortest call with an operation below which a call without one did nothing."""
+_FEWEST_COLLECTIVES: Final = 3
+"""Minimum number of collectives that a rank must lack."""
+_OWN_GROUP: Final = 1 / 3
+"""Number of collectives of some GPUs, as a fraction of those of more GPUs, from which these GPUs
+are a group of the program's own."""
+_MOST_LACK: Final = 0.25
+"""Maximum share of the GPUs of a collective that may lack it, if more than one does."""
+_MOST_GROUPS: Final = 1024
+"""Maximum number of different groups of GPUs to look at."""
 
 
-def find_missing(gpus: PerGpu, found: FoundSteps) -> tuple[Missing, ...]:
+def find_missing(gpus: PerGpu, found: FoundSteps, collectives: Collectives) -> tuple[Missing, ...]:
     """Return the rows that a recording lacks, the largest share first.
+
+    A rank's other steps tell only of ranks of which calls and marks show nothing, and other ranks'
+    collectives, which are few to estimate a share by, of those whose steps show nothing, either.
 
     Args:
         gpus: of the run.
         found: steps of all ranks.
+        collectives: collectives of all GPUs.
     """
     missing = [one for part in gpus.in_each_place(_unmatched) for one in part]
     missing += list(_steps_without_work(gpus, found))
-    silent = [lane for lane in gpus.lanes if not gpus.has_calls]
-    silent = [lane for lane in silent if lane.gpu.rank in found.by_rank]
+    known = {one.rank for one in missing}
+    silent = [lane for lane in gpus.lanes if lane.gpu.rank in found.by_rank.keys() - known]
     windows = [found.by_rank[lane.gpu.rank] for lane in silent]
     edges = zip(*((own.start, own.end) for own in windows), strict=True) if windows else ((), ())
     shares = gpus.each(_thinned, silent, *edges)
     for lane, (share, count) in zip(silent, shares, strict=True):
         if share >= WORTH:
-            missing.append(
-                Missing("kernels", lane.gpu.rank, share, count, *lane.window, "steps are thinned")
-            )
+            where = lane.gpu.rank, share, count, *lane.window
+            missing.append(Missing("kernels", *where, "steps are thinned", lane.gpu.gpu))
+            known.add(lane.gpu.rank)
+    missing += [one for one in _lone_collectives(gpus, collectives) if one.rank not in known]
     return tuple(sorted(missing, key=lambda one: -one.share))
 
 
@@ -79,28 +101,44 @@ def _unmatched(shard: Shard) -> list[Missing]:
             ahead = int((own.start[known] - calls.start[issued_by[known]]).max(initial=0))
             longest, last = max(longest, ahead), max(last, own.span.end)
             found += _without_call(own, known)
-        found += _without_operation(calls, has, process, gpus[0], last - longest)
+        found += _without_operation(calls, has, process, gpus, last - longest)
     return found
 
 
 def _without_operation(
-    calls: CudaApiCalls, has: Mask, process: int, gpu: GpuOperations, until: int
+    calls: CudaApiCalls, has: Mask, process: int, gpus: Sequence[GpuOperations], until: int
 ) -> Iterator[Missing]:
     """Yield the launches of a process that lack their operation.
 
     What is issued at the end may not have run when the recording ended, and some calls never have
-    an operation: those that another one makes, copies of nothing.
+    an operation: those that another one makes, and copies of nothing, which return at once.
     """
+    own = gpus[0]
     threads = [number for number, (of, _) in enumerate(calls.threads) if of == process]
     mine = np.isin(calls.thread, threads) & np.isin(calls.sort, (Call.ISSUE, Call.COPY))
     rows = np.flatnonzero(mine & (calls.start < until))
-    if gpu.windows:
-        rows = rows[_lies_in(calls.start[rows], gpu.recorded.start, gpu.recorded.end)]
-    _, name = np.unique(calls.name[rows], return_inverse=True)
-    usual = np.bincount(name, has[rows]) > 0
-    rows = rows[usual[name]]
+    if own.windows:
+        rows = rows[_lies_in(calls.start[rows], own.recorded.start, own.recorded.end)]
+    if not len(rows):
+        return
+    names, name = number_ids(calls.name[rows])
+    length = calls.end[rows] - calls.start[rows]
+    shortest = np.full(len(names), np.iinfo(np.int64).max)
+    np.minimum.at(shortest, name[has[rows]], length[has[rows]])
+    # No call is as long as that of a name that never has an operation.
+    expected = has[rows] | (length >= _AT_ONCE * shortest[name])
+    rows = rows[expected]
     lacking = rows[~has[rows]]
-    yield from _report("operations", gpu, len(rows), calls.start[lacking], "launches without one")
+    by = distinct_ids(calls.thread[lacking]).tolist() if len(lacking) else []
+    yield from _report(
+        "operations",
+        own,
+        len(rows),
+        calls.start[lacking],
+        "launches without one",
+        gpu=own.gpu.gpu if len(gpus) == 1 else None,
+        thread=calls.threads[by[0]][1] if len(by) == 1 else None,
+    )
 
 
 def _without_call(own: GpuOperations, known: Mask) -> Iterator[Missing]:
@@ -112,12 +150,13 @@ def _without_call(own: GpuOperations, known: Mask) -> Iterator[Missing]:
     # Calls of operations that start in a part with calls may lie before it.
     if not known.any() or own.calls_recorded is not None:
         return
-    _, name = np.unique(own.events.name, return_inverse=True)
+    _, name = number_ids(own.events.name)
     issued = own.events.correlation
     expected = (np.bincount(name, known) > 0)[name] & (issued >= issued[known].min())
     lacking = expected & ~known
     total = int(np.count_nonzero(expected))
-    yield from _report("calls", own, total, own.start[lacking], "operations without one")
+    moments = own.start[lacking]
+    yield from _report("calls", own, total, moments, "operations without one", gpu=own.gpu.gpu)
 
 
 def _lies_in(moments: Times, starts: Times, ends: Times) -> Mask:
@@ -127,12 +166,19 @@ def _lies_in(moments: Times, starts: Times, ends: Times) -> Mask:
 
 
 def _report(
-    rows: str, own: GpuOperations, total: int, moments: Times, evidence: str
+    rows: str,
+    own: GpuOperations,
+    total: int,
+    moments: Times,
+    evidence: str,
+    *,
+    gpu: int | None,
+    thread: int | None = None,
 ) -> Iterator[Missing]:
     if total >= _FEWEST and len(moments) >= WORTH * total:
         share = len(moments) / total
         edges = int(moments.min()), int(moments.max())
-        yield Missing(rows, own.gpu.rank, share, len(moments), *edges, evidence)
+        yield Missing(rows, own.gpu.rank, share, len(moments), *edges, evidence, gpu, thread)
 
 
 def _steps_without_work(gpus: PerGpu, found: FoundSteps) -> Iterator[Missing]:
@@ -153,36 +199,139 @@ def _steps_without_work(gpus: PerGpu, found: FoundSteps) -> Iterator[Missing]:
             yield Missing("operations", rank, lacking / marked, lacking, *edges, text)
 
 
+def _lone_collectives(gpus: PerGpu, collectives: Collectives) -> Iterator[Missing]:
+    """Yield the GPUs that lack collectives which no rank leaves before all have arrived.
+
+    A GPU that is in another collective meanwhile lacks none: the two were not matched. Neither does
+    one that was not recorded then.
+    """
+    rows = np.flatnonzero(collectives.joint)
+    if not len(rows) or len(gpus.operations) < 2:
+        return
+    # Rows are sorted by instance.
+    instance, lane = collectives.instance[rows], collectives.lane[rows]
+    start, end = collectives.start[rows], collectives.end[rows]
+    first = np.flatnonzero(np.diff(instance, prepend=-1))
+    begins, ends = np.minimum.reduceat(start, first), np.maximum.reduceat(end, first)
+    for one, at in _lacking_instances(lane, first, begins, len(gpus.operations)).items():
+        own = gpus.operations[one]
+        mine = np.flatnonzero(lane == one)
+        mine = mine[np.argsort(start[mine], kind="stable")]
+        last = np.searchsorted(start[mine], ends[at]) - 1
+        is_elsewhere = (last >= 0) & (end[mine][last] > begins[at])
+        lost = begins[at[~is_elsewhere]]
+        lost = lost[_lies_in(lost, own.recorded.start, own.recorded.end)]
+        share = len(lost) / (len(lost) + len(mine))
+        if len(lost) >= _FEWEST_COLLECTIVES and share >= WORTH:
+            where = own.gpu.rank, share, len(lost), int(lost.min()), int(lost.max())
+            yield Missing("collectives", *where, "other ranks have them", own.gpu.gpu)
+
+
+def _lacking_instances(
+    lane: NDArray[np.int16], first: NDArray[np.int64], begins: Times, gpus: int
+) -> dict[int, NDArray[np.int64]]:
+    """Return the collectives that each GPU seems to lack, by GPU.
+
+    The GPUs of most collectives are communicators; a collective that few of these lack has lost
+    rows, unless the others meet so often that they are a communicator of their own.
+
+    Args:
+        lane: of each row, by collective.
+        first: first row of each collective.
+        begins: first start of each.
+        gpus: number of GPUs.
+    """
+    draw = Random(0)
+    keys = np.array([draw.getrandbits(62) for _ in range(gpus)])
+    members = np.add.reduceat(keys[lane], first)
+    groups, place, group, sizes = np.unique(
+        members, return_index=True, return_inverse=True, return_counts=True
+    )
+    if not 1 < len(groups) <= _MOST_GROUPS:
+        return {}
+    stops = np.append(first[1:], len(lane))
+    lanes_of = [frozenset(lane[first[at] : stops[at]].tolist()) for at in place.tolist()]
+    lacking: dict[int, list[NDArray[np.int64]]] = {}
+    for number, own in enumerate(lanes_of):
+        larger = [n for n, other in enumerate(lanes_of) if own < other]
+        whole = max(larger, key=lambda n: int(sizes[n]), default=number)
+        absent = lanes_of[whole] - own
+        is_group = sizes[number] >= _OWN_GROUP * sizes[whole]
+        if is_group or len(absent) > max(1, _MOST_LACK * len(lanes_of[whole])):
+            continue
+        among = begins[group == whole]
+        at = np.flatnonzero((group == number) & (begins > among[0]) & (begins < among[-1]))
+        for one in absent:
+            lacking.setdefault(one, []).append(at)
+    return {one: np.concatenate(parts) for one, parts in lacking.items()}
+
+
 def _thinned(view: GpuShardView, starts: Times, ends: Times) -> tuple[float, int]:
     """Return the share of kernels that steps lack at random, and how many; (0, 0) for none.
 
     Steps of one program repeat their kernels. Where rows are missing at random, each step lacks
     some, of all names alike; nothing that a program does looks so.
     """
-    own = view.operations
+    counts = _count_kernels(view.operations, starts, ends)
+    steps = len(counts)
+    if steps < max(_IN_MOST * len(starts), _FEWEST_STEPS) or not counts.size:
+        return 0.0, 0
+    # A few steps may have more kernels, and a few far less, as the first ones.
+    whole = np.sort(counts, axis=0)[-max(_FEWEST_WHOLE, steps // 10)]
+    lacks = np.maximum(whole - counts, 0)
+    by_step = lacks.sum(axis=1)
+    lacks = lacks[_are_chance(by_step, float(np.median(by_step)))]
+    if len(lacks) < max(_IN_MOST * steps, _FEWEST_STEPS):
+        return 0.0, 0
+    expected, by_name, by_step = whole * len(lacks), lacks.sum(axis=0), lacks.sum(axis=1)
+    share, count = float(by_name.sum() / max(expected.sum(), 1)), int(by_name.sum())
+    is_loss = WORTH <= share < 0.5 and count >= _FEWEST_LACKING
+    return (share, count) if is_loss and _is_random(by_name, by_step, expected) else (0.0, 0)
+
+
+def _count_kernels(own: GpuOperations, starts: Times, ends: Times) -> NDArray[np.int64]:
+    """Return the kernels of each step of usual size, by names that are in most of them."""
+    nothing = np.empty((0, 0), np.int64)
     rows = np.flatnonzero(own.events.kind == Kind.KERNEL)
     step = np.searchsorted(starts, own.start[rows], "right") - 1
     inside = (step >= 0) & (own.start[rows] < ends[np.maximum(step, 0)])
-    names, name = np.unique(own.events.name[rows[inside]], return_inverse=True)
     steps = len(starts)
-    if steps < _FEWEST_STEPS or not len(names) or steps * len(names) > _MOST_CELLS:
-        return 0.0, 0
+    if steps < _FEWEST_STEPS or not inside.any():
+        return nothing
+    names, name = number_ids(own.events.name[rows[inside]])
+    if steps * len(names) > _MOST_CELLS:
+        return nothing
     cells = np.bincount(step[inside] * len(names) + name, minlength=steps * len(names))
     counts: NDArray[np.int64] = cells.reshape(steps, len(names))
-    counts = counts[:, np.count_nonzero(counts, axis=0) >= _IN_MOST * steps]
-    if not counts.size:
-        return 0.0, 0
-    whole = counts.max(axis=0)
-    expected = whole * steps
-    lacking = expected - counts.sum(axis=0)
-    share = float(lacking.sum() / expected.sum())
-    if not WORTH <= share < 0.5 or lacking.sum() < _FEWEST_LACKING:
-        return 0.0, 0
-    # Binomial: of names that often occur, and of steps.
-    often = expected >= _FEWEST
-    by_name = (lacking[often] - share * expected[often]) ** 2 / expected[often]
-    by_step = np.var((whole - counts).sum(axis=1)) / whole.sum()
+    # A step that lacks the row that begins it is taken for a part of the one before.
+    sizes = counts.sum(axis=1)
+    counts = counts[np.abs(sizes - np.median(sizes)) <= _USUAL_SIZE * np.median(sizes)]
+    often: NDArray[np.int64] = counts[:, np.count_nonzero(counts, axis=0) >= _IN_MOST * len(counts)]
+    return often
+
+
+def _is_random(
+    by_name: NDArray[np.int64], by_step: NDArray[np.int64], expected: NDArray[np.int64]
+) -> bool:
+    """Return True if what lacks scatters as removal at random does: a binomial distribution.
+
+    Args:
+        by_name: number of kernels that all steps lack.
+        by_step: number that each step lacks, of all names.
+        expected: number that all steps should have, by name.
+    """
+    share = float(by_name.sum() / expected.sum())
     usual = share * (1 - share)
-    if by_step > _ALIKE * usual or (often.any() and by_name.mean() > _ALIKE * usual):
-        return 0.0, 0
-    return share, int(lacking.sum())
+    often = expected >= _FEWEST
+    of_names = (by_name[often] - share * expected[often]) ** 2 / expected[often]
+    scatters_alike = np.var(by_step) * len(by_step) / expected.sum() <= _ALIKE * usual
+    if not scatters_alike or (often.any() and of_names.mean() > _ALIKE * usual):
+        return False
+    by_chance = _are_chance(by_name, share * expected).all()
+    return bool(by_chance and _are_chance(by_step, float(by_step.mean())).all())
+
+
+def _are_chance(counts: NDArray[np.int64], means: NDArray[np.floating[Any]] | float) -> Mask:
+    """Return False for counts that are more than chance makes them: of a Poisson distribution."""
+    mask: Mask = counts <= means + 5 * np.sqrt(means) + 2
+    return mask

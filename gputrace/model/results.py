@@ -116,7 +116,7 @@ class Missing:
     """Rows that a recording lacks, as its other rows show."""
 
     rows: str
-    """``operations`` of GPUs, ``kernels`` or ``calls``."""
+    """``operations`` of GPUs, ``kernels``, ``collectives`` or ``calls``."""
     rank: int
     share: float
     """Fraction of the rank's rows of the kind, 0 to 1."""
@@ -125,6 +125,10 @@ class Missing:
     end_ns: int
     """First and last moment at which one is missing."""
     evidence: str
+    gpu: int | None = None
+    """GPU that lacks them; None if it is unknown which of several."""
+    thread: int | None = None
+    """System id of the thread whose launches alone lack them."""
 
     def __str__(self) -> str:
         return f"{self.share:.1%} of the {self.rows} of rank {self.rank} ({self.evidence})"

@@ -127,7 +127,9 @@ class Known:
     @cached_property
     def missing(self) -> tuple[Missing, ...]:
         """Rows that the recording lacks, as its other rows show."""
-        return find_missing(self.per_gpu, self.found) if self.per_gpu.operations else ()
+        if not self.per_gpu.operations:
+            return ()
+        return find_missing(self.per_gpu, self.found, self.collectives)
 
     @cached_property
     def host_load(self) -> tuple[HostLoad, ...]:

@@ -89,13 +89,13 @@ def recorder_overhead(facts: Facts) -> Iterator[Finding]:
 
 
 def lost_records(facts: Facts) -> Iterator[Finding]:
-    """Rows or files were lost, the recorder warned of losses, or 1 % of rows lack their counterpart
-    (`low`; `high` if 10 % of a rank's GPU operations do: there is no verdict then).
+    """Rows or files were lost, the recorder warned of losses, or other rows show that 1 % of a
+    rank's are missing (`low`; `high` if 10 % of its GPU operations are: there is no verdict then).
 
     Wrong if: another recording of the program has as many rows.
     """
     quality, missing = facts.trace.quality, facts.missing
-    of_gpus = [part for part in missing if part.rows != "calls"]
+    of_gpus = [part for part in missing if part.rows in ("operations", "kernels")]
     if of_gpus and of_gpus[0].share >= _TOO_MANY:
         yield facts.finding(
             "lost-records",
