@@ -6,7 +6,7 @@ of a second and five steps, and then to measure as long, and ten steps. It is le
 would be more than a quarter of the steps so far.
 
 Sampling (GPUTRACE_SAMPLE, the part by which recording may lengthen the run): from the first such
-stretch on, 32 steps are recorded of as many as make up for their cost, which each cycle measures.
+stretch on, 35 steps are recorded of as many as make up for their cost, which each cycle measures.
 
 All begin and end at multiples of powers of two, at the same steps on all ranks: where ranks choose
 different powers, what one leaves out is part of what the other does.
@@ -27,6 +27,8 @@ _FIRST_AT = 64
 _PART = 4
 # CUPTI is held for so long and so many steps, and then steps are measured for as long.
 _HOLD_NS = _ENOUGH_NS = 250000000
+# Part of the share that cycles use up; what comes before them costs, too.
+_OF_SHARE = 0.75
 _HELD, _MEASURED = 5, 10
 
 _BEFORE, _RECORDED, _HOLDING, _FREE = range(4)
@@ -42,10 +44,8 @@ class Stretches:
         self.at = _FIRST_AT - _PACE if is_asked else _NEVER
         self.state = _BEFORE
         self.since = (0, 0)
-        # Nanoseconds of a step, of the recorder's return, and of all that recording has cost.
-        self.recorded = self.free = self.took = self.cost = 0
-        # Recorded since the last stretch.
-        self.steps = 0
+        # Nanoseconds of a step, and of the recorder's return; steps of a cycle.
+        self.recorded = self.free = self.took = self.cycle = 0
 
     def look(self, count: int, now: int) -> int:
         """Goes on after so many steps, of which the last ended now; when the next one began."""
@@ -55,7 +55,7 @@ class Stretches:
         if self.state == _BEFORE:
             self.state, self.at = _RECORDED, self.begin
         elif self.state == _RECORDED:
-            self.recorded, self.steps = pace, count - self.end
+            self.recorded = pace
             self._rest(count)
         elif self.state == _HOLDING:
             self.state, self.at = _FREE, self.end
@@ -65,7 +65,6 @@ class Stretches:
             # What a recorder takes to begin is no part of a step.
             begun, now = now, time_ns()
             self.took = max(now - begun, 0)
-            self.cost += self.took + self.steps * max(self.recorded - self.free, 0)
             self._plan(count)
         return now
 
@@ -89,13 +88,17 @@ class Stretches:
             self._plan(count)
 
     def _cycle(self, count: int) -> int:
-        """Steps that make up for all cost, the next ones' too; no more than there were so far."""
-        steps = self.steps + _SETTLES + _PACE
-        cost = self.cost + self.took + steps * max(self.recorded - self.free, 0)
-        cycle = _FIRST_AT
-        while (count + cycle) * self.free * self.share < cost and 2 * cycle <= count:
-            cycle *= 2
-        return cycle
+        """Steps of which 35 may be recorded, a power of two; no more than four times those so far.
+
+        It stays as it is for a while, so that ranks that differ a little do not part ways.
+        """
+        cost = self.took + (_SETTLES + _PACE) * max(self.recorded - self.free, 0)
+        needed = cost / (_OF_SHARE * self.share * self.free)
+        if not self.cycle / 4 < needed * _OF_SHARE <= self.cycle:
+            self.cycle = _FIRST_AT
+            while self.cycle < needed and self.cycle < 2 * count:
+                self.cycle *= 2
+        return self.cycle
 
     def _plan(self, count: int) -> None:
         """Chooses when the next stretch begins."""
