@@ -114,9 +114,17 @@ def _without_operation(
     an operation: those that another one makes, and copies of nothing, which return at once.
     """
     own = gpus[0]
+    hands_over = np.zeros(len(Call), np.bool_)
+    hands_over[[Call.ISSUE, Call.COPY]] = True
     threads = [number for number, (of, _) in enumerate(calls.threads) if of == process]
-    mine = np.isin(calls.thread, threads) & np.isin(calls.sort, (Call.ISSUE, Call.COPY))
-    rows = np.flatnonzero(mine & (calls.start < until))
+    parts = [slice(calls.first[number], calls.first[number + 1]) for number in threads]
+    rows = np.concatenate(
+        [
+            part.start + np.flatnonzero(hands_over[calls.sort[part]] & (calls.start[part] < until))
+            for part in parts
+        ]
+        or [np.empty(0, np.int64)]
+    )
     if own.windows:
         rows = rows[_lies_in(calls.start[rows], own.recorded.start, own.recorded.end)]
     if not len(rows):
