@@ -7,7 +7,7 @@ not kept. A program that empties the list is left alone.
 import gc
 
 from .host_file import time_ns
-from .recorder import GC, record_of, thread_id, word
+from .recorder import GC, on_fork, record_of, thread_id, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,12 @@ def _look(phase: str, info: "dict[str, Any]") -> None:
         _begun[0] = 0
 
 
+def _in_forked_child() -> None:
+    _begun[0] = 0
+
+
 def watch() -> None:
     """Keeps them from now on: a process that trains nothing should leave no file."""
     if _look not in gc.callbacks:
         gc.callbacks.append(_look)
+        on_fork.append(_in_forked_child)
