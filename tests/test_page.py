@@ -248,7 +248,8 @@ class TestCommand:
         assert_refused(ran, USAGE, "--serve")
 
     def test_without_bokeh_it_says_what_to_install(self, h100: Path, tmp_path: Path) -> None:
-        (tmp_path / "bokeh.py").write_text("raise ModuleNotFoundError('none', name='bokeh')")
+        hidden = "import sys; sys.modules['bokeh'] = None"
+        (tmp_path / "sitecustomize.py").write_text(hidden)
         ran = command.gputrace(
             "report", h100, "-o", tmp_path / "out.html", env={"PYTHONPATH": str(tmp_path)}
         )
