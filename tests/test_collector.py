@@ -10,6 +10,7 @@ import os
 import shutil
 import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -392,7 +393,9 @@ def test_a_duration_alone_begins_at_once(machine: Machine, tmp_path: Path) -> No
 def test_the_profiler_api_turns_recording_on_and_off(machine: Machine, tmp_path: Path) -> None:
     script = "inject run 20 1 5 profiler 1 sample profiler 0 run 20 1 5 profiler 1 sample"
     spool = recorded(machine, tmp_path, script, {"GPUTRACE_CAPTURE": "profiler"})
-    assert spool.records[b"KERN"]["correlation"].tolist() == [101, 101]
+    first, second = spool.records[b"KERN"]["correlation"].tolist()
+    assert first == 101
+    assert second > first, "another profiler may have made CUPTI number calls from 1 on again"
 
 
 def test_the_profiler_api_is_not_heeded_unless_asked_for(machine: Machine, tmp_path: Path) -> None:
@@ -410,7 +413,9 @@ def test_captures_by_hand_record_what_is_between(machine: Machine, tmp_path: Pat
 def test_a_pause_leaves_a_gap_that_is_told(machine: Machine, tmp_path: Path) -> None:
     script = "inject sample pause 1 run 30 1 5 capture 1 run 30 1 5 pause 0 sample"
     spool = recorded(machine, tmp_path, script)
-    assert spool.records[b"KERN"]["correlation"].tolist() == [101, 101]
+    first, second = spool.records[b"KERN"]["correlation"].tolist()
+    assert first == 101
+    assert second > first, "another profiler may have made CUPTI number calls from 1 on again"
     assert int(spool.info["capture_on"]) <= int(spool.info["capture_off"])
     assert [(count, "paused" in why) for _, count, why in spool.losses] == [(0, True)]
 
@@ -434,12 +439,38 @@ MANUAL: Final = {"GPUTRACE_CAPTURE": "manual", "GPUTRACE_HOLD_NS": "0"}
 def test_after_a_window_cupti_is_taken_out_of_the_program_once(
     machine: Machine, tmp_path: Path
 ) -> None:
-    script = "inject sample capture 1 sleep 5 sample capture 0 sleep 300 finalized "
-    script += "released 1 0 sample finalized"
+    script = "inject plain capture 1 sleep 5 plain capture 0 sleep 300 finalized "
+    script += "released 1 0 plain finalized"
     assert said(machine, tmp_path, script, MANUAL) == [0, 1]
     spool = only(tmp_path)
     assert (kernels(spool), len(spool.records[b"API "])) == (1, 2)
     assert int(spool.info["capture_off"]) <= int(spool.info["let_go"])
+
+
+def test_in_programs_of_xla_copies_between_gpus_are_left_out(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """CUPTI 13.0 crashes them otherwise: see hazards.c."""
+    library = tmp_path / "jaxlib" / "libjax_common.so"
+    library.parent.mkdir()
+    library.symlink_to(machine.folder / "libcuda.so.1")
+    kinds = []
+    for name, env in (("plain", {}), ("xla", {"LD_PRELOAD": str(library)})):
+        (tmp_path / name).mkdir()
+        spool = recorded(machine, tmp_path / name, "inject sample", env)
+        kinds.append(spool.records[b"COPY"]["copy_kind"].tolist())
+        assert ("left_out" in spool.info) is (name == "xla")
+    assert kinds == [[1, 10], [1]]
+    merge(tmp_path / "xla", tmp_path / "t.sqlite", {})
+    with closing(sqlite3.connect(tmp_path / "t.sqlite")) as rows:
+        (why,) = rows.execute("SELECT reason FROM GPUTRACE_LOSS").fetchone()
+    assert why.startswith("copies between GPUs:")
+
+
+def test_cupti_stays_once_there_was_a_graph(machine: Machine, tmp_path: Path) -> None:
+    """It may crash programs that have CUDA graphs if it is let go of."""
+    script = "inject plain capture 1 sleep 5 sample capture 0 sleep 1500 plain finalized"
+    assert said(machine, tmp_path, script, MANUAL) == [0]
 
 
 def test_cupti_is_held_between_windows_where_that_is_asked_for(
@@ -456,9 +487,9 @@ def test_cupti_is_held_between_windows_where_that_is_asked_for(
 
 
 def test_a_window_that_opens_again_records_as_the_first(machine: Machine, tmp_path: Path) -> None:
-    window = "capture 1 sleep 5 sample capture 0 released {} 0 sample "
+    window = "capture 1 sleep 5 plain capture 0 released {} 0 plain "
     windows = " ".join(window.format(number) for number in (1, 2, 3))
-    assert said(machine, tmp_path, f"inject sample {windows} finalized", MANUAL) == [3]
+    assert said(machine, tmp_path, f"inject plain {windows} finalized", MANUAL) == [3]
     spool = only(tmp_path)
     assert (kernels(spool), len(spool.records[b"API "])) == (3, 3 * 2)
 
@@ -466,10 +497,10 @@ def test_a_window_that_opens_again_records_as_the_first(machine: Machine, tmp_pa
 def test_between_cudaprofilerstart_and_stop_cupti_is_there_and_else_gone(
     machine: Machine, tmp_path: Path
 ) -> None:
-    window = "attended profiler 1 sleep 5 sample profiler 0 released {} 0 sample "
+    window = "attended profiler 1 sleep 5 plain profiler 0 released {} 0 plain "
     windows = " ".join(window.format(number) for number in (1, 2))
     env = {"GPUTRACE_CAPTURE": "profiler", "GPUTRACE_HOLD_NS": "0"}
-    assert said(machine, tmp_path, f"inject sample {windows} finalized", env) == [2]
+    assert said(machine, tmp_path, f"inject plain {windows} finalized", env) == [2]
     spool = only(tmp_path)
     assert (kernels(spool), len(spool.records[b"API "])) == (2, 2 * 2)
 

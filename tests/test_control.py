@@ -259,8 +259,11 @@ def run(machine: Machine, spools: Path, **variables: str) -> None:
 
 
 def test_in_programs_of_xla_cupti_stays(machine: Machine, tmp_path: Path) -> None:
-    """There it may crash a program if it comes back while graphs are made."""
-    run(machine, tmp_path / "spools", GPUTRACE_SERIAL_GRAPHS="1")
+    """It may crash programs that have CUDA graphs if it is let go of."""
+    library = tmp_path / "jaxlib" / "libjax_common.so"
+    library.parent.mkdir()
+    library.symlink_to(machine.folder / "libcuda.so.1")
+    run(machine, tmp_path / "spools", LD_PRELOAD=str(library))
     merge(tmp_path / "spools", tmp_path / "trace.sqlite", {})
     with closing(sqlite3.connect(tmp_path / "trace.sqlite")) as rows:
         tables = {name for (name,) in rows.execute("SELECT name FROM sqlite_master")}
@@ -283,6 +286,10 @@ def test_a_recording_has_a_stretch_without_cupti_and_knows_its_cost(
             assert rows.execute(sql, stretch).fetchone() == (0,)
             sql = "SELECT step FROM GPUTRACE_STEP WHERE start >= ? AND end <= ?"
             control.append([step for (step,) in rows.execute(sql, stretch)])
+        sql = "SELECT count(DISTINCT correlationId) FROM CUPTI_ACTIVITY_KIND_KERNEL"
+        (numbers,) = rows.execute(sql).fetchone()
+        (kernels,) = rows.execute("SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()
+    assert numbers == kernels, "CUPTI numbers calls from 1 on again when it comes back"
     begins = [2 ** int(np.log2(own[0])) for own in control]
     assert begins == sorted(set(begins))
     assert begins[-1] == 1024

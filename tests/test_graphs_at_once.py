@@ -33,7 +33,7 @@ def test_in_other_programs_nobody_waits_and_others_may_subscribe(
 
 def test_they_wait_in_each_window(machine: Machine, tmp_path: Path) -> None:
     env = SERIAL | {"GPUTRACE_CAPTURE": "manual", "GPUTRACE_HOLD_NS": "0"}
-    window = "capture 1 sample graphs 10 4 capture 0 "
+    window = "capture 1 plain graphs 10 4 capture 0 "
     script = f"{window}released 1 0 taken {window}at_once"
     assert said(machine, tmp_path, script, env) == [0, 1]
 

@@ -104,10 +104,8 @@ def test_windows_by_time_come_again_and_hold_cupti_between(
 
 def test_cupti_is_let_go_of_where_the_next_window_is_far(machine: Machine, tmp_path: Path) -> None:
     env = {"GPUTRACE_CAPTURE": "manual", "GPUTRACE_HOLD_NS": str(SECOND)}
-    window = "capture 1 sleep 5 sample capture 0 "
-    script = (
-        f"inject sample {window}sleep 200 sample finalized {window}released 1 0 sample finalized"
-    )
+    window = "capture 1 sleep 5 plain capture 0 "
+    script = f"inject plain {window}sleep 200 plain finalized {window}released 1 0 plain finalized"
     done = machine.run(tmp_path, script, env)
     assert done.stdout.split() == ["0", "1"]
     assert len(only(tmp_path).records[b"KERN"]) == 2

@@ -177,7 +177,10 @@ class _Activity:
             starts, ends = np.array(stretches, np.uint64).reshape(-1, 2).T
             span = {"start": self._time(starts), "end": self._time(ends)}
             add(table, span | {"globalPid": [self._pid] * len(stretches)})
-        write_losses(self._writer, self._pid, spool.losses, self._start)
+        losses = list(spool.losses)
+        if "left_out" in spool.info and len(spool.records[b"DEVI"]) > 1:
+            losses.append((spool.started, 0, spool.info["left_out"]))
+        write_losses(self._writer, self._pid, losses, self._start)
 
     def _write_gpu(self) -> None:
         records, add = self._spool.records, self._writer.add

@@ -60,6 +60,8 @@ static volatile int forced;
 static uint32_t thread_ids;
 static uint64_t (*timestamp)(void);
 static int finalized, at_once;
+/* Calls are numbered from 1 on again after cuptiFinalize: the largest number so far, and at that time. */
+static uint32_t numbered, numbered_before;
 /* Whether a record was made while single calls were chosen: such a choice can be made again. */
 static int calls, choices, used, lasting, watched[3];
 /* It ends where a library ends that was loaded as it was: with exit handlers, the last one first. */
@@ -184,6 +186,19 @@ static void tell_call(int domain, uint32_t id) {
     if (callback) callback(callback_user, domain, id, &data);
 }
 
+/* Where records have the number of the call that issued them. */
+static const size_t numbers[KINDS] = {[1] = 44, [2] = 44, [3] = 92, [4] = 32, [5] = 32, [10] = 92,
+                                      [22] = 60, [38] = 24, [51] = 4};
+
+static void number(uint8_t *record, uint32_t kind) {
+    uint32_t id;
+    if (!numbers[kind]) return;
+    memcpy(&id, record + numbers[kind], sizeof id);
+    if (id > numbered) numbered = id;
+    if (id) id -= numbered_before;
+    memcpy(record + numbers[kind], &id, sizeof id);
+}
+
 /* What the driver does: RECORD is laid out as CUPTI 13.0 does, and complete at END. */
 void fake_emit(const void *record, uint64_t end) {
     uint32_t kind, id;
@@ -195,6 +210,7 @@ void fake_emit(const void *record, uint64_t end) {
         if (current.bytes && current.used + strides[kind] > current.size) let_go();
         if (!current.bytes) take_buffer();
         memcpy(current.bytes + current.used, record, strides[kind]);
+        number(current.bytes + current.used, kind);
         if (kind == DRIVER || kind == RUNTIME) put_thread(current.bytes + current.used + 28);
         current.used += strides[kind];
         if (end > current.end) current.end = end;
@@ -284,6 +300,7 @@ int cuptiFinalize(void) {
     thread_ids = 0;
     timestamp = NULL;
     requested = NULL;
+    numbered_before = numbered;
     finalized++;
     pthread_mutex_unlock(&lock);
     return 0;

@@ -5,6 +5,7 @@
  *   inject                        what cuInit does: loads CUDA_INJECTION64_PATH
  *   nvtx                          what an NVTX client does: loads NVTX_INJECTION64_PATH
  *   sample                        one record of each kind, with values of its own
+ *   plain                         the same but for the launch of a graph
  *   copies                        one of each direction, 1 to 13, in an NVTX range each
  *   ranges                        NVTX ranges and marks, some across threads and domains
  *   run MS THREADS RATE           RATE kernels, with their calls, a millisecond in each thread
@@ -195,8 +196,7 @@ static void overhead(uint64_t start) {
 }
 
 /* All a microsecond after the other; correlations count from 101. */
-static void sample(void) {
-    uint64_t start = now_ns() - 1000000;
+static void plain(uint64_t start) {
     call(RUNTIME, LAUNCH, start, 101, 0);
     call(RUNTIME, GET_DEVICE, start, 102, 0);
     call(DRIVER, LAUNCH_DRIVER, start + 1000, 103, 2);
@@ -205,9 +205,14 @@ static void sample(void) {
     copy(start + 3000, 105);
     peer_copy(start + 4000, 106);
     fill(start + 5000, 107);
-    graph(start + 6000, 108);
     synchronization(start + 7000, 109);
     overhead(start + 8000);
+}
+
+static void sample(void) {
+    uint64_t start = now_ns() - 1000000;
+    plain(start);
+    graph(start + 6000, 108);
 }
 
 static void work(int thread) {
@@ -524,6 +529,7 @@ int main(int count, char **words) {
             load("CUDA_INJECTION64_PATH", "InitializeInjection");
         } else if (!strcmp(what, "nvtx")) load("NVTX_INJECTION64_PATH", "InitializeInjectionNvtx2");
         else if (!strcmp(what, "sample")) sample();
+        else if (!strcmp(what, "plain")) plain(now_ns() - 1000000);
         else if (!strcmp(what, "copies")) copies();
         else if (!strcmp(what, "step")) { if (gputrace_step) gputrace_step(); }
         else if (!strcmp(what, "ranges")) ranges();

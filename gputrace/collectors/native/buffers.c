@@ -23,6 +23,7 @@
 typedef struct buffer {
     struct buffer *next;
     size_t valid, size;
+    unsigned numbering;
     _Alignas(64) uint8_t bytes[];
 } buffer_t;
 
@@ -33,6 +34,7 @@ static buffer_t *spare, *reserve;
 static size_t spares;
 static int woken;
 static atomic_int seen, refused;
+static atomic_uint numbering;
 
 /* Costs no memory before it is used. */
 static void keep_reserve(void) {
@@ -110,6 +112,7 @@ static void is_completed(void *context, uint32_t stream, uint8_t *bytes, size_t 
     }
     buffer->next = NULL;
     buffer->valid = valid;
+    buffer->numbering = numbering;
     seen = 1;
     pthread_mutex_lock(&lock);
     *completed_end = buffer;
@@ -122,6 +125,8 @@ int buffers_register(void) {
     int code = cupti.register_callbacks(requested, is_completed);
     return cupti_check(code, "cuptiActivityRegisterCallbacks");
 }
+
+void buffers_number_anew(void) { numbering++; }
 
 int buffers_seen(void) { return seen; }
 
@@ -151,6 +156,7 @@ static buffer_t *take_completed(void) {
 }
 
 int buffers_drain(void) {
+    static unsigned decoded;
     buffer_t *buffer = take_completed();
     spool_lock();
     /* Now that nothing is to be decoded which came after this look. */
@@ -159,6 +165,8 @@ int buffers_drain(void) {
     for (buffer_t *next; buffer; buffer = next) {
         void *record = NULL;
         next = buffer->next;
+        if (buffer->numbering != decoded) decode_numbers_anew();
+        decoded = buffer->numbering;
         for (int end = 0; !end;) {
             /* A few at a time: NVTX calls of the program, and its forks, wait for this lock. */
             spool_lock();

@@ -13,6 +13,9 @@ int buffers_register(void);
 void buffers_wait(uint64_t until);
 void buffers_wake(void);
 
+/* What CUPTI completes from now on numbers calls anew. */
+void buffers_number_anew(void);
+
 /* Whether CUPTI has ever completed a buffer with records. */
 int buffers_seen(void);
 

@@ -3,7 +3,7 @@
 #include "buffers.h"
 #include "calls.h"
 #include "cupti.h"
-#include "graphs.h"
+#include "hazards.h"
 #include "library.h"
 #include "sampling.h"
 #include "spool.h"
@@ -32,6 +32,7 @@ static int with_calls = 1;
 /* CUPTI is to be let go of, and was. */
 static atomic_int leaving, left;
 static int had_window, stopped;
+static int hazards;
 /* CUPTI is held for so long after each window: what the GPU is still at then comes with its times, and for
  * a window that follows no calls need be chosen anew, which costs more. Then it is let go of, since even
  * an idle CUPTI costs something. */
@@ -86,7 +87,7 @@ static void leave_out_calls(uint64_t from) {
  * it is to be called where a CUDA call of the program returns (CUPTI documentation, 'Dynamic attach and
  * detach'). So every call is watched until the next one does. */
 static void leave(int begin) {
-    if (begin == leaving || (begin && !cupti.finalize) || subscriber_watch_all(begin)) return;
+    if (begin == leaving || subscriber_watch_all(begin)) return;
     leaving = begin;
     if (!begin) subscriber_release(paused);
 }
@@ -96,6 +97,7 @@ void capture_call_ends(void) {
     if (leaving) {
         leaving = 0;
         cupti.finalize();
+        buffers_number_anew();
         subscriber_forget();
         calls_forget();
         left = 1;
@@ -119,6 +121,7 @@ static void turn_on(void) {
     if (set_up()) return;
     subscriber_take_if_needed(1);
     for (size_t i = 0; i < sizeof gpu_kinds / sizeof *gpu_kinds; i++) {
+        if (gpu_kinds[i] == KIND_MEMCPY2 && hazards & HAZARD_PEER_COPIES) continue;
         int code = cupti.enable(gpu_kinds[i]);
         if (i < NEEDED) cupti_check(code, "cuptiActivityEnable");
     }
@@ -171,10 +174,15 @@ void capture_want(int on) {
     pthread_mutex_unlock(&lock);
 }
 
+/* Not where there are graphs, see hazards.c. */
+static int may_let_go(void) {
+    return cupti.finalize && !(hazards & HAZARD_LETTING_GO) && !decode_has_seen_graphs();
+}
+
 int capture_rest(uint64_t hold_ns) {
     int status = -1;
     pthread_mutex_lock(&lock);
-    if (recording && cupti.finalize && !graphs_are_at_risk()) {
+    if (recording && may_let_go()) {
         wanted = 0;
         hold_now = hold_ns;
         settle();
@@ -193,6 +201,7 @@ void capture_pause(int pause) {
     int begins = ready && pause && !paused;
     paused = pause;
     if (ready && pause) leave(0);
+    if (ready && !pause) buffers_number_anew();
     settle();
     /* The other one would be handed what is left of ours, and may reset CUPTI. */
     if (begins && has_some()) flush_all(FLUSH_FORCED);
@@ -222,7 +231,8 @@ static void let_go(void) {
         clock_ns(CLOCK_MONOTONIC) - off_since >= hold_now) {
         had_window = 0;
         flush_all(FLUSH_FORCED);
-        leave(1);
+        buffers_drain();
+        if (may_let_go()) leave(1);
     }
 }
 
@@ -301,8 +311,11 @@ static void tell_cupti(const char *found) {
     spool_info("cupti", found);
     spool_info("cupti_version", text);
     calls_name();
+    hazards = hazards_of(version);
+    if (hazards & HAZARD_PEER_COPIES)
+        spool_info("left_out", "copies between GPUs: this CUPTI crashes programs of XLA that have them recorded");
     spool_unlock();
-    subscriber_look();
+    subscriber_look(hazards & HAZARD_GRAPHS_AT_ONCE);
 }
 
 static void begin(void) {

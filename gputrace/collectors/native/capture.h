@@ -18,9 +18,8 @@ void capture_call_ends(void);
 void capture_want(int on);
 
 /* Ends a window for a control stretch, in which CUPTI is out of the program's way after so many
- * nanoseconds; capture_want(1) ends it. Returns 0, or -1 where nothing is recorded now or this CUPTI
- * cannot be let go of, and nothing has changed; so in programs of XLA, in which CUPTI 13.0 has crashed
- * while it was there as graphs were made, and must not come back at such a moment. */
+ * nanoseconds; capture_want(1) ends it. Returns 0, or -1 where nothing is recorded now or CUPTI
+ * cannot be let go of, or the program has CUDA graphs, and nothing has changed. */
 int capture_rest(uint64_t hold);
 
 /* Makes way for another user of CUPTI, and comes back. */

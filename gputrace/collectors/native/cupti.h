@@ -77,6 +77,13 @@ int cupti_check_locked(int code, const char *function);
 /* Turns one record into its spool form and adds it. */
 void decode(const void *record);
 
+/* The records that follow were made after CUPTI was let go of, or used by others: ids of calls in them begin
+ * at 1 again, and are made to go on from those before. */
+void decode_numbers_anew(void);
+
+/* Whether a graph was in any record. */
+int decode_has_seen_graphs(void);
+
 #define CALLS 2048
 /* Names of API functions by domain and id, as spool ids; filled before records come. */
 extern uint32_t api_names[3][CALLS];

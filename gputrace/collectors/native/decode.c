@@ -3,8 +3,30 @@
 #include "spool.h"
 #include "threads.h"
 
+#include <stdatomic.h>
+
 uint32_t api_names[3][CALLS];
 int threads_by_self;
+
+/* CUPTI numbers calls from 1 on again after cuptiFinalize: what is added to the ids, and the largest so far
+ * that it is added to. */
+static uint32_t numbered_before, numbered;
+
+void decode_numbers_anew(void) {
+    numbered_before += numbered;
+    numbered = 0;
+}
+
+static uint32_t correlation_at(const void *r, size_t offset) {
+    uint32_t id = u32_at(r, offset);
+    if (!id) return 0;
+    if (id > numbered) numbered = id;
+    return numbered_before + id;
+}
+
+static atomic_int graphs;
+
+int decode_has_seen_graphs(void) { return graphs; }
 
 static uint32_t thread_of(uint32_t thread, uint64_t when) {
     return threads_by_self ? threads_id(thread, when) : thread;
@@ -12,7 +34,7 @@ static uint32_t thread_of(uint32_t thread, uint64_t when) {
 
 static void decode_kernel(const void *r) {
     kernel_t k = {.start = u64_at(r, 16), .end = u64_at(r, 24), .device = u32_at(r, 40),
-                  .context = u32_at(r, 44), .stream = u32_at(r, 48), .correlation = u32_at(r, 92),
+                  .context = u32_at(r, 44), .stream = u32_at(r, 48), .correlation = correlation_at(r, 92),
                   .graph = u32_at(r, 156), .registers = u16_at(r, 6),
                   .static_shared = (int32_t)u32_at(r, 76), .dynamic_shared = (int32_t)u32_at(r, 80),
                   .local_per_thread = u32_at(r, 84), .local_total = u32_at(r, 88),
@@ -22,6 +44,7 @@ static void decode_kernel(const void *r) {
         k.grid[i] = (int32_t)u32_at(r, 52 + 4 * i);
         k.block[i] = (int32_t)u32_at(r, 64 + 4 * i);
     }
+    if (k.graph) graphs = 1;
     k.name = spool_name(name);
     spool_add(TAG_KERNEL, &k, sizeof k);
 }
@@ -31,7 +54,7 @@ static void decode_copy(const void *r, int peer) {
                 .device = u32_at(r, 32), .context = u32_at(r, 36), .stream = u32_at(r, 40),
                 .copy_kind = u8_at(r, 4), .source_kind = u8_at(r, 5),
                 .destination_kind = u8_at(r, 6), .flags = u8_at(r, 7)};
-    c.correlation = u32_at(r, peer ? 60 : 44);
+    c.correlation = correlation_at(r, peer ? 60 : 44);
     c.source_device = peer ? u32_at(r, 44) : UINT32_MAX;
     c.destination_device = peer ? u32_at(r, 52) : UINT32_MAX;
     spool_add(TAG_COPY, &c, sizeof c);
@@ -40,13 +63,13 @@ static void decode_copy(const void *r, int peer) {
 static void decode_memset(const void *r) {
     memset_t m = {.start = u64_at(r, 16), .end = u64_at(r, 24), .bytes = u64_at(r, 8),
                   .device = u32_at(r, 32), .context = u32_at(r, 36), .stream = u32_at(r, 40),
-                  .correlation = u32_at(r, 44), .value = u32_at(r, 4), .memory_kind = u16_at(r, 50)};
+                  .correlation = correlation_at(r, 44), .value = u32_at(r, 4), .memory_kind = u16_at(r, 50)};
     spool_add(TAG_MEMSET, &m, sizeof m);
 }
 
 static void decode_api(const void *r, uint32_t domain) {
     uint32_t id = u32_at(r, 4);
-    api_t a = {.start = u64_at(r, 8), .end = u64_at(r, 16), .correlation = u32_at(r, 32),
+    api_t a = {.start = u64_at(r, 8), .end = u64_at(r, 16), .correlation = correlation_at(r, 32),
                .driver = domain == DOMAIN_DRIVER, .result = (int32_t)u32_at(r, 36)};
     a.name = id < CALLS ? api_names[domain][id] : 0;
     if (!a.name || !sampling_takes(a.start, a.end)) return; /* not asked for, or left out */
@@ -58,15 +81,16 @@ static void decode_api(const void *r, uint32_t domain) {
 
 static void decode_sync(const void *r) {
     sync_t s = {.start = u64_at(r, 8), .end = u64_at(r, 16), .type = u32_at(r, 4),
-                .context = u32_at(r, 28), .stream = u32_at(r, 32), .correlation = u32_at(r, 24),
+                .context = u32_at(r, 28), .stream = u32_at(r, 32), .correlation = correlation_at(r, 24),
                 .event = u32_at(r, 36)};
     spool_add(TAG_SYNC, &s, sizeof s);
 }
 
 static void decode_graph(const void *r) {
     graph_t g = {.start = u64_at(r, 8), .end = u64_at(r, 16), .device = u32_at(r, 24),
-                 .context = u32_at(r, 32), .stream = u32_at(r, 36), .correlation = u32_at(r, 4),
+                 .context = u32_at(r, 32), .stream = u32_at(r, 36), .correlation = correlation_at(r, 4),
                  .graph = u32_at(r, 28)};
+    graphs = 1;
     spool_add(TAG_GRAPH, &g, sizeof g);
 }
 

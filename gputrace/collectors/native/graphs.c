@@ -5,16 +5,14 @@
  * wait for each other, but not those that launch one: at graph level these do not look at that map.
  *
  * That needs CUPTI's only place for a subscriber, which others may want. So it is done only where XLA is,
- * which has a thread for each GPU. */
+ * which has a thread for each GPU: see hazards.h. */
 #define _GNU_SOURCE
 #include "graphs.h"
 #include "cupti.h"
 
-#include <link.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -24,26 +22,10 @@
 /* No program is to hang for our sake: a call may wait for the GPU, and that for another thread. */
 #define MOST_LOOKS 10000u
 
-/* Parts of the paths of libraries that are there when XLA starts CUDA: JAX does before it loads XLA. */
-static const char *const libraries[] = {"/jaxlib/", "xla_cuda", "libtensorflow", "_pywrap_tensorflow",
-                                        "/torch_xla/"};
-
 /* By the ids of calls. */
 static uint8_t makes_graphs[CALLS];
 /* The thread within such a call, by pthread_self, which is never 0. */
 static atomic_uintptr_t maker;
-
-static int has_part(struct dl_phdr_info *library, size_t size, void *unused) {
-    (void)size, (void)unused;
-    for (size_t i = 0; i < sizeof libraries / sizeof *libraries; i++)
-        if (library->dlpi_name && strstr(library->dlpi_name, libraries[i])) return 1;
-    return 0;
-}
-
-int graphs_are_at_risk(void) {
-    const char *asked = getenv("GPUTRACE_SERIAL_GRAPHS");
-    return asked && *asked ? *asked == '1' : dl_iterate_phdr(has_part, NULL);
-}
 
 static int is_of_graphs(uint32_t id) {
     static const char start[] = "cuGraph";

@@ -4,10 +4,6 @@
 
 #include <stdint.h>
 
-/* Whether that is to be seen to: the program has a library that does so, or GPUTRACE_SERIAL_GRAPHS says
- * 1 (or 0). To be asked in cuInit. */
-int graphs_are_at_risk(void);
-
 /* Has SUBSCRIBER told of the calls. */
 void graphs_watch(void *subscriber);
 

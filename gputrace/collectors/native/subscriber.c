@@ -5,15 +5,15 @@
 #include "graphs.h"
 
 static void *subscriber;
-static int by_profiler, at_risk;
+static int by_profiler, serial;
 static uint32_t profiler_start_id, profiler_stop_id;
 
 void subscriber_init(int heeds_profiler) { by_profiler = heeds_profiler; }
 
-void subscriber_look(void) {
+void subscriber_look(int serial_graphs) {
     profiler_start_id = calls_id("cuProfilerStart");
     profiler_stop_id = calls_id("cuProfilerStop");
-    at_risk = graphs_are_at_risk();
+    serial = serial_graphs;
 }
 
 static void on_call(void *user, int domain, uint32_t id, const void *data) {
@@ -31,7 +31,7 @@ static void watch(void) {
         cupti.enable_callback(1, subscriber, DOMAIN_DRIVER, profiler_start_id);
         cupti.enable_callback(1, subscriber, DOMAIN_DRIVER, profiler_stop_id);
     }
-    if (at_risk) graphs_watch(subscriber);
+    if (serial) graphs_watch(subscriber);
 }
 
 int subscriber_take(void) {
@@ -43,11 +43,11 @@ int subscriber_take(void) {
 }
 
 void subscriber_take_if_needed(int records) {
-    if (by_profiler || (at_risk && records)) subscriber_take();
+    if (by_profiler || (serial && records)) subscriber_take();
 }
 
 void subscriber_release(int to_profiler) {
-    if (!subscriber || by_profiler || (at_risk && !to_profiler)) return;
+    if (!subscriber || by_profiler || (serial && !to_profiler)) return;
     cupti.unsubscribe(subscriber);
     subscriber_forget();
 }

@@ -5,8 +5,9 @@
 /* Whether cudaProfilerStart and Stop decide what is recorded. */
 void subscriber_init(int by_profiler);
 
-/* To be called in cuInit, before the first of those below: what the program needs us to be told. */
-void subscriber_look(void);
+/* To be called in cuInit, before the first of those below: what the program needs us to be told:
+ * SERIAL_GRAPHS, whether calls that make graphs are to wait for each other. */
+void subscriber_look(int serial_graphs);
 
 /* Takes the place; -1 where another tool has it. */
 int subscriber_take(void);

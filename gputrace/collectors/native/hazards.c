@@ -1,0 +1,53 @@
+#define _GNU_SOURCE
+#include "hazards.h"
+
+#include <link.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Parts of the paths of libraries that are there when XLA starts CUDA: JAX does before it loads XLA. */
+static const char *const xla[] = {"/jaxlib/", "xla_cuda", "libtensorflow", "_pywrap_tensorflow",
+                                  "/torch_xla/", NULL};
+
+/* Each with what was seen, where, and in how many runs.
+ *
+ * Peer copies: JAX 0.11 on one H100 or H200, driver 580, CUPTI 13.0.1 (130001), a step as one CUDA graph that
+ * has child graphs, whose parameters XLA sets anew in each step (cuGraphExecChildGraphNodeSetParams). With
+ * CONCURRENT_KERNEL, GRAPH_TRACE, MEMCPY and MEMCPY2 on, the graph fails with CUDA_ERROR_LAUNCH_FAILED within
+ * 30 steps, in 71 of 92 runs. Without MEMCPY2 in none of 44, without MEMCPY in none of 4, with neither in
+ * none of 30, with CUPTI 13.5.25 (130500) and all of them in none of 3. It did not help to turn kinds off
+ * around the calls that make or change graphs (25 of 33 of those), nor other settings of CUPTI's buffers.
+ *
+ * Letting go: the same program, of smaller matrices, died with SIGSEGV in 8 of 8 runs at the first
+ * cuptiFinalize after graphs had been launched. PyTorch does not call it in programs with CUDA graphs
+ * either. So it is not called after a graph was seen in any program (capture.c), and not at all in those
+ * that make graphs sooner or later.
+ *
+ * Graphs at once: see graphs.c; of CUPTI 13.0, and not tried with others. */
+static const struct {
+    uint32_t before;
+    const char *const *libraries;
+    int hazard;
+} known[] = {
+    {130500, xla, HAZARD_PEER_COPIES},
+    {UINT32_MAX, xla, HAZARD_GRAPHS_AT_ONCE | HAZARD_LETTING_GO},
+};
+
+static int has_one(struct dl_phdr_info *library, size_t size, void *parts) {
+    (void)size;
+    for (const char *const *part = parts; *part; part++)
+        if (library->dlpi_name && strstr(library->dlpi_name, *part)) return 1;
+    return 0;
+}
+
+int hazards_of(uint32_t version) {
+    const char *asked = getenv("GPUTRACE_SERIAL_GRAPHS");
+    int found = 0;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (version < known[i].before && dl_iterate_phdr(has_one, (void *)(uintptr_t)known[i].libraries))
+            found |= known[i].hazard;
+    if (asked && *asked)
+        found = *asked == '1' ? found | HAZARD_GRAPHS_AT_ONCE : found & ~HAZARD_GRAPHS_AT_ONCE;
+    return found;
+}

@@ -1,0 +1,20 @@
+/* What CUPTI is known not to survive in which programs, and so is left out or done otherwise there. */
+#ifndef GPUTRACE_HAZARDS_H
+#define GPUTRACE_HAZARDS_H
+
+#include <stdint.h>
+
+enum {
+    /* Recording copies between GPUs. */
+    HAZARD_PEER_COPIES = 1,
+    /* Threads that make CUDA graphs at the same time. */
+    HAZARD_GRAPHS_AT_ONCE = 2,
+    /* Letting go of CUPTI once there is a CUDA graph. */
+    HAZARD_LETTING_GO = 4
+};
+
+/* Those of this program with a CUPTI of VERSION, as cuptiGetVersion gives it. To be asked in cuInit.
+ * GPUTRACE_SERIAL_GRAPHS says 1 (or 0) of the second. */
+int hazards_of(uint32_t version);
+
+#endif
