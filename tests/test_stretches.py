@@ -80,6 +80,7 @@ def test_control_stretches_begin_at_powers_of_two_and_are_few(
     stretches: ModuleType, monkeypatch: pytest.MonkeyPatch, bare: float, recorded: float, first: int
 ) -> None:
     monkeypatch.setenv("GPUTRACE_CONTROL", "1")
+    monkeypatch.setenv("GPUTRACE_SAMPLE", "all")
     training = Training(stretches, bare, recorded)
     training.run(20_000)
     out = left_out(training, 20_000)
@@ -100,6 +101,29 @@ def test_sampling_keeps_the_cost_below_its_share(
     lengthened = (training.now - 10**18) / (count * bare * MS) - 1
     assert lengthened < 0.02
     assert len(training.steps) > 200
+
+
+@pytest.mark.parametrize(("bare", "recorded"), [(25.6, 33.8), (7.5, 9.1), (34, 52), (200, 260)])
+def test_a_long_recording_that_costs_much_goes_on_with_samples(
+    stretches: ModuleType, monkeypatch: pytest.MonkeyPatch, bare: float, recorded: float
+) -> None:
+    monkeypatch.setenv("GPUTRACE_CONTROL", "1")
+    training = Training(stretches, bare, recorded)
+    count = int(600_000 / bare)
+    training.run(count)
+    lengthened = (training.now - 10**18) / (count * bare * MS) - 1
+    assert lengthened < 0.02
+    assert len(training.steps) >= min(3_000 / (recorded - bare), 0.8 * count)
+    assert max(training.steps) > 0.5 * count
+
+
+def test_one_that_costs_next_to_nothing_stays_whole(
+    stretches: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUTRACE_CONTROL", "1")
+    training = Training(stretches, 28.5, 28.8)
+    training.run(100_000)
+    assert len(left_out(training, 100_000)) < 0.01 * 100_000
 
 
 def test_ranks_that_train_together_record_the_same_steps(

@@ -72,7 +72,8 @@ LARGE_AT_A_TERMINAL: Final = 10**9
 @click.option(
     "--sample",
     metavar="SHARE",
-    help="Record some steps now and then, such that the run takes longer by so much, as 2%.",
+    help="Record some steps now and then, such that the run takes longer by so much, as 2%; or "
+    "all. If not given, all, and of a long run that recording slows, some.",
 )
 @click.option(
     "--no-control",
@@ -245,7 +246,7 @@ def _plan(
         every=_every(every) if every is not None else None,
         limits=_limits(keep, max_size),
         api=api,
-        sample=_share(sample) if sample is not None else 0.0,
+        sample=_share(sample) if sample is not None else None,
         # A window that a person chose is theirs.
         control=not (
             no_control or profiler_api or delay_ns or duration_ns or steps or every or keep
@@ -278,12 +279,14 @@ def _plan(
 
 
 def _share(text: str) -> float:
+    if text == "all":
+        return 0.0
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise UsageError(f"--sample {text!r} is no part of the time; write 2% or 0.02")
+        raise UsageError(f"--sample {text!r} is no part of the time; write 2%, 0.02 or all")
     return share
 
 

@@ -46,8 +46,9 @@ class Plan:
     steps."""
     control: bool = False
     """Leave some steps unrecorded, to know what recording costs."""
-    sample: float = 0.0
-    """Part by which recording may lengthen the run; 0 to record all of it."""
+    sample: float | None = None
+    """Part by which recording may lengthen the run; 0 to record all of it, None for all of a run
+    that is short, or that recording hardly lengthens."""
     when_slow: float = 0.0
     """Factor over the usual step time from which a slow step gets a trace; 0 for none."""
 

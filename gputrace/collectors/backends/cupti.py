@@ -55,7 +55,7 @@ def _launch(
         "GPUTRACE_API": plan.api,
         "GPUTRACE_CAPTURE": "profiler" * plan.profiler_api or "manual" * from_step,
         "GPUTRACE_CONTROL": "1" * plan.control,
-        "GPUTRACE_SAMPLE": plan.sample,
+        "GPUTRACE_SAMPLE": "all" if plan.sample == 0 else plan.sample,
         "GPUTRACE_DELAY_NS": plan.delay_ns,
         "GPUTRACE_DURATION_NS": plan.duration_ns,
         "GPUTRACE_EVERY_NS": by_time and by_time.distance,

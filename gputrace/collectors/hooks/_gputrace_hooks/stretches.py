@@ -7,6 +7,8 @@ would be more than a quarter of the steps so far.
 
 Sampling (GPUTRACE_SAMPLE, the part by which recording may lengthen the run): from the first such
 stretch on, 35 steps are recorded of as many as make up for their cost, which each cycle measures.
+Where no part is given (nor ``all``), it begins before recording has cost
+nine seconds, at 0.5%: together less than 2% of ten minutes. Where it costs next to nothing, never.
 
 All begin and end at multiples of powers of two, at the same steps on all ranks: where ranks choose
 different powers, what one leaves out is part of what the other does.
@@ -25,6 +27,9 @@ _LEAST = 16
 _FIRST_AT = 64
 # One in so many steps so far may go unrecorded.
 _PART = 4
+# Where no share is given: what recording may cost first, and the share then, and what is next to
+# nothing, as a part of a step.
+_FREELY_NS, _THEN, _NOTHING = 9000000000, 0.005, 0.015
 # CUPTI is held for so long and so many steps, and then steps are measured for as long.
 _HOLD_NS = _ENOUGH_NS = 250000000
 # Part of the share that cycles use up; what comes before them costs, too.
@@ -39,6 +44,7 @@ class Stretches:
 
     def __init__(self) -> None:
         self.share = _number("GPUTRACE_SAMPLE")
+        self.may_begin = not os.environ.get("GPUTRACE_SAMPLE")
         is_asked = self.share or os.environ.get("GPUTRACE_CONTROL")
         self.begin, self.end = _FIRST_AT, 0
         self.at = _FIRST_AT - _PACE if is_asked else _NEVER
@@ -46,6 +52,9 @@ class Stretches:
         self.since = (0, 0)
         # Nanoseconds of a step, and of the recorder's return; steps of a cycle.
         self.recorded = self.free = self.took = self.cycle = 0
+        # By how much a step took longer, in nanoseconds, at each stretch; steps unrecorded.
+        self.costs: list[int] = []
+        self.missed = 0
 
     def look(self, count: int, now: int) -> int:
         """Goes on after so many steps, of which the last ended now; when the next one began."""
@@ -61,10 +70,13 @@ class Stretches:
             self.state, self.at = _FREE, self.end
         else:
             self.free = pace
+            self.costs.append(max(self.recorded - pace, 0))
             control.capture(True)
             # What a recorder takes to begin is no part of a step.
             begun, now = now, time_ns()
             self.took = max(now - begun, 0)
+            if self.may_begin and self._costs_much():
+                self.may_begin, self.share = False, _THEN
             self._plan(count)
         return now
 
@@ -83,12 +95,20 @@ class Stretches:
             self._plan(count)
             return
         if control.rest(hold):
+            self.missed += end - count
             self.state, self.at, self.end = _HOLDING, (count + end) // 2, end
         else:
             self._plan(count)
 
+    def _costs_much(self) -> bool:
+        """Returns whether recording would cost too much before the next stretch."""
+        cost = sorted(self.costs)[len(self.costs) // 2]
+        # The next stretch begins after twice as many steps.
+        lost = (2 * self.begin - self.missed) * cost
+        return cost > _NOTHING * self.free and lost > _FREELY_NS
+
     def _cycle(self, count: int) -> int:
-        """Steps of which 35 may be recorded, a power of two; no more than four times those so far.
+        """Steps of which 35 may be recorded, a power of two; at most sixteen times those so far.
 
         It stays as it is for a while, so that ranks that differ a little do not part ways.
         """
@@ -96,7 +116,7 @@ class Stretches:
         needed = cost / (_OF_SHARE * self.share * self.free)
         if not self.cycle / 4 < needed * _OF_SHARE <= self.cycle:
             self.cycle = _FIRST_AT
-            while self.cycle < needed and self.cycle < 2 * count:
+            while self.cycle < needed and self.cycle < 8 * count:
                 self.cycle *= 2
         return self.cycle
 
