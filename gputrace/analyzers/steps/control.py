@@ -28,6 +28,8 @@ _SURE: Final = 2.0
 _TRIMMED: Final = 0.1
 """Part of the steps that is left out of a mean at either end: a checkpoint, a batch that is late.
 A median would leap where others on the machine interrupt nearly half of the steps."""
+_ORDINARY: Final = 3.0
+"""Most that an ordinary step takes, in medians; others are left out of the mean of all."""
 _LASTING: Final = 1.5
 """Factor for neighbouring steps that are slow together."""
 
@@ -36,8 +38,10 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
     """Return how much longer a step takes because it is recorded; None without control stretches.
 
     Steps count if all ranks were recorded in them, or none: ranks that train together wait for the
-    slowest. Trimmed means are compared, of each stretch with the steps around it; the interval
-    covers two standard errors, from the scatter of steps or of stretches, whichever is larger.
+    slowest. Trimmed means are compared, of each stretch with the steps around it; their difference
+    is taken off the mean of the recorded steps, which a few long ones lengthen in any run. The
+    interval covers two standard errors, from the scatter of steps or of stretches, whichever is
+    larger.
     """
     marked = [steps for steps in ranks if steps is not None and len(steps.number)]
     if not marked or len(marked) < len(ranks):
@@ -65,11 +69,13 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
         means = [_mean(own)[0] for own in relative]
         scatter = max(scatter, float(np.std(means, ddof=1)) / len(means) ** 0.5)
     low, high = ratio - _SURE * scatter, ratio + _SURE * scatter
+    every = np.concatenate(recorded)
+    mean = float(every[every <= _ORDINARY * np.median(every)].mean())
     return RecorderCost(
-        step_ns=round(usual),
-        unrecorded_step_ns=round(usual * min(ratio, 1.0)),
-        low_ns=round(usual * max(min(low, 1.0), 0.0)),
-        high_ns=round(usual * high),
+        step_ns=round(mean),
+        unrecorded_step_ns=round(mean - usual * max(1.0 - ratio, 0.0)),
+        low_ns=round(max(mean - usual * max(1.0 - low, 0.0), 0.0)),
+        high_ns=round(mean + usual * (high - 1.0)),
         stretches=len(pairs),
         steps=sum(map(len, control)),
     )
