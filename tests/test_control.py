@@ -303,4 +303,5 @@ def test_a_recording_has_a_stretch_without_cupti_and_knows_its_cost(
     assert cost.low_ns / cost.step_ns < 0.85
     assert cost.high_ns / cost.step_ns > 0.7
     (row,) = report.breakdown
-    assert row.recorder_ns / row.steps == pytest.approx(cost.added_ns, rel=0.25, abs=10_000)
+    # No more can be charged than the GPU waited: the rest of what was added hides in interruptions.
+    assert 0.5 < row.recorder_ns / row.steps / cost.added_ns < 1.25
