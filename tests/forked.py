@@ -36,7 +36,6 @@ _IMPORTED: Final = (
     "msgspec",
     "numpy.ma",
     "rich.console",
-    "rich.progress",
 )
 _READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "TZ")
 """How the variables begin that Python, or a library of it, reads when a process starts."""
