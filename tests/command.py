@@ -6,15 +6,20 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from tests.forked import Server
 
 ROOT: Final = Path(__file__).parents[1]
 
 UNREADABLE: Final = 3
 """The exit code for input that cannot be read."""
 
+_SERVERS: Final[list[Server]] = []
+_TIMEOUT_S: Final = 120.0
 _OF_THE_CALLER: Final = ("GPUTRACE_NSYS", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM")
 """Variables that change what the command does, and are the person's who runs the tests."""
 
@@ -44,14 +49,31 @@ def python(*arguments: str, env: Mapping[str, str] | None = None) -> Ran:
         stdin=subprocess.DEVNULL,
         env=environment(env),
         check=False,
-        timeout=120,
+        timeout=_TIMEOUT_S,
     )
     return Ran(run.returncode, run.stdout.decode(), run.stderr.decode())
 
 
 def gputrace(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Ran:
     """Runs ``gputrace`` with the arguments; ``env`` adds variables."""
-    return python("-m", "gputrace", *map(str, arguments), env=env)
+    words, variables = [str(argument) for argument in arguments], environment(env)
+    for server in _SERVERS:
+        if ran := server.run(words, variables, _TIMEOUT_S):
+            code, out, err = ran
+            return Ran(code, out.decode(), err.decode())
+    return python("-m", "gputrace", *words, env=env)
+
+
+@contextmanager
+def forked() -> Iterator[None]:
+    """Commands are forked meanwhile, unless they get variables that only a new Python reads."""
+    server = Server(environment())
+    _SERVERS.append(server)
+    try:
+        yield
+    finally:
+        _SERVERS.remove(server)
+        server.stop()
 
 
 def assert_refused(ran: Ran, code: int, *words: str) -> None:

@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from gputrace.model.trace import Trace
 from gputrace.readers.registry import open_trace
+from tests import command
 from tests.exports import Export, Opened
 from tests.native.build import Machine, compile_once
 from tests.recordings import unpack
@@ -45,6 +46,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         patch.setenv("GPUTRACE_CACHE", "off")
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked(cache: Path) -> Iterator[None]:
+    """Lets commands be forked, with the cache folder of the tests."""
+    with command.forked():
+        yield
 
 
 @pytest.fixture(scope="session")
