@@ -185,6 +185,7 @@ def analyze(
             missing=facts.missing,
             host_load=facts.host_load,
             loader=facts.loaders,
+            step_phases=facts.step_phases,
             # Last: all that reads the trace may have something to say of it.
             dropped_rows=dict(sorted(quality.dropped.items())),
             warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),

@@ -347,6 +347,7 @@ def global_tids(pid: int, threads: NDArray[np.uint32], machine: int = OWN) -> ND
 DATA_WAIT: Final = 1
 ANNOTATION: Final = 2
 COLLECTION: Final = 3
+PHASE: Final = 4
 LOADER: Final = 5
 """Values of ``kind`` in GPUTRACE_HOST_RANGE."""
 
@@ -378,7 +379,7 @@ def write_host(writer: TraceWriter, host: HostEvents, start: int, machine: int =
 
     steps = host.records["step"]
     writer.add("GPUTRACE_STEP", spans(steps) | {"step": steps["number"]})
-    kinds = {DATA_WAIT: "data_wait", ANNOTATION: "annotation", COLLECTION: "gc"}
+    kinds = {DATA_WAIT: "data_wait", ANNOTATION: "annotation", COLLECTION: "gc", PHASE: "phase"}
     for kind, name in kinds.items():
         rows = host.records[name]
         writer.add("GPUTRACE_HOST_RANGE", spans(rows) | {"kind": [kind] * len(rows)})

@@ -54,6 +54,8 @@ class Kind(IntEnum):
     """A stack sample: the name of the user code that a host thread was in; start equals end."""
     LOADER = 27
     """A part of a batch in a data loader's worker or main process, or a moment of a loader."""
+    PHASE = 28
+    """A call that is a part of a training step; the name says which: backward, optimizer."""
     COLLECTION = 29
     """A garbage collection in a host thread; the name says which generation."""
     COUNTER = 30

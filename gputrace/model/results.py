@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from gputrace.model.loader import Loader
+from gputrace.model.step_phases import StepPhases
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
 from gputrace.model.trace import LeftOut
 from gputrace.units import format_ns
@@ -738,6 +739,8 @@ class Analysis:
     """Data loader of each rank in the measured steps; empty where none was recorded."""
     host_load: tuple[HostLoad, ...] = ()
     """Time of the hosts' threads, a row per rank; empty where it was not counted."""
+    step_phases: tuple[StepPhases, ...] = ()
+    """Measured steps by phase of the host, a row per rank; empty where none were recorded."""
     missing: tuple[Missing, ...] = ()
     """Rows that the recording lacks, the largest share first."""
     left_out: tuple[LeftOut, ...] = ()

@@ -263,6 +263,7 @@ def tables_before(analysis: Analysis, limits: Limits) -> list[Table]:
 def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
     """Return the tables after the findings."""
     made = (
+        phases_table(analysis),
         *loader_tables(analysis),
         collectives_table(analysis),
         links_table(analysis, limits.links),
@@ -276,6 +277,36 @@ def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
 _UNKNOWN: Final = "–"
 _LEAST_SHARE: Final = 0.005
 """Share of a loader's time from which a part is listed."""
+
+
+def phases_table(analysis: Analysis) -> Table | None:
+    """Tabulate the phases of a step on the rank whose GPUs idle most; None if none were recorded.
+
+    Phases that were not met are left out.
+    """
+    most = max(
+        analysis.step_phases,
+        key=lambda row: sum(phase.idle_ns or 0 for phase in row.phases),
+        default=None,
+    )
+    if most is None:
+        return None
+    of = f" of rank {most.rank}" if len(analysis.step_phases) > 1 else ""
+    a_turn = _loop(analysis)[1]
+    rows = [phase for phase in most.phases if phase.host_ns or phase.idle_ns]
+    body: list[tuple[str, ...]] = [
+        (phase.name, format_ns(phase.host_ns), format_share(phase.host_ns, most.step_ns))
+        for phase in rows
+    ]
+    body.append(("all", format_ns(most.step_ns), ""))
+    header: tuple[str, ...] = ("", "host", "share")
+    if any(phase.idle_ns is not None for phase in rows):
+        idle = [phase.idle_ns or 0 for phase in rows]
+        idle.append(sum(idle))
+        body = [(*row, format_ns(own)) for row, own in zip(body, idle, strict=True)]
+        header = (*header, "GPU idle meanwhile")
+    title = f"What the host does in {a_turn}{of} (mean of {most.steps})"
+    return Table(title, header, tuple(body))
 
 
 def loader_tables(analysis: Analysis) -> tuple[Table, ...]:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gputrace.analyzers.audit import find_missing
 from gputrace.analyzers.collectives import Collectives
@@ -23,6 +24,13 @@ from gputrace.analyzers.load_balance import compare_loads, most_memory
 from gputrace.analyzers.loader import Pace, measure_loaders, read_loaders
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.python_samples import Place, PythonLines, dominating
+from gputrace.analyzers.step_phases import (
+    ALL,
+    IdleOfRank,
+    idle_by_phase,
+    measure_phases,
+    read_phases,
+)
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.stragglers import (
     KernelRatio,
@@ -48,9 +56,13 @@ from gputrace.model.results import (
     Phase,
     Step,
 )
+from gputrace.model.step_phases import OTHER, PHASES, StepPhases
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.model.trace import Trace
 from gputrace.units import format_ns
+
+_IN_PHASES: Final = ("launch", "sync", "alloc")
+"""Causes of idle time of which a finding says which phase of a step has most."""
 
 _STRAY: Final = 0.01
 """Fraction of the operations of its rank's busiest GPU below which a GPU does not count."""
@@ -150,10 +162,7 @@ class Known:
         events = self.per_gpu.whole.once(read_loaders)
         if events is None or not self.measured:
             return ()
-        processes = {own.gpu.rank: own.gpu.process for own in self.per_gpu.operations}
-        if not processes:
-            stepping = self.trace.events([Kind.STEP], ["process"]).process
-            processes = ranks_of(self.trace, dict.fromkeys(distinct_ids(stepping).tolist(), 0))[0]
+        processes = self._stepping
         cores_used = {load.rank: load.process_cores for load in self.host_load}
         paces = {}
         for rank in processes:
@@ -173,6 +182,56 @@ class Known:
                 len(processes),
             )
         return measure_loaders(events, processes, paces)
+
+    @property
+    def _stepping(self) -> dict[int, int]:
+        """Process of each rank; of ranks without a GPU, those that mark steps."""
+        processes = {own.gpu.rank: own.gpu.process for own in self.per_gpu.operations}
+        if processes:
+            return processes
+        stepping = self.trace.events([Kind.STEP], ["process"]).process
+        return ranks_of(self.trace, dict.fromkeys(distinct_ids(stepping).tolist(), 0))[0]
+
+    @cached_property
+    def step_phases(self) -> tuple[StepPhases, ...]:
+        """Measured steps of each rank by phase; empty where no phases were recorded."""
+        phases = self.per_gpu.whole.once(read_phases)
+        if not phases or not self.measured:
+            return ()
+        found = []
+        for rank, process in sorted(self._stepping.items()):
+            spans = {
+                step.step: (step.start_ns, step.end_ns)
+                for step in self.measured
+                if step.rank == rank
+            }
+            if process in phases and spans:
+                own = measure_phases(
+                    phases[process], rank, list(spans.values()), self._idle_of_rank(rank)
+                )
+                found += [] if own is None else [own]
+        return tuple(found)
+
+    def _idle_of_rank(self, rank: int) -> IdleOfRank | None:
+        """Return the idle time of a rank's GPUs that count by phase; None where there is none."""
+        steps_of = StepsOf(self.measured)
+        rows = [
+            (len(steps_of(lane.gpu)), idle)
+            for lane, idle in zip(self.working, self._idle_in_phases, strict=True)
+            if lane.gpu.rank == rank and idle
+        ]
+        steps = sum(count for count, _ in rows)
+        if not steps:
+            return None
+        idle, launch = (np.sum([own[n] for _, own in rows], axis=0) for n in (ALL, "launch"))
+        return IdleOfRank(steps, idle, launch if self.per_gpu.has_calls else None)
+
+    @cached_property
+    def _idle_in_phases(self) -> list[dict[str, NDArray[np.int64]]]:
+        """Idle time of each GPU that counts by phase of its host, in all and for some causes."""
+        steps_of = StepsOf(self.measured)
+        times = [stretches(steps_of(lane.gpu), lane.window) for lane in self.working]
+        return idle_by_phase(self.per_gpu, self.working, times, (ALL, *_IN_PHASES))
 
     @cached_property
     def framework(self) -> str:
@@ -271,6 +330,9 @@ MEDIUM: Final = 0.05
 
 _OF_THE_HOST: Final = tuple(row.id for row in TIME_CLASSES if row.waits_for_host)
 """Causes of idle time in which the GPUs wait for what the host does."""
+
+_MOST: Final = 0.5
+"""Share of the idle time that one phase must have for it to be named."""
 
 _FEWEST_SAMPLES: Final = 5
 _DOMINATES: Final = 0.5
@@ -377,12 +439,33 @@ class Facts(Known):
             f"{name}_ns": cost,
             "total_ns": self.mean_ns,
         }
+        phase = self.phase_in(name)
+        if phase is not None:
+            where, own, total = phase
+            text += f"; most of it in {PHASES[where]}, {format_ns(own)} of {format_ns(total)}"
+            evidence |= {"phase": where, "phase_ns": own}
         source = self.place_in(name)
         if source is not None:
             part = f"{source.share:.0%} of {source.samples:,} samples"
             text += f"; the host is at {source.line} in {part}"
             evidence |= {"line": source.line, "line_share": round(source.share, 4)}
         yield self.finding(id, severity, cost, text, advice, evidence)
+
+    def phase_in(self, cause: str) -> tuple[str, int, int] | None:
+        """Return the phase of a step that the host is in for most of the time that GPUs idle for a
+        cause: its name, the nanoseconds per step, and those of all phases; None if none has most.
+        """
+        if cause not in _IN_PHASES or not self.step_phases:
+            return None
+        idle = [own[cause] for own in self._idle_in_phases if own]
+        if not idle:
+            return None
+        steps = max(1, sum(max(row.steps, 1) for row in self.rows))
+        means = (np.sum(idle, axis=0) // steps).tolist()
+        total, named = self.mean(cause), dict(zip(PHASES, means, strict=True))
+        del named[OTHER]
+        most = max(named, key=lambda name: named[name])
+        return (most, named[most], total) if named[most] > _MOST * total else None
 
     def place_in(self, cause: str) -> Place | None:
         """Return the line that dominates while GPUs that count idle for a cause; None if none."""

@@ -31,6 +31,7 @@ KINDS: Final = {
     "note": 4,
     "sample": 5,
     "gc": 6,
+    "phase": 7,
     "loader": 8,
     "counter": 9,
 }
@@ -64,8 +65,9 @@ class HostEvents:
             from 0, and each starts where the one before ended, the first with its first data wait,
             or else at ``started``; where that was later, it is left out. Samples: start is their
             moment, name the user's line, number the name of the innermost line of all. Collections
-            of garbage (``gc``): the name says which generation. Counters:
-            what was counted from start to end, as ``counts`` reads it.
+            of garbage (``gc``): the name says which generation. Phases: calls that are a part of a
+            step, by name, also within each other. Counters: what was counted from start to end, as
+            ``counts`` reads it.
         events: all of them, in the order written.
         names: text by id.
         info: what the process said of itself.

@@ -1,19 +1,28 @@
-"""PyTorch: steps of its optimizers, its profiler. Its data loader is an iterator like others."""
+"""PyTorch: steps of its optimizers, phases of a step, its profiler.
+
+Its data loader is an iterator like others. Of phases, backward, the optimizer's step and what is
+done to gradients between the two are timed; a forward pass calls nothing of torch's as a whole.
+"""
 
 import sys
 from functools import wraps
 
 from . import steps
-from .recorder import note_failure, word
+from .host_file import time_ns
+from .recorder import PHASE, note_failure, record, word
 from .steps import OPTIMIZER, step_ended
-from .wrappers import after, classes, iterator, makes_way, ours, own
+from .wrappers import after, classes, iterator, makes_way, ours, own, phase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
     from typing import Any
 
 _what = word("torch.optim.Optimizer.step")
+_optimizer = word("optimizer")
+_begun: "dict[int, int]" = {}
+"""When optimizers began the steps that they are in, by id."""
 _quiet: "list[None]" = []
 """Not empty while steps are made that train nothing."""
 
@@ -23,6 +32,9 @@ def optimizer(module: "Any") -> None:
     register = getattr(module, "register_optimizer_step_post_hook", None)
     if register is not None:
         register(lambda optimizer, args, keywords: _own_step(optimizer))
+        before = getattr(module, "register_optimizer_step_pre_hook", None)
+        if before is not None:
+            before(lambda optimizer, args, keywords: _own_begin(optimizer))
         return
     function = own(module.Optimizer, "__init__")
     if function is not None:
@@ -34,6 +46,26 @@ def torchdata_loader(module: "Any") -> None:
     iterator(module.LoaderIterator)
 
 
+def backward(module: "Any") -> None:
+    """The function that ``Tensor.backward`` calls."""
+    phase(module, "backward", "backward", _is_compiling)
+
+
+def clipping(module: "Any") -> None:
+    """Its module and the package that has it from there: either may be there first."""
+    phase(module, "clip_grad_norm_", "gradient clipping", _is_compiling)
+
+
+def _own_begin(optimizer: object) -> None:
+    if not hasattr(type(optimizer), "_step_of_gputrace"):
+        _begin(optimizer)
+
+
+def _begin(optimizer: object) -> None:
+    if not _quiet and not _is_compiling():
+        _begun[id(optimizer)] = time_ns()
+
+
 def _own_step(optimizer: object) -> None:
     """A step as torch's classes make it, unless Horovod's is around it."""
     if not hasattr(type(optimizer), "_step_of_gputrace"):
@@ -41,19 +73,49 @@ def _own_step(optimizer: object) -> None:
 
 
 def _step(optimizer: object) -> None:
-    # The graph that torch.compile traces must not contain the hooks.
-    is_compiling = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", None)
-    if not _quiet and not (is_compiling is not None and is_compiling()):
+    if not _quiet and not _is_compiling():
+        start = _begun.pop(id(optimizer), 0)
+        if start:
+            record(start, time_ns(), _optimizer, PHASE)
         step_ended(_what, OPTIMIZER, optimizer)
+
+
+def _is_compiling() -> bool:
+    """Return whether torch.compile traces this: its graph must not contain the hooks."""
+    is_compiling = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", None)
+    return is_compiling is not None and is_compiling()
 
 
 def _wrap(cls: "Any") -> None:
     if not hasattr(cls.step, "_of_gputrace"):
-        cls.step = after(cls.step, _own_step)
+        cls.step = _between(_own_begin, cls.step, _own_step)
+
+
+def _between(
+    before: "Callable[[Any], None]", function: "Any", then: "Callable[[Any], None]"
+) -> "Any":
+    """The method, between two others with the object it is of."""
+
+    @wraps(function)
+    def method(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
+        before(self)
+        result = function(self, *args, **keywords)
+        then(self)
+        return result
+
+    return ours(method)
 
 
 def dynamo(module: "Any") -> None:
-    """Up to 2.6, torch.compile takes the hooks off torch's optimizers; this puts ours back on."""
+    """Up to 2.6, torch.compile takes the hooks off torch's optimizers; this puts ours back on.
+
+    It would also compile what times a phase, called where its graph is broken, as if it were the
+    program's. What that calls it may compile as before.
+    """
+    skip = getattr(module, "skip_code", None)
+    timed: Any = getattr(sys.modules.get("torch.autograd"), "backward", None)
+    if skip is not None and hasattr(timed, "_of_gputrace"):
+        skip(timed.__code__)
     patcher = getattr(module, "TorchPatcher", None)
     if patcher is None:
         return
@@ -91,15 +153,20 @@ def _calls_hooks(step: "Any") -> bool:
 
 
 def grad_scaler(module: "Any") -> None:
-    """A step whose gradients overflowed is one too, though its optimizer is not called."""
+    """A step whose gradients overflowed is one too, though its optimizer is not called.
+
+    The optimizer's phase begins where the scaler looks for infinities, which waits for the GPU.
+    """
+    phase(module.GradScaler, "unscale_", "gradient unscaling", _is_compiling)
     function = own(module.GradScaler, "step")
     if function is None:
         return
 
     @wraps(function)
     def step(self: "Any", optimizer: "Any", *args: "Any", **keywords: "Any") -> "Any":
-        before = steps.calls(OPTIMIZER)
+        before, start = steps.calls(OPTIMIZER), time_ns()
         result = function(self, optimizer, *args, **keywords)
+        record(start, time_ns(), _optimizer, PHASE)
         if steps.calls(OPTIMIZER) == before:
             _step(optimizer)
         return result
@@ -125,7 +192,7 @@ def horovod_optimizer(module: "ModuleType") -> None:
     for cls in classes(module):
         function = own(cls, "step")
         if function is not None:
-            cls.step, cls._step_of_gputrace = after(function, _step), True
+            cls.step, cls._step_of_gputrace = _between(_begin, function, _step), True
 
 
 def horovod_functions(module: "Any") -> None:

@@ -5,7 +5,8 @@ while there are fewer than four a second; of more, all that came in a quarter of
 
 Writing lets other threads of the program have Python's lock, and a loader's that makes batches
 keeps it for milliseconds. So a wait for data, which a program may clock, leaves writing to the next
-step's end, unless a second has passed since the last; the first one leaves it the file's making.
+step's end, unless a second has passed since the last; the first one leaves it the file's making. So
+does a phase of a step, after which a GPU may wait for launches.
 """
 
 import _thread
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-DATA_WAIT, STEP, ANNOTATION, NOTE, SAMPLE, GC, COUNTER = 1, 2, 3, 4, 5, 6, 9
+DATA_WAIT, STEP, ANNOTATION, NOTE, SAMPLE, GC, PHASE, COUNTER = 1, 2, 3, 4, 5, 6, 7, 9
+
+_WITHIN_STEPS = (DATA_WAIT, PHASE)
 
 _SECOND = 1000000000
 _BETWEEN_WRITES = _SECOND // 4
@@ -98,8 +101,9 @@ def record(start: int, end: int, what: int, kind: int) -> None:
     """Adds an event. ``what`` is from ``word``, ``kind`` is kind | rank << 16 | number << 32."""
     try:
         _events.extend((start, end, what | thread_id(), kind))
-        if not _written <= end < (_wait_due if kind == DATA_WAIT else _due):
-            if kind == DATA_WAIT and not _written:
+        within_step = kind in _WITHIN_STEPS
+        if not _written <= end < (_wait_due if within_step else _due):
+            if within_step and not _written:
                 _put_off(end)
             else:
                 write(end)
@@ -126,7 +130,7 @@ def thread_id() -> int:
 
 
 def _put_off(now: int) -> None:
-    """Has the first wait written with the first step, or with what comes a second later."""
+    """Has the first event written with the first step, or with what comes a second later."""
     global _written, _wait_due
     if _state.file.pid == os.getpid():
         _written, _wait_due = now, now + _SECOND

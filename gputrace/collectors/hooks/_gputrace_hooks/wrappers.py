@@ -9,7 +9,7 @@ from types import FunctionType, GeneratorType
 
 from . import control
 from .host_file import time_ns
-from .recorder import DATA_WAIT, note, record, record_for_good, word
+from .recorder import DATA_WAIT, PHASE, note, record, record_for_good, word
 from .steps import OPTIMIZER, step_ended
 
 TYPE_CHECKING = False
@@ -104,6 +104,28 @@ def after(function: "Callable[..., Any]", then: "Callable[[Any], None]") -> "Cal
         return result
 
     return ours(method)  # type: ignore[no-any-return]
+
+
+def phase(
+    holder: "Any", name: str, called: str, is_untimed: "Callable[[], bool]" = lambda: False
+) -> None:
+    """Times each call of a function as a part of a step, unless it is not to be timed now."""
+    function = own(holder, name)
+    if function is None:
+        return
+    what = word(called)
+
+    @wraps(function)
+    def inside(*args: "Any", **keywords: "Any") -> "Any":
+        if is_untimed():
+            return function(*args, **keywords)
+        start = time_ns()
+        try:
+            return function(*args, **keywords)
+        finally:
+            record(start, time_ns(), what, PHASE)
+
+    setattr(holder, name, ours(inside))
 
 
 def marks_step(module: "ModuleType", cls: str, method: str, name: str, rank: int) -> None:

@@ -1,0 +1,426 @@
+"""Phases of a step: forward, backward, optimizer, data; and how long GPUs idle in each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import gputrace
+from gputrace.api import Report
+from gputrace.collectors.spool.host_events import HostEvents
+from gputrace.model.results import Finding
+from gputrace.model.step_phases import PHASES, StepPhases
+from tests import command
+from tests.exports import STEP, Export, global_id
+from tests.handmade import MS, Run, analyze
+from tests.test_hooks import Program
+
+PID: Final = 100
+STEPS: Final = 20
+PERIOD: Final = 10 * MS
+RANGES: Final = "GPUTRACE_HOST_RANGE"
+WAIT: Final = "torch.wait"
+
+Calls = list[tuple[str, float, float]]
+"""Name, begin and end in milliseconds of a step."""
+
+PLAIN: Final[Calls] = [
+    (WAIT, 1, 2),
+    ("backward", 4, 7),
+    ("gradient clipping", 7, 7.5),
+    ("optimizer", 8, 10),
+]
+"""Nothing for 1 ms, as in the half before the optimizer; data for 1, forward for 2."""
+
+
+class Host:
+    """A process whose training thread makes the same calls in each step of 10 ms."""
+
+    def __init__(self) -> None:
+        self.export = Export()
+        self.export.give("GPUTRACE_META", "name", "value")
+        self.export.give(RANGES, "start", "end", "globalTid", "nameId", "kind")
+        self.export.rows.setdefault("GPUTRACE_META", [])
+        self.step = PERIOD
+
+    def trains(self, *calls: tuple[str, float, float], thread: int = PID) -> Host:
+        for number in range(STEPS):
+            begin = (number + 1) * self.step
+            if thread == PID:
+                self._add(STEP, "torch.step", begin, begin + self.step, thread, step=number)
+            for name, start, end in calls:
+                span = begin + round(start * MS), begin + round(end * MS)
+                self._add(RANGES, name, *span, thread, kind=1 if name == WAIT else 4)
+        return self
+
+    def _add(self, table: str, name: str, start: int, end: int, thread: int, **more: int) -> None:
+        who = {"globalTid": global_id(PID, thread=thread), "nameId": self.export.string(name)}
+        self.export.add(table, start=start, end=end, **who, **more)
+
+    def computes(self, *work: tuple[float, float]) -> Run:
+        """A GPU that works from the one to the other millisecond of each step."""
+        run = Run(self.export, pid=PID)
+        # Before the first step too, which would else begin with its first kernel.
+        for number in range(STEPS + 1):
+            for start, end in work:
+                run.now = number * self.step + round(start * MS)
+                run.kernel(round((end - start) * MS), "gemm")
+        return run
+
+
+def the(report: Report) -> StepPhases:
+    (row,) = report.step_phases
+    return row
+
+
+def host_ms(row: StepPhases) -> dict[str, float]:
+    return {phase.name: phase.host_ns / MS for phase in row.phases if phase.host_ns}
+
+
+def launch_bound(report: Report) -> Finding:
+    (found,) = (finding for finding in report.findings if finding.id == "launch-bound")
+    return found
+
+
+# ---- what the host does ----
+
+
+def test_forward_is_from_the_end_of_the_wait_to_the_beginning_of_backward(tmp_path: Path) -> None:
+    row = the(analyze(Host().trains(*PLAIN).export, tmp_path))
+    assert host_ms(row) == {
+        "data": 1,
+        "forward": 2,
+        "backward": 3,
+        "gradient clipping": 0.5,
+        "optimizer": 2,
+        "other": 1.5,
+    }
+    assert tuple(phase.name for phase in row.phases) == tuple(PHASES)
+    assert (row.rank, row.step_ns) == (0, PERIOD)
+
+
+def test_without_a_wait_forward_begins_where_the_step_before_ended(tmp_path: Path) -> None:
+    row = the(analyze(Host().trains(("backward", 4, 7), ("optimizer", 8, 9)).export, tmp_path))
+    assert host_ms(row) == {"forward": 4, "backward": 3, "optimizer": 1, "other": 2}
+
+
+def test_each_of_several_backward_passes_has_a_forward_pass(tmp_path: Path) -> None:
+    """Gradients of two batches are summed, and then those of a third without a wait for it."""
+    calls: Calls = [
+        *[(WAIT, 0, 1), ("backward", 2, 3), (WAIT, 3.5, 4), ("backward", 6, 7)],
+        *[("backward", 8, 9), ("optimizer", 9, 10)],
+    ]
+    row = the(analyze(Host().trains(*calls).export, tmp_path))
+    expected = {"data": 1.5, "forward": 1 + 2 + 1, "backward": 3, "optimizer": 1, "other": 0.5}
+    assert host_ms(row) == expected
+
+
+def test_an_optimizer_that_calls_a_closure_counts_for_the_rest(tmp_path: Path) -> None:
+    calls: Calls = [(WAIT, 0, 1), ("optimizer", 2, 10), ("backward", 5, 8)]
+    row = the(analyze(Host().trains(*calls).export, tmp_path))
+    assert host_ms(row) == {"data": 1, "forward": 4, "backward": 3, "optimizer": 2}
+
+
+def test_optimizers_within_a_backward_pass_are_no_part_of_it(tmp_path: Path) -> None:
+    calls: Calls = [(WAIT, 0, 1), ("backward", 3, 9), ("optimizer", 4, 5), ("optimizer", 6, 7)]
+    row = the(analyze(Host().trains(*calls).export, tmp_path))
+    assert host_ms(row) == {"data": 1, "forward": 2, "backward": 4, "optimizer": 2, "other": 1}
+
+
+def test_what_autograd_s_threads_do_counts_for_the_thread_that_called_it(tmp_path: Path) -> None:
+    host = Host().trains(*PLAIN)
+    host.trains(("backward", 5, 6), thread=PID + 1)
+    assert host_ms(the(analyze(host.export, tmp_path)))["backward"] == 3
+
+
+@pytest.mark.parametrize("odd", [1, 7, 333_333])
+def test_phases_sum_to_the_step_to_the_nanosecond(tmp_path: Path, odd: int) -> None:
+    host = Host()
+    host.step += odd
+    run = host.trains(*PLAIN).computes((2, 4), (6.5, 8))
+    report = analyze(run, tmp_path)
+    row, (gpu,) = the(report), report.breakdown
+    assert sum(phase.host_ns for phase in row.phases) == row.step_ns == gpu.total_ns // gpu.steps
+    causes = ("recorder", "data_feeding", "sync", "alloc", "launch", "other_idle")
+    idle = sum(gpu.of(cause) for cause in causes)
+    assert sum(phase.idle_ns or 0 for phase in row.phases) == idle // gpu.steps
+    launch = sum(phase.launch_ns or 0 for phase in row.phases)
+    assert launch == gpu.of("launch") // gpu.steps
+
+
+# ---- what the GPU lacks meanwhile ----
+
+
+@pytest.fixture
+def slow_backward(tmp_path: Path) -> Report:
+    """The GPU idles 2.5 of the 3 ms of backward, and until the forward pass: 1 ms for data."""
+    return analyze(Host().trains(*PLAIN).computes((2, 4), (6.5, 10)), tmp_path)
+
+
+def test_idle_time_is_given_to_the_phase_that_the_host_is_in(slow_backward: Report) -> None:
+    row = the(slow_backward)
+    idle = {phase.name: phase.idle_ns for phase in row.phases if phase.idle_ns}
+    launch = {phase.name: phase.launch_ns for phase in row.phases if phase.launch_ns}
+    # A launch takes some microseconds of the forward pass, too.
+    expected = {"data": 1.0, "forward": 0.0, "backward": 2.5, "other": 1.0}
+    assert {name: (time or 0) / MS for name, time in idle.items()} == pytest.approx(
+        expected, abs=0.02
+    )
+    del expected["data"]
+    assert {name: (time or 0) / MS for name, time in launch.items()} == pytest.approx(
+        expected, abs=0.02
+    )
+
+
+def test_a_finding_names_the_phase_that_has_most_of_it(slow_backward: Report) -> None:
+    found = launch_bound(slow_backward)
+    assert "; most of it in the backward pass, 2.50 ms of 3.50 ms" in found.message
+    assert found.evidence["phase"] == "backward"
+    assert found.evidence["phase_ns"] == the(slow_backward).of("backward").launch_ns
+
+
+def test_no_phase_is_named_where_none_has_most(tmp_path: Path) -> None:
+    report = analyze(Host().trains(*PLAIN).computes((3, 5), (6, 8), (9, 10)), tmp_path)
+    found = launch_bound(report)
+    assert "most of it" not in found.message
+    assert "phase" not in found.evidence
+
+
+def test_the_report_has_a_table(slow_backward: Report) -> None:
+    shown = slow_backward.render()
+    table = shown[shown.index("What the host does in a step") :].split("\n\n")[0].splitlines()
+    assert table[0].startswith("What the host does in a step (mean of ")
+    assert table[1].split() == ["host", "share", "GPU", "idle", "meanwhile"]
+    assert ["backward", "3.00", "ms", "30.0%", "2.50", "ms"] in [line.split() for line in table]
+    assert not any("unscaling" in line for line in table)
+
+
+def test_the_json_has_all_phases(slow_backward: Report) -> None:
+    (row,) = json.loads(slow_backward.render("json"))["step_phases"]
+    assert row.keys() == {"rank", "steps", "step_ns", "phases"}
+    assert [phase["name"] for phase in row["phases"]] == list(PHASES)
+    assert row["phases"][3] == {
+        "name": "gradient unscaling",
+        "host_ns": 0,
+        "idle_ns": 0,
+        "launch_ns": 0,
+    }
+
+
+def test_without_a_gpu_idle_time_is_unknown(tmp_path: Path) -> None:
+    report = analyze(Host().trains(*PLAIN).export, tmp_path)
+    assert {(phase.idle_ns, phase.launch_ns) for phase in the(report).phases} == {(None, None)}
+    assert "GPU idle meanwhile" not in report.render()
+
+
+def test_waits_for_data_alone_are_no_phases(tmp_path: Path) -> None:
+    report = analyze(Host().trains((WAIT, 1, 2)).computes((2, 4), (8, 10)), tmp_path)
+    assert report.step_phases == ()
+    assert "What the host does" not in report.render()
+    assert "most of it" not in launch_bound(report).message
+
+
+# ---- the hooks, with modules that stand for torch's ----
+
+TORCH: Final = {
+    "torch/autograd/__init__.py": """
+def backward(tensors, fails=False):
+    if fails: raise ValueError("no gradient")
+    for call in tensors: call()
+""",
+    "torch/nn/utils/clip_grad.py": "def clip_grad_norm_(parameters, most): return most",
+    "torch/amp/grad_scaler.py": """
+class GradScaler:
+    overflows = False
+    def unscale_(self, optimizer): pass
+    def step(self, optimizer):
+        self.unscale_(optimizer)
+        return None if self.overflows else optimizer.step()
+""",
+    "torch/optim/optimizer.py": """
+_before, _after = [], []
+def register_optimizer_step_pre_hook(hook): _before.append(hook)
+def register_optimizer_step_post_hook(hook): _after.append(hook)
+class Optimizer:
+    def step(self):
+        for hook in _before: assert hook(self, (), {}) is None
+        for hook in _after: assert hook(self, (), {}) is None
+        return "stepped"
+""",
+    "torch/compiler/__init__.py": "tracing = False\ndef is_compiling(): return tracing",
+}
+OLDER: Final = """
+class Optimizer:
+    def __init__(self): pass
+class SGD(Optimizer):
+    def step(self): return "stepped"
+"""
+USES: Final = """
+import torch.autograd, torch.compiler
+from torch.nn.utils.clip_grad import clip_grad_norm_
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import optimizer as module
+optimizer = getattr(module, "SGD", module.Optimizer)()
+def backward(*calls, **how): torch.autograd.backward(calls, **how)
+"""
+
+
+@pytest.fixture
+def torch(tmp_path: Path) -> Program:
+    program = Program(tmp_path)
+    program.write(TORCH)
+    return program
+
+
+def phases(events: HostEvents) -> list[str]:
+    """Names in the order of their ends."""
+    return [events.names[int(row["name"])] for row in events.records["phase"]]
+
+
+def test_calls_are_timed_and_do_what_they_did(torch: Program) -> None:
+    out = torch.quietly(
+        USES + "import time\nbackward(lambda: time.sleep(0.02))\n"
+        "print(clip_grad_norm_([], 7), GradScaler().step(optimizer), optimizer.step())\n"
+    )
+    assert out == "7 stepped stepped\n"
+    events = torch.events()
+    assert phases(events) == [
+        *["backward", "gradient clipping", "gradient unscaling"],
+        *["optimizer", "optimizer", "optimizer"],
+    ]
+    rows, steps = events.records["phase"], events.records["step"]
+    assert 20 * MS <= rows["end"][0] - rows["start"][0] < 500 * MS
+    # The step ends after its optimizer, and within what the scaler does around it.
+    assert len(steps) == 2
+    assert rows["end"][3] <= steps["end"][0] <= rows["end"][4]
+    assert rows["start"][4] <= rows["start"][2] <= rows["start"][3]
+    assert rows["end"][5] <= steps["end"][1]
+
+
+def test_optimizers_without_hooks_are_timed_too(torch: Program) -> None:
+    torch.write({"torch/optim/optimizer.py": OLDER})
+    assert torch.quietly(USES + "print(optimizer.step())\n") == "stepped\n"
+    assert phases(torch.events()) == ["optimizer"]
+
+
+def test_an_error_in_backward_reaches_the_program(torch: Program) -> None:
+    out = torch.quietly(
+        USES + "try: backward(fails=True)\nexcept ValueError as error: print(error)\n"
+    )
+    assert out == "no gradient\n"
+    assert phases(torch.events()) == ["backward"]
+
+
+def test_an_overflow_is_an_optimizer_s_phase_without_its_step(torch: Program) -> None:
+    torch.quietly(USES + "GradScaler.overflows = True\nGradScaler().step(optimizer)\n")
+    events = torch.events()
+    assert phases(events) == ["gradient unscaling", "optimizer"]
+    assert len(events.records["step"]) == 1
+
+
+def test_nothing_is_timed_while_torch_compile_traces(torch: Program) -> None:
+    """A call of the clock would break its graph."""
+    torch.quietly(
+        USES + "torch.compiler.tracing = True\n"
+        "backward(); clip_grad_norm_([], 1); optimizer.step()\n"
+        "torch.compiler.tracing = False\nbackward()\n"
+    )
+    assert phases(torch.events()) == ["backward"]
+
+
+def test_phases_of_short_steps_are_written_with_the_steps(torch: Program) -> None:
+    """Not at the end of a backward pass, after which a GPU may wait for the next launch."""
+    torch.quietly(
+        USES + "import sys, time\n"
+        "from _gputrace_hooks.host_file import HostFile\n"
+        "append, places, start = HostFile.append, set(), time.time()\n"
+        "def watched(*args):\n"
+        "    frame = sys._getframe()\n"
+        "    while frame: places.add(frame.f_code.co_name); frame = frame.f_back\n"
+        "    return append(*args)\n"
+        "HostFile.append = watched\n"
+        "while time.time() < start + 0.8: backward(); optimizer.step()\n"
+        "assert 'step_ended' in places and 'inside' not in places, places\n"
+    )
+    events = torch.events()
+    assert len(events.records["phase"]) == 2 * len(events.records["step"])
+
+
+# ---- real torch ----
+
+PLANTED: Final = """
+import time, torch
+from torch.utils.data import DataLoader, TensorDataset
+
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        time.sleep(0.030)
+        return x.clone()
+    @staticmethod
+    def backward(context, gradient):
+        time.sleep(0.045)
+        return gradient
+
+class SGD(torch.optim.SGD):
+    def step(self, closure=None):
+        time.sleep(0.020)
+        return super().step(closure)
+
+class Data(TensorDataset):
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        return super().__getitem__(index)
+
+torch.set_num_threads(1)
+model = torch.nn.Linear(8, 8)
+optimizer = SGD(model.parameters(), lr=0.01)
+batches = iter(DataLoader(Data(torch.randn(75, 8)), 3))
+times = []
+for _ in range(25):
+    now = [time.perf_counter()]
+    (x,) = next(batches)
+    now.append(time.perf_counter())
+    loss = Slow.apply(model(x)).sum()
+    now.append(time.perf_counter())
+    loss.backward()
+    now.append(time.perf_counter())
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    now.append(time.perf_counter())
+    optimizer.step()
+    now.append(time.perf_counter())
+    optimizer.zero_grad()
+    time.sleep(0.025)
+    times.append([1e3 * (b - a) for a, b in zip(now, now[1:])] + [1e3 * (now[-1] - now[0]) + 25])
+print("times =", times)
+"""
+
+
+def test_planted_times_are_found_in_a_real_program(tmp_path: Path) -> None:
+    """GPUTRACE_TORCH_PYTHON names a Python that has torch, if this one has none."""
+    python = os.environ.get("GPUTRACE_TORCH_PYTHON", sys.executable)
+    if subprocess.run([python, "-c", "import torch"], capture_output=True).returncode:
+        pytest.skip("torch is not installed; GPUTRACE_TORCH_PYTHON may name a Python that has it")
+    (tmp_path / "train.py").write_text(PLANTED, encoding="utf-8")
+    trace = tmp_path / "trace.sqlite"
+    arguments = "--backend", "host", "-o", str(trace), "--", python, str(tmp_path / "train.py")
+    ran = command.gputrace("record", *arguments)
+    assert ran.code == 0, ran.err
+    with gputrace.open(trace) as opened:
+        row = the(opened.analyze())
+    # By the program's own clock, since a busy machine makes sleeps longer.
+    clocked = json.loads(ran.out.split("times = ")[1].splitlines()[0])[-row.steps :]
+    names = "data", "forward", "backward", "gradient clipping", "optimizer", "step"
+    clock = {name: sum(own) / row.steps for name, *own in zip(names, *clocked, strict=True)}
+    step, clipping, found = clock.pop("step"), clock.pop("gradient clipping"), host_ms(row)
+    assert clock["backward"] >= 45
+    assert found.pop("gradient clipping") == pytest.approx(clipping, rel=0.1, abs=0.2)
+    assert row.step_ns / MS == pytest.approx(step, rel=0.1)
+    assert found.pop("other") >= 24
+    assert found == pytest.approx(clock, rel=0.1)
