@@ -190,6 +190,29 @@ def test_predictions_reach_from_no_worker_to_one_a_core(loading: Loading, tmp_pa
     assert loader.half_step_ns == pytest.approx(19 * MS, rel=0.03)
 
 
+def test_nothing_is_predicted_where_threads_are_queued_for_cores(
+    loading: Loading, tmp_path: Path
+) -> None:
+    """All that was measured would be shorter with cores for them."""
+    export = loading.export
+    export.give("GPUTRACE_HOST_COUNTER", "start", "end", "globalTid", "nameId", "value")
+    for thread, what, value in (
+        (PID, "on core", 1200 * MS),
+        (PID, "process on core", 1800 * MS),
+        (PID + 50, "on core", 600 * MS),
+        (PID + 50, "queued", 600 * MS),
+    ):
+        who = {"globalTid": global_id(PID, thread=thread), "nameId": export.string(what)}
+        export.add("GPUTRACE_HOST_COUNTER", start=1, end=1200 * MS, value=value, **who)
+    report = loading.report(tmp_path)
+    loader = the(report)
+    assert (loader.predictions, loader.half_step_ns) == ((), None)
+    assert "would" not in feeding(report).message
+    assert "Predicted with" not in report.render()
+    (crowded,) = (found for found in report.findings if found.id == "cpu-starved")
+    assert "with a core for each, a step may take 15.0 ms" in crowded.message
+
+
 def test_a_worker_that_takes_longer_than_the_others_is_named(
     loading: Loading, tmp_path: Path
 ) -> None:

@@ -106,6 +106,8 @@ class Pace:
     """Processor time of the process in a mean step; 0 where unknown."""
     share_cores: int
     """Ranks that share the cores."""
+    is_crowded: bool
+    """Whether other threads of the process are queued for cores."""
 
 
 def measure_loaders(
@@ -173,8 +175,8 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
         queue_empty=round(float(np.mean(asks.number == 0)), 4) if workers else None,
         step_ns=round(pace.step_ns),
         wait_ns=round(pace.wait_ns),
-        predictions=loader.choices(),
-        half_step_ns=loader.with_half(batches),
+        predictions=() if pace.is_crowded else loader.choices(),
+        half_step_ns=None if pace.is_crowded else loader.with_half(batches),
     )
 
 

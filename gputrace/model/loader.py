@@ -81,9 +81,11 @@ class Loader:
     """Mean measured step; ``wait_ns`` is the part of it that waits for batches."""
     wait_ns: int
     predictions: tuple[LoaderChoice, ...]
-    """Steps by number of workers, the present number among them."""
+    """Steps by number of workers, the present number among them; empty where threads of the program
+    are queued for cores, by which all that was measured is longer than it would be with others."""
     half_step_ns: int | None
-    """Predicted step if the longest transform took half as long; None without transforms."""
+    """Predicted step if the longest transform took half as long; None without transforms, and where
+    nothing is predicted."""
 
     def keeps_up(self, choice: LoaderChoice) -> bool:
         """Return whether next to nothing of the step waits, beside receiving batches."""
@@ -96,16 +98,19 @@ class Loader:
         return 0.0 if self.pins_memory else self.receive_ns * self.batches_per_step
 
     @property
-    def now(self) -> LoaderChoice:
-        """The step as predicted for the present number of workers."""
-        return next(choice for choice in self.predictions if choice.workers == self.workers)
+    def now(self) -> LoaderChoice | None:
+        """The step as predicted for the present number of workers; None if nothing is predicted."""
+        return next((own for own in self.predictions if own.workers == self.workers), None)
 
     @property
     def better(self) -> LoaderChoice | None:
         """The fewest workers that shorten a step nearly as far as any number; None if none do."""
+        now = self.now
         more = [choice for choice in self.predictions if choice.workers > self.workers]
-        least = min((choice.step_ns for choice in more), default=self.now.step_ns)
-        if least > (1 - _GAINS) * self.now.step_ns:
+        if now is None or not more:
+            return None
+        least = min(choice.step_ns for choice in more)
+        if least > (1 - _GAINS) * now.step_ns:
             return None
         keeping_up = (choice for choice in more if self.keeps_up(choice))
         enough = [choice for choice in more if choice.step_ns <= (1 + _GAINS) * least]

@@ -339,11 +339,11 @@ def loader_tables(analysis: Analysis) -> tuple[Table, ...]:
         )
         for choice in loader.predictions
     )
-    predicted = f"Predicted with other numbers of workers{of} ({loader.cores} cores)"
-    return (
-        Table(title, ("", "time", "share"), tuple(body)),
-        Table(predicted, ("workers", "a step", "waits"), others),
-    )
+    tables = [Table(title, ("", "time", "share"), tuple(body))]
+    if others:
+        predicted = f"Predicted with other numbers of workers{of} ({loader.cores} cores)"
+        tables.append(Table(predicted, ("workers", "a step", "waits"), others))
+    return tuple(tables)
 
 
 _LONGEST_PART: Final = 40

@@ -163,7 +163,7 @@ class Known:
         if events is None or not self.measured:
             return ()
         processes = self._stepping
-        cores_used = {load.rank: load.process_cores for load in self.host_load}
+        loads = {load.rank: load for load in self.host_load}
         paces = {}
         for rank in processes:
             rows = [row for row in self.rows if row.rank == rank and row.steps]
@@ -178,8 +178,9 @@ class Known:
                 len(spans),
                 step_ns,
                 sum(row.of(waited) for row in rows) / steps,
-                cores_used.get(rank, 0.0) * step_ns,
+                loads[rank].process_cores * step_ns if rank in loads else 0.0,
                 len(processes),
+                rank in loads and loads[rank].others_queued >= MEDIUM,
             )
         return measure_loaders(events, processes, paces)
 

@@ -99,14 +99,14 @@ def _reasons(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
 def _on_workers(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
     """Yield how many workers would keep up, or how far more of them get."""
     now = f"with {loader.workers} {who} still waits {format_ns(loader.wait_ns)} a step"
-    choice = loader.better
+    choice, present = loader.better, loader.now
     if choice is not None:
         workers = f"{choice.workers} worker{'s' if choice.workers > 1 else ''}"
         would = "keep up"
         if not loader.keeps_up(choice):
             would = f"leave a wait of {format_ns(choice.wait_ns)} a step"
         yield f"{workers} would {would}; {now}", f"num_workers={choice.workers}"
-    elif not loader.keeps_up(loader.now):
+    elif present is not None and not loader.keeps_up(present):
         yield "more workers would gain next to nothing", ""
     if loader.receiving_ns >= _OF_THE_WAIT * loader.wait_ns:
         yield (

@@ -60,7 +60,8 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
         severity,
         cost,
         f"the threads that train are queued for a core {format_ns(cost)} of {facts.per} "
-        f"({cost / max(facts.mean_ns, 1):.0%}): {crowd}",
+        f"({cost / max(facts.mean_ns, 1):.0%}): {crowd}; with a core for each, a step may take "
+        f"{format_ns(facts.mean_ns - cost)}",
         advice,
         _evidence(worst, facts.mean_ns),
     )
