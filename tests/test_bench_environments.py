@@ -55,7 +55,7 @@ def wheel(folder: Path) -> str:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -76,21 +76,23 @@ def test_a_header_says_what_a_script_needs(tmp_path: Path) -> None:
         read_needs(script)
 
 
-def test_an_environment_is_made_once(tmp_path: Path, cache: Path) -> None:
+def test_an_environment_is_made_once(tmp_path: Path, environments: Path) -> None:
     own, told = framework(tmp_path, wheel(tmp_path)), list[str]()
     python = find(own, told)
-    assert python.parents[2] == cache
+    assert python.parents[2] == environments
     assert told == [f"own: making an environment in {python.parents[1]}"]
     assert (find(own, told), len(told)) == (python, 1)
 
 
 def test_the_same_needs_share_an_environment(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, environments: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, told = framework(tmp_path, wheel(tmp_path)), list[str]()
     python = find(own, told)
     assert find(replace(own, name="other", arguments=("--other",)), told) == python
-    assert [path.name for path in cache.iterdir() if path.is_dir()] == [python.parents[1].name]
+    assert [path.name for path in environments.iterdir() if path.is_dir()] == [
+        python.parents[1].name
+    ]
     # It is found without --install too, once it is there, and by another environment's Python.
     (tmp_path / "python").symlink_to(sys.executable)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
@@ -99,7 +101,7 @@ def test_the_same_needs_share_an_environment(
         Environments({}, None, told.append).find(replace(own, requires=("more",)))
 
 
-def test_what_a_header_wants_no_build_of_is_not_built(tmp_path: Path, cache: Path) -> None:
+def test_what_a_header_wants_no_build_of_is_not_built(tmp_path: Path, environments: Path) -> None:
     """pip would build something of any source that calls itself by that name."""
     own = framework(tmp_path, "own==1.0")
     with tarfile.open(tmp_path / "own-1.0.tar.gz", "w:gz") as archive:
@@ -115,7 +117,7 @@ def test_what_a_header_wants_no_build_of_is_not_built(tmp_path: Path, cache: Pat
             find(own, [])
 
 
-def test_libraries_that_the_machine_lacks(tmp_path: Path, cache: Path) -> None:
+def test_libraries_that_the_machine_lacks(tmp_path: Path, environments: Path) -> None:
     own = framework(tmp_path, wheel(tmp_path))
     find(replace(own, libraries=("libc.so.6",)), [])
     with pytest.raises(Unavailable) as caught:
@@ -125,7 +127,7 @@ def test_libraries_that_the_machine_lacks(tmp_path: Path, cache: Path) -> None:
 
 
 def test_no_python_that_a_header_asks_for(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, environments: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = framework(tmp_path, "torch")
     own.script.write_text(own.script.read_text().replace(">=3.8", "<3"))
@@ -141,7 +143,7 @@ def test_no_python_that_a_header_asks_for(
 
 
 def test_the_newest_python_that_fits_is_taken_and_what_goes_wrong_is_told(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, environments: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for minor, version in ((6, "3.6.15"), (8, "3.8.18"), (9, "3.9.1")):
         program = tmp_path / f"python3.{minor}"
@@ -153,7 +155,7 @@ def test_the_newest_python_that_fits_is_taken_and_what_goes_wrong_is_told(
     own.script.write_text(own.script.read_text().replace(">=3.8", ">=3.6,<3.9"))
     with pytest.raises(Unavailable) as caught:
         find(own, [])
-    (log,) = cache.glob("*.log")
+    (log,) = environments.glob("*.log")
     assert str(caught.value) == f"cannot be installed: ERROR: no space left (see {log})"
     assert log.read_text().startswith(f"$ {tmp_path}/python3.8 -m venv {log.with_suffix('')}\n")
     assert log.with_suffix(".constraints").read_text() == "setuptools<81\n"

@@ -303,5 +303,5 @@ def test_a_recording_has_a_stretch_without_cupti_and_knows_its_cost(
     assert cost.low_ns / cost.step_ns < 0.85
     assert cost.high_ns / cost.step_ns > 0.7
     (row,) = report.breakdown
-    # No more can be charged than the GPU waited: the rest of what was added hides in interruptions.
-    assert 0.5 < row.recorder_ns / row.steps / cost.added_ns < 1.25
+    # At most that can be charged: where the machine is busy, the rest hides in interruptions.
+    assert row.recorder_ns / row.steps <= 1.25 * cost.added_ns + 10_000

@@ -33,13 +33,15 @@ Command = Callable[[str], list[str]]
 
 
 def run(*words: str | Path) -> Ran:
-    """On one thread, as several tests run at once."""
+    """On one thread, as several tests run at once; what XLA compiles need not be fast."""
     ran = subprocess.run(
         list(map(str, words)),
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        env=environment({"OMP_NUM_THREADS": "1"}),
+        env=environment(
+            {"OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+        ),
         timeout=180,
         check=False,
     )
