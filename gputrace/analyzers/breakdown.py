@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
+from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.lanes import AnyLaneSummary, Lane, Place
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.python_samples import PythonLines
@@ -320,6 +321,8 @@ def _explain(
     if has_waits:
         told = _waiting(lane, start, end) + told
     pair = calls.threads[feeder] if calls is not None and feeder != NOBODY else None
+    if pair is not None:
+        told = ", ".join([told, *one.once(read_host_state).during(pair, start, end)])
     return _Explained(IDLE_CAUSES[int(np.argmax(shares))], told, pair)
 
 

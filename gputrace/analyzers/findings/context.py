@@ -150,19 +150,12 @@ class Known:
         return measure_load(counters, self.processes, self.timed or self.steps)
 
     @cached_property
-    def processes(self) -> dict[int, int]:
-        """Process of each rank; of ranks without a GPU, those whose threads were counted."""
-        processes = {own.gpu.rank: own.gpu.process for own in self.per_gpu.operations}
-        counters = {} if processes else self.per_gpu.whole.once(read_counters)
-        return ranks_of(self.trace, dict.fromkeys(counters, 0))[0] if counters else processes
-
-    @cached_property
     def loaders(self) -> tuple[Loader, ...]:
         """Data loader of each rank in the measured steps; empty where none was recorded."""
         events = self.per_gpu.whole.once(read_loaders)
         if events is None or not self.measured:
             return ()
-        processes = self._stepping
+        processes = self.processes
         loads = {load.rank: load for load in self.host_load}
         paces = {}
         for rank in processes:
@@ -184,11 +177,11 @@ class Known:
             )
         return measure_loaders(events, processes, paces)
 
-    @property
-    def _stepping(self) -> dict[int, int]:
+    @cached_property
+    def processes(self) -> dict[int, int]:
         """Process of each rank; of ranks without a GPU, those that mark steps."""
         processes = {own.gpu.rank: own.gpu.process for own in self.per_gpu.operations}
-        if processes:
+        if processes or Kind.STEP not in self.trace.kinds:
             return processes
         stepping = self.trace.events([Kind.STEP], ["process"]).process
         return ranks_of(self.trace, dict.fromkeys(distinct_ids(stepping).tolist(), 0))[0]
@@ -200,7 +193,7 @@ class Known:
         if not phases or not self.measured:
             return ()
         found = []
-        for rank, process in sorted(self._stepping.items()):
+        for rank, process in sorted(self.processes.items()):
             spans = {
                 step.step: (step.start_ns, step.end_ns)
                 for step in self.measured

@@ -21,6 +21,10 @@ _FAULT_NS: Final = 500
 """Least time of a page fault: 0.5 to 1 us to map and clear 4 KiB (Linux 6 on shared cores)."""
 _WORTH_COLLECTING: Final = 0.02
 """Share of a step from which collections are reported."""
+COLLECT_BETWEEN: Final = (
+    "gc.freeze() once all is set up, and gc.disable() with a gc.collect() between some steps, on "
+    "all ranks at the same ones"
+)
 _BLOCKED: Final = 0.10
 """Share of a step that must be blocked, beyond waits for data, to be reported."""
 _AT_A_LINE: Final = 0.3
@@ -244,8 +248,7 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
         cost,
         f"Python collects garbage for {format_ns(cost)} of {facts.per} ({share:.0%}): {each}, the "
         f"longest {format_ns(longest)} ({generation})",
-        "gc.freeze() once all is set up, and gc.disable() with a gc.collect() between some steps, "
-        "on all ranks at the same ones",
+        COLLECT_BETWEEN,
         {
             "rank": rank,
             "collections": len(collections),

@@ -11,13 +11,15 @@ import numpy as np
 
 from gputrace.analyzers.findings.context import HIGH, MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.feeding import explained
+from gputrace.analyzers.findings.host import COLLECT_BETWEEN
 from gputrace.analyzers.findings.idle import how_to_feed_faster
 from gputrace.analyzers.gpu_shards import GpuShardView
+from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.run_phases import WARMUP_CAUSES
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import Mask
-from gputrace.model.intervals import Times
+from gputrace.model.intervals import Times, union
 from gputrace.model.results import Finding, Phase, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
 from gputrace.units import format_ns, format_ranges
@@ -34,6 +36,8 @@ _MOST_CAUSES: Final = 2
 """Maximum number of causes named."""
 _EPOCHS: Final = 0.75
 """Share of the slow steps that must begin epochs for the finding to say so."""
+_MOSTLY: Final = 0.5
+"""Share of what slow steps take longer that collections must be for the finding to say so."""
 _TOLD_APART: Final = {"data_feeding", "h2d", "alloc", "sync", "launch"}
 """Classes covered by findings of their own."""
 _NAMES: Final = {
@@ -162,7 +166,14 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     name, more = _what_slow_steps_have(longest, slow)
     numbers = [step.step for step, is_slow in zip(longest, slow, strict=True) if is_slow]
     epochs = _begun_by(facts, rank, numbers)
-    reason = f": they begin epochs of {epochs} steps, whose loader starts anew" if epochs else ""
+    reason, advice = "", _LOOK_AT_THEM
+    collected = _collected_in(facts, rank, [longest[row] for row in np.flatnonzero(slow)])
+    if epochs:
+        reason = f": they begin epochs of {epochs} steps, whose loader starts anew"
+        advice = _KEEP_LOADER.get(facts.framework, _KEEP_LOADER[""])
+    elif collected >= _MOSTLY * excess / len(numbers):
+        reason = f": Python collects garbage for {format_ns(collected)} of each"
+        advice = COLLECT_BETWEEN
     shown = ", ".join(str(number) for number in numbers[:5]) + (", …" if len(numbers) > 5 else "")
     return facts.finding(
         "slow-steps",
@@ -171,15 +182,26 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
         f"{len(numbers)} of {len(longest)} steps ({shown}) take "
         f"{format_ns(float(np.mean(lengths[slow])))} instead of {format_ns(middle)}; what they "
         f"have more of is {_NAMES[name]} ({format_ns(more)}){reason}",
-        _KEEP_LOADER.get(facts.framework, _KEEP_LOADER[""]) if epochs else _LOOK_AT_THEM,
+        advice,
         {
             "slow_steps": len(numbers),
             "rank": rank,
             "class": name,
             "more_ns": more,
             "epoch_steps": epochs,
+            "collecting_ns": collected,
         },
     )
+
+
+def _collected_in(facts: Facts, rank: int, steps: Sequence[Step]) -> int:
+    """Return the nanoseconds for which a rank's process collects garbage in one of some steps."""
+    of_process = facts.per_gpu.whole.once(read_host_state).collections
+    collections = of_process.get(facts.processes.get(rank, -1))
+    if collections is None or not steps:
+        return 0
+    time = union([step.start_ns for step in steps], [step.end_ns for step in steps])
+    return collections.intersection(time).total // len(steps)
 
 
 def _begun_by(facts: Facts, rank: int, numbers: Sequence[int]) -> int | None:

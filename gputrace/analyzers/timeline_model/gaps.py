@@ -11,6 +11,7 @@ import numpy as np
 
 from gputrace.analyzers.breakdown import evidence_of, line_of
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls, read_calls
+from gputrace.analyzers.host_state import read_state_of
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.python_samples import read_python_lines
 from gputrace.analyzers.timeline_model import NO_STEP, Scene, SceneLane, index_in
@@ -104,6 +105,7 @@ def describe_gap(trace: Trace, scene: Scene, row: int) -> GapDetail:
     if issued is not None:
         thread = int(issued.calls.thread[issued.call])
         evidence = evidence_of(trace, issued.calls, thread, start, end)
+        evidence = ", ".join([evidence, *read_state_of(trace).during(issued.pair, start, end)])
         lines = read_python_lines(trace)
         evidence += line_of(lines, issued.pair, start, end) if lines is not None else ""
     elif Kind.API in trace.kinds:

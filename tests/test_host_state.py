@@ -1,0 +1,109 @@
+"""Gaps and slow steps say what their host was at: a phase, a collection, a wait for a core."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from gputrace.api import Report
+from gputrace.model.results import Gap
+from tests.exports import STEP, Export, global_id
+from tests.handmade import MS, Run, analyze
+
+PID: Final = 100
+STEPS: Final = 20
+COLLECTION, PHASE = 3, 4
+
+
+class Host:
+    """Steps of 10 ms, in which the GPU idles from 4 to 8.5 ms, and longer in some."""
+
+    def __init__(self) -> None:
+        self.export = Export()
+        self.export.give("GPUTRACE_META", "name", "value")
+        ranges, counters = "GPUTRACE_HOST_RANGE", "GPUTRACE_HOST_COUNTER"
+        self.export.give(ranges, "start", "end", "globalTid", "nameId", "kind")
+        self.export.give(counters, "start", "end", "globalTid", "nameId", "value")
+        for table in ("GPUTRACE_META", ranges, counters):
+            self.export.rows.setdefault(table, [])
+        self.more_ms: dict[int, float] = {}
+
+    def analyze(self, folder: Path) -> Report:
+        run, at = Run(self.export, pid=PID), 0
+        for number in range(STEPS):
+            later = self.more_ms.get(number, 0)
+            run.now = at + 2 * MS
+            run.kernel(2 * MS, "gemm")
+            run.now = at + round((8.5 + later) * MS)
+            run.kernel(1 * MS, "gemm")
+            self.add(STEP, "torch.step", at, 10 + later, step=number)
+            self.ranges(number, at, later)
+            at += round((10 + later) * MS)
+        return analyze(self.export, folder)
+
+    def ranges(self, number: int, at: int, later: float) -> None:
+        """What is recorded of the host in a step."""
+
+    def add(self, table: str, name: str, start: int, length_ms: float, **more: int) -> None:
+        who = {"globalTid": global_id(PID, thread=PID), "nameId": self.export.string(name)}
+        end = start + round(length_ms * MS)
+        self.export.add(table, start=start + 1, end=end + 1, **who, **more)
+
+
+def longest(report: Report) -> Gap:
+    return max(report.gaps.largest_in_steps, key=lambda gap: gap.length_ns)
+
+
+class Backward(Host):
+    def ranges(self, number: int, at: int, later: float) -> None:
+        self.add("GPUTRACE_HOST_RANGE", "backward", at + 4 * MS, 5, kind=PHASE)
+        self.add("GPUTRACE_HOST_RANGE", "optimizer", at + 9 * MS, 1, kind=PHASE)
+
+
+def test_a_gap_says_the_phase_that_has_most_of_it(tmp_path: Path) -> None:
+    assert longest(Backward().analyze(tmp_path)).evidence.endswith(", in the backward pass")
+
+
+@pytest.mark.parametrize(("ms", "expected"), [(3, True), (1, False)])
+def test_a_gap_says_that_its_thread_was_queued(tmp_path: Path, ms: int, expected: bool) -> None:
+    class Queued(Host):
+        def ranges(self, number: int, at: int, later: float) -> None:
+            self.add("GPUTRACE_HOST_COUNTER", "queued", at, 10, value=ms * MS)
+
+    said = ", queued for a core 3.00 ms of the 10.0 ms around it"
+    assert longest(Queued().analyze(tmp_path)).evidence.endswith(said) is expected
+
+
+def test_what_was_counted_over_much_longer_says_nothing_of_a_gap(tmp_path: Path) -> None:
+    class Scanned(Host):
+        def ranges(self, number: int, at: int, later: float) -> None:
+            if number % 10 == 0:
+                self.add("GPUTRACE_HOST_COUNTER", "queued", at, 100, value=50 * MS)
+
+    assert "queued" not in longest(Scanned().analyze(tmp_path)).evidence
+
+
+class Collecting(Host):
+    def ranges(self, number: int, at: int, later: float) -> None:
+        if later:
+            self.add("GPUTRACE_HOST_RANGE", "generation 2", at + 5 * MS, later, kind=COLLECTION)
+
+
+def test_steps_that_are_slow_for_collections_say_so_and_so_do_their_gaps(tmp_path: Path) -> None:
+    host = Collecting()
+    host.more_ms = {7: 12, 14: 12}
+    report = host.analyze(tmp_path)
+    assert ", garbage collection 12.0 ms" in longest(report).evidence
+    (slow,) = (finding for finding in report.findings if finding.id == "slow-steps")
+    assert "2 of " in slow.message
+    assert "Python collects garbage for 12.0 ms of each" in slow.message
+    assert slow.advice.startswith("gc.freeze()")
+
+
+def test_steps_that_are_slow_for_something_else_do_not(tmp_path: Path) -> None:
+    host = Host()
+    host.more_ms = {7: 12, 14: 12}
+    (slow,) = (found for found in host.analyze(tmp_path).findings if found.id == "slow-steps")
+    assert "garbage for" not in slow.message
