@@ -295,7 +295,7 @@ print(sum(took) / len(took))
     expected = float((tmp_path / "said").read_text()) * 1e9
     assert found.impact_ns == pytest.approx(expected, rel=0.1)
     assert "generation 2" in found.message
-    assert found.evidence["collections"] == pytest.approx(50, abs=2)
+    assert found.evidence["collections"] == pytest.approx(found.evidence["steps"], abs=2)
 
 
 def test_young_collections_are_no_finding(tmp_path: Path) -> None:

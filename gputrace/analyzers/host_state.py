@@ -1,4 +1,4 @@
-"""State of a GPU's host meanwhile: phase of the step, garbage collection, waits for a core."""
+"""State of a GPU's host meanwhile: phase of the step, garbage collection, compilation, no core."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from gputrace.analyzers.gpu_shards import Shard
 from gputrace.analyzers.step_phases import PhaseTimes, read_phases_of
 from gputrace.model.events import Events, Kind, distinct_ids
-from gputrace.model.intervals import Intervals, union
+from gputrace.model.intervals import EMPTY, Intervals, union
 from gputrace.model.step_phases import OTHER, PHASES
 from gputrace.model.trace import Trace
 from gputrace.units import format_ns
 
 _WORTH_TELLING: Final = 0.05
-"""Part of a gap from which a collection is told."""
+"""Part of a gap from which a collection or a compilation is told."""
 _QUEUED: Final = 0.2
 """Part of the counted time for which a thread must be queued for that to be told."""
 _AROUND: Final = 5
@@ -31,11 +31,13 @@ class HostState:
     Attributes:
         phases: of each process in which some were recorded.
         collections: when each process collected garbage.
+        compilations: when each process compiled a part of its program.
         queued: time for which threads were queued for a core, in ``bytes``, from look to look.
     """
 
     phases: Mapping[int, PhaseTimes]
     collections: Mapping[int, Intervals]
+    compilations: Mapping[int, Intervals]
     queued: Events
 
     def during(self, thread: tuple[int, int], start: int, end: int) -> Iterator[str]:
@@ -47,10 +49,11 @@ class HostState:
             most = max(spent, key=lambda name: spent[name])
             if most != OTHER and 2 * spent[most] > end - start:
                 yield f"in {PHASES[most]}"
-        collecting = self.collections.get(process)
-        collected = 0 if collecting is None else collecting.clip(start, end).total
-        if collected >= _WORTH_TELLING * (end - start):
-            yield f"garbage collection {format_ns(collected)}"
+        of_processes = {"garbage collection": self.collections, "compilation": self.compilations}
+        for what, of_process in of_processes.items():
+            took = of_process.get(process, EMPTY).clip(start, end).total
+            if took >= _WORTH_TELLING * (end - start):
+                yield f"{what} {format_ns(took)}"
         own = self.queued
         own = own.select((own.process == process) & (own.thread == number))
         own = own.select((own.end > start) & (own.start < end))
@@ -67,12 +70,21 @@ def read_host_state(shard: Shard) -> HostState:
 def read_state_of(trace: Trace) -> HostState:
     """Read the state of a trace's hosts; empty where none was recorded."""
     columns = ("start", "end", "process", "thread", "name", "bytes")
-    collected = trace.events({Kind.COLLECTION} & trace.kinds, columns)
     counted = trace.events({Kind.COUNTER} & trace.kinds, columns)
     names = trace.names(distinct_ids(counted.name))
     queued = np.isin(counted.name, [id for id, text in names.items() if text == "queued"])
-    collections = {}
-    for process in distinct_ids(collected.process).tolist():
-        own = collected.select(collected.process == process)
-        collections[process] = union(own.start, own.end)
-    return HostState(read_phases_of(trace), collections, counted.select(queued))
+    return HostState(
+        read_phases_of(trace),
+        _by_process(trace, Kind.COLLECTION),
+        _by_process(trace, Kind.COMPILATION),
+        counted.select(queued),
+    )
+
+
+def _by_process(trace: Trace, kind: Kind) -> Mapping[int, Intervals]:
+    events = trace.events({kind} & trace.kinds, ("start", "end", "process"))
+    found = {}
+    for process in distinct_ids(events.process).tolist():
+        own = events.process == process
+        found[process] = union(events.start[own], events.end[own])
+    return found

@@ -107,7 +107,7 @@ class Pace:
     share_cores: int
     """Ranks that share the cores."""
     is_crowded: bool
-    """Whether other threads of the process are queued for cores."""
+    """True where other threads of the process are queued for cores."""
 
 
 def measure_loaders(

@@ -349,6 +349,7 @@ ANNOTATION: Final = 2
 COLLECTION: Final = 3
 PHASE: Final = 4
 LOADER: Final = 5
+COMPILATION: Final = 6
 """Values of ``kind`` in GPUTRACE_HOST_RANGE."""
 
 
@@ -380,6 +381,7 @@ def write_host(writer: TraceWriter, host: HostEvents, start: int, machine: int =
     steps = host.records["step"]
     writer.add("GPUTRACE_STEP", spans(steps) | {"step": steps["number"]})
     kinds = {DATA_WAIT: "data_wait", ANNOTATION: "annotation", COLLECTION: "gc", PHASE: "phase"}
+    kinds[COMPILATION] = "compilation"
     for kind, name in kinds.items():
         rows = host.records[name]
         writer.add("GPUTRACE_HOST_RANGE", spans(rows) | {"kind": [kind] * len(rows)})

@@ -60,6 +60,8 @@ class Kind(IntEnum):
     """A garbage collection in a host thread; the name says which generation."""
     COUNTER = 30
     """A count of the kernel's for a thread from start to end; the value is in ``bytes``."""
+    COMPILATION = 31
+    """A compilation of a part of the program; the name says of what, and why again."""
 
 
 GPU_KINDS: Final = tuple(kind for kind in Kind if kind < Kind.API)

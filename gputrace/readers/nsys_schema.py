@@ -89,7 +89,7 @@ TABLES: Final = (
     Table("GPUTRACE_STEP", (Kind.STEP,), {**_ON_HOST, "correlation": ("step",)}),
     Table(
         "GPUTRACE_HOST_RANGE",
-        (Kind.DATA_WAIT, Kind.LOADER, Kind.RANGE, Kind.PHASE, Kind.COLLECTION),
+        (Kind.DATA_WAIT, Kind.LOADER, Kind.RANGE, Kind.PHASE, Kind.COLLECTION, Kind.COMPILATION),
         {**_ON_HOST, "kind": ("kind",), "correlation": ("number",)},
     ),
     Table("GPUTRACE_PYTHON_SAMPLE", (Kind.SAMPLE,), {**_ON_HOST, "end": ("start",)}),
@@ -110,6 +110,7 @@ KIND_OF: Final[Mapping[str, Mapping[int, Kind]]] = {
         3: Kind.COLLECTION,
         4: Kind.PHASE,
         5: Kind.LOADER,
+        6: Kind.COMPILATION,
     },
     "NVTX_EVENTS": {
         **dict.fromkeys(RANGE_TYPES, Kind.RANGE),

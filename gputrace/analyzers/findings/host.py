@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from gputrace.analyzers.findings.context import HIGH, Facts, severity_of
-from gputrace.model.events import Kind
-from gputrace.model.intervals import Intervals, union
+from gputrace.analyzers.host_state import read_host_state
+from gputrace.model.events import Events, Kind, distinct_ids
+from gputrace.model.intervals import EMPTY, Intervals, union
 from gputrace.model.results import Finding, HostLoad
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.units import format_ns
@@ -19,11 +20,15 @@ _STOPPED: Final = 0.02
 """Share of the time for which a quota stops threads, from which it is reported."""
 _FAULT_NS: Final = 500
 """Least time of a page fault: 0.5 to 1 us to map and clear 4 KiB (Linux 6 on shared cores)."""
-_WORTH_COLLECTING: Final = 0.02
-"""Share of a step from which collections are reported."""
+_WORTH_TELLING: Final = 0.02
+"""Share of a step from which collections and compilations are reported."""
 COLLECT_BETWEEN: Final = (
     "gc.freeze() once all is set up, and gc.disable() with a gc.collect() between some steps, on "
     "all ranks at the same ones"
+)
+COMPILE_ONCE: Final = (
+    "have inputs of few shapes (pad, drop the last batch), or mark what varies as dynamic "
+    "(torch.compile(dynamic=True), mark_dynamic), and pass no Python number that changes"
 )
 _BLOCKED: Final = 0.10
 """Share of a step that must be blocked, beyond waits for data, to be reported."""
@@ -167,19 +172,20 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
     """The thread that trains waits for neither data nor a core nor a GPU, for 10 % of a step
     (`medium`), or 20 % (`high`); in traces without GPU activity.
 
-    Cost: time that it is blocked, less its waits for data.
+    Cost: time that it is blocked, less its waits for data, and what it compiles, which threads of
+    the compiler may do while it waits.
 
     Wrong if: the line that is named does not wait.
     """
-    waits = {step.rank: 0 for step in facts.measured}
-    lengths = dict.fromkeys(waits, 0)
-    for step in facts.measured:
-        waits[step.rank] += step.host_data_ns or 0
-        lengths[step.rank] += step.end_ns - step.start_ns
+    compiled = facts.per_gpu.whole.once(read_host_state).compilations
     for load in facts.host_load:
-        if load.rank not in waits:
+        steps = [step for step in facts.measured if step.rank == load.rank]
+        if not steps:
             continue
-        share = load.blocked_ns / load.covered_ns - waits[load.rank] / max(lengths[load.rank], 1)
+        time = _measured_time(facts, load.rank)
+        waits = sum(step.host_data_ns or 0 for step in steps)
+        waits += compiled.get(facts.processes[load.rank], EMPTY).intersection(time).total
+        share = load.blocked_ns / load.covered_ns - waits / time.total
         if share < _BLOCKED:
             continue
         cost = round(share * facts.mean_ns)
@@ -218,25 +224,10 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is as long with `gc.disable()`.
     """
-    if Kind.COLLECTION not in facts.trace.kinds or not facts.measured:
+    found = _in_steps(facts, Kind.COLLECTION)
+    if found is None or found.share < _WORTH_TELLING:
         return
-    found = facts.trace.events([Kind.COLLECTION], ("start", "end", "name", "process"))
-    by_rank = {}
-    for rank, process in facts.processes.items():
-        own = found.select(found.process == process)
-        time = _measured_time(facts, rank)
-        inside = own.select(time.contains(own.start)) if len(own) else own
-        if len(inside):
-            by_rank[rank] = inside, int((inside.end - inside.start).sum()) / time.total
-    if not by_rank:
-        return
-    rank = max(by_rank, key=lambda rank: by_rank[rank][1])
-    collections, share = by_rank[rank]
-    cost = min(round(share * facts.mean_ns), _most(facts))
-    share = cost / max(facts.mean_ns, 1)
-    if share < _WORTH_COLLECTING:
-        return
-    steps = len({step.step for step in facts.measured if step.rank == rank})
+    collections, rank, steps, cost, share = found
     lengths = collections.end - collections.start
     longest = int(lengths.max())
     name = int(collections.name[int(np.argmax(lengths))])
@@ -257,6 +248,81 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
             "share": round(share, 4),
         },
     )
+
+
+def recompilation(facts: Facts) -> Iterator[Finding]:
+    """Parts of the program are compiled in measured steps, for 2 % of a step (`low`), 5 %
+    (`medium`) or 20 % (`high`).
+
+    Cost: their time in the measured steps, on the rank that has most; with GPUs, at most their idle
+    time that waits for the host.
+
+    Wrong if: the steps are as long with inputs of one shape.
+    """
+    found = _in_steps(facts, Kind.COMPILATION)
+    if found is None or found.share < _WORTH_TELLING:
+        return
+    compilations, rank, steps, cost, share = found
+    texts = facts.trace.names(distinct_ids(compilations.name))
+    took: dict[str, int] = {}
+    for name, length in zip(
+        compilations.name.tolist(), (compilations.end - compilations.start).tolist(), strict=True
+    ):
+        what = texts[name].partition(": ")[0]
+        took[what] = took.get(what, 0) + length
+    most = max(took, key=lambda what: took[what])
+    reasons = [text for text in texts.values() if text.startswith(f"{most}: ")]
+    reason = reasons[-1].removeprefix(f"{most}: ") if reasons else None
+    yield facts.finding(
+        "recompilation",
+        severity_of(share) or "low",
+        cost,
+        f"parts of the program are compiled again for {format_ns(cost)} of {facts.per} "
+        f"({share:.0%}): {len(compilations):,} times in {steps:,} steps, mostly {most}"
+        + (f", since {reason}" if reason else ""),
+        COMPILE_ONCE,
+        {
+            "rank": rank,
+            "compilations": len(compilations),
+            "steps": steps,
+            "what": most,
+            "reason": reason,
+            "share": round(share, 4),
+        },
+    )
+
+
+class _Found(NamedTuple):
+    """Events of a kind in the measured steps of the rank that has most of them."""
+
+    events: Events
+    rank: int
+    steps: int
+    cost_ns: int
+    """Their time in a step, or all that causes of the host can cost."""
+    share: float
+    """Their share of a step."""
+
+
+def _in_steps(facts: Facts, kind: Kind) -> _Found | None:
+    """Return the events of a kind of the host that lie in measured steps; None if none do."""
+    if kind not in facts.trace.kinds or not facts.measured:
+        return None
+    events = facts.trace.events([kind], ("start", "end", "name", "process"))
+    by_rank = {}
+    for rank, process in facts.processes.items():
+        own = events.select(events.process == process)
+        time = _measured_time(facts, rank)
+        inside = own.select(time.contains(own.start)) if len(own) else own
+        if len(inside):
+            by_rank[rank] = inside, union(inside.start, inside.end).total / time.total
+    if not by_rank:
+        return None
+    rank = max(by_rank, key=lambda rank: by_rank[rank][1])
+    inside, share = by_rank[rank]
+    steps = len({step.step for step in facts.measured if step.rank == rank})
+    cost = min(round(share * facts.mean_ns), _most(facts))
+    return _Found(inside, rank, steps, cost, cost / max(facts.mean_ns, 1))
 
 
 def _measured_time(facts: Facts, rank: int) -> Intervals:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gputrace.analyzers.findings.context import HIGH, MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.feeding import explained
-from gputrace.analyzers.findings.host import COLLECT_BETWEEN
+from gputrace.analyzers.findings.host import COLLECT_BETWEEN, COMPILE_ONCE
 from gputrace.analyzers.findings.idle import how_to_feed_faster
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.host_state import read_host_state
@@ -19,7 +19,7 @@ from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.run_phases import WARMUP_CAUSES
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import Mask
-from gputrace.model.intervals import Times, union
+from gputrace.model.intervals import EMPTY, Times, union
 from gputrace.model.results import Finding, Phase, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
 from gputrace.units import format_ns, format_ranges
@@ -37,7 +37,7 @@ _MOST_CAUSES: Final = 2
 _EPOCHS: Final = 0.75
 """Share of the slow steps that must begin epochs for the finding to say so."""
 _MOSTLY: Final = 0.5
-"""Share of what slow steps take longer that collections must be for the finding to say so."""
+"""Share that collections or compilations must have of what slow steps take longer, to be named."""
 _TOLD_APART: Final = {"data_feeding", "h2d", "alloc", "sync", "launch"}
 """Classes covered by findings of their own."""
 _NAMES: Final = {
@@ -167,17 +167,21 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     numbers = [step.step for step, is_slow in zip(longest, slow, strict=True) if is_slow]
     epochs = _begun_by(facts, rank, numbers)
     reason, advice = "", _LOOK_AT_THEM
-    collected = _collected_in(facts, rank, [longest[row] for row in np.flatnonzero(slow)])
+    those = [longest[row] for row in np.flatnonzero(slow)]
+    collected, compiled = _host_took(facts, rank, those)
     if epochs:
         reason = f": they begin epochs of {epochs} steps, whose loader starts anew"
         advice = _KEEP_LOADER.get(facts.framework, _KEEP_LOADER[""])
     elif collected >= _MOSTLY * excess / len(numbers):
         reason = f": Python collects garbage for {format_ns(collected)} of each"
         advice = COLLECT_BETWEEN
+    elif compiled >= _MOSTLY * excess / len(numbers):
+        reason = f": parts of the program are compiled for {format_ns(compiled)} of each"
+        advice = COMPILE_ONCE
     shown = ", ".join(str(number) for number in numbers[:5]) + (", …" if len(numbers) > 5 else "")
     return facts.finding(
         "slow-steps",
-        _severity(facts, excess / float(lengths.sum()), name),
+        _severity(facts, excess / float(lengths.sum()), name, advice),
         excess // len(longest),
         f"{len(numbers)} of {len(longest)} steps ({shown}) take "
         f"{format_ns(float(np.mean(lengths[slow])))} instead of {format_ns(middle)}; what they "
@@ -190,18 +194,22 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
             "more_ns": more,
             "epoch_steps": epochs,
             "collecting_ns": collected,
+            "compiling_ns": compiled,
         },
     )
 
 
-def _collected_in(facts: Facts, rank: int, steps: Sequence[Step]) -> int:
-    """Return the nanoseconds for which a rank's process collects garbage in one of some steps."""
-    of_process = facts.per_gpu.whole.once(read_host_state).collections
-    collections = of_process.get(facts.processes.get(rank, -1))
-    if collections is None or not steps:
-        return 0
+def _host_took(facts: Facts, rank: int, steps: Sequence[Step]) -> tuple[int, int]:
+    """Return the nanoseconds for which a rank's process collects garbage in one of some steps, and
+    those for which it compiles.
+    """
+    state, process = facts.per_gpu.whole.once(read_host_state), facts.processes.get(rank, -1)
     time = union([step.start_ns for step in steps], [step.end_ns for step in steps])
-    return collections.intersection(time).total // len(steps)
+    collected, compiled = (
+        own.get(process, EMPTY).intersection(time).total // len(steps)
+        for own in (state.collections, state.compilations)
+    )
+    return collected, compiled
 
 
 def _begun_by(facts: Facts, rank: int, numbers: Sequence[int]) -> int | None:
@@ -213,9 +221,11 @@ def _begun_by(facts: Facts, rank: int, numbers: Sequence[int]) -> int | None:
     return begins[1] - begins[0]
 
 
-def _severity(facts: Facts, share: float, name: str) -> str:
+def _severity(facts: Facts, share: float, name: str, advice: str) -> str:
     """Return the severity: at most medium where another finding covers the class with advice."""
     severity = severity_of(share) or "low"
+    if severity == "high" and advice in (COLLECT_BETWEEN, COMPILE_ONCE):
+        return "medium"
     if severity != "high" or name not in _TOLD_APART:
         return severity
     spent = sum(row.of(name) for row in facts.breakdown)

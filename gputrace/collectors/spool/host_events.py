@@ -34,6 +34,7 @@ KINDS: Final = {
     "phase": 7,
     "loader": 8,
     "counter": 9,
+    "compilation": 10,
 }
 """Kinds of events by the number in their records."""
 
@@ -65,7 +66,8 @@ class HostEvents:
             from 0, and each starts where the one before ended, the first with its first data wait,
             or else at ``started``; where that was later, it is left out. Samples: start is their
             moment, name the user's line, number the name of the innermost line of all. Collections
-            of garbage (``gc``): the name says which generation. Phases: calls that are a part of a
+            of garbage (``gc``): the name says which generation. Compilations: the name says of
+            what, and why again. Phases: calls that are a part of a
             step, by name, also within each other. Counters: what was counted from start to end, as
             ``counts`` reads it.
         events: all of them, in the order written.

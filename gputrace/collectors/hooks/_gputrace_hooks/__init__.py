@@ -3,6 +3,7 @@
 imports          notices that the program imports a framework
 pytorch, others  what is wrapped in each
 loader           the parts of a batch of torch's DataLoader
+compilation      times compilations, and keeps their reasons
 wrappers         time a wait, mark a step, make way for a profiler
 steps            counts the steps, opens and closes the window of ``--steps A:B``
 garbage          keeps garbage collections
