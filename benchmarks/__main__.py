@@ -42,6 +42,7 @@ BENCHMARKS: Final = (
     Benchmark("accuracy", "benchmarks.accuracy", "steps and causes found in generated runs"),
     Benchmark("compared", "benchmarks.compared", "what differs between generated runs"),
     Benchmark("losses", "benchmarks.losses", "whether rows that are missing are reported"),
+    Benchmark("hosts", "benchmarks.hosts", "planted causes of a late host, in real processes"),
     Benchmark("diagnosis", "benchmarks.diagnosis", "planted causes found in generated runs"),
     Benchmark("verdicts", "benchmarks.verdicts", "the first line of recordings with known truth"),
     Benchmark("cures", "benchmarks.cures", "faults of real training, and their cures (two GPUs)"),

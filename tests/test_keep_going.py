@@ -74,7 +74,7 @@ class TestAFolder:
     def test_with_a_zip_bomb(self, ranks: list[Path]) -> None:
         start = gzip.compress(b'{"schemaVersion": 1, "x": "')
         ranks[0].write_bytes(start + gzip.compress(b" " * (1 << 24)) * 64)
-        lost = "is followed by 64 MiB without an end of an event: not a trace"
+        lost = "is followed by 16 MiB without an end of an event: not a trace"
         ran = command.gputrace("analyze", ranks[0].parent, "--json", "--keep-going")
         assert (ran.code, ran.err.count("\n"), lost in ran.err) == (IN_PART, 1, True)
         assert sorted(row["rank"] for row in json.loads(ran.out)["gpus"]) == [1, 2]

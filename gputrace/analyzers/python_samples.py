@@ -48,6 +48,8 @@ class PythonLines:
 
     times: Mapping[Thread, Times]
     names: Mapping[Thread, NDArray[np.int32]]
+    waited: Mapping[Thread, Times]
+    """Nanoseconds for which the thread was still at each sample's line, at least."""
     text: Mapping[int, str]
     stand_ins: Mapping[int, Thread]
     """For each process, the thread that tells for those without samples, such as autograd's."""
@@ -79,14 +81,16 @@ def read_python_lines(trace: Trace) -> PythonLines | None:
     """The samples of a trace; None where it has none."""
     if Kind.SAMPLE not in trace.kinds:
         return None
-    samples = trace.events([Kind.SAMPLE], ("start", "end", "name", "process", "thread"))
+    columns = ("start", "end", "name", "process", "thread", "bytes")
+    samples = trace.events([Kind.SAMPLE], columns)
     samples = samples.select(np.argsort(samples.start, kind="stable"))
-    times, names = {}, {}
+    times, names, waited = {}, {}, {}
     for thread in sorted(_threads(samples.process, samples.thread)):
         rows = (samples.process == thread[0]) & (samples.thread == thread[1])
         times[thread], names[thread] = samples.start[rows], samples.name[rows]
+        waited[thread] = samples.bytes[rows]
     text = _shortened(trace.names(distinct_ids(samples.name)))
-    return PythonLines(times, names, text, _stand_ins(trace, times))
+    return PythonLines(times, names, waited, text, _stand_ins(trace, times))
 
 
 def _threads(process: NDArray[np.int16], thread: NDArray[np.int32]) -> set[Thread]:

@@ -392,7 +392,7 @@ def write_host(writer: TraceWriter, host: HostEvents, start: int, machine: int =
     counters = host.records["counter"]
     writer.add("GPUTRACE_HOST_COUNTER", spans(counters) | {"value": counts(counters)})
     samples = spans(host.records["sample"])
-    del samples["end"]
+    samples["waitedNs"] = samples.pop("end") - samples["start"]
     samples["innerNameId"] = strings(host.records["sample"]["number"])
     writer.add("GPUTRACE_PYTHON_SAMPLE", samples)
     notes, process = host.records["note"], global_pid(host.pid, machine)

@@ -51,7 +51,8 @@ class Kind(IntEnum):
     STEP = 23
     """A training step, marked on the host by a hook or a profiler."""
     SAMPLE = 24
-    """A stack sample: the name of the user code that a host thread was in; start equals end."""
+    """A stack sample: the name of the user code that a host thread was in; start equals end, and
+    ``bytes`` is for how many nanoseconds it was still there, in one call of a C function mostly."""
     LOADER = 27
     """A part of a batch in a data loader's worker or main process, or a moment of a loader."""
     PHASE = 28

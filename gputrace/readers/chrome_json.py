@@ -20,7 +20,7 @@ _BETWEEN: Final = re.compile(rb"\}(\s*,\s*)(?=\{)")
 _TRIED: Final = 1 << 16
 """Bytes at the end of a block in which to try `_TRIES` cuts."""
 _TRIES: Final = 3
-LONGEST: Final = 64 << 20
+LONGEST: Final = 16 << 20
 """Bytes of text of one event, or around the list: no profiler writes more."""
 _WORD: Final = 16
 """Bytes at the end of a text in which a number or a word may be cut off, and look broken."""
@@ -49,6 +49,8 @@ class Document(Generic[T]):
         self._rest = b""
         self._offset = 0
         """Bytes of the file before the rest."""
+        self._unfinished = 0
+        """Bytes of the rest in which no event ends, as counted."""
         self._ended = False
         self._before = self._listed = 0
 
@@ -109,7 +111,9 @@ class Document(Generic[T]):
             self._move(next)
             yield part
             return
-        yield from self._counted()
+        # Where none ends, they are counted again only when the rest has doubled.
+        if len(self._rest) > min(2 * self._unfinished, LONGEST):
+            yield from self._counted()
 
     def _counted(self) -> Iterator[T]:
         cut = count(self._rest)
@@ -121,6 +125,7 @@ class Document(Generic[T]):
             yield part
             self._move(cut.next)
         else:
+            self._unfinished = len(self._rest)
             self._check_unfinished()
         if cut.closed:
             self._take_tail()
@@ -162,6 +167,7 @@ class Document(Generic[T]):
         self._rest, self._ended = b"", True
 
     def _move(self, to: int) -> None:
+        self._unfinished = 0
         self._rest = self._rest[to:]
         self._offset += to
 

@@ -92,7 +92,11 @@ TABLES: Final = (
         (Kind.DATA_WAIT, Kind.LOADER, Kind.RANGE, Kind.PHASE, Kind.COLLECTION, Kind.COMPILATION),
         {**_ON_HOST, "kind": ("kind",), "correlation": ("number",)},
     ),
-    Table("GPUTRACE_PYTHON_SAMPLE", (Kind.SAMPLE,), {**_ON_HOST, "end": ("start",)}),
+    Table(
+        "GPUTRACE_PYTHON_SAMPLE",
+        (Kind.SAMPLE,),
+        {**_ON_HOST, "end": ("start",), "bytes": ("waitedNs",)},
+    ),
     Table("GPUTRACE_HOST_COUNTER", (Kind.COUNTER,), {**_ON_HOST, "bytes": ("value",)}),
     Table("CUPTI_ACTIVITY_KIND_OVERHEAD", (Kind.OVERHEAD,), _ON_HOST),
 )

@@ -32,6 +32,8 @@ COMPILE_ONCE: Final = (
 )
 _BLOCKED: Final = 0.10
 """Share of a step that must be blocked, beyond waits for data, to be reported."""
+_WAITS_NS: Final = 2_000_000
+"""Time after a sample for which the thread must be at its line to be said to wait there."""
 _AT_A_LINE: Final = 0.3
 """Share of the samples that must be at one line for it to be named."""
 
@@ -205,12 +207,19 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
 
 
 def _line_of(facts: Facts, rank: int) -> tuple[str, float]:
-    """Return the line of a rank's host with most samples in the measured steps, and its share."""
+    """Return the line at which a rank's host waits most in the measured steps, and its share.
+
+    Of the samples, those count at whose line it still was some time later, if there are any.
+    """
     lines = facts.lines
     if lines is None:
         return "", 0.0
     time = _measured_time(facts, rank)
-    place = lines.place({thread: lines.within(thread, time) for thread in lines.times})
+    samples = {thread: lines.within(thread, time) for thread in lines.times}
+    waiting = {
+        thread: own[lines.waited[thread][own] >= _WAITS_NS] for thread, own in samples.items()
+    }
+    place = lines.place(waiting) or lines.place(samples)
     if place is None or place.share < _AT_A_LINE:
         return "", 0.0
     return place.line, place.share
