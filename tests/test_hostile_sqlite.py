@@ -146,6 +146,17 @@ def test_a_text_that_is_far_too_long_is_refused(path: Path) -> None:
         trace.analyze()
 
 
+def test_a_schema_of_far_too_many_is_refused_before_it_is_read(path: Path) -> None:
+    """SQLite needs more than a minute for a million."""
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("PRAGMA writable_schema = ON")
+        names = ((f"n{i}",) * 3 for i in range(sqlite_security.MOST_SCHEMA + 100))
+        view = "'CREATE VIEW ' || ? || ' AS SELECT 1'"
+        database.executemany(f"INSERT INTO sqlite_master VALUES ('view', ?, ?, 0, {view})", names)
+    with pytest.raises(InputError, match="more than 10,000 tables and views"):
+        Database(path)
+
+
 def pages_of(path: Path, table: str) -> tuple[int, int, int]:
     """The root page of a table, the number of pages, and their size."""
     with closing(sqlite3.connect(path)) as database:

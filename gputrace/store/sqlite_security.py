@@ -16,6 +16,12 @@ ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
 """Exceptions of sqlite3 for a broken file; messages quote names, which need not be UTF-8."""
 LONGEST_VALUE: Final = 64 << 20
 """Maximum bytes of a text or blob that SQLite may return or create."""
+MOST_SCHEMA: Final = 10_000
+"""Maximum tables, indices, views and triggers of a trace; SQLite reads them before anything else,
+for longer and longer the more there are."""
+_STEPS_A_ENTRY: Final = 7
+"""Instructions of SQLite's virtual machine to read one of them, as sqlite3_progress_handler counts
+(SQLite 3.34 to 3.50)."""
 MOST_ATTACHED: Final = 0
 """Maximum number of files that a connection to a trace may attach."""
 
@@ -84,7 +90,16 @@ declaring: Final = _authorizer(
 def connect(uri: str, *, check_same_thread: bool = True) -> sqlite3.Connection:
     """Open a file for reading its tables; ``uri`` must contain ``mode=ro``."""
     connection = sqlite3.connect(uri, uri=True, check_same_thread=check_same_thread)
-    harden(connection)
+    connection.set_progress_handler(lambda: 1, MOST_SCHEMA * _STEPS_A_ENTRY)
+    try:
+        harden(connection)
+        connection.execute("SELECT 1 FROM sqlite_master LIMIT 0")
+    except sqlite3.OperationalError as error:
+        connection.close()
+        if "interrupted" not in str(error):
+            raise
+        raise sqlite3.DatabaseError(f"more than {MOST_SCHEMA:,} tables and views") from error
+    connection.set_progress_handler(None, 0)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, MOST_ATTACHED)
     connection.set_authorizer(reading)

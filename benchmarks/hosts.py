@@ -1,0 +1,315 @@
+"""Causes of a late host, planted in real processes: is the first finding that of the plant?
+
+Those of the data loader need torch: GPUTRACE_TORCH_PYTHON names a Python that has it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import gputrace
+from benchmarks.options import Options
+from gputrace.api import Report
+
+PYTHON: Final = os.environ.get("GPUTRACE_TORCH_PYTHON", sys.executable)
+TRIES: Final = 3
+HEALTHY: Final = 20
+OF_THE_HOST: Final = frozenset(
+    (
+        *("cpu-starved", "cpu-throttled", "page-faults", "garbage-collection", "recompilation"),
+        *("host-blocked", "data-feeding"),
+    )
+)
+
+COMPUTE: Final = """
+block = b"x" * 1_000_000
+def hash_for(seconds):
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        hashlib.sha256(block).digest()
+"""
+STEPS: Final = f"""
+import hashlib, mmap, os, threading, time
+import gputrace
+{COMPUTE}
+def steps(count, work):
+    gputrace.step()
+    for _ in range(count):
+        hash_for(0.010)
+        work()
+        gputrace.step()
+"""
+LOADER: Final = f"""
+import hashlib, os, time, torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+torch.set_num_threads(1)
+{COMPUTE}
+class Samples(Dataset):
+    def __init__(self, transform=None): self.transform = transform
+    def __len__(self): return 480
+    def read(self, index): return torch.zeros(4096)
+    def __getitem__(self, index):
+        sample = self.read(index)
+        return self.transform(sample) if self.transform else sample
+
+class Compose:
+    def __init__(self, *transforms): self.transforms = list(transforms)
+    def __call__(self, sample):
+        for transform in self.transforms: sample = transform(sample)
+        return sample
+
+class Decode:
+    def __init__(self, seconds): self.seconds = seconds
+    def __call__(self, sample):
+        time.sleep(self.seconds)
+        return sample
+
+def train(samples, work=lambda: time.sleep(0.015), **how):
+    how = dict(num_workers=2) | how
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    for batch in DataLoader(samples, 8, **how):
+        work()
+        parameter.grad = torch.zeros(1)
+        optimizer.step()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """A program with one cause.
+
+    Attributes:
+        name: for the table.
+        finding: that has to come first.
+        says: text that its message has to have, such as the line's function.
+        program: what it does.
+        source: what comes before that.
+        options: of ``gputrace record``.
+        quota: cores that it may use, by a control group; 0 for as many as there are.
+    """
+
+    name: str
+    finding: str
+    says: str
+    program: str
+    source: str = STEPS
+    options: tuple[str, ...] = ()
+    quota: float = 0
+
+
+def _of_loader(name: str, says: str, program: str) -> Plant:
+    return Plant(name, "data-feeding", says, program, LOADER)
+
+
+PLANTS: Final = (
+    Plant(
+        "a burner on its core",
+        "cpu-starved",
+        "want 1 core",
+        """
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+burner = os.fork()
+if not burner:
+    hash_for(60)
+    os._exit(0)
+steps(100, lambda: hash_for(0.010))
+os.kill(burner, 9); os.wait()
+""",
+    ),
+    Plant(
+        "more threads than cores",
+        "cpu-starved",
+        "want 1 core",
+        """
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+for _ in range(3): threading.Thread(target=hash_for, args=(6,), daemon=True).start()
+steps(60, lambda: hash_for(0.010))
+""",
+    ),
+    Plant(
+        "a quota",
+        "cpu-throttled",
+        "its quota of 0.2 cores",
+        "steps(60, lambda: hash_for(0.010))",
+        quota=0.2,
+    ),
+    Plant(
+        "garbage collections",
+        "garbage-collection",
+        "generation 2",
+        "import gc\ngc.disable()\nkept = [[i] for i in range(400_000)]\nsteps(60, gc.collect)",
+    ),
+    Plant(
+        "a lock",
+        "host-blocked",
+        " take in ",
+        """
+lock = threading.Lock()
+def hold():
+    while True:
+        with lock: time.sleep(0.02)
+        time.sleep(0.001)
+threading.Thread(target=hold, daemon=True).start()
+def take():
+    with lock: pass
+steps(60, take)
+""",
+        options=("--python",),
+    ),
+    Plant(
+        "a sleep",
+        "host-blocked",
+        " nap in ",
+        "def nap(): time.sleep(0.02)\nsteps(60, nap)",
+        options=("--python",),
+    ),
+    Plant(
+        "a blocked pipe",
+        "host-blocked",
+        " say in ",
+        """
+reader, writer = os.pipe()
+def drain():
+    while True:
+        time.sleep(0.02)
+        os.read(reader, 65536)
+threading.Thread(target=drain, daemon=True).start()
+def say(): os.write(writer, b"x" * 60_000)
+steps(60, say)
+""",
+        options=("--python",),
+    ),
+    Plant(
+        "page faults",
+        "page-faults",
+        "page faults a step",
+        """
+text = b"x" * 40_000_000
+def touch():
+    with mmap.mmap(-1, 40_000_000) as memory: memory.write(text)
+steps(60, touch)
+""",
+    ),
+    _of_loader(
+        "a slow transform",
+        "Decode is ",
+        "train(Samples(Compose(Decode(0.010))))",
+    ),
+    _of_loader(
+        "a slow disk",
+        "reading samples is ",
+        """
+class Slow(Samples):
+    def read(self, index):
+        time.sleep(0.010)  # as a disk that gives so much and no more
+        return torch.zeros(4096)
+train(Slow(Compose(Decode(0.0005))))
+""",
+    ),
+    _of_loader(
+        "pickling",
+        "pickling and sending",
+        """
+class Objects(Samples):
+    def read(self, index): return {f"{index}-{n}": (n, str(n)) for n in range(30_000)}
+train(Objects(), collate_fn=lambda samples: samples)
+""",
+    ),
+    _of_loader(
+        "one slow worker",
+        "one worker of 4 (worker 1)",
+        """
+class Uneven(Samples):
+    def read(self, index):
+        time.sleep(0.020 if get_worker_info().id == 1 else 0.002)
+        return torch.zeros(4096)
+train(Uneven(), num_workers=4)
+""",
+    ),
+    _of_loader(
+        "too few workers",
+        "workers would keep up",
+        "train(Samples(Compose(Decode(0.006))), num_workers=1)",
+    ),
+)
+
+
+def run(options: Options) -> int:
+    """Prints how often each plant is the first finding; gives 1 where fewer than 11 of 12 are."""
+    right, healthy = 0, 0
+    lines = [f"| planted | found in {TRIES} |", "| :-- | --: |"]
+    for plant in PLANTS:
+        first = [_finds(plant) for _ in range(TRIES)]
+        right += sum(wrong is None for wrong in first)
+        shown = sorted({wrong for wrong in first if wrong is not None})
+        lines.append(f"| {plant.name} | {' '.join([str(first.count(None)), *shown])} |")
+    named = []
+    for seed in range(HEALTHY):
+        found = sorted(_of_healthy(seed))
+        healthy += not found
+        named += [f"- healthy run {seed}: {', '.join(found)}"] if found else []
+    lines += ["", f"{right} of {TRIES * len(PLANTS)} found; {healthy} of {HEALTHY} healthy runs"]
+    print("\n".join([*lines, *named]))
+    enough = right >= TRIES * len(PLANTS) * 11 / 12 and healthy == HEALTHY
+    return int(not enough) if options.check else 0
+
+
+def _finds(plant: Plant) -> str | None:
+    """Record a plant; return None if the first finding is right, else what came first."""
+    with _quota(plant.quota) as before:
+        report = _record(plant.source + plant.program, plant.options, before)
+    first = report.findings[0]
+    if first.id == plant.finding and plant.says in first.message:
+        return None
+    return first.id if first.id != plant.finding else first.message
+
+
+def _of_healthy(seed: int) -> set[str]:
+    """Return the causes that are named in a run that has none."""
+    # A batch takes a millisecond to receive, which no worker can hide.
+    step = (0.040, 0.060, 0.080, 0.120, 0.160)[seed % 5]
+    if seed % 2:
+        source = LOADER + f"train(Samples(Compose(Decode(0.0002))), lambda: hash_for({step}))"
+    else:
+        source = STEPS + f"steps({max(30, round(2 / step))}, lambda: hash_for({step}))"
+    return {finding.id for finding in _record(source).findings} & OF_THE_HOST
+
+
+def _record(source: str, options: tuple[str, ...] = (), before: tuple[str, ...] = ()) -> Report:
+    with tempfile.TemporaryDirectory() as folder:
+        script, trace = Path(folder) / "train.py", Path(folder) / "run.sqlite"
+        script.write_text(source, encoding="utf-8")
+        python = PYTHON if source.startswith(LOADER) else sys.executable
+        command = [sys.executable, "-m", "gputrace", "record", "--backend", "host", "--no-nvml"]
+        command += ["-o", str(trace), *options, "--", *before, python, str(script)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        if ran.returncode:
+            sys.exit(f"{source}\n{ran.stderr}")
+        with gputrace.open(trace) as opened:
+            return opened.analyze()
+
+
+@contextmanager
+def _quota(cores: float) -> Iterator[tuple[str, ...]]:
+    """Make a control group (version 1, as root); yield what runs a command in it."""
+    folder = Path("/sys/fs/cgroup/cpu/gputrace-benchmark")
+    if not cores:
+        yield ()
+        return
+    folder.mkdir(exist_ok=True)
+    try:
+        (folder / "cpu.cfs_quota_us").write_text(str(round(cores * 100_000)))
+        yield ("sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh")
+    finally:
+        with suppress(OSError):
+            folder.rmdir()
