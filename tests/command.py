@@ -77,11 +77,15 @@ def forked() -> Iterator[None]:
 
 
 def assert_refused(ran: Ran, code: int, *words: str) -> None:
-    """The command ended with the code and one line on stderr that holds the words, no results."""
+    """The command ended with the code and one line on stderr that holds the words, no results.
+
+    An empty line before it parts it from what a recorded program may have said.
+    """
     assert ran.out == ""
-    assert ran.err.startswith("gputrace: ")
-    assert ran.err.count("\n") == 1, ran.err
-    assert ran.err.endswith("\n")
+    line = ran.err.removeprefix("\n")
+    assert line.startswith("gputrace: ")
+    assert line.count("\n") == 1, ran.err
+    assert line.endswith("\n")
     for word in words:
         assert word in ran.err
     assert ran.code == code

@@ -45,6 +45,12 @@ def test_a_folder(tmp_path: Path) -> None:
     assert_refused(ran, UNREADABLE, str(tmp_path), "is a directory")
 
 
+def test_a_file_that_cannot_be_read_is_named() -> None:
+    """The memory of a process has none at its beginning; a broken disk answers alike."""
+    ran = command.gputrace("analyze", "/proc/self/mem")
+    assert_refused(ran, UNREADABLE, "/proc/self/mem: cannot be read: Input/output error")
+
+
 def test_a_pipe_does_not_keep_us_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     ran = command.gputrace("analyze", tmp_path / "pipe")

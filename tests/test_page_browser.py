@@ -261,6 +261,9 @@ class TestServe:
             with pytest.raises(urllib.error.HTTPError, match="404"):
                 urllib.request.urlopen(root + path, timeout=60)
         port = address.split(":")[2].partition("/")[0]
+        other = urllib.request.Request(address, headers={"Host": f"elsewhere.example:{port}"})
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(other, timeout=60)
         taken = command.gputrace("report", recording(STARVED), "--serve", "--port", port)
         assert_refused(taken, USAGE, f"port {port}", "--port")
         process.send_signal(signal.SIGINT)

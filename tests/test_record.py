@@ -58,18 +58,31 @@ def test_the_exit_code_is_the_programs(tmp_path: Path, code: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
-def test_a_signal_that_ends_the_program_is_128_and_its_number(
+def test_a_signal_that_ends_the_program_ends_the_recorder_too(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     ran = record(tmp_path / "t.sqlite", "--", "sh", "-c", f"kill -{int(number)} $$")
-    assert ran.code == 128 + number
+    assert ran.code == -number
 
 
 def test_the_programs_output_is_all_of_stdout(tmp_path: Path) -> None:
     ran = record(tmp_path / "t.sqlite", "--", "sh", "-c", "printf out; printf err >&2")
     assert ran.out == "out"
-    assert ran.err.startswith("err")
-    assert all(line.startswith("gputrace: ") for line in ran.err.removeprefix("err").splitlines())
+    assert ran.err.startswith("err\n")
+    assert all(line.startswith("gputrace: ") for line in ran.err.splitlines()[1:])
+
+
+@pytest.mark.parametrize("said", ["", "a", "a\n"])
+def test_what_the_recorder_says_begins_a_line_of_a_file(tmp_path: Path, said: str) -> None:
+    words = [sys.executable, "-m", "gputrace", "record", "-o", str(tmp_path / "t.sqlite")]
+    with (tmp_path / "log").open("w+") as log:
+        program = ["--", "sh", "-c", f"printf '{said}' >&2"]
+        subprocess.run([*words, *program], stderr=log, env=command.environment(), check=True)
+        log.seek(0)
+        lines = log.read().splitlines()
+    assert lines[0].startswith("a" if said else "gputrace: ")
+    assert all(line.startswith("gputrace: ") for line in lines[bool(said) :])
+    assert lines[: bool(said)] == ["a"] * bool(said)
 
 
 def test_a_pipe_that_nobody_reads_ends_the_program_as_it_would(tmp_path: Path) -> None:
@@ -359,8 +372,8 @@ def test_a_disk_too_full_for_the_trace_keeps_what_was_recorded(tmp_path: Path) -
         text=True,
         check=False,
     )
-    assert (ran.returncode, ran.stderr.count("\n")) == (125, 1)
-    assert ran.stderr.startswith(f"gputrace: {output}: cannot be written (")
+    assert (ran.returncode, ran.stderr.count("\n")) == (125, 2)
+    assert ran.stderr.startswith(f"\ngputrace: {output}: cannot be written (")
     assert f"gputrace recover {folder} -o FILE" in ran.stderr
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
     assert command.gputrace("recover", folder).code == 0

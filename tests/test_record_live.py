@@ -39,7 +39,7 @@ def test_the_screen_is_drawn_and_then_all_that_the_program_said(tmp_path: Path) 
     assert ran.end() == 7
     said = "".join(f"at {at}\n" for at in range(0, 200, 50)) + "done\n"
     assert ran.left.startswith(said)
-    told = ran.left.removeprefix(said).splitlines()
+    told = ran.left.removeprefix(said).lstrip(" \r").splitlines()
     assert told[0].startswith("gputrace: t.sqlite: 0 kernels, 200 steps")
     assert all(line.startswith("gputrace: ") for line in told)
     assert ran.text.count("\x1b[?1049h") == ran.text.count("\x1b[?1049l") == 1
@@ -106,7 +106,7 @@ def test_signals_are_for_the_program(tmp_path: Path, number: signal.Signals) -> 
 
 
 def test_a_program_that_a_signal_ends_gives_its_code(tmp_path: Path) -> None:
-    assert record(tmp_path, "sh", "-c", "kill -9 $$").end() == 137
+    assert record(tmp_path, "sh", "-c", "kill -9 $$").end() == -9
 
 
 def test_who_leaves_the_screen_has_the_programs_terminal(tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, Final, NoReturn
 
@@ -78,12 +79,31 @@ def cli() -> None:
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the command line; every failure ends in one line on stderr and an exit code."""
-    sys.exit(run(arguments))
+    """Run the command line; every failure ends in one line on stderr and an exit code.
+
+    Where a signal ended a recorded program, it ends this process too, so that a shell's loop stops
+    at Ctrl+C as it would without the recorder.
+    """
+    code = run(arguments)
+    if code < 0:
+        _die_by(-code)
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+def _die_by(number: int) -> None:
+    """Ends this process by a signal, without a core of its own, unless it ends no process."""
+    import resource
+
+    sys.stderr.flush()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError, ValueError):  # SIGKILL has no handler.
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    os.kill(os.getpid(), number)
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command line and return the exit code."""
+    """Run the command line; return the exit code, -N where signal N ended a recorded program."""
     _replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")

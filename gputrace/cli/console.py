@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -22,6 +25,31 @@ if TYPE_CHECKING:
 def tell(text: str) -> None:
     """Write ``gputrace: `` and the text to stderr, as one line without control characters."""
     click.echo(f"gputrace: {message(text)}", err=True)
+
+
+def begin_line() -> None:
+    """Begin a line on stderr, where a program may have left one without an end.
+
+    A terminal begins one only if it has to: spaces over its width wrap unless they began at its
+    edge. Of a pipe it is not known; there is an empty line then, as of `time`.
+    """
+    with suppress(OSError, ValueError):
+        stderr = sys.stderr.fileno()
+        if os.isatty(stderr):
+            text = " " * os.get_terminal_size(stderr).columns + "\r"
+        else:
+            text = "" if _ends_a_line(stderr) else "\n"
+        os.write(stderr, text.encode())
+
+
+def _ends_a_line(descriptor: int) -> bool:
+    """Return whether a file is empty or its last byte ends a line; False of what is no file."""
+    state = os.fstat(descriptor)
+    if not stat.S_ISREG(state.st_mode):
+        return False
+    with Path(f"/proc/self/fd/{descriptor}").open("rb") as file:
+        file.seek(max(state.st_size - 1, 0))
+        return file.read(1) in (b"", b"\n")
 
 
 _PATIENCE_S = 1.0

@@ -13,6 +13,7 @@ integers, floats), the row range is read again through the standard library with
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import sqlite3
@@ -200,7 +201,7 @@ def open_input(path: Path) -> Any:
             raise InputError(path, "is a directory; name the trace file in it")
         if path.exists() and not path.is_file():
             raise InputError(path, "not a regular file; save what comes out of it, and name that")
-        return path.open("rb")
+        return io.BufferedReader(_InputFile(path))
     except FileNotFoundError:
         raise InputError(path, "no such file") from None
     except PermissionError:
@@ -208,6 +209,25 @@ def open_input(path: Path) -> Any:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(path, f"cannot be opened: {reason}") from None
+
+
+class _InputFile(io.FileIO):
+    """File that names itself where it cannot be read to its end, as on a broken disk."""
+
+    def readinto(self, buffer: Any) -> Any:
+        try:
+            return super().readinto(buffer)
+        except OSError as error:
+            raise self._unreadable(error) from None
+
+    def readall(self) -> bytes:
+        try:
+            return super().readall()
+        except OSError as error:
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: OSError) -> InputError:
+        return InputError(self.name, f"cannot be read: {error.strerror}")
 
 
 def _is_locked(descriptor: int) -> bool:

@@ -62,7 +62,7 @@ def run(
     meanwhile: Callable[[], None] = lambda: None,
     every_s: float = LOOK_S,
 ) -> int:
-    """Runs the program to its end and gives back its exit code, 128 + N for signal N.
+    """Runs the program to its end and gives back its exit code, -N where signal N ended it.
 
     Signals sent to us go on to it, save those that the terminal has sent to both. ``meanwhile`` is
     called every so many seconds while it runs.
@@ -78,7 +78,7 @@ def run(
                 # Signals that were for the program, and came too late for it.
                 while wait_for(watched, 0) is not None:
                     pass
-                return exit_code(status)
+                return os.waitstatus_to_exitcode(status)
             came = wait_for(watched, every_s)
             if came is None:
                 meanwhile()
@@ -157,12 +157,6 @@ def wait_for(signals: Iterable[int], seconds: float) -> Came | None:
             return None
         if problem != errno.EINTR:
             raise OSError(problem, os.strerror(problem))
-
-
-def exit_code(status: int) -> int:
-    """The exit code of a wait status as shells have it: 128 + N for signal N."""
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
 
 
 def orphans_of(folder: Path) -> list[int]:

@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from gputrace.collectors.launch import FORWARDED, exit_code
+from gputrace.collectors.launch import FORWARDED
 from gputrace.errors import UsageError
 
 _POLL_S: Final = 0.1
@@ -103,11 +103,11 @@ class PtySession:
             return self._held.lines(most)
 
     def is_over(self) -> bool:
-        """Return whether it has ended; ``code`` is its exit code then, 128 + N for signal N."""
+        """Return whether it has ended; ``code`` is its exit code then, -N for signal N."""
         if self.code is None:
             ended, status = os.waitpid(self._pid, os.WNOHANG)
             if ended:
-                self.code = exit_code(status)
+                self.code = os.waitstatus_to_exitcode(status)
         return self.code is not None
 
     def give_terminal(self) -> str:

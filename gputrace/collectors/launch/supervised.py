@@ -20,7 +20,6 @@ from gputrace.collectors.launch import (
     PYTHONS,
     CannotRun,
     Launch,
-    exit_code,
     wait_for,
 )
 from gputrace.errors import InputError, MissingError
@@ -56,7 +55,7 @@ class Supervision:
         self._pid_file, self._log, self._code = folder / f"{name}.pid", folder / f"{name}.log", 0
 
     def run(self, meanwhile: Callable[[], None]) -> int:
-        """Runs the tool to its end and the program to its own; the program's exit code.
+        """Runs the tool to its end and the program to its own; the program's exit code, or -N.
 
         ``meanwhile`` is called several times a second. Raises CannotRun where the program cannot
         be run, MissingError where the tool cannot or does not start it.
@@ -110,7 +109,7 @@ class Supervision:
         if self._pid is not None:
             ended, status = os.waitpid(self._pid, os.WNOHANG)
             if ended:
-                self._pid, self._code = None, exit_code(status)
+                self._pid, self._code = None, os.waitstatus_to_exitcode(status)
                 self._pid_file.unlink(missing_ok=True)
         return self._pid is None and _running_program(self._folder) is None
 

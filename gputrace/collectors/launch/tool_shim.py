@@ -3,7 +3,7 @@
 By a Python that imports nothing else. Such a tool gives what it starts other streams or ignored
 signals, and may end before it, as nsys does when the window to record is over. So this gives the
 program the streams that `gputrace record` has and the signals as they are by default, and leaves
-its pid and its exit code in files of the folder.
+its pid and its exit code, -N for signal N, in files of the folder.
 
 Arguments: the folder, the descriptors of the three streams (``200,201,-``; ``-`` is a closed one),
 the program and its arguments.
@@ -29,10 +29,9 @@ def main(folder: str, streams: str, command: list[str]) -> int:
         _become(folder, command, before)
     _, status = os.waitpid(program, 0)
     code = os.waitstatus_to_exitcode(status)
-    code = code if code >= 0 else 128 - code
     if not os.path.exists(os.path.join(folder, "program.failed")):  # noqa: PTH110, PTH118
         _leave(folder, "program.code", str(code))
-    return code
+    return code if code >= 0 else 128 - code
 
 
 def _become(folder: str, command: list[str], mask: set[int | signal.Signals]) -> None:

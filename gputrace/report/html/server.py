@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, cast
 
 from bokeh.application import Application
@@ -17,8 +17,14 @@ from bokeh.application.handlers.function import FunctionHandler
 from bokeh.document import Document
 from bokeh.models import ColumnDataSource, Range1d
 from bokeh.plotting import figure
-from bokeh.server.server import Server
+from bokeh.server.server import BaseServer
+from bokeh.server.tornado import BokehTornado
+from bokeh.server.util import bind_sockets
 from bokeh.settings import settings
+from tornado.httpserver import HTTPServer
+from tornado.httputil import HTTPServerRequest
+from tornado.ioloop import IOLoop
+from tornado.web import ErrorHandler
 
 from gputrace.errors import UsageError
 from gputrace.report.html.page import find_charts, page_template, page_variables
@@ -31,6 +37,7 @@ _MOST_SENT: Final = 150_000
 _HOST: Final = "127.0.0.1"
 _CALLERS: Final = ("tornado.access", "tornado.application", "bokeh.server.views.ws")
 """Loggers of invalid requests."""
+_FORBIDDEN: Final = 403
 _SILENT: Final = logging.CRITICAL + 1
 
 
@@ -49,27 +56,37 @@ async def _serve(material: Material, port: int, ready: Callable[[str], None]) ->
     token = secrets.token_urlsafe(24)
     application = Application(FunctionHandler(lambda document: _fill(document, material)))
     try:
-        server = Server(
-            {"/": application},
-            address=_HOST,
-            port=port,
-            prefix=f"/{token}",
-            use_index=False,
-            redirect_root=False,
-        )
+        sockets, port = bind_sockets(_HOST, port)
     except OSError as error:
         advice = "give another with --port, or leave it out"
         raise UsageError(f"port {port}: {error.strerror}; {advice}") from None
+    own = [f"{host}:{port}" for host in (_HOST, "localhost")]
     # Overrides the environment: pages of other origins must not open the web socket.
-    settings.allowed_ws_origin = [f"{host}:{server.port}" for host in (_HOST, "localhost")]
+    settings.allowed_ws_origin = own
+    site = _Site({"/": application}, prefix=f"/{token}", use_index=False, redirect_root=False)
+    site.own = own
+    http = HTTPServer(site)
+    http.add_sockets(sockets)
+    server = BaseServer(IOLoop.current(), site, http)
     server.start()
-    ready(f"http://{_HOST}:{server.port}/{token}/")
+    ready(f"http://{_HOST}:{port}/{token}/")
     try:
         await asyncio.Event().wait()
     finally:
         # Open views are cut off when the server stops, which is no error.
         logging.getLogger("tornado").setLevel(_SILENT)
         server.stop()
+
+
+class _Site(BokehTornado):
+    """Site that answers to its own names only, not to one that an attacker lets resolve to it."""
+
+    own: Collection[str] = ()
+
+    def find_handler(self, request: HTTPServerRequest, **more: Any) -> Any:
+        if request.host in self.own:
+            return super().find_handler(request, **more)
+        return self.get_handler_delegate(request, ErrorHandler, {"status_code": _FORBIDDEN})
 
 
 def _fill(document: Document, material: Material) -> None:
