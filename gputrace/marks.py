@@ -6,7 +6,7 @@ for batch in loader:
     ...
     gputrace.step()
 
-They are no-ops of under 0.1 us each unless the program is being recorded.
+They are no-ops of under 0.1 µs each unless the program is being recorded.
 """
 
 from __future__ import annotations
