@@ -36,6 +36,11 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def __dir__() -> list[str]:
+    """List what is public, imported yet or not."""
+    return list(__all__)
+
+
 def load_ipython_extension(ipython: Any) -> None:
     """Register ``%%gputrace``; called by ``%load_ext gputrace`` in a notebook."""
     from importlib import import_module

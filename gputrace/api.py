@@ -26,11 +26,14 @@ from gputrace.errors import GputraceError, InputError, UsageError
 from gputrace.model.results import Analysis
 from gputrace.model.trace import LeftOut, Progress, Trace, Window
 from gputrace.readers.open import here_of, leave_out, open_traces
+from gputrace.report.tables import verdict
 from gputrace.store.cache import ResultCache
 from gputrace.store.slice import windowed
 
 if TYPE_CHECKING:
     import pandas
+    import polars
+    import pyarrow
 
     from gputrace.analyzers.kernels import Launches
     from gputrace.report.html.timeline import Material
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["ComparisonReport", "OpenTrace", "Report", "compare", "open"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Report(Analysis):
     """Analysis that can render itself."""
 
@@ -67,10 +70,40 @@ class Report(Analysis):
 
         Raises MissingError if pandas is not installed, UsageError for any other table.
         """
-        return report.frame(self, table)
+        frame: pandas.DataFrame = report.frame(self, table, "pandas")
+        return frame
+
+    def to_polars(self, table: str = "breakdown") -> polars.DataFrame:
+        """Return one of the tables as a DataFrame of polars.
+
+        Args:
+            table: as `to_pandas` takes it.
+
+        Unknown values are null; fields that are neither numbers nor text are JSON.
+
+        Raises MissingError if polars is not installed, UsageError for any other table.
+        """
+        frame: polars.DataFrame = report.frame(self, table, "polars")
+        return frame
+
+    def to_arrow(self, table: str = "breakdown") -> pyarrow.Table:
+        """Return one of the tables as Arrow's.
+
+        Args:
+            table: as `to_pandas` takes it.
+
+        Unknown values are null; fields that are neither numbers nor text are JSON.
+
+        Raises MissingError if pyarrow is not installed, UsageError for any other table.
+        """
+        frame: pyarrow.Table = report.frame(self, table, "pyarrow")
+        return frame
 
     def __str__(self) -> str:
         return self.render()
+
+    def __repr__(self) -> str:
+        return f"<gputrace.Report {_title(self.paths)}: {verdict(self)}>"
 
     def _repr_html_(self) -> str:
         from gputrace.report.markdown_html import render_html
@@ -308,9 +341,17 @@ class OpenTrace:
         self._read(write, Options(window if form != "trace" else None), progress)
 
     def __repr__(self) -> str:
-        first, *others = self._paths
-        title = f"{first} and {len(others)} more" if others else first
-        return f"<gputrace.OpenTrace {title if self._opened is None else self._opened.title}>"
+        """Return the name and the verdict, for which the trace is analyzed; a closed one has none.
+
+        The analysis is kept, as all are, and is there when it is asked for again.
+        """
+        title = _title(self._paths) if self._opened is None else self._opened.title
+        if self._closed:
+            return f"<gputrace.OpenTrace {title}, closed>"
+        try:
+            return f"<gputrace.OpenTrace {title}: {verdict(self.analyze())}>"
+        except GputraceError as error:
+            return f"<gputrace.OpenTrace {title}: {error}>"
 
     def _repr_html_(self) -> str:
         """Return the report for notebooks, or the reason why there is none."""
@@ -333,6 +374,11 @@ class OpenTrace:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _title(paths: Sequence[object]) -> str:
+    first, *others = paths
+    return f"{first} and {len(others)} more" if others else str(first)
 
 
 def _write_page(
@@ -395,7 +441,7 @@ Progresses = Callable[[str], AbstractContextManager[Progress | None]]
 """Factory of progress callbacks, given the name of what is being read."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ComparisonReport(Comparison):
     """Comparison that can render itself."""
 
@@ -426,6 +472,9 @@ class ComparisonReport(Comparison):
 
     def __str__(self) -> str:
         return self.render()
+
+    def __repr__(self) -> str:
+        return f"<gputrace.ComparisonReport: {self.message}>"
 
     def _repr_markdown_(self) -> str:
         return self.render("markdown")

@@ -4,9 +4,9 @@ for batch in loader:
     with gputrace.annotate("forward"):
         loss = model(batch)
     ...
-    gputrace.step()
+    gputrace.step()  # or the whole body in ``with gputrace.step():``
 
-They are no-ops of under 0.1 us each unless the program is being recorded.
+They are no-ops of under 0.1 µs each unless the program is being recorded.
 """
 
 from __future__ import annotations
@@ -106,13 +106,50 @@ def look_again() -> None:
     _steps, _recorder = _hooks("steps"), _hooks("recorder")
 
 
-def step() -> None:
+class _Step(Annotation):
+    """Result of ``step`` until it is known whether ``with`` enters it, which ends the step later.
+
+    A bare call drops it at once.
+    """
+
+    __slots__ = ("_is_bare",)
+
+    def __init__(self) -> None:
+        self._is_bare = True
+
+    def __enter__(self) -> None:
+        self._is_bare = False
+
+    def __exit__(self, *error: object) -> None:
+        if _steps is not None and error[0] is None:
+            _steps.step_by_user()
+
+    def __del__(self) -> None:
+        global _bare_calls
+        if self._is_bare and _steps is not None:
+            _bare_calls = True
+            _steps.step_by_user()
+
+
+_bare_calls = False
+"""True once a call was no ``with`` statement: each call ends a step then."""
+
+
+def step() -> Annotation:
     """Mark the end of a training step; from the first call on, only these calls delimit steps.
+
+    In ``with gputrace.step():`` the step ends with the block, unless by an exception. Between two
+    steps there is nothing: the next one begins where the last has ended, and has the wait for its
+    batch.
 
     Never raises; a no-op in a program that is not recorded.
     """
-    if _steps is not None:
-        _steps.step_by_user()
+    if _steps is None:
+        return _NOTHING
+    if not _bare_calls:
+        return _Step()
+    _steps.step_by_user()
+    return _NOTHING
 
 
 def annotate(name: str) -> Annotation:

@@ -11,12 +11,13 @@ _UNITS: Final = {
     "ns": 1,
     "us": 10**3,
     "µs": 10**3,
+    "\N{GREEK SMALL LETTER MU}s": 10**3,
     "ms": 10**6,
     "s": 10**9,
     "min": 60 * 10**9,
     "h": 3600 * 10**9,
 }
-_DURATION: Final = re.compile(r"(-?\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|min|h)?")
+_DURATION: Final = re.compile(rf"(-?\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})?")
 _FOREVER: Final = 1 << 62
 
 
@@ -55,7 +56,7 @@ def format_ns(nanoseconds: int | float) -> str:
     size = abs(nanoseconds)
     if size < 1000:
         return f"{nanoseconds:.0f} ns"
-    for unit, scale in (("us", 10**3), ("ms", 10**6), ("s", 10**9)):
+    for unit, scale in (("µs", 10**3), ("ms", 10**6), ("s", 10**9)):
         value = nanoseconds / scale
         if abs(value) < 999.5 or unit == "s":
             break
@@ -69,6 +70,11 @@ def format_bytes(count: int | float) -> str:
         if count >= scale:
             return f"{count / scale:.3g} {unit}"
     return f"{count:.0f} B"
+
+
+def format_count(count: int, noun: str) -> str:
+    """Format as ``1 byte``, ``4,096 bytes``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def format_share(part: float, whole: float) -> str:

@@ -6,8 +6,8 @@
         run.model()
         run.optimizer()
 
-A thread spends 3 us before each call and 5 us in it; what it issues starts when the GPU is free,
-2.5 us into the call at the earliest. So lengths can be worked out by hand.
+A thread spends 3 µs before each call and 5 µs in it; what it issues starts when the GPU is free,
+2.5 µs into the call at the earliest. So lengths can be worked out by hand.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Run:
         return self._issue(MEMCPY, length, "cudaMemcpyAsync", **values)
 
     def model(self, kernels: int = 40, name: str = "gemm") -> None:
-        """A forward and a backward pass of 50 us a kernel."""
+        """A forward and a backward pass of 50 µs a kernel."""
         self.kernels(kernels // 2, f"{name}_forward")
         self.kernels(kernels // 2, f"{name}_backward")
 
@@ -119,7 +119,7 @@ class Run:
         self._call(self.now, self.now + length, name)
 
     def synchronize(self) -> None:
-        """Waits until the GPU has done all, and 4 us more."""
+        """Waits until the GPU has done all, and 4 µs more."""
         self.now += BEFORE_CALL
         done = max(self.gpu_free.get(self.device, 0), self.now)
         self._call(self.now, done + 4 * US, "cudaStreamSynchronize")

@@ -129,7 +129,24 @@ def test_a_closed_trace_says_so(path: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="the trace is closed; open it again"):
             ask()
     assert trace.left_out == ()
-    assert repr(trace) == f"<gputrace.OpenTrace {path}>"
+    assert repr(trace) == f"<gputrace.OpenTrace {path}, closed>"
+
+
+def test_what_open_and_analyze_give_shows_the_verdict(path: Path) -> None:
+    with gputrace.open(path) as trace:
+        report = trace.analyze()
+        verdict = f"The {report.findings[0].message[4:]}."
+        assert repr(trace) == str(trace) == f"<gputrace.OpenTrace {path}: {verdict}>"
+    assert repr(report) == f"<gputrace.Report {path}: {verdict}>"
+    both = gputrace.compare(path, path)
+    assert both.message in repr(both)
+
+
+def test_a_trace_that_cannot_be_analyzed_shows_why(path: Path) -> None:
+    with gputrace.open(path) as trace:
+        with sqlite3.connect(path) as database:
+            database.execute("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL")
+        assert repr(trace).startswith(f"<gputrace.OpenTrace {path}: ")
 
 
 def test_a_trace_that_nobody_closes_is_closed_with_its_last_use(path: Path) -> None:
@@ -173,6 +190,7 @@ def test_the_package_has_no_other_names() -> None:
     assert set(gputrace.__all__) == {
         *("GputraceError", "__version__", "annotate", "compare", "open", "step"),
     }
+    assert dir(gputrace) == sorted(gputrace.__all__)
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -208,12 +226,31 @@ def test_an_unknown_table_names_those_there_are(report: Report) -> None:
         report.to_pandas("nonsense")
 
 
-def test_without_pandas_it_says_what_to_install(
-    report: Report, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("table", [*TABLES, "cards", "kernels"])
+def test_arrow_has_the_rows_of_pandas_typed(table: str, report: Report) -> None:
+    pytest.importorskip("pandas")
+    frame, arrow = report.to_pandas(table), report.to_arrow(table)
+    assert arrow.column_names == list(frame.columns)
+    assert arrow.num_rows == len(frame)
+    times = [field for field in arrow.schema if field.name.endswith("_ns")]
+    assert {str(field.type) for field in times} <= {"int64"}
+    if table == "findings":
+        assert json.loads(arrow["evidence"][0].as_py()) == report.findings[0].evidence
+
+
+@pytest.mark.parametrize("table", [*TABLES, "cards", "kernels"])
+def test_polars_has_the_rows_of_arrow(table: str, report: Report) -> None:
+    pytest.importorskip("polars")
+    assert report.to_polars(table).rows(named=True) == report.to_arrow(table).to_pylist()
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_without_a_library_it_says_what_to_install(
+    library: str, report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MissingError, match=r"gputrace\[pandas\]"):
-        report.to_pandas()
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingError, match=library):
+        getattr(report, f"to_{library.removeprefix('py')}")()
 
 
 def hostile(report: Report) -> Report:
@@ -229,7 +266,6 @@ def hostile(report: Report) -> Report:
 def test_an_open_trace_shows_its_report_in_a_notebook(h100: Path, tmp_path: Path) -> None:
     with gputrace.open(h100) as trace:
         assert trace._repr_html_() == trace.analyze()._repr_html_()
-        assert repr(trace) == f"<gputrace.OpenTrace {h100}>"
     with gputrace.open(Export().kernel(0, 0).write(tmp_path / "<i>.sqlite")) as trace:
         assert "&lt;i&gt;.sqlite: no GPU operation" in trace._repr_html_()
 

@@ -90,7 +90,7 @@ class TestSeveralRanks:
 
 
 def two_ranks(extra: str = "", *, feeding: bool = False, own: tuple[str, str] = ("", "")) -> Run:
-    """Rank 0 runs ten kernels of 100 us after the model; rank 1 meanwhile idles for 1 ms."""
+    """Rank 0 runs ten kernels of 100 µs after the model; rank 1 meanwhile idles for 1 ms."""
     first = Run()
     second = Run(first.export, pid=200, device=1)
     for _ in range(20):
@@ -119,7 +119,7 @@ class TestWhatCountsAsMore:
         row = load(report, 0)
         assert (row.own_kernels, row.own_kernel_ns) == (20 * 10, 20 * MS)
         assert row.extra_ns["kernels"] == 20 * MS
-        # Rank 1 waits for its GPU besides, 7 us a step, so that the two drift apart.
+        # Rank 1 waits for its GPU besides, 7 µs a step, so that the two drift apart.
         assert skew(report).impact_ns == pytest.approx(1 * MS, rel=0.1)
         assert "rank 0 does alone" in skew(report).advice
 
@@ -127,7 +127,7 @@ class TestWhatCountsAsMore:
         self, tmp_path: Path
     ) -> None:
         report = analyze(two_ranks("void at::native::head_0"), tmp_path)
-        # Each rank runs head_0 twice a step for 50 us; rank 0 ten times more for 100 us.
+        # Each rank runs head_0 twice a step for 50 µs; rank 0 ten times more for 100 µs.
         row = load(report, 0)
         assert row.own_kernels == 0
         assert row.extra_ns["kernels"] == pytest.approx(20 * 1.1 * MS * 10 / 12, rel=0.01)

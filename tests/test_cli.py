@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import pytest
 
 import gputrace
+from gputrace.cli import COMMANDS, GROUPS, cli
 from tests import command
 from tests.command import assert_refused
 from tests.exports import Export
@@ -42,6 +45,47 @@ def test_help_names_the_commands(flag: str) -> None:
     assert (ran.code, ran.err) == (DONE, "")
     assert ran.out.startswith("Usage: gputrace ")
     assert {"analyze", "demo"} <= {line.split()[0] for line in ran.out.splitlines() if line.split()}
+
+
+def test_help_has_the_commands_in_groups_and_no_text_is_cut() -> None:
+    shown = command.gputrace("--help").out
+    titles = [line[:-1] for line in shown.splitlines() if line.endswith(":")]
+    assert titles == ["Options", *GROUPS]
+    assert "..." not in shown.partition("\n")[2]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_ends_with_examples_that_it_takes(name: str) -> None:
+    examples = COMMANDS[name][1:]
+    shown = command.gputrace(name, "--help").out
+    assert shown.endswith("".join(f"\n    {example}" for example in examples) + "\n")
+    parsed = cli.get_command(click.Context(cli), name)
+    assert parsed is not None
+    for example in examples:
+        assert len(example) <= 76
+        words = shlex.split(example.partition(f"gputrace {name}")[2].removeprefix(")"))
+        if not example.startswith("NSYS"):
+            parsed.make_context(name, words, parent=click.Context(cli, **cli.context_settings))
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("analyse", "did you mean `analyze`?"),
+        ("rekord", "did you mean `record`?"),
+        ("comparison", "did you mean `compare`?"),
+    ],
+)
+def test_a_misspelt_command_gets_a_suggestion(typed: str, hint: str) -> None:
+    ran = command.gputrace(typed)
+    assert ran.code == USAGE
+    assert ran.err == f"gputrace: no such command: {typed}; {hint} (see gputrace --help)\n"
+
+
+def test_a_file_in_place_of_a_command_is_to_be_analyzed(tmp_path: Path) -> None:
+    trace = tmp_path / "my trace.sqlite"
+    trace.touch()
+    assert f"gputrace analyze '{trace}'" in command.gputrace(trace).err
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])

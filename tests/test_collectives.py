@@ -130,7 +130,7 @@ def test_what_overlaps_nothing_stands_alone() -> None:
 def test_any_cut_of_any_arrivals_is_matched(
     seed: int, ranks: int, count: int, missing: list[tuple[int, int]]
 ) -> None:
-    """Each rank comes in its own time, all leave within 5 us, and windows are cut anywhere."""
+    """Each rank comes in its own time, all leave within 5 µs, and windows are cut anywhere."""
     random = np.random.default_rng(seed)
     begin = np.cumsum(random.integers(300_000, 3 * MS, count))
     starts = begin + random.integers(0, 200_000, (ranks, count))
@@ -269,11 +269,11 @@ def test_copies_between_the_gpus_of_one_process_show_their_speed(tmp_path: Path)
     assert found.one_process
     assert (found.gpus, found.wait_ns) == ((0, 1, 2), 0)
     assert found.bus_bandwidth == found.algorithm_bandwidth
-    assert 30e9 < (found.bus_bandwidth or 0) < 41e9  # 40 bytes a nanosecond after 2 us
+    assert 30e9 < (found.bus_bandwidth or 0) < 41e9  # 40 bytes a nanosecond after 2 µs
 
 
 def kineto(rank: int, start: int, args: str) -> str:
-    """A rank's file with one all-reduce that ends at 1,000 us."""
+    """A rank's file with one all-reduce that ends at 1,000 µs."""
     event = (
         f'{{"ph": "X", "cat": "kernel", "name": "{ALLREDUCE}", "pid": {rank}, "tid": 7, '
         f'"ts": {start}, "dur": {1000 - start}, "args": {{"device": {rank}, "stream": 7, {args}}}}}'
@@ -285,7 +285,7 @@ def kineto(rank: int, start: int, args: str) -> str:
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests(tmp_path: Path) -> None:
-    """An all-reduce of 4 MB in 400 us: 10 GB/s, and 2 * 3 / 4 of that on the bus of 4 ranks."""
+    """An all-reduce of 4 MB in 400 µs: 10 GB/s, and 2 * 3 / 4 of that on the bus of 4 ranks."""
     size = '"In msg nelems": 1000000, "Out msg nelems": 1000000, "dtype": "Float", "Group size": 4'
     paths = []
     for rank, start in enumerate((100, 200, 600, 300)):

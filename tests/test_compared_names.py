@@ -1,10 +1,10 @@
-"""Names of kernels in the tables of a comparison."""
+"""Names of kernels in tables."""
 
 from __future__ import annotations
 
 import pytest
 
-from gputrace.report.comparison import short_kernel, short_kernels
+from gputrace.report.tables import kernel_labels
 
 
 @pytest.mark.parametrize(
@@ -21,15 +21,25 @@ from gputrace.report.comparison import short_kernel, short_kernels
     ],
 )
 def test_a_name_is_the_function_and_what_it_is_given(name: str, short: str) -> None:
-    assert short_kernel(name, 40) == short
+    assert kernel_labels([name], 40) == [short]
 
 
-def test_a_long_name_is_cut() -> None:
-    assert short_kernel("a" * 50, 20) == "a" * 19 + "…"
+def test_a_long_name_loses_its_middle() -> None:
+    assert kernel_labels(["gemm_" + "a" * 50 + "_64x64"], 20) == ["gemm_aaaaa…aaa_64x64"]
 
 
 def test_names_that_would_look_the_same_show_where_they_part() -> None:
     names = [f"void implicit_sgemm<float, (int){n}>(T1)" for n in (128, 512)]
-    assert short_kernels(names, 30) == ["implicit_sgemm…128>(T1)", "implicit_sgemm…512>(T1)"]
-    tiles = [f"sm90_xmma_wgrad_indexed_tile{n}x64" for n in (64, 128)]
-    assert len(set(short_kernels(tiles, 24))) == 2
+    assert kernel_labels(names, 30) == ["implicit_sgemm…128>(T1)", "implicit_sgemm…512>(T1)"]
+    tiles = [f"sm90_xmma_wgrad_indexed_tile{n}x64_{'x' * 40}" for n in (64, 128)]
+    assert kernel_labels(tiles, 24) == ["sm90_xmma_wg…tile64x64_…", "sm90_xmma_wg…tile128x64…"]
+
+
+@pytest.mark.parametrize("longest", [24, 30, 56, 70])
+def test_many_names_alike_stay_different_at_any_width(longest: int) -> None:
+    tail = "_" + "y" * 80
+    names = [f"gemm_{'x' * 40}_MT{m}x{n}{tail}" for m in (16, 32, 64) for n in (16, 32, 64)]
+    names += [f"void kernel_of<{'int, ' * 30}Functor{n}<float>{', int' * 30}>(T1)" for n in "abc"]
+    labels = kernel_labels(names, longest)
+    assert len(set(labels)) == len(names)
+    assert max(map(len, labels)) <= longest

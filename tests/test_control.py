@@ -92,7 +92,7 @@ def test_the_unrecorded_step_is_that_of_the_program(bound_by_host: Report) -> No
     assert (cost.step_ns, cost.unrecorded_step_ns) == pytest.approx((RECORDED, BARE), rel=0.01)
     assert cost.low_ns <= cost.unrecorded_step_ns <= cost.high_ns
     assert (cost.stretches, cost.steps) == (1, len(CONTROL))
-    said = "recording lengthens a step from 400 us to 600 us (50%, 50% to 50%; by 40 steps"
+    said = "recording lengthens a step from 400 µs to 600 µs (50%, 50% to 50%; by 40 steps"
     assert any(finding.message.startswith(said) for finding in bound_by_host.findings)
     assert json.loads(bound_by_host.render("json"))["recorder"]["steps"] == len(CONTROL)
 

@@ -145,7 +145,8 @@ PUBLIC: Final = (
     *(gputrace.open, gputrace.compare, gputrace.step, gputrace.annotate),
     *(OpenTrace.analyze, OpenTrace.report, OpenTrace.material, OpenTrace.launches),
     *(OpenTrace.export, OpenTrace.close),
-    *(Report.render, Report.to_pandas, ComparisonReport.render, ComparisonReport.save),
+    *(Report.render, Report.to_pandas, Report.to_polars, Report.to_arrow),
+    *(ComparisonReport.render, ComparisonReport.save),
 )
 
 

@@ -17,9 +17,11 @@ from gputrace.model.events import Kind
 from gputrace.model.results import Gap
 from gputrace.model.trace import Trace
 from gputrace.readers.registry import open_trace
+from tests.exports import NVTX, PUSH_POP_RANGE, SAMPLE, Export, global_id
 from tests.synthetic import Plan, simulate, write_nsys
 
 STARVED: Final = "h200x4-ddp-starved-9-15.sqlite"
+THREAD: Final = global_id(100, thread=100)
 
 
 class Watcher:
@@ -88,3 +90,41 @@ def test_a_planted_wait_is_told_with_what_is_around_it(tmp_path: Path) -> None:
     assert waits
     assert waits[0].ns == pytest.approx(3_000_000, rel=0.25)
     assert len(detail.others) == 1
+
+
+@pytest.fixture
+def ranged(tmp_path: Path) -> Export:
+    """A gap of 8 µs, for most of which the host is in two ranges of three."""
+    export = Export()
+    for number, (start, kernel) in enumerate([(0, "at::native::add"), (9_000, "gemm")], 1):
+        export.call(start, start + 10, "cudaLaunchKernel", correlation=number)
+        name = export.string(kernel)
+        export.kernel(start + 20, start + 1_000, correlationId=number, demangledName=name)
+    values = {"eventType": PUSH_POP_RANGE, "globalTid": THREAD, "domainId": 0}
+    for start, end, text in (
+        (0, 20_000, "epoch"),
+        (500, 8_900, "optimizer"),
+        (1_100, 1_200, "log"),
+    ):
+        export.add(NVTX, start=start, end=end, text=text, **values)
+    return export
+
+
+def test_a_gap_has_the_innermost_range_that_its_host_was_in(ranged: Export, tmp_path: Path) -> None:
+    with open_trace(ranged.write(tmp_path / "trace.sqlite")) as trace:
+        scene = scene_of(trace)
+        assert scene.analysis is not None
+        (gap,) = scene.analysis.gaps.largest
+        assert gap.evidence.endswith(", in the range optimizer")
+        assert detail_of(trace, scene, gap).gap == gap
+
+
+def test_python_lines_are_asked_for_where_there_are_none(ranged: Export, tmp_path: Path) -> None:
+    with open_trace(ranged.write(tmp_path / "without.sqlite")) as trace:
+        assert "record again with `gputrace record --python`" in analyze(trace).gaps.hint
+    line = ranged.string("train.py:7 step")
+    ranged.add(SAMPLE, start=5_000, globalTid=THREAD, nameId=line, innerNameId=line)
+    with open_trace(ranged.write(tmp_path / "with.sqlite")) as trace:
+        gaps = analyze(trace).gaps
+        assert gaps.largest[0].evidence.endswith("at train.py:7 step (1 of 1 samples)")
+        assert gaps.hint == ""

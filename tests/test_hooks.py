@@ -817,6 +817,30 @@ class StepTraceAnnotation(TraceAnnotation): pass
     assert names(program.events(), "step") == ["jax.profiler.StepTraceAnnotation"] * 3
 
 
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ("for _ in range(4): gputrace.step()", 4),
+        ("for _ in range(4):\n with gputrace.step(): pass", 4),
+        ("for _ in range(2):\n with gputrace.step(): pass\ngputrace.step()", 3),
+        ("gputrace.step()\nfor _ in range(2):\n with gputrace.step(): pass", 3),
+        ("for _ in range(2):\n with gputrace.step(): continue", 2),
+        ("try:\n with gputrace.step(): 1 / 0\nexcept ArithmeticError: pass\ngputrace.step()", 1),
+    ],
+)
+def test_a_step_ends_where_the_user_marks_it_or_with_its_block(
+    body: str, count: int, program: Program
+) -> None:
+    program.quietly(f"import gputrace\n{body}")
+    assert names(program.events(), "step") == ["gputrace.step"] * count
+
+
+def test_a_block_of_a_step_does_nothing_where_nothing_is_recorded(program: Program) -> None:
+    source = "import gputrace\nwith gputrace.step(): pass\ngputrace.step()"
+    program.quietly(source, hooked=False)
+    assert program.files() == []
+
+
 def test_what_the_user_marks_goes_before_a_loop_and_that_before_an_optimizer(
     torch: Program,
 ) -> None:

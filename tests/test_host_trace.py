@@ -206,7 +206,26 @@ def test_a_process_that_becomes_another_program_is_one_process(tmp_path: Path) -
 def test_a_recorded_program_without_steps_and_waits_cannot_be_analyzed(tmp_path: Path) -> None:
     trace = record(tmp_path, "pass")
     ran = command.gputrace("analyze", trace)
-    command.assert_refused(ran, command.UNREADABLE, "no GPU activity", "neither steps nor waits")
+    words = ("no GPU activity", "neither steps nor waits", "call gputrace.step()")
+    command.assert_refused(ran, command.UNREADABLE, *words)
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "next_"),
+    [
+        ("import gputrace\nfor _ in range(3): gputrace.step()", 0, "next: gputrace analyze"),
+        ("pass", 0, "no steps were seen: call gputrace.step() at the end of each"),
+        ("import gputrace; gputrace.step()", 0, "only one step was seen: call gputrace.step()"),
+        ("raise SystemExit(7)", 7, "the program failed before its second step"),
+    ],
+)
+def test_only_what_can_be_analyzed_is_sent_to_analyze(
+    program: str, code: int, next_: str, tmp_path: Path
+) -> None:
+    words = ("--backend", "host", "--no-nvml", "-o", str(tmp_path / "trace.sqlite"), "--")
+    ran = command.gputrace("record", *words, sys.executable, "-c", program)
+    assert ran.code == code
+    assert ran.err.splitlines()[-1].startswith(f"gputrace: {next_}")
 
 
 # ---- the shape that other programs rely on ----

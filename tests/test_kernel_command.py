@@ -183,7 +183,7 @@ def test_ncu_gets_the_launch_and_its_report_is_told(trace: Path, machine: Machin
     machine.install_report(time | {COMPUTE: (77.7, "%"), MEMORY: (46.4, "%")})
     ran = machine.profile(trace)
     assert ran.code == DONE, ran.err
-    assert "gemm: bound by computing\n  duration              31.9 us\n" in ran.out
+    assert "gemm: bound by computing\n  duration              31.9 µs\n" in ran.out
     found = json.loads(machine.run(trace, "1", "--json").out)["launches"]
     assert machine.asked["--kernel-name"] == f"regex:{found['pattern']}"
     assert machine.asked["--kernel-name-base"] == "demangled"

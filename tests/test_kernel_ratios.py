@@ -72,7 +72,7 @@ def test_a_gpu_whose_kernels_take_a_fifth_longer_has_1_2(tmp_path: Path, ranks: 
 
 
 def test_kernels_that_only_one_gpu_runs_are_more_work_and_no_slower_work(tmp_path: Path) -> None:
-    """Figures by hand: 10 times 30 us and 10 us; the other also 10 times 50 us."""
+    """Figures by hand: 10 times 30 µs and 10 µs; the other also 10 times 50 µs."""
     same = {"gemm": 30 * US, "relu": 10 * US}
     found = ratios(by_hand(tmp_path / "t", same, same | {"loss": 20 * US}), stepless=True)
     assert [one.ratio for one in found] == [1.0, 1.0]
@@ -113,7 +113,7 @@ def test_the_quartiles_tell_a_clock_from_larger_batches(tmp_path: Path) -> None:
 
 
 def test_kernels_beside_communication_do_not_count_where_others_are(tmp_path: Path) -> None:
-    """A collective that waits slows what runs beside it: 40 us instead of 30 on the first GPU."""
+    """A collective that waits slows what runs beside it: 40 µs instead of 30 on the first GPU."""
     first = Run()
     second = Run(first.export, pid=101, device=1)
     for run, beside in ((first, 40 * US), (second, 30 * US)):

@@ -23,7 +23,7 @@ STEPS = 20
 
 
 def training(*kernels: tuple[str, int], card: str = "", gpu1: bool = False) -> Run:
-    """Steps of a copy of 300 us, the kernels and two of the optimizer of 30 us, without gaps."""
+    """Steps of a copy of 300 µs, the kernels and two of the optimizer of 30 µs, without gaps."""
     run = Run()
     for _ in range(STEPS):
         run.input_copy()
@@ -111,7 +111,7 @@ def test_tiny_kernels_and_the_delay_of_a_launch_are_measured(tmp_path: Path) -> 
         run.optimizer()
         run.synchronize()
     report = analyze(run, tmp_path)
-    assert "91% of the kernels are shorter than 5.00 us" in finding(report, "launch-bound").message
+    assert "91% of the kernels are shorter than 5.00 µs" in finding(report, "launch-bound").message
     launches = kernels_of(report).launches
     assert launches.tiny_count == 30 * report.steps.steady_count
     assert launches.tiny_ns == launches.tiny_count * 2 * US
@@ -190,6 +190,6 @@ def test_the_table_of_kernels_fits_the_page_and_comes_after_the_findings(
     text = report.render("text")
     assert max(map(len, text.splitlines())) <= 80
     assert text.index("layout-transposes:") < text.index("Kernels that take most time")
-    assert "| volta\\_sgemm\\_128x64\\_nn | gemm | no | 1 | 500 us |" in report.render("markdown")
+    assert "| volta\\_sgemm\\_128x64\\_nn | gemm | no | 1 | 500 µs |" in report.render("markdown")
     table = report.to_pandas("kernels")
     assert table["total_ns"].sum() == sum(use.total_ns for use in kernels_of(report).top)

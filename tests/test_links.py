@@ -221,7 +221,7 @@ class TestThroughTheHost:
 
 
 class TestPairingOfCopies:
-    """Two GPUs of one process; a copy of 1 MB takes 100 us."""
+    """Two GPUs of one process; a copy of 1 MB takes 100 µs."""
 
     def links(self, opened: Opened, export: Export) -> Links:
         with opened(export) as trace:

@@ -40,7 +40,7 @@ def example(site: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def timeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """200 kernels of 4 us on GPU 0, one each 10 us, and 20 of 50 us on GPU 1, one each 100 us."""
+    """200 kernels of 4 µs on GPU 0, one each 10 µs, and 20 of 50 µs on GPU 1, one each 100 µs."""
     rows = [f"0,kernel,{i * 10_000},{i * 10_000 + 4_000},tiny\n" for i in range(200)]
     rows += [f"1,kernel,{i * 100_000},{i * 100_000 + 50_000},long\n" for i in range(20)]
     path = tmp_path_factory.mktemp("timeline") / "timeline.csv"
@@ -104,18 +104,18 @@ def test_an_analyzer_of_a_plugin_adds_findings_and_tables(
     assert finding["evidence"] == {"tiny_ns": 800_000, "kernels_ns": 1_800_000}
     rows = [["gpu 0", 200, 200], ["gpu 1", 20, 0]]
     header = ["", "kernels", "tiny"]
-    assert found["tables"] == [{"title": "Kernels under 5.00 us", "header": header, "rows": rows}]
+    assert found["tables"] == [{"title": "Kernels under 5.00 µs", "header": header, "rows": rows}]
 
 
 def test_what_it_adds_is_in_the_report_and_on_the_page(
     site: Path, timeline: Path, here: Here, tmp_path: Path
 ) -> None:
     report = here("analyze", timeline, sites=[site]).out
-    assert "tiny-kernels: 44% of the kernels' time is in kernels under 5.00 us" in report
-    assert "Kernels under 5.00 us\n" in report
+    assert "tiny-kernels: 44% of the kernels' time is in kernels under 5.00 µs" in report
+    assert "Kernels under 5.00 µs\n" in report
     page = tmp_path / "report.html"
     assert here("report", timeline, "-o", page, sites=[]).code == DONE
-    assert "<caption>Kernels under 5.00 us</caption>" in page.read_text()
+    assert "<caption>Kernels under 5.00 µs</caption>" in page.read_text()
 
 
 def test_a_view_of_a_plugin_is_a_format(site: Path, timeline: Path, here: Here) -> None:

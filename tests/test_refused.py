@@ -33,6 +33,23 @@ def test_a_link_hook_of_chainer_is_the_same_kind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "run"),
+    [
+        ("train.py", "import torch", "python"),
+        ("train.sh", "python train.py", "sh"),
+        ("train", "#!/bin/sh", ""),
+    ],
+)
+def test_a_program_is_to_be_recorded_first(
+    name: str, content: str, run: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    how = " ".join(["gputrace record --", *filter(None, [run]), str(path)])
+    assert_unreadable(path, f"a program, not a trace; record it first: {how}")
+
+
+@pytest.mark.parametrize(
     "content",
     [
         *(b'[{"name": "x"}]', b'{"call": 1}', b'{"traceEvents": []}', b"\x0a\x05"),

@@ -227,7 +227,7 @@ def run(machine: Machine, folder: Path, script: str, env: dict[str, str]) -> tup
 
 
 def are_in_parts(spool: Spool, windows: list[tuple[int, int]]) -> NDArray[np.bool_]:
-    """Of each kernel, whether its call, from 1 to 0.1 us before it, lies in a part that is told."""
+    """Of each kernel, whether its call, from 1 to 0.1 µs before it, lies in a part that is told."""
     begins, ends = np.array(windows, np.int64).T
     kernels = spool.records[b"KERN"]["start"].astype(np.int64)
     place = np.searchsorted(begins, kernels - 1_000, "right") - 1
@@ -409,7 +409,7 @@ def record_launches(machine: Machine, output: Path, how: str) -> Report:
 def test_a_launch_bound_training_is_told_with_some_of_its_calls(
     machine: Machine, tmp_path: Path, how: str
 ) -> None:
-    """40 launches a step with 25 us between them, and nothing else to wait for."""
+    """40 launches a step with 25 µs between them, and nothing else to wait for."""
     for trial in range(TRIES):
         report = record_launches(machine, tmp_path / f"{trial}.sqlite", how)
         (row,) = report.breakdown

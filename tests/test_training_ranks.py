@@ -108,7 +108,7 @@ class TestSearchingAlgorithms:
         assert ids(report)[:2] == ["autotune-repeated", "alloc-stall"]
         assert report.findings[0].evidence["allocations"] == 30 * ranks
         assert report.findings[0].evidence["synchronisations"] == 30 * ranks
-        # One of 30 allocations of 200 us hides under the input copy; a turn takes some 265 us.
+        # One of 30 allocations of 200 µs hides under the input copy; a turn takes some 265 µs.
         for row in range(ranks):
             assert share(report, "alloc", row) == pytest.approx(5.8 / 8, abs=0.01)
 

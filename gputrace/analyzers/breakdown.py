@@ -19,11 +19,12 @@ from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.python_samples import PythonLines
 from gputrace.analyzers.steps import FoundSteps, find_blocked_steps
 from gputrace.analyzers.steps.windows import StepWindows
-from gputrace.model.events import UNKNOWN, Kind, distinct_ids
+from gputrace.model.events import UNKNOWN, Events, Kind, distinct_ids
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.results import Breakdown, Gap, Gaps, Step, Steps
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.model.trace import Trace, Window
+from gputrace.sanitize import clean
 from gputrace.units import format_ns
 
 
@@ -200,11 +201,22 @@ def summarize(found: FoundSteps, steps: Sequence[Step]) -> Steps:
 _MOST_CALLS_TOLD: Final = 2
 _WORTH_TELLING: Final = 0.05
 """Part of a gap that a call must fill to be named."""
+_LONGEST_RANGE: Final = 60
+_OUTSIDE: Final = "no CUDA call"
+_NAME_LINES: Final = (
+    "record again with `gputrace record --python` to name the lines of gaps without CUDA calls"
+)
 _NO_ISSUER: Final = "no row tells which thread issued the operation that ends it"
 
 
 def find_gaps(
-    gpus: PerGpu, found: FoundSteps, measured: Sequence[Step], most: int, lines: PythonLines | None
+    gpus: PerGpu,
+    found: FoundSteps,
+    measured: Sequence[Step],
+    most: int,
+    lines: PythonLines | None,
+    *,
+    is_python: bool,
 ) -> Gaps:
     """All gaps counted, and the ``most`` largest listed with their evidence."""
     steps_of = StepsOf(measured)
@@ -216,7 +228,9 @@ def find_gaps(
     anywhere, in_steps = (tuple(islice(told, len(some))) for some in listed)
     by_cause = {cause: sum(one.by_cause[cause] for one in own) for cause in IDLE_CAUSES}
     total, count = sum(one.total for one in own), sum(one.count for one in own)
-    return Gaps(count, total, by_cause, anywhere, in_steps)
+    listed_gaps = in_steps or anywhere
+    could_name = is_python and lines is None and any(_OUTSIDE in g.evidence for g in listed_gaps)
+    return Gaps(count, total, by_cause, anywhere, in_steps, _NAME_LINES if could_name else "")
 
 
 _Edges = tuple[Times, Times]
@@ -303,11 +317,18 @@ class _Explained:
 def _explained(
     one: GpuShardView, gaps: Sequence[tuple[int, int]], has_calls: bool, has_waits: bool
 ) -> list[_Explained]:
-    return [_explain(one, start, end, has_calls, has_waits) for start, end in gaps]
+    edges = [edge for gap in gaps for edge in gap]
+    ranges = read_ranges(one.trace, Window(min(edges), max(edges))) if edges else None
+    return [_explain(one, start, end, has_calls, has_waits, ranges) for start, end in gaps]
 
 
 def _explain(
-    one: GpuShardView, start: int, end: int, has_calls: bool, has_waits: bool
+    one: GpuShardView,
+    start: int,
+    end: int,
+    has_calls: bool,
+    has_waits: bool,
+    ranges: Events | None,
 ) -> _Explained:
     lane, calls = one.lane, one.calls
     shares, feeder = lane.causes.within([start], [end])[0], lane.causes.feeder_of(end)
@@ -316,6 +337,7 @@ def _explain(
         told = _NO_ISSUER if has_calls else ""
     else:
         told = evidence_of(one.trace, calls, feeder, start, end)
+        told += range_of(one.trace, ranges, calls.threads[feeder], start, end)
     if lane.with_calls is not None and not lane.with_calls.clip(start, end).total:
         told = "CUDA calls were not recorded then"
     if has_waits:
@@ -363,9 +385,31 @@ def evidence_of(trace: Trace, calls: CudaApiCalls, feeder: int, start: int, end:
     outside = end - start - inside_calls.total
     process = calls.threads[feeder][0]
     if outside >= worth and calls.all_recorded(process, np.array([start]), np.array([end]))[0]:
-        parts.insert(0, f"no CUDA call {format_ns(outside)}")
+        parts.insert(0, f"{_OUTSIDE} {format_ns(outside)}")
     # Ids past 31 bits are negative in their column.
     return f"{', '.join(parts)} (thread {calls.threads[feeder][1] & 0xFFFFFFFF})"
+
+
+def read_ranges(trace: Trace, window: Window) -> Events | None:
+    """Read the named ranges of the code, such as NVTX's; None where none were recorded."""
+    if Kind.RANGE not in trace.kinds:
+        return None
+    return trace.events([Kind.RANGE], ("start", "end", "name", "process", "thread"), window)
+
+
+def range_of(
+    trace: Trace, ranges: Events | None, feeder: tuple[int, int], start: int, end: int
+) -> str:
+    """Return the innermost range that the feeding thread was in for most of a gap."""
+    if ranges is None:
+        return ""
+    inside = np.minimum(ranges.end, end) - np.maximum(ranges.start, start)
+    own = (ranges.process == feeder[0]) & (ranges.thread == feeder[1])
+    rows = np.flatnonzero(own & (2 * inside > end - start))
+    if not len(rows):
+        return ""
+    name = int(ranges.name[rows[np.argmin((ranges.end - ranges.start)[rows])]])
+    return f", in the range {clean(trace.names([name])[name], _LONGEST_RANGE)}"
 
 
 def line_of(lines: PythonLines, feeder: tuple[int, int], start: int, end: int) -> str:

@@ -440,7 +440,10 @@ def find_host_lanes(
     if not lanes and window is None:
         assert trace.no_gpu is not None
         why, remedy = trace.no_gpu
-        message = f"no GPU activity ({why}), and neither steps nor waits for data; {remedy}"
+        message = (
+            f"no GPU activity ({why}), and neither steps nor waits for data; {remedy}; without a "
+            "GPU, call gputrace.step() at the end of each step, and record again"
+        )
         raise InputError(trace.path, message)
     warmup = max((count_warmup(w.lengths) for w in windows.values()), default=0)
     return lanes, FoundSteps(windows, warmup, chosen, "no step was marked")

@@ -172,7 +172,9 @@ def analyze(
             phases=facts.phases,
             breakdown=facts.breakdown,
             collectives=total_collectives(gpus, collectives, chosen),
-            gaps=find_gaps(gpus, found, chosen, options.gaps, facts.lines),
+            gaps=find_gaps(
+                gpus, found, chosen, options.gaps, facts.lines, is_python=bool(facts.framework)
+            ),
             balance=balance,
             links=links.rows if links is not None else (),
             findings=order(findings, predictions, facts.mean_ns),

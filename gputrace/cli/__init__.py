@@ -8,7 +8,10 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
+from shlex import quote
 from typing import Any, Final, NoReturn
 
 import click
@@ -17,24 +20,78 @@ from gputrace.cli.console import tell
 from gputrace.errors import ExitCode, GputraceError
 from gputrace.version import __version__
 
-COMMANDS: Final = {
-    "record": "record.command",
-    "analyze": "analyze.analyze",
-    "browse": "browse.command",
-    "report": "analyze.report",
-    "compare": "analyze.compare",
-    "check": "check.command",
-    "export": "analyze.export",
-    "kernel": "kernel.command",
-    "bench": "bench.command",
-    "recover": "record.recover",
-    "doctor": "installation.doctor",
-    "plugins": "installation.plugins",
-    "recipe": "installation.recipe",
-    "demo": "demo.command",
-    "completion": "completion.command",
+GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "Record": {
+        "record": (
+            "record.command",
+            "gputrace record -- python train.py",
+            "gputrace record --python -- torchrun --nproc-per-node 4 train.py",
+            "gputrace record --steps 20:40 -- python train.py",
+        ),
+        "recover": ("record.recover", "gputrace recover trace.sqlite.spool"),
+    },
+    "Look": {
+        "demo": ("demo.command", "gputrace demo", "gputrace demo -o demo.sqlite"),
+        "analyze": (
+            "analyze.analyze",
+            "gputrace analyze trace.sqlite",
+            "gputrace analyze trace.sqlite --time 12s:14s --gaps 20",
+            "gputrace analyze rank0.sqlite rank1.sqlite --format markdown",
+        ),
+        "browse": (
+            "browse.command",
+            "gputrace browse trace.sqlite",
+            "gputrace browse before.sqlite --beside after.sqlite",
+            "gputrace browse --demo",
+        ),
+        "report": (
+            "analyze.report",
+            "gputrace report trace.sqlite -o report.html",
+            "gputrace report trace.sqlite --serve",
+        ),
+        "export": (
+            "analyze.export",
+            "gputrace export trace.sqlite --to perfetto",
+            "gputrace export trace.sqlite --to trace --time 12s:14s --redact",
+        ),
+        "kernel": (
+            "kernel.command",
+            "gputrace kernel trace.sqlite 1",
+            "gputrace kernel trace.sqlite gemm -- python train.py",
+        ),
+    },
+    "Compare": {
+        "compare": (
+            "analyze.compare",
+            "gputrace compare before.sqlite after.sqlite",
+            "gputrace compare 1gpu.sqlite 2gpus.sqlite 4gpus.sqlite --batch 64",
+        ),
+        "check": (
+            "check.command",
+            "gputrace check trace.sqlite --max-data-feeding 5% --max-step-time 65ms",
+            "gputrace check trace.sqlite --baseline main.sqlite --max-slowdown 5%",
+        ),
+        "bench": (
+            "bench.command",
+            "gputrace bench study.toml --dry-run",
+            "gputrace bench study.toml --only framework=torch",
+        ),
+    },
+    "Operate": {
+        "doctor": ("installation.doctor", "gputrace doctor"),
+        "plugins": ("installation.plugins", "gputrace plugins --check"),
+        "recipe": (
+            "installation.recipe",
+            "NSYS_RECIPE_PATH=$(gputrace recipe) nsys recipe gputrace_analyze --help",
+        ),
+        "completion": ("completion.command", "gputrace completion bash"),
+    },
 }
-"""Click commands in the modules of this package."""
+"""Commands as help groups them: a click command in a module of this package, and examples."""
+COMMANDS: Final = {name: row for group in GROUPS.values() for name, row in group.items()}
+
+
+_LONGEST_HELP: Final = 200
 
 
 class _Commands(click.Group):
@@ -46,9 +103,31 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, _, function = COMMANDS[cmd_name].partition(".")
+        target, *examples = COMMANDS[cmd_name]
+        module, _, function = target.partition(".")
         command: click.Command = getattr(import_module(f"gputrace.cli.{module}"), function)
+        command.epilog = "\n  ".join(["\b\nExamples:", *examples])
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name in COMMANDS or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        hint = ""
+        if close := get_close_matches(name, COMMANDS, 1):
+            hint = f"; did you mean `{close[0]}`?"
+        elif Path(name).is_file():
+            hint = f"; to see where its time went: gputrace analyze {quote(name)}"
+        ctx.fail(f"no such command: {name}{hint}")
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, group in GROUPS.items():
+            commands = {name: self.get_command(ctx, name) for name in group}
+            texts = {n: c.get_short_help_str(_LONGEST_HELP) for n, c in commands.items() if c}
+            with formatter.section(title):
+                formatter.write_dl(list(texts.items()))
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         with _own_broken_pipe():

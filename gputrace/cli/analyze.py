@@ -20,10 +20,10 @@ def _named(traces: tuple[Path, ...]) -> str:
 
 @click.command("analyze")
 @options.traces
-@options.report_format
-@options.steps
 @options.window
+@options.steps
 @options.most_gaps
+@options.report_format
 @options.keep_going
 @click.option(
     "--scheduler",
@@ -69,10 +69,10 @@ def analyze(
 
 @click.command("compare")
 @click.argument("traces", metavar="A B...", nargs=-1, required=True, type=options.UNCHECKED)
-@options.output_format
-@options.steps
 @click.option("--label", "labels", multiple=True, help="What to call a run; once for each.")
 @options.batch
+@options.steps
+@options.output_format
 def compare(traces: tuple[Path, ...], form: str, **given: Any) -> None:
     """Compare B with A: faster or slower, in which class of time, in which kernels.
 
@@ -108,17 +108,17 @@ def _compared(
 
 @click.command("report")
 @options.traces
-@options.steps
-@options.window
-@options.most_gaps
-@options.keep_going
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@click.option("--serve", is_flag=True, help="Serve the page here, to zoom into large traces.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of --serve; any if 0.")
+@options.window
+@options.steps
+@options.most_gaps
 @click.option("--compare", is_flag=True, help="Each TRACE is a run of its own: compare them.")
 @click.option("--label", "labels", multiple=True, help="Of --compare: what to call a run.")
 @options.batch
-@click.option("--serve", is_flag=True, help="Serve the page here, to zoom into large traces.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of --serve; any if 0.")
+@options.keep_going
 def report(
     traces: tuple[Path, ...],
     keep_going: bool,
@@ -182,10 +182,10 @@ def report(
     help="perfetto: a file for ui.perfetto.dev; parquet, csv: a folder of tables; trace: a smaller "
     "trace of the same kind.",
 )
-@options.window
-@click.option("--redact", is_flag=True, help="Replace names of hosts, users, paths and programs.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file or folder.")
 @options.force
+@options.window
+@click.option("--redact", is_flag=True, help="Replace names of hosts, users, paths and programs.")
 @options.keep_going
 def export(
     traces: tuple[Path, ...],

@@ -41,7 +41,6 @@ def _limits(function: _F) -> _F:
 
 @click.command("check")
 @click.argument("trace", type=options.UNCHECKED)
-@_limits
 @click.option(
     "--baseline",
     type=options.UNCHECKED,
@@ -58,8 +57,9 @@ def _limits(function: _F) -> _F:
     metavar="WORD",
     help="A finding's id, or a severity (that one and worse); may be given several times.",
 )
-@options.steps
+@_limits
 @options.batch
+@options.steps
 @options.check_format
 def command(
     trace: Path,

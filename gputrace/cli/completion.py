@@ -96,6 +96,8 @@ def _page(context: click.Context, day: str) -> Iterator[str]:
 def _more(context: click.Context, commands: list[click.Context]) -> Iterator[str]:
     """Yield the sections of gputrace(1), or a reference to it from the other pages."""
     if context in commands:
+        yield ".SH EXAMPLES"
+        yield _text("\n".join(COMMANDS[str(context.info_name)][1:]))
         yield ".SH SEE ALSO"
         yield ".BR gputrace (1)"
         return

@@ -30,7 +30,6 @@ Your own: gputrace record -- python train.py, then gputrace analyze trace.sqlite
 
 
 @click.command("demo")
-@options.report_format
 @click.option("--no-record", is_flag=True, help="Only analyse the bundled recording.")
 @click.option(
     "-o",
@@ -40,6 +39,7 @@ Your own: gputrace record -- python train.py, then gputrace analyze trace.sqlite
     help="Only write the bundled recording to a file, for other commands to look at.",
 )
 @click.option("--force", is_flag=True, help="Replace that file if it exists.")
+@options.report_format
 def command(form: str, no_record: bool, output: Path | None, force: bool) -> int:
     """Analyze a bundled recording: two H200 GPUs training ResNet-50, slower than they should.
 

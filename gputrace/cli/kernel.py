@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 @click.argument("kernel")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option(
+    "--count", type=click.IntRange(min=1), default=1, show_default=True, help="Launches to profile."
+)
+@click.option(
+    "--skip",
+    type=click.IntRange(min=0),
+    help="Launches of it to leave out first, instead of those before a steady step.",
+)
+@click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
@@ -31,14 +39,6 @@ if TYPE_CHECKING:
     help="The report of Nsight Compute.",
 )
 @options.force
-@click.option(
-    "--count", type=click.IntRange(min=1), default=1, show_default=True, help="Launches to profile."
-)
-@click.option(
-    "--skip",
-    type=click.IntRange(min=0),
-    help="Launches of it to leave out first, instead of those before a steady step.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print the kernel and its launches as JSON.")
 def command(
     trace: Path,

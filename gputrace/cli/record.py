@@ -16,7 +16,7 @@ import click
 from gputrace.cli import options
 from gputrace.cli.console import begin_line, signals_as_interrupt, tell
 from gputrace.errors import ExitCode, GputraceError, InputError, MissingError, UsageError
-from gputrace.units import format_bytes, format_ns, parse_duration
+from gputrace.units import format_bytes, format_count, format_ns, parse_duration
 
 if TYPE_CHECKING:
     from gputrace.collectors.backend import Every, Merged, Plan
@@ -39,21 +39,21 @@ LARGE_AT_A_TERMINAL: Final = 10**9
     help="The trace to write; %h is the host, %p the process id, %q{VAR} a variable.",
 )
 @options.force
-@click.option(
-    "--backend",
-    type=options.OursOrPlugins(options.BACKENDS, "collectors"),
-    default="auto",
-    show_default=True,
-    help="What records: the embedded CUPTI collector, nsys, nvprof (GPUs before A100), or the "
-    "host's signals alone.",
-)
+@click.option("--python", is_flag=True, help="Sample which line of the program the host is at.")
+@click.option("--live", is_flag=True, help="Show steps, GPUs and clocks while COMMAND runs.")
+@click.option("--steps", metavar="A:B", help="Record only these training steps, from 0, without B.")
 @click.option("--delay", metavar="TIME", default="0", help="Start so long after CUDA, as 30s.")
 @click.option("--duration", metavar="TIME", default="0", help="Record only so long, as 10s.")
-@click.option("--steps", metavar="A:B", help="Record only these training steps, from 0, without B.")
 @click.option(
     "--every",
     metavar="N:M",
     help="Record M of each N steps, as 1000:10, or so long of each time, as 10min:5s.",
+)
+@click.option(
+    "--sample",
+    metavar="SHARE",
+    help="Record some steps now and then, such that the run takes longer by so much, as 2%; or "
+    "all. If not given, all, and of a long run that recording slows, some.",
 )
 @click.option(
     "--keep",
@@ -63,27 +63,27 @@ LARGE_AT_A_TERMINAL: Final = 10**9
 @click.option("--when-slow", metavar="2x", help="Also a trace of what --keep has of slow steps.")
 @click.option("--max-size", metavar="SIZE", help="Stop recording at so many bytes, as 2GB.")
 @click.option(
+    "--backend",
+    type=options.OursOrPlugins(options.BACKENDS, "collectors"),
+    default="auto",
+    show_default=True,
+    help="What records: the embedded CUPTI collector, nsys, nvprof (GPUs before A100), or the "
+    "host's signals alone.",
+)
+@click.option(
     "--api",
     type=click.Choice(["all", "auto", "none"]),
     default="all",
     show_default=True,
     help="CUDA calls to keep: auto those of some steps where there are too many, to save room.",
 )
-@click.option(
-    "--sample",
-    metavar="SHARE",
-    help="Record some steps now and then, such that the run takes longer by so much, as 2%; or "
-    "all. If not given, all, and of a long run that recording slows, some.",
-)
+@click.option("--profiler-api", is_flag=True, help="Record from cudaProfilerStart to Stop.")
+@click.option("--no-nvml", is_flag=True, help="Do not sample clocks, power and use of the GPUs.")
 @click.option(
     "--no-control",
     is_flag=True,
     help="Leave no steps unrecorded, by which the cost of recording is known.",
 )
-@click.option("--profiler-api", is_flag=True, help="Record from cudaProfilerStart to Stop.")
-@click.option("--no-nvml", is_flag=True, help="Do not sample clocks, power and use of the GPUs.")
-@click.option("--python", is_flag=True, help="Sample which line of the program the host is at.")
-@click.option("--live", is_flag=True, help="Show steps, GPUs and clocks while COMMAND runs.")
 # The type lets the shell complete arguments as files.
 @click.argument("command", nargs=-1, type=click.Path(readable=False), required=True)
 def command(command: tuple[str, ...], live: bool, force: bool, **given: Any) -> int:
@@ -137,11 +137,11 @@ def _record(prepared: Prepared) -> int:
         code, has_run = _say(str(error), ExitCode.RECORDING_FAILED), False
     if has_run:
         begin_line()
-    made = _conclude(prepared, has_run)
+    made = _conclude(prepared, has_run, failed=code != 0)
     return code or made
 
 
-def _conclude(prepared: Prepared, has_run: bool) -> int:
+def _conclude(prepared: Prepared, has_run: bool, *, failed: bool) -> int:
     """Make the trace and report on it; return the exit code if the program's own is 0."""
     from gputrace.collectors.session import conclude
 
@@ -160,7 +160,7 @@ def _conclude(prepared: Prepared, has_run: bool) -> int:
         problem = str(error)
     else:
         if merged is not None:
-            _tell_merged(merged, output, prepared.traces)
+            _tell_merged(merged, output, prepared.traces, failed=failed)
         return ExitCode.DONE
     safe = f"what was recorded is safe: gputrace recover {prepared.folder} -o FILE"
     tell(f"{problem}; {safe}")
@@ -168,18 +168,31 @@ def _conclude(prepared: Prepared, has_run: bool) -> int:
 
 
 def _counts(merged: Merged) -> str:
-    return f"{merged.kernels:,} kernels, {merged.steps:,} steps, processes: {merged.processes}"
+    kernels, steps = format_count(merged.kernels, "kernel"), format_count(merged.steps, "step")
+    return f"{kernels}, {steps}, processes: {merged.processes}"
 
 
-def _tell_merged(merged: Merged, output: Path, traces: str) -> None:
+_LEAST_STEPS: Final = 2
+"""Marks of steps that an analysis needs where no GPU was seen: from one to the next is a step."""
+
+
+def _tell_merged(merged: Merged, output: Path, traces: str, *, failed: bool) -> None:
     size = output.stat().st_size / 1e6
     for line in (f"{output}: {_counts(merged)}, {size:,.1f} MB", *merged.notes):
         tell(line)
     if merged.cut:
         lost = "what they had not written, a second at most where the disk took it, is missing"
         tell(f"{merged.cut} ended without warning; {lost}")
-    if merged.kernels or merged.steps:
+    if merged.kernels or merged.steps >= _LEAST_STEPS:
         tell(f"next: gputrace analyze {traces}")
+    elif failed:
+        tell("the program failed before its second step: there is nothing to analyze yet")
+    else:
+        seen = "only one step was" if merged.steps else "no steps were"
+        tell(
+            f"{seen} seen: call gputrace.step() at the end of each, or wrap each in "
+            "`with gputrace.step():`, and record again"
+        )
 
 
 def _tell_size(size: Size) -> None:

@@ -328,6 +328,8 @@ class Gaps:
     largest: tuple[Gap, ...]
     largest_in_steps: tuple[Gap, ...]
     """Largest gaps that lie in the measured steps."""
+    hint: str = ""
+    """How to record more of what the host does in them; empty if that would not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -677,6 +679,8 @@ class WhatIf:
     """``now_ns - step_ns``."""
     assumption: str
     """Assumed effect of the optimization, and what bounds it."""
+    beyond: str
+    """Reason why it may gain more than the finding costs; empty if it cannot."""
     replay_error: float
     """Fraction of the recorded step time that the known dependencies leave unexplained, 0 to 1."""
     steps: int

@@ -451,7 +451,10 @@ class Texts:
         import pyarrow
 
         known = [number for number in numbers if 0 <= number < len(self._distinct)]
-        texts = self._distinct.take(pyarrow.array(known, pyarrow.int64()))
+        # pyarrow.array() would import pandas.
+        buffer = pyarrow.py_buffer(np.array(known, np.int64))
+        rows = pyarrow.Array.from_buffers(pyarrow.int64(), len(known), [None, buffer])
+        texts = self._distinct.take(rows)
         return dict(zip(known, _decoded(texts), strict=True))
 
     def matching(self, pattern: re.Pattern[str], numbers: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final
 
 from gputrace.errors import InputError, PluginError
@@ -172,6 +173,10 @@ def open_trace(path: Path | str, keep_going: bool = False, windows: bool = False
 
 
 def _unknown(candidate: Candidate) -> str:
+    path = candidate.path
+    if path.suffix in _PROGRAMS or candidate.content.startswith((b"#!", b"\x7fELF")):
+        command = f"{_PROGRAMS.get(path.suffix, '')}{quote(str(path))}"
+        return f"a program, not a trace; record it first: gputrace record -- {command}"
     readable = ", ".join(str(reader.files) for reader in all_readers())
     if candidate.database is None:
         unknown = f"not a trace that gputrace knows; it reads {readable}"
@@ -216,6 +221,8 @@ def _of_plugin(plugin: Plugin) -> Reader | None:
     return replace(reader, recognises=recognises, open=opens)
 
 
+_PROGRAMS: Final = {".py": "python ", ".sh": "sh "}
+"""Suffixes of programs, with the interpreters that run them."""
 _RECORD: Final = "record the program with `gputrace record -- python train.py`"
 _KNOWN: Final = (
     (

@@ -1,7 +1,7 @@
 """Reports of an analysis, one function per format and imported on demand, and plugins' views.
 
-Those for other programs are here: JSON, CSV, and tables as pandas DataFrames. Names in them are
-those of the result dataclasses.
+Those for other programs are here: JSON, CSV, and tables for pandas, polars and Arrow. Names in them
+are those of the result dataclasses.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gputrace.errors import MissingError, UsageError
 from gputrace.model.results import (
@@ -30,9 +31,6 @@ from gputrace.model.results import (
 )
 from gputrace.plugins import call, expect, load_function, named, names
 from gputrace.sanitize import cell, json_text
-
-if TYPE_CHECKING:
-    import pandas
 
 FORMATS: Final = {
     "text": "gputrace.report.text.render",
@@ -121,27 +119,56 @@ _TABLES: Final[dict[str, type]] = {
 }
 
 
-def frame(analysis: Analysis, table: str) -> pandas.DataFrame:
-    """Return one table as a DataFrame, a column per field.
+def frame(analysis: Analysis, table: str, library: str) -> Any:
+    """Return one table, a column per field, as ``pandas``, ``polars`` or ``pyarrow`` has tables.
 
-    Raises UsageError for an unknown table, MissingError without pandas.
+    Raises UsageError for an unknown table, MissingError without the library.
     """
     if table not in _TABLES:
         raise UsageError(f"no table is called {table!r}; there are {', '.join(_TABLES)}")
     try:
-        import pandas
+        module = import_module(library)
     except ImportError:
-        raise MissingError("to_pandas() needs pandas; install gputrace[pandas]") from None
-    columns = [field.name for field in fields(_TABLES[table])]
-    if table != "kernels":
-        rows = analysis.gaps.largest if table == "gaps" else getattr(analysis, table)
-        return pandas.DataFrame({name: [getattr(row, name) for row in rows] for name in columns})
-    # A row per kernel and GPU that runs it.
-    top = analysis.kernels.top if analysis.kernels else ()
-    pairs = [(use, on_gpu) for use in top for on_gpu in use.by_gpu]
-    of_gpu = [field.name for field in fields(KernelOnGpu)]
-    of_use = [name for name in columns if name not in {*of_gpu, "by_gpu", "share"}]
-    return pandas.DataFrame(
-        {name: [getattr(use, name) for use, _ in pairs] for name in of_use}
-        | {name: [getattr(on_gpu, name) for _, on_gpu in pairs] for name in of_gpu}
-    )
+        method = f"to_{library.removeprefix('py')}()"
+        extra = "" if library == "pyarrow" else f"; install gputrace[{library}]"
+        raise MissingError(f"{method} needs {library}{extra}") from None
+    columns, types = _columns(analysis, table)
+    if library == "pandas":
+        return module.DataFrame(columns)
+    # These take no column of objects.
+    for name in [name for name, type_ in types.items() if type_ is None]:
+        types[name] = str
+        columns[name] = [to_json(value).rstrip() for value in columns[name]]
+    if library == "polars":
+        return module.DataFrame(columns, schema=types)
+    arrow = {int: "int64", float: "float64", bool: "bool", str: "string"}
+    schema = module.schema([(name, arrow[type_]) for name, type_ in types.items()])
+    return module.table(columns, schema=schema)
+
+
+def _columns(analysis: Analysis, table: str) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+    """Return the values and the type of each column; no type for other than numbers and text."""
+    kinds, rows = [_TABLES[table]], getattr(analysis, table)
+    if table == "gaps":
+        rows = analysis.gaps.largest
+    if table == "kernels":
+        # A row per kernel and GPU that runs it; the GPU's figures hide those of all GPUs.
+        kinds.append(KernelOnGpu)
+        top = analysis.kernels.top if analysis.kernels else ()
+        rows = [ChainMap(_row(on_gpu), _row(use)) for use in top for on_gpu in use.by_gpu]
+    else:
+        rows = list(map(_row, rows))
+    annotations = {field.name: str(field.type) for kind in kinds for field in fields(kind)}
+    types = {
+        name: _TYPES.get(annotation.partition(" ")[0])
+        for name, annotation in annotations.items()
+        if table != "kernels" or name not in ("by_gpu", "share")
+    }
+    return {name: [row[name] for row in rows] for name in types}, types
+
+
+def _row(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+_TYPES: Final[dict[str, type]] = {"int": int, "float": float, "bool": bool, "str": str}

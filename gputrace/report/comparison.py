@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
-from itertools import takewhile
 from types import SimpleNamespace
 from typing import Final
 
@@ -24,12 +22,16 @@ from gputrace.analyzers.compare.results import (
     ScalingRow,
     Worst,
 )
-from gputrace.analyzers.kernel_names import short_name
 from gputrace.report import render_as, render_rows
 from gputrace.report.markdown_html import escape, render_table
-from gputrace.report.tables import CLASS_NAMES, Table, gpu_name
-from gputrace.report.text import open_console, print_table, said, without_blanks
-from gputrace.sanitize import cut, sentence
+from gputrace.report.tables import CLASS_NAMES, Table, gpu_name, kernel_labels
+from gputrace.report.text import (
+    open_console,
+    print_table,
+    room_for_names,
+    said,
+    without_blanks,
+)
 from gputrace.units import format_ns, format_share
 
 FORMATS: Final = {
@@ -59,10 +61,10 @@ def render_text(comparison: Comparison, width: int = 80, color: bool = False) ->
         more = f" and {len(run.paths) - 1} more" if len(run.paths) > 1 else ""
         console.print(said(f"  {run.label}: {run.paths[0]}{more}", "dim"), soft_wrap=True)
     console.print()
-    for table in tables(comparison, max(width - _BESIDE_NAMES, 16)):
+    for table in tables(comparison, room_for_names(width, _BESIDE_NAMES)):
         print_table(console, table)
     for heading, note in notes(comparison):
-        console.print(Text.assemble((f"{heading}: ", _NOTES.get(heading, "dim")), sentence(note)))
+        console.print(Text.assemble((f"{heading}: ", _NOTES.get(heading, "dim")), said(note)))
     return without_blanks(console)
 
 
@@ -116,7 +118,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def tables(comparison: Comparison, width: int) -> Iterator[Table]:
-    """Yield all tables with content; kernel names are cut at ``width``."""
+    """Yield all tables with content; kernel names are at most ``width`` wide."""
     yield _runs_table(comparison)
     pair = comparison.pair
     if comparison.scaling is not None:
@@ -228,7 +230,7 @@ def _kernels_table(comparison: Comparison, pair: Pair, width: int) -> Iterator[T
             _arrow(f"{row.a_count:.3g}", f"{row.b_count:.3g}"),
             _each(row),
         )
-        for name, row in zip(short_kernels([k.name for k in shown], width), shown, strict=True)
+        for name, row in zip(kernel_labels([k.name for k in shown], width), shown, strict=True)
     )
     yield Table(title, ("", a.label, b.label, "change", "count", "each"), rows)
 
@@ -242,7 +244,7 @@ def _kernels_by_share(comparison: Comparison, pair: Pair, width: int) -> Iterato
         if (apart := abs(shares[1] - shares[0])) >= _LEAST_SHARE:
             far.append((apart, row.name, shares))
     shown = sorted(far, key=lambda kernel: kernel[0], reverse=True)[:_MOST_KERNELS]
-    names = short_kernels([name for _, name, _ in shown], width)
+    names = kernel_labels([name for _, name, _ in shown], width)
     rows = tuple(
         (name, *(format_share(share, 1) for share in shares))
         for name, (_, _, shares) in zip(names, shown, strict=True)
@@ -302,16 +304,16 @@ def _outstanding(row: ClassChange) -> bool:
 def _bounds(low: int | None, high: int | None) -> str:
     """Format ``-0.31 to +1.20 ms``, in the unit that suits the larger bound."""
     if low is None or high is None:
-        return "unknown"
+        return "?"
     size = max(abs(low), abs(high))
-    units = (("s", 10**9), ("ms", 10**6), ("us", 10**3))
+    units = (("s", 10**9), ("ms", 10**6), ("µs", 10**3))
     unit, scale = next((pair for pair in units if size >= pair[1]), ("ns", 1))
     digits = 0 if size / scale >= 100 or scale == 1 else 1 if size / scale >= 10 else 2
     return f"{low / scale:+.{digits}f} to {high / scale:+.{digits}f} {unit}"
 
 
 def _signed(ns: int) -> str:
-    """Format a difference: ``+1.20 ms``, ``-310 us``, ``0``."""
+    """Format a difference: ``+1.20 ms``, ``-310 µs``, ``0``."""
     return ("+" if ns > 0 else "") + format_ns(ns) if ns else "0"
 
 
@@ -348,29 +350,6 @@ def _each(row: KernelChange) -> str:
     if row.a_median_ns is None or row.b_median_ns is None:
         return row.status
     return _arrow(format_ns(row.a_median_ns), format_ns(row.b_median_ns))
-
-
-def short_kernels(names: Sequence[str], width: int) -> list[str]:
-    """Cut names at a width; names that would look the same show where they differ."""
-    short = [short_kernel(name, width) for name in names]
-    return [
-        text if short.count(text) == 1 else _parted(name, [n for n in names if n != name], width)
-        for name, text in zip(names, short, strict=True)
-    ]
-
-
-def _parted(name: str, others: Sequence[str], width: int) -> str:
-    """Return the function's name and what follows the longest prefix shared with another name."""
-    prefixes = (takewhile(lambda at: at[0] == at[1], zip(name, o, strict=False)) for o in others)
-    same = max(len(list(prefix)) for prefix in prefixes)
-    start = same - len(re.split(r"[\W_]", name[:same])[-1])
-    head = short_kernel(name, width).split(" ")[0].rstrip("…")[: width // 2]
-    return cut(f"{head}…{name[start:]}", width)
-
-
-def short_kernel(name: str, width: int) -> str:
-    """Return the distinctive part of a name, cut with ``…`` at a width."""
-    return cut(short_name(name), width)
 
 
 _MOST_ACROSS: Final = 5

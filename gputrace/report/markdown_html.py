@@ -12,8 +12,8 @@ from gputrace.report.tables import (
     Limits,
     Table,
     advice,
+    finding_text,
     notes,
-    savings,
     tables_after,
     tables_before,
     verdict,
@@ -29,13 +29,9 @@ def render_markdown(analysis: Analysis) -> str:
     """Render a report as GitHub Markdown; names from the trace are escaped."""
     limits = Limits(gpus_across=4, gaps=10, links=8, kernels=15)
     parts = [f"**{escape(verdict(analysis))}**"]
-    for first in analysis.findings[:1]:
-        parts.append(f"What to do: {escape(first.advice)}.{escape(savings(analysis, first))}")
+    parts += map(escape, advice(analysis))
     parts += [render_table(table) for table in tables_before(analysis, limits)]
-    others = [
-        f"- `{f.id}`: {escape(f.message)}.{escape(savings(analysis, f))}"
-        for f in analysis.findings[1:]
-    ]
+    others = [f"- `{f.id}`: {escape(finding_text(analysis, f))}" for f in analysis.findings[1:]]
     others += [f"- {escape(note)}" for note in notes(analysis)]
     if others:
         parts.append("\n".join(others))
@@ -62,7 +58,7 @@ def render_html(analysis: Analysis) -> str:
     """Render a ``div`` without scripts or styles; everything from the trace is escaped."""
     limits = Limits(gpus_across=4, gaps=5, links=8, kernels=8)
     parts = [f"<b>{escape_html(verdict(analysis))}</b>", *map(escape_html, advice(analysis))]
-    others = [f"{f.id}: {f.message}.{savings(analysis, f)}" for f in analysis.findings[1:]]
+    others = [f"{f.id}: {finding_text(analysis, f)}" for f in analysis.findings[1:]]
     small = [f"<small>{escape_html(note)}</small>" for note in notes(analysis)]
     return "".join(
         (

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
+from gputrace.analyzers.kernel_names import short_name
 from gputrace.model.names import short
 from gputrace.model.results import (
     Analysis,
@@ -19,8 +22,8 @@ from gputrace.model.results import (
     GpuTotals,
 )
 from gputrace.model.time_class import TIME_CLASSES
-from gputrace.sanitize import LONGEST, clean, sentence
-from gputrace.units import format_bytes, format_ns, format_ranges, format_share
+from gputrace.sanitize import LONGEST, clean, cut, sentence
+from gputrace.units import format_bytes, format_count, format_ns, format_ranges, format_share
 
 if TYPE_CHECKING:
     from gputrace.analyzers.timeline_model import SceneLane
@@ -37,12 +40,16 @@ _HIDDEN_SHARE: Final = 0.01
 TEXT_COLUMNS: Final = ("evidence", "not done")
 """Columns that hold sentences."""
 
+_UNKNOWN: Final = "–"
+_SILENT: Final = frozenset(("", "?", _UNKNOWN))
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
     """Title, column names, and rows of cells.
 
-    The first column and `TEXT_COLUMNS` hold text, all others numbers.
+    The first column and `TEXT_COLUMNS` hold text, all others numbers. Columns that say nothing in
+    any row are left out.
     """
 
     title: str
@@ -53,22 +60,34 @@ class Table:
         """Sanitize all cells: they never contain control sequences."""
         set_ = object.__setattr__
         set_(self, "title", sentence(self.title))
-        set_(self, "header", tuple(map(sentence, self.header)))
-        set_(self, "rows", tuple(tuple(map(sentence, row)) for row in self.rows))
+        first, *others = zip(self.header, *self.rows, strict=True)
+        kept = [first, *(c for c in others if not self.rows or not _SILENT.issuperset(c[1:]))]
+        header, *rows = zip(*(map(sentence, column) for column in kept), strict=True)
+        set_(self, "header", header)
+        set_(self, "rows", tuple(rows))
 
 
 def verdict(analysis: Analysis) -> str:
     """Return the first finding's message as a sentence."""
     if not analysis.findings:
         return "Nothing stands out: no class of time is worth a change."
-    message = analysis.findings[0].message
-    return message[0].upper() + message[1:] + "."
+    return f"{capital(analysis.findings[0].message)}."
 
 
 def advice(analysis: Analysis) -> Iterator[str]:
     """Yield what to do about the first finding, if there is any."""
     for first in analysis.findings[:1]:
         yield f"What to do: {first.advice}.{savings(analysis, first)}"
+
+
+def finding_text(analysis: Analysis, finding: Finding) -> str:
+    """Return a finding's message as sentences, with the predicted gain of a fix."""
+    return f"{capital(finding.message)}.{savings(analysis, finding)}"
+
+
+def capital(text: str) -> str:
+    """Return a text with the capital letter of a sentence's beginning."""
+    return re.sub(r"^gpu\b|^.", lambda begin: begin[0].upper(), text)
 
 
 def gpu_name(gpu: int | None, rank: int, known: bool, ranked: bool) -> str:
@@ -146,10 +165,20 @@ def _ranks_table(analysis: Analysis) -> Table:
     return Table(_title(analysis), ("", _unit(analysis), "waits for data", "", "the rest"), body)
 
 
-def gaps_table(analysis: Analysis, most: int) -> Table:
-    """List the largest gaps; only those in measured steps where steps were found."""
+_LEAST_GAP: Final = 0.005
+"""Share of a step from which a gap is listed."""
+
+
+def gaps_table(analysis: Analysis, most: int) -> Table | None:
+    """List the largest gaps; only those in measured steps where steps were found.
+
+    Return None where none is long enough to matter.
+    """
     gaps = analysis.gaps
-    shown = gaps.largest_in_steps or gaps.largest
+    least = _LEAST_GAP * (analysis.steps.mean_ns or 0)
+    shown = [gap for gap in gaps.largest_in_steps or gaps.largest if gap.length_ns >= least]
+    if not shown:
+        return None
     where = f" in these {_loop(analysis)[0]}s" if gaps.largest_in_steps else ""
     body = tuple(
         (
@@ -162,7 +191,9 @@ def gaps_table(analysis: Analysis, most: int) -> Table:
         )
         for gap in shown[:most]
     )
-    title = f"Largest gaps{where} (in all {gaps.count:,} gaps, {format_ns(gaps.total_ns)})"
+    on = " on all GPUs" if len(analysis.gpus) > 1 else ""
+    every = f"the whole trace has {gaps.count:,}, {format_ns(gaps.total_ns)}{on}"
+    title = f"Largest gaps{where} ({every})"
     return Table(title, ("", "length", "from", "step", "cause", "evidence"), body)
 
 
@@ -176,7 +207,7 @@ def notes(analysis: Analysis) -> Iterator[str]:
             f"{host} has rank{'' if len(ids) == 1 else 's'} {format_ranges(sorted(ids))}"
             for host, ids in ranks.items()
         )
-        count = f"{len(ranks)} host{'' if len(ranks) == 1 else 's'}"
+        count = format_count(len(ranks), "host")
         yield f"{len(analysis.paths)} files of {count}: {hosts}."
     if any(not total.gpu_known for total in analysis.gpus):
         yield "The trace does not say which physical cards these are; CUDA ordinals are shown."
@@ -186,8 +217,10 @@ def notes(analysis: Analysis) -> Iterator[str]:
         p50, p95 = format_ns(steps.p50_ns), format_ns(steps.p95_ns)
         yield f"Steps are {steps.reason}: p50 {p50}, p95 {p95}."
     for reason, rows in analysis.dropped_rows.items():
-        yield f"{rows:,} row{'' if rows == 1 else 's'} left out: {reason}."
-    yield from analysis.warnings
+        yield f"{format_count(rows, 'row')} left out: {reason}."
+    if analysis.gaps.hint:
+        yield f"{capital(analysis.gaps.hint)}."
+    yield from (f"{capital(warning)}." for warning in analysis.warnings)
 
 
 def _loader_note(analysis: Analysis) -> Iterator[str]:
@@ -214,9 +247,16 @@ def _title(analysis: Analysis) -> str:
         elif steps.kind == "iterations" and steps.mean_ns is not None:
             mean = format_ns(steps.mean_ns)
             why = f"{steps.count} iterations of {mean}, not shown to be training"
-        return f"Where the time went (whole span, {format_ns(analysis.span_ns)}; {why})"
+        totals = [row.total_ns for row in analysis.breakdown]
+        span = f"whole span, {format_ns(analysis.span_ns)}"
+        if len(set(map(format_ns, totals))) > 1:
+            mean = format_ns(sum(totals) / len(totals))
+            span = f"each GPU from its first to its last operation, {mean} on average"
+        return f"Where the time went ({span}; {why})"
     word, a_turn = _loop(analysis)
     what = "" if steps.kind == "training" else ", not shown to be training"
+    if analysis.recorder is not None and analysis.recorder.added_ns:
+        what += "; what recording adds is in it"
     return f"Where the time of {a_turn} goes (mean of {count} of {steps.count} {word}s{what})"
 
 
@@ -256,8 +296,8 @@ class Limits:
 
 def tables_before(analysis: Analysis, limits: Limits) -> list[Table]:
     """Return the tables between the verdict and the other findings."""
-    gaps = [gaps_table(analysis, limits.gaps)] if analysis.gaps.largest else []
-    return [main_table(analysis, limits.gpus_across), *gaps]
+    gaps = gaps_table(analysis, limits.gaps)
+    return [main_table(analysis, limits.gpus_across), *([gaps] if gaps else [])]
 
 
 def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
@@ -274,7 +314,6 @@ def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
     return [table for table in made if table is not None]
 
 
-_UNKNOWN: Final = "–"
 _LEAST_SHARE: Final = 0.005
 """Share of a loader's time from which a part is listed."""
 
@@ -318,7 +357,7 @@ def loader_tables(analysis: Analysis) -> tuple[Table, ...]:
     if loader is None:
         return ()
     of = f" of rank {loader.rank}" if len(analysis.loader) > 1 else ""
-    workers = f"{loader.workers} worker{'' if loader.workers == 1 else 's'}"
+    workers = format_count(loader.workers, "worker")
     queue = "in the process that trains"
     if loader.queue_median is not None and loader.queue_empty is not None:
         queue = f"{loader.queue_median:g} ready when asked, none in {loader.queue_empty:.0%}"
@@ -350,7 +389,7 @@ _LONGEST_PART: Final = 40
 
 
 def cards_table(analysis: Analysis) -> Table | None:
-    """Tabulate NVML samples by card; return None where no card was sampled."""
+    """Tabulate NVML samples by card; return None where no card was sampled then."""
     if not analysis.cards:
         return None
     hosts = len({card.host for card in analysis.cards}) > 1
@@ -367,15 +406,13 @@ def cards_table(analysis: Analysis) -> Table | None:
         )
         for card in analysis.cards
     )
-    # Columns in which every value is unknown are left out.
-    columns = [c for c in zip(header, *body, strict=True) if set(c[1:]) != {_UNKNOWN}]
-    header, *rows = zip(*columns, strict=True)
     counts = [card.samples for card in analysis.cards]
     count = " to ".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
     samples = "sample" if max(counts) == 1 else "samples"
     where = "in these steps" if any(row.steps for row in analysis.breakdown) else "while they work"
     title = f"The cards {where} (NVML, {count} {samples} of each at work)"
-    return Table(title, header, tuple(rows))
+    table = Table(title, header, body)
+    return table if len(table.header) > 1 else None
 
 
 def _measured(value: float | None, unit: str, most: float | None = None, scale: int = 1) -> str:
@@ -397,10 +434,8 @@ def collectives_table(analysis: Analysis) -> Table | None:
     shown = analysis.collectives[:_MOST]
     if not shown:
         return None
-    header: tuple[str, ...] = ("", "count", "size", "time", "exposed", "wait", "transfer", "bus")
+    header = ("", "count", "size", "time", "exposed", "wait", "transfer", "bus")
     rows = tuple(map(_collective_row, shown))
-    if all(total.bus_bandwidth is None for total in shown):
-        header, rows = header[:-1], tuple(row[:-1] for row in rows)
     unit = "a GPU and step" if shown[0].steps else "a GPU"
     where = " within one process" if all(total.one_process for total in shown) else ""
     title = f"Communication{where} ({unit}; exposed: with no computation beside it)"
@@ -430,20 +465,18 @@ _WORTH: Final = 0.001
 
 
 def kernels_table(analysis: Analysis, most: int, longest: int = 80) -> Table | None:
-    """Tabulate the kernels with most time over all GPUs; return None where all are negligible.
-
-    Names longer than ``longest`` are shortened in the middle, as their ends distinguish kernels.
-    """
+    """Tabulate the kernels with most time over all GPUs; return None where all are negligible."""
     kernels = analysis.kernels
     shown = [use for use in kernels.top[:most] if use.share >= _WORTH] if kernels else []
     if kernels is None or not shown:
         return None
     rows = []
-    for use in shown:
+    labels = kernel_labels([use.name for use in shown], longest)
+    for use, label in zip(shown, labels, strict=True):
         each = kernels.steps or max(len(use.by_gpu), 1)
         count, cores = use.count / each, use.tensor_cores or ""
         cells = (
-            _cut(use.short, longest),
+            label,
             use.family,
             "?" if cores == "unknown" else cores,
             f"{count:,.0f}" if count >= 10 or count == int(count) else f"{count:.1f}",
@@ -453,9 +486,45 @@ def kernels_table(analysis: Analysis, most: int, longest: int = 80) -> Table | N
         )
         rows.append(cells)
     where = _loop(analysis)[1] if kernels.steps else "in all"
-    of = f"{len(shown)} of {kernels.distinct}, {where} on a GPU; tc: on tensor cores"
-    head = ("", "family", "tc", "times", "median", "time", "")
+    of = f"{len(shown)} of {kernels.distinct}, {where} on a GPU"
+    if {row[2] for row in rows} & {"yes", "no"}:
+        of += "; tc: on tensor cores"
+    head = ("", "family", "tc", "times", "median", "time", "share")
     return Table(f"Kernels that take most time ({of})", head, tuple(rows))
+
+
+def kernel_labels(names: Sequence[str], longest: int) -> list[str]:
+    """Shorten names of kernels to what people call them; different names stay different.
+
+    Longer ones than ``longest`` are cut in the middle, as their ends distinguish kernels.
+    """
+    labels = {name: _cut(short_name(name), longest) for name in names}
+    labels |= _told_apart(labels, longest)
+    return [labels[name] for name in names]
+
+
+def _told_apart(labels: Mapping[str, str], longest: int) -> dict[str, str]:
+    """Return labels that show where names part, for those that have the same label."""
+    apart: dict[str, str] = {}
+    for label in set(labels.values()):
+        names = [name for name in labels if labels[name] == label]
+        if len(names) == 1:
+            continue
+        shorts = [short_name(name) for name in names]
+        texts = shorts if len(set(shorts)) == len(names) else names
+        ends = zip(min(texts), max(texts), strict=False)
+        shared = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], ends))
+        word = re.split(r"[\W_]", shared)[-1]
+        start = len(shared) - (len(word) if len(word) < longest // 4 else 0)
+        head = shorts[0][: longest // 2]
+        if texts is shorts:
+            head = head[:start]
+        parted = {
+            name: cut(f"{head}…{text[start:]}", longest)
+            for name, text in zip(names, texts, strict=True)
+        }
+        apart |= parted | _told_apart(parted, longest)
+    return apart
 
 
 def _cut(name: str, longest: int) -> str:
@@ -485,7 +554,7 @@ def links_table(analysis: Analysis, most: int) -> Table | None:
     rows = tuple(
         (
             ends(row),
-            row.link or "unknown",
+            row.link or "?",
             f"{row.copies:,}",
             format_bytes(row.bytes),
             _rate(row.bandwidth),
@@ -515,6 +584,10 @@ def extra_table(table: ExtraTable) -> Table:
     return Table(table.title, table.header, rows)
 
 
+_MORE: Final = 1.1
+"""Ratio to a finding's cost from which a predicted gain says why it is larger."""
+
+
 def savings(analysis: Analysis, finding: Finding) -> str:
     """Return a sentence, after a space, on the predicted gain of a fix; empty if unknown.
 
@@ -524,16 +597,21 @@ def savings(analysis: Analysis, finding: Finding) -> str:
     first = next(known for known in analysis.findings if known.id == finding.id)
     if cure is None or first is not finding:
         return ""
-    now = format_ns(cure.now_ns)
+    now, gain = format_ns(cure.now_ns), format_ns(cure.gain_ns)
     least, most = (format_ns(cure.now_ns - bound) for bound in (cure.high_ns, cure.low_ns))
+    why = ""
+    if cure.beyond and cure.now_ns - cure.low_ns > _MORE * finding.impact_ns:
+        why = f"; more than {format_ns(finding.impact_ns)} because {cure.beyond}"
     if cure.high_ns >= cure.now_ns:
-        return f" {cure.what} might save up to {most} of {now} a step."
-    if least.split()[-1] == most.split()[-1]:
-        least = least.split()[0]
-    return (
-        f" {cure.what} would save about {format_ns(cure.gain_ns)} of {now} a step "
-        f"({least} to {most})."
-    )
+        return f" {cure.what} might save up to {most} of {now} a step{why}."
+    between = "" if least == most else f" ({format_range(least, most)})"
+    return f" {cure.what} would save about {gain} of {now} a step{between}{why}."
+
+
+def format_range(least: str, most: str) -> str:
+    """Format two quantities as ``1.2 to 1.4 ms``, with the unit once where both have it."""
+    number, _, unit = least.rpartition(" ")
+    return f"{number if most.endswith(f' {unit}') else least} to {most}"
 
 
 @lru_cache(maxsize=4096)

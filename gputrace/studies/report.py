@@ -12,7 +12,6 @@ from typing import Any, Final
 from bokeh.models import ColumnDataSource, DataRange1d, FactorRange, HoverTool, NumeralTickFormatter
 from bokeh.models.annotations import Whisker
 from bokeh.plotting import figure
-from rich.cells import cell_len
 from rich.text import Text
 
 from gputrace.analyzers.compare.results import Loss
@@ -46,9 +45,6 @@ from gputrace.studies.results import (
 from gputrace.studies.summary import count_range, device_word, label
 from gputrace.units import format_bytes, format_ns
 
-_WRAPPED: Final = 16
-"""Width of a column that `print_table` wraps."""
-
 
 def render_text(summary: Summary, width: int = 80, color: bool = False) -> str:
     """Render the results, at most ``width`` columns wide; with ``color``, escape sequences."""
@@ -62,32 +58,10 @@ def render_text(summary: Summary, width: int = 80, color: bool = False) -> str:
         console.print(Text(f"The same in all runs: {clean(same(summary))}.", style="dim"))
     console.print()
     for table in tables(summary):
-        print_table(console, fitted(table, width - 2))
+        print_table(console, table)
     for note in summary.notes:
         console.print(Text(f"note: {clean(note, 1000)}", style="dim"))
     return without_blanks(console)
-
-
-def fitted(table: Table, width: int) -> Table:
-    """Truncate the longest columns of a table, and if need be drop the last ones, until it fits."""
-    columns = list(zip(table.header, *table.rows, strict=True))
-    least = max(width // 3, 12)
-    while len(columns) > 2:
-        # With its spacing; `print_table` wraps a column of sentences.
-        widths = [
-            1 + min(max(map(cell_len, column)), _WRAPPED if column[0] == "evidence" else 1 << 16)
-            for column in columns
-        ]
-        over, longest = sum(widths) - width, widths.index(max(widths))
-        if over <= 0:
-            break
-        if widths[longest] > least:
-            most = max(widths[longest] - over, least) - 1
-            columns[longest] = tuple(clean(cell, most) for cell in columns[longest])
-        else:
-            columns.pop()
-    header, *rows = zip(*columns, strict=True)
-    return Table(table.title, header, tuple(rows))
 
 
 def render_html(summary: Summary) -> str:
@@ -286,7 +260,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _signed_time(ns: int | None) -> str:
-    """Format as ``+1.2 ms``, ``-310 us``, ``0``."""
+    """Format as ``+1.2 ms``, ``-310 µs``, ``0``."""
     return f"+{format_ns(ns)}" if ns is not None and ns > 0 else _time(ns)
 
 

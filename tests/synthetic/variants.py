@@ -28,7 +28,7 @@ def _log_uniform(rng: np.random.Generator, low: float, high: float) -> int:
 
 
 def _model(rng: np.random.Generator, plan: Plan) -> Plan:
-    """12 to 60 steps of 30 to 300 kernels of 8 to 200 us."""
+    """12 to 60 steps of 30 to 300 kernels of 8 to 200 µs."""
     return replace(
         plan,
         steps=int(rng.integers(12, 61)),

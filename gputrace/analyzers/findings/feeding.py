@@ -9,7 +9,7 @@ from typing import Final
 from gputrace.analyzers.findings.context import Facts
 from gputrace.model.loader import COLLATING, READING, SENDING, Loader
 from gputrace.model.results import Evidence, Finding
-from gputrace.units import format_ns
+from gputrace.units import format_count, format_ns
 
 _DOMINATES: Final = 0.4
 """Share of the workers' time from which a part is named."""
@@ -101,7 +101,7 @@ def _on_workers(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
     now = f"with {loader.workers} {who} still waits {format_ns(loader.wait_ns)} a step"
     choice, present = loader.better, loader.now
     if choice is not None:
-        workers = f"{choice.workers} worker{'s' if choice.workers > 1 else ''}"
+        workers = format_count(choice.workers, "worker")
         would = "keep up"
         if not loader.keeps_up(choice):
             would = f"leave a wait of {format_ns(choice.wait_ns)} a step"

@@ -99,7 +99,7 @@ def _label(facts: Facts, load: Load) -> str:
 
 
 def _parts(facts: Facts, load: Load) -> str:
-    """List the kinds of extra work, most first: ``input copies (2.83 ms against 7.4 us), kernels
+    """List the kinds of extra work, most first: ``input copies (2.83 ms against 7.4 µs), kernels
     (1.2 ms against 0 ns)``.
     """
     staged = facts.links is not None and len(facts.links.staged) > 0

@@ -19,7 +19,7 @@ _OF_THE_HOST: Final = tuple(row.id for row in TIME_CLASSES if row.waits_for_host
 _STOPPED: Final = 0.02
 """Share of the time for which a quota stops threads, from which it is reported."""
 _FAULT_NS: Final = 500
-"""Least time of a page fault: 0.5 to 1 us to map and clear 4 KiB (Linux 6 on shared cores)."""
+"""Least time of a page fault: 0.5 to 1 µs to map and clear 4 KiB (Linux 6 on shared cores)."""
 _WORTH_TELLING: Final = 0.02
 """Share of a step from which collections and compilations are reported."""
 COLLECT_BETWEEN: Final = (
@@ -144,7 +144,7 @@ def page_faults(facts: Facts) -> Iterator[Finding]:
     """Page faults of the thread that trains take 5 % of a step at least (`medium`), or 20 %
     (`high`).
 
-    Cost: 0.5 us a fault, the least that one takes.
+    Cost: 0.5 µs a fault, the least that one takes.
 
     Wrong if: the step is no shorter with memory that is kept.
     """

@@ -56,7 +56,7 @@ _LONG_GAP_NS: Final = 1_000_000
 _NEXT_LAUNCH_NS: Final = 100_000
 """Maximum wait for the launch after a synchronisation that is the synchronisation's doing."""
 _HANDOVER_NS: Final = 5_000
-"""Gaps up to this before work that had been issued are the GPU's own price of a launch: 1 to 2.5 us
+"""Gaps up to this before work that had been issued are the GPU's own price of a launch: 1 to 2.5 µs
 from kernel to kernel."""
 
 _MOSTLY_TINY: Final = 0.5
@@ -185,7 +185,7 @@ def _launches_after_waits(gpu: GpuShardView, time: Intervals) -> int:
 
 
 def launch_bound(facts: Facts) -> Iterator[Finding]:
-    """The GPUs wait for the host to launch work; or gaps below 5 us between kernels, of which the
+    """The GPUs wait for the host to launch work; or gaps below 5 µs between kernels, of which the
     next had been launched already, take 5 % of the time.
 
     Cost: idle time with that cause, and these gaps; less what `sync-bound` has of it.

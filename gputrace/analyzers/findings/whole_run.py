@@ -22,7 +22,7 @@ from gputrace.model.events import Mask
 from gputrace.model.intervals import EMPTY, Times, union
 from gputrace.model.results import Finding, Phase, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
-from gputrace.units import format_ns, format_ranges
+from gputrace.units import format_count, format_ns, format_ranges
 
 _TOO_MANY: Final = 0.10
 """Share of a rank's GPU operations whose lack leaves no figure right."""
@@ -114,7 +114,7 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
     if not quality.dropped and not quality.warnings and not quality.left_out and not missing:
         return
     rows, files = sum(quality.dropped.values()), len(quality.left_out)
-    losses = [f"{files} file{'s' if files > 1 else ''} left out or cut short"] if files else []
+    losses = [f"{format_count(files, 'file')} left out or cut short"] if files else []
     losses += [f"rows that cannot be used ({rows:,})"] if rows else []
     losses += quality.warnings[:1] or list(map(str, missing[:1]))
     yield facts.finding(
@@ -286,7 +286,7 @@ def warmup(facts: Facts) -> Iterator[Finding]:
         "warmup",
         "info",
         more // max(len(windows), 1),
-        f"the first {count} step{'s take' if count > 1 else ' takes'} {format_ns(spent)}: "
+        f"the first {f'{count} steps take' if count > 1 else 'step takes'} {format_ns(spent)}: "
         f"left out as warm-up{with_causes}",
         f"measure without them; {advice}",
         {"steps": count, "warmup_ns": spent, "beyond_ns": more}

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.breakdown import evidence_of, line_of
+from gputrace.analyzers.breakdown import evidence_of, line_of, range_of, read_ranges
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls, read_calls
 from gputrace.analyzers.host_state import read_state_of
 from gputrace.analyzers.operations import GpuOperations
@@ -105,6 +105,8 @@ def describe_gap(trace: Trace, scene: Scene, row: int) -> GapDetail:
     if issued is not None:
         thread = int(issued.calls.thread[issued.call])
         evidence = evidence_of(trace, issued.calls, thread, start, end)
+        ranges = read_ranges(trace, Window(start, end))
+        evidence += range_of(trace, ranges, issued.pair, start, end)
         evidence = ", ".join([evidence, *read_state_of(trace).during(issued.pair, start, end)])
         lines = read_python_lines(trace)
         evidence += line_of(lines, issued.pair, start, end) if lines is not None else ""

@@ -149,6 +149,7 @@ def predict(graph: Graph, run: Recorded, findings: Mapping[str, int]) -> Iterato
             high_ns=high,
             gain_ns=mean_ns - step,
             assumption=cure.assumption,
+            beyond=cure.beyond,
             replay_error=round(error, 4),
             steps=graph.steps,
         )
@@ -639,6 +640,8 @@ class Cure:
     what: str
     """Name of the optimization, as the subject of a sentence on what it would save."""
     assumption: str
+    beyond: str
+    """Reason why it may gain more than the finding costs."""
     bounds: tuple[Effect, ...] = (Effect.MOST, Effect.LEAST)
     """Effects that bound the prediction; none where it is all or nothing."""
     only_as_cure: bool = False
@@ -655,6 +658,7 @@ CURES: Final = (
         "DistributedDataParallel",
         "one process trains on each GPU (DistributedDataParallel), and loads and copies its own "
         "part of the batch; its threads wait for no others, and gradients are exchanged meanwhile",
+        "its exchanges and copies run beside the computation, too",
     ),
     Cure(
         "prefetch",
@@ -663,6 +667,7 @@ CURES: Final = (
         "A loader that keeps up",
         "every batch is ready when it is asked for, and at best on the GPU already; at the least, "
         "one batch at a time is made beside the training",
+        "the copy of the batch and waits of other ranks may go, too",
     ),
     Cure(
         "pinned",
@@ -670,6 +675,7 @@ CURES: Final = (
         pinned,
         "Copying from pinned memory beside the computation",
         "input is copied from pinned memory on a stream of its own, as early as the host asks",
+        "the host does not wait for the copy either, and launches sooner",
     ),
     Cure(
         "straggler",
@@ -677,6 +683,7 @@ CURES: Final = (
         straggler,
         "A rank as fast as the others",
         "every rank's kernels take what the median's do",
+        "work that follows the wait begins sooner, too",
         bounds=(),
     ),
     Cure(
@@ -685,6 +692,7 @@ CURES: Final = (
         late_host,
         "A host as quick as on the other ranks",
         "every rank's host is as quick as the median's between the same calls",
+        "work that follows the wait begins sooner, too",
         bounds=(),
     ),
     Cure(
@@ -694,6 +702,7 @@ CURES: Final = (
         "Exchange over the GPUs' own links",
         "an exchange takes a twentieth of what it takes through the host's memory, as over NVLink; "
         "over PCIe a third",
+        "work that follows the exchange begins sooner, too",
         only_as_cure=True,
     ),
     Cure(
@@ -703,6 +712,7 @@ CURES: Final = (
         "Overlapping all communication",
         "nothing waits for communication but communication, and it slows nothing down; at the "
         "least, each step's last exchange stays exposed",
+        "work that follows the wait begins sooner, too",
     ),
     Cure(
         "graphs",
@@ -711,6 +721,7 @@ CURES: Final = (
         "CUDA graphs of whole steps",
         "consecutive launches become one, without host time between them; kernels take what "
         "they do",
+        "synchronisation, time between kernels and waits of other ranks go, too",
         shortens=("launch", "sync", "alloc", "other_idle", "communication_wait"),
     ),
     Cure(
@@ -719,6 +730,7 @@ CURES: Final = (
         sync,
         "A host that waits for no GPU",
         "the host never waits for a GPU, and runs ahead as far as launches can be queued",
+        "with the host ahead, later launches are on time, too",
         bounds=(),
     ),
     Cure(
@@ -727,6 +739,7 @@ CURES: Final = (
         alloc,
         "Keeping memory allocated",
         "no memory is allocated or given back in a step",
+        "other calls no longer wait for these, and launches come sooner",
         bounds=(),
     ),
 )

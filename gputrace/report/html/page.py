@@ -50,6 +50,7 @@ from gputrace.report.tables import (
     cards_table,
     collectives_table,
     extra_table,
+    finding_text,
     gpu_label,
     kernels_table,
     links_table,
@@ -177,7 +178,9 @@ def _content(material: Material) -> SimpleNamespace:
         first=first.id if first else "",
         advice=plain_text(first.advice, 1000) if first else "",
         saved=savings(analysis, first) if first else "",
-        findings=tuple((finding, savings(analysis, finding)) for finding in analysis.findings[1:]),
+        findings=tuple(
+            (f, plain_text(finding_text(analysis, f), 1500)) for f in analysis.findings[1:]
+        ),
         has_gpus=bool(analysis.gpus),
         gaps=tuple(_gap_row(worst, analysis) for worst in material.gaps),
         gap_summary=_gap_summary(analysis.gaps),

@@ -25,7 +25,7 @@ from gputrace.report.tables import label, moment
 from gputrace.report.tui.state import Board
 from gputrace.report.tui.timeline import class_words
 from gputrace.sanitize import clean
-from gputrace.units import format_ns, format_share
+from gputrace.units import format_count, format_ns, format_share
 
 _COLUMNS: Final = {
     "lane": ("gpu", "<9.9"),
@@ -163,7 +163,7 @@ def operation_text(
     text.append(f"{clean(operation.name, 1_000)}\n")
     if operation.bytes >= 0:
         rate = f", {operation.bytes / length:.1f} GB/s" if length else ""
-        text.append(f"{operation.bytes:,} bytes{rate}\n")
+        text.append(f"{format_count(operation.bytes, 'byte')}{rate}\n")
     if operation.correlation > 0:
         text.append(f"correlation {operation.correlation}\n")
     if launch is None:
@@ -197,7 +197,7 @@ def _host_lines(host: Sequence[HostTime], length: int) -> Iterator[str]:
 def _operation(when: str, operation: Operation | None) -> str:
     if operation is None:
         return f"- {when}: nothing\n"
-    size = f", {operation.bytes:,} bytes" if operation.bytes >= 0 else ""
+    size = f", {format_count(operation.bytes, 'byte')}" if operation.bytes >= 0 else ""
     length = format_ns(operation.end_ns - operation.start_ns)
     return f"- {when}: {label(operation.name)} ({length}{size})\n"
 

@@ -1,7 +1,7 @@
 """How the thread that trains came by its time: on a core, queued for one, or neither.
 
 Counters of the kernel, read as a step ends, but no sooner than 10 ms after the last look: a look
-takes 15 us. Each is kept as the difference since then. Once a second or later, such that it takes
+takes 15 µs. Each is kept as the difference since then. Once a second or later, such that it takes
 0.3 % of the time, the same is asked of the other threads of the process, and what its cores and its
 cgroup allow.
 """

@@ -1,0 +1,161 @@
+"""The report on a terminal: its tables at any width, its numbers and its sentences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import gputrace
+from gputrace.api import Report
+from gputrace.model.results import Gap, WhatIf
+from gputrace.report import tables, text
+from gputrace.report.markdown_html import render_markdown
+from gputrace.report.tables import Table
+
+WIDTHS: Final = (40, 60, 80, 120)
+QUANTITY: Final = re.compile(r"\d+(?:\.\d+)? (?:ns|µs|ms|s)\b")
+FIGURES: Final = Table(
+    "Kernels",
+    ("", "family", "times", "median", "", "evidence"),
+    (
+        ("a_kernel_with_a_rather_long_name", "gemm", "1,234", "52.4 ms", "12.1%", "no CUDA call"),
+        ("b", "normalisation", "7", "340 µs", "<0.1%", "cudaLaunchKernel 5.47 µs (thread 5617)"),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def report(h100: Path) -> Iterator[Report]:
+    with gputrace.open(h100) as trace:
+        yield trace.analyze()
+
+
+def printed(table: Table, width: int) -> str:
+    console = text.open_console(width, color=False)
+    text.print_table(console, table)
+    return text.without_blanks(console)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_cell_is_cut_at_any_width(width: int) -> None:
+    shown = printed(FIGURES, width)
+    assert max(map(len, shown.splitlines())) <= width
+    words = " ".join(shown.split())
+    for cell in (cell for row in FIGURES.rows for cell in row[:-1]):
+        assert cell in words
+    assert "no CUDA call" in words
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_number_of_a_real_report_is_cut_or_parted_from_its_unit(
+    width: int, report: Report
+) -> None:
+    shown = text.render(report, width)
+    assert max(map(len, shown.splitlines())) <= width
+    assert not re.search(r"\d…|\d\.…|\d$\n\s*(µs|ms|s)\b", shown, re.MULTILINE)
+    assert set(QUANTITY.findall(text.render(report, 200))) <= set(QUANTITY.findall(shown))
+
+
+def test_a_table_that_is_too_wide_goes_on_below_with_its_first_cells() -> None:
+    wide = Table("Wide", ("", *(f"column {n}" for n in range(6))), (("gpu 0", *"123456"),))
+    assert printed(wide, 40).splitlines() == [
+        "Wide",
+        "        column 0 column 1 column 2",
+        "  gpu 0        1        2        3",
+        "",
+        "        column 3 column 4 column 5",
+        "  gpu 0        4        5        6",
+        "",
+    ]
+
+
+def test_a_share_stays_with_the_time_that_it_is_of() -> None:
+    pairs = Table(
+        "Pairs", ("", "device 1", "", "device 2", ""), (("x", "1 ms", "9%", "2 ms", "8%"),)
+    )
+    assert [line.split() for line in printed(pairs, 20).splitlines()[1:]] == [
+        ["device", "1"],
+        ["x", "1", "ms", "9%"],
+        [],
+        ["device", "2"],
+        ["x", "2", "ms", "8%"],
+        [],
+    ]
+
+
+def test_columns_that_say_nothing_in_any_row_are_left_out() -> None:
+    table = Table(
+        "",
+        ("", "size", "wait", "step", "bus"),
+        (("a", "?", "–", "", "?"), ("b", "?", "?", "", "1")),
+    )
+    assert table.header == ("", "bus")
+    assert table.rows == (("a", "?"), ("b", "1"))
+
+
+def test_times_are_in_microseconds_with_their_sign(report: Report) -> None:
+    for form in ("text", "markdown"):
+        assert " µs" in report.render(form)
+        assert not re.search(r"\d us\b", report.render(form))
+
+
+def with_gaps(report: Report, *lengths: int) -> Report:
+    """The report with steps of 1 ms, and gaps of some lengths in them."""
+    rows = tuple(Gap(0, 0, 1, 0, length, "launch", "no CUDA call") for length in lengths)
+    gaps = replace(report.gaps, largest=rows, largest_in_steps=rows)
+    return replace(report, gaps=gaps, steps=replace(report.steps, mean_ns=1_000_000))
+
+
+def test_gaps_below_half_a_percent_of_a_step_are_not_listed(report: Report) -> None:
+    table = tables.gaps_table(with_gaps(report, 40_000, 5_000, 4_999), 10)
+    assert table is not None
+    assert [row[1] for row in table.rows] == ["40.0 µs", "5.00 µs"]
+    assert tables.gaps_table(with_gaps(report, 4_999), 10) is None
+
+
+def test_a_mean_over_gpus_that_work_for_different_times_is_said(report: Report) -> None:
+    assert "(whole span, 969 ms;" in tables.main_table(report, 4).title
+    first, second = report.breakdown
+    uneven = replace(report, breakdown=(first, replace(second, total_ns=second.total_ns // 3)))
+    title = tables.main_table(uneven, 4).title
+    assert "(each GPU from its first to its last operation, 646 ms on average;" in title
+
+
+def predicted(report: Report, low_ns: int, high_ns: int) -> Report:
+    """The report with a prediction of the step for its first finding, which costs 1 ms."""
+    first = replace(report.findings[0], impact_ns=1_000_000)
+    cure = WhatIf(
+        "pinned", first.id, "Pinned memory", 10_000_000, 9_000_000, low_ns, high_ns, 1_000_000,
+        "", "launches come sooner", 0.0, 8,
+    )  # fmt: skip
+    return replace(report, findings=(first, *report.findings[1:]), what_if=(cure,))
+
+
+def test_a_saving_larger_than_the_cost_says_why(report: Report) -> None:
+    more = predicted(report, 8_000_000, 9_500_000)
+    assert tables.savings(more, more.findings[0]) == (
+        " Pinned memory would save about 1.00 ms of 10.0 ms a step (500 µs to 2.00 ms); "
+        "more than 1.00 ms because launches come sooner."
+    )
+    less = predicted(report, 9_000_000, 9_000_000)
+    assert tables.savings(less, less.findings[0]) == (
+        " Pinned memory would save about 1.00 ms of 10.0 ms a step."
+    )
+
+
+def test_sentences_of_markdown_and_html_are_parted_and_begin_with_capitals(report: Report) -> None:
+    finding = replace(report.findings[0], message="gpu 0 waits", advice="wait less")
+    both = replace(
+        predicted(report, 9_000_000, 9_000_000), findings=(finding, replace(finding, id="other"))
+    )
+    markdown = render_markdown(both)
+    assert "**GPU 0 waits.**" in markdown
+    assert "What to do: wait less. Pinned memory would save" in markdown
+    assert "- `other`: GPU 0 waits.\n" in markdown
+    assert "<p>other: GPU 0 waits.</p>" in both._repr_html_()
+    assert "wait less. Pinned memory would save" in both._repr_html_()
