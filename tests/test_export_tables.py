@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,3 +98,21 @@ def test_what_is_no_trace_is_told(tmp_path: Path) -> None:
     path.write_text("no trace")
     ran = run("perfetto", path, tmp_path / "out.json")
     command.assert_refused(ran, command.UNREADABLE, str(path))
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "perfetto"])
+def test_what_could_not_be_written_is_named_and_nothing_is_left(
+    training: Path, tmp_path: Path, form: str
+) -> None:
+    """As on a full disk: files may have a kilobyte here."""
+    words = [sys.executable, "-m", "gputrace", "export", training, "--to", form, "-o", "out"]
+    ran = subprocess.run(
+        ["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", *words],
+        env=command.environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (4, "gputrace: out: File too large\n")
+    assert not [path for path in tmp_path.iterdir() if path != training]

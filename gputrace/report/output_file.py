@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from errno import EIO
 from pathlib import Path
 
 from gputrace.errors import UsageError
@@ -34,16 +35,26 @@ def unfinished_file(target: Path) -> Iterator[Path]:
         raise UsageError(f"{target}: is a folder; name a file with -o")
     path = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        path.unlink(missing_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(target)) from None
-    try:
-        yield path
-        path.replace(target)
+        with _named(target):
+            path.unlink(missing_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            yield path
+            path.replace(target)
     finally:
         with suppress(OSError):
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _named(target: Path) -> Iterator[None]:
+    """Name the target in an error of what is written, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename and not Path(error.filename).is_relative_to(target.parent):
+            raise
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise OSError(error.errno or EIO, reason, str(target)) from None
 
 
 @contextmanager
@@ -58,11 +69,12 @@ def unfinished_folder(target: Path, names: Sequence[str]) -> Iterator[Path]:
             raise UsageError(f"{target}: holds other files, and is not replaced; name another")
     path = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(mode=0o700)
     try:
-        yield path
-        if target.exists():
-            shutil.rmtree(target)
-        path.replace(target)
+        with _named(target):
+            path.mkdir(mode=0o700)
+            yield path
+            if target.exists():
+                shutil.rmtree(target)
+            path.replace(target)
     finally:
         shutil.rmtree(path, ignore_errors=True)
