@@ -105,9 +105,9 @@ def test_what_could_not_be_written_is_named_and_nothing_is_left(
     training: Path, tmp_path: Path, form: str
 ) -> None:
     """As on a full disk: files may have a kilobyte here."""
-    words = [sys.executable, "-m", "gputrace", "export", training, "--to", form, "-o", "out"]
+    words = ["-m", "gputrace", "export", str(training), "--to", form, "-o", "out"]
     ran = subprocess.run(
-        ["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", *words],
+        ["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", sys.executable, *words],
         env=command.environment(),
         cwd=tmp_path,
         capture_output=True,

@@ -61,6 +61,8 @@ FFMA = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x256x8_stage3_warpsize1x
         ("triton_poi_fused_add_0", "elementwise"),
         ("loop_add_fusion", "elementwise"),
         ("saxpy(double *, double *, int)", "other"),
+        ("void reduction_kernel<double>(double*, int)", "reduction"),
+        ("igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt128x128x32_wt32x32x8_ws1x1", "convolution"),
     ],
 )
 def test_the_family_is_told_by_the_name(name: str, family: str) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from gputrace.analyzers.loader_queue import Feed, batch_ns
+from gputrace.analyzers.loader import Feed, batch_ns
 from gputrace.api import Report
 from gputrace.collectors.spool.host_events import HostEvents
 from gputrace.model.loader import Loader

@@ -14,8 +14,8 @@ import pytest
 import gputrace
 from gputrace.api import Report
 from gputrace.collectors.spool.host_events import HostEvents
+from gputrace.model.host import PHASES, StepPhases
 from gputrace.model.results import Finding
-from gputrace.model.step_phases import PHASES, StepPhases
 from tests import command
 from tests.exports import STEP, Export, global_id
 from tests.handmade import MS, Run, analyze

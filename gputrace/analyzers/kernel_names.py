@@ -44,7 +44,7 @@ _RULES: Final = tuple(
         (
             "convolution",
             r"fprop|dgrad|wgrad|(?<![a-z])conv(?!ert)|convol|winograd|scudnn|cudnn_|im2col|col2im"
-            r"|cudnn::cnn|cask_|computeb?offsets|implicit_gemm|explicit_gemm",
+            r"|cudnn::cnn|cask_|im2d2col|igemm_(fwd|bwd|wrw)|computeb?offsets|implicit_gemm|explicit_gemm",
         ),
         (
             "gemm",
@@ -53,7 +53,7 @@ _RULES: Final = tuple(
         ),
         (
             "reduction",
-            r"reduce|softmax|arg_?(max|min)|cumsum|scan|sort|topk|pool|loss|criterion|triton_(red|per)"
+            r"reduc(e|tion)|softmax|arg_?(max|min)|cumsum|scan|sort|topk|pool|loss|criterion|triton_(red|per)"
             r"|(?<![a-z])(sum|mean|norm)(?![a-z])",
         ),
         (

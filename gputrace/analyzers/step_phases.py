@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.model.events import Events, Kind, distinct_ids
-from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
-from gputrace.model.step_phases import (
+from gputrace.model.host import (
     BACKWARD,
     CLIPPING,
     DATA,
@@ -29,6 +28,7 @@ from gputrace.model.step_phases import (
     StepPhase,
     StepPhases,
 )
+from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.trace import Trace
 
 ALL: Final = "all"

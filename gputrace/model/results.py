@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from gputrace.model.host import HostLoad, StepPhases
 from gputrace.model.loader import Loader
-from gputrace.model.step_phases import StepPhases
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
 from gputrace.model.trace import LeftOut
 from gputrace.units import format_ns
@@ -173,49 +173,6 @@ class RecorderCost:
             f"recording lengthens a step from {format_ns(self.unrecorded_step_ns)} to "
             f"{format_ns(self.step_ns)} ({more:.0%}, {least:.0%} to {most:.0%}; {by})"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class HostLoad:
-    """How the host thread of a rank that marks the steps came by its time, in the measured steps.
-
-    The times sum to ``covered_ns``, the part of the steps that was counted.
-    """
-
-    rank: int
-    steps: int
-    covered_ns: int
-    on_core_ns: int
-    queued_ns: int
-    """Time in which the thread was ready to run, and others had the cores."""
-    blocked_ns: int
-    """Time in which it waited for something else: data, a GPU, a lock, a disk, a clock."""
-    others_queued: float
-    """Share of the time for which the longest-queued other thread of the process was so."""
-    process_cores: float
-    """Cores that the process used, on average."""
-    threads: int
-    """Threads of the process that wanted a core for a third of the time or more."""
-    wanted_cores: float
-    """Cores that these would use if they never queued."""
-    cores: int
-    """Cores that the process may use."""
-    quota_cores: float | None
-    """Cores' worth of time that its control group allows; None without a limit."""
-    runnable: float | None
-    """Threads of the machine that were on a core or queued for one, on average."""
-    throttled: float
-    """Share of the time for which the control group's quota stopped it, summed over cores."""
-    pressure: float
-    """Share of the time for which some thread of the machine was queued."""
-    minor_faults: int
-    major_faults: int
-    preemptions: int
-    """Page faults without and with a read of a disk, and involuntary switches, of that thread."""
-
-    def of(self, share_ns: int, step_ns: int) -> int:
-        """Return a time as nanoseconds of a step of the given length."""
-        return round(share_ns / max(self.covered_ns, 1) * step_ns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from gputrace.analyzers.device_metrics import find_cards
 from gputrace.analyzers.gpu_links import Links, Pageable, find_pageable, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, stretches
-from gputrace.analyzers.host_load import measure_load, read_counters
+from gputrace.analyzers.host_state import measure_load, read_counters
 from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
 from gputrace.analyzers.load_balance import compare_loads, most_memory
 from gputrace.analyzers.loader import Pace, measure_loaders, read_loaders
@@ -41,6 +41,7 @@ from gputrace.analyzers.stragglers import (
     kernel_ratios,
 )
 from gputrace.model.events import Kind, distinct_ids
+from gputrace.model.host import OTHER, PHASES, HostLoad, StepPhases
 from gputrace.model.intervals import Intervals, union
 from gputrace.model.loader import Loader
 from gputrace.model.nvml import Nvml
@@ -49,14 +50,12 @@ from gputrace.model.results import (
     CardUse,
     Evidence,
     Finding,
-    HostLoad,
     Kernels,
     Load,
     Missing,
     Phase,
     Step,
 )
-from gputrace.model.step_phases import OTHER, PHASES, StepPhases
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.model.trace import Trace
 from gputrace.units import format_ns

@@ -10,8 +10,9 @@ import numpy as np
 from gputrace.analyzers.findings.context import HIGH, Facts, severity_of
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.model.events import Events, Kind, distinct_ids
+from gputrace.model.host import HostLoad
 from gputrace.model.intervals import EMPTY, Intervals, union
-from gputrace.model.results import Finding, HostLoad
+from gputrace.model.results import Finding
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.units import format_ns
 
