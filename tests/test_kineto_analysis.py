@@ -286,3 +286,41 @@ def test_nothing_of_a_file_is_kept_but_its_columns(tmp_path: Path) -> None:
     events = [event("cpu_op", f"aten::op{n}", n, 1) for n in range(100)]
     with open_trace(write(tmp_path / "run.pt.trace.json", kernel(1, 1), *events)) as trace:
         assert trace.kinds == {Kind.KERNEL}
+
+
+def rank_without_a_clock(folder: Path, rank: int, begin_us: float, late_us: float) -> Path:
+    """Thirty steps of 10 ms; its clock begins anywhere. All-reduces end together on both ranks."""
+    events = []
+    for step in range(30):
+        at = begin_us + 10_000 * step
+        ready = at + 1_000 + late_us
+        events.append(event("user_annotation", f"ProfilerStep#{step}", at, 10_000))
+        name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)"
+        work = (at + late_us, 1_000, "gemm"), (ready, at + 6_000 - ready, name)
+        for number, (start, length, what) in enumerate(work, 2 * step + 1):
+            call = {"args": {"correlation": number}}
+            events.append(event("cuda_runtime", "cudaLaunchKernel", start - 50, 10, **call))
+            events.append(kernel(start, length, what, correlation=number))
+    about = {"rank": rank, "world_size": 2, "backend": "nccl"}
+    return write(folder / f"rank{rank}.json", *events, distributedInfo=about)
+
+
+def test_ranks_that_do_not_say_when_they_were_recorded_are_aligned_by_collectives(
+    tmp_path: Path,
+) -> None:
+    first = rank_without_a_clock(tmp_path, 0, 1_000, 0)
+    report = analyze(first, rank_without_a_clock(tmp_path, 1, 777_777, 2_000))
+    starts = [step.start_ns for step in report.step_list if step.step == 3]
+    assert abs(starts[0] - starts[1]) < 1_000
+    assert "aligned by 30 ends of collectives" in " ".join(report.render().split())
+    waited = {row.rank: (row.communication_wait_ns or 0) / row.steps for row in report.breakdown}
+    assert waited == {0: pytest.approx(2e6, rel=0.01), 1: 0}
+
+
+def test_ranks_without_a_clock_or_collectives_are_not_compared(tmp_path: Path) -> None:
+    files = [
+        write(tmp_path / f"{rank}.json", kernel(7, 5), distributedInfo={"rank": rank})
+        for rank in (0, 1)
+    ]
+    with pytest.raises(InputError, match="shares too few collectives"):
+        analyze(*files)

@@ -209,10 +209,18 @@ def _open_gpus(
 
 
 def _put_on_one_clock(gpus: PerGpu) -> None:
-    """Correct the clocks of several hosts as far as collectives show it."""
-    fit = fit_clocks(gpus) if len(gpus.trace.paths) > 1 else None
+    """Correct the clocks of several hosts as far as collectives show it; raise InputError where
+    nothing else could.
+    """
+    trace = gpus.trace
+    fit = fit_clocks(gpus) if len(trace.paths) > 1 else None
     if fit is not None:
         gpus.move(fit.shifts, str(fit))
+    elif not trace.has_one_clock:
+        problem = "does not say when it was recorded, and shares too few collectives with the "
+        raise InputError(
+            trace.path, problem + "other files to be put on one clock; analyze it alone"
+        )
 
 
 def _facts(

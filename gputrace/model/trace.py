@@ -136,11 +136,14 @@ class Trace(ABC):
         no_gpu: why there is no GPU activity, where the host side may still be useful.
         held: whether all rows are accessible; else `part` reads a window alone.
         elsewhere: whether another process reads the file; `part` is then used, too.
+        has_one_clock: whether times of all its files can be compared; of merged traces that do not
+            say when they were recorded, only after `shift_hosts`.
     """
 
     source: str
     held = True
     elsewhere = False
+    has_one_clock = True
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -37,8 +37,13 @@ _AHEAD: Final = 8
 class MergedTrace(Trace):
     """Several traces behind the interface of one; closing it closes them."""
 
-    def __init__(self, traces: Sequence[Trace], shifts: Sequence[int]) -> None:
-        """Merge traces; ``shifts`` are the nanoseconds to add to the times of each."""
+    def __init__(
+        self, traces: Sequence[Trace], shifts: Sequence[int], have_clocks: bool = True
+    ) -> None:
+        """Merge traces; ``shifts`` are the nanoseconds to add to the times of each.
+
+        Without ``have_clocks``, each counts as of a host of its own, as it has a clock of its own.
+        """
         super().__init__(traces[0].path)
         self.source = "+".join(sorted({trace.source for trace in traces}))
         self._names = Numbering()
@@ -46,13 +51,14 @@ class MergedTrace(Trace):
         self._part_of: dict[int, MergePart] = {}
         """Part by merged process number."""
         self._parts = [
-            MergePart(number, trace, shift, machine, traces[machine].path.stem)
+            MergePart(number, trace, shift, machine, traces[machine].path.stem, have_clocks)
             for number, (trace, shift, machine) in enumerate(
                 zip(traces, shifts, machines(traces), strict=True)
             )
         ]
         self.origin = min(part.trace.origin + part.shift for part in self._parts)
         self._overlaps = False
+        self.has_one_clock = have_clocks
         reasons = [trace.no_gpu for trace in traces]
         self.no_gpu = None if None in reasons else reasons[0]
         self.take_over()
@@ -76,8 +82,10 @@ class MergedTrace(Trace):
             hosts = {self.processes[number].host for number in part.processes}
             part.shift += next((shifts[host] for host in hosts if host in shifts), 0)
         self.origin = min(part.trace.origin + part.shift for part in self._parts)
+        self.has_one_clock = True
         notes = self.quality.notes
-        notes[:] = [how if note == MERGED_BY_WALL_CLOCK else note for note in notes]
+        replaced = MERGED_BY_WALL_CLOCK, MERGED_BY_BEGINNING
+        notes[:] = [how if note in replaced else note for note in notes]
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -288,10 +296,14 @@ def merge(traces: Sequence[Trace]) -> Trace:
     """Merge traces, which are then owned by the result; raise InputError if not of one run."""
     check_parts(traces)
     ordered = sorted(traces, key=lambda trace: min(trace.session.ranks, default=0))
-    merged = MergedTrace(ordered, wall_clock_shifts(ordered))
+    have_clocks = any(trace.session.epoch_ns is not None for trace in ordered)
+    shifts = wall_clock_shifts(ordered) if have_clocks else _beginning_shifts(ordered)
+    merged = MergedTrace(ordered, shifts, have_clocks)
     hosts = [trace.session.hosts for trace in ordered]
     named = len(frozenset[str]().union(*hosts)) == 1 and all(hosts)
-    if not named and len(set(machines(ordered))) > 1:
+    if not have_clocks:
+        merged.quality.notes.append(MERGED_BY_BEGINNING)
+    elif not named and len(set(machines(ordered))) > 1:
         merged.quality.notes.append(MERGED_BY_WALL_CLOCK)
     merged.quality.notes += filter(None, [missing_ranks(ordered)])
     if (jobs := sorted({trace.session.job for trace in ordered} - {""}))[1:]:
@@ -393,8 +405,11 @@ def missing_ranks(traces: Iterable[Trace]) -> str:
 class MergePart:
     """One trace of a merge, and the mapping of its numbers to merged ones."""
 
-    def __init__(self, number: int, trace: Trace, shift: int, machine: int, name: str) -> None:
+    def __init__(
+        self, number: int, trace: Trace, shift: int, machine: int, name: str, has_clock: bool
+    ) -> None:
         """``shift`` is in ns; ``machine``, ``name`` are of the first trace of its machine."""
+        self._has_clock = has_clock
         self.number, self.trace, self.shift = number, trace, shift
         self.machine, self.machine_name = machine, name
         self.processes: list[int] = []
@@ -421,7 +436,11 @@ class MergePart:
         return bool(warnings or notes)
 
     def host_key(self, process: Process) -> tuple[str, int]:
-        """Return a key of the machine: its name, or the first trace that saw the same cards."""
+        """Return a key of the machine: its name, or the first trace that saw the same cards; of
+        each trace by itself where their clocks are unknown.
+        """
+        if not self._has_clock:
+            return f"/{self.number}", process.host
         if process.host_name:
             return process.host_name, 0
         return f"/{self.machine}", process.host
@@ -441,13 +460,30 @@ MERGED_BY_WALL_CLOCK = (
 )
 
 
+MERGED_BY_BEGINNING: Final = (
+    "the files do not say when they were recorded: taken to begin at the same time"
+)
+
+
+def _beginning_shifts(traces: Sequence[Trace]) -> list[int]:
+    """Return the nanoseconds by which each begins after the first trace on its own clock, negated:
+    all begin alike then. Raises InputError where they have no ranks, and so may be of anything.
+    """
+    for trace in traces:
+        if len(trace.session.ranks) != 1:
+            raise InputError(trace.path, _NO_EPOCH)
+    return [traces[0].origin - trace.origin for trace in traces]
+
+
+_NO_EPOCH: Final = "does not say when it was recorded, so it cannot be merged; analyze it alone"
+
+
 def wall_clock_shifts(traces: Sequence[Trace]) -> list[int]:
     """Return the nanoseconds to add to the times of each trace, 0 for the first to start."""
     epochs = []
     for trace in traces:
         if (epoch := trace.session.epoch_ns) is None:
-            problem = "does not say when it was recorded, so it cannot be merged; analyze it alone"
-            raise InputError(trace.path, problem)
+            raise InputError(trace.path, _NO_EPOCH)
         epochs.append(epoch)
     return [epoch - min(epochs) for epoch in epochs]
 
