@@ -379,11 +379,6 @@ class TestGivenTogether:
             report = trace.analyze()
         assert [card.sm_clock_mhz for card in report.cards] == [1980, 1500]
 
-    def test_a_log_alone_is_refused(self, log: Log) -> None:
-        path = log([QUERY, *rounds(INDEXED)])
-        ran = command.gputrace("analyze", path, log([QUERY, *rounds(INDEXED)], "b.csv"))
-        command.assert_refused(ran, 3, "smi.csv", "name the trace")
-
     def test_a_trace_of_a_profiler_has_ordinals_instead_of_cards(
         self, tmp_path: Path, log: Log
     ) -> None:
@@ -408,3 +403,62 @@ class TestGivenTogether:
         form = "{time}, GPU-00000001-1b03-36ec-9b21-6a0c3eb7c873, 1500 MHz"
         nvml, _ = joined(*paths, log([header, *rounds(form, gpus=1)]))
         assert nvml.places == {(1, 1)}
+
+
+# ---- a log alone ----
+
+
+def log_of(path: Path, rows: Callable[[int, int], tuple[int, int, int]]) -> Path:
+    """Two minutes of four cards; ``rows`` gives use, MHz and MiB of a second and a card."""
+    lines = ["timestamp, index, utilization.gpu [%], clocks.sm [MHz], memory.used [MiB]"]
+    for second in range(120):
+        for card in range(4):
+            use, clock, memory = rows(second, card)
+            at = f"2026/11/20 10:{second // 60:02}:{second % 60:02}.000"
+            lines.append(f"{at}, {card}, {use} %, {clock} MHz, {memory} MiB")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def findings_of(path: Path) -> dict[str, str]:
+    with gputrace.open(path) as trace:
+        return {finding.id: finding.message for finding in trace.analyze().findings}
+
+
+def test_alone_it_says_how_much_the_cards_are_used_and_when_they_stand_still(
+    tmp_path: Path,
+) -> None:
+    log = log_of(
+        tmp_path / "smi.csv", lambda second, _: (0 if 40 <= second < 52 else 50, 1500, 9000)
+    )
+    found = findings_of(log)
+    assert list(found) == ["low-utilization"]
+    assert "GPUs 0-3 run a kernel 45% of 119 s" in found["low-utilization"]
+    assert "stand still once for 2 s or more, 12.0 s in all" in found["low-utilization"]
+
+
+def test_alone_it_shows_a_card_that_does_more_and_one_that_is_slower(tmp_path: Path) -> None:
+    log = log_of(
+        tmp_path / "smi.csv",
+        lambda _, card: (95 if card == 0 else 40, 1300 if card == 2 else 1500, 9000),
+    )
+    found = findings_of(log)
+    assert next(iter(found)) == "uneven-utilization"
+    assert "GPU 0 runs kernels 95% of the time, the others 40%" in found["uneven-utilization"]
+    assert "GPU 2 runs at a SM clock of 1,300 MHz" in found["clock-mismatch"]
+    shown = command.gputrace("analyze", log)
+    assert shown.code == 0
+    assert "The cards while they work" in shown.out
+
+
+def test_cards_that_work_all_the_time_are_nothing_to_complain_of(tmp_path: Path) -> None:
+    log = log_of(tmp_path / "smi.csv", lambda *_: (99, 1500, 9000))
+    with gputrace.open(log) as trace:
+        (finding,) = trace.analyze().findings
+    assert finding.severity == "info"
+
+
+def test_a_log_alone_has_no_steps_to_compare_or_draw(tmp_path: Path) -> None:
+    log = log_of(tmp_path / "smi.csv", lambda *_: (50, 1500, 9000))
+    command.assert_refused(command.gputrace("compare", log, log), 3, "no steps to compare")
+    command.assert_refused(command.gputrace("report", log), 3, "a log of nvidia-smi")

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf, stretches
-from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu
-from gputrace.model.intervals import Intervals, Times
+from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.nvml import Card, Nvml, Samples
 from gputrace.model.results import CardUse, Curve, GpuCurves, Step, Utilization
 from gputrace.model.trace import Window
@@ -46,6 +45,8 @@ _PERIOD: Final = 1_000_000_000
 def find_cards(nvml: Nvml, gpus: PerGpu, steps: Sequence[Step]) -> tuple[CardUse, ...]:
     """The cards of which there are samples, in the order of the lanes.
 
+    Where nothing else was recorded, all cards over all their samples, busy by the driver's figure.
+
     Args:
         nvml: the samples and cards.
         gpus: tell when the cards were busy.
@@ -53,6 +54,8 @@ def find_cards(nvml: Nvml, gpus: PerGpu, steps: Sequence[Step]) -> tuple[CardUse
     """
     if not len(nvml.samples):
         return ()
+    if not gpus.trace.kinds:
+        return tuple(_use_alone(nvml, host, gpu) for host, gpu in sorted(nvml.places))
     steps_of = StepsOf(steps)
     seen = [nvml.samples.of(lane.gpu.host, lane.gpu.gpu) for lane in gpus.lanes]
     sampled = [(lane, own) for lane, own in zip(gpus.lanes, seen, strict=True) if len(own)]
@@ -61,7 +64,7 @@ def find_cards(nvml: Nvml, gpus: PerGpu, steps: Sequence[Step]) -> tuple[CardUse
     busy = gpus.each(_busy_within, lanes, *zip(*before, strict=True)) if sampled else []
     return tuple(
         _use(
-            lane,
+            lane.gpu,
             nvml.card(lane.gpu.host, lane.gpu.gpu) or Card(lane.gpu.gpu, lane.gpu.host),
             samples,
             stretches(steps_of(lane.gpu), lane.window),
@@ -71,12 +74,21 @@ def find_cards(nvml: Nvml, gpus: PerGpu, steps: Sequence[Step]) -> tuple[CardUse
     )
 
 
+def _use_alone(nvml: Nvml, host: int, gpu: int) -> CardUse:
+    samples = nvml.samples.of(host, gpu)
+    card = nvml.card(host, gpu) or Card(gpu, host)
+    measured = union([int(samples.time[0]) - _PERIOD], [int(samples.time[-1]) + 1])
+    worked = np.nan_to_num(samples["utilization"]) > 0
+    alone = Gpu(gpu, True, gpu, 0, gpu, False, card.name, host, "", ())
+    return _use(alone, card, samples, measured, worked)
+
+
 def _busy_within(one: GpuShardView, starts: Times, ends: Times) -> Times:
     return one.lane.timeline.busy.within(starts, ends)
 
 
 def _use(
-    lane: LaneSummary,
+    gpu: Gpu,
     card: Card,
     samples: Samples,
     measured: Intervals,
@@ -87,10 +99,10 @@ def _use(
     reasons = np.nan_to_num(samples["clocksEventReasons"]).astype(np.int64)
     busy = samples.select(here & worked & (reasons & _GPU_IDLE == 0))
     return CardUse(
-        gpu=lane.gpu.gpu,
-        rank=lane.gpu.rank,
-        host=lane.gpu.host_name,
-        name=card.name or lane.gpu.name,
+        gpu=gpu.gpu,
+        rank=gpu.rank,
+        host=gpu.host_name,
+        name=card.name or gpu.name,
         samples=len(busy),
         sm_clock_mhz=_reduced(busy["smClock"], np.median),
         sm_clock_max_mhz=card.sm_clock_max,

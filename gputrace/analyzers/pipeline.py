@@ -140,10 +140,13 @@ def analyze(
             waits = {ran.gpu: collectives.waiting(n) for n, ran in enumerate(gpus.operations)}
             gpus.add_waits(waits)
             lanes = gpus.lanes
+        elif not trace.kinds:
+            # A log of cards.
+            gpus, lanes, found = PerGpu.of_hosts(trace, ()), (), FoundSteps({}, 0)
         else:
             host_lanes, found = find_host_lanes(trace, window, options.steps)
             gpus, lanes = PerGpu.of_hosts(trace, host_lanes), host_lanes
-        if not lanes:
+        if not lanes and trace.kinds:
             raise UsageError(_outside(trace, gpus))
         facts = _facts(gpus, lanes, found, collectives, window, options)
         if watcher is not None:
@@ -164,8 +167,7 @@ def analyze(
             path=str(trace.path),
             paths=tuple(str(path) for path in trace.paths),
             origin_ns=trace.origin,
-            span_ns=max(lane.window.end for lane in lanes)
-            - min(lane.window.start for lane in lanes),
+            span_ns=_span(trace, lanes),
             gpus=tuple(map(_totals, gpus.lanes)),
             steps=summarize(found, facts.timed or steady(facts.steps)),
             step_list=tuple(facts.steps),
@@ -194,6 +196,14 @@ def analyze(
             left_out=tuple(quality.left_out),
             tables=tables,
         )
+
+
+def _span(trace: Trace, lanes: Sequence[AnyLaneSummary]) -> int:
+    """Return the nanoseconds from the first to the last moment of all lanes, or of all samples."""
+    if not lanes:
+        times = trace.nvml.samples.time
+        return int(times[-1] - times[0]) if len(times) else 0
+    return max(lane.window.end for lane in lanes) - min(lane.window.start for lane in lanes)
 
 
 def _open_gpus(

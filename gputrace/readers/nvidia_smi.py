@@ -17,7 +17,8 @@ import numpy as np
 from gputrace.errors import InputError
 from gputrace.model.events import GPU_KINDS, UNKNOWN, Kind
 from gputrace.model.nvml import VALUES, Card, Nvml, Samples, merge_nvml, plain_uuid
-from gputrace.model.trace import Trace
+from gputrace.model.trace import NoGpu, Process, Trace
+from gputrace.readers.in_memory import MemoryTrace
 from gputrace.store.sqlite_reader import open_input
 from gputrace.units import format_ranges
 
@@ -100,15 +101,7 @@ class _Run:
 
 def join_logs(trace: Trace, paths: Sequence[Path]) -> None:
     """Add logs to `Trace.logged`, and to its notes how they were joined, or why not."""
-    logs = []
-    for path in paths:
-        with open_input(path) as file:
-            lines = _lines(file.read())
-        log = (_read_dmon if any(map(_dmon_names, lines[:5])) else _read_query)(path, lines)
-        if not log.rows:
-            raise InputError(path, "a log of nvidia-smi without a whole row; record it again")
-        logs.append(log)
-    session = trace.session
+    logs, session = [_read(path) for path in paths], trace.session
     if session.epoch_ns is None:
         names = ", ".join(path.name for path in paths)
         trace.quality.notes.append(
@@ -118,11 +111,46 @@ def join_logs(trace: Trace, paths: Sequence[Path]) -> None:
     run = _run(trace, session.epoch_ns)
     for log in logs:
         joined = _join(log, run, session.utc_offset_ns)
-        trace.quality.notes += log.notes
-        if log.bad:
-            rows = f"{log.bad:,} line{'' if log.bad == 1 else 's'}"
-            trace.quality.notes.append(f"{rows} of {log.path.name} left out: no whole sample")
+        _take_notes(trace, log)
         trace.logged = merge_nvml([trace.logged, joined])
+
+
+def read_logs(paths: Sequence[Path]) -> Trace:
+    """Read logs of one or several machines that no trace goes with: cards and samples, no events.
+
+    Times begin with the first sample of all.
+    """
+    process = [Process(0, number, host_name=path.stem) for number, path in enumerate(paths)]
+    trace = MemoryTrace(paths[0], "nvidia-smi", [], [], process, no_gpu=_ALONE)
+    logs = [_read(path) for path in paths]
+    first = min(row.time for log in logs for row in log.rows)
+    for host, log in enumerate(logs):
+        rows = [((host, gpu), row) for gpu, row in _gpu_of_each_row(log)]
+        rows.sort(key=lambda pair: pair[1].time)
+        _take_notes(trace, log)
+        trace.logged = merge_nvml([trace.logged, _nvml(rows, first)])
+    return trace
+
+
+_ALONE: Final = NoGpu(
+    "a log of nvidia-smi has no operations", "gputrace record -- COMMAND says what the GPUs run"
+)
+
+
+def _read(path: Path) -> SmiLog:
+    with open_input(path) as file:
+        lines = _lines(file.read())
+    log = (_read_dmon if any(map(_dmon_names, lines[:5])) else _read_query)(path, lines)
+    if not log.rows:
+        raise InputError(path, "a log of nvidia-smi without a whole row; record it again")
+    return log
+
+
+def _take_notes(trace: Trace, log: SmiLog) -> None:
+    trace.quality.notes += log.notes
+    if log.bad:
+        rows = f"{log.bad:,} line{'' if log.bad == 1 else 's'}"
+        trace.quality.notes.append(f"{rows} of {log.path.name} left out: no whole sample")
 
 
 def _run(trace: Trace, epoch: int) -> _Run:
@@ -167,9 +195,14 @@ def _join(log: SmiLog, run: _Run, zone: int | None) -> Nvml:
     )
     if not run.cards_known:
         log.notes.append(f"the GPUs of {name} are taken for the CUDA ordinals of the trace")
+    return _nvml(kept, offset + run.epoch)
+
+
+def _nvml(kept: Sequence[tuple[_Place, Row]], begin: int) -> Nvml:
+    """Return rows, which are in order of time, with times after the beginning in nanoseconds."""
     names = [name for name in VALUES if any(name in row.cells for _, row in kept)]
     samples = Samples(
-        np.array([row.time - offset - run.epoch for _, row in kept], np.int64),
+        np.array([row.time - begin for _, row in kept], np.int64),
         np.array([host for (host, _), _ in kept], np.int64),
         np.array([gpu for (_, gpu), _ in kept], np.int64),
         {

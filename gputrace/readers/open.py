@@ -30,10 +30,6 @@ Opened = Trace | GputraceError
 Opening = Callable[..., Iterator[Opened]]
 """Signature of `gputrace.readers.decode_pool.open_each`."""
 
-_LOG_ALONE: Final = (
-    "a log of nvidia-smi tells nothing alone; name the trace that it belongs to, too"
-)
-
 
 def open_traces(
     paths: Sequence[Path | str],
@@ -44,8 +40,9 @@ def open_traces(
 ) -> Trace:
     """Open the traces of one run as one; a folder stands for the traces in it.
 
-    Logs of nvidia-smi among the files are joined as NVML data. Raises InputError if a file cannot
-    be read, or if they are not of one run; with ``keep_going`` only if no file can be read.
+    Logs of nvidia-smi among the files are joined as NVML data; alone, they are the trace. Raises
+    InputError if a file cannot be read, or if they are not of one run; with ``keep_going`` only if
+    no file can be read.
 
     Args:
         paths: files and folders.
@@ -58,10 +55,12 @@ def open_traces(
     """
     errors: list[GputraceError] = []
     files = list(_files(paths, errors if keep_going else None))
-    logs = [file for file in files if is_log(file)] if len(files) > 1 else []
+    logs = [file for file in files if is_log(file)]
     files = [file for file in files if file not in logs]
     if logs and not files and not errors:
-        raise InputError(logs[0], _LOG_ALONE)
+        from gputrace.readers.nvidia_smi import read_logs
+
+        return read_logs(logs)
     if windows:
         readable = [file for file in files if file.is_file() and os.access(file, os.R_OK)]
         windows = not logs and text_size(readable) > LARGE

@@ -86,8 +86,8 @@ def finding_text(analysis: Analysis, finding: Finding) -> str:
 
 
 def capital(text: str) -> str:
-    """Return a text with the capital letter of a sentence's beginning."""
-    return re.sub(r"^gpu\b|^.", lambda begin: begin[0].upper(), text)
+    """Return a text that begins with a capital letter, unless with the name of a file."""
+    return re.sub(r"^gpu\b|^[a-z](?=[a-z]*[ ,:;-])", lambda begin: begin[0].upper(), text)
 
 
 def gpu_name(gpu: int | None, rank: int, known: bool, ranked: bool) -> str:
@@ -199,7 +199,7 @@ def gaps_table(analysis: Analysis, most: int) -> Table | None:
 
 def notes(analysis: Analysis) -> Iterator[str]:
     """Yield the caveats of the figures, a line each."""
-    if len(analysis.paths) > 1:
+    if len(analysis.paths) > 1 and analysis.gpus:
         ranks: dict[str, set[int]] = {}
         for total in analysis.gpus:
             ranks.setdefault(total.host, set()).add(total.rank)
@@ -296,6 +296,8 @@ class Limits:
 
 def tables_before(analysis: Analysis, limits: Limits) -> list[Table]:
     """Return the tables between the verdict and the other findings."""
+    if not analysis.breakdown:
+        return []
     gaps = gaps_table(analysis, limits.gaps)
     return [main_table(analysis, limits.gpus_across), *([gaps] if gaps else [])]
 

@@ -19,6 +19,7 @@ from gputrace.analyzers.compare.results import (
     ScalingRow,
 )
 from gputrace.analyzers.compare.runs import Run, read_run
+from gputrace.errors import InputError
 from gputrace.model.time_class import CLASSES, TIME_CLASSES
 from gputrace.units import format_ns
 
@@ -34,8 +35,11 @@ def with_batch(run: Run, per_gpu: float | None, of_all: float | None) -> Run:
 def compare(runs: Sequence[Run]) -> Comparison:
     """Compare two runs or more; A is the first of those with the fewest GPUs.
 
-    Runs with the same number of GPUs keep their order.
+    Runs with the same number of GPUs keep their order. Raises InputError for a log of cards alone.
     """
+    for run in runs:
+        if not run.analysis.breakdown:
+            raise InputError(run.analysis.path, "has no steps to compare, only samples of cards")
     unit, reason = common_unit(runs)
     scales = len(runs) > 2 or len({len(run.keys) for run in runs}) > 1
     runs = sorted(runs, key=lambda run: len(run.keys)) if scales else runs

@@ -75,12 +75,22 @@ HOST_RULES: Final[tuple[Rule, ...]] = (
     whole_run.warmup,
 )
 """Rules that need no GPU activity, for traces that hold none."""
+CARD_RULES: Final[tuple[Rule, ...]] = (
+    hardware.low_utilization,
+    hardware.uneven_utilization,
+    hardware.clock_mismatch,
+    hardware.throttling,
+    hardware.pcie_degraded,
+    hardware.memory_imbalance,
+)
+"""Rules for what only has samples of the cards."""
 
 
 def find(facts: Facts, plugged: Sequence[Finding] = ()) -> tuple[Finding, ...]:
     """Return what all rules find, in the order of the rules, and the findings of plugins."""
     findings: list[Finding] = []
-    for rule in RULES if facts.per_gpu.operations else HOST_RULES:
+    rules = RULES if facts.per_gpu.operations else HOST_RULES if facts.trace.kinds else CARD_RULES
+    for rule in rules:
         findings += rule(facts)
     return (*findings, *plugged)
 

@@ -304,6 +304,85 @@ def memory_imbalance(facts: Facts) -> Iterator[Finding]:
     )
 
 
+_STILL_NS: Final = 2_000_000_000
+"""Shortest time without any use that is counted: samples are a second apart mostly."""
+_UNEVEN: Final = 20.0
+"""Points of use that a card must have beyond the others."""
+
+
+def low_utilization(facts: Facts) -> Iterator[Finding]:
+    """A log of nvidia-smi alone: by the driver's figure, even the card that is used most runs no
+    kernel for 5 % of the time (`medium`), 20 % (`high`), or hardly any (`info`).
+
+    Cost: that share of the log; the figure counts any kernel, however small, so that more may idle.
+
+    Wrong if: a recording of the run shows kernels at all times.
+    """
+    used = {c: c.utilization_percent for c in facts.cards if c.utilization_percent is not None}
+    if not used:
+        return
+    span = int(np.ptp(facts.nvml.samples.time))
+    percent = float(np.mean(list(used.values())))
+    idle = round((1 - max(used.values()) / 100) * span)
+    times, still = _stands_still(facts)
+    text = f"{named(list(used))} {'run' if len(used) > 1 else 'runs'} a kernel {percent:.0f}% of "
+    text += f"{format_ns(span)}, by the driver's own figure"
+    if still:
+        often = f"{times:,} times" if times > 1 else "once"
+        text += f"; they stand still {often} for 2 s or more, {format_ns(still)} in all"
+    yield finding_of(
+        "low-utilization",
+        severity_of(idle / max(span, 1)) or "info",
+        list(used),
+        idle,
+        f"{text}. A log does not say what they wait for, nor how well they compute",
+        "record some steps of the run (gputrace record -- COMMAND) to see what they wait for",
+        {"utilization_percent": round(percent, 1), "still": times, "still_ns": still},
+    )
+
+
+def _stands_still(facts: Facts) -> tuple[int, int]:
+    """Return how often, and for how many nanoseconds in all, no card was used for some time."""
+    samples = facts.nvml.samples
+    moments, row = np.unique(samples.time // 10**8, return_inverse=True)
+    used = np.zeros(len(moments))
+    np.maximum.at(used, row, np.nan_to_num(samples["utilization"], nan=100.0))
+    edges = np.flatnonzero(np.diff(np.concatenate([[1], used > 0, [1]])))
+    starts, ends = edges[::2], np.minimum(edges[1::2], len(moments) - 1)
+    lengths = (moments[ends] - moments[starts]) * 10**8
+    lengths = lengths[lengths >= _STILL_NS]
+    return len(lengths), int(lengths.sum())
+
+
+def uneven_utilization(facts: Facts) -> Iterator[Finding]:
+    """A log of nvidia-smi alone: a card is used 20 points more than the others, by the driver's
+    figure (`high`).
+
+    Cost: the time that the others are not used meanwhile.
+
+    Wrong if: the cards run programs of their own.
+    """
+    used = {c: c.utilization_percent for c in facts.cards if c.utilization_percent is not None}
+    if len(used) < 2:
+        return
+    most = max(used, key=lambda card: used[card])
+    others = float(np.median([used[card] for card in used if card is not most]))
+    if used[most] - others < _UNEVEN:
+        return
+    span = int(np.ptp(facts.nvml.samples.time))
+    yield finding_of(
+        "uneven-utilization",
+        "high",
+        [most],
+        round((used[most] - others) / 100 * span),
+        f"{named([most])} runs kernels {used[most]:.0f}% of the time, the others {others:.0f}%, by "
+        "the driver's own figure: they wait for it, or have less to do",
+        "DistributedDataParallel in place of DataParallel, or parts of equal work; see with "
+        "gputrace record what it does more",
+        {"utilization_percent": used[most], "others_percent": round(others, 1)},
+    )
+
+
 def named(cards: Sequence[CardUse]) -> str:
     """Name cards: ``GPUs 0-2``; by rank where cards of several hosts have equal indices."""
     word, numbers = "GPU", sorted({card.gpu for card in cards})
