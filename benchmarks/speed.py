@@ -39,8 +39,8 @@ TARGET_KINETO_S: Final = 6.0
 TARGET_KINETO_BYTES: Final = 800 * MIB
 DENSE: Final = "2 M"
 _GROWN: Final = (
-    *("kernels", "file MiB", "wall s", "fastest to slowest", "x floor", "us a kernel"),
-    *("user us", "to the usual", "peak MiB", "bytes a kernel"),
+    *("kernels", "file MiB", "wall s", "fastest to slowest", "x floor", "µs a kernel"),
+    *("user µs", "to the usual", "peak MiB", "bytes a kernel"),
 )
 READ: Final = "cat FILE, its bytes read once"
 START: Final = "python -c pass"
@@ -178,7 +178,7 @@ def _marginal(series: dict[str, Series], first: str, last: str) -> str:
     kernels = [commands.rows(series[f"floor {name}"])[0] for name in (first, last)]
     more = kernels[1] - kernels[0]
     time, memory = (high.wall_s - low.wall_s) / more, (high.peak_bytes - low.peak_bytes) / more
-    return f"{time * 1e6:.2f} us and {memory:.0f} bytes a kernel"
+    return f"{time * 1e6:.2f} µs and {memory:.0f} bytes a kernel"
 
 
 def _start(turns: int) -> None:

@@ -89,6 +89,93 @@ def test_it_fits_any_screen(starved: Path, size: tuple[int, int]) -> None:
     browse([starved], drive, size=size)
 
 
+def test_sixty_columns_have_the_verdict_the_legend_and_the_way_out(starved: Path) -> None:
+    async def drive(app: BrowseApp, pilot: Pilot[None]) -> None:
+        lines = screen(app)
+        assert " ".join(" ".join(lines[:2]).split()).endswith("for the next batch.")
+        assert lines[-1].split()[:4] == ["?", "help", "q", "quit"]
+        legend = [line for line in lines if "█ compute" in line or "█ idle?" in line]
+        assert "█ compute  █ comm  █ h2d  " in legend[0]
+        assert legend[-1].rstrip().endswith("█ idle?")
+        assert any(line.rstrip().endswith("busy") for line in lines)
+
+    browse([starved], drive, size=(60, 24))
+
+
+@pytest.mark.parametrize("size", [(60, 24), (80, 24), (120, 40)])
+def test_findings_kernels_and_steps_are_shown_in_place_of_the_gaps(
+    starved: Path, size: tuple[int, int]
+) -> None:
+    shown = {
+        "2": ("data-feeding The GPUs wait", "Give the DataLoader"),
+        "3": ("Kernels that take most time", "share"),
+        "4": ("steady steps, mean of 4 GPUs; the longest takes",),
+        "1": ("length▾", "nothing for 25."),
+    }
+
+    async def drive(app: BrowseApp, pilot: Pilot[None]) -> None:
+        for key, words in shown.items():
+            await press(pilot, key)
+            text = "\n".join(screen(app))
+            assert all(word in text for word in words)
+            assert f"{key} {app.pane}" in text
+
+    browse([starved], drive, size=size)
+
+
+def test_a_chart_has_a_bar_for_each_steady_step(starved: Path) -> None:
+    async def drive(app: BrowseApp, pilot: Pilot[None]) -> None:
+        await press(pilot, "4", "l")
+        lines = screen(app)
+        first = next(n for n, line in enumerate(lines) if "the longest takes" in line)
+        bars = [line[10:] for line in lines[first + 1 : -2]]
+        assert scene_analysis(app).steps.count == len(scene_analysis(app).step_list) // 4
+        assert any("D" in bar for bar in bars)
+        assert "█" in bars[-1]
+
+    browse([starved], drive, size=(80, 30))
+
+
+def scene_analysis(app: BrowseApp) -> Analysis:
+    (scene,) = app.board.scenes
+    assert scene is not None
+    assert scene.analysis is not None
+    return scene.analysis
+
+
+def test_letters_keep_the_columns_of_colours(starved: Path) -> None:
+    async def drive(app: BrowseApp, pilot: Pilot[None]) -> None:
+        colored = screen(app)
+        await press(pilot, "l")
+        for before, after in zip(colored, screen(app), strict=True):
+            for word in re.finditer(r"[\w.]+", before):
+                assert after[slice(*word.span())] == word[0]
+
+    browse([starved], drive, size=(120, 40))
+
+
+def test_a_copy_is_called_by_its_kind(tmp_path: Path) -> None:
+    export = Export().kernel(0, 100).copy(100, 10_000).kernel(10_050, 10_100)
+
+    async def drive(app: BrowseApp, pilot: Pilot[None]) -> None:
+        await press(pilot, "0")
+        text = "\n".join(screen(app))
+        assert "h2d██" in text
+        assert "<name" not in text
+
+    browse([export.write(tmp_path / "copy.sqlite")], drive, size=(80, 24))
+
+
+def test_a_lane_says_where_nothing_of_its_gpu_was_recorded(tmp_path: Path) -> None:
+    export = Export().kernel(0, 1_000).kernel(9_000, 10_000, deviceId=1)
+
+    async def drive(app: BrowseApp, pilot: Pilot[None]) -> None:
+        await press(pilot, "0")
+        assert "\n".join(screen(app)).count("nothing recorded") == 2
+
+    browse([export.write(tmp_path / "apart.sqlite")], drive, size=(80, 24))
+
+
 def test_every_key_is_answered(starved: Path) -> None:
     leaves = {"quit", "export"}
 
@@ -363,9 +450,10 @@ def test_the_mouse_zooms_drags_and_picks(starved: Path) -> None:
         await pilot.click(timeline, offset=(x + 20, other * timeline.lane_height))
         await pilot.pause()
         assert board.cursor_lane == other
+        top = round(app.gap_list.scroll_offset.y)
         await pilot.click(app.gap_list, offset=(5, 3))
         await pilot.pause()
-        assert app.gap_list.place == 2
+        assert app.gap_list.place == top + 2
 
     browse([starved], drive)
 
@@ -408,7 +496,7 @@ def test_help_lists_every_key(two_ranks: Path) -> None:
         await press(pilot, "escape")
         assert not isinstance(app.screen, Help)
 
-    browse([two_ranks], drive, size=(120, 70))
+    browse([two_ranks], drive, size=(120, 80))
 
 
 def test_the_command_palette_finds_what_keys_do(two_ranks: Path) -> None:

@@ -39,7 +39,7 @@ LOOKS: Final = {
 }
 """Looks by class, in the order of the legend."""
 
-NOTHING: Final = Look("", "#16161c", "#000000", " ")
+NOTHING: Final = Look("", "#3d3d47", "#000000", " ")
 """Look of time about which nothing is known."""
 SEVERITIES: Final = {"high": "bold red", "medium": "bold yellow", "low": "cyan", "info": ""}
 LEVELS: Final = " ▁▂▃▄▅▆▇█"

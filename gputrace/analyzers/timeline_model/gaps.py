@@ -148,16 +148,19 @@ def _neighbours(operations: GpuOperations, start: int, end: int) -> tuple[int | 
 def operation_at(scene: Scene, operations: GpuOperations, row: int) -> Operation:
     """Return one row of a GPU's operations, with its name."""
     events, kind = operations.events, Kind(int(operations.events.kind[row]))
-    id = int(events.name[row])
-    name = scene.names.get(id, "") if id != -1 else kind.name.lower().replace("_", " ")
     return Operation(
-        name,
+        operation_name(scene.names, int(events.name[row]), kind),
         kind,
         int(operations.start[row]),
         int(operations.end[row]),
         int(events.bytes[row]),
         int(events.correlation[row]),
     )
+
+
+def operation_name(names: Mapping[int, str], id: int, kind: Kind) -> str:
+    """Return the name of an operation; copies and memsets have none, and are called by kind."""
+    return names.get(id, "") if id != -1 else kind.name.lower().replace("_", " ")
 
 
 def finding_of(gap: Gap, analysis: Analysis) -> Finding | None:

@@ -6,7 +6,7 @@ An optimization is an edit of the dependency graph; to add one, see `CURES`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
@@ -59,7 +59,9 @@ def what_if(facts: Facts, findings: Sequence[Finding]) -> tuple[WhatIf, ...]:
     mean = round(sum(lengths.values()) / len(lengths) * facts.unrecorded)
     costs = {finding.id: finding.impact_ns for finding in findings}
     recorded = Recorded.of(rows.gpus, facts.breakdown, facts.rows, mean)
-    return tuple(sorted(predict(graph, recorded, costs), key=lambda cure: -cure.gain_ns))
+    others = ", and GPUs wait less for each other" if len(facts.working) > 1 else ""
+    cures = (replace(cure, beyond=cure.beyond + others) for cure in predict(graph, recorded, costs))
+    return tuple(sorted(cures, key=lambda cure: -cure.gain_ns))
 
 
 _TRIALS: Final = 6
@@ -667,7 +669,7 @@ CURES: Final = (
         "A loader that keeps up",
         "every batch is ready when it is asked for, and at best on the GPU already; at the least, "
         "one batch at a time is made beside the training",
-        "the copy of the batch and waits of other ranks may go, too",
+        "the copy of the batch may go, too",
     ),
     Cure(
         "pinned",
@@ -721,7 +723,7 @@ CURES: Final = (
         "CUDA graphs of whole steps",
         "consecutive launches become one, without host time between them; kernels take what "
         "they do",
-        "synchronisation, time between kernels and waits of other ranks go, too",
+        "synchronisation and time between kernels go, too",
         shortens=("launch", "sync", "alloc", "other_idle", "communication_wait"),
     ),
     Cure(

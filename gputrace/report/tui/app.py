@@ -31,6 +31,7 @@ from gputrace.analyzers.timeline_model.trace_rows import stream_lanes, thread_la
 from gputrace.report.palette import LOOKS, SEVERITIES, Palette
 from gputrace.report.tables import moment, verdict
 from gputrace.report.tui.gaps import GapList, gap_text, operation_text
+from gputrace.report.tui.panes import PANES
 from gputrace.report.tui.screen import (
     KEYS,
     Help,
@@ -49,17 +50,23 @@ _AT_ONCE: Final = 200_000
 """Up to so many gaps are sorted at once; more, in the source's thread."""
 
 _LOOKING: Final = "the GPUs' work is here; looking for causes and steps"
+_GAPS: Final = "gaps"
 _SHORT: Final = 20
-"""Screens with fewer rows omit legend, status and footer."""
-_AROUND_LANES: Final = 7
-"""Rows of the verdict, the ruler, the legend, the status and the footer."""
+"""Screens with fewer rows omit legend, status and tabs."""
+_AROUND_LANES: Final = 8
+"""Rows of the verdict, the ruler, the legend, the status, the tabs and the footer."""
+_NARROW: Final = 110
+"""Screens with fewer columns have the details below the list, and two rows for long lines."""
 _LEFT_OUT: Final = 3
 """Rows saved by short screens."""
 _CSS: Final = """
 Screen { layout: vertical; overflow: hidden; }
-#verdict { height: 1; padding: 0 1; background: $panel; }
+#verdict { height: auto; max-height: 2; padding: 0 1; background: $panel; }
 Timeline { height: 1; }
-#legend { height: 1; padding: 0 1; }
+#legend { height: auto; max-height: 2; padding: 0 1; }
+#tabs { height: 1; padding: 0 1; }
+#pane { height: 1fr; padding: 0 1; display: none; }
+#pane-text { height: auto; }
 #status { height: 1; padding: 0 1; color: $text-muted; background: $panel; }
 #below { height: 1fr; layout: horizontal; }
 GapList { width: 62; }
@@ -68,8 +75,9 @@ GapList { width: 62; }
 .narrow #below { layout: vertical; }
 .narrow GapList { width: 100%; height: 4; }
 .narrow #detail-box { height: 1fr; border-left: none; }
-.short #legend, .short #status, .short Footer { display: none; }
+.short #legend, .short #status, .short #tabs { display: none; }
 """
+_FIRST_KEYS: Final = ("help", "quit")
 _AROUND: Final = 1.0
 """Margin shown on either side of a gap, as a fraction of its length."""
 _ROWS_WITH_CURVE: Final = 4
@@ -88,7 +96,10 @@ class BrowseApp(TerminalApp[None]):
     TITLE = "gputrace browse"
     ENABLE_COMMAND_PALETTE = True
     CSS: ClassVar[str] = _CSS
-    BINDINGS: ClassVar[list[BindingType]] = [key.binding for key in KEYS]
+    # The footer of a narrow screen is cut: what a newcomer needs comes first.
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key.binding for key in sorted(KEYS, key=lambda key: key.action not in _FIRST_KEYS)
+    ]
 
     def __init__(self, traces: Sequence[Sequence[Path]]) -> None:
         """Prepare the screen of one run, or of two side by side; each is given by its files."""
@@ -112,6 +123,8 @@ class BrowseApp(TerminalApp[None]):
         """Operation whose launch was followed to, and the time of that launch."""
         self._opened = False
         """True once the worst gap was shown."""
+        self.pane = _GAPS
+        """One of `PANES`, or the gaps."""
 
     def compose(self) -> ComposeResult:
         yield Static(id="verdict", markup=False)
@@ -119,6 +132,9 @@ class BrowseApp(TerminalApp[None]):
         yield self.timeline
         yield Static(id="legend", markup=False)
         yield Static(id="status", markup=False)
+        yield Static(id="tabs", markup=False)
+        with VerticalScroll(id="pane", can_focus=False):
+            yield Static(id="pane-text", markup=False)
         with Container(id="below"):
             yield self.gap_list
             with VerticalScroll(id="detail-box", can_focus=False):
@@ -144,9 +160,11 @@ class BrowseApp(TerminalApp[None]):
             source.stop()
 
     def on_resize(self) -> None:
-        self.set_class(self.size.width < 110, "narrow")
-        self.set_class(self.size.height < _SHORT, "short")
-        around = _AROUND_LANES - (_LEFT_OUT if self.size.height < _SHORT else 0)
+        is_narrow, is_short = self.size.width < _NARROW, self.size.height < _SHORT
+        self.set_class(is_narrow, "narrow")
+        self.set_class(is_short, "short")
+        # A narrow screen may need a second row for the verdict, and one for the legend.
+        around = _AROUND_LANES - (_LEFT_OUT if is_short else 0) + is_narrow * (1 + (not is_short))
         room = self.size.height - around
         # The other rows are for the gaps.
         self.timeline.most_rows = max(room if self.enlarged else room * 3 // 5, 1)
@@ -222,21 +240,22 @@ class BrowseApp(TerminalApp[None]):
         self.show()
 
     def update_text(self, where: str, text: str | Text) -> None:
-        """Update a text; redo the layout only for the detail, whose height varies."""
+        """Update a text; redo the layout only for those whose height varies."""
         shown = text if isinstance(text, Text) else Text(text)
-        self.query_one(where, Static).update(shown, layout=where == "#detail")
+        self.query_one(where, Static).update(shown, layout=where not in ("#status", "#tabs"))
 
     def show(self) -> None:
         """Redraw everything."""
         self._show_verdict()
         self._show_legend()
         self._show_status()
+        self._show_pane()
         self.ruler.refresh()
         self.timeline.show_board()
         self.gap_list.show_board()
 
     def _show_verdict(self) -> None:
-        text = Text(no_wrap=True, overflow="ellipsis")
+        text = Text(overflow="ellipsis")
         for trace, scene in enumerate(self.board.scenes):
             if scene is None or scene.analysis is None:
                 continue
@@ -255,11 +274,42 @@ class BrowseApp(TerminalApp[None]):
             for name, times in zip(shown.lane.layers.classes, shown.lane.layers.sets, strict=True)
             if len(times)
         }
-        line = Text(no_wrap=True, overflow="ellipsis")
+        rows = [Text()]
         for name, look in LOOKS.items():
-            if name in there:
-                line.append(*self.palette.swatch(name)).append(f"{look.short} ")
-        self.update_text("#legend", line)
+            if name not in there:
+                continue
+            word = Text.assemble(self.palette.swatch(name), f" {look.short}  ")
+            if rows[-1].cell_len + word.cell_len > self.size.width:
+                rows.append(Text())
+            rows[-1].append(word)
+        self.update_text("#legend", Text("\n").join(rows))
+
+    def action_pane(self, name: str) -> None:
+        """Show the gaps, or another of the panes in their place."""
+        self.pane = name
+        self.query_one("#pane").scroll_home(animate=False)
+        self.show()
+
+    def _show_pane(self) -> None:
+        tabs = [
+            Text(f" {number} {name} ", "reverse" if name == self.pane else "dim")
+            for number, name in enumerate((_GAPS, *PANES), 1)
+        ]
+        self.update_text("#tabs", Text(" ").join(tabs))
+        box = self.query_one("#pane")
+        has_gaps = self.pane == _GAPS
+        box.display = not has_gaps and not self.enlarged
+        self.query_one("#below").display = has_gaps and not self.enlarged
+        shown = self.board.lane_at_cursor
+        scene = self.board.scenes[shown.trace if shown else 0]
+        if not has_gaps and scene is not None and scene.analysis is not None:
+            width = self.size.width - 4
+            text = PANES[self.pane](scene.analysis, width, self._pane_height(), self.palette)
+            self.update_text("#pane-text", text)
+
+    def _pane_height(self) -> int:
+        """Return the rows below the lanes that the list of gaps has, or a pane."""
+        return max(self.query_one("#pane").size.height or self.query_one("#below").size.height, 6)
 
     def _show_status(self) -> None:
         board, view = self.board, self.board.view
@@ -673,11 +723,11 @@ class BrowseApp(TerminalApp[None]):
     def action_enlarge(self) -> None:
         """Toggle between lanes alone and lanes with list and details."""
         self.enlarged = not self.enlarged
-        self.query_one("#below").display = not self.enlarged
+        self._show_pane()
         self.on_resize()
 
     def action_scroll_detail(self, by: int) -> None:
-        box = self.query_one("#detail-box")
+        box = self.query_one("#detail-box" if self.pane == _GAPS else "#pane")
         box.scroll_relative(y=by * max(box.size.height - 1, 1), animate=False)
 
     def action_copy(self) -> None:

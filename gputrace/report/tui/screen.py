@@ -109,6 +109,12 @@ GROUPS: Final[dict[str, tuple[Key, ...]]] = {
         Key("l", "letters", "letters in place of colours"),
         Key("z", "enlarge", "lanes on the whole screen, or the gaps below them again"),
     ),
+    "Below the lanes": (
+        Key("1", "pane('gaps')", "the gaps"),
+        Key("2", "pane('findings')", "all findings, with what to do"),
+        Key("3", "pane('kernels')", "the kernels that take most time"),
+        Key("4", "pane('steps')", "a chart of the steady steps"),
+    ),
     "Other": (
         Key("J", "scroll_detail(1)", "the detail further down"),
         Key("K", "scroll_detail(-1)", "the detail further up"),

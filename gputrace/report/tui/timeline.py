@@ -22,6 +22,8 @@ from textual.widget import Widget
 
 from gputrace.analyzers.timeline_model import GapTable
 from gputrace.analyzers.timeline_model.cells import CURVES, EIGHTHS, Bars, edges_of, stack
+from gputrace.analyzers.timeline_model.gaps import operation_name
+from gputrace.model.events import Kind
 from gputrace.model.intervals import Times
 from gputrace.model.time_class import IDLE_CAUSES
 from gputrace.report.palette import LEVELS, LOOKS, Palette
@@ -72,9 +74,12 @@ class Row:
         return segments
 
 
-def _bar_rows(bars: Bars, names: Sequence[str], palette: Palette) -> list[Row]:
-    """Draw bars of classes as rows; without colours, the letter of the class with most time."""
-    lists = bars.lower.tolist(), bars.upper.tolist(), bars.level.tolist()
+def bar_rows(bars: Bars, names: Sequence[str], palette: Palette, each: int = 1) -> list[Row]:
+    """Draw bars of classes as rows, a bar ``each`` cells wide.
+
+    Without colours, a cell has the letter of the class with most time.
+    """
+    lists = (part.repeat(each, axis=-1).tolist() for part in (bars.lower, bars.upper, bars.level))
     rows = [list(zip(*row, strict=True)) for row in zip(*lists, strict=True)]
     if palette.colors:
         styles = palette.bars(tuple(names))
@@ -126,10 +131,19 @@ def _operation_words(
     rows = np.flatnonzero(length >= view.length * _SHORTEST_WORD // max(width, 1)) + begin
     # Classes that take precedence in the partition are written last, over the others.
     for row in rows[np.argsort(-operations.classes[rows], kind="stable")].tolist():
-        name = label(names.get(int(operations.events.name[row]), ""))
+        id, kind = int(operations.events.name[row]), Kind(int(operations.events.kind[row]))
+        name = label(operation_name(names, id, kind))
         start, end = int(operations.start[row]) - shown.zero, int(operations.end[row]) - shown.zero
         ground = shown.lane.layers.classes[int(operations.classes[row])]
         yield from _fitted(start, end, (name,), ground, view, width)
+
+
+def _outside_words(shown: ShownLane, view: Viewport, width: int) -> Iterator[_Words]:
+    """Yield labels of the time before a lane's first moment and after its last."""
+    window, zero = shown.lane.window, shown.zero
+    for start, end in ((view.start, window.start - zero), (window.end - zero, view.end)):
+        if start < end:
+            yield from _fitted(start, end, ("nothing recorded", "nothing"), "", view, width)
 
 
 def _fitted(
@@ -266,6 +280,7 @@ class Timeline(ScrollView, can_focus=False):
         scene = board.scenes[shown.trace]
         words = list(_operation_words(shown, scene.names if scene else {}, view, cells))
         if shown.number >= 0:
+            words += _outside_words(shown, view, cells)
             words += _gap_words(board.gpus.index(shown), board.table, view, cells)
         for cell, text, ground in words:
             rows[self.bar_height // 2].write(cell, text, self.palette.text(ground))
@@ -285,7 +300,7 @@ class Timeline(ScrollView, can_focus=False):
         lane, height = shown.lane, self.bar_height
         if lane.part not in CURVES:
             bars = stack(lane.layers.split(edges), np.maximum(np.diff(edges), 1), height)
-            return _bar_rows(bars, (*lane.layers.classes, ""), self.palette)
+            return bar_rows(bars, (*lane.layers.classes, ""), self.palette)
         curve = lane.curves[0]
         filled = np.nan_to_num(np.clip(curve.means(edges) / curve.top, 0, 1)) * height * EIGHTHS
         levels = [
@@ -334,6 +349,7 @@ class Timeline(ScrollView, can_focus=False):
             self.post_message(self.Clicked(index, self._moment(event.x)))
 
 
+_LONGEST_TITLE: Final = 5
 _ROOM: Final = 14
 """Minimum cells between two labelled ticks."""
 _OUTSIDE: Final = Style(dim=True)
@@ -354,8 +370,11 @@ class Ruler(Widget, can_focus=False):
         lead = self._timeline.gutter_width
         titles = ("run", "time", "steps")
         row = (self._overview, self._moments, self._steps)[y]()
-        line = Row([*f"  {titles[y]:<{lead - 2}}"[:lead]], [Style(dim=True)] * lead).segments()
-        strip = Strip([*line, *row.segments()]).adjust_cell_length(self.size.width)
+        title = f"{'  ' if lead > _LONGEST_TITLE + 2 else ' '}{titles[y]}"
+        line = Row([*f"{title:<{lead}}"], [Style(dim=True)] * lead).segments()
+        is_last = y == len(titles) - 1 and any(shown.number >= 0 for shown in self.board.lanes)
+        busy = Segment(f"{'busy' if is_last else '':>{_SHARE - 1}} ", Style(dim=True))
+        strip = Strip([*line, *row.segments(), busy]).adjust_cell_length(self.size.width)
         return strip.apply_style(self.rich_style)
 
     def _blank(self) -> Row:
@@ -392,7 +411,7 @@ class Ruler(Widget, can_focus=False):
             shares = shown.lane.layers.split(_edges(shown, view, cells))
             total[:, : shares.shape[1]] += shares
         lengths = np.maximum(np.diff(edges_of(view.start, view.end, cells)), 1) * len(gpus)
-        return _bar_rows(stack(total, lengths), (*classes, ""), self.palette)[0]
+        return bar_rows(stack(total, lengths), (*classes, ""), self.palette)[0]
 
     def _moments(self) -> Row:
         """Draw ticks at round times, over them the selected gap, the cursor and marks."""
