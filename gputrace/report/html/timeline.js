@@ -138,7 +138,7 @@ const Lanes = (() => {
 
   function told(ns) {
     const size = Math.abs(ns);
-    const [unit, scale] = size < 999.5 ? ["ns", 1] : size < 999.5e3 ? ["us", 1e3] : size < 999.5e6 ? ["ms", 1e6] : ["s", 1e9];
+    const [unit, scale] = size < 999.5 ? ["ns", 1] : size < 999.5e3 ? ["µs", 1e3] : size < 999.5e6 ? ["ms", 1e6] : ["s", 1e9];
     const value = ns / scale, digits = unit === "ns" ? 0 : Math.abs(value) >= 99.95 ? 0 : Math.abs(value) >= 9.995 ? 1 : 2;
     return `${value.toFixed(digits)} ${unit}`;
   }
