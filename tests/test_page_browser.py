@@ -182,6 +182,39 @@ def test_zooming_ends_at_the_shortest_operation(
     assert shortest >= 500
 
 
+def range_of(name: str, browser: Browser) -> tuple[float, float]:
+    plot = f"Bokeh.documents[0].get_model_by_name('{name}')"
+    start, end = browser.run(f"{FRAME}.then(() => [{plot}.x_range.start, {plot}.x_range.end])")
+    return start, end
+
+
+def test_warm_up_is_folded_until_it_is_asked_for_or_looked_at(
+    browser: Browser, tmp_path: Path
+) -> None:
+    trace = unpacked("own/h200x2-resnet18-slow-loader.sqlite", tmp_path)
+    with gputrace.open(trace) as opened:
+        report = opened.analyze()
+    steady = [step for step in report.step_list if step.phase == "steady"]
+    assert len(steady) < len(report.step_list)
+    first = (min(step.start_ns for step in steady) - report.origin_ns) / 1e9
+    browser.open(write(trace, tmp_path / "page.html"))
+    folded = {name: range_of(name, browser) for name in ("overview", "busy", "steps")}
+    length = folded["overview"][1] - folded["overview"][0]
+    for name in ("overview", "busy"):
+        assert first - 0.05 * length < folded[name][0] <= first
+    assert 0 < folded["steps"][0] < min(step.step for step in steady)
+    browser.run("document.querySelector('button[data-fold]').click()")
+    for name, (start, _) in folded.items():
+        assert range_of(name, browser)[0] < start
+        assert range_of(name, browser)[0] >= (-0.5 if name == "steps" else 0)
+    browser.run("document.querySelector('[data-do=measured]').click()")
+    assert range_of("overview", browser) == folded["overview"]
+    assert shown(browser)[0] == pytest.approx(folded["overview"][0] * 1e9)
+    browser.run("document.querySelector('[data-do=run]').click()")
+    assert range_of("overview", browser)[0] < folded["overview"][0]
+    assert_nothing_wrong(browser)
+
+
 def test_every_key_does_what_the_page_says(
     browser: Browser, recording: Callable[[str], Path], tmp_path: Path
 ) -> None:

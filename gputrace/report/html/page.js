@@ -24,6 +24,7 @@
     align(found);
     addEventListener("resize", () => align(found));
     if (timeline) setUp(found, timeline);
+    setUpFolds(found);
     document.body.dataset.ready = "yes";
   }
 
@@ -37,7 +38,8 @@
     };
     board.sources.forEach((one, at) => one.properties.data.change.connect(() => { load(at); later(); }));
     board.sources.forEach((_, at) => load(at));
-    board.overview.data = everything(facts.start, facts.end, 700);
+    board.strip = found.get_model_by_name("overview").x_range;
+    drawStrip();
     legend();
     for (const end of ["start", "end"]) board.range.properties[end].change.connect(later);
     rows.forEach((row, at) => row.addEventListener("click", () => choose(at, true)));
@@ -45,7 +47,7 @@
       button.addEventListener("click", () => act(button.dataset.do));
     document.getElementById("lanes").addEventListener("keydown", key);
     addEventListener("resize", later);
-    Object.assign(board, { later, hits: markHits, short: text => text.length > labelSize() ? text.slice(0, labelSize() - 1) + "…" : text });
+    Object.assign(board, { fold: yes => fold(found, yes), later, hits: markHits, short: text => text.length > labelSize() ? text.slice(0, labelSize() - 1) + "…" : text });
     draw();
     if (facts.rows) Rows.setUp(found, board, facts, show, onto).then(rows => { board.rows = rows; draw(); document.body.dataset.rows = "yes"; });
   }
@@ -63,6 +65,32 @@
 
   const narrow = () => innerWidth < 600;
   const labelSize = () => narrow() ? 9 : 16;
+
+  function drawStrip() {
+    board.overview.data = everything(Math.max(board.strip.start * 1e9, facts.start), Math.min(board.strip.end * 1e9, facts.end), 700);
+  }
+
+  // Charts first show the measured steps; unfolded, what was before and after them, too.
+  const foldable = found => found.roots().map(plot => plot.x_range).filter(range => range.tags && range.tags.length === 4);
+  let folded = true;
+
+  function fold(found, yes) {
+    folded = yes;
+    for (const range of new Set(foldable(found))) {
+      const [low, high, first, last] = range.tags;
+      range.setv(yes ? { start: low, end: high } : { start: first, end: last });
+    }
+    for (const button of document.querySelectorAll("[data-fold]")) button.setAttribute("aria-pressed", String(!yes));
+    if (board) drawStrip();
+  }
+
+  function setUpFolds(found) {
+    const needed = foldable(found).some(({ tags: [low, high, first, last] }) => high - low < 0.97 * (last - first));
+    for (const button of document.querySelectorAll("[data-fold]")) {
+      button.hidden = !needed;
+      button.addEventListener("click", () => fold(found, !folded));
+    }
+  }
 
   // The same border beside all drawings of the timeline, so that times stand below each other.
   function align(found) {
@@ -166,6 +194,7 @@
     const width = Math.min(Math.max(to - from, facts.shortest), facts.end - facts.start);
     from = Math.min(Math.max(from, facts.start), facts.end - width);
     board.range.setv({ start: from / 1e9, end: (from + width) / 1e9 });
+    if (folded && (from / 1e9 < board.strip.start - 1e-9 || (from + width) / 1e9 > board.strip.end + 1e-9)) board.fold(false);
   }
 
   function choose(at, scroll) {
@@ -184,6 +213,7 @@
     const from = board.range.start * 1e9, to = board.range.end * 1e9, width = to - from, middle = (from + to) / 2;
     const does = {
       run: () => show(facts.start, facts.end),
+      measured: () => { board.fold(true); show(board.strip.start * 1e9, board.strip.end * 1e9); },
       in: () => show(middle - width / 4, middle + width / 4),
       out: () => show(middle - width, middle + width),
       left: () => show(from - width / 4, to - width / 4),
@@ -196,7 +226,7 @@
   function key(event) {
     if (event.ctrlKey || event.altKey || event.metaKey || event.target.tagName === "INPUT") return;
     if (event.key === "/" && facts.rows) { event.preventDefault(); document.getElementById("search").focus(); return; }
-    const what = { "+": "in", "=": "in", "-": "out", ArrowLeft: "left", ArrowRight: "right", 0: "run", n: "next", p: "previous" }[event.key];
+    const what = { "+": "in", "=": "in", "-": "out", ArrowLeft: "left", ArrowRight: "right", 0: "run", m: "measured", n: "next", p: "previous" }[event.key];
     if (what) { event.preventDefault(); act(what); }
   }
 

@@ -27,7 +27,15 @@ from gputrace.model.events import Kind
 from gputrace.model.intervals import Intervals
 from gputrace.model.results import Analysis
 from gputrace.model.trace import Progress, Trace, Window
-from gputrace.report.html.charts import GROUND, PHASES, class_list, new_figure, plain_text
+from gputrace.report.html.charts import (
+    GROUND,
+    PHASES,
+    class_list,
+    folded_range,
+    measured_window,
+    new_figure,
+    plain_text,
+)
 from gputrace.report.palette import LOOKS
 from gputrace.report.tables import gpu_name, needs_ranks
 
@@ -68,7 +76,14 @@ def timeline_charts(material: Material) -> dict[str, figure]:
     tall, low = _LANE_PX
     lane_px = tall if len(scene.lanes) <= _MANY else low
     detail = _figure(scene, "timeline", 90 + lane_px * len(scene.lanes), shown)
-    over = _figure(scene, "overview", 64 + (12 if lane_px == tall else 6) * len(scene.lanes), whole)
+    measured = measured_window(material.analysis) or scene.span
+    part = tuple((at - origin) / 1e9 for at in measured)
+    over = _figure(
+        scene,
+        "overview",
+        64 + (12 if lane_px == tall else 6) * len(scene.lanes),
+        folded_range((part[0], part[1]), whole),
+    )
     over.add_tools(RangeTool(x_range=shown, start_gesture="pan"))
     over.toolbar_location = None
     # The page's script finds them by their names.
