@@ -271,12 +271,13 @@ class OpenTrace:
         raises. The result is for gputrace's own pages, and may change.
         """
         from gputrace.analyzers.timeline_model import Scene
-        from gputrace.report.html.timeline import gather, read_scene
+        from gputrace.report.html.timeline import gather, read_scene, with_rows
 
         options = read_options(steps, time, gaps)
 
         work = partial(read_scene, options=options, progress=progress)
-        return gather(self._read(work, options, progress, Scene))
+        material = gather(self._read(work, options, progress, Scene))
+        return self._read(partial(with_rows, material=material), options, None)
 
     def launches(self, kernel: str, *, progress: Progress | None = None) -> Launches:
         """Find a kernel, and the launches of it that a kernel profiler should capture.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import os
 import re
@@ -18,7 +20,10 @@ from typing import Any, Final, NoReturn
 import pytest
 
 import gputrace
+from gputrace.analyzers.pipeline import Options
+from gputrace.analyzers.timeline_model.trace_rows import read_track_rows
 from gputrace.errors import UsageError
+from gputrace.readers.open import open_traces
 from gputrace.report.html import timeline
 from gputrace.report.html.page import hashes
 from tests import command
@@ -122,6 +127,53 @@ def test_every_gap_of_the_list_is_in_the_analysis(
     assert told == {(str(gap.start_ns - origin), str(gap.end_ns - origin)) for gap in largest}
     assert len(rows) == len(largest)
     assert page.facts["lanes"] == [f"gpu {gpu}" for gpu in range(4)]
+
+
+def unpack(page: Page) -> Any:
+    """The streams and threads of a page."""
+    return json.loads(gzip.decompress(base64.b64decode(page.facts["rows"])))
+
+
+def test_streams_and_threads_are_below_their_lanes(tmp_path: Path) -> None:
+    export = Export()
+    for step in range(8):
+        start = step * 10_000_000
+        export.call(start, start + 5_000, "cudaLaunchKernel", correlation=step + 1)
+        export.kernel(
+            start + 100_000,
+            start + 400_000,
+            name="void ns::gemm<float>(int)",
+            correlationId=step + 1,
+        )
+        export.copy(start + 1_000_000, start + 1_200_000, H2D)
+    with gputrace.open(export.write(tmp_path / "trace.sqlite")) as trace:
+        trace.report(tmp_path / "page.html")
+    rows = unpack(Page((tmp_path / "page.html").read_text(encoding="utf-8")))
+    streams, calls = rows["rows"]
+    assert (streams["lane"], streams["group"], streams["track"]) == (0, "streams", -1)
+    assert rows["within"] is None
+    assert {rows["names"][name] for name in streams["name"]} >= {"void ns::gemm<float>(int)"}
+    assert "gemm" in {rows["short"][name] for name in streams["name"]}
+    launched = [link for link in streams["link"] if link in calls["link"]]
+    assert len(launched) == 8
+
+
+def test_of_a_large_trace_names_are_kept_around_the_listed_gaps(
+    recording: Callable[[str], Path],
+) -> None:
+    with open_traces([str(recording(STARVED))]) as trace:
+        material = timeline.gather(timeline.read_scene(trace, Options()))
+        rows, within = read_track_rows(
+            trace, material.scene, [worst.around for worst in material.gaps], 400
+        )
+    operations = [row for row in rows if row.on_gpu]
+    assert 0 < sum(len(row.track.events) for row in operations) <= 400
+    assert within is not None
+    assert within.contains([material.gaps[0].gap.start_ns]).all()
+    for row in rows:
+        events = row.track.events
+        assert len(events)
+        assert (within.within(events.start, events.end) > 0).any()
 
 
 @pytest.mark.parametrize(

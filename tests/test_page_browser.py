@@ -112,6 +112,109 @@ def test_the_gap_of_the_sleep_is_named_at_first_glance(
     assert top < 800
 
 
+ROWS: Final = "Bokeh.documents[0].get_model_by_name('rows-{}')"
+
+
+def test_zoomed_in_boxes_have_names_and_details_and_point_to_their_launch(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+    browser.until("document.body.dataset.rows")
+    pressed = (
+        "[...document.querySelectorAll('#groups [aria-pressed=true]')].map(b => b.textContent)"
+    )
+    streams, thread, _ = browser.run(pressed)
+    assert browser.run("document.getElementById('open').textContent").endswith(" open")
+    assert re.fullmatch(r"gpu \d streams", streams)
+    assert re.fullmatch(r"gpu \d thread \d+", thread)
+    browser.run("document.getElementById('lanes').focus()")
+    browser.key("/")
+    browser.run("document.activeElement.value = 'batch_norm_backward_reduce'")
+    browser.run("document.activeElement.dispatchEvent(new Event('input'))")
+    found = browser.run("document.getElementById('hits').textContent")
+    assert int(found.removesuffix(" found").replace(",", "")) > 10
+    assert browser.run("Bokeh.documents[0].get_model_by_name('overview-hits').data.left.length")
+    browser.key("Enter")
+    browser.run(FRAME)
+    first = browser.run("document.getElementById('detail').innerText")
+    assert "batch_norm_backward_reduce" in first
+    assert re.search(r"cudaLaunchKernel\w* by thread \d+, [\d.]+ (µs|ms) earlier", first)
+    assert re.search(r"step\s+\d+", first)
+    assert re.search(r"gpu \d, stream \d+", first)
+    assert browser.run(ROWS.format("hits") + ".data.left.length")
+    browser.run("document.getElementById('hit-next').click()")
+    assert browser.run("document.getElementById('detail').innerText") != first
+    browser.run("document.getElementById('hit-previous').click()")
+    assert browser.run("document.getElementById('detail').innerText") == first
+    browser.run("document.getElementById('to-launch').click()")
+    browser.run(FRAME)
+    assert browser.run(ROWS.format("arrow") + ".data.x.length") == 1
+    browser.run("document.getElementById('to-selected').click()")
+    browser.run(FRAME)
+    named = browser.run(ROWS.format("words") + ".data.text")
+    assert any(name.startswith("batch_norm_backward_reduce") for name in named)
+    assert_nothing_wrong(browser)
+
+
+def test_a_click_on_a_box_selects_it(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+    browser.until("document.body.dataset.rows")
+    boxes = ROWS.format("boxes")
+    longest = browser.run(
+        f"(data => data.name.findIndex(n => n && !n.endsWith('zoom in')))({boxes}.data)"
+    )
+    name = browser.run(f"{boxes}.data.name[{longest}]")
+    browser.run(f"void ({boxes}.selected.indices = [{longest}])")
+    assert name in browser.run("document.getElementById('detail').innerText")
+
+
+def test_zooming_ends_at_the_shortest_operation(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+    shortest = browser.run("JSON.parse(document.getElementById('facts').textContent).shortest")
+    for _ in range(40):
+        browser.run("document.querySelector('[data-do=in]').click()")
+    start, end = shown(browser)
+    assert end - start == pytest.approx(shortest, rel=0.01)
+    assert shortest >= 500
+
+
+def range_of(name: str, browser: Browser) -> tuple[float, float]:
+    plot = f"Bokeh.documents[0].get_model_by_name('{name}')"
+    start, end = browser.run(f"{FRAME}.then(() => [{plot}.x_range.start, {plot}.x_range.end])")
+    return start, end
+
+
+def test_warm_up_is_folded_until_it_is_asked_for_or_looked_at(
+    browser: Browser, tmp_path: Path
+) -> None:
+    trace = unpacked("own/h200x2-resnet18-slow-loader.sqlite", tmp_path)
+    with gputrace.open(trace) as opened:
+        report = opened.analyze()
+    steady = [step for step in report.step_list if step.phase == "steady"]
+    assert len(steady) < len(report.step_list)
+    first = (min(step.start_ns for step in steady) - report.origin_ns) / 1e9
+    browser.open(write(trace, tmp_path / "page.html"))
+    folded = {name: range_of(name, browser) for name in ("overview", "busy", "steps")}
+    length = folded["overview"][1] - folded["overview"][0]
+    for name in ("overview", "busy"):
+        assert first - 0.05 * length < folded[name][0] <= first
+    assert 0 < folded["steps"][0] < min(step.step for step in steady)
+    browser.run("document.querySelector('button[data-fold]').click()")
+    for name, (start, _) in folded.items():
+        assert range_of(name, browser)[0] < start
+        assert range_of(name, browser)[0] >= (-0.5 if name == "steps" else 0)
+    browser.run("document.querySelector('[data-do=measured]').click()")
+    assert range_of("overview", browser) == folded["overview"]
+    assert shown(browser)[0] == pytest.approx(folded["overview"][0] * 1e9)
+    browser.run("document.querySelector('[data-do=run]').click()")
+    assert range_of("overview", browser)[0] < folded["overview"][0]
+    assert_nothing_wrong(browser)
+
+
 def test_every_key_does_what_the_page_says(
     browser: Browser, recording: Callable[[str], Path], tmp_path: Path
 ) -> None:

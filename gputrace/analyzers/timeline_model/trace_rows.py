@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +22,7 @@ from gputrace.model.trace import Progress, Trace, Window
 _ON_GPU: Final = (
     "start", "end", "kind", "name", "process", "device", "gpu", "stream", "correlation", "bytes"
 )  # fmt: skip
-_ON_HOST: Final = ("start", "end", "kind", "name", "process", "thread")
+_ON_HOST: Final = ("start", "end", "kind", "name", "process", "thread", "correlation")
 
 HOST_TRACKS: Final = (
     (Kind.STEP, "steps"),
@@ -34,6 +35,7 @@ HOST_TRACKS: Final = (
     (Kind.SAMPLE, "lines"),
 )
 """Kinds of tracks of a host thread and their names, in display order."""
+_SYSTEM_CALLS: Final = [kind for kind, _ in HOST_TRACKS].index(Kind.OS_RUNTIME)
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,15 @@ class Track:
 
 
 def read_gpu_tracks(
-    trace: Trace, window: Window | None = None, progress: Progress | None = None
+    trace: Trace,
+    window: Window | None = None,
+    progress: Progress | None = None,
+    within: Intervals | None = None,
 ) -> list[tuple[Gpu, list[Track]]]:
-    """Return for each GPU a track per stream, and more for a stream whose operations overlap."""
+    """Return for each GPU a track per stream, and more for a stream whose operations overlap.
+
+    With ``within``, return only what touches these intervals.
+    """
     events = both_ends(trace, trace.events(GPU_KINDS, _ON_GPU, progress=progress))
     if not len(events):
         return []
@@ -57,10 +65,21 @@ def read_gpu_tracks(
     wanted = np.ones(len(events), bool)
     if window is not None:
         wanted = (events.start < window.end) & (events.end > window.start)
+    if within is not None:
+        wanted &= _touching(events, within)
     return [
         (gpu, _streams(events.select(wanted & (gpu_index == index))))
         for index, gpu in enumerate(gpus)
     ]
+
+
+def _touching(events: Events, within: Intervals) -> NDArray[np.bool_]:
+    """Return which rows touch any of some intervals."""
+    if not len(within):
+        return np.zeros(len(events), bool)
+    place = np.searchsorted(within.end, events.start, "right")
+    last = np.minimum(place, len(within) - 1)
+    return (place < len(within)) & (within.start[last] < events.end)
 
 
 def _streams(events: Events) -> list[Track]:
@@ -77,13 +96,17 @@ def _streams(events: Events) -> list[Track]:
 
 
 def read_host_tracks(
-    trace: Trace, window: Window | None = None
+    trace: Trace, window: Window | None = None, within: Intervals | None = None
 ) -> Iterator[tuple[int, int, Track]]:
-    """Yield process, thread and track of host activity, one kind of track after another."""
+    """Yield process, thread and track of host activity, one kind of track after another.
+
+    With ``within``, yield only what touches these intervals.
+    """
     for index, (kind, name) in enumerate(HOST_TRACKS):
         if kind not in trace.kinds:
             continue
         events = trace.events([kind], _ON_HOST, window)
+        events = events if within is None else events.select(_touching(events, within))
         keys = events.process.astype(np.int64) << 32 | events.thread.astype(np.int64) & 0xFFFFFFFF
         order = np.argsort(keys, kind="stable")
         edges = np.flatnonzero(np.diff(keys[order], prepend=-2, append=-2))
@@ -128,6 +151,79 @@ def nesting_lanes(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[n
             lanes[row] = len(open_ends)
             open_ends.append([stop])
     return lanes
+
+
+@dataclass(frozen=True)
+class TrackRow:
+    """Track of a stream or a host thread, below the lane of the GPU that it belongs to."""
+
+    lane: int
+    group: str
+    """``streams``, or ``thread 977``."""
+    track: Track
+    on_gpu: bool
+    process: int
+    """Tells processes apart; a GPU operation and its call have the same one."""
+
+
+def read_track_rows(
+    trace: Trace, scene: Scene, windows: Sequence[Window], most: int
+) -> tuple[list[TrackRow], Intervals | None]:
+    """Return all streams and threads, lane by lane, the busiest thread first, and the intervals
+    that they cover.
+
+    The intervals are None if that is the whole trace. Where there are more than ``most`` GPU
+    operations, they are as many of the windows as hold so many, the first ones first; of host
+    threads, tracks that would take more than twice as many slices are left out.
+    """
+    within = _windows_that_fit(scene, windows, most)
+    lanes = {(lane.gpu, lane.rank, lane.host): n for n, lane in enumerate(scene.lanes)}
+    rows, of_process = [], {}
+    for gpu, tracks in read_gpu_tracks(trace, within=within):
+        number = lanes.get((gpu.gpu, gpu.rank, gpu.host_name))
+        if number is not None:
+            of_process.update({process: number for process, _ in gpu.pairs})
+            rows += [
+                TrackRow(number, "streams", track, True, int(track.events.process[0]))
+                for track in tracks
+            ]
+    of_rank = {lane.rank: n for n, lane in enumerate(scene.lanes)}
+    hull = Window(int(within.start[0]), int(within.end[-1])) if within else None
+    left = 2 * most
+    threads = []
+    for process, thread, track in read_host_tracks(trace, hull, within):
+        number = of_process.get(process, of_rank.get(trace.processes[process].rank, 0))
+        left -= len(track.events)
+        if left >= 0:
+            threads.append(TrackRow(number, f"thread {thread & 0xFFFFFFFF}", track, False, process))
+        else:
+            left += len(track.events)
+    busy = Counter[tuple[int, str]]()
+    for row in threads:
+        # Idle threads wait in the system, often.
+        if row.track.place != _SYSTEM_CALLS:
+            busy[row.process, row.group] += len(row.track.events)
+    threads.sort(key=lambda row: (-busy[row.process, row.group], row.group, row.track.place))
+    return sorted([*rows, *threads], key=lambda row: row.lane), within
+
+
+def _windows_that_fit(scene: Scene, windows: Sequence[Window], most: int) -> Intervals | None:
+    """Return the first windows with at most so many operations; None if the whole trace has."""
+    if sum(len(lane.operations or ()) for lane in scene.lanes) <= most:
+        return None
+    within = EMPTY
+    for window in windows:
+        more = union([*within.start, window.start], [*within.end, window.end])
+        within = more if _operations_in(scene, more) <= most else within
+    return within
+
+
+def _operations_in(scene: Scene, within: Intervals) -> int:
+    return sum(
+        int(np.count_nonzero(_touching(lane.operations.events, within)))
+        for lane in scene.lanes
+        if lane.operations is not None
+    )
 
 
 _CALLS: Final = (

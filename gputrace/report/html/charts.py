@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from bokeh.models import ColumnDataSource, DataRange1d, HoverTool, NumeralTickFormatter
+from bokeh.models import ColumnDataSource, DataRange1d, HoverTool, NumeralTickFormatter, Range1d
 from bokeh.models.annotations import Legend, LegendItem
 from bokeh.plotting import figure
 
@@ -14,6 +14,7 @@ from gputrace.analyzers.timeline_model.cells import RUN_CLASSES
 from gputrace.model.intervals import union
 from gputrace.model.results import Analysis, Curve, Utilization
 from gputrace.model.time_class import CLASSES
+from gputrace.model.trace import Window
 from gputrace.report.palette import LOOKS, NOTHING
 from gputrace.report.tables import CLASS_NAMES, gpu_label
 from gputrace.sanitize import clean
@@ -54,19 +55,43 @@ def new_figure(name: str, height: int, **options: Any) -> figure:
     return plot
 
 
+def measured_window(analysis: Analysis) -> Window | None:
+    """Return the time from the first measured step to the last one; None without any."""
+    steady = [step for step in analysis.step_list if step.phase == "steady"]
+    if not steady:
+        return None
+    return Window(min(step.start_ns for step in steady), max(step.end_ns for step in steady))
+
+
+def folded_range(measured: tuple[float, float], whole: tuple[float, float]) -> Range1d:
+    """Return a range that first shows the measured part; a button of the page unfolds the rest.
+
+    The page's script finds both parts in its tags.
+    """
+    margin = 0.03 * (measured[1] - measured[0])
+    low, high = max(measured[0] - margin, whole[0]), min(measured[1] + margin, whole[1])
+    if not low < high:
+        low, high = whole
+    return Range1d(start=low, end=high, bounds=whole, tags=[low, high, *whole])
+
+
 def run_charts(analysis: Analysis) -> dict[str, figure]:
-    """Draw the utilization curves of the GPUs over the whole run, on a shared time axis."""
+    """Draw the utilization curves of the GPUs, on a shared time axis that starts at 0 or later."""
     use = analysis.utilization
     if use is None:
         return {}
     sampled = {curve.name for gpu in use.gpus for curve in gpu.curves}
-    charts = {name: _run_chart(analysis, use, name) for name in CURVES if name in sampled}
-    for chart in charts.values():
-        chart.x_range = next(iter(charts.values())).x_range
-    return charts
+    start, end = max(use.start_ns, analysis.origin_ns), use.end_ns
+    measured = measured_window(analysis) or (start, end)
+    shown, whole = (
+        ((first - analysis.origin_ns) / 1e9, (last - analysis.origin_ns) / 1e9)
+        for first, last in (measured, (start, end))
+    )
+    axis = folded_range(shown, whole)
+    return {name: _run_chart(analysis, use, name, axis) for name in CURVES if name in sampled}
 
 
-def _run_chart(analysis: Analysis, use: Utilization, name: str) -> figure:
+def _run_chart(analysis: Analysis, use: Utilization, name: str, axis: Range1d) -> figure:
     origin, (label, scale) = analysis.origin_ns, CURVES[name]
     drawn = [
         (index, gpu, curve)
@@ -79,7 +104,7 @@ def _run_chart(analysis: Analysis, use: Utilization, name: str) -> figure:
     plot = new_figure(
         name,
         190,
-        x_range=((use.start_ns - origin) / 1e9, (use.end_ns - origin) / 1e9),
+        x_range=axis,
         y_range=(0, limit * 1.02),
         x_axis_label="seconds",
         y_axis_label=label,
@@ -152,7 +177,12 @@ def step_chart(analysis: Analysis) -> figure | None:
         return None
     steady = [step for step in steps if step.phase == "steady"] or steps
     top = _OVER * max(step.end_ns - step.start_ns for step in steady) / 1e6
-    plot = new_figure("steps", 220, y_range=(0, top), x_axis_label="step", y_axis_label="ms")
+    numbers, first = [step.step for step in steps], min(step.step for step in steady)
+    ends = (min(numbers) - 0.5, max(numbers) + 0.5)
+    axis = folded_range((first - 0.5, ends[1]), ends)
+    plot = new_figure(
+        "steps", 220, x_range=axis, y_range=(0, top), x_axis_label="step", y_axis_label="ms"
+    )
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
     entries = []
     for index, rank in enumerate(sorted({step.rank for step in steps})):

@@ -21,7 +21,10 @@
     addEventListener("beforeprint", () => theme(found, false));
     addEventListener("afterprint", () => theme(found));
     const timeline = found.get_model_by_name("timeline");
+    align(found);
+    addEventListener("resize", () => align(found));
     if (timeline) setUp(found, timeline);
+    setUpFolds(found);
     document.body.dataset.ready = "yes";
   }
 
@@ -31,11 +34,12 @@
       range: timeline.x_range, count: facts.lanes.length,
       steps: timeline.tags.find(tag => tag.name === "step-list"),
       sources: facts.lanes.map((_, at) => timeline.tags.find(tag => tag.name === `lane-${at}`)),
-      detail: name => source(`timeline-${name}`), overview: source("overview-bars"), lanes: [],
+      detail: name => source(`timeline-${name}`), overview: source("overview-bars"), lanes: [], overviewHits: source("overview-hits"),
     };
     board.sources.forEach((one, at) => one.properties.data.change.connect(() => { load(at); later(); }));
     board.sources.forEach((_, at) => load(at));
-    board.overview.data = everything(facts.start, facts.end, 700);
+    board.strip = found.get_model_by_name("overview").x_range;
+    drawStrip();
     legend();
     for (const end of ["start", "end"]) board.range.properties[end].change.connect(later);
     rows.forEach((row, at) => row.addEventListener("click", () => choose(at, true)));
@@ -43,7 +47,9 @@
       button.addEventListener("click", () => act(button.dataset.do));
     document.getElementById("lanes").addEventListener("keydown", key);
     addEventListener("resize", later);
+    Object.assign(board, { fold: yes => fold(found, yes), later, hits: markHits, short: text => text.length > labelSize() ? text.slice(0, labelSize() - 1) + "…" : text });
     draw();
+    if (facts.rows) Rows.setUp(found, board, facts, show, onto).then(rows => { board.rows = rows; draw(); document.body.dataset.rows = "yes"; });
   }
 
   function load(at) {
@@ -55,6 +61,54 @@
     if (board.waiting) return;
     board.waiting = true;
     requestAnimationFrame(() => { board.waiting = false; draw(); });
+  }
+
+  const narrow = () => innerWidth < 600;
+  const labelSize = () => narrow() ? 9 : 16;
+
+  function drawStrip() {
+    board.overview.data = everything(Math.max(board.strip.start * 1e9, facts.start), Math.min(board.strip.end * 1e9, facts.end), 700);
+  }
+
+  // Charts first show the measured steps; unfolded, what was before and after them, too.
+  const foldable = found => found.roots().map(plot => plot.x_range).filter(range => range.tags && range.tags.length === 4);
+  let folded = true;
+
+  function fold(found, yes) {
+    folded = yes;
+    for (const range of new Set(foldable(found))) {
+      const [low, high, first, last] = range.tags;
+      range.setv(yes ? { start: low, end: high } : { start: first, end: last });
+    }
+    for (const button of document.querySelectorAll("[data-fold]")) button.setAttribute("aria-pressed", String(!yes));
+    if (board) drawStrip();
+  }
+
+  function setUpFolds(found) {
+    const needed = foldable(found).some(({ tags: [low, high, first, last] }) => high - low < 0.97 * (last - first));
+    for (const button of document.querySelectorAll("[data-fold]")) {
+      button.hidden = !needed;
+      button.addEventListener("click", () => fold(found, !folded));
+    }
+  }
+
+  // The same border beside all drawings of the timeline, so that times stand below each other.
+  function align(found) {
+    for (const name of ["overview", "timeline", "rows"]) {
+      const plot = found.get_model_by_name(name);
+      if (plot) plot.min_border_left = narrow() ? 66 : 112;
+    }
+  }
+
+  function markHits(spans) {
+    const out = { left: [], right: [], bottom: [], top: [] }, least = (facts.end - facts.start) / 700 / 1e9;
+    for (const [start, end] of spans) {
+      const last = out.left.length - 1;
+      if (last >= 0 && start / 1e9 < out.right[last]) { out.right[last] = Math.max(out.right[last], end / 1e9); continue; }
+      out.left.push(start / 1e9); out.right.push(Math.max(end / 1e9, start / 1e9 + least));
+      out.bottom.push(0); out.top.push(board.count * 0.2);
+    }
+    board.overviewHits.data = out;
   }
 
   const empty = () => ({ left: [], right: [], bottom: [], top: [], color: [], what: [], share: [] });
@@ -76,13 +130,14 @@
   function draw() {
     const from = Math.max(board.range.start * 1e9, facts.start), to = Math.min(board.range.end * 1e9, facts.end);
     if (!(to > from)) return;
-    const px = Math.max((document.getElementById("timeline").clientWidth || 1200) - 140, 200);
+    const px = Math.max((document.getElementById("timeline").clientWidth || 1200) - (narrow() ? 96 : 142), 200);
     const columns = Math.round(px / (board.count > 8 ? 2 : 1.25));
     board.detail("bars").data = everything(from, to, columns);
     const words = { x: [], y: [], text: [], color: [] };
     nameGaps(from, to, px, words);
     drawSteps(from, to, px, words);
     board.detail("words").data = words;
+    if (board.rows) board.rows.draw(from, to, px);
     where.textContent = `${(from / 1e9).toFixed(6)} s to ${(to / 1e9).toFixed(6)} s (${Lanes.told(to - from)})`;
     const coarse = Math.max(...board.lanes.map(own => Lanes.coarsest(own, from, to)));
     document.getElementById("reduced").textContent = coarse > (to - from) / px
@@ -136,9 +191,10 @@
   }
 
   function show(from, to) {
-    const width = Math.min(Math.max(to - from, 200), facts.end - facts.start);
+    const width = Math.min(Math.max(to - from, facts.shortest), facts.end - facts.start);
     from = Math.min(Math.max(from, facts.start), facts.end - width);
     board.range.setv({ start: from / 1e9, end: (from + width) / 1e9 });
+    if (folded && (from / 1e9 < board.strip.start - 1e-9 || (from + width) / 1e9 > board.strip.end + 1e-9)) board.fold(false);
   }
 
   function choose(at, scroll) {
@@ -157,6 +213,7 @@
     const from = board.range.start * 1e9, to = board.range.end * 1e9, width = to - from, middle = (from + to) / 2;
     const does = {
       run: () => show(facts.start, facts.end),
+      measured: () => { board.fold(true); show(board.strip.start * 1e9, board.strip.end * 1e9); },
       in: () => show(middle - width / 4, middle + width / 4),
       out: () => show(middle - width, middle + width),
       left: () => show(from - width / 4, to - width / 4),
@@ -167,8 +224,9 @@
   }
 
   function key(event) {
-    if (event.ctrlKey || event.altKey || event.metaKey) return;
-    const what = { "+": "in", "=": "in", "-": "out", ArrowLeft: "left", ArrowRight: "right", 0: "run", n: "next", p: "previous" }[event.key];
+    if (event.ctrlKey || event.altKey || event.metaKey || event.target.tagName === "INPUT") return;
+    if (event.key === "/" && facts.rows) { event.preventDefault(); document.getElementById("search").focus(); return; }
+    const what = { "+": "in", "=": "in", "-": "out", ArrowLeft: "left", ArrowRight: "right", 0: "run", m: "measured", n: "next", p: "previous" }[event.key];
     if (what) { event.preventDefault(); act(what); }
   }
 

@@ -37,6 +37,7 @@ from gputrace.report.html.charts import (
     class_chart,
     class_label,
     class_list,
+    measured_window,
     new_figure,
     plain_text,
     run_charts,
@@ -113,7 +114,7 @@ def common_variables(charts: dict[str, figure]) -> dict[str, Any]:
         "charts": list(charts),
         "classes": class_list(),
         "style": _file("page.css"),
-        "scripts": [_file(name) for name in ("timeline.js", "page.js")],
+        "scripts": [_file(name) for name in ("timeline.js", "rows.js", "page.js")],
         "version": __version__,
         "sources": "",
         "text_columns": TEXT_COLUMNS,
@@ -267,8 +268,8 @@ def _summary(material: Material) -> dict[str, str]:
     )
     steps = analysis.steps
     captions = {
-        "overview": f"The whole run of {format_ns(analysis.span_ns)}; the lit part is what the "
-        "timeline below shows.",
+        "overview": f"The measured steps, or the whole run of {format_ns(analysis.span_ns)}; the "
+        "lit part is what the timeline below shows.",
         "timeline": f"{lanes} lane{'' if lanes == 1 else 's'}, one a GPU, coloured by class of "
         f"time.{shown} All that matters in it is in the list of gaps below.",
         "classes": "The same as the table: the classes of a step on each GPU, one bar a GPU.",
@@ -285,15 +286,25 @@ def _summary(material: Material) -> dict[str, str]:
 
 def _curve_summaries(analysis: Analysis) -> dict[str, str]:
     captions: dict[str, list[str]] = {}
+    window = measured_window(analysis)
     for gpu in analysis.utilization.gpus if analysis.utilization else ():
         for curve in gpu.curves:
             label, scale = CURVES[curve.name]
             unit, digits = label.rpartition(", ")[2], 1 if scale < 1 else 0
-            mean, most = sum(curve.mean) / len(curve.mean) * scale, max(curve.high) * scale
-            captions.setdefault(curve.name, []).append(
-                f"gpu {gpu.gpu} {mean:,.{digits}f} {unit}, at most {most:,.{digits}f}"
-            )
-    return {name: f"Mean over the run: {'; '.join(parts)}." for name, parts in captions.items()}
+            rows = [
+                at
+                for at, moment in enumerate(curve.time_ns)
+                if window is None or window.start <= moment < window.end
+            ]
+            if not rows:
+                text = "no sample"
+            else:
+                mean = sum(curve.mean[at] for at in rows) / len(rows) * scale
+                most = max(curve.high[at] for at in rows) * scale
+                text = f"{mean:,.{digits}f} {unit}, at most {most:,.{digits}f}"
+            captions.setdefault(curve.name, []).append(f"gpu {gpu.gpu} {text}")
+    part = "run" if window is None else "measured steps"
+    return {name: f"Mean over the {part}: {'; '.join(parts)}." for name, parts in captions.items()}
 
 
 def _matrix(host: str, all_links: Sequence[GpuLink]) -> Table:

@@ -2,32 +2,61 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from bokeh.models import ColumnDataSource, HoverTool, Range1d, RangeTool, WheelZoomTool
+import numpy as np
+from bokeh.models import ColumnDataSource, HoverTool, Range1d, RangeTool, TapTool, WheelZoomTool
 from bokeh.plotting import figure
 
 from gputrace.analyzers.findings.context import Facts
-from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.kernel_names import short_name
+from gputrace.analyzers.operations import GpuOperations, classify
 from gputrace.analyzers.pipeline import Options, analyze
 from gputrace.analyzers.timeline_model import Scene, SceneLane, full_scene
 from gputrace.analyzers.timeline_model.cells import Runs, Tiled, reduce, tile
 from gputrace.analyzers.timeline_model.gaps import WorstGap, worst_gaps
+from gputrace.analyzers.timeline_model.trace_rows import HOST_TRACKS, TrackRow, read_track_rows
 from gputrace.errors import InputError
+from gputrace.model.events import Kind
+from gputrace.model.intervals import Intervals
 from gputrace.model.results import Analysis
 from gputrace.model.trace import Progress, Trace, Window
-from gputrace.report.html.charts import GROUND, PHASES, class_list, new_figure, plain_text
+from gputrace.report.html.charts import (
+    GROUND,
+    PHASES,
+    class_list,
+    folded_range,
+    measured_window,
+    new_figure,
+    plain_text,
+)
+from gputrace.report.palette import LOOKS
 from gputrace.report.tables import gpu_name, needs_ranks
 
 _SHOWN_STEPS: Final = 3
 """Number of steps in the initial view, around the worst gap."""
 _MOST_STEPS: Final = 20_000
+_LEAST_NS: Final = 100
+"""Shortest view."""
 _LANE_PX: Final = (46, 22)
 """Height of a lane in pixels: with few lanes, and with many."""
 _MANY: Final = 8
+_TRACK_LOOKS: Final = {
+    Kind.STEP: "host_rest",
+    Kind.DATA_WAIT: "host_data",
+    Kind.RANGE: "host_sync",
+    Kind.API: "host_launch",
+    Kind.OS_RUNTIME: "host_system",
+    Kind.OVERHEAD: "recorder",
+    Kind.MARK: "host_alloc",
+    Kind.SAMPLE: "host_call",
+}
 _QUAD: Final = ("left", "right", "bottom", "top", "color", "what", "share")
 
 
@@ -36,14 +65,25 @@ def timeline_charts(material: Material) -> dict[str, figure]:
     scene = material.scene
     origin, span = scene.origin, scene.span
     whole = ((span.start - origin) / 1e9, (span.end - origin) / 1e9)
-    first = _first_window(material)
+    first = tuple(at - origin for at in _first_window(scene, material.gaps))
     shown = Range1d(
-        start=first[0] / 1e9, end=first[1] / 1e9, bounds=whole, min_interval=1e-7, name="window"
+        start=first[0] / 1e9,
+        end=first[1] / 1e9,
+        bounds=whole,
+        min_interval=_shortest(scene) / 1e9,
+        name="window",
     )
     tall, low = _LANE_PX
     lane_px = tall if len(scene.lanes) <= _MANY else low
     detail = _figure(scene, "timeline", 90 + lane_px * len(scene.lanes), shown)
-    over = _figure(scene, "overview", 64 + (12 if lane_px == tall else 6) * len(scene.lanes), whole)
+    measured = measured_window(material.analysis) or scene.span
+    part = tuple((at - origin) / 1e9 for at in measured)
+    over = _figure(
+        scene,
+        "overview",
+        64 + (12 if lane_px == tall else 6) * len(scene.lanes),
+        folded_range((part[0], part[1]), whole),
+    )
     over.add_tools(RangeTool(x_range=shown, start_gesture="pan"))
     over.toolbar_location = None
     # The page's script finds them by their names.
@@ -52,7 +92,54 @@ def timeline_charts(material: Material) -> dict[str, figure]:
         for index, runs in enumerate(material.runs)
     ]
     detail.tags = [*lanes, _step_source(material.analysis, scene)]
-    return {"overview": over, "timeline": detail}
+    return {"overview": over, "timeline": detail} | (
+        {"rows": _row_figure(shown)} if material.rows else {}
+    )
+
+
+def _shortest(scene: Scene) -> int:
+    """Return the length of the shortest view, which the shortest operation fills.
+
+    It is at most an eighth of the span.
+    """
+    known = [lane.operations for lane in scene.lanes if lane.operations is not None]
+    shortest = min((int((each.end - each.start).min()) for each in known), default=0)
+    return max(min(shortest, (scene.span.end - scene.span.start) // 8), _LEAST_NS)
+
+
+def _row_figure(shown: Range1d) -> figure:
+    """Return the empty chart of streams and threads; the page's script fills it and sets its
+    height.
+    """
+    plot = new_figure(
+        "rows", 40, x_range=shown, y_range=(0, 1), tools="xpan", active_drag="xpan", margin=0
+    )
+    plot.toolbar_location = None
+    plot.update(background_fill_color=GROUND, background_fill_alpha=1, min_border_bottom=0)
+    plot.grid.visible = plot.xaxis.visible = False
+    plot.yaxis.update(axis_line_alpha=0, major_tick_line_alpha=0, ticker=[])
+    sides = ("left", "right", "top", "bottom")
+    look: dict[str, Any] = {"fill_color": "color", "line_color": GROUND}
+    columns = (*_QUAD[:5], "name", "row", "length", "step", "launch")
+    boxes = plot.quad(
+        *sides, source=_empty("rows-boxes", columns), line_width=0.6, nonselection_fill_alpha=1,
+        nonselection_line_alpha=1, **look,
+    )  # fmt: skip
+    tips = [(name, f"@{name}") for name in ("name", "row", "launch", "length", "step")]
+    tips.append(("from", "@left{0.000000000} s"))
+    plot.add_tools(HoverTool(renderers=[boxes], tooltips=tips, visible=False, attachment="below"))
+    plot.add_tools(TapTool(renderers=[boxes], visible=False))
+    plot.add_tools(WheelZoomTool(dimensions="width", modifiers={"ctrl": True}))
+    for kind, color in (("hits", "#ffff00"), ("chosen", "#ffffff")):
+        source = _empty(f"rows-{kind}", _QUAD[:4])
+        plot.quad(*sides, source=source, fill_alpha=0, line_color=color, line_width=2)
+    arrow = _empty("rows-arrow", ("x", "y", "end_x", "end_y"))
+    plot.segment("x", "y", "end_x", "end_y", source=arrow, line_color="#ffffff", line_width=1.5)
+    plot.scatter("end_x", "end_y", source=arrow, marker="inverted_triangle", color="#ffffff")
+    words = _empty("rows-words", ("x", "y", "text", "color"))
+    look = {"text_baseline": "middle", "text_color": "color", "text_font_size": "11px"}
+    plot.text("x", "y", "text", source=words, x_offset=3, **look)
+    return plot
 
 
 def _step_source(analysis: Analysis, scene: Scene) -> ColumnDataSource:
@@ -79,19 +166,18 @@ def _step_source(analysis: Analysis, scene: Scene) -> ColumnDataSource:
     )
 
 
-def _first_window(material: Material) -> tuple[int, int]:
-    """Return the initial window, in nanoseconds from the origin: steps around the worst gap."""
-    scene, steps = material.scene, material.analysis.step_list
+def _first_window(scene: Scene, gaps: Sequence[WorstGap]) -> Window:
+    """Return the initial window: steps around the worst gap."""
+    steps = scene.analysis.step_list if scene.analysis is not None else ()
     start, end = scene.span
-    for worst in (worst.gap for worst in material.gaps[:1]):
+    for worst in (worst.gap for worst in gaps[:1]):
         on_gpu = [step for step in steps if step.rank == worst.rank and step.gpu == worst.gpu]
         middle = (worst.start_ns + worst.end_ns) // 2
         on_gpu.sort(key=lambda step: abs((step.start_ns + step.end_ns) // 2 - middle))
         near, around = on_gpu[:_SHOWN_STEPS], 0 if on_gpu else worst.length_ns
         start = min([worst.start_ns - around, *(step.start_ns for step in near)])
         end = max([worst.end_ns + around, *(step.end_ns for step in near)])
-    start, end = max(start, scene.span.start), min(end, scene.span.end)
-    return start - scene.origin, end - scene.origin
+    return Window(max(start, scene.span.start), min(end, scene.span.end))
 
 
 def facts(material: Material) -> dict[str, Any]:
@@ -103,7 +189,13 @@ def facts(material: Material) -> dict[str, Any]:
         "ground": GROUND,
         "start": scene.span.start - scene.origin,
         "end": scene.span.end - scene.origin,
+        "shortest": _shortest(scene),
         "lanes": [lane_label(lane, scene) for lane in scene.lanes],
+        "tracks": [
+            {"name": name, "color": LOOKS[_TRACK_LOOKS[kind]].color} for kind, name in HOST_TRACKS
+        ],
+        "rows": material.rows,
+        "first_lane": next((worst.lane for worst in material.gaps), 0),
     }
 
 
@@ -146,6 +238,8 @@ def _glyphs(plot: figure, name: str) -> None:
     look: dict[str, Any] = {"fill_color": "color", "line_color": "color", "line_width": 0.7}
     bars = plot.quad(*sides, source=_empty(f"{name}-bars", _QUAD), **look)
     if name != "timeline":
+        hits = _empty(f"{name}-hits", _QUAD[:4])
+        plot.quad(*sides, source=hits, fill_color="#ffff00", line_color=None)
         return
     tips = [("", "@what"), ("share", "@share"), ("from", "@left{0.000000000} s")]
     plot.add_tools(HoverTool(renderers=[bars], tooltips=tips, visible=False))
@@ -179,6 +273,8 @@ class Material:
     """All runs of each lane of the scene, over the scene's span."""
     runs: tuple[Runs, ...]
     """Runs of ``lanes``, reduced to what fits into a file."""
+    rows: str = ""
+    """Streams and threads, as `pack_rows` writes them; empty without any."""
 
     @property
     def whole(self) -> bool:
@@ -229,6 +325,65 @@ def gather(scene: Scene, most: int = MOST_RUNS) -> Material:
     lanes = tuple(tile(lane.layers, scene.span) for lane in scene.lanes)
     matter = [*(gap.itself for gap in gaps), *(gap.around for gap in gaps)]
     return Material(analysis, scene, gaps, lanes, reduce(lanes, scene.span, most, matter))
+
+
+MOST_OPERATIONS: Final = 30_000
+"""Maximum number of GPU operations with names in a file."""
+_LONGEST_NAME: Final = 300
+
+
+def with_rows(trace: Trace, material: Material, most: int = MOST_OPERATIONS) -> Material:
+    """Return the material with its streams and threads, which are read from the trace."""
+    windows = [_first_window(material.scene, material.gaps)]
+    windows += [worst.around for worst in material.gaps]
+    rows, within = read_track_rows(trace, material.scene, windows, most)
+    return replace(material, rows=pack_rows(trace, material.scene, rows, within) if rows else "")
+
+
+def pack_rows(
+    trace: Trace, scene: Scene, rows: Sequence[TrackRow], within: Intervals | None
+) -> str:
+    """Return streams and threads as compressed JSON in base64.
+
+    Starts count from the previous one, the first from the origin; ``link`` is the correlation.
+    """
+    ids, places = np.unique(
+        np.concatenate([row.track.events.name for row in rows]), return_inverse=True
+    )
+    known = trace.names(ids)
+    # Copies and memsets have none: the page calls them by their class.
+    texts = [known.get(name, "") if name >= 0 else "" for name in ids.tolist()]
+    edges = np.cumsum([0, *(len(row.track.events) for row in rows)]).tolist()
+    on_gpu = {name for row in rows if row.on_gpu for name in row.track.events.name.tolist()}
+    shown = [
+        short_name(text[:4000]) if name in on_gpu else text
+        for name, text in zip(ids.tolist(), texts, strict=True)
+    ]
+    spans = None
+    if within is not None:
+        spans = (np.column_stack([within.start, within.end]) - scene.origin).tolist()
+    packed = {
+        "names": [plain_text(text, _LONGEST_NAME) for text in texts],
+        "short": [plain_text(text, 80) for text in shown],
+        "within": spans,
+        "rows": [
+            {
+                "lane": row.lane,
+                "group": row.group,
+                "label": plain_text(row.track.name, 40),
+                "process": row.process,
+                "track": -1 if row.on_gpu else row.track.place,
+                "kind": classify(trace, row.track.events).tolist() if row.on_gpu else [],
+                "start": np.diff(row.track.events.start, prepend=scene.origin).tolist(),
+                "length": (row.track.events.end - row.track.events.start).tolist(),
+                "name": places[first:end].tolist(),
+                "link": row.track.events.correlation.tolist(),
+            }
+            for row, first, end in zip(rows, edges[:-1], edges[1:], strict=True)
+        ],
+    }  # fmt: skip
+    text = json.dumps(packed, separators=(",", ":"))
+    return b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
 def file_name(analysis: Analysis) -> str:

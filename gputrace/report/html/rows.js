@@ -1,0 +1,245 @@
+"use strict";
+// Streams and host threads below the lanes: named boxes, search, selection and its launch. Their
+// data are those of `pack_rows` in timeline.py.
+const Rows = (() => {
+  const letterPx = 6.6, unitPx = 18, leastPx = 1.5, mostDepth = 6, mostPx = 520;
+
+  async function unpack(text) {
+    const bytes = Uint8Array.from(atob(text), letter => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return JSON.parse(await new Response(stream).text());
+  }
+
+  // Absolute times, and how deep each slice is nested; an enclosing slice comes first.
+  function load(row) {
+    const count = row.start.length, start = new Float64Array(count), end = new Float64Array(count);
+    const depth = new Uint8Array(count), open = [];
+    row.height = 1;
+    for (let at = 0, now = 0; at < count; at++) {
+      now += row.start[at];
+      start[at] = now; end[at] = now + row.length[at];
+      while (open.length && open[open.length - 1] <= now) open.pop();
+      depth[at] = Math.min(open.length, mostDepth - 1);
+      row.height = Math.max(row.height, depth[at] + 1);
+      open.push(end[at]);
+    }
+    return Object.assign(row, { start, end, depth });
+  }
+
+  async function setUp(found, board, facts, show, onto) {
+    const packed = await unpack(facts.rows);
+    const plot = found.get_model_by_name("rows"), source = name => found.get_model_by_name(`rows-${name}`);
+    const rows = packed.rows.map(load), groups = [], calls = new Map();
+    rows.forEach((row, at) => {
+      let group = groups.find(one => one.lane === row.lane && one.name === row.group && one.process === row.process);
+      if (!group) groups.push(group = { lane: row.lane, name: row.group, process: row.process, rows: [], open: false });
+      group.rows.push(row);
+      row.group = group;
+      if (row.track >= 0 && facts.tracks[row.track].name === "CUDA calls")
+        row.link.forEach((link, slice) => link > 0 && calls.set(`${row.process}:${link}`, [row, slice]));
+    });
+    const first = groups.filter(group => group.lane === facts.first_lane);
+    const threads = first.filter(one => one.name !== "streams").slice(0, 2);
+    for (const group of [...first.filter(one => one.name === "streams"), ...threads]) group.open = true;
+    let drawn = [], selected = null, hits = new Set(), list = [], busy = false;
+
+    const launchOf = (row, at) => row.track < 0 && row.link[at] > 0 ? calls.get(`${row.process}:${row.link[at]}`) : undefined;
+    const stepAt = moment => {
+      const { left, right, number } = board.steps.data;
+      const at = left.findIndex((from, one) => number[one] >= 0 && from * 1e9 <= moment && moment < right[one] * 1e9);
+      return at < 0 ? "none" : String(number[at]);
+    };
+    const unnamed = (row, at) => row.track < 0 ? facts.classes[row.kind[at]].label : row.label;
+    const nameOf = (row, at) => packed.names[row.name[at]] || unnamed(row, at);
+    const placeOf = row => `${facts.lanes[row.lane]}, ${row.group.name === "streams" ? "" : row.group.name + ", "}${row.label}`;
+    const colorOf = (row, at) => row.track < 0 ? facts.classes[row.kind[at]].color : facts.tracks[row.track].color;
+
+    function launchText(row, at) {
+      const call = launchOf(row, at);
+      if (!call) return row.track < 0 ? "unknown" : "";
+      const [of, slice] = call;
+      return `${packed.names[of.name[slice]]} by ${of.group.name}, ${Lanes.told(row.start[at] - of.start[slice])} earlier`;
+    }
+
+    // The rows that are open, from the top down: [row, its lowest edge].
+    function arrange() {
+      let height = 0;
+      for (const group of groups) if (group.open) height += 1 + group.rows.reduce((sum, row) => sum + row.height, 0);
+      const places = new Map(), heads = [];
+      let top = height;
+      for (const group of groups) {
+        if (!group.open) continue;
+        heads.push([group, --top]);
+        for (const row of group.rows) places.set(row, top -= row.height);
+      }
+      return { height, places, heads };
+    }
+
+    function draw(from, to, px) {
+      const { height, places, heads } = arrange(), scale = (to - from) / px;
+      const out = { left: [], right: [], bottom: [], top: [], color: [], name: [], row: [], length: [], step: [], launch: [] };
+      const marked = { left: [], right: [], bottom: [], top: [] }, words = { x: [], y: [], text: [], color: [] };
+      const put = (x, y, text, color) => { words.x.push(x / 1e9); words.y.push(y); words.text.push(text); words.color.push(color); };
+      const labels = {}, ticks = [];
+      drawn = [];
+      for (const [group, bottom] of heads)
+        put(from, bottom + 0.5, `${facts.lanes[group.lane]}: ${group.name}`, "#c8c8d0");
+      for (const [row, lowest] of places) {
+        const middle = lowest + row.height - 0.5;
+        ticks.push(middle); labels[middle] = board.short(row.label);
+        const last = Array(row.height).fill(-1);
+        for (let at = 0; at < row.start.length && row.start[at] < to; at++) {
+          if (row.end[at] <= from && row.end[at] !== row.start[at]) continue;
+          const depth = row.depth[at], before = last[depth], bottom = lowest + row.height - 1 - depth + 0.06;
+          const hit = hits.has(row.name[at]), left = row.start[at], right = Math.max(row.end[at], left + scale * leastPx / 2);
+          // Boxes too narrow to tell apart become one.
+          if (before >= 0 && (right - left) < leastPx * scale && left - out.right[before] * 1e9 < scale
+              && (drawn[before].count > 1 || drawn[before].narrow)) {
+            out.right[before] = Math.max(out.right[before], right / 1e9);
+            drawn[before].count++;
+            drawn[before].hit ||= hit;
+            continue;
+          }
+          last[depth] = drawn.length;
+          drawn.push({ row, at, count: 1, narrow: right - left < leastPx * scale, hit });
+          out.left.push(left / 1e9); out.right.push(right / 1e9);
+          out.bottom.push(bottom); out.top.push(bottom + 0.88); out.color.push(colorOf(row, at));
+        }
+      }
+      drawn.forEach(({ row, at, count, hit }, box) => {
+        out.name.push(count > 1 ? `${count} of them: zoom in` : nameOf(row, at));
+        out.row.push(placeOf(row));
+        out.length.push(Lanes.told(count > 1 ? (out.right[box] - out.left[box]) * 1e9 : row.end[at] - row.start[at]));
+        out.step.push(stepAt(row.start[at]));
+        out.launch.push(count > 1 ? "" : launchText(row, at));
+        if (hit) for (const side of ["left", "right", "bottom", "top"]) marked[side].push(out[side][box]);
+        const low = Math.max(out.left[box] * 1e9, from), room = (Math.min(out.right[box] * 1e9, to) - low) / scale - 6;
+        const most = Math.floor(room / letterPx), text = count > 1 ? "" : packed.short[row.name[at]] || unnamed(row, at);
+        if (most >= 4 && text) put(low, out.bottom[box] + 0.42, text.length <= most ? text : text.slice(0, most - 1) + "…", onto(out.color[box]));
+      });
+      busy = true;
+      const tall = Math.max(height, 1);
+      if (plot.y_range.end !== tall) {
+        plot.y_range.setv({ start: 0, end: tall });
+        plot.height = tall * unitPx + 8;
+        document.getElementById("rows").style.maxHeight = `${mostPx}px`;
+      }
+      plot.left[0].major_label_overrides = new Map(Object.entries(labels).map(([at, text]) => [Number(at), text]));
+      plot.left[0].ticker.ticks = ticks;
+      source("boxes").data = out; source("hits").data = marked; source("words").data = words;
+      source("boxes").selected.indices = [];
+      busy = false;
+      drawChosen(places);
+      const outside = packed.within && !packed.within.some(([start, end]) => start < to && end > from);
+      document.getElementById("named").textContent = outside
+        ? "The page holds no names here, only around the listed gaps; gputrace browse has all." : "";
+    }
+
+    const bottomAt = (places, [row, at]) => places.get(row) + row.height - 1 - row.depth[at] + 0.06;
+
+    function drawChosen(places) {
+      const chosen = { left: [], right: [], bottom: [], top: [] }, arrow = { x: [], y: [], end_x: [], end_y: [] };
+      const call = selected && launchOf(...selected);
+      for (const [row, at] of [selected, call].filter(one => one && places.has(one[0]))) {
+        const bottom = bottomAt(places, [row, at]);
+        chosen.left.push(row.start[at] / 1e9); chosen.right.push(row.end[at] / 1e9);
+        chosen.bottom.push(bottom); chosen.top.push(bottom + 0.88);
+      }
+      if (chosen.left.length === 2) {
+        arrow.x.push(chosen.left[1]); arrow.y.push(chosen.bottom[1]);
+        arrow.end_x.push(chosen.left[0]); arrow.end_y.push(chosen.bottom[0]);
+        if (arrow.y[0] < arrow.end_y[0]) { arrow.y[0] += 0.88; } else { arrow.end_y[0] += 0.88; }
+      }
+      source("chosen").data = chosen; source("arrow").data = arrow;
+    }
+
+    function select(row, at, move) {
+      selected = [row, at];
+      if (move) {
+        row.group.open = true;
+        buttons();
+        const width = (board.range.end - board.range.start) * 1e9, length = row.end[at] - row.start[at];
+        const shown = Math.max(length * 1.2, Math.min(width, length * 25));
+        show((row.start[at] + row.end[at] - shown) / 2, (row.start[at] + row.end[at] + shown) / 2);
+      }
+      const call = launchOf(row, at), detail = document.getElementById("detail");
+      detail.replaceChildren();
+      const fields = [["name", nameOf(row, at)], ["on", placeOf(row)], ["length", Lanes.told(row.end[at] - row.start[at])],
+        ["from", `${(row.start[at] / 1e9).toFixed(9)} s`], ["step", stepAt(row.start[at])], ["launch", launchText(row, at)]];
+      for (const [term, text] of fields) {
+        if (!text) continue;
+        const name = document.createElement("dt"), value = document.createElement("dd");
+        name.textContent = term; value.textContent = text;
+        detail.append(name, value);
+      }
+      document.getElementById("to-selected").hidden = false;
+      document.getElementById("to-launch").hidden = !call;
+      board.later();
+    }
+
+    source("boxes").selected.properties.indices.change.connect(() => {
+      const box = source("boxes").selected.indices[0];
+      if (busy || box === undefined) return;
+      const { row, at, count } = drawn[box];
+      if (count > 1) show(source("boxes").data.left[box] * 1e9, source("boxes").data.right[box] * 1e9);
+      else select(row, at, false);
+    });
+    const fit = ([row, at], others = []) => {
+      const all = [[row, at], ...others], low = Math.min(...all.map(([of, one]) => of.start[one])), high = Math.max(...all.map(([of, one]) => of.end[one]));
+      for (const [of] of all) of.group.open = true;
+      buttons();
+      show(low - (high - low) * 0.1, high + (high - low) * 0.1);
+      board.later();
+    };
+    document.getElementById("to-selected").addEventListener("click", () => selected && fit(selected));
+    document.getElementById("to-launch").addEventListener("click", () => {
+      const call = selected && launchOf(...selected);
+      if (call) fit(selected, [call]);
+    });
+
+    // A button opens and closes the rows of a GPU's streams, or of a thread.
+    function buttons() {
+      const open = groups.filter(group => group.open).length;
+      document.getElementById("open").textContent = `Streams and threads: ${open} of ${groups.length} open`;
+      groups.forEach(group => group.button.setAttribute("aria-pressed", String(group.open)));
+    }
+    const box = document.getElementById("groups");
+    for (const group of groups) {
+      group.button = document.createElement("button");
+      group.button.type = "button";
+      group.button.textContent = `${facts.lanes[group.lane]} ${group.name}`;
+      group.button.addEventListener("click", () => { group.open = !group.open; buttons(); board.later(); });
+      box.append(group.button);
+    }
+    buttons();
+
+    const input = document.getElementById("search"), told = document.getElementById("hits");
+    function search() {
+      const text = input.value.trim().toLowerCase();
+      hits = new Set(text ? packed.names.map((name, at) => name.toLowerCase().includes(text) ? at : -1).filter(at => at >= 0) : []);
+      list = [];
+      if (hits.size) for (const row of rows) row.name.forEach((name, at) => hits.has(name) && list.push([row, at]));
+      list.sort(([a, i], [b, j]) => a.start[i] - b.start[j]);
+      told.textContent = text ? `${list.length.toLocaleString("en")} found` : "";
+      board.hits(list.map(([row, at]) => [row.start[at], row.end[at]]));
+      board.later();
+    }
+    function step(by) {
+      if (!list.length) return;
+      const current = selected ? list.findIndex(([row, at]) => row === selected[0] && at === selected[1]) : -1;
+      const middle = (board.range.start + board.range.end) / 2 * 1e9;
+      const near = list.findIndex(([row, at]) => row.start[at] >= middle);
+      const from = current >= 0 ? current + by : by > 0 ? (near < 0 ? 0 : near) : (near < 0 ? list.length : near) - 1;
+      const next = (from + list.length) % list.length;
+      select(...list[next], true);
+      told.textContent = `${(next + 1).toLocaleString("en")} of ${list.length.toLocaleString("en")}`;
+    }
+    input.addEventListener("input", search);
+    input.addEventListener("keydown", event => { if (event.key === "Enter") { event.preventDefault(); step(event.shiftKey ? -1 : 1); } });
+    document.getElementById("hit-next").addEventListener("click", () => step(1));
+    document.getElementById("hit-previous").addEventListener("click", () => step(-1));
+    return { draw };
+  }
+
+  return { setUp };
+})();
