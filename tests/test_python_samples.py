@@ -80,8 +80,8 @@ def samples(trace: Path) -> list[tuple[int, str, str]]:
 
 
 def own_messages(err: str) -> list[str]:
-    """What the program said on stderr."""
-    return [line for line in err.splitlines() if not line.startswith("gputrace: ")]
+    """What the program said on stderr, without the line that parts it from what we say."""
+    return [line for line in err.splitlines() if line and not line.startswith("gputrace: ")]
 
 
 def find_python(version: str) -> str:

@@ -22,13 +22,25 @@ if TYPE_CHECKING:
     from gputrace.model.trace import Progress
 
 
+_after_program: list[None] = []
+"""Not empty where a program has written to stderr and this process not yet."""
+
+
 def tell(text: str) -> None:
     """Write ``gputrace: `` and the text to stderr, as one line without control characters."""
+    if _after_program:
+        _after_program.clear()
+        _begin_line()
     click.echo(f"gputrace: {message(text)}", err=True)
 
 
-def begin_line() -> None:
-    """Begin a line on stderr, where a program may have left one without an end.
+def tell_after_program() -> None:
+    """Have the next message begin a line, where a program may have left one without an end."""
+    _after_program[:] = [None]
+
+
+def _begin_line() -> None:
+    """Begin a line on stderr.
 
     A terminal begins one only if it has to: spaces over its width wrap unless they began at its
     edge. Of a pipe it is not known; there is an empty line then, as of `time`.

@@ -125,6 +125,7 @@ def _record(form: str) -> tuple[Report | None, str]:
 def why_not(ran: subprocess.CompletedProcess[str]) -> str:
     """Return the last line of the failed recording or training."""
     ours = ran.returncode == ExitCode.RECORDING_FAILED
-    lines = [line for line in ran.stderr.splitlines() if line.startswith("gputrace: ") == ours]
+    said = filter(None, ran.stderr.splitlines())
+    lines = [line for line in said if line.startswith("gputrace: ") == ours]
     last = lines[-1] if lines else f"no message, exit code {ran.returncode}"
     return last.removeprefix("gputrace: ") if ours else f"the training failed: {last}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gputrace.cli import options
-from gputrace.cli.console import begin_line, signals_as_interrupt, tell
+from gputrace.cli.console import signals_as_interrupt, tell, tell_after_program
 from gputrace.errors import ExitCode, GputraceError, InputError, MissingError, UsageError
 from gputrace.units import format_bytes, format_count, format_ns, parse_duration
 
@@ -136,7 +136,7 @@ def _record(prepared: Prepared) -> int:
     except GputraceError as error:
         code, has_run = _say(str(error), ExitCode.RECORDING_FAILED), False
     if has_run:
-        begin_line()
+        tell_after_program()
     made = _conclude(prepared, has_run, failed=code != 0)
     return code or made
 
