@@ -54,7 +54,7 @@ def find_cards(nvml: Nvml, gpus: PerGpu, steps: Sequence[Step]) -> tuple[CardUse
     """
     if not len(nvml.samples):
         return ()
-    if not gpus.trace.kinds:
+    if gpus.trace.is_card_log:
         return tuple(_use_alone(nvml, host, gpu) for host, gpu in sorted(nvml.places))
     steps_of = StepsOf(steps)
     seen = [nvml.samples.of(lane.gpu.host, lane.gpu.gpu) for lane in gpus.lanes]

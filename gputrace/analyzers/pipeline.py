@@ -140,13 +140,12 @@ def analyze(
             waits = {ran.gpu: collectives.waiting(n) for n, ran in enumerate(gpus.operations)}
             gpus.add_waits(waits)
             lanes = gpus.lanes
-        elif not trace.kinds:
-            # A log of cards.
+        elif trace.is_card_log:
             gpus, lanes, found = PerGpu.of_hosts(trace, ()), (), FoundSteps({}, 0)
         else:
             host_lanes, found = find_host_lanes(trace, window, options.steps)
             gpus, lanes = PerGpu.of_hosts(trace, host_lanes), host_lanes
-        if not lanes and trace.kinds:
+        if not lanes and not trace.is_card_log:
             raise UsageError(_outside(trace, gpus))
         facts = _facts(gpus, lanes, found, collectives, window, options)
         if watcher is not None:

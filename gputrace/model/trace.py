@@ -136,6 +136,7 @@ class Trace(ABC):
         no_gpu: why there is no GPU activity, where the host side may still be useful.
         held: whether all rows are accessible; else `part` reads a window alone.
         elsewhere: whether another process reads the file; `part` is then used, too.
+        is_card_log: whether samples of cards are all that it has.
         has_one_clock: whether times of all its files can be compared; of merged traces that do not
             say when they were recorded, only after `shift_hosts`.
     """
@@ -143,6 +144,7 @@ class Trace(ABC):
     source: str
     held = True
     elsewhere = False
+    is_card_log = False
     has_one_clock = True
 
     def __init__(self, path: Path) -> None:

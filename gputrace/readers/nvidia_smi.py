@@ -122,6 +122,7 @@ def read_logs(paths: Sequence[Path]) -> Trace:
     """
     process = [Process(0, number, host_name=path.stem) for number, path in enumerate(paths)]
     trace = MemoryTrace(paths[0], "nvidia-smi", [], [], process, no_gpu=_ALONE)
+    trace.is_card_log = True
     logs = [_read(path) for path in paths]
     first = min(row.time for log in logs for row in log.rows)
     for host, log in enumerate(logs):

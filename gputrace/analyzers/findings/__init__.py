@@ -89,7 +89,8 @@ CARD_RULES: Final[tuple[Rule, ...]] = (
 def find(facts: Facts, plugged: Sequence[Finding] = ()) -> tuple[Finding, ...]:
     """Return what all rules find, in the order of the rules, and the findings of plugins."""
     findings: list[Finding] = []
-    rules = RULES if facts.per_gpu.operations else HOST_RULES if facts.trace.kinds else CARD_RULES
+    alone = CARD_RULES if facts.trace.is_card_log else HOST_RULES
+    rules = RULES if facts.per_gpu.operations else alone
     for rule in rules:
         findings += rule(facts)
     return (*findings, *plugged)
