@@ -335,7 +335,7 @@ def test_windows_of_steps_hold_those_steps_and_the_report_counts_them(
     assert counted == dict.fromkeys(sorted(before), 5)
     assert windows == len(wanted) // 3
     ran = command.gputrace("analyze", output)
-    assert f"recorded in {windows} windows of 3 steps" in " ".join(ran.out.split())
+    assert f"Recorded in {windows} windows of 3 steps" in " ".join(ran.out.split())
 
 
 def hosts(folder: Path) -> HostEvents:
@@ -409,7 +409,7 @@ def test_a_slow_step_gets_a_trace_of_its_own(tmp_path: Path) -> None:
         ).fetchone()
     assert longest == (60,)
     ran = command.gputrace("analyze", slow)
-    assert "the stretch around a slow step: step 60 took" in " ".join(ran.out.split())
+    assert "The stretch around a slow step: step 60 took" in " ".join(ran.out.split())
 
 
 def test_a_ring_under_way_is_made_a_trace_and_goes_on(tmp_path: Path) -> None:
