@@ -148,6 +148,21 @@ def test_a_saving_larger_than_the_cost_says_why(report: Report) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("gpu 0 has work", "GPU 0 has work"),
+        ("the GPUs wait", "The GPUs wait"),
+        ("rank's kernels take", "Rank's kernels take"),
+        ("run.node0.sqlite: cut short", "run.node0.sqlite: cut short"),
+        ("921 ms of 969 ms", "921 ms of 969 ms"),
+        ("", ""),
+    ],
+)
+def test_a_sentence_begins_with_a_capital_unless_a_name_does(text: str, shown: str) -> None:
+    assert tables.capital(text) == shown
+
+
 def test_sentences_of_markdown_and_html_are_parted_and_begin_with_capitals(report: Report) -> None:
     finding = replace(report.findings[0], message="gpu 0 waits", advice="wait less")
     both = replace(

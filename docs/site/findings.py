@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 
-from gputrace.analyzers.findings import HOST_RULES, RULES
+from gputrace.analyzers.findings import ALL_RULES
 
 
 def markdown() -> str:
     """A row for each finding: its id, condition and cost, and what would prove it wrong."""
     said: dict[str, str] = {}
-    for rule in (*RULES, *HOST_RULES):
+    for rule in ALL_RULES:
         said.setdefault(rule.__name__.replace("_", "-"), inspect.getdoc(rule) or "")
     rows = [f"| `{id}` | {' | '.join(_parts(text))} |" for id, text in said.items()]
     head = [

@@ -8,7 +8,7 @@ from typing import Final
 
 from gputrace.analyzers.compare import compare
 from gputrace.analyzers.compare.runs import Run
-from gputrace.analyzers.findings import HOST_RULES, RULES
+from gputrace.analyzers.findings import ALL_RULES
 from gputrace.analyzers.findings.context import SEVERITIES
 from gputrace.errors import UsageError
 from gputrace.model.results import Analysis
@@ -21,7 +21,7 @@ __all__ = ["FIGURES", "SEVERITIES", "Asked", "Check", "Gate", "Limit", "check", 
 
 def check_words(fail_on: Iterable[str]) -> None:
     """Raise UsageError for a word that is neither a severity nor a finding: it would never fail."""
-    ids = {rule.__name__.replace("_", "-") for rule in (*RULES, *HOST_RULES)}
+    ids = {rule.__name__.replace("_", "-") for rule in ALL_RULES}
     ids |= set(names("analyzers"))
     for word in fail_on:
         if word not in ids and word not in SEVERITIES:

@@ -86,8 +86,8 @@ def finding_text(analysis: Analysis, finding: Finding) -> str:
 
 
 def capital(text: str) -> str:
-    """Return a text that begins with a capital letter, unless with the name of a file."""
-    return re.sub(r"^gpu\b|^[a-z](?=[a-z]*[ ,:;-])", lambda begin: begin[0].upper(), text)
+    """Return a text with the capital letter of a sentence's beginning, unless a name begins it."""
+    return re.sub(r"^(gpu(?= \d)|[a-z](?=[a-z']* ))", lambda begin: begin[0].upper(), text)
 
 
 def gpu_name(gpu: int | None, rank: int, known: bool, ranked: bool) -> str:

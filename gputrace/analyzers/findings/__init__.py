@@ -24,7 +24,7 @@ from gputrace.analyzers.findings import (
 from gputrace.analyzers.findings.context import MEDIUM, SEVERITIES, Facts, Rule, severity_of
 from gputrace.model.results import Finding, WhatIf
 
-__all__ = ["HOST_RULES", "RULES", "Facts", "find", "order"]
+__all__ = ["ALL_RULES", "RULES", "Facts", "find", "order"]
 
 RULES: Final[tuple[Rule, ...]] = (
     whole_run.recorder_overhead,
@@ -84,6 +84,8 @@ CARD_RULES: Final[tuple[Rule, ...]] = (
     hardware.memory_imbalance,
 )
 """Rules for what only has samples of the cards."""
+ALL_RULES: Final = (*RULES, *HOST_RULES, *CARD_RULES)
+"""Rules of all sorts of traces; some are in it more than once."""
 
 
 def find(facts: Facts, plugged: Sequence[Finding] = ()) -> tuple[Finding, ...]:
