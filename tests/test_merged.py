@@ -129,7 +129,7 @@ class TestAPersonIsTold:
         assert "2 files of 2 hosts: node0 has ranks 0-1; node1 has ranks 2-3." in ran.out
         assert "gpu 1 rank 3" in ran.out
         told = " ".join(ran.out.split())
-        assert "the clocks of hosts are aligned by 24 ends of collectives, to within 0 ns" in told
+        assert "The clocks of hosts are aligned by 24 ends of collectives, to within 0 ns" in told
 
     def test_nothing_of_clocks_where_the_host_is_one(
         self, small: Recording, tmp_path: Path
