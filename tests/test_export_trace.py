@@ -159,7 +159,7 @@ def test_the_analysis_says_that_it_is_a_part(tmp_path: Path) -> None:
     train(run, 8)
     whole = run.export.write(tmp_path / "whole.sqlite")
     part = export(whole, tmp_path / "part.sqlite", "5ms:12ms")
-    assert "ut out of a larger trace, 0.005s to 0.012s" in str(analyze(part)).replace("\n", " ")
+    assert "Cut out of a larger trace, 0.005s to 0.012s" in str(analyze(part)).replace("\n", " ")
 
 
 def test_a_part_of_a_part_is_one(tmp_path: Path) -> None:
