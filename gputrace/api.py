@@ -271,13 +271,14 @@ class OpenTrace:
         raises. The result is for gputrace's own pages, and may change.
         """
         from gputrace.analyzers.timeline_model import Scene
-        from gputrace.report.html.timeline import gather, read_scene, with_rows
+        from gputrace.report.html.timeline import PackedRows, gather, read_rows, read_scene
 
         options = read_options(steps, time, gaps)
 
         work = partial(read_scene, options=options, progress=progress)
-        material = gather(self._read(work, options, progress, Scene))
-        return self._read(partial(with_rows, material=material), options, None)
+        scene = self._read(work, options, progress, Scene)
+        rows = self._read(partial(read_rows, scene=scene), options, None, PackedRows)
+        return gather(scene, rows=rows.text)
 
     def launches(self, kernel: str, *, progress: Progress | None = None) -> Launches:
         """Find a kernel, and the launches of it that a kernel profiler should capture.

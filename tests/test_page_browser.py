@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import re
 import signal
@@ -10,8 +11,11 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Final
+from queue import Queue
+from threading import Thread
+from typing import Any, Final
 
 import pytest
 
@@ -20,6 +24,7 @@ from gputrace.analyzers.pipeline import Options
 from gputrace.readers.open import open_traces
 from gputrace.report.html.page import render
 from gputrace.report.html.timeline import gather, read_scene
+from gputrace.units import parse_duration
 from tests import command
 from tests.chromium import Browser, chromium, needs_chromium
 from tests.command import ROOT, assert_refused, environment
@@ -202,7 +207,7 @@ def test_warm_up_is_folded_until_it_is_asked_for_or_looked_at(
     length = folded["overview"][1] - folded["overview"][0]
     for name in ("overview", "busy"):
         assert first - 0.05 * length < folded[name][0] <= first
-    assert 0 < folded["steps"][0] < min(step.step for step in steady)
+    assert folded["steps"][0] == min(step.step for step in steady) - 0.5
     browser.run("document.querySelector('button[data-fold]').click()")
     for name, (start, _) in folded.items():
         assert range_of(name, browser)[0] < start
@@ -213,6 +218,148 @@ def test_warm_up_is_folded_until_it_is_asked_for_or_looked_at(
     browser.run("document.querySelector('[data-do=run]').click()")
     assert range_of("overview", browser)[0] < folded["overview"][0]
     assert_nothing_wrong(browser)
+
+
+def test_contents_and_findings_lead_to_their_places(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+    links = browser.run("[...document.querySelectorAll('nav a')].map(a => a.textContent)")
+    assert {"Also found", "The largest gaps", "Where the time goes", "Kernels"} <= {*links}
+    there = "[...document.querySelectorAll('a[href^=\"#\"]')].map(a => a.hash.slice(1))"
+    for target in browser.run(there):
+        assert browser.run(f"document.getElementById('{target}') !== null"), target
+    browser.run("document.querySelector('header [data-finding=data-feeding]').click()")
+    chosen = "document.querySelector('tr[aria-current]')"
+    assert browser.run(f"{chosen}.dataset.of") == "data-feeding"
+    start, end = shown(browser)
+    assert start < float(browser.run(f"{chosen}.dataset.start")) < end
+
+
+def test_columns_sort_by_length_number_and_name(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+
+    def column(heading: str, at: int) -> list[str]:
+        cells = f"document.querySelectorAll('[aria-labelledby={heading}] tbody tr')"
+        texts: list[str] = browser.run(f"[...{cells}].map(row => row.cells[{at}].textContent)")
+        return texts
+
+    def press(heading: str, at: int) -> None:
+        heads = f"document.querySelectorAll('[aria-labelledby={heading}] thead button')"
+        browser.run(f"{heads}[{at}].click()")
+
+    before = column("h-kernels", 4)
+    press("h-kernels", 4)
+    lengths = [parse_duration(text) for text in column("h-kernels", 4)]
+    assert lengths == sorted(lengths, reverse=True)
+    assert column("h-kernels", 4) != before
+    press("h-kernels", 4)
+    assert [parse_duration(text) for text in column("h-kernels", 4)] == lengths[::-1]
+    press("h-kernels", 4)
+    assert column("h-kernels", 4) == before
+    press("h-kernels", 0)
+    names = [name.lower() for name in column("h-kernels", 0)]
+    assert names[0] > names[-1]
+    press("h-step", 1)
+    breakdown = "document.querySelector('[aria-labelledby=h-step] tbody')"
+    assert browser.run(f"{breakdown}.rows[0].cells[0].textContent") != "total"
+    assert browser.run(f"[...{breakdown}.rows].at(-1).cells[0].textContent") == "total"
+
+
+@pytest.mark.parametrize("width", [1400, 768, 390])
+def test_nothing_is_wider_than_the_window(width: int, browser: Browser, tmp_path: Path) -> None:
+    trace = unpacked("own/h200x2-resnet18-slow-loader.sqlite", tmp_path)
+    browser.open(write(trace, tmp_path / "page.html"))
+    browser.ask(
+        "Emulation.setDeviceMetricsOverride",
+        width=width,
+        height=1000,
+        deviceScaleFactor=1,
+        mobile=False,
+    )
+    shown(browser)
+    try:
+        assert browser.run("document.documentElement.scrollWidth") <= width
+        gaps = browser.run("document.querySelector('.gaps').scrollWidth")
+        assert gaps <= width
+        tops = "[...document.querySelectorAll('.grid figure')].map(f => f.offsetLeft)"
+        assert len(set(browser.run(tops))) == {1400: 3, 768: 2, 390: 1}[width]
+    finally:
+        browser.ask("Emulation.clearDeviceMetricsOverride")
+
+
+def test_no_tooltip_is_printed(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+    browser.run("document.getElementById('classes').scrollIntoView({ block: 'center' })")
+    x, y = browser.run(
+        "(box => [box.left + 150, box.top + 30])"
+        "(document.getElementById('classes').getBoundingClientRect())"
+    )
+    tips = """(function find(root) {
+        return [...root.querySelectorAll("*")].flatMap(one => [
+            ...(one.classList.contains("bk-Tooltip") && one.getClientRects().length ? [one] : []),
+            ...(one.shadowRoot ? find(one.shadowRoot) : [])]);
+    })(document).filter(one => getComputedStyle(one).visibility === "visible").length"""
+    browser.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    browser.until(tips)
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    assert browser.run(tips) == 0
+
+
+class Viewer(BaseHTTPRequestHandler):
+    """A viewer that the person runs: it answers as Perfetto's does, and keeps what it was sent."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(
+            b"<script>onmessage = e => { if (e.data === 'PING') e.source.postMessage('PONG', '*');"
+            b"else fetch('/', { method: 'POST', body: e.data.perfetto.buffer })"
+            b".then(() => close()); }</script>"
+        )
+
+    def do_POST(self) -> None:
+        received.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+received: Queue[Any] = Queue()
+
+
+def test_the_trace_is_handed_to_a_viewer_that_the_person_runs_when_asked(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Viewer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        browser.open(write(recording(STARVED), tmp_path / "page.html"))
+        browser.until("document.body.dataset.rows")
+        assert_nothing_wrong(browser)
+        browser.run("document.getElementById('viewer').value = 'javascript:alert(1)'")
+        browser.run("document.getElementById('to-perfetto').click()")
+        assert "no address" in browser.run("document.getElementById('sent').textContent")
+        address = f"http://127.0.0.1:{server.server_port}"
+        browser.run(f"document.getElementById('viewer').value = '{address}'")
+        browser.ask(
+            "Runtime.evaluate",
+            expression="document.getElementById('to-perfetto').click()",
+            userGesture=True,
+        )
+        browser.until("document.getElementById('sent').textContent === 'The viewer has the trace.'")
+        events = received.get(timeout=60)["traceEvents"]
+        browser.ask("Page.bringToFront")
+        server.shutdown()
+    assert any("batch_norm_backward_reduce" in event["name"] for event in events)
+    assert {"gpu 0", "gpu 3"} <= {event["args"].get("name") for event in events}
+    assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
 
 
 def test_every_key_does_what_the_page_says(

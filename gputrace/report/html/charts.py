@@ -63,12 +63,14 @@ def measured_window(analysis: Analysis) -> Window | None:
     return Window(min(step.start_ns for step in steady), max(step.end_ns for step in steady))
 
 
-def folded_range(measured: tuple[float, float], whole: tuple[float, float]) -> Range1d:
+def folded_range(
+    measured: tuple[float, float], whole: tuple[float, float], share: float = 0.03
+) -> Range1d:
     """Return a range that first shows the measured part; a button of the page unfolds the rest.
 
-    The page's script finds both parts in its tags.
+    The page's script finds both parts in its tags. A share of the part's length is its margin.
     """
-    margin = 0.03 * (measured[1] - measured[0])
+    margin = share * (measured[1] - measured[0])
     low, high = max(measured[0] - margin, whole[0]), min(measured[1] + margin, whole[1])
     if not low < high:
         low, high = whole
@@ -179,7 +181,7 @@ def step_chart(analysis: Analysis) -> figure | None:
     top = _OVER * max(step.end_ns - step.start_ns for step in steady) / 1e6
     numbers, first = [step.step for step in steps], min(step.step for step in steady)
     ends = (min(numbers) - 0.5, max(numbers) + 0.5)
-    axis = folded_range((first - 0.5, ends[1]), ends)
+    axis = folded_range((first - 0.5, ends[1]), ends, 0)
     plot = new_figure(
         "steps", 220, x_range=axis, y_range=(0, top), x_axis_label="step", y_axis_label="ms"
     )

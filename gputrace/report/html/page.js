@@ -14,12 +14,77 @@
     if (found && found.roots().length) then(found); else setTimeout(() => ready(then), 20);
   }
 
+  // One link for each section.
+  function contents() {
+    const links = [...document.querySelectorAll("main h2, #h-gaps")].map(head => {
+      const link = document.createElement("a");
+      link.href = `#${head.id}`;
+      link.textContent = head.textContent;
+      return link;
+    });
+    const nav = document.querySelector("nav");
+    if (nav) nav.append(...links);
+  }
+
+  const units = { ns: 1, us: 1e3, "µs": 1e3, ms: 1e6, s: 1e9, min: 6e10, h: 3.6e12 };
+
+  // What a cell is sorted by: a length, a number, or its text; null where it has nothing.
+  function sortKey(text) {
+    const number = /^[<≥+]?\s*(-?[\d,]*\.?\d+)\s*(ns|us|µs|ms|s|min|h)?\b/.exec(text);
+    if (number) return Number(number[1].replaceAll(",", "")) * (units[number[2]] || 1);
+    return /^[–?]?$/.test(text) ? null : text.toLowerCase();
+  }
+
+  // A click on a column's head sorts by it: the largest first, the smallest first, as it was.
+  function sortable(table) {
+    const body = table.tBodies[0], original = [...body.rows];
+    const heads = [...table.querySelectorAll("thead th")];
+    if (original.length < 3) return;
+    heads.forEach((head, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "sort";
+      button.textContent = head.textContent || (column ? "share" : "name");
+      head.replaceChildren(button);
+      button.addEventListener("click", () => {
+        const order = { descending: "ascending", ascending: null }[head.getAttribute("aria-sort")];
+        const next = order === undefined ? "descending" : order;
+        for (const other of heads) other.removeAttribute("aria-sort");
+        const last = original.at(-1).cells[0].textContent.trim() === "total" ? [original.at(-1)] : [];
+        const moved = original.filter(row => !last.includes(row));
+        if (next) {
+          head.setAttribute("aria-sort", next);
+          const keys = new Map(moved.map(row => [row, sortKey((row.cells[column] || head).textContent.trim())]));
+          const sign = next === "descending" ? -1 : 1;
+          moved.sort((one, other) => {
+            const [a, b] = [keys.get(one), keys.get(other)];
+            if (a === null || b === null) return (a === null) - (b === null);
+            return sign * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)));
+          });
+        }
+        body.append(...moved, ...last);
+      });
+    });
+  }
+
+  // A tooltip that hangs over a chart would be printed.
+  function hideTips(root, hide) {
+    for (const one of root.querySelectorAll("*")) {
+      if (one.classList.contains("bk-Tooltip") || one.classList.contains("bk-tooltip")) one.style.visibility = hide ? "hidden" : "";
+      if (one.shadowRoot) hideTips(one.shadowRoot, hide);
+    }
+  }
+
   function open(found) {
+    contents();
+    document.querySelectorAll("table").forEach(sortable);
+    for (const button of document.querySelectorAll("[data-finding]"))
+      button.addEventListener("click", () => choose(rows.findIndex(row => row.dataset.of === button.dataset.finding), true));
     theme(found);
     const dark = matchMedia("(prefers-color-scheme: dark)");
     dark.addEventListener("change", () => theme(found));
-    addEventListener("beforeprint", () => theme(found, false));
-    addEventListener("afterprint", () => theme(found));
+    addEventListener("beforeprint", () => { theme(found, false); hideTips(document, true); });
+    addEventListener("afterprint", () => { theme(found); hideTips(document, false); });
     const timeline = found.get_model_by_name("timeline");
     align(found);
     addEventListener("resize", () => align(found));
@@ -201,7 +266,9 @@
     if (!rows.length) return;
     chosen = Math.min(Math.max(at, 0), rows.length - 1);
     rows.forEach((row, place) => place === chosen ? row.setAttribute("aria-current", "true") : row.removeAttribute("aria-current"));
-    const row = rows[chosen], [lane, start, end] = ["lane", "start", "end"].map(name => Number(row.dataset[name]));
+    const row = rows[chosen], hidden = row.closest("details");
+    if (hidden) hidden.open = true;
+    const [lane, start, end] = ["lane", "start", "end"].map(name => Number(row.dataset[name]));
     show(start - Math.max((end - start) * 0.6, 1000), end + Math.max((end - start) * 0.6, 1000));
     board.detail("chosen").data = {
       left: [start / 1e9], right: [end / 1e9], bottom: [bottomOf(lane)], top: [bottomOf(lane) + Lanes.HEIGHT], color: ["#ffffff"],

@@ -155,6 +155,27 @@ _MOST_KERNELS: Final = 25
 _MOST_LINKS: Final = 16
 """Directions in the table of copies, and GPUs of a host in the matrix of links."""
 _MOST_NOTES: Final = 50
+_KERNELS: Final = ("h-kernels", "See the kernels")
+_RUN: Final = ("h-run", "See the curves")
+_LINKS: Final = ("h-links", "See the links")
+_STEPS: Final = ("steps", "See the steps")
+_PLACES: Final = {
+    "layout-transposes": _KERNELS,
+    "no-tensor-cores": _KERNELS,
+    "compute-bound": _KERNELS,
+    "autotune-repeated": _KERNELS,
+    "communication-exposed": _LINKS,
+    "topology": _LINKS,
+    "host-staged-comm": _LINKS,
+    "clock-mismatch": _RUN,
+    "throttling": _RUN,
+    "memory-imbalance": _RUN,
+    "slow-steps": _STEPS,
+    "straggler": _STEPS,
+    "late-host": _STEPS,
+    "warmup": _STEPS,
+}
+"""Where the page has the evidence of a finding that owns no gap: id of the element, and link."""
 _NAME: Final = 60
 """Longest kernel name in the list of gaps, in characters."""
 
@@ -184,6 +205,8 @@ def _content(material: Material) -> SimpleNamespace:
         ),
         has_gpus=bool(analysis.gpus),
         gaps=tuple(_gap_row(worst, analysis) for worst in material.gaps),
+        gap_findings={worst.finding for worst in material.gaps},
+        places=_places(analysis),
         gap_summary=_gap_summary(analysis.gaps),
         breakdown=main_table(analysis, _MOST_GPUS_ACROSS),
         phases=_phases(analysis),
@@ -198,6 +221,15 @@ def _content(material: Material) -> SimpleNamespace:
         source=analysis.source,
         summary=_summary(material),
     )
+
+
+def _places(analysis: Analysis) -> dict[str, tuple[str, str]]:
+    """Return `_PLACES` that this page has."""
+    there = {"h-run"} if analysis.utilization else set[str]()
+    there |= {"h-kernels"} if kernels_table(analysis, 1) else set()
+    there |= {"h-links"} if analysis.links or collectives_table(analysis) else set()
+    there |= {"steps"} if analysis.step_list else set()
+    return {id: place for id, place in _PLACES.items() if place[0] in there}
 
 
 def _gap_row(worst: WorstGap, analysis: Analysis) -> SimpleNamespace:

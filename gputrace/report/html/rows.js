@@ -1,6 +1,6 @@
 "use strict";
 // Streams and host threads below the lanes: named boxes, search, selection and its launch. Their
-// data are those of `pack_rows` in timeline.py.
+// data are the `PackedRows` of timeline.py.
 const Rows = (() => {
   const letterPx = 6.6, unitPx = 18, leastPx = 1.5, mostDepth = 6, mostPx = 520;
 
@@ -238,7 +238,52 @@ const Rows = (() => {
     input.addEventListener("keydown", event => { if (event.key === "Enter") { event.preventDefault(); step(event.shiftKey ? -1 : 1); } });
     document.getElementById("hit-next").addEventListener("click", () => step(1));
     document.getElementById("hit-previous").addEventListener("click", () => step(-1));
+    perfetto(rows, packed, facts);
     return { draw };
+  }
+
+  // The rows in the Trace Event Format, in microseconds.
+  function traceEvents(rows, packed, facts) {
+    const events = [];
+    rows.forEach((row, track) => {
+      const ids = { pid: row.lane + 1, tid: 10_000_000 + track };
+      events.push({ ph: "M", name: "process_name", ...ids, args: { name: facts.lanes[row.lane] } });
+      events.push({ ph: "M", name: "thread_name", ...ids, args: { name: `${row.group.name}: ${row.label}` } });
+      for (let at = 0; at < row.start.length; at++) {
+        const name = packed.names[row.name[at]] || (row.track < 0 ? facts.classes[row.kind[at]].label : row.label);
+        events.push({ ph: "X", name, ts: row.start[at] / 1e3, dur: (row.end[at] - row.start[at]) / 1e3, ...ids, args: { correlation: row.link[at] } });
+      }
+    });
+    return new TextEncoder().encode(JSON.stringify({ displayTimeUnit: "ns", traceEvents: events })).buffer;
+  }
+
+  // Nothing is asked for until a button is pressed; then the viewer is opened and handed the trace.
+  function perfetto(rows, packed, facts) {
+    const told = document.getElementById("sent");
+    document.getElementById("save-perfetto").addEventListener("click", () => {
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(new Blob([traceEvents(rows, packed, facts)], { type: "application/json" }));
+      link.download = `${document.title.replace(/^gputrace: /, "").replace(/[^\w.-]+/g, "_")}.perfetto.json`;
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+    });
+    document.getElementById("to-perfetto").addEventListener("click", () => {
+      let address;
+      try { address = new URL(document.getElementById("viewer").value); } catch { address = null; }
+      if (!address || !["http:", "https:"].includes(address.protocol)) { told.textContent = "This is no address of a viewer."; return; }
+      const viewer = window.open(address.href);
+      if (!viewer) { told.textContent = "The browser did not let the viewer open."; return; }
+      told.textContent = "Waiting for the viewer …";
+      const asking = setInterval(() => viewer.postMessage("PING", address.origin), 100);
+      const stop = text => { clearInterval(asking); clearTimeout(late); removeEventListener("message", answer); told.textContent = text; };
+      const late = setTimeout(() => stop("No viewer answered there: is it running?"), 30_000);
+      function answer(event) {
+        if (event.source !== viewer || event.origin !== address.origin || event.data !== "PONG") return;
+        stop("The viewer has the trace.");
+        viewer.postMessage({ perfetto: { buffer: traceEvents(rows, packed, facts), title: document.title } }, address.origin);
+      }
+      addEventListener("message", answer);
+    });
   }
 
   return { setUp };

@@ -6,7 +6,7 @@ import gzip
 import json
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -274,7 +274,7 @@ class Material:
     runs: tuple[Runs, ...]
     """Runs of ``lanes``, reduced to what fits into a file."""
     rows: str = ""
-    """Streams and threads, as `pack_rows` writes them; empty without any."""
+    """Streams and threads, as `PackedRows` has them; empty without any."""
 
     @property
     def whole(self) -> bool:
@@ -310,8 +310,8 @@ def read_scene(trace: Trace, options: Options, progress: Progress | None = None)
     return full_scene(watched.facts, analysis)
 
 
-def gather(scene: Scene, most: int = MOST_RUNS) -> Material:
-    """Reduce the timeline of a scene with an analysis.
+def gather(scene: Scene, most: int = MOST_RUNS, rows: str = "") -> Material:
+    """Reduce the timeline of a scene with an analysis; add the text of its `PackedRows`.
 
     Raises InputError where rows lie so far apart that their times must be wrong.
     """
@@ -324,7 +324,7 @@ def gather(scene: Scene, most: int = MOST_RUNS) -> Material:
     gaps = worst_gaps(scene, analysis)
     lanes = tuple(tile(lane.layers, scene.span) for lane in scene.lanes)
     matter = [*(gap.itself for gap in gaps), *(gap.around for gap in gaps)]
-    return Material(analysis, scene, gaps, lanes, reduce(lanes, scene.span, most, matter))
+    return Material(analysis, scene, gaps, lanes, reduce(lanes, scene.span, most, matter), rows)
 
 
 MOST_OPERATIONS: Final = 30_000
@@ -332,18 +332,24 @@ MOST_OPERATIONS: Final = 30_000
 _LONGEST_NAME: Final = 300
 
 
-def with_rows(trace: Trace, material: Material, most: int = MOST_OPERATIONS) -> Material:
-    """Return the material with its streams and threads, which are read from the trace."""
-    windows = [_first_window(material.scene, material.gaps)]
-    windows += [worst.around for worst in material.gaps]
-    rows, within = read_track_rows(trace, material.scene, windows, most)
-    return replace(material, rows=pack_rows(trace, material.scene, rows, within) if rows else "")
+@dataclass(frozen=True)
+class PackedRows:
+    """Streams and threads as compressed JSON in base64; nothing without any."""
+
+    text: str
 
 
-def pack_rows(
-    trace: Trace, scene: Scene, rows: Sequence[TrackRow], within: Intervals | None
-) -> str:
-    """Return streams and threads as compressed JSON in base64.
+def read_rows(trace: Trace, scene: Scene, most: int = MOST_OPERATIONS) -> PackedRows:
+    """Read streams and threads from a trace: of a large one, around the view and the gaps."""
+    assert scene.analysis is not None
+    gaps = worst_gaps(scene, scene.analysis)
+    windows = [_first_window(scene, gaps), *(worst.around for worst in gaps)]
+    rows, within = read_track_rows(trace, scene, windows, most)
+    return PackedRows(_packed(trace, scene, rows, within) if rows else "")
+
+
+def _packed(trace: Trace, scene: Scene, rows: Sequence[TrackRow], within: Intervals | None) -> str:
+    """Return the text of `PackedRows`.
 
     Starts count from the previous one, the first from the origin; ``link`` is the correlation.
     """
