@@ -114,7 +114,7 @@ def test_a_sample_has_the_users_line_and_the_innermost_one(tmp_path: Path) -> No
         "import json, gputrace\n"
         "def work():\n"
         "    for _ in range(40):\n"
-        "        json.dumps(list(range(40000)))\n"
+        "        json.dumps(list(range(160000)))\n"
         "        gputrace.step()\n"
         "work()\n",
     )

@@ -136,9 +136,9 @@ def report(
 
     The page is one HTML file that opens offline in any browser. TRACE is whatever `gputrace
     analyze` takes; several are the parts of one run. With --serve no file is written: the page is
-    served on this machine until Ctrl-C, and shows every window in full detail, however large the
-    trace is. With --compare each TRACE is a run of its own, as for `gputrace compare`; --label,
-    --batch and --global-batch are for that alone.
+    served on this machine until Ctrl-C, and shows every window of the GPUs in full detail, however
+    large the trace is. With --compare each TRACE is a run of its own, as for `gputrace compare`;
+    --label, --batch and --global-batch are for that alone.
     """
     if serve and (output is not None or compare):
         raise UsageError("--serve shows one run and writes no file: leave -o and --compare out")

@@ -148,7 +148,7 @@ _KIND_NAMES: Final = {
 
 def _arguments(events: Events, part: slice) -> list[str]:
     """Serialize the arguments of GPU operations in a range of rows."""
-    if "correlation" not in events.columns:
+    if "bytes" not in events.columns:
         return [""] * len(events.start[part])
     pairs = zip(events.correlation[part].tolist(), events.bytes[part].tolist(), strict=True)
     return [
