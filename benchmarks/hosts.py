@@ -160,6 +160,7 @@ def hold():
         time.sleep(0.001)
 threading.Thread(target=hold, daemon=True).start()
 def take():
+    time.sleep(0.002)
     with lock: pass
 steps(60, take)
 """,

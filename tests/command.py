@@ -32,6 +32,10 @@ class Ran(NamedTuple):
     err: str
 
 
+NO_BYTECODE: Final = {"PYTHONDONTWRITEBYTECODE": "1"}
+"""Where files have a limit: Python does not notice that it wrote a compiled module in part."""
+
+
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables that the command gets."""
     kept = {name: value for name, value in os.environ.items() if name not in _OF_THE_CALLER}

@@ -348,7 +348,8 @@ def test_results_are_shown_also_where_no_page_can_be_written(bench: Bench) -> No
 def test_a_disk_that_is_full_is_told_as_such(bench: Bench) -> None:
     words = [sys.executable, "-m", "gputrace", *bench.write(ONE).words()]
     small = ["bash", "-c", 'ulimit -f 12; exec "$@"', "bash", *words]  # KiB of a file
-    ran = subprocess.run(small, capture_output=True, text=True, check=False)
+    env = command.environment(command.NO_BYTECODE)
+    ran = subprocess.run(small, env=env, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (3, "")
     assert ran.stderr.startswith(f"gputrace: {bench.results / 'results.sqlite'}: cannot be written")
     assert ran.stderr.endswith("; make room, or name another folder with -o\n")

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-import gputrace
 from gputrace.api import Report
 from gputrace.collectors.spool.host_events import HostEvents
 from gputrace.model.results import Finding
-from tests import command
 from tests.exports import STEP, Export, global_id
 from tests.handmade import MS, analyze
-from tests.test_hooks import Program
+from tests.test_hooks import Program, event_names, recorded_with_torch
 
 PID: Final = 100
 STEPS: Final = 40
@@ -112,7 +107,7 @@ def program(tmp_path: Path) -> Program:
 
 
 def compilations(events: HostEvents) -> list[str]:
-    return [events.names[int(row["name"])] for row in events.records["compilation"]]
+    return event_names(events, "compilation")
 
 
 def test_functions_are_named_and_why_they_are_compiled_again(program: Program) -> None:
@@ -178,17 +173,8 @@ for step in range(40):
 
 
 def test_batches_of_many_shapes_are_found_in_a_real_program(tmp_path: Path) -> None:
-    """GPUTRACE_TORCH_PYTHON names a Python that has torch, if this one has none."""
-    python = os.environ.get("GPUTRACE_TORCH_PYTHON", sys.executable)
-    if subprocess.run([python, "-c", "import torch"], capture_output=True).returncode:
-        pytest.skip("torch is not installed; GPUTRACE_TORCH_PYTHON may name a Python that has it")
-    (tmp_path / "train.py").write_text(PLANTED, encoding="utf-8")
-    trace = tmp_path / "trace.sqlite"
-    arguments = "--backend", "host", "-o", str(trace), "--", python, str(tmp_path / "train.py")
-    ran = command.gputrace("record", *arguments)
-    assert ran.code == 0, ran.err
-    with gputrace.open(trace) as opened:
-        (finding,) = found(opened.analyze(), "recompilation")
+    _, report = recorded_with_torch(tmp_path, PLANTED)
+    (finding,) = found(report, "recompilation")
     assert "mostly loss_of (" in finding.message
     assert "size mismatch at index 0" in finding.message
     assert finding.evidence["compilations"] == 9

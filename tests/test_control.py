@@ -303,5 +303,6 @@ def test_a_recording_has_a_stretch_without_cupti_and_knows_its_cost(
     assert cost.low_ns / cost.step_ns < 0.85
     assert cost.high_ns / cost.step_ns > 0.7
     (row,) = report.breakdown
-    # At most that can be charged: where the machine is busy, the rest hides in interruptions.
-    assert row.recorder_ns / row.steps <= 1.25 * cost.added_ns + 10_000
+    # It is charged as a share of the typical step, which a busy machine parts from the mean one.
+    charged = row.recorder_ns / row.steps
+    assert cost.added_ns / 2 - 10_000 <= charged <= 2 * cost.added_ns + 10_000

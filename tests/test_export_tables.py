@@ -108,7 +108,7 @@ def test_what_could_not_be_written_is_named_and_nothing_is_left(
     words = ["-m", "gputrace", "export", str(training), "--to", form, "-o", "out"]
     ran = subprocess.run(
         ["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", sys.executable, *words],
-        env=command.environment(),
+        env=command.environment(command.NO_BYTECODE),
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -18,9 +18,11 @@ import numpy as np
 import pytest
 
 import gputrace
+from gputrace.api import Report
 from gputrace.collectors.finalize import merge
 from gputrace.collectors.spool.host_events import HostEvents, join_hosts, read_host_file
 from gputrace.errors import InputError
+from tests import command
 from tests.command import ROOT, Ran
 
 HOOKS: Final = Path(gputrace.__file__).parent / "collectors" / "hooks"
@@ -50,6 +52,30 @@ LOOP: Final = """
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.optim import Optimizer
 """
+
+
+def torch_python() -> str:
+    """A Python that has torch; GPUTRACE_TORCH_PYTHON may name it, if this one has none."""
+    python = os.environ.get("GPUTRACE_TORCH_PYTHON", sys.executable)
+    if subprocess.run([python, "-c", "import torch"], capture_output=True).returncode:
+        pytest.skip("torch is not installed; GPUTRACE_TORCH_PYTHON may name a Python that has it")
+    return python
+
+
+def recorded_with_torch(folder: Path, source: str) -> tuple[str, Report]:
+    """Record a program that uses torch; its output and its analysis."""
+    script, trace = folder / "train.py", folder / "trace.sqlite"
+    script.write_text(source, encoding="utf-8")
+    options = "--backend", "host", "-o", trace
+    ran = command.gputrace("record", *options, "--", torch_python(), script)
+    assert ran.code == 0, ran.err
+    with gputrace.open(trace) as opened:
+        return ran.out, opened.analyze()
+
+
+def event_names(events: HostEvents, kind: str) -> list[str]:
+    """Names of the events of a kind, in the order of their ends."""
+    return [events.names[int(row["name"])] for row in events.records[kind]]
 
 
 class Program:
@@ -1290,7 +1316,8 @@ def test_a_hook_that_fails_leaves_a_line_and_the_program_alone(torch: Program) -
 
 def test_a_full_disk_stops_the_recording_and_not_the_program(torch: Program) -> None:
     out = torch.quietly(
-        LOOP + "import resource, time\nresource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
+        LOOP + "import resource, sys, time\nsys.dont_write_bytecode = True\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
         "optimizer = Optimizer()\n"
         "for _ in range(4000): optimizer.step(); time.sleep(0.0002)\n"
         "print('done')\n"
@@ -1317,7 +1344,8 @@ def test_a_full_disk_stops_the_recording_and_not_the_program(torch: Program) -> 
 
 def test_a_disk_that_is_full_from_the_start_leaves_an_empty_file(torch: Program) -> None:
     out = torch.quietly(
-        "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "import resource, sys\nsys.dont_write_bytecode = True\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
         + LOOP
         + "optimizer = Optimizer()\nfor _ in range(9): optimizer.step()\nprint('done')\n"
     )
@@ -1540,10 +1568,7 @@ if __name__ == "__main__":
 
 
 def test_real_torch_is_recorded_with_and_without_workers(program: Program) -> None:
-    """GPUTRACE_TORCH_PYTHON names a Python that has torch, if this one has none."""
-    python = os.environ.get("GPUTRACE_TORCH_PYTHON", sys.executable)
-    if subprocess.run([python, "-c", "import torch"], capture_output=True).returncode:
-        pytest.skip("torch is not installed; GPUTRACE_TORCH_PYTHON may name a Python that has it")
+    python = torch_python()
     ran = program.run(REAL, python=python)
     assert ran == program.run(REAL, python=python, hooked=False)
     assert (ran.code, ran.out) == (0, "trained\n")

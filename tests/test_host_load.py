@@ -11,6 +11,7 @@ from typing import Final
 import pytest
 
 import gputrace
+from benchmarks.hosts import COMPUTE, PLANTS, Plant
 from gputrace.api import Report
 from gputrace.model.results import Finding
 from tests import command
@@ -117,7 +118,7 @@ def test_with_a_gpu_no_more_is_lost_than_its_waits_for_the_host(tmp_path: Path) 
 
 # ---- real processes ----
 
-SPIN: Final = """
+SPIN: Final = f"""
 import hashlib, mmap, os, sys, threading, time
 import gputrace
 
@@ -125,13 +126,7 @@ def spin(ms):
     end = time.perf_counter() + ms / 1e3
     while time.perf_counter() < end:
         pass
-
-block = b"x" * 1_000_000
-def hash_for(seconds):
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        hashlib.sha256(block).digest()
-
+{COMPUTE}
 def steps(count, work):
     gputrace.step()
     for _ in range(count):
@@ -193,46 +188,13 @@ steps(60, lambda: hash_for(0.04))
 
 
 @pytest.mark.parametrize(
-    ("name", "program"),
-    [
-        ("nap", "def nap(): time.sleep(0.02)\nsteps(50, nap)"),
-        (
-            "take",
-            """
-lock = threading.Lock()
-def hold():
-    while True:
-        with lock: time.sleep(0.02)
-        time.sleep(0.001)
-threading.Thread(target=hold, daemon=True).start()
-def take():
-    time.sleep(0.002)
-    with lock: pass
-steps(50, take)
-""",
-        ),
-        (
-            "say",
-            """
-reader, writer = os.pipe()
-def drain():
-    while True:
-        time.sleep(0.02)
-        os.read(reader, 65536)
-threading.Thread(target=drain, daemon=True).start()
-def say(): os.write(writer, b"x" * 60_000)
-steps(50, say)
-""",
-        ),
-    ],
+    "plant", [plant for plant in PLANTS if plant.finding == "host-blocked"], ids=lambda p: p.name
 )
-def test_a_thread_that_waits_is_named_with_its_line(
-    tmp_path: Path, name: str, program: str
-) -> None:
-    report = recorded(tmp_path, program, "--python")
+def test_a_thread_that_waits_is_named_with_its_line(tmp_path: Path, plant: Plant) -> None:
+    report = recorded(tmp_path, plant.program, *plant.options)
     found = the(report, "host-blocked")
     assert found.severity == "high"
-    assert f" {name} in " in found.message
+    assert plant.says in found.message
 
 
 def test_memory_that_is_taken_anew_shows_as_page_faults(tmp_path: Path) -> None:

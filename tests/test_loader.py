@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -20,7 +17,7 @@ from gputrace.model.loader import Loader
 from gputrace.model.results import Finding
 from tests.exports import STEP, Export, global_id
 from tests.handmade import MS, US, Run, analyze
-from tests.test_hooks import Program
+from tests.test_hooks import Program, torch_python
 
 # ---- the queue ----
 
@@ -466,15 +463,12 @@ if __name__ == "__main__":
 
 
 def test_real_torch_loads_the_same_with_and_without_the_hooks(loads: Program) -> None:
-    """GPUTRACE_TORCH_PYTHON names a Python that has torch, if this one has none."""
-    python = os.environ.get("GPUTRACE_TORCH_PYTHON", sys.executable)
+    python = torch_python()
     for name in TORCH:
         (loads.modules / name).unlink()
     for folder in ("torch/utils/data/_utils", "torch/utils/data", "torch/utils", "torch"):
         (loads.modules / folder / "__init__.py").unlink()
         (loads.modules / folder).rmdir()
-    if subprocess.run([python, "-c", "import torch"], capture_output=True).returncode:
-        pytest.skip("torch is not installed; GPUTRACE_TORCH_PYTHON may name a Python that has it")
     ran = loads.run(REAL, python=python)
     assert ran == loads.run(REAL, python=python, hooked=False)
     assert ran.code == 0

@@ -436,6 +436,7 @@ import resource, sys, time
 from pathlib import Path
 from gputrace.collectors.nvml import Sampler
 
+sys.dont_write_bytecode = True
 resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
 sampler = Sampler()
 sampler.start(Path(sys.argv[1]), 100)

@@ -367,7 +367,7 @@ def test_a_disk_too_full_for_the_trace_keeps_what_was_recorded(tmp_path: Path) -
     limited = ["sh", "-c", 'ulimit -f 16; exec "$@"', "sh", sys.executable, "-m", "gputrace"]
     ran = subprocess.run(
         [*limited, "record", "-o", output, "--no-nvml", "--", sys.executable, "-c", MARKED],
-        env=command.environment(),
+        env=command.environment(command.NO_BYTECODE),
         capture_output=True,
         text=True,
         check=False,

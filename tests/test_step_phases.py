@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-import gputrace
 from gputrace.api import Report
 from gputrace.collectors.spool.host_events import HostEvents
 from gputrace.model.host import PHASES, StepPhases
 from gputrace.model.results import Finding
-from tests import command
 from tests.exports import STEP, Export, global_id
 from tests.handmade import MS, Run, analyze
-from tests.test_hooks import Program
+from tests.test_hooks import Program, event_names, recorded_with_torch
 
 PID: Final = 100
 STEPS: Final = 20
@@ -279,8 +274,7 @@ def torch(tmp_path: Path) -> Program:
 
 
 def phases(events: HostEvents) -> list[str]:
-    """Names in the order of their ends."""
-    return [events.names[int(row["name"])] for row in events.records["phase"]]
+    return event_names(events, "phase")
 
 
 def test_calls_are_timed_and_do_what_they_did(torch: Program) -> None:
@@ -403,19 +397,10 @@ print("times =", times)
 
 
 def test_planted_times_are_found_in_a_real_program(tmp_path: Path) -> None:
-    """GPUTRACE_TORCH_PYTHON names a Python that has torch, if this one has none."""
-    python = os.environ.get("GPUTRACE_TORCH_PYTHON", sys.executable)
-    if subprocess.run([python, "-c", "import torch"], capture_output=True).returncode:
-        pytest.skip("torch is not installed; GPUTRACE_TORCH_PYTHON may name a Python that has it")
-    (tmp_path / "train.py").write_text(PLANTED, encoding="utf-8")
-    trace = tmp_path / "trace.sqlite"
-    arguments = "--backend", "host", "-o", str(trace), "--", python, str(tmp_path / "train.py")
-    ran = command.gputrace("record", *arguments)
-    assert ran.code == 0, ran.err
-    with gputrace.open(trace) as opened:
-        row = the(opened.analyze())
+    out, report = recorded_with_torch(tmp_path, PLANTED)
+    row = the(report)
     # By the program's own clock, since a busy machine makes sleeps longer.
-    clocked = json.loads(ran.out.split("times = ")[1].splitlines()[0])[-row.steps :]
+    clocked = json.loads(out.split("times = ")[1].splitlines()[0])[-row.steps :]
     names = "data", "forward", "backward", "gradient clipping", "optimizer", "step"
     clock = {name: sum(own) / row.steps for name, *own in zip(names, *clocked, strict=True)}
     step, clipping, found = clock.pop("step"), clock.pop("gradient clipping"), host_ms(row)

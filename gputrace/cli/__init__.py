@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from shlex import quote
@@ -115,6 +114,8 @@ class _Commands(click.Group):
         name = args[0]
         if name in COMMANDS or name.startswith("-"):
             return super().resolve_command(ctx, args)
+        from difflib import get_close_matches
+
         hint = ""
         if close := get_close_matches(name, COMMANDS, 1):
             hint = f"; did you mean `{close[0]}`?"
@@ -170,7 +171,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _die_by(number: int) -> None:
-    """Ends this process by a signal, without a core of its own, unless it ends no process."""
+    """End this process by a signal, without a core of its own; return if the signal ends none."""
     import resource
 
     sys.stderr.flush()
@@ -218,7 +219,8 @@ def _explain(error: BaseException) -> tuple[str, ExitCode] | None:
             return error.format_message(), ExitCode.USAGE
         case GputraceError():
             return str(error), error.exit_code
-        case click.Abort() | KeyboardInterrupt():
+        # click makes the same of EOFError, which a damaged compiled module raises.
+        case click.Abort(__cause__=KeyboardInterrupt() | None) | KeyboardInterrupt():
             return "interrupted", ExitCode.INTERRUPTED
         case OSError():
             where = error.filename or "the output"

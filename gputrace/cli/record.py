@@ -142,7 +142,10 @@ def _record(prepared: Prepared) -> int:
 
 
 def _conclude(prepared: Prepared, has_run: bool, *, failed: bool) -> int:
-    """Make the trace and report on it; return the exit code if the program's own is 0."""
+    """Make the trace and report on it; return the exit code if the program's own is 0.
+
+    ``failed`` says that the program's own is another.
+    """
     from gputrace.collectors.session import conclude
 
     output = prepared.plan.output

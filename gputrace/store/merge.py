@@ -466,8 +466,9 @@ MERGED_BY_BEGINNING: Final = (
 
 
 def _beginning_shifts(traces: Sequence[Trace]) -> list[int]:
-    """Return the nanoseconds by which each begins after the first trace on its own clock, negated:
-    all begin alike then. Raises InputError where they have no ranks, and so may be of anything.
+    """Return the nanoseconds to add to the times of each trace, so that all begin together.
+
+    Raises InputError for a trace that is not of one rank, and so may be of anything.
     """
     for trace in traces:
         if len(trace.session.ranks) != 1:

@@ -19,9 +19,9 @@ LONGEST_VALUE: Final = 64 << 20
 MOST_SCHEMA: Final = 10_000
 """Maximum tables, indices, views and triggers of a trace; SQLite reads them before anything else,
 for longer and longer the more there are."""
-_STEPS_A_ENTRY: Final = 7
+_STEPS_AN_ENTRY: Final = 7
 """Instructions of SQLite's virtual machine to read one of them, as sqlite3_progress_handler counts
-(SQLite 3.34 to 3.50)."""
+(measured with SQLite 3.40)."""
 MOST_ATTACHED: Final = 0
 """Maximum number of files that a connection to a trace may attach."""
 
@@ -90,7 +90,7 @@ declaring: Final = _authorizer(
 def connect(uri: str, *, check_same_thread: bool = True) -> sqlite3.Connection:
     """Open a file for reading its tables; ``uri`` must contain ``mode=ro``."""
     connection = sqlite3.connect(uri, uri=True, check_same_thread=check_same_thread)
-    connection.set_progress_handler(lambda: 1, MOST_SCHEMA * _STEPS_A_ENTRY)
+    connection.set_progress_handler(lambda: 1, MOST_SCHEMA * _STEPS_AN_ENTRY)
     try:
         harden(connection)
         connection.execute("SELECT 1 FROM sqlite_master LIMIT 0")

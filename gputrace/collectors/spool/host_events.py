@@ -67,9 +67,8 @@ class HostEvents:
             or else at ``started``; where that was later, it is left out. Samples: start is their
             moment, name the user's line, number the name of the innermost line of all. Collections
             of garbage (``gc``): the name says which generation. Compilations: the name says of
-            what, and why again. Phases: calls that are a part of a
-            step, by name, also within each other. Counters: what was counted from start to end, as
-            ``counts`` reads it.
+            what, and why again. Phases: calls that are a part of a step, by name, also within each
+            other. Counters: what was counted from start to end, as ``counts`` reads it.
         events: all of them, in the order written.
         names: text by id.
         info: what the process said of itself.

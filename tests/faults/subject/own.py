@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 from pathlib import Path
 
 from tests.faults.subject.common import ARGUMENTS, NOBODY, behaviour, say, the_ledger, work
@@ -87,6 +88,7 @@ def masks_files(seconds: float) -> None:
 def limits_files(seconds: float) -> None:
     """To so many bytes; it heeds the signal."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(ARGUMENTS[0]), int(ARGUMENTS[0])))
     work(seconds)
     try:
@@ -99,6 +101,7 @@ def limits_files(seconds: float) -> None:
 def limits_files_unaware(seconds: float) -> None:
     """To so many bytes, with the signal's default, which is to end; of its own it writes none."""
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(ARGUMENTS[0]), int(ARGUMENTS[0])))
     work(seconds)
     say("alive")

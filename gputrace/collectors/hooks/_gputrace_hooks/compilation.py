@@ -18,7 +18,7 @@ _begun: "dict[int, int]" = {}
 """When threads began to compile something else, such as a backward pass at its first run."""
 
 
-def functions(module: "Any") -> None:
+def dynamo_frames(module: "Any") -> None:
     """Time the compiling of functions, and of the rest of one after a graph break."""
     compile_frame = own(module, "_compile")
     if compile_frame is None:
@@ -59,7 +59,7 @@ def _listened(find_reasons: "Any") -> "Any":
     return ours(found)
 
 
-def other_parts(module: "Any") -> None:
+def dynamo_callbacks(module: "Any") -> None:
     """Time what torch.compile leaves for later: backward passes, graphs that it captures."""
     cls = module.CompilationCallbackHandler
     begin, end = own(cls, "run_start_callbacks"), own(cls, "run_end_callbacks")

@@ -7,8 +7,8 @@ would be more than a quarter of the steps so far.
 
 Sampling (GPUTRACE_SAMPLE, the part by which recording may lengthen the run): from the first such
 stretch on, 35 steps are recorded of as many as make up for their cost, which each cycle measures.
-Where no part is given (nor ``all``), it begins before recording has cost
-nine seconds, at 0.5%: together less than 2% of ten minutes. Where it costs next to nothing, never.
+Where no part is given (nor ``all``), it begins before recording has cost nine seconds, at 0.5%:
+together less than 2% of ten minutes. Where recording costs next to nothing, it never begins.
 
 All begin and end at multiples of powers of two, at the same steps on all ranks: where ranks choose
 different powers, what one leaves out is part of what the other does.

@@ -106,9 +106,7 @@ def after(function: "Callable[..., Any]", then: "Callable[[Any], None]") -> "Cal
     return ours(method)  # type: ignore[no-any-return]
 
 
-def phase(
-    holder: "Any", name: str, called: str, is_untimed: "Callable[[], bool]" = lambda: False
-) -> None:
+def phase(holder: "Any", name: str, called: str, is_untimed: "Callable[[], bool]") -> None:
     """Times each call of a function as a part of a step, unless it is not to be timed now."""
     function = own(holder, name)
     if function is None:
