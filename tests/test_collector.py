@@ -445,6 +445,18 @@ def test_after_a_window_cupti_is_taken_out_of_the_program_once(
     assert int(spool.info["capture_off"]) <= int(spool.info["let_go"])
 
 
+@pytest.mark.parametrize("stays", [True, False])
+def test_in_a_control_stretch_cupti_is_idle_or_taken_out(
+    machine: Machine, tmp_path: Path, stays: bool
+) -> None:
+    out = "sleep 1500" if stays else "released 1 0"
+    script = f"inject plain sleep 5 rest {stays:d} {out} plain sleep 300 finalized capture 1 plain"
+    assert said(machine, tmp_path, script, {}) == [not stays]
+    spool = only(tmp_path)
+    assert (kernels(spool), len(spool.records[b"API "])) == (2, 4)
+    assert [is_out for _, is_out, _ in spool.control] == [False, True, False]
+
+
 def test_in_programs_of_xla_copies_between_gpus_are_left_out(
     machine: Machine, tmp_path: Path
 ) -> None:

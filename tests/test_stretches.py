@@ -40,7 +40,7 @@ class Training:
         begin_ms: float = 50,
         seed: int = 0,
     ) -> None:
-        self.now, self.is_recorded = 10**18, True
+        self.now, self.is_recorded, self.has_let_go = 10**18, True, False
         self.steps: list[int] = []
         self._lengths = {False: bare * MS, True: recorded * MS}
         self._begin_ns, self._random = int(begin_ms * MS), random.Random(seed)
@@ -49,7 +49,7 @@ class Training:
     def run(self, count: int, jumps: dict[int, int] | None = None) -> None:
         module: Any = self._module
         module.control.capture = lambda on: self._record()
-        module.control.rest = lambda hold: self._rest()
+        module.control.rest = lambda hold, stays: self._rest(stays)
         module.time_ns = lambda: self.now
         stretches = module.Stretches()
         for step in range(1, count + 1):
@@ -64,8 +64,9 @@ class Training:
         self.is_recorded = True
         self.now += self._begin_ns
 
-    def _rest(self) -> bool:
+    def _rest(self, stays: bool) -> bool:
         self.is_recorded = False
+        self.has_let_go |= not stays
         return True
 
 
@@ -88,6 +89,7 @@ def test_control_stretches_begin_at_powers_of_two_and_are_few(
     begins = [step for step, before in zip(out, [0, *out], strict=False) if step != before + 1]
     assert all((step - 1).bit_count() == 1 for step in begins)
     assert len(out) < 0.05 * 20_000
+    assert not training.has_let_go
 
 
 @pytest.mark.parametrize(("bare", "recorded"), [(25.6, 33.8), (7.5, 9.1), (28.5, 28.8), (60, 81)])
@@ -101,6 +103,7 @@ def test_sampling_keeps_the_cost_below_its_share(
     lengthened = (training.now - 10**18) / (count * bare * MS) - 1
     assert lengthened < 0.02
     assert len(training.steps) > 200
+    assert training.has_let_go
 
 
 @pytest.mark.parametrize(("bare", "recorded"), [(25.6, 33.8), (7.5, 9.1), (34, 52), (200, 260)])

@@ -17,6 +17,7 @@
  *   fork exit|_exit               a child that ends so; ends this program if the child fails
  *   exec, spawn                   this program again, for the rest of the arguments; spawn: as a child
  *   profiler, capture, pause 0|1  cudaProfilerStart and Stop, gputrace_capture, gputrace_pause
+ *   rest 0|1                      gputrace_rest, in which CUPTI stays or not
  *   train STEPS LAUNCHES US       steps in NVTX ranges: an input copy, and launches with so long between
  *   step                          gputrace_step
  *   calls                         says how many calls CUPTI made records of
@@ -62,6 +63,7 @@ static int (*fake_calls)(void), (*fake_choices)(void), (*fake_finalized)(void), 
 static int (*fake_at_once)(void), (*fake_taken)(void);
 static void (*fake_instantiate)(int);
 static void (*gputrace_capture)(int), (*gputrace_pause)(int), (*gputrace_step)(void);
+static int (*gputrace_rest)(uint64_t, int);
 static uint32_t correlations;
 static long numbers[THREADS];
 
@@ -409,6 +411,7 @@ static void find(void) {
     }
     if (collector) {
         *(void **)&gputrace_capture = dlsym(collector, "gputrace_capture");
+        *(void **)&gputrace_rest = dlsym(collector, "gputrace_rest");
         *(void **)&gputrace_pause = dlsym(collector, "gputrace_pause");
         *(void **)&gputrace_step = dlsym(collector, "gputrace_step");
     }
@@ -556,6 +559,7 @@ int main(int count, char **words) {
             if (!strcmp(what, "profiler") && fake_profiler) fake_profiler(number);
             if (!strcmp(what, "capture") && gputrace_capture) gputrace_capture(number);
             if (!strcmp(what, "pause") && gputrace_pause) gputrace_pause(number);
+            if (!strcmp(what, "rest") && gputrace_rest) gputrace_rest(0, number);
             if (!strcmp(what, "meanwhile")) meanwhile(number);
             if (!strcmp(what, "deep")) deep(number);
             if (!strcmp(what, "released")) {

@@ -18,9 +18,10 @@ void capture_call_ends(void);
 void capture_want(int on);
 
 /* Ends a window for a control stretch, in which CUPTI is out of the program's way after so many
- * nanoseconds; capture_want(1) ends it. Returns 0, or -1 where nothing is recorded now or CUPTI
- * cannot be let go of, or the program has CUDA graphs, and nothing has changed. */
-int capture_rest(uint64_t hold);
+ * nanoseconds; capture_want(1) ends it. With `stays` CUPTI is not let go of but idle. Returns 0, or -1
+ * where nothing is recorded now or CUPTI cannot be let go of, or the program has CUDA graphs, and nothing
+ * has changed. */
+int capture_rest(uint64_t hold, int stays);
 
 /* Makes way for another user of CUPTI, and comes back. */
 void capture_pause(int pause);

@@ -51,8 +51,8 @@ EXPORTED void gputrace_capture(int on) {
 }
 
 /* Begins a control stretch, which gputrace_capture(1) ends: the hooks call it. See capture_rest. */
-EXPORTED int gputrace_rest(uint64_t hold) {
-    return started_ok && !in_child ? capture_rest(hold) : -1;
+EXPORTED int gputrace_rest(uint64_t hold, int stays) {
+    return started_ok && !in_child ? capture_rest(hold, stays) : -1;
 }
 
 /* Makes way for another user of CUPTI (torch.profiler), and comes back. */

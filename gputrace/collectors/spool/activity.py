@@ -70,7 +70,7 @@ RECORDS: Final[dict[bytes, np.dtype[Any]]] = {
 _MOMENT: Final = re.compile(r"[0-9]{1,19}")
 _CAPTURES: Final = {"capture_on": True, "capture_off": False}
 _CALLS: Final = {"calls_on": True, "calls_off": False}
-_CONTROL: Final = {"let_go": True, "capture_on": False, "paused": False}
+_CONTROL: Final = {"let_go": True, "idle": True, "capture_on": False, "paused": False}
 _DOMAIN: Final = 3
 """NVTX_DOMAIN of native/spool.h: the creation of a domain, which each file tells."""
 
@@ -90,7 +90,7 @@ class Spool:
         info: what the process said of itself; the last of each key.
         captures: when recording began and ended, in the order written.
         calls: the same of CUDA calls, where they were not recorded all the time that the GPUs were.
-        control: when CUPTI was let go of, and when it came back.
+        control: when CUPTI was let go of or idle, and when it came back.
         losses: what was dropped, the end of writing included.
         stopped: whether writing failed before the process ended.
         seen_until: the last moment at which the process looked at its clocks.

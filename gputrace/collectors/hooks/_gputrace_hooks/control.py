@@ -43,16 +43,19 @@ def capture(on: bool) -> None:
         _keep("cuProfilerStop")
 
 
-def rest(hold_ns: int) -> bool:
+def rest(hold_ns: int, stays: bool) -> bool:
     """Begins a control stretch, which ``capture(True)`` ends; returns whether it has begun.
 
-    The collector lets go of CUPTI after ``hold_ns``, which the GPU has to end what it was given.
+    After ``hold_ns``, which the GPU has to end what it was given, CUPTI is idle or, unless it
+    ``stays``, out of the process.
     """
     import ctypes
 
     try:
         library = _loaded_library() if os.environ.get("GPUTRACE_LIBRARY") else None
-        return library is not None and library.gputrace_rest(ctypes.c_uint64(hold_ns)) == 0
+        return (
+            library is not None and library.gputrace_rest(ctypes.c_uint64(hold_ns), int(stays)) == 0
+        )
     except Exception as error:
         _pass_on(error)
         recorder.note_failure("reaching the collector")
