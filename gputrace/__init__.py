@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["GputraceError", "__version__", "annotate", "compare", "open", "step"]
 
 if TYPE_CHECKING:
-    from gputrace.api import compare, open
+    from gputrace.api import open
+    from gputrace.comparison import compare
     from gputrace.errors import GputraceError
     from gputrace.marks import annotate, step
     from gputrace.version import __version__
@@ -21,7 +22,7 @@ def __getattr__(name: str) -> Any:
     """Import the public names when they are first used, so that ``import gputrace`` is light."""
     modules = {
         "open": "api",
-        "compare": "api",
+        "compare": "comparison",
         "annotate": "marks",
         "step": "marks",
         "GputraceError": "errors",

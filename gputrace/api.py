@@ -1,45 +1,38 @@
-"""The public functions: open, analyze and compare."""
+"""The public function `open`, and what it returns.
+
+Reading and analyzing are imported when they are needed: a cached answer takes a tenth of a second.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from gputrace import report
-from gputrace.analyzers.compare import compare as compare_runs
-from gputrace.analyzers.compare import with_batch
-from gputrace.analyzers.compare.results import Comparison
-from gputrace.analyzers.compare.runs import Run, read_run
-from gputrace.analyzers.pipeline import (
-    Options,
-    analyze,
-    read_options,
-    read_steps,
-    read_window,
-)
-from gputrace.errors import GputraceError, InputError, UsageError
-from gputrace.model.results import Analysis
-from gputrace.model.trace import LeftOut, Progress, Trace, Window
-from gputrace.readers.open import here_of, leave_out, open_traces
+from gputrace.errors import GputraceError, InputError, LeftOut, UsageError
+from gputrace.model.options import Options, Window, read_options, read_window
+from gputrace.model.results import Analysis, as_subclass
 from gputrace.report.tables import verdict
 from gputrace.store.cache import ResultCache
-from gputrace.store.slice import windowed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas
     import polars
     import pyarrow
 
     from gputrace.analyzers.kernels import Launches
+    from gputrace.model.trace import Progress, Trace
     from gputrace.report.html.timeline import Material
 
 
-__all__ = ["ComparisonReport", "OpenTrace", "Report", "compare", "open"]
+__all__ = ["OpenTrace", "Report", "open"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -127,7 +120,11 @@ class OpenTrace:
         progress: Progress | None = None,
     ) -> None:
         """Take the arguments of `gputrace.open`, and raise what it raises."""
-        self._paths = here_of([str(path) for path in paths], progress)
+        self._paths = [str(path) for path in paths]
+        if any(":/" in path for path in self._paths):
+            from gputrace.readers.open import here_of
+
+            self._paths = here_of(self._paths, progress)
         self._keep_going, self._scheduler = keep_going, scheduler
         self._workers, self._windows = workers, windows
         self._cache = ResultCache(self._paths, windows)
@@ -144,6 +141,8 @@ class OpenTrace:
         if self._closed:
             raise UsageError("the trace is closed; open it again")
         if self._opened is None:
+            from gputrace.readers.open import open_traces
+
             with ExitStack() as stack:
                 opening = None
                 if self._scheduler is not None:
@@ -175,6 +174,9 @@ class OpenTrace:
         """
         if kind and not self._closed and (known := self._cache.find(kind, options)) is not None:
             return known
+        from gputrace.readers.open import leave_out
+        from gputrace.store.slice import windowed
+
         while True:
             try:
                 with windowed(self._trace, self._absolute(options.window), progress) as part:
@@ -220,12 +222,16 @@ class OpenTrace:
         """
         options = read_options(steps, time, gaps)
 
-        work = partial(analyze, options=options, progress=progress)
-        if self._scheduler is not None:
+        def work(trace: Trace) -> Analysis:
+            from gputrace.analyzers.pipeline import analyze
+
+            if self._scheduler is None:
+                return analyze(trace, options, progress)
             from gputrace.distributed import spread
 
-            work = partial(work, spread=spread)
-        return _extend(self._read(work, options, progress, Analysis), Report)
+            return analyze(trace, options, progress, spread=spread)
+
+        return as_subclass(self._read(work, options, progress, Analysis), Report)
 
     def report(
         self,
@@ -248,7 +254,9 @@ class OpenTrace:
         Raises what `analyze` raises, UsageError for an existing target, MissingError without
         bokeh, OSError if the target cannot be written.
         """
-        _write_page(
+        from gputrace.report.html import write_page
+
+        write_page(
             target,
             self._trace.paths,
             force,
@@ -290,6 +298,7 @@ class OpenTrace:
         Raises what `analyze` raises, UsageError if there is no such kernel.
         """
         from gputrace.analyzers.kernels import find_launches
+        from gputrace.analyzers.pipeline import analyze
 
         options = Options(gaps=0)
 
@@ -321,6 +330,7 @@ class OpenTrace:
         Raises InputError for a corrupt file, UsageError for an existing target and for a trace that
         has no such form, OSError if the target cannot be written.
         """
+        from gputrace.analyzers.pipeline import analyze
         from gputrace.report.export import Job, export
         from gputrace.report.output_file import check_target
         from gputrace.store.redact import RedactedTrace
@@ -383,24 +393,6 @@ def _title(paths: Sequence[object]) -> str:
     return f"{first} and {len(others)} more" if others else str(first)
 
 
-def _write_page(
-    target: str | PathLike[str], inputs: Sequence[Path], force: bool, render: Callable[[Any], str]
-) -> None:
-    """Write what ``render`` makes with the module of pages, once the target is known to be free."""
-    from gputrace.report.html import load
-    from gputrace.report.output_file import check_target, unfinished_file
-
-    path = check_target(Path(target), inputs, force)
-    text = render(load("page"))
-    with unfinished_file(path) as unfinished:
-        unfinished.write_text(text, encoding="utf-8")
-
-
-def _extend(result: Any, kind: type[_Result]) -> _Result:
-    """Convert a result to the subclass that can render itself."""
-    return kind(**{field.name: getattr(result, field.name) for field in fields(result)})
-
-
 def open(
     path: str | PathLike[str],
     *more: str | PathLike[str],
@@ -436,129 +428,3 @@ def open(
         scheduler=scheduler,
         progress=progress,
     )
-
-
-Batch = float | Sequence[float] | None
-Progresses = Callable[[str], AbstractContextManager[Progress | None]]
-"""Factory of progress callbacks, given the name of what is being read."""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ComparisonReport(Comparison):
-    """Comparison that can render itself."""
-
-    def render(self, form: str = "text") -> str:
-        """Return the comparison as text for people or programs.
-
-        Args:
-            form: ``text`` (lines of 80 columns), ``json`` (one line), ``markdown`` or ``csv``
-                (times in nanoseconds).
-
-        Raises UsageError for any other form.
-        """
-        from gputrace.report.comparison import render as render_comparison
-
-        return render_comparison(self, form)
-
-    def save(self, target: str | PathLike[str], *, force: bool = False) -> None:
-        """Write the comparison as one HTML file that opens offline.
-
-        Args:
-            target: the file to write.
-            force: whether to replace a target that exists.
-
-        Raises UsageError for an existing target, unless ``force``; MissingError without bokeh.
-        """
-        inputs = [Path(path) for run in self.runs for path in run.paths]
-        _write_page(target, inputs, force, lambda page: page.render_comparison(self))
-
-    def __str__(self) -> str:
-        return self.render()
-
-    def __repr__(self) -> str:
-        return f"<gputrace.ComparisonReport: {self.message}>"
-
-    def _repr_markdown_(self) -> str:
-        return self.render("markdown")
-
-
-def compare(
-    *traces: str | PathLike[str],
-    labels: Sequence[str] | None = None,
-    steps: str | tuple[int, int] | None = None,
-    batch: Batch = None,
-    global_batch: Batch = None,
-    progress: Progresses | None = None,
-) -> ComparisonReport:
-    """Compare two runs, or measure how several scale with their number of GPUs.
-
-    Only one trace is open at a time. Times in the result are means over steps and GPUs, in
-    nanoseconds, with 95 % confidence bounds.
-
-    Args:
-        traces: a file or folder for each run, at least two; a folder is a run of several files.
-        labels: names of the runs; by default A and B, or the file names if there are more than two.
-        steps: the steps to measure of each, as `OpenTrace.analyze` takes them.
-        batch: samples that a GPU gets in a step, one number for all runs or one for each.
-        global_batch: samples of a step on all GPUs together, likewise; not with ``batch``.
-        progress: called with the name of each trace; returns a context manager that yields the
-            callback for rows read so far and in all.
-
-    Raises InputError if a trace cannot be read, UsageError for inconsistent arguments.
-    """
-    if len(traces) < 2:
-        raise UsageError("a comparison takes two traces or more; a folder is one run")
-    names = _labels(traces, labels)
-    runs = open_runs(
-        traces, names, steps=steps, batch=batch, global_batch=global_batch, progress=progress
-    )
-    return _extend(compare_runs(runs), ComparisonReport)
-
-
-def open_runs(
-    traces: Sequence[str | PathLike[str]],
-    labels: Sequence[str],
-    *,
-    steps: str | tuple[int, int] | None = None,
-    batch: Batch = None,
-    global_batch: Batch = None,
-    progress: Progresses | None = None,
-) -> list[Run]:
-    """Read what a comparison needs from each trace; each is closed before the next is opened."""
-    if batch is not None and global_batch is not None:
-        raise UsageError("give the batch of a GPU or that of all GPUs, not both")
-    options = Options(steps=read_steps(steps), gaps=0)
-    gpu_batches, global_batches = (_of_each(given, len(traces)) for given in (batch, global_batch))
-    runs = []
-    for path, label, per_gpu, per_step in zip(
-        traces, labels, gpu_batches, global_batches, strict=True
-    ):
-        reporting = progress(Path(path).name) if progress is not None else nullcontext()
-        with open_traces([str(path)]) as trace, reporting as tell:
-            runs.append(with_batch(read_run(trace, label, options, tell), per_gpu, per_step))
-    return runs
-
-
-def _labels(traces: Sequence[str | PathLike[str]], given: Sequence[str] | None) -> list[str]:
-    if given:
-        if len(given) != len(traces) or len(set(given)) < len(given):
-            raise UsageError(f"give each of the {len(traces)} traces a label of its own, or none")
-        return list(given)
-    if len(traces) == 2:
-        return ["A", "B"]
-    paths = [Path(path) for path in traces]
-    short = [path.name.partition(".")[0] or path.name for path in paths]
-    if len(set(short)) == len(short):
-        return short
-    return [f"{number} {name}" for number, name in enumerate(short, 1)]
-
-
-def _of_each(batch: Batch, runs: int) -> list[float | None]:
-    """Expand a batch to one value per run; raises UsageError for a wrong count or a value <= 0."""
-    if batch is None:
-        return [None] * runs
-    given = [batch] * runs if isinstance(batch, (int, float)) else list(batch)
-    given = given * runs if len(given) == 1 else given
-    if len(given) != runs or min(given) <= 0:
-        raise UsageError(f"give one batch for all {runs} traces, or one for each, above 0")
-    return list(given)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind
-from gputrace.model.trace import Device, Process, Progress, Trace, Window
+from gputrace.model.options import Window
+from gputrace.model.trace import Device, Process, Progress, Trace
 
 Row = Mapping[str, int]
 

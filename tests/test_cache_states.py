@@ -51,7 +51,7 @@ class Cache(RuleBasedStateMachine):
         return key
 
     def _entry(self, key: str) -> Path:
-        return self.entries / f"{key}.arrow"
+        return self.entries / f"{key}.entry"
 
     def _entries(self) -> list[Path]:
         """Those that there are, in the order of their first time, which no run changes."""
@@ -105,7 +105,7 @@ class Cache(RuleBasedStateMachine):
     def leave_one_unfinished(self, data: st.DataObject) -> None:
         """As a process does that was killed."""
         self.entries.mkdir(exist_ok=True)
-        (self.entries / ".0.arrow.999999999").write_bytes(b"half")
+        (self.entries / ".0.entry.999999999").write_bytes(b"half")
 
     @invariant()
     def an_entry_is_of_its_file_or_there_is_none(self) -> None:

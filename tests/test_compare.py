@@ -14,8 +14,8 @@ from gputrace.analyzers.compare import compare
 from gputrace.analyzers.compare.results import ClassChange, KernelChange
 from gputrace.analyzers.compare.runs import Run as Read
 from gputrace.analyzers.compare.runs import read_run
-from gputrace.analyzers.pipeline import Options
-from gputrace.api import ComparisonReport
+from gputrace.comparison import ComparisonReport
+from gputrace.model.options import Options
 from gputrace.model.time_class import CLASSES
 from gputrace.readers.open import open_traces
 from tests.handmade import MS, STEP, US, Run, train

@@ -12,7 +12,7 @@ import pytest
 
 import gputrace
 from gputrace.analyzers.compare import results
-from gputrace.api import ComparisonReport
+from gputrace.comparison import ComparisonReport
 from gputrace.model.trace import Trace
 from tests import command
 from tests.command import assert_refused

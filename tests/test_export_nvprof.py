@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from gputrace.model.trace import Window
+from gputrace.model.options import Window
 from gputrace.readers.nvprof_schema import nvprof_tables, read_file
 from gputrace.store.redact import redaction_for
 from gputrace.store.slice import slice_trace

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gputrace.model.events import UNKNOWN, IdLookup, Kind, distinct_ids, number_ids
-from gputrace.model.trace import Window
+from gputrace.model.options import Window
 from gputrace.readers.nsys import find_zones
 from gputrace.readers.registry import open_trace
 from tests.exports import Export

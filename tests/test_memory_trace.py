@@ -10,7 +10,8 @@ import pytest
 
 from gputrace.errors import InputError
 from gputrace.model.events import UNKNOWN, Events, Kind
-from gputrace.model.trace import Device, Process, Window
+from gputrace.model.options import Window
+from gputrace.model.trace import Device, Process
 from gputrace.readers.decode_pool import pack, unpack
 from gputrace.readers.in_memory import MemoryTrace, Names
 

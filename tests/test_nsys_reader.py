@@ -13,7 +13,7 @@ import pytest
 
 import gputrace
 from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Kind, Memory
-from gputrace.model.trace import Window
+from gputrace.model.options import Window
 from gputrace.readers.registry import open_trace
 from tests.exports import (
     D2D,

@@ -16,7 +16,8 @@ import pytest
 import gputrace
 from gputrace.api import Report
 from gputrace.model.events import UNKNOWN, Kind, Memory
-from gputrace.model.trace import Trace, Window
+from gputrace.model.options import Window
+from gputrace.model.trace import Trace
 from gputrace.readers.registry import open_trace
 from tests import command
 from tests.nvprof import (

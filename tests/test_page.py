@@ -20,9 +20,9 @@ from typing import Any, Final, NoReturn
 import pytest
 
 import gputrace
-from gputrace.analyzers.pipeline import Options
 from gputrace.analyzers.timeline_model.trace_rows import read_track_rows
 from gputrace.errors import UsageError
+from gputrace.model.options import Options
 from gputrace.readers.open import open_traces
 from gputrace.report.html import timeline
 from gputrace.report.html.page import hashes

@@ -20,7 +20,7 @@ from typing import Any, Final
 import pytest
 
 import gputrace
-from gputrace.analyzers.pipeline import Options
+from gputrace.model.options import Options
 from gputrace.readers.open import open_traces
 from gputrace.report.html.page import render
 from gputrace.report.html.timeline import gather, read_scene

@@ -10,11 +10,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gputrace.analyzers.kernel_names import is_communication
 from gputrace.analyzers.lanes import Timeline, build_timeline
-from gputrace.analyzers.operations import OperationClass, is_communication, read_operations
-from gputrace.analyzers.pipeline import Options, analyze
+from gputrace.analyzers.operations import OperationClass, read_operations
+from gputrace.analyzers.pipeline import analyze
 from gputrace.model.events import Kind
-from gputrace.model.trace import Window
+from gputrace.model.options import Options, Window
 from tests.memory import MemoryTrace, Row
 
 CLASSES: Final = ("compute", "communication", "h2d", "other_copy", "memset", "idle")

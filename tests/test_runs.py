@@ -19,7 +19,7 @@ from gputrace.analyzers.timeline_model.cells import (
     tile,
 )
 from gputrace.model.intervals import union
-from gputrace.model.trace import Window
+from gputrace.model.options import Window
 
 CLASSES = ("compute", "h2d", "launch")
 MOST = 400

@@ -10,7 +10,7 @@ import pytest
 
 import gputrace
 from gputrace.analyzers.compare.results import Scaling
-from gputrace.api import ComparisonReport
+from gputrace.comparison import ComparisonReport
 from gputrace.errors import UsageError
 from gputrace.model.time_class import CLASSES
 from tests.handmade import Run, train

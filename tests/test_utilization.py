@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import gputrace
 from gputrace.analyzers.device_metrics import MOST_POINTS, find_utilization
 from gputrace.model.nvml import Nvml, Samples
+from gputrace.model.options import Window
 from gputrace.model.results import Curve, GpuCurves
-from gputrace.model.trace import Window
 from tests.gpus import no_gpus
 from tests.synthetic import Plan, simulate, write_nsys, write_nvml
 

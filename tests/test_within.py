@@ -11,7 +11,8 @@ import gputrace
 from gputrace.api import OpenTrace, Report
 from gputrace.cli import analyze
 from gputrace.errors import InputError, UsageError
-from gputrace.model.trace import Trace, Window
+from gputrace.model.options import Window
+from gputrace.model.trace import Trace
 from gputrace.readers import open as opening
 from gputrace.readers.registry import open_trace
 from gputrace.store import slice as slicing

@@ -21,9 +21,10 @@ from gputrace.analyzers.steps import FoundSteps, find_blocked_steps
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import UNKNOWN, Events, Kind, distinct_ids
 from gputrace.model.intervals import Intervals, Times, union
+from gputrace.model.options import Window
 from gputrace.model.results import Breakdown, Gap, Gaps, Step, Steps
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
-from gputrace.model.trace import Trace, Window
+from gputrace.model.trace import Trace
 from gputrace.sanitize import clean
 from gputrace.units import format_ns
 

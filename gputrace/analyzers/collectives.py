@@ -19,8 +19,8 @@ from gputrace.analyzers.lanes import LaneSummary, Waiting
 from gputrace.analyzers.operations import GpuSummary, OperationClass
 from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Events, Kind, Mask, distinct_ids
 from gputrace.model.intervals import Times, union
+from gputrace.model.options import Window
 from gputrace.model.results import CollectiveTotals, Step
-from gputrace.model.trace import Window
 from gputrace.units import format_ns
 
 PEER_COPY: Final = "PeerCopy"

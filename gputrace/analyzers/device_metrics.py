@@ -13,8 +13,8 @@ from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.operations import Gpu
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.nvml import Card, Nvml, Samples
+from gputrace.model.options import Window
 from gputrace.model.results import CardUse, Curve, GpuCurves, Step, Utilization
-from gputrace.model.trace import Window
 
 REASONS: Final[Mapping[str, tuple[int, str]]] = {
     "power cap": (0x4, "powerCapTime"),

@@ -47,8 +47,9 @@ from gputrace.model.events import (
     distinct_ids,
     number_ids,
 )
+from gputrace.model.options import Window
 from gputrace.model.results import RecorderCost
-from gputrace.model.trace import Progress, Trace, Window
+from gputrace.model.trace import Progress, Trace
 from gputrace.store.spill_file import LazySequence, SpillFile
 
 _Result = TypeVar("_Result")

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from gputrace.model.events import Column
 from gputrace.model.intervals import Intervals, union
+from gputrace.model.options import Window
 from gputrace.model.results import Step
-from gputrace.model.trace import Window
 
 
 def rows_by(groups: Column, count: int) -> list[NDArray[np.intp]]:

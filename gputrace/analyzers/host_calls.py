@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from gputrace.model.events import Events, IdLookup, Kind, Mask, distinct_ids, number_ids
 from gputrace.model.intervals import Intervals, Times, union
-from gputrace.model.trace import Progress, Trace, Window
+from gputrace.model.options import Window
+from gputrace.model.trace import Progress, Trace
 
 
 class Call(IntEnum):

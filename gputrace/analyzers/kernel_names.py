@@ -6,9 +6,6 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from gputrace.analyzers.operations import is_communication
-from gputrace.analyzers.steps.inferred import is_optimizer
-
 FAMILIES: Final = (
     "communication",
     "optimizer",
@@ -22,6 +19,34 @@ FAMILIES: Final = (
     "other",
 )
 
+_COMMUNICATION: Final = re.compile(
+    r"""
+    (?<![A-Za-z])                # at the start of a word, or after the length in a mangled name
+    (?: nccl\w*Kernel            # NCCL and RCCL: ncclKernel_…, ncclDevKernel_…, ncclSymkDevKernel_…
+      | rccl\w*Kernel
+      | msccl(?:pp)?\w*          # Microsoft's collectives
+      | nvshmem\w*
+      | cross_device_reduce\w*   # vLLM's own
+    )
+    # PyTorch's symmetric memory, TensorRT-LLM:
+    | all_?reduce | all_?gather | reduce_?scatter | all_?to_?all
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+_OPTIMIZER: Final = re.compile(
+    r"multi_tensor_apply|foreach|fused_?optim|optimizer"
+    r"|ada(m|grad|delta|max|factor)|(?<![a-z])r?rmsprop|(?<![a-z])lamb(?![a-z])"
+    r"|(?<![a-z])lars(?![a-z])|(?<![a-z])lion(?![a-z])|(?<![a-z])sgd"
+    r"|apply_?(gradient|momentum)|momentum_?(sgd|update)",
+    re.IGNORECASE,
+)
+"""Kernels of optimizers: PyTorch's foreach and fused ones, apex, DeepSpeed, TensorFlow's
+Apply…, MXNet's …_update, Chainer's."""
+
+_NOT_OPTIMIZER: Final = re.compile(r"CopyFunctor|ZeroFunctor|LpNorm|_copy_|zero_")
+"""Optimizer-like kernels that end no step: gathering shards, zeroing gradients, their norm."""
+
 _CONVERSION: Final = re.compile(
     r"nc\w?hw\w{0,4}(to|2)\w?nhwc|n\w?hwc\w{0,4}(to|2)\w?nc\w?hw|ncdhw.?to|ndhwc.?to"
     r"|swapdimension\dand\d|shuffleintensor3|batch_transpose|(?<!conv)(?<!conv_)(?<!cast_)transpose(?!d)",
@@ -31,39 +56,50 @@ _CONVERSION: Final = re.compile(
 _LAYOUT: Final = re.compile(r"nhwcaddpadding|tensorformat|format_?convert|permute", re.IGNORECASE)
 """Others that lay a tensor out: padding channels, for one."""
 
-_RULES: Final = tuple(
-    (family, re.compile(pattern, re.IGNORECASE))
-    for family, pattern in (
-        ("attention", r"flash|fmha|attention|(?<![a-z])(sdpa|attn)|(?<![a-z])(mha|sage)_"),
-        (
-            "normalisation",
-            r"batch_?norm|layer_?norm|group_?norm|instance_?norm|rms_?norm|(?<![a-z])bn_(fw|bw)"
-            r"|rowwisemoments|gammabeta|computeinternalgradients|computegradientfusedparams"
-            r"|computefusedparams|(?<![a-z])lrn",
-        ),
-        (
-            "convolution",
-            r"fprop|dgrad|wgrad|(?<![a-z])conv(?!ert)|convol|winograd|scudnn|cudnn_|im2col|col2im"
-            r"|cudnn::cnn|cask_|im2d2col|igemm_(fwd|bwd|wrw)|computeb?offsets|implicit_gemm|explicit_gemm",
-        ),
-        (
-            "gemm",
-            r"gemm|gemv|nvjet|(?<![a-z])cijk_|cutlass|splitkreduce|cublas|xmma|matmul|(?<![a-z])dot_kernel"
-            r"|(?<![a-z])bmm|wgmma|(?<![a-z])mma_|triton_tem_|cublasdot",
-        ),
-        (
-            "reduction",
-            r"reduc(e|tion)|softmax|arg_?(max|min)|cumsum|scan|sort|topk|pool|loss|criterion|triton_(red|per)"
-            r"|(?<![a-z])(sum|mean|norm)(?![a-z])",
-        ),
-        (
-            "elementwise",
-            r"elementwise|pointwise|eigenmetakernel|fusion|triton_poi|fill|copy|catarray|gather"
-            r"|scatter|index|embedding|dropout|random|philox|distribution|convert|scale|op_?tensor"
-            r"|cast_transpose|activation|relu|bias|tanh|sigmoid|arange|mxnet_op|cupy_|set_?value|memset|masked",
-        ),
-    )
+_RULES: Final = (
+    ("attention", r"flash|fmha|attention|(?<![a-z])(sdpa|attn)|(?<![a-z])(mha|sage)_"),
+    (
+        "normalisation",
+        r"batch_?norm|layer_?norm|group_?norm|instance_?norm|rms_?norm|(?<![a-z])bn_(fw|bw)"
+        r"|rowwisemoments|gammabeta|computeinternalgradients|computegradientfusedparams"
+        r"|computefusedparams|(?<![a-z])lrn",
+    ),
+    (
+        "convolution",
+        r"fprop|dgrad|wgrad|(?<![a-z])conv(?!ert)|convol|winograd|scudnn|cudnn_|im2col|col2im"
+        r"|cudnn::cnn|cask_|im2d2col|igemm_(fwd|bwd|wrw)|computeb?offsets|implicit_gemm|explicit_gemm",
+    ),
+    (
+        "gemm",
+        r"gemm|gemv|nvjet|(?<![a-z])cijk_|cutlass|splitkreduce|cublas|xmma|matmul|(?<![a-z])dot_kernel"
+        r"|(?<![a-z])bmm|wgmma|(?<![a-z])mma_|triton_tem_|cublasdot",
+    ),
+    (
+        "reduction",
+        r"reduc(e|tion)|softmax|arg_?(max|min)|cumsum|scan|sort|topk|pool|loss|criterion|triton_(red|per)"
+        r"|(?<![a-z])(sum|mean|norm)(?![a-z])",
+    ),
+    (
+        "elementwise",
+        r"elementwise|pointwise|eigenmetakernel|fusion|triton_poi|fill|copy|catarray|gather"
+        r"|scatter|index|embedding|dropout|random|philox|distribution|convert|scale|op_?tensor"
+        r"|cast_transpose|activation|relu|bias|tanh|sigmoid|arange|mxnet_op|cupy_|set_?value|memset|masked",
+    ),
 )
+"""Patterns of the rest, the first that matches; compiled when a name is first asked for."""
+
+
+def is_communication(kernel: str) -> bool:
+    """Return whether a kernel's name, demangled or not, is that of a collective or a send/receive.
+
+    Only the function's own name counts, not the types among its template arguments.
+    """
+    return _COMMUNICATION.search(kernel.partition("<")[0] or kernel) is not None
+
+
+def is_optimizer(kernel: str) -> bool:
+    """Return whether a kernel is an optimizer's, by its name."""
+    return bool(_OPTIMIZER.search(kernel) and not _NOT_OPTIMIZER.search(kernel))
 
 
 def family_of(name: str) -> str:
@@ -75,7 +111,7 @@ def family_of(name: str) -> str:
     if converts_layout(name) or _LAYOUT.search(_plain(name)):
         return "layout"
     own = bare_name(name)
-    return next((family for family, rule in _RULES if rule.search(own)), "other")
+    return next((family for family, rule in _RULES if re.search(rule, own, re.IGNORECASE)), "other")
 
 
 def converts_layout(name: str) -> bool:

@@ -27,9 +27,10 @@ from gputrace.analyzers.steps.windows import StepWindows, count_warmup
 from gputrace.errors import InputError
 from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind
 from gputrace.model.intervals import EMPTY, Intervals, Times, union
+from gputrace.model.options import Window
 from gputrace.model.results import RecorderCost
 from gputrace.model.time_class import BUSY_CLASSES, IDLE_CAUSES
-from gputrace.model.trace import Trace, Window
+from gputrace.model.trace import Trace
 from gputrace.store.spill_file import SpillFile
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.analyzers.kernel_names import is_communication
 from gputrace.model.events import (
     GPU_KINDS,
     UNKNOWN,
@@ -24,8 +24,9 @@ from gputrace.model.events import (
     number_ids,
 )
 from gputrace.model.intervals import Intervals, Times, union
+from gputrace.model.options import Window
 from gputrace.model.time_class import BUSY_CLASSES
-from gputrace.model.trace import Progress, Trace, Window
+from gputrace.model.trace import Progress, Trace
 
 COLUMNS: Final = (
     "start",
@@ -195,29 +196,6 @@ _CLASS_OF_KIND: Final = {
     Kind.COPY_OTHER: OperationClass.OTHER_COPY,
     Kind.MEMSET: OperationClass.MEMSET,
 }
-
-_COMMUNICATION: Final = re.compile(
-    r"""
-    (?<![A-Za-z])                # at the start of a word, or after the length in a mangled name
-    (?: nccl\w*Kernel            # NCCL and RCCL: ncclKernel_…, ncclDevKernel_…, ncclSymkDevKernel_…
-      | rccl\w*Kernel
-      | msccl(?:pp)?\w*          # Microsoft's collectives
-      | nvshmem\w*
-      | cross_device_reduce\w*   # vLLM's own
-    )
-    # PyTorch's symmetric memory, TensorRT-LLM:
-    | all_?reduce | all_?gather | reduce_?scatter | all_?to_?all
-    """,
-    re.VERBOSE | re.IGNORECASE,
-)
-
-
-def is_communication(kernel: str) -> bool:
-    """Return whether a kernel's name, demangled or not, is that of a collective or a send/receive.
-
-    Only the function's own name counts, not the types among its template arguments.
-    """
-    return _COMMUNICATION.search(kernel.partition("<")[0] or kernel) is not None
 
 
 def classify(trace: Trace, events: Events) -> NDArray[np.int8]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -39,6 +38,7 @@ from gputrace.analyzers.whatif import what_if
 from gputrace.errors import InputError, PluginError, UsageError
 from gputrace.model.events import Mask
 from gputrace.model.intervals import Times
+from gputrace.model.options import Options, Window
 from gputrace.model.results import (
     SCHEMA_VERSION,
     Analysis,
@@ -48,57 +48,9 @@ from gputrace.model.results import (
     RecordedCalls,
     Step,
 )
-from gputrace.model.trace import Progress, Trace, Window
+from gputrace.model.trace import Progress, Trace
 from gputrace.plugins import Plugin, call, expect, load_function, plugins, tell
 from gputrace.store.spill_file import spill_file_for
-from gputrace.units import parse_window
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Options of an analysis."""
-
-    window: Window | None = None
-    """Nanoseconds from the trace's origin; None for all of it."""
-    steps: tuple[int, int] | None = None
-    """The steps to measure, counted from 0, the end not included; None for the steady ones."""
-    gaps: int = 50
-    """Number of the largest gaps to list."""
-
-
-def read_options(
-    steps: str | tuple[int, int] | None, time: str | tuple[int, int] | None, gaps: int
-) -> Options:
-    """Reads them as `OpenTrace.analyze` takes them; raises UsageError for what makes no sense."""
-    if gaps < 0:
-        raise UsageError(f"{gaps} gaps cannot be listed; give a number from 0 on")
-    return Options(read_window(time), read_steps(steps), gaps)
-
-
-def read_steps(steps: str | tuple[int, int] | None) -> tuple[int, int] | None:
-    """First and end of ``"8:25"`` or of two numbers; raises UsageError for what names no steps."""
-    if steps is None:
-        return None
-    if not isinstance(steps, str):
-        low, high = steps
-        if not 0 <= low < high:
-            raise UsageError(f"{steps!r} does not name steps; give (first, end), as (8, 25)")
-        return low, high
-    first, colon, end = (part.strip() for part in steps.partition(":"))
-    digits = all(part.isdecimal() or not part for part in (first, end))
-    if not colon or not digits or int(first or 0) >= int(end or 1 << 62):
-        raise UsageError(f"{steps!r} does not name steps; write FIRST:END, as 8:25")
-    return int(first or 0), int(end or 1 << 62)
-
-
-def read_window(time: str | tuple[int, int] | None) -> Window | None:
-    """Start and end of ``"12s:14s"`` or of two nanosecond counts; raises UsageError for others."""
-    if time is None:
-        return None
-    try:
-        return Window(*(parse_window(time) if isinstance(time, str) else time))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 class Watcher(Protocol):

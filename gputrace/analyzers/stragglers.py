@@ -19,9 +19,9 @@ from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
 from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids
 from gputrace.model.intervals import Intervals, Times, union
+from gputrace.model.options import Window
 from gputrace.model.results import Step
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES
-from gputrace.model.trace import Window
 
 _FEWEST: Final = 4
 """Minimum steps for statistical significance."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gputrace.analyzers.pipeline import Options, analyze
+from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.timeline_model.cells import CURVES, make_curve
 from gputrace.cli.console import tell
 from gputrace.collectors.launch.pty_session import PtySession
@@ -23,6 +23,7 @@ from gputrace.collectors.nvml.log import NvmlLog
 from gputrace.collectors.nvml.queries import NULL
 from gputrace.errors import ExitCode, GputraceError
 from gputrace.model.nvml import Card
+from gputrace.model.options import Options
 from gputrace.model.results import Analysis
 from gputrace.readers.open import open_traces
 from gputrace.report.tui.live import CardNow, Now, Pace

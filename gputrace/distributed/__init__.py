@@ -31,7 +31,8 @@ from gputrace.distributed.worker import Batch, Census, File, Placing, Recorded, 
 from gputrace.errors import GputraceError, InputError, MissingError, UsageError
 from gputrace.model.events import Column, Events, Kind, concatenate
 from gputrace.model.nvml import Nvml
-from gputrace.model.trace import Device, Process, Progress, Session, Trace, Window
+from gputrace.model.options import Window
+from gputrace.model.trace import Device, Process, Progress, Session, Trace
 from gputrace.store.merge import MergedTrace
 from gputrace.store.spill_file import LARGE
 from gputrace.version import __version__

@@ -30,7 +30,7 @@ from gputrace.analyzers.operations import (
     pair_keys,
     pair_of,
 )
-from gputrace.errors import GputraceError
+from gputrace.errors import GputraceError, LeftOut
 from gputrace.model.events import (
     GPU_KINDS,
     UNKNOWN,
@@ -40,17 +40,8 @@ from gputrace.model.events import (
     distinct_ids,
     number_ids,
 )
-from gputrace.model.trace import (
-    Device,
-    LeftOut,
-    NoGpu,
-    Process,
-    Progress,
-    Quality,
-    Session,
-    Trace,
-    Window,
-)
+from gputrace.model.options import Window
+from gputrace.model.trace import Device, NoGpu, Process, Progress, Quality, Session, Trace
 from gputrace.readers.registry import open_trace
 from gputrace.store.slice import slice_window
 from gputrace.store.spill_file import SpillFile

@@ -7,13 +7,13 @@ Times are integer nanoseconds; moments are on the trace's own clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from gputrace.errors import LeftOut
 from gputrace.model.host import HostLoad, StepPhases
 from gputrace.model.loader import Loader
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
-from gputrace.model.trace import LeftOut
 from gputrace.units import format_ns
 
 Evidence = Mapping[str, float | int | str | None]
@@ -36,6 +36,9 @@ class _ClassTimes:
 
         def __getattr__(self, name: str) -> Any: ...
         def __init__(self, **fields: Any) -> None: ...
+
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -713,3 +716,8 @@ class Analysis:
         """Return the length of a recorded step without the measured cost of recording."""
         ratio = 1.0 if self.recorder is None else self.recorder.ratio
         return None if step_ns is None else round(step_ns * ratio)
+
+
+def as_subclass(result: Any, kind: type[_Result]) -> _Result:
+    """Convert a result to a subclass of its class that adds no fields."""
+    return kind(**{field.name: getattr(result, field.name) for field in fields(result)})

@@ -11,19 +11,10 @@ from typing import Final, NamedTuple, Self
 
 import numpy as np
 
+from gputrace.errors import LeftOut
 from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind, number_ids
 from gputrace.model.nvml import Nvml, merge_nvml
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A file of a run that could not be read, or only in part."""
-
-    path: str
-    problem: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.problem}"
+from gputrace.model.options import Window
 
 
 @dataclass(slots=True)
@@ -62,13 +53,6 @@ Progress = Callable[[int, int], None]
 """Callback with the rows read so far and the total; called from any thread."""
 
 FROM_THE_START: Final = -(1 << 62)
-
-
-class Window(NamedTuple):
-    """Half-open interval on the trace clock, in nanoseconds."""
-
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from gputrace.model.events import (
     concatenate,
 )
 from gputrace.model.names import bounded
-from gputrace.model.trace import Device, NoGpu, Process, Progress, Session, Trace, Window
+from gputrace.model.options import Window
+from gputrace.model.trace import Device, NoGpu, Process, Progress, Session, Trace
 from gputrace.readers.error_policy import drop_invalid_rows
 
 _DEFAULTS: Final[Mapping[str, int]] = dict.fromkeys(COLUMN_TYPES, UNKNOWN) | {"process": 0}

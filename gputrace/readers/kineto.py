@@ -28,7 +28,8 @@ from gputrace.model.events import (
     Mask,
     Memory,
 )
-from gputrace.model.trace import Device, NoGpu, Process, Progress, Session, Trace, Window
+from gputrace.model.options import Window
+from gputrace.model.trace import Device, NoGpu, Process, Progress, Session, Trace
 from gputrace.readers.chrome_json import BadJson, Document
 from gputrace.readers.error_policy import STOP, ErrorPolicy
 from gputrace.readers.gzip_io import Content

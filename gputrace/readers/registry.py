@@ -15,8 +15,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Final
 
-from gputrace.errors import InputError, PluginError
-from gputrace.model.trace import LeftOut, Trace
+from gputrace.errors import InputError, LeftOut, PluginError
+from gputrace.model.trace import Trace
 from gputrace.plugins import Plugin, call, expect, load, plugins, tell
 from gputrace.readers.error_policy import STOP, ErrorPolicy
 from gputrace.readers.gzip_io import peek

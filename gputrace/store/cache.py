@@ -1,9 +1,12 @@
-"""Cache of results computed from unchanged traces: Arrow IPC files in the user's cache folder.
+"""Cache of results computed from unchanged traces: files in the user's cache folder.
 
 An entry consists of a value in MessagePack and the columns in it. Its key covers the path, size and
 modification time of each file of a run, and the version of gputrace and its code, so that it never
 matches other files. A broken entry counts as missing. Columns are memory-mapped, not read: opening
-takes milliseconds.
+takes milliseconds, and one without columns does not import numpy.
+
+A file has the length of its head (8 bytes, little-endian); the head, in MessagePack: the value, and
+type, offset and bytes of each column; and the columns, at multiples of 64 bytes.
 """
 
 from __future__ import annotations
@@ -15,20 +18,23 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from threading import Thread
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gputrace.model.events import Events
 from gputrace.plugins import plugins
 from gputrace.store import cache_folder
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MOST_BYTES: Final = 4 << 30
 """Maximum total size of the entries; the least recently used are removed first."""
 _LARGEST: Final = MOST_BYTES // 2
 """Maximum bytes of an entry; larger ones are not cached."""
-_SUFFIX: Final = ".arrow"
+_SUFFIX: Final = ".entry"
+_LENGTH: Final = 8
+"""Bytes of the length of a file's head."""
+_ALIGNED: Final = 64
+"""Bytes to a multiple of which columns begin."""
 _LEVELS: Final = 2
 """Folder levels to inspect: a folder of traces, some of which are folders of tables."""
 
@@ -188,41 +194,55 @@ def _make_room(where: Path, size: int) -> None:
 
 
 def _write(path: Path, entry: Kept) -> None:
-    """Write a batch of one row for the text and for each column: its type and bytes."""
-    import pyarrow as pa
+    import msgspec
+    import numpy as np
 
-    def cell(data: bytes | NDArray[np.uint8]) -> Any:
-        # pa.array would import pandas where that is installed: a quarter of a second.
-        content = pa.py_buffer(data)
-        ends = pa.py_buffer(np.array([0, content.size], np.int64))
-        return pa.LargeBinaryArray.from_buffers(pa.large_binary(), 1, [None, ends, content])
-
-    schema = pa.schema({"type": pa.large_binary(), "data": pa.large_binary()})
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-        for column in (np.frombuffer(entry.text, np.uint8), *entry.columns):
-            data = np.ascontiguousarray(column)
-            cells = [cell(data.dtype.str.encode()), cell(data.view(np.uint8))]
-            writer.write_batch(pa.record_batch(cells, schema=schema))
+    columns = [np.ascontiguousarray(column) for column in entry.columns]
+    table, end = [], 0
+    for column in columns:
+        table.append((column.dtype.str, end, column.nbytes))
+        end += _padded(column.nbytes)
+    head = msgspec.msgpack.encode((entry.text, table))
+    with path.open("wb") as file:
+        file.write(len(head).to_bytes(_LENGTH, "little") + head)
+        for column, (_, begin, _) in zip(columns, table, strict=True):
+            file.seek(_padded(_LENGTH + len(head)) + begin)
+            file.write(column.data)
 
 
 def _read(path: Path) -> Kept:
-    import pyarrow as pa
+    import msgspec
 
-    file = pa.ipc.open_file(pa.memory_map(str(path)))
+    # Opened once: another process may replace it meanwhile.
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH), "little")
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(length) if length <= size else b""
+        kind = tuple[bytes, list[tuple[str, int, int]]]
+        text, table = msgspec.msgpack.decode(head, type=kind)
+        if not table:
+            return Kept(text, ())
+        import numpy as np
+
+        mapped = np.asarray(np.memmap(file, np.uint8, "r", _padded(_LENGTH + length)))
     columns = []
-    for batch in map(file.get_batch, range(file.num_record_batches)):
-        batch.validate()
-        type_, data = (column[0] for column in batch.columns)
-        column = np.frombuffer(data.as_buffer(), np.uint8).view(type_.as_py().decode())
-        if column.dtype.kind not in "iufb":
-            raise ValueError(f"a column of {column.dtype}")
-        columns.append(column)
-    return Kept(columns[0].tobytes(), columns[1:])
+    for type_, begin, size in table:
+        if np.dtype(type_).kind not in "iufb" or not 0 <= begin <= begin + size <= len(mapped):
+            raise ValueError(f"a column of {type_} at {begin}")
+        columns.append(mapped[begin : begin + size].view(type_))
+    return Kept(text, columns)
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
 
 
 def dump_columns(value: object) -> Kept:
     """Encode a result; equal columns that are one object are kept once."""
     import msgspec
+    import numpy as np
+
+    from gputrace.model.events import Events
 
     columns: list[NDArray[Any]] = []
     positions: dict[int, int] = {}
@@ -245,6 +265,8 @@ def load_columns(entry: Kept, kind: type[_Value]) -> _Value | None:
     import msgspec
 
     def decode(type_: Any, part: Any) -> Any:
+        from gputrace.model.events import Events
+
         if type_ is Events:
             return Events({name: entry.columns[position] for name, position in part.items()})
         return entry.columns[part]

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from gputrace.errors import InputError
 from gputrace.model.events import GPU_KINDS, UNKNOWN, Column, Events, Kind, concatenate, number_ids
 from gputrace.model.nvml import Nvml, merge_nvml
-from gputrace.model.trace import Device, Process, Progress, Quality, Session, Trace, Window
+from gputrace.model.options import Window
+from gputrace.model.trace import Device, Process, Progress, Quality, Session, Trace
 from gputrace.units import format_ranges
 
 _Span = tuple[int, int] | None

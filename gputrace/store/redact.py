@@ -18,7 +18,8 @@ import numpy as np
 
 from gputrace.model.events import Column, Events, Kind
 from gputrace.model.nvml import Nvml
-from gputrace.model.trace import Device, NoGpu, Progress, Session, Trace, Window
+from gputrace.model.options import Window
+from gputrace.model.trace import Device, NoGpu, Progress, Session, Trace
 from gputrace.store.sqlite_reader import Database, SqliteTrace, quote_identifier
 
 REDACTED: Final = "redacted: names of hosts, users, paths and programs are replaced"

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gputrace.errors import UsageError
-from gputrace.model.trace import Progress, Trace, Window
+from gputrace.model.options import Window
+from gputrace.model.trace import Progress, Trace
 from gputrace.store import sqlite_security
 from gputrace.store.merge import MergedTrace
 from gputrace.store.sqlite_reader import (

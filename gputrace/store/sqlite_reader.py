@@ -37,7 +37,8 @@ from numpy.typing import NDArray
 
 from gputrace.errors import InputError
 from gputrace.model.events import Events, Kind, concatenate
-from gputrace.model.trace import Progress, Trace, Window
+from gputrace.model.options import Window
+from gputrace.model.trace import Progress, Trace
 from gputrace.store import sqlite_security
 
 MAGIC: Final = b"SQLite format 3\0"

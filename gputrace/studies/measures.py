@@ -12,10 +12,11 @@ import numpy as np
 from msgspec import convert
 
 from gputrace.analyzers.compare.runs import Loop, measure_loop, measured_steps, working_gpus
-from gputrace.analyzers.pipeline import Options, analyze
+from gputrace.analyzers.pipeline import analyze
 from gputrace.errors import GputraceError
 from gputrace.model.events import Kind
 from gputrace.model.intervals import union
+from gputrace.model.options import Options
 from gputrace.model.results import Analysis
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.model.trace import Progress, Trace

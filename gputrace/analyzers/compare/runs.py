@@ -11,10 +11,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.operations import GpuOperations, is_communication, read_operations
-from gputrace.analyzers.pipeline import Options, analyze
+from gputrace.analyzers.kernel_names import is_communication
+from gputrace.analyzers.operations import GpuOperations, read_operations
+from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.steps import find_input_copies
 from gputrace.model.events import Kind
+from gputrace.model.options import Options
 from gputrace.model.results import Analysis, RecorderCost, Step
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
 from gputrace.model.trace import Progress, Trace

@@ -36,8 +36,9 @@ from gputrace.analyzers.steps.windows import (
 )
 from gputrace.model.events import Events, Kind, Mask, distinct_ids
 from gputrace.model.intervals import Intervals, Times
+from gputrace.model.options import Window
 from gputrace.model.results import RecorderCost
-from gputrace.model.trace import FROM_THE_START, Trace, Window
+from gputrace.model.trace import FROM_THE_START, Trace
 
 
 @dataclass(frozen=True)

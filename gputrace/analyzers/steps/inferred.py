@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.analyzers.kernel_names import is_optimizer
 from gputrace.analyzers.operations import GpuOperations, OperationClass
 from gputrace.analyzers.steps.windows import Interlude, StepWindows
 from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.intervals import Times
-from gputrace.model.trace import Trace, Window
+from gputrace.model.options import Window
+from gputrace.model.trace import Trace
 
 _LEAST_STEPS: Final = 3
 _LEAST_KERNELS: Final = 5
@@ -203,19 +205,6 @@ def window_starts(operations: GpuOperations, first: Rows) -> Times:
 
 Rows = NDArray[np.intp]
 
-_OPTIMIZER: Final = re.compile(
-    r"multi_tensor_apply|foreach|fused_?optim|optimizer"
-    r"|ada(m|grad|delta|max|factor)|(?<![a-z])r?rmsprop|(?<![a-z])lamb(?![a-z])"
-    r"|(?<![a-z])lars(?![a-z])|(?<![a-z])lion(?![a-z])|(?<![a-z])sgd"
-    r"|apply_?(gradient|momentum)|momentum_?(sgd|update)",
-    re.IGNORECASE,
-)
-"""Kernels of optimizers: PyTorch's foreach and fused ones, apex, DeepSpeed, TensorFlow's
-Apply…, MXNet's …_update, Chainer's."""
-
-_NOT_OPTIMIZER: Final = re.compile(r"CopyFunctor|ZeroFunctor|LpNorm|_copy_|zero_")
-"""Optimizer-like kernels that end no step: gathering shards, zeroing gradients, their norm."""
-
 _BACKWARD: Final = re.compile(r"backward|bwd|(?<![a-z])grad|wgrad|dgrad|Grad", re.IGNORECASE)
 
 _LEAST_INPUT_BYTES: Final = 1024
@@ -246,7 +235,7 @@ class Bursts:
 
 def find_bursts(trace: Trace, operations: GpuOperations) -> Bursts | None:
     """The optimizer's runs on this GPU; None where its kernels cannot be told by name."""
-    rows = _kernels_named(trace, operations, _OPTIMIZER, _NOT_OPTIMIZER)
+    rows = _kernels_named(trace, operations, is_optimizer)
     if len(rows) < 3:
         return None
     between = np.diff(rows)
@@ -255,11 +244,6 @@ def find_bursts(trace: Trace, operations: GpuOperations) -> Bursts | None:
         np.concatenate([rows[:1], rows[cut + 1]]), np.concatenate([rows[cut], rows[-1:]])
     )
     return _one_a_batch(bursts, inputs_alone(operations).starts)
-
-
-def is_optimizer(kernel: str) -> bool:
-    """Return whether a kernel is an optimizer's, by its name."""
-    return bool(_OPTIMIZER.search(kernel) and not _NOT_OPTIMIZER.search(kernel))
 
 
 def _one_a_batch(bursts: Bursts, inputs: Rows) -> Bursts:
@@ -278,21 +262,16 @@ def may_train(trace: Trace, operations: GpuOperations) -> bool:
     """Return whether kernels of a backward pass ran, by name, or graphs that may hold some."""
     if (operations.events.kind == Kind.GRAPH).any():
         return True
-    return len(_kernels_named(trace, operations, _BACKWARD)) > 0
+    return len(_kernels_named(trace, operations, _BACKWARD.search)) > 0
 
 
 def _kernels_named(
-    trace: Trace,
-    operations: GpuOperations,
-    pattern: re.Pattern[str],
-    but: re.Pattern[str] | None = None,
+    trace: Trace, operations: GpuOperations, matches: Callable[[str], object]
 ) -> Rows:
     kernels = operations.events.kind == Kind.KERNEL
     names = operations.events.name
     text = trace.names(distinct_ids(names[kernels]))
-    wanted = [
-        id for id, name in text.items() if pattern.search(name) and not (but and but.search(name))
-    ]
+    wanted = [id for id, name in text.items() if matches(name)]
     return np.flatnonzero(kernels & np.isin(names, wanted))
 
 

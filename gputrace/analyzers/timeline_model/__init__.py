@@ -28,9 +28,10 @@ from gputrace.analyzers.timeline_model.cells import (
 )
 from gputrace.model.events import distinct_ids
 from gputrace.model.intervals import EMPTY, Times
+from gputrace.model.options import Window
 from gputrace.model.results import Analysis
 from gputrace.model.time_class import IDLE_CAUSES
-from gputrace.model.trace import Process, Trace, Window
+from gputrace.model.trace import Process, Trace
 
 _NO_STEPS: Final = FoundSteps({}, 0)
 

@@ -28,8 +28,8 @@ from numpy.typing import ArrayLike, NDArray
 from gputrace.analyzers.lanes import Lane, Timeline
 from gputrace.model.intervals import EMPTY, Intervals, Times, union
 from gputrace.model.nvml import Card, Nvml
+from gputrace.model.options import Window
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
-from gputrace.model.trace import Window
 
 EIGHTHS: Final = 8
 """Number of parts into which a character's height is divided."""

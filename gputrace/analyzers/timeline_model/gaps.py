@@ -17,9 +17,10 @@ from gputrace.analyzers.python_samples import read_python_lines
 from gputrace.analyzers.timeline_model import NO_STEP, Scene, SceneLane, index_in
 from gputrace.model.events import Events, Kind
 from gputrace.model.intervals import union
+from gputrace.model.options import Window
 from gputrace.model.results import Analysis, Finding, Gap
 from gputrace.model.time_class import BY_ID, IDLE_CAUSES
-from gputrace.model.trace import Trace, Window
+from gputrace.model.trace import Trace
 
 _HOST_KINDS: Final = (
     Kind.DATA_WAIT,

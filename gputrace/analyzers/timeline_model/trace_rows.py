@@ -17,7 +17,8 @@ from gputrace.analyzers.timeline_model import Scene, SceneLane, busy_lane, index
 from gputrace.analyzers.timeline_model.cells import Layers
 from gputrace.model.events import GPU_KINDS, Events, Kind
 from gputrace.model.intervals import EMPTY, Intervals, merge_touching, union
-from gputrace.model.trace import Progress, Trace, Window
+from gputrace.model.options import Window
+from gputrace.model.trace import Progress, Trace
 
 _ON_GPU: Final = (
     "start", "end", "kind", "name", "process", "device", "gpu", "stream", "correlation", "bytes"

@@ -18,8 +18,8 @@ from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import GPU_KINDS, Events
 from gputrace.model.intervals import Intervals, Times
+from gputrace.model.options import Window
 from gputrace.model.results import Step
-from gputrace.model.trace import Window
 
 MOST_ITEMS: Final = 40_000
 """Maximum number of replayed GPU operations; so many take some 5 to 40 ms."""

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from gputrace.errors import UsageError
+from gputrace.model.options import Window
 from gputrace.model.results import Analysis
-from gputrace.model.trace import Progress, Trace, Window
+from gputrace.model.trace import Progress, Trace
 from gputrace.store.redact import redaction_for
 from gputrace.store.slice import slice_trace
 from gputrace.store.sqlite_reader import SqliteTrace

@@ -6,10 +6,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from os import PathLike
+from pathlib import Path
 from types import ModuleType
 
 from gputrace.errors import MissingError
+from gputrace.report.output_file import check_target, unfinished_file
 
 
 def load(name: str) -> ModuleType:
@@ -20,3 +24,16 @@ def load(name: str) -> ModuleType:
         if (error.name or "").partition(".")[0] not in ("bokeh", "jinja2", "tornado"):
             raise
         raise MissingError("a page needs bokeh; install it with `pip install bokeh`") from None
+
+
+def write_page(
+    target: str | PathLike[str],
+    inputs: Sequence[Path],
+    force: bool,
+    render: Callable[[ModuleType], str],
+) -> None:
+    """Write what ``render`` makes with the module of pages, once the target is known to be free."""
+    path = check_target(Path(target), inputs, force)
+    text = render(load("page"))
+    with unfinished_file(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")

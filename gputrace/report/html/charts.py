@@ -12,9 +12,9 @@ from bokeh.plotting import figure
 
 from gputrace.analyzers.timeline_model.cells import RUN_CLASSES
 from gputrace.model.intervals import union
+from gputrace.model.options import Window
 from gputrace.model.results import Analysis, Curve, Utilization
 from gputrace.model.time_class import CLASSES
-from gputrace.model.trace import Window
 from gputrace.report.palette import LOOKS, NOTHING
 from gputrace.report.tables import CLASS_NAMES, gpu_label
 from gputrace.sanitize import clean

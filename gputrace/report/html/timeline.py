@@ -17,7 +17,7 @@ from bokeh.plotting import figure
 from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.kernel_names import short_name
 from gputrace.analyzers.operations import GpuOperations, classify
-from gputrace.analyzers.pipeline import Options, analyze
+from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.timeline_model import Scene, SceneLane, full_scene
 from gputrace.analyzers.timeline_model.cells import Runs, Tiled, reduce, tile
 from gputrace.analyzers.timeline_model.gaps import WorstGap, worst_gaps
@@ -25,8 +25,9 @@ from gputrace.analyzers.timeline_model.trace_rows import HOST_TRACKS, TrackRow, 
 from gputrace.errors import InputError
 from gputrace.model.events import Kind
 from gputrace.model.intervals import Intervals
+from gputrace.model.options import Options, Window
 from gputrace.model.results import Analysis
-from gputrace.model.trace import Progress, Trace, Window
+from gputrace.model.trace import Progress, Trace
 from gputrace.report.html.charts import (
     GROUND,
     PHASES,

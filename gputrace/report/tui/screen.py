@@ -25,11 +25,12 @@ from textual.widgets import Input, Static
 
 from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.pipeline import Options, analyze
+from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.timeline_model import GapFilter, Scene, first_scene, full_scene
 from gputrace.analyzers.timeline_model.gaps import Launch, find_issuer
+from gputrace.model.options import Options, Window
 from gputrace.model.time_class import IDLE_CAUSES
-from gputrace.model.trace import Trace, Window
+from gputrace.model.trace import Trace
 from gputrace.report.palette import Palette
 from gputrace.sanitize import clean
 from gputrace.store.cache import ResultCache
