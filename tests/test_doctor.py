@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -9,6 +10,7 @@ import pytest
 
 from gputrace.collectors.doctor import container, how_to_get_gpus, missing_capabilities
 from tests.command import Ran, gputrace, python
+from tests.native.build import Machine
 from tests.packages import install
 from tests.test_nvml import build
 
@@ -97,6 +99,14 @@ def test_nvprof_is_for_cards_below_8_0(
 
 def test_nvprof_goes_unsaid_where_there_is_none_and_no_need(library: Path, tmp_path: Path) -> None:
     assert "nvprof" not in examine(with_cards(library, tmp_path, "gpus 1\n")).out
+
+
+def test_each_libcupti_has_its_version(machine: Machine, tmp_path: Path) -> None:
+    broken = tmp_path / "libcupti.so.13"
+    broken.write_text("no library")
+    for library, version in ((machine.folder / "libcupti.so.13", "13.0.0"), (broken, "cannot be")):
+        found = line(examine({"GPUTRACE_CUPTI": str(library)}), "libcupti")
+        assert re.search(rf"{version}[^,]* \({re.escape(str(library))}\)", found)
 
 
 def test_an_nsys_that_cannot_be_run_is_a_note(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -120,14 +121,35 @@ def _collector() -> Iterator[Check]:
     if named := os.environ.get("GPUTRACE_CUPTI"):
         cupti.add(str(Path(named)))
     if cupti:
-        more = f" and {len(cupti) - 1} more" if len(cupti) > 1 else ""
-        yield Check("libcupti", "ok", f"{max(cupti)}{more}")
+        files = {Path(path).resolve(): path for path in sorted(cupti)}
+        found = ", ".join(f"{_cupti_version(path)} ({path})" for path in files.values())
+        yield Check("libcupti", "ok", found, "a program takes that beside its CUDA runtime first")
     else:
         advice = "PyTorch and JAX bring their own; else pip install 'gputrace[cuda13]', or cuda12"
         yield Check("libcupti", "note", "none in this Python or the usual places", advice)
     if other := os.environ.get("CUDA_INJECTION64_PATH"):
         advice = "unset it to record: CUDA has room for one recorder"
         yield Check("CUDA_INJECTION64_PATH", "note", other, advice)
+
+
+def _cupti_version(path: str) -> str:
+    """Ask a libcupti for its version, in a process that it may end."""
+    program = """
+import ctypes, sys
+version = ctypes.c_uint32()
+ctypes.CDLL(sys.argv[1]).cuptiGetVersion(ctypes.byref(version))
+print(version.value)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program, path], capture_output=True, text=True, check=False
+    )
+    if ran.returncode or not ran.stdout.strip().isdecimal():
+        return "cannot be loaded"
+    number = int(ran.stdout)
+    if number < 10_000:
+        return f"API version {number}"
+    major, rest = divmod(number, 10_000)
+    return f"{major}.{rest // 100}.{rest % 100}"
 
 
 def _nsys() -> Iterator[Check]:
