@@ -95,7 +95,8 @@ def test_a_file_that_we_may_not_read(guarded: Path) -> None:
     become_nobody = f"os.getuid() or os.setuid({NOBODY})"
     program = f"""
         import os, sys
-        import gputrace.api, gputrace.cli.analyze
+        import gputrace.api, gputrace.analyzers.pipeline
+        import gputrace.cli.analyze, gputrace.readers.open
         {become_nobody}
         sys.exit(gputrace.cli.run(["analyze", sys.argv[1]]))
     """

@@ -94,17 +94,18 @@ def entries() -> list[bytes]:
 def mutate_kept(rng: Random, data: bytes) -> bytes:
     """Another text, or other bytes."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "entry")
+        path, changed = Path(folder, "entry"), Path(folder, "changed")
         path.write_bytes(data)
         try:
             kept = cache._read(path)
             value = msgspec.json.encode(msgspec.msgpack.decode(kept.text))
             text = trees.mutate_json(rng, value)
             packed = msgspec.msgpack.encode(msgspec.json.decode(text))
-            cache._write(path, cache.Kept(packed, kept.columns))
+            # To another file: the columns are mapped from the first.
+            cache._write(changed, cache.Kept(packed, kept.columns))
         except Exception:
             return raw.mutate(rng, data)
-        return raw.mutate(rng, data) if rng.random() < 0.3 else path.read_bytes()
+        return raw.mutate(rng, data) if rng.random() < 0.3 else changed.read_bytes()
 
 
 def give_kept(path: Path, depth: int, place: Place) -> str:
