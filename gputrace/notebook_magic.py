@@ -54,7 +54,7 @@ def record_cell(shell: Any, inside: Inside | None, line: str, cell: str) -> None
     """Run and record a cell, and show its report, even if the cell fails."""
     __tracebackhide__ = True
     if inside is None:
-        _tell("not recorded by itself: all of this notebook is, by the `gputrace record` around it")
+        _log("not recorded by itself: all of this notebook is, by the `gputrace record` around it")
         run(shell, compile_cell(shell, cell))
         return
     try:
@@ -142,24 +142,24 @@ def _show_as(error: Exception, lines: Callable[[], list[str]]) -> None:
 def _report(shell: Any, inside: Inside, asked: Asked) -> None:
     """Show the report of the cell, or a line that says why there is none."""
     if inside.obstacle is not None and asked.backend != "host":
-        _tell(f"{inside.obstacle}; {_HOST_ONLY}")
+        _log(f"{inside.obstacle}; {_HOST_ONLY}")
     if inside.notice:
-        _tell(inside.notice)
+        _log(inside.notice)
     try:
         with TemporaryDirectory(prefix="gputrace-") as folder:
             trace = asked.output or Path(folder) / "cell.sqlite"
             merged = inside.save(trace)
             for note in merged.notes:
-                _tell(note)
+                _log(note)
             with open_trace(trace) as opened:
                 report = opened.analyze(gaps=asked.gaps)
         data = {"text/plain": str(report), "text/html": report._repr_html_()}
         shell.display_pub.publish(data=data, metadata={})
     except InputError as error:
-        _tell(f"nothing to report of this cell: {error.problem}")
+        _log(f"nothing to report of this cell: {error.problem}")
     except (GputraceError, OSError) as error:
-        _tell(f"no report of this cell: {error}")
+        _log(f"no report of this cell: {error}")
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     sys.stderr.write(f"gputrace: {message(line)}\n")

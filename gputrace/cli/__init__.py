@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from gputrace.cli.console import tell
+from gputrace.cli.console import log
 from gputrace.errors import ExitCode, GputraceError
 from gputrace.version import __version__
 
@@ -203,7 +203,7 @@ def run(arguments: list[str] | None = None) -> int:
         problem = _explain(error)
         if problem is None:
             raise
-        tell(problem[0])
+        log(problem[0])
         return problem[1]
 
 

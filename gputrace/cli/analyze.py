@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from gputrace.cli import options
-from gputrace.cli.console import progress_bar, reading, tell
+from gputrace.cli.console import log, progress_bar, reading
 from gputrace.errors import ExitCode, UsageError
 
 _SUFFIXES: Final = {"perfetto": ".perfetto.json.gz", "parquet": ".parquet", "csv": ".csv"}
@@ -62,7 +62,7 @@ def analyze(
         ) as opened,
     ):
         report = opened.analyze(steps=steps, time=time, gaps=gaps, progress=progress)
-        code = options.tell_left_out(opened)
+        code = options.log_left_out(opened)
     options.show(report, form)
     return code
 
@@ -150,7 +150,7 @@ def report(
 
         check_target(target, traces, force)
         _compared(traces, labels, part["steps"], batch, global_batch).save(target, force=force)
-        tell(f"wrote {target}")
+        log(f"wrote {target}")
         return ExitCode.DONE
     if labels or batch or global_batch:
         raise UsageError("--label, --batch and --global-batch compare runs: give --compare, too")
@@ -164,11 +164,11 @@ def report(
                 material = opened.material(**part, progress=progress)
             else:
                 opened.report(target, **part, force=force, progress=progress)
-        code = options.tell_left_out(opened)
+        code = options.log_left_out(opened)
     if show is not None:
-        show(material, port, lambda at: tell(f"the page is at {at}"))
+        show(material, port, lambda at: log(f"the page is at {at}"))
     else:
-        tell(f"wrote {target}")
+        log(f"wrote {target}")
     return code
 
 
@@ -209,6 +209,6 @@ def export(
         progress_bar(f"exporting {_named(traces)}") as progress,
     ):
         opened.export(form, target, time=time, redact=redact, force=force, progress=progress)
-        code = options.tell_left_out(opened)
-    tell(f"wrote {target}")
+        code = options.log_left_out(opened)
+    log(f"wrote {target}")
     return code

@@ -16,7 +16,7 @@ import numpy as np
 
 from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.timeline_model.cells import CURVES, make_curve
-from gputrace.cli.console import tell
+from gputrace.cli.console import log
 from gputrace.collectors.launch.pty_session import PtySession
 from gputrace.collectors.live import Following, RankSteps
 from gputrace.collectors.nvml.log import NvmlLog
@@ -156,7 +156,7 @@ def record_live(prepared: Prepared, terminal: int, record: Callable[[], int]) ->
         if line:
             # The terminal may be gone; the exit code is still the program's.
             with suppress(OSError):
-                tell(line)
+                log(line)
     return aside.code if aside.code is not None else ExitCode.RECORDING_FAILED
 
 

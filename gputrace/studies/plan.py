@@ -200,8 +200,8 @@ class Planned:
     recorded: bool
 
     @property
-    def place(self) -> tuple[str, int, bool]:
-        """Return the key of the run, equal to `Run.place`."""
+    def key(self) -> tuple[str, int, bool]:
+        """Return the key of the run, equal to `Run.key`."""
         return self.configuration.key, self.repeat, self.recorded
 
     @property
