@@ -71,11 +71,12 @@ def _under_way(traces: tuple[Path, ...]) -> Path | None:
     """
     if len(traces) != 1:
         return None
-    from gputrace.collectors.live import Following, is_recordings
+    from gputrace.collectors.job_tasks import is_ours
+    from gputrace.collectors.live import Following
 
     trace = traces[0]
     folder = trace if trace.is_dir() else trace.with_name(f"{trace.name}.spool")
-    if (trace.exists() and folder != trace) or not is_recordings(folder):
+    if (trace.exists() and folder != trace) or not is_ours(folder):
         return None
     if not Following(folder).is_under_way:
         raise UsageError(

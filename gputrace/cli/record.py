@@ -19,7 +19,7 @@ from gputrace.errors import ExitCode, GputraceError, InputError, MissingError, U
 from gputrace.units import format_bytes, format_count, format_ns, parse_duration
 
 if TYPE_CHECKING:
-    from gputrace.collectors.backend import Every, Merged, Plan
+    from gputrace.collectors.backend import Merged, Plan, RepeatedWindow
     from gputrace.collectors.limits import Limits, Size
     from gputrace.collectors.session import Prepared
 
@@ -322,18 +322,18 @@ def _steps(text: str) -> tuple[int, int]:
     return int(first), int(end)
 
 
-def _every(text: str) -> Every:
+def _every(text: str) -> RepeatedWindow:
     """Parse ``1000:10`` (steps) or ``10min:5s`` (times)."""
-    from gputrace.collectors.backend import Every
+    from gputrace.collectors.backend import RepeatedWindow
 
     parts = (distance, _, length) = text.partition(":")
     if distance.isdecimal() and length.isdecimal():
-        every = Every(int(distance), int(length), in_steps=True)
+        every = RepeatedWindow(int(distance), int(length), in_steps=True)
     else:
         try:
             if not all(part.strip()[-1:].isalpha() for part in parts[::2]):
                 raise ValueError
-            every = Every(parse_duration(distance), parse_duration(length), in_steps=False)
+            every = RepeatedWindow(parse_duration(distance), parse_duration(length), in_steps=False)
         except ValueError:
             steps = "steps, as 1000:10 (10 of each 1,000)"
             raise UsageError(f"--every {text}: write {steps}, or times, as 10min:5s") from None

@@ -12,7 +12,7 @@ from gputrace.collectors.limits import NONE, Limits
 
 
 @dataclass(frozen=True, slots=True)
-class Every:
+class RepeatedWindow:
     """Repeated windows of a length at a distance, in steps or in nanoseconds."""
 
     distance: int
@@ -39,7 +39,7 @@ class Plan:
     nvml: bool = True
     python: bool = False
     """Sample the lines that Python programs are at."""
-    every: Every | None = None
+    every: RepeatedWindow | None = None
     limits: Limits = NONE
     api: str = "all"
     """CUDA calls to record: ``all``, ``none``, or ``auto``: where there are too many, of some

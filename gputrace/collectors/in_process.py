@@ -31,7 +31,7 @@ _LATE: Final = (
 _NO_DRIVER: Final = "there is no NVIDIA driver on this machine"
 
 
-class Inside:
+class ProcessRecorder:
     """Recorder of this process from each `begin` to the following `end`.
 
     Attributes:
@@ -61,7 +61,7 @@ class Inside:
             self._steps: Any = import_module("_gputrace_hooks.steps")
         finally:
             sys.path.remove(str(HOOKS))
-        marks.look_again()
+        marks.reload_hooks()
         self._forget()
 
     def begin(self, gpu: bool) -> None:

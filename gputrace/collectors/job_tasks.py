@@ -195,12 +195,17 @@ def began(folder: Path) -> float:
         return time.time()
 
 
+def is_ours(folder: Path) -> bool:
+    """Return True if a recorder made the folder."""
+    paths = [folder / _TEAM, *(p for end in _LEFT for p in folder.glob(f"*.{end}"))]
+    return any(path.is_file() for path in paths)
+
+
 def assert_ours(folder: Path) -> None:
     """Raise InputError if no recorder made the folder, which must not be removed then."""
     if not folder.is_dir():
         raise InputError(folder, "no such folder of a recording")
-    ours = [folder / _TEAM, *(p for end in _LEFT for p in folder.glob(f"*.{end}"))]
-    if not any(path.is_file() for path in ours):
+    if not is_ours(folder):
         raise InputError(folder, "not the NAME.spool of a recording")
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gputrace.collectors.finalize import DOMAIN_CREATED as DOMAIN
 from gputrace.collectors.finalize import LEAD_NS, rank_of, write_all, write_host, write_logs
-from gputrace.collectors.job_tasks import assert_ours, began, holds_lock, read_meta
+from gputrace.collectors.job_tasks import began, holds_lock, read_meta
 from gputrace.collectors.launch import orphans_of
 from gputrace.collectors.limits import bytes_in
 from gputrace.collectors.nvml.log import NvmlLines, NvmlLog
@@ -321,15 +321,6 @@ class Following:
             for host in hosts:
                 write_host(writer, host, start)
             write_logs(writer, logs, start)
-
-
-def is_recordings(folder: Path) -> bool:
-    """Return True if a recorder made the folder."""
-    try:
-        assert_ours(folder)
-    except InputError:
-        return False
-    return True
 
 
 def _issued(spool: Spool) -> int | None:

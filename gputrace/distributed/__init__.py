@@ -27,7 +27,7 @@ from gputrace.analyzers.gpu_shards import PerGpu, Shard, ShardTask
 from gputrace.analyzers.host_calls import CudaApiCalls, read_calls
 from gputrace.analyzers.operations import Gpu, group_gpus
 from gputrace.distributed import worker
-from gputrace.distributed.worker import Batch, Census, File, Placing, Reply, Request
+from gputrace.distributed.worker import Batch, Census, File, Reply, Request, RunNumbering
 from gputrace.errors import GputraceError, InputError, MissingError, UsageError
 from gputrace.model.events import Column, Events, Kind, concatenate
 from gputrace.model.nvml import Nvml
@@ -363,25 +363,27 @@ def spread(trace: Trace) -> PerGpu | None:
         counted: list[Census] = gpus.in_each_place(worker.RemoteShard.count, changes=True)
         if isinstance(trace, MergedTrace):
             trace.check_spans([census.span for census in counted])
-        placings = [_placing(trace, remote[n], n, census) for n, census in enumerate(counted)]
+        numberings = [_numbering(trace, remote[n], n, census) for n, census in enumerate(counted)]
         work: dict[tuple[int, int], int] = {}
         file_of: dict[frozenset[tuple[int, int]], int] = {}
-        for number, (placing, census) in enumerate(zip(placings, counted, strict=True)):
-            work |= {placing.pair(pair): count for pair, count in census.work.items()}
+        for number, (numbering, census) in enumerate(zip(numberings, counted, strict=True)):
+            work |= {numbering.pair(pair): count for pair, count in census.work.items()}
             # Pairs of each GPU, as far as the file alone shows.
-            file_of |= {frozenset(map(placing.pair, gpu)): number for gpu in census.together}
+            file_of |= {frozenset(map(numbering.pair, gpu)): number for gpu in census.together}
         by_file = _by_file(group_gpus(trace, dict(sorted(work.items()))), file_of, len(remote))
         if by_file is None:
             return None
         whole = [
-            replace(each, gpus=tuple(part)) for each, part in zip(placings, by_file, strict=True)
+            replace(each, gpus=tuple(part)) for each, part in zip(numberings, by_file, strict=True)
         ]
-        gpus.take(gpus.in_places(worker.RemoteShard.renumber, [(placing,) for placing in whole]))
+        gpus.take(
+            gpus.in_places(worker.RemoteShard.renumber, [(numbering,) for numbering in whole])
+        )
         undone.pop_all()
     return gpus
 
 
-def _placing(trace: Trace, remote: RemoteTrace, number: int, census: Census) -> Placing:
+def _numbering(trace: Trace, remote: RemoteTrace, number: int, census: Census) -> RunNumbering:
     """Return the mapping of a file, without its GPUs."""
     remote.learn(census.devices, census.texts)
     processes: Sequence[int] = range(len(remote.processes))
@@ -390,7 +392,7 @@ def _placing(trace: Trace, remote: RemoteTrace, number: int, census: Census) -> 
         shift, processes = trace.shifts[number], trace.processes_of(number)
         names = trace.number_names(number, census.names)
     by_process = dict(zip(remote.processes, processes, strict=True))
-    return Placing(by_process, census.names, names, shift)
+    return RunNumbering(by_process, census.names, names, shift)
 
 
 def _by_file(

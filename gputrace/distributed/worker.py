@@ -278,7 +278,7 @@ class Census:
 
 
 @dataclass(frozen=True)
-class Placing:
+class RunNumbering:
     """Mapping of a file, with its GPUs, to the numbering and the clock of the run."""
 
     processes: Mapping[Process, int]
@@ -323,32 +323,32 @@ class RemoteShard(Shard):
     def _pair(self, pair: tuple[int, int]) -> Pair:
         return self.trace.processes[pair[0]], pair[1]
 
-    def renumber(self, placing: Placing) -> list[GpuSummary]:
+    def renumber(self, numbering: RunNumbering) -> list[GpuSummary]:
         """Map the shard to the numbering and clock of the run."""
-        trace = PlacedTrace(self.trace, placing)
+        trace = RenumberedTrace(self.trace, numbering)
         self.trace = trace
-        gpu_of = {pair: gpu for gpu in placing.gpus for pair in gpu.pairs}
+        gpu_of = {pair: gpu for gpu in numbering.gpus for pair in gpu.pairs}
         return self.take(
-            trace.placed(operations, gpu_of[trace.pair(operations.gpu.pairs[0])])
+            trace.renumbered(operations, gpu_of[trace.pair(operations.gpu.pairs[0])])
             for operations in self.operations
         )
 
     def move(self, shifts: Mapping[int, int]) -> list[GpuSummary]:
-        assert isinstance(self.trace, PlacedTrace)
+        assert isinstance(self.trace, RenumberedTrace)
         self.trace.shift += next((shifts[operations.gpu.host] for operations in self.operations), 0)
         return super().move(shifts)
 
 
-class PlacedTrace(Trace):
+class RenumberedTrace(Trace):
     """Trace of a file in the numbering and on the clock of the run."""
 
-    def __init__(self, trace: Trace, placing: Placing) -> None:
+    def __init__(self, trace: Trace, numbering: RunNumbering) -> None:
         super().__init__(trace.path)
         self.source, self.quality, self.no_gpu = trace.source, trace.quality, trace.no_gpu
-        self.shift = placing.shift
-        self._trace, self._number_of = trace, placing.processes
+        self.shift = numbering.shift
+        self._trace, self._number_of = trace, numbering.processes
         self._numbers: dict[int, int] = dict(
-            zip(placing.ids.tolist(), placing.names.tolist(), strict=True)
+            zip(numbering.ids.tolist(), numbering.names.tolist(), strict=True)
         )
         self._ids = {number: id for id, number in self._numbers.items()}
 
@@ -356,7 +356,7 @@ class PlacedTrace(Trace):
         """Map a pair of the file to one with the run's process number."""
         return self._process(pair[0]), pair[1]
 
-    def placed(self, operations: GpuOperations, gpu: Gpu) -> GpuOperations:
+    def renumbered(self, operations: GpuOperations, gpu: Gpu) -> GpuOperations:
         """Map the operations of a GPU to the run."""
         events = self._translated(operations.events)
         windows = tuple(self.recorded(gpu.process))

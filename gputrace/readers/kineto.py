@@ -17,7 +17,7 @@ from msgspec import DecodeError, Raw, Struct, ValidationError, field, structs
 from msgspec.json import Decoder
 from numpy.typing import NDArray
 
-from gputrace.errors import UsageError
+from gputrace.errors import STOP, ErrorPolicy, UsageError
 from gputrace.model.events import (
     COLUMN_TYPES,
     GPU_KINDS,
@@ -31,7 +31,6 @@ from gputrace.model.events import (
 from gputrace.model.options import Window
 from gputrace.model.trace import Device, NoGpu, Process, Progress, Session, Trace
 from gputrace.readers.chrome_json import BadJson, Document
-from gputrace.readers.error_policy import STOP, ErrorPolicy
 from gputrace.readers.gzip_io import Content
 from gputrace.readers.in_memory import MemoryTrace, Names
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.errors import STOP, ErrorPolicy
 from gputrace.model.events import UNKNOWN, Column, Events, Kind, Mask, Memory
 from gputrace.model.trace import Device, NoGpu, Process, Session
 from gputrace.readers.chrome_json import (
@@ -22,7 +23,6 @@ from gputrace.readers.chrome_json import (
     read_events,
     read_names,
 )
-from gputrace.readers.error_policy import STOP, ErrorPolicy
 from gputrace.readers.in_memory import MemoryTrace, Names
 
 

@@ -15,9 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.errors import InputError
+from gputrace.errors import STOP, ErrorPolicy, InputError
 from gputrace.model.events import UNKNOWN
-from gputrace.readers.error_policy import STOP, ErrorPolicy
 from gputrace.readers.gzip_io import read_content
 from gputrace.readers.xla import Line, Recording, XlaTrace
 

@@ -359,7 +359,7 @@ _Models = Literal[
     "resnet20", "resnet44", "resnet110", "resnet50", "inception3", "densenet121", "alexnet"
 ]
 
-MADE: Final = ("png", "jpeg")
+GENERATED: Final = ("png", "jpeg")
 """Values of ``data`` for images that are generated for the study."""
 
 CORES: Final = "cores"

@@ -19,10 +19,11 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from gputrace.collectors.launch import orphans_of
 from gputrace.errors import ExitCode, UsageError
 from gputrace.studies.database import Database, Folder, Plan, Run, Settings, StudyRow
 from gputrace.studies.framework_environments import (
-    MADE,
+    GENERATED,
     Environments,
     Unavailable,
     check_names,
@@ -303,7 +304,7 @@ class _Attempt:
         """Return the folder of images for the run, generated if need be; None for other data."""
         settings = self._planned.configuration.settings
         form = settings.get("data")
-        if form not in MADE:
+        if form not in GENERATED:
             return None
         side, count = _SIDES.get(settings.get("model", ""), _SIDE), self._work.study.images
         folder = self._folder.images / f"{form}-{side}-{count}"
@@ -362,17 +363,10 @@ def _ask_to_end(process: subprocess.Popen[bytes], number: signal.Signals) -> Non
 
 def end_all(folder: Path) -> None:
     """Kill all remaining processes of runs in a folder of results."""
-    deadline = time.monotonic() + _GONE_S
-    wanted = os.fsencode(f"{_MARK}={folder}")
-    looks = 0
+    deadline, looks = time.monotonic() + _GONE_S, 0
     # Look twice: a process being started has no environment for a moment.
     while looks < _LOOKS and time.monotonic() < deadline:
-        left = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            # Skip processes that have ended or belong to other users.
-            with suppress(OSError):
-                if wanted in path.read_bytes().split(b"\0"):
-                    left.append(int(path.parent.name))
+        left = orphans_of(folder, _MARK)
         looks = 0 if left else looks + 1
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):

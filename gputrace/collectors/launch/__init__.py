@@ -123,7 +123,7 @@ _OF_THE_KERNEL: Final = 0x80
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
-class Came(NamedTuple):
+class ReceivedSignal(NamedTuple):
     """Received signal."""
 
     number: int
@@ -134,7 +134,7 @@ class Came(NamedTuple):
     """
 
 
-def wait_for(signals: Iterable[int], seconds: float) -> Came | None:
+def wait_for(signals: Iterable[int], seconds: float) -> ReceivedSignal | None:
     """Wait for one of some blocked signals; return None if none arrives in time.
 
     Replaces Python's sigtimedwait, which returns a signal that never came if the process is stopped
@@ -150,7 +150,7 @@ def wait_for(signals: Iterable[int], seconds: float) -> Came | None:
         span = (ctypes.c_long * 2)(int(left), int(left % 1 * 1e9))  # timespec
         number = _LIBC.sigtimedwait(wanted, info, span)
         if number > 0:
-            return Came(number, info[2] == _OF_THE_KERNEL)
+            return ReceivedSignal(number, info[2] == _OF_THE_KERNEL)
         problem = ctypes.get_errno()
         if problem == errno.EAGAIN:
             return None
@@ -158,8 +158,8 @@ def wait_for(signals: Iterable[int], seconds: float) -> Came | None:
             raise OSError(problem, os.strerror(problem))
 
 
-def orphans_of(folder: Path) -> list[int]:
-    """Return the pids of this user's processes that were started to write into a folder."""
+def orphans_of(folder: Path, variable: str = "GPUTRACE_DIR") -> list[int]:
+    """Return the pids of this user's processes with a variable that names the folder."""
     wanted = os.path.realpath(folder)
     pids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
@@ -167,7 +167,7 @@ def orphans_of(folder: Path) -> list[int]:
             variables = os.fsdecode(path.read_bytes()).split("\0")
         except OSError:
             continue
-        named = [v.partition("=")[2] for v in variables if v.startswith("GPUTRACE_DIR=")]
+        named = [v.partition("=")[2] for v in variables if v.startswith(f"{variable}=")]
         if any(os.path.realpath(name) == wanted for name in named):
             pids.append(int(path.parent.name))
     return sorted(pids)
