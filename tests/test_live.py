@@ -23,7 +23,7 @@ from gputrace.cli.record_live import RecordingFeed
 from gputrace.collectors import live
 from gputrace.collectors.finalize import DOMAIN_CREATED
 from gputrace.collectors.job_tasks import Team, holds_lock
-from gputrace.collectors.live import Following
+from gputrace.collectors.live import RecordingFollower
 from gputrace.collectors.spool import chunks
 from gputrace.collectors.spool.activity import read_spool
 from gputrace.collectors.spool.chunks import CHUNK, HEADER, Format
@@ -201,7 +201,7 @@ def test_however_busy_it_is_only_so_much_is_analyzed(
     machine: Machine, started: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(live, "MOST_RECORDS", 1000)
-    followed = Following(busy(machine, started, "storm 100 1 sleep 10 " * 25))
+    followed = RecordingFollower(busy(machine, started, "storm 100 1 sleep 10 " * 25))
     (path,) = list_until(followed.folder, "*.spool")
 
     def written() -> int:

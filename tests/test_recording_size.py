@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from gputrace.collectors.limits import Growth, Size
+from gputrace.collectors.limits import GrowthWatch, Size
 from tests import command
 
 SMALL: Final = """
@@ -43,7 +43,7 @@ sys.stderr.write(", and the rest\\n")
 def test_a_size_is_told_once_for_each_doubling(tmp_path: Path) -> None:
     told: list[Size] = []
     moments = iter(range(0, 10**12, 10**9))
-    growth = Growth(tmp_path, 1000, told.append, lambda: next(moments))
+    growth = GrowthWatch(tmp_path, 1000, told.append, lambda: next(moments))
     for held in (0, 999, 1000, 1500, 1999, 2000, 9000, 15999, 16000):
         with (tmp_path / "h.1.spool").open("w") as file:
             file.truncate(held)
@@ -57,8 +57,8 @@ def test_files_in_folders_count_and_a_folder_that_is_gone_is_nothing(tmp_path: P
     told: list[Size] = []
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "c").write_bytes(bytes(5_000_000))
-    Growth(tmp_path, 5_000_000, told.append).look()
-    Growth(tmp_path / "gone", 1, told.append).look()
+    GrowthWatch(tmp_path, 5_000_000, told.append).look()
+    GrowthWatch(tmp_path / "gone", 1, told.append).look()
     assert len(told) == 1
 
 

@@ -23,8 +23,8 @@ import pytest
 
 from gputrace.collectors.finalize import merge
 from gputrace.collectors.limits import Limits, ring
-from gputrace.collectors.session import Bounds, prune
-from gputrace.collectors.slow_steps import MOST, Pace, SlowSteps
+from gputrace.collectors.session import LimitWatch, prune
+from gputrace.collectors.slow_steps import MOST, SlowSteps, StepLengths
 from gputrace.collectors.spool.activity import Spool, join_spools, read_spool, windows_of
 from gputrace.collectors.spool.chunks import in_order, read_all
 from gputrace.collectors.spool.host_events import HostEvents, join_hosts, read_host_file
@@ -488,21 +488,21 @@ def test_what_ended_processes_left_is_no_longer_on_disk_than_it_is_to_be_kept(
     path = tmp_path / "h.4194400~000003.spool"
     path.touch()
     os.utime(path, ns=(time.time_ns() - age_s * SECOND,) * 2)
-    Bounds(tmp_path, ring(10 * SECOND, 0), print).look()
+    LimitWatch(tmp_path, ring(10 * SECOND, 0), print).look()
     assert path.exists() == stays
 
 
 def test_a_step_is_slow_beside_the_median_of_those_before_it() -> None:
-    pace, at = Pace(2.0), 10**9
+    lengths, at = StepLengths(2.0), 10**9
     for number in range(30):
         length = 1000 + number % 3
-        assert pace.take(2, number, at, at + length) is None
+        assert lengths.take(2, number, at, at + length) is None
         at += length
-    assert pace.take(1, 0, at, at + 10**6) is None, "an optimizer's step within a loop's is none"
-    slow = pace.take(2, 30, at, at + 2500)
+    assert lengths.take(1, 0, at, at + 10**6) is None, "an optimizer's step within a loop's is none"
+    slow = lengths.take(2, 30, at, at + 2500)
     assert slow is not None
     assert (slow.number, slow.length_ns, slow.usual_ns) == (30, 2500, 1001)
-    assert pace.take(2, 31, at, at + 2000) is None
+    assert lengths.take(2, 31, at, at + 2000) is None
 
 
 def test_after_a_slow_step_the_recorder_looks_away_for_as_long_as_the_ring_is(

@@ -15,7 +15,7 @@ import pytest
 import gputrace
 from gputrace.errors import GputraceError, InputError
 from gputrace.model.trace import Trace
-from gputrace.readers import decode_pool
+from gputrace.readers import decode_pool, registry
 from gputrace.readers.decode_pool import open_each
 from gputrace.readers.registry import open_trace
 from tests import command
@@ -51,13 +51,13 @@ def earlier() -> set[int]:
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is slow to decode its first file, so that others get their share."""
-    real, patience = decode_pool.open_here, [1.5, 0, 0]
+    real, patience = registry.try_open, [1.5, 0, 0]
 
-    def open_here(file: Path, *how: bool) -> Trace | GputraceError:
+    def try_open(file: Path, *how: bool) -> Trace | GputraceError:
         time.sleep(patience.pop(0) if patience else 0)
         return real(file, *how)
 
-    monkeypatch.setattr(decode_pool, "open_here", open_here)
+    monkeypatch.setattr(decode_pool, "try_open", try_open)
 
 
 @pytest.mark.parametrize("keep_going", [False, True])
@@ -87,8 +87,8 @@ def test_the_first_broken_file_is_the_one_that_is_told_of(
 
 DIES = (
     "import json, os, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from gputrace.readers import decode_pool as workers; real = workers.open_here; "
-    "workers.open_here = lambda file, *how: os.kill(os.getpid(), 9) if 'rank1' in str(file) "
+    "from gputrace.readers import decode_pool as workers; real = workers.try_open; "
+    "workers.try_open = lambda file, *how: os.kill(os.getpid(), 9) if 'rank1' in str(file) "
     "else real(file, *how); workers.serve()"
 )
 
@@ -120,7 +120,7 @@ def test_few_bytes_are_decoded_here(
         time.sleep(1)
         return open_trace(file)
 
-    monkeypatch.setattr(decode_pool, "open_here", slowly)
+    monkeypatch.setattr(decode_pool, "try_open", slowly)
     told = [str(found) for found in open_each(ranks) if isinstance(found, InputError)]
     assert len(told) == 1
     assert "died (exit status 1)" in told[0]
@@ -148,7 +148,7 @@ def slow(ranks: list[Path], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]
     script.write_text(
         "import sys\nfrom pathlib import Path\nfrom gputrace.readers import decode_pool\n"
         "import time\ndecode_pool._PROGRAM = Path(sys.argv[1]).read_text()\n"
-        "decode_pool.open_here = lambda file, *how: time.sleep(60)\n"
+        "decode_pool.try_open = lambda file, *how: time.sleep(60)\n"
         "list(decode_pool.open_each(list(map(Path, sys.argv[2:])), workers=3))\n"
     )
     with subprocess.Popen(

@@ -72,13 +72,13 @@ def _under_way(traces: tuple[Path, ...]) -> Path | None:
     if len(traces) != 1:
         return None
     from gputrace.collectors.job_tasks import is_ours
-    from gputrace.collectors.live import Following
+    from gputrace.collectors.live import RecordingFollower
 
     trace = traces[0]
     folder = trace if trace.is_dir() else trace.with_name(f"{trace.name}.spool")
     if (trace.exists() and folder != trace) or not is_ours(folder):
         return None
-    if not Following(folder).is_under_way:
+    if not RecordingFollower(folder).is_under_way:
         raise UsageError(
             f"{folder}: the recorder has ended without making a trace; "
             f"`gputrace recover {folder}` makes one"

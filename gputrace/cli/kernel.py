@@ -15,7 +15,7 @@ from gputrace.units import format_ns
 
 if TYPE_CHECKING:
     from gputrace.analyzers.kernels import Launches
-    from gputrace.collectors.ncu import Filter
+    from gputrace.collectors.ncu import LaunchFilter
 
 
 @click.command("kernel")
@@ -57,7 +57,7 @@ def command(
     """
     import gputrace
     from gputrace.collectors.launch import load_numpy
-    from gputrace.collectors.ncu import Filter, words
+    from gputrace.collectors.ncu import LaunchFilter, words
 
     load_numpy()
     if command and not force and output.exists():
@@ -65,7 +65,7 @@ def command(
     with reading(trace.name) as progress, gputrace.open(trace) as opened:
         launches = opened.launches(kernel, progress=progress)
     first = launches.skip if skip is None else skip
-    chosen = Filter(launches.pattern, first, count, launches.device)
+    chosen = LaunchFilter(launches.pattern, first, count, launches.device)
     ready = shlex.join(words(chosen, output, command or ("COMMAND",)))
     if as_json:
         from gputrace.report import to_json
@@ -112,7 +112,7 @@ def _text(launches: Launches) -> str:
     return without_blanks(console)
 
 
-def _profile(chosen: Filter, output: Path, command: tuple[str, ...]) -> int:
+def _profile(chosen: LaunchFilter, output: Path, command: tuple[str, ...]) -> int:
     from gputrace.collectors.launch import CannotRun
     from gputrace.collectors.ncu import profile, read_report, show_report
 

@@ -18,7 +18,7 @@ from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.timeline_model.cells import CURVES, make_curve
 from gputrace.cli.console import log
 from gputrace.collectors.launch.pty_session import PtySession
-from gputrace.collectors.live import Following, RankSteps
+from gputrace.collectors.live import RankSteps, RecordingFollower
 from gputrace.collectors.nvml.log import NvmlLog
 from gputrace.collectors.nvml.queries import NULL
 from gputrace.errors import ExitCode, GputraceError
@@ -42,7 +42,7 @@ class RecordingFeed:
     """Feed of the live view, read from a recording's folder, NAME.spool."""
 
     def __init__(self, folder: Path) -> None:
-        self._following = Following(folder)
+        self._following = RecordingFollower(folder)
         self._folder = folder
         self._rest_until = 0.0
         self._window = (0, 0)

@@ -71,7 +71,7 @@ class Size:
         return self.bytes / max(self.elapsed_ns, 1) * 1e9
 
 
-class Growth:
+class GrowthWatch:
     """Watch that reports the size at a number of bytes, and each time it has doubled."""
 
     def __init__(

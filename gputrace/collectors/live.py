@@ -196,7 +196,7 @@ class RankSteps:
 _Kind = TypeVar("_Kind", RecentSpool, RecentHost)
 
 
-class Following:
+class RecordingFollower:
     """Follower of a recording's folder, which reads what is added to it."""
 
     def __init__(self, folder: Path) -> None:

@@ -43,8 +43,8 @@ METRICS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
-    """Filter of the launches to profile."""
+class LaunchFilter:
+    """Selection of launches to profile."""
 
     pattern: str
     """Regular expression on the demangled name."""
@@ -54,7 +54,7 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class LaunchMetrics:
     """Launch in a report."""
 
     name: str
@@ -78,7 +78,7 @@ def find_ncu() -> str | None:
     return os.environ.get("GPUTRACE_NCU") or shutil.which("ncu") or next(installed, None)
 
 
-def words(chosen: Filter, report: Path, command: Sequence[str]) -> list[str]:
+def words(chosen: LaunchFilter, report: Path, command: Sequence[str]) -> list[str]:
     """Return the command that profiles launches of a program into a report."""
     return [
         *("ncu", "--target-processes", "all", "--devices", str(chosen.device)),
@@ -88,7 +88,7 @@ def words(chosen: Filter, report: Path, command: Sequence[str]) -> list[str]:
     ]
 
 
-def profile(chosen: Filter, report: Path, command: Sequence[str]) -> None:
+def profile(chosen: LaunchFilter, report: Path, command: Sequence[str]) -> None:
     """Run the program under ncu, which writes a report.
 
     Raises MissingError without ncu or a report, CannotRun if there is no such program.
@@ -106,7 +106,7 @@ def profile(chosen: Filter, report: Path, command: Sequence[str]) -> None:
         )
 
 
-def read_report(report: Path) -> list[Measured] | None:
+def read_report(report: Path) -> list[LaunchMetrics] | None:
     """Read the launches in a report; return None if ncu-report is not installed, or crashes.
 
     Raises InputError if the report cannot be read.
@@ -131,7 +131,7 @@ def read_report(report: Path) -> list[Measured] | None:
     if not said:
         raise InputError(report, "holds no launch of a kernel")
     return [
-        Measured(name, {METRICS[metric]: (value, unit) for metric, (value, unit) in figures})
+        LaunchMetrics(name, {METRICS[metric]: (value, unit) for metric, (value, unit) in figures})
         for name, figures in said
     ]
 

@@ -29,7 +29,7 @@ from gputrace.collectors.backend import (
 from gputrace.collectors.backends import HOST, backend_named, choose
 from gputrace.collectors.backends.cupti import CUPTI
 from gputrace.collectors.launch import Launch, find_program, load_numpy
-from gputrace.collectors.limits import Growth, Limits, Size
+from gputrace.collectors.limits import GrowthWatch, Limits, Size
 from gputrace.collectors.nvml import Sampler
 from gputrace.collectors.spool.chunks import CHUNK, HEADER
 from gputrace.errors import GputraceError, MissingError, UsageError
@@ -72,7 +72,7 @@ def record(
         sampler = Sampler()
         team.let_one("nvml", partial(sampler.start, prepared.folder, limits=plan.limits))
     try:
-        growth = Growth(prepared.folder, from_bytes, report_size)
+        growth = GrowthWatch(prepared.folder, from_bytes, report_size)
         with _watched(prepared, log, growth) as meanwhile:
             return prepared.backend.run(prepared.launch, prepared.folder, log, meanwhile)
     finally:
@@ -84,11 +84,11 @@ def record(
 
 @contextmanager
 def _watched(
-    prepared: Prepared, log: Callable[[str], object], growth: Growth
+    prepared: Prepared, log: Callable[[str], object], growth: GrowthWatch
 ) -> Iterator[Callable[[], None]]:
     """Yield the function to call now and then while the program runs."""
     plan, folder = prepared.plan, prepared.folder
-    bounds = Bounds(folder, plan.limits, log)
+    bounds = LimitWatch(folder, plan.limits, log)
     slow: list[SlowSteps] = []
     if plan.when_slow:
         load_numpy()
@@ -281,7 +281,7 @@ def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[
 _OF_A_PROCESS: Final = re.compile(r"\.(\d+)(?:[-.]\d+)?(?:~\d+)?\.(spool|host)")
 
 
-class Bounds:
+class LimitWatch:
     """Enforcement of a ring for ended processes, and report of a reached limit."""
 
     def __init__(self, folder: Path, limits: Limits, log: Callable[[str], object]) -> None:

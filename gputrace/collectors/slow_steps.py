@@ -46,7 +46,7 @@ class SlowStep:
 
 
 @dataclass(slots=True)
-class Pace:
+class StepLengths:
     """Lengths of the last steps of one process, in nanoseconds."""
 
     factor: float
@@ -86,7 +86,7 @@ class SlowSteps:
         self._folder, self._output, self._log, self._clock = folder, output, log, clock
         self._factor, self._ring_s = factor, ring_ns / 1e9
         self._tails: dict[Path, ChunkTail] = {}
-        self._paces: dict[str, Pace] = {}
+        self._lengths: dict[str, StepLengths] = {}
         self._due: tuple[float, SlowStep] | None = None
         self._quiet_until = 0.0
         self._made: list[tuple[Path, subprocess.Popen[bytes]]] = []
@@ -112,7 +112,7 @@ class SlowSteps:
         paths = in_order(self._folder.glob("*.host"))
         self._tails = {path: self._tails.get(path) or ChunkTail(path, HOST) for path in paths}
         for path, tail in self._tails.items():
-            pace = self._paces.setdefault(base_of(path), Pace(self._factor))
+            lengths = self._lengths.setdefault(base_of(path), StepLengths(self._factor))
             try:
                 chunks = tail.read({b"EVNT"})
             except InputError:
@@ -121,7 +121,7 @@ class SlowSteps:
                 rows = read_records(memoryview(body), EVENT)
                 for row in rows[rows["kind"] == KINDS["step"]]:
                     numbers = (int(row[name]) for name in ("rank", "number", "start", "end"))
-                    if slow := pace.take(*numbers):
+                    if slow := lengths.take(*numbers):
                         yield slow
 
     def _save(self, slow: SlowStep) -> None:

@@ -350,7 +350,7 @@ class _NvprofRows:
                     "process": self._process,
                     "unknown": self._writer.string("(no name)"),
                 }
-                for rows in schema.all_rows(self._file.columns):
+                for rows in schema.table_inserts(self._file.columns):
                     self._writer.make(rows.table)
                     database.execute(rows.insert, values)
                 self._write_losses(database)

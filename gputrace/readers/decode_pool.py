@@ -32,7 +32,7 @@ from gputrace.model.trace import Device, NoGpu, Process, Quality, Session, Trace
 from gputrace.readers.gzip_io import text_size
 from gputrace.readers.in_memory import MemoryTrace
 from gputrace.readers.kineto import LargeKineto
-from gputrace.readers.registry import Candidate, open_trace, reader_of
+from gputrace.readers.registry import Candidate, reader_of, try_open
 
 _PROGRAM: Final = (
     "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
@@ -68,18 +68,10 @@ def open_each(
     results = iter(_decode(decoded, keep_going, windows, more) if more > 0 else ())
     for file in files:
         in_pool = more > 0 and file in decoded
-        opened = next(results) if in_pool else open_here(file, keep_going, windows)
+        opened = next(results) if in_pool else try_open(file, keep_going, windows)
         yield opened
         if not keep_going and not isinstance(opened, Trace):
             return
-
-
-def open_here(file: Path, keep_going: bool, windows: bool = False) -> Opened:
-    """Open one file in this process; return the error instead of raising it."""
-    try:
-        return open_trace(file, keep_going, windows)
-    except GputraceError as error:
-        return error
 
 
 def _is_decoded(file: Path) -> bool:
@@ -106,7 +98,7 @@ def _decode(files: Sequence[Path], keep_going: bool, windows: bool, more: int) -
     with ThreadPoolExecutor(more) as pool:
         try:
             futures = [pool.submit(work, worker.open) for worker in workers]
-            work(open_here)
+            work(try_open)
             for future in futures:
                 future.result()
         finally:
@@ -125,7 +117,7 @@ class Worker:
         self._lock = Lock()
 
     def open(self, file: Path, keep_going: bool, windows: bool = False) -> Opened:
-        """Call `open_here` in the worker; return and raise like it."""
+        """Call `try_open` in the worker; return and raise like it."""
         with self._lock:
             if self._ended:
                 raise RuntimeError("a worker that was ended is asked to read")
@@ -144,7 +136,7 @@ class Worker:
             opened = unpack(self._pipe.recv_bytes())
         except (OSError, EOFError, ValueError):
             return InputError(file, self._why_dead(process))
-        return open_here(file, keep_going, windows) if opened is None else opened
+        return try_open(file, keep_going, windows) if opened is None else opened
 
     def _why_dead(self, process: subprocess.Popen[bytes]) -> str:
         with suppress(subprocess.TimeoutExpired):
@@ -264,7 +256,7 @@ def serve() -> None:
             return
         try:
             path, *how = msgspec.msgpack.decode(request, type=tuple[bytes, bool, bool])
-            answer = pack(open_here(Path(os.fsdecode(path)), *how))
+            answer = pack(try_open(Path(os.fsdecode(path)), *how))
         except Exception:
             bug = Answer(kind="bug", problem=traceback.format_exc())
             answer = msgspec.msgpack.encode(bug, enc_hook=_to_plain)

@@ -76,7 +76,7 @@ class Event(Struct, gc=False):
         return structs.replace(self, ts=self.ts.copy(), dur=self.dur.copy())
 
 
-class Card(Struct):
+class CardProperties(Struct):
     """A GPU that the process could see."""
 
     id: Value = UNKNOWN
@@ -93,7 +93,7 @@ class Distributed(Struct):
 class Properties(Struct):
     """Properties around the list of events."""
 
-    cards: list[Card] = field(default_factory=list, name="deviceProperties")
+    cards: list[CardProperties] = field(default_factory=list, name="deviceProperties")
     distributed: Distributed | None = field(default=None, name="distributedInfo")
     base: Value = field(default=None, name="baseTimeNanoseconds")
     host: Value = field(default="", name="host_name")

@@ -34,7 +34,7 @@ _Header = Sequence[tuple[str, str]]
 
 
 @dataclass(slots=True)
-class Row:
+class SmiSample:
     """Sample of a GPU."""
 
     time: int
@@ -49,7 +49,7 @@ class SmiLog:
     """A log, its rows in the order written."""
 
     path: Path
-    rows: list[Row] = field(default_factory=list)
+    rows: list[SmiSample] = field(default_factory=list)
     bad: int = 0
     """Lines that are no row: cut short, messages of the driver."""
     notes: list[str] = field(default_factory=list)
@@ -57,7 +57,7 @@ class SmiLog:
     has_date: bool = True
     """False if times count from 1970-01-01."""
 
-    def add(self, row: Row | None) -> None:
+    def add(self, row: SmiSample | None) -> None:
         self.bad += row is None
         self.rows += [row] if row is not None else []
 
@@ -199,7 +199,7 @@ def _join(log: SmiLog, run: _Run, zone: int | None) -> Nvml:
     return _nvml(kept, offset + run.epoch)
 
 
-def _nvml(kept: Sequence[tuple[_Place, Row]], begin: int) -> Nvml:
+def _nvml(kept: Sequence[tuple[_Place, SmiSample]], begin: int) -> Nvml:
     """Return rows, which are in order of time, with times after the beginning in nanoseconds."""
     names = [name for name in VALUES if any(name in row.cells for _, row in kept)]
     samples = Samples(
@@ -222,7 +222,7 @@ def _nvml(kept: Sequence[tuple[_Place, Row]], begin: int) -> Nvml:
     return Nvml(cards, (), samples)
 
 
-def _places(rows: Sequence[tuple[int, Row]], run: _Run) -> dict[int, _Place]:
+def _places(rows: Sequence[tuple[int, SmiSample]], run: _Run) -> dict[int, _Place]:
     """Return host and index by slot in the log: by uuid if both sides know it, else as they are.
 
     Empty if the trace is of several machines, and no uuid shows which.
@@ -336,7 +336,7 @@ _REASON: Final = re.compile(r"clocks_(?:event|throttle)_reasons\.(\w+)")
 _TIME: Final = re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?")
 
 
-def _row(header: _Header, cells: Sequence[str]) -> Row | None:
+def _row(header: _Header, cells: Sequence[str]) -> SmiSample | None:
     """Return None for cells that are no row: cut short, without a time, with a broken number."""
     time, values = None, dict[str, Any]()
     for (name, unit), cell in zip(header, cells, strict=False):
@@ -356,7 +356,7 @@ def _row(header: _Header, cells: Sequence[str]) -> Row | None:
             if value is None:
                 return None
             values[column] = value if column in VALUES else round(value)
-    return None if time is None or len(cells) != len(header) else Row(time, values)
+    return None if time is None or len(cells) != len(header) else SmiSample(time, values)
 
 
 def _time(text: str) -> int | None:
@@ -526,7 +526,7 @@ _WHOLE: Final = 0.9
 """Fraction of the rounds that must be of one size to show how many GPUs there are."""
 
 
-def _gpu_of_each_row(log: SmiLog) -> list[tuple[int, Row]]:
+def _gpu_of_each_row(log: SmiLog) -> list[tuple[int, SmiSample]]:
     """Return the rows, each with the slot of its GPU: the index if it is known, else the order.
 
     nvidia-smi asks the GPUs in the order of their indices, one after another, and then waits.

@@ -119,8 +119,8 @@ _LAUNCH: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows of one of nsys's tables: an expression for each column, and where they come from."""
+class TableInsert:
+    """Insertion into one of nsys's tables: an expression for each column, and their source."""
 
     table: str
     columns: Mapping[str, str]
@@ -133,7 +133,7 @@ class Rows:
         return f"INSERT INTO main.{self.table} ({names}) SELECT {values} FROM {self.source}"
 
 
-def all_rows(columns: Mapping[str, Columns]) -> Iterator[Rows]:
+def table_inserts(columns: Mapping[str, Columns]) -> Iterator[TableInsert]:
     """Return the statements for a file that has these columns, by table."""
     for table, make in _MAKERS.items():
         if table in columns and _NEEDS.get(table, table) in columns:
@@ -173,7 +173,7 @@ def _memory(column: str, known: Columns) -> str:
     return f"CASE WHEN r.{column} BETWEEN 1 AND 7 THEN r.{column} - 1 ELSE 7 END"
 
 
-def _kernels(table: str, known: Columns) -> Iterator[Rows]:
+def _kernels(table: str, known: Columns) -> Iterator[TableInsert]:
     names = {
         "demangledName": "COALESCE(n.demangled, :unknown)",
         "shortName": "COALESCE(n.short, :unknown)",
@@ -182,10 +182,10 @@ def _kernels(table: str, known: Columns) -> Iterator[Rows]:
     more = _same(_LAUNCH, known, "0") | _same(("launchType", "sharedMemoryExecuted"), known, "NULL")
     ids = _on_gpu(known) | _same(("streamId",), known, "0")
     source = f"{_from(table)} LEFT JOIN temp.names AS n ON n.id = r.name WHERE {HAS_TIMES}"
-    yield Rows(f"{PREFIX}KERNEL", ids | names | more, source)
+    yield TableInsert(f"{PREFIX}KERNEL", ids | names | more, source)
 
 
-def _copies(table: str, known: Columns) -> Iterator[Rows]:
+def _copies(table: str, known: Columns) -> Iterator[TableInsert]:
     ends = ("srcDeviceId", "srcContextId", "dstDeviceId", "dstContextId")
     columns = _on_gpu(known) | {
         "bytes": "r.bytes",
@@ -194,21 +194,21 @@ def _copies(table: str, known: Columns) -> Iterator[Rows]:
         "dstKind": _memory("dstKind", known),
         **_same(ends, known, "NULL"),
     }
-    yield Rows(f"{PREFIX}MEMCPY", columns, f"{_from(table)} WHERE {HAS_TIMES}")
+    yield TableInsert(f"{PREFIX}MEMCPY", columns, f"{_from(table)} WHERE {HAS_TIMES}")
 
 
-def _memsets(table: str, known: Columns) -> Iterator[Rows]:
+def _memsets(table: str, known: Columns) -> Iterator[TableInsert]:
     kind = _memory("memoryKind", known)
     columns = _on_gpu(known) | {"value": "r.value", "bytes": "r.bytes", "memKind": kind}
-    yield Rows(f"{PREFIX}MEMSET", columns, f"{_from(table)} WHERE {HAS_TIMES}")
+    yield TableInsert(f"{PREFIX}MEMSET", columns, f"{_from(table)} WHERE {HAS_TIMES}")
 
 
-def _graphs(table: str, known: Columns) -> Iterator[Rows]:
+def _graphs(table: str, known: Columns) -> Iterator[TableInsert]:
     columns = _on_gpu(known) | {"graphId": "r.graphId", "graphExecId": "r.graphId"}
-    yield Rows(f"{PREFIX}GRAPH_TRACE", columns, f"{_from(table)} WHERE {HAS_TIMES}")
+    yield TableInsert(f"{PREFIX}GRAPH_TRACE", columns, f"{_from(table)} WHERE {HAS_TIMES}")
 
 
-def _calls(table: str, _known: Columns) -> Iterator[Rows]:
+def _calls(table: str, _known: Columns) -> Iterator[TableInsert]:
     event_class = DRIVER if table == "DRIVER" else RUNTIME
     columns = _ON_HOST | {
         "eventClass": str(event_class),
@@ -221,10 +221,10 @@ def _calls(table: str, _known: Columns) -> Iterator[Rows]:
         f"{_from(table)} JOIN temp.threads AS t ON t.number = r.threadId & 0xffffffff "
         f"JOIN temp.calls AS c ON c.class = {event_class} AND c.number = r.cbid WHERE {HAS_TIMES}"
     )
-    yield Rows(f"{PREFIX}RUNTIME", columns, source)
+    yield TableInsert(f"{PREFIX}RUNTIME", columns, source)
 
 
-def _synchronizations(table: str, _known: Columns) -> Iterator[Rows]:
+def _synchronizations(table: str, _known: Columns) -> Iterator[TableInsert]:
     columns = _ON_HOST | {
         "deviceId": "c.deviceId",
         "contextId": "r.contextId",
@@ -238,10 +238,10 @@ def _synchronizations(table: str, _known: Columns) -> Iterator[Rows]:
         f"(SELECT contextId, min(deviceId) AS deviceId FROM nvprof.{PREFIX}CONTEXT GROUP BY 1)"
     )
     source = f"{_from(table)} JOIN {contexts} AS c USING (contextId) WHERE {HAS_TIMES}"
-    yield Rows(f"{PREFIX}SYNCHRONIZATION", columns, source)
+    yield TableInsert(f"{PREFIX}SYNCHRONIZATION", columns, source)
 
 
-def _overheads(table: str, _known: Columns) -> Iterator[Rows]:
+def _overheads(table: str, _known: Columns) -> Iterator[TableInsert]:
     columns = _ON_HOST | {
         "eventClass": "0",
         "globalTid": "t.thread",
@@ -252,10 +252,10 @@ def _overheads(table: str, _known: Columns) -> Iterator[Rows]:
         f"{_from(table)} JOIN temp.threads AS t ON t.raw = {OBJECT_THREAD} "
         f"JOIN temp.overheads AS o ON o.kind = r.overheadKind WHERE {HAS_TIMES}"
     )
-    yield Rows(f"{PREFIX}OVERHEAD", columns, source)
+    yield TableInsert(f"{PREFIX}OVERHEAD", columns, source)
 
 
-def _markers(table: str, known: Columns) -> Iterator[Rows]:
+def _markers(table: str, known: Columns) -> Iterator[TableInsert]:
     """NVTX: a range is two rows of one id, flags 2 where it starts and 4 at its end; 1, a mark."""
     domain = "r.domain" if "domain" in known else "0"
     shared = {
@@ -275,23 +275,25 @@ def _markers(table: str, known: Columns) -> Iterator[Rows]:
     kind = f"CASE WHEN e.objectId <> r.objectId THEN {START_END} ELSE {PUSH_POP} END"
     ranges = shared | {"end": "e.timestamp - :origin", "eventType": kind}
     joined = f"{source} LEFT JOIN {ends} AS e ON e.id = r.id WHERE r.flags & 2"
-    yield Rows("NVTX_EVENTS", ranges, joined)
-    yield Rows("NVTX_EVENTS", shared | {"eventType": str(MARK)}, f"{source} WHERE r.flags & 1")
+    yield TableInsert("NVTX_EVENTS", ranges, joined)
+    yield TableInsert(
+        "NVTX_EVENTS", shared | {"eventType": str(MARK)}, f"{source} WHERE r.flags & 1"
+    )
     if "domain" in known:
         created = shared | {"eventType": str(DOMAIN), "start": "min(r.timestamp) - :origin"}
         named = f"{source.replace('r.name', 'r.domain')} WHERE r.domain > 0 GROUP BY r.domain"
-        yield Rows("NVTX_EVENTS", created, named)
+        yield TableInsert("NVTX_EVENTS", created, named)
 
 
-def _thread_names(table: str, _known: Columns) -> Iterator[Rows]:
+def _thread_names(table: str, _known: Columns) -> Iterator[TableInsert]:
     source = (
         f"{_from(table)} JOIN temp.threads AS t ON t.raw = {OBJECT_THREAD} "
         "JOIN temp.names AS n ON n.id = r.name WHERE r.objectKind = 2"
     )
-    yield Rows("ThreadNames", {"nameId": "n.kept", "globalTid": "t.thread"}, source)
+    yield TableInsert("ThreadNames", {"nameId": "n.kept", "globalTid": "t.thread"}, source)
 
 
-_MAKERS: Final[Mapping[str, Callable[[str, Columns], Iterator[Rows]]]] = {
+_MAKERS: Final[Mapping[str, Callable[[str, Columns], Iterator[TableInsert]]]] = {
     **dict.fromkeys(KERNELS, _kernels),
     **dict.fromkeys(COPIES, _copies),
     **dict.fromkeys(CALLS, _calls),

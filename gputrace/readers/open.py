@@ -18,7 +18,7 @@ from gputrace.errors import GputraceError, InputError, LeftOut, MissingError
 from gputrace.model.trace import Trace
 from gputrace.readers.gzip_io import text_size
 from gputrace.readers.nsys_export import is_table_folder
-from gputrace.readers.registry import Candidate, open_trace, reader_of
+from gputrace.readers.registry import Candidate, reader_of, try_open
 from gputrace.store import cache_folder
 from gputrace.store.merge import MergedTrace, NotOneRun, merge, missing_ranks
 from gputrace.store.slice import LARGE
@@ -92,11 +92,8 @@ def _open_each(
         from gputrace.readers.decode_pool import open_each
 
         yield from open_each(files, keep_going, workers, windows)
-        return
-    try:
-        yield open_trace(files[0], keep_going, windows)
-    except GputraceError as error:
-        yield error
+    else:
+        yield try_open(files[0], keep_going, windows)
 
 
 def _files(paths: Sequence[Path | str], errors: list[GputraceError] | None) -> Iterator[Path]:

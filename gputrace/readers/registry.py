@@ -15,7 +15,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Final
 
-from gputrace.errors import STOP, ErrorPolicy, InputError, LeftOut, PluginError
+from gputrace.errors import STOP, ErrorPolicy, GputraceError, InputError, LeftOut, PluginError
 from gputrace.model.trace import Trace
 from gputrace.plugins import Plugin, call, expect, load, plugins, warn
 from gputrace.readers.gzip_io import peek
@@ -169,6 +169,14 @@ def open_trace(path: Path | str, keep_going: bool = False, windows: bool = False
         problem = f"{breaks.errors[0].problem}; read as far as it is whole"
         trace.quality.left_out.append(LeftOut(str(candidate.path), problem))
     return trace
+
+
+def try_open(path: Path, keep_going: bool = False, windows: bool = False) -> Trace | GputraceError:
+    """Call `open_trace`, but return its error instead of raising it."""
+    try:
+        return open_trace(path, keep_going, windows)
+    except GputraceError as error:
+        return error
 
 
 def _unknown(candidate: Candidate) -> str:

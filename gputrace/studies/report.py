@@ -74,7 +74,7 @@ def render_html(summary: Summary) -> str:
     content = SimpleNamespace(
         title=plain_text(summary.title, 300),
         question=plain_text(summary.question, 1000),
-        told=headline(summary),
+        headline=headline(summary),
         severity="high" if failed or not summary.holds else "info",
         same=plain_text(same(summary), 1000) if summary.same else "",
         tables=tables(summary),

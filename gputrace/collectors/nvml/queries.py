@@ -170,7 +170,7 @@ def _sum(values: list[Value]) -> Value:
     return sum(known) if known and len(known) == len(values) else None
 
 
-class Card:
+class CardQueries:
     """Queries of one card at each tick."""
 
     def __init__(self, nv: Any, handle: Any) -> None:

@@ -33,7 +33,7 @@ from gputrace.collectors.nvml.queries import (
     FIELDS,
     RING,
     SAMPLE,
-    Card,
+    CardQueries,
     Lost,
     Row,
     ask,
@@ -138,7 +138,7 @@ class _Ticks:
     def __init__(self, nv: Any, writer: _Writer, interval: int, share: float) -> None:
         self._nv, self._writer, self._interval = nv, writer, interval
         self._allowed = share * interval
-        self._gpus: list[Card | None] = []
+        self._gpus: list[CardQueries | None] = []
         self._gone: dict[int, str] = {}
         self._lost: dict[int, str] = {}
         self._header: dict[str, Any] = {}
@@ -179,7 +179,7 @@ class _Ticks:
         self._writer.write(self._header)
         for gpu, handle in enumerate(handles):
             try:
-                self._gpus.append(None if handle is None else Card(self._nv, handle))
+                self._gpus.append(None if handle is None else CardQueries(self._nv, handle))
             except Lost as lost:
                 self._gone[gpu] = str(lost)
                 self._gpus.append(None)
