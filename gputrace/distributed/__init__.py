@@ -14,7 +14,7 @@ import sys
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
@@ -41,20 +41,41 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 
+_TOGETHER: Final = 16
+"""Maximum number of requests in a task: a task each doubled the time for 48 small files."""
+_TASKS_EACH: Final = 4
+"""Minimum number of tasks per worker, so that none waits long for another's last."""
 _LOOKED_AFTER_S: Final = 2.0
 """Seconds after which a task is checked for being stuck."""
 _PARTING_S: Final = 1.0
 """Seconds that workers get to close their files."""
 
 
-@dataclass(slots=True)
 class Ticket:
     """Pending request."""
 
-    request: Request
-    home: str
-    """Address of the worker that has the file open; empty if none has."""
-    future: Future
+    def __init__(self, cluster: Cluster, request: Request) -> None:
+        self.request, self.path = request, request.file.path
+        self.task: _Task | None = None
+        self.answer: bytes | None = None
+        self.error: BaseException | None = None
+        self._cluster = cluster
+
+    def reply(self) -> Reply:
+        """Return the answer; raises the error that kept the file from being read."""
+        if self.answer is None and self.error is None:
+            self._cluster.fetch(self)
+        return self._cluster.read(self)
+
+
+class _Task:
+    """Requests that one worker answers, one after the other."""
+
+    def __init__(self, tickets: Sequence[Ticket], future: Future, home: str) -> None:
+        """``home`` is the worker that has the files open, if any has."""
+        self.tickets, self.future, self.home = tickets, future, home
+        for ticket in tickets:
+            ticket.task = self
 
 
 class Cluster:
@@ -71,10 +92,12 @@ class Cluster:
         """
         self.received = 0
         self._run, self._where = uuid.uuid4().hex, where
+        self._waiting: list[Ticket] = []
         self._homes: dict[str, str] = {}
         """Address of the worker that has each file open."""
         self._closing = ExitStack()
         self._client: Client = self._closing.enter_context(connected(where))
+        self._workers = len(self._client.nthreads())
 
     def open_each(
         self,
@@ -89,7 +112,7 @@ class Cluster:
         for file, ticket in zip(asked, tickets, strict=True):
             trace: Trace | GputraceError
             try:
-                trace = RemoteTrace(self, file, self.receive(ticket))
+                trace = RemoteTrace(self, file, ticket.reply())
             except MissingError:
                 raise
             except GputraceError as error:
@@ -99,64 +122,102 @@ class Cluster:
                 return
 
     def ask(self, request: Request) -> Ticket:
-        """Send a request to the worker that has its file open, or to any."""
-        return self._submit(request, self._homes.get(request.file.path, ""))
+        """Queue a request; it goes with others to the worker that has its file open, or to any."""
+        ticket = Ticket(self, request)
+        self._waiting.append(ticket)
+        return ticket
 
-    def _submit(self, request: Request, home: str = "") -> Ticket:
+    def fetch(self, ticket: Ticket) -> None:
+        """Send the queue and fetch the answers of one task."""
+        from distributed.client import FutureCancelledError
+
+        try:
+            self._send()
+            assert ticket.task is not None
+            self._collect(ticket.task)
+        except (FutureCancelledError, TimeoutError, OSError) as error:
+            raise MissingError(
+                f"the scheduler of {self._where} does not answer any more; look at its log"
+            ) from error
+
+    def _send(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        together = min(_TOGETHER, -(-len(waiting) // (_TASKS_EACH * self._workers)))
+        by_home: dict[str, list[Ticket]] = {}
+        for ticket in waiting:
+            by_home.setdefault(self._homes.get(ticket.path, ""), []).append(ticket)
+        for home, tickets in sorted(by_home.items()):
+            for first in range(0, len(tickets), together):
+                self._submit(tickets[first : first + together], home)
+
+    def _submit(self, tickets: Sequence[Ticket], home: str) -> _Task:
         future = self._client.submit(
             worker.answer,
-            request,
+            [ticket.request for ticket in tickets],
             workers=[home] if home else None,
             allow_other_workers=bool(home),
             pure=False,
         )
-        return Ticket(request, home, future)
+        return _Task(tickets, future, home)
 
-    def receive(self, ticket: Ticket) -> Reply:
-        """Wait for the answer; raises the error that kept the file from being read."""
-        from distributed.client import FutureCancelledError
+    def _collect(self, task: _Task, alone: bool = False) -> None:
+        """Store the answers of a task.
+
+        If its worker died, the requests are repeated one by one, which isolates the deadly file.
+        """
         from distributed.scheduler import KilledWorker
 
-        path = ticket.request.file.path
-        try:
-            ticket, error = self._outcome(ticket)
-            if isinstance(error, KilledWorker):
-                # Its worker may have died of another file: try this one by itself.
-                ticket, error = self._outcome(self._submit(ticket.request))
-            if error is None:
-                raw: bytes = ticket.future.result()
-        except (FutureCancelledError, TimeoutError, OSError) as problem:
-            raise MissingError(
-                f"the scheduler of {self._where} does not answer any more; look at its log"
-            ) from problem
-        if error is not None:
-            raise _error_of(error, path, self._where)
-        self.received += len(raw)
-        reply: Reply = worker.load(raw)
+        error = self._outcome(task)
+        if error is None:
+            for ticket, raw in zip(task.tickets, task.future.result(), strict=True):
+                ticket.answer = raw
+                self.received += len(raw)
+        elif isinstance(error, KilledWorker) and not alone:
+            for ticket in task.tickets:
+                self._collect(self._submit([ticket], ""), alone=True)
+        else:
+            for ticket in task.tickets:
+                ticket.error = _error_of(error, ticket.path, self._where)
+        task.future.release()
+
+    def _outcome(self, task: _Task) -> Any:
+        """Wait for a task and return its exception, if any."""
+        while True:
+            try:
+                return task.future.exception(timeout=_LOOKED_AFTER_S)
+            except TimeoutError:
+                if self._is_stuck(task):
+                    again = self._submit(task.tickets, "")
+                    task.future.release()
+                    task.future, task.home = again.future, ""
+
+    def _is_stuck(self, task: _Task) -> bool:
+        """Return whether a task waits for a worker that is gone although there are others.
+
+        Dask moves it while other workers exist; if all died at once, it forgets that it may, and
+        new workers do not get it.
+        """
+        running = self._client.processing() if task.home else {}
+        if not running or task.home in running:
+            return False
+        return not any(task.future.key in keys for keys in running.values())
+
+    def read(self, ticket: Ticket) -> Reply:
+        """Decode the answer of a fetched ticket; raises the error that it carries."""
+        if ticket.error is not None:
+            raise ticket.error
+        assert ticket.answer is not None
+        reply: Reply = worker.load(ticket.answer)
+        ticket.answer = None
         if reply.version != __version__:
             raise MissingError(
                 f"the workers of {self._where} have gputrace {reply.version}, and this is "
                 f"{__version__}: install one version on all"
             )
-        self._homes[path] = reply.worker
+        self._homes[ticket.path] = reply.worker
         if reply.problem is not None:
             raise reply.problem
         return reply
-
-    def _outcome(self, ticket: Ticket) -> tuple[Ticket, Any]:
-        """Wait until a request is answered; return its ticket and its exception, if any.
-
-        A request for a worker that is gone is sent to another one. Dask does so by itself, unless
-        all workers died at once: new ones do not get it then.
-        """
-        while True:
-            try:
-                return ticket, ticket.future.exception(timeout=_LOOKED_AFTER_S)
-            except TimeoutError:
-                running = self._client.processing() if ticket.home else {}
-                is_taken = any(ticket.future.key in keys for keys in running.values())
-                if running and ticket.home not in running and not is_taken:
-                    ticket = self._submit(ticket.request)
 
     def close(self) -> None:
         """Close the workers' files, and what was started for this."""
@@ -223,7 +284,7 @@ class RemoteTrace(Trace):
 
     def receive(self, ticket: Ticket) -> Any:
         """Return the function's result, and store what came with it."""
-        reply = self._cluster.receive(ticket)
+        reply = ticket.reply()
         self._take(reply)
         return reply.value
 
@@ -243,8 +304,8 @@ class RemoteTrace(Trace):
         if self.held and not self.cut_bytes:
             return self  # The worker already has it in memory.
         file = replace(self._file, part=window)
-        ticket = self._cluster.ask(Request(file, worker.about))
-        return RemoteTrace(self._cluster, file, self._cluster.receive(ticket))
+        reply = self._cluster.ask(Request(file, worker.about)).reply()
+        return RemoteTrace(self._cluster, file, reply)
 
     def ask(self, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None) -> None:
         if kinds & self.kinds:
@@ -263,7 +324,7 @@ class RemoteTrace(Trace):
         arguments, ahead, self._ahead = (kinds, columns, window), self._ahead, None
         same = ahead is not None and ahead[0] == arguments
         ticket = ahead[1] if ahead and same else self.send(worker.read, *arguments)
-        reply = self._cluster.receive(ticket)
+        reply = ticket.reply()
         numbers = self._take(reply)
         rows: worker.Rows = reply.value
         events = rows.events
@@ -457,9 +518,9 @@ class RemoteGpus(PerGpu):
     def close(self) -> None:
         """Release what the workers have computed."""
         used = [number for number, past in enumerate(self._past) if past]
-        for number, ticket in [(number, self._send(number, [], anew=True)) for number in used]:
+        for ticket in [self._send(number, [], anew=True) for number in used]:
             with suppress(GputraceError):
-                self.files[number].receive(ticket)
+                ticket.reply()
 
     def calls_within(self, window: Window) -> CudaApiCalls | None:
         return read_calls(self.trace, window=window)

@@ -178,8 +178,12 @@ def forget(run: str) -> None:
             opened.lock.release()
 
 
-def answer(request: Request) -> bytes:
-    """Return the `Reply` to a request, serialized."""
+def answer(requests: Sequence[Request]) -> list[bytes]:
+    """Return the `Reply` to each request, serialized."""
+    return [dump(_reply(request)) for request in requests]
+
+
+def _reply(request: Request) -> Reply:
     from distributed import get_worker
 
     reply = Reply(__version__, get_worker().address)
@@ -200,7 +204,7 @@ def answer(request: Request) -> bytes:
             reply.news = opened.news()
     except GputraceError as error:
         reply.problem = error
-    return dump(reply)
+    return reply
 
 
 def about(opened: OpenFile) -> About:
