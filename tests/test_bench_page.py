@@ -15,7 +15,7 @@ from gputrace.studies import report
 from gputrace.studies.database import Configuration
 from gputrace.studies.framework_environments import Framework, find_workloads
 from gputrace.studies.measures import RunResult
-from gputrace.studies.plan import Planned, arguments_of, read_study
+from gputrace.studies.plan import PlannedRun, arguments_of, read_study
 from gputrace.studies.report import find_charts
 from gputrace.studies.summary import summarize
 from tests import planted_study as planted
@@ -128,7 +128,7 @@ def test_a_study_may_be_called_as_the_list_of_frameworks_is(tmp_path: Path) -> N
 
 def test_cores_are_those_of_the_machine_that_runs_it() -> None:
     settings = {"framework": "torch", "gpus": 1, "workers": "cores"}
-    planned = Planned(
+    planned = PlannedRun(
         Configuration("abc", "torch", 1, settings), Framework("torch", "", Path()), 1, True
     )
     words = arguments_of(planned)

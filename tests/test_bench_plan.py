@@ -9,7 +9,7 @@ import pytest
 from gputrace.errors import MissingError, UsageError
 from gputrace.studies.framework_environments import Framework, check_names
 from gputrace.studies.plan import (
-    Planned,
+    PlannedRun,
     arguments_of,
     configurations_of,
     find_gpus,
@@ -26,13 +26,13 @@ FRAMEWORKS = {
 }
 
 
-def plan(folder: Path, text: str, gpus: int = 8) -> list[Planned]:
+def plan(folder: Path, text: str, gpus: int = 8) -> list[PlannedRun]:
     path = folder / "study.toml"
     path.write_text(text)
     return make_plan(read_study(path), FRAMEWORKS, gpus)
 
 
-def one(folder: Path, settings: str, gpus: int = 8) -> Planned:
+def one(folder: Path, settings: str, gpus: int = 8) -> PlannedRun:
     (planned,) = plan(folder, f'[options]\nframework = "torch"\n{settings}\n', gpus)
     return planned
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gputrace.model.time_class import CLASSES
 from gputrace.studies import report
-from gputrace.studies.database import Configuration, Database, Plan, Run, StudyRow
+from gputrace.studies.database import Configuration, Database, Run, StudyHeader, StudyPlan
 from gputrace.studies.measures import (
     GpuMeasure,
     Measure,
@@ -370,7 +370,7 @@ def test_measures_are_kept_and_come_back(name: str, tmp_path: Path) -> None:
     each = {str(number): run for number, run in enumerate(runs)}
     with Database(tmp_path, create=True) as database:
         asked = (Configuration(key, "torch", 1, run.settings) for key, run in each.items())
-        database.set_plan(Plan(StudyRow("", "", 1000, "both", ""), tuple(asked)))
+        database.set_plan(StudyPlan(StudyHeader("", "", 1000, "both", ""), tuple(asked)))
         for key, run in each.items():
             saved = database.save(Run(key, run.repeat, run.recorded, "done"))
             if run.measure is not None:
@@ -433,8 +433,8 @@ def test_results_are_read_back_from_the_database(tmp_path: Path, trace: Path) ->
     settings = {"framework": "torch", "gpus": 1}
     told = {"samples_per_second": 64.0, "batch": 64, "gpus": 1, "steps": 20}
     with Database(tmp_path, create=True) as database:
-        row = StudyRow("Title", "Question?", 2, "recorded", "study.toml")
-        database.set_plan(Plan(row, (Configuration("abc", "torch", 1, settings),)))
+        row = StudyHeader("Title", "Question?", 2, "recorded", "study.toml")
+        database.set_plan(StudyPlan(row, (Configuration("abc", "torch", 1, settings),)))
         database.save(Run("abc", 1, True, "done", result=told, trace=trace.name))
         database.save(Run("abc", 2, True, "failed", why="exit code 1"))
         measure_runs(database)

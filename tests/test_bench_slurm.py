@@ -13,7 +13,7 @@ import pytest
 from gputrace.errors import ExitCode
 from gputrace.studies.database import Configuration, Folder
 from gputrace.studies.framework_environments import Framework
-from gputrace.studies.plan import Nodes, Planned
+from gputrace.studies.plan import Nodes, PlannedRun
 from tests import command, slurm
 from tests.studies import Bench
 
@@ -136,10 +136,10 @@ def test_what_each_node_recorded_is_kept_as_one_trace(bench: Bench) -> None:
     assert list((bench.results / str(run.trace)).glob("*.sqlite"))
 
 
-def planned(gpus: int, update: str = "ddp", **settings: Any) -> Planned:
+def planned(gpus: int, update: str = "ddp", **settings: Any) -> PlannedRun:
     own = {"framework": "torch", "gpus": gpus, "update": update, **settings}
     framework = Framework("torch", "PyTorch", Path("torch_ddp.py"), updates=("single", "ddp"))
-    return Planned(Configuration("abc", "torch", gpus, own), framework, 1, True)
+    return PlannedRun(Configuration("abc", "torch", gpus, own), framework, 1, True)
 
 
 def test_torchrun_runs_once_on_each_node() -> None:
@@ -169,7 +169,7 @@ def test_mpiexec_starts_ranks_where_srun_cannot() -> None:
         (planned(16, "dataparallel"), "no placement that spans several nodes"),
     ],
 )
-def test_what_does_not_fit_the_nodes_is_skipped_with_a_reason(run: Planned, why: str) -> None:
+def test_what_does_not_fit_the_nodes_is_skipped_with_a_reason(run: PlannedRun, why: str) -> None:
     nodes = Nodes(4, 8)
     assert nodes.spreads(run)
     assert why in nodes.why_not(run)

@@ -13,7 +13,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gputrace.studies.database import Configuration, Database, Plan, Recording, Run, StudyRow
+from gputrace.studies.database import (
+    Configuration,
+    Database,
+    Recording,
+    Run,
+    StudyHeader,
+    StudyPlan,
+)
 from gputrace.studies.plan import key_of
 
 BATCHES = (16, 32, 64)
@@ -52,8 +59,8 @@ class Bench(RuleBasedStateMachine):
         """Starts the study, as its file is now."""
         self.asked = [_configuration(batch) for batch in batches]
         self.repeats, self.recording = repeats, recording
-        study = StudyRow("t", "q", repeats, recording, "s.toml")
-        self.database.set_plan(Plan(study, tuple(self.asked)))
+        study = StudyHeader("t", "q", repeats, recording, "s.toml")
+        self.database.set_plan(StudyPlan(study, tuple(self.asked)))
 
     def _run(self, data: st.DataObject) -> Run:
         self.began += 1
@@ -141,8 +148,8 @@ class Bench(RuleBasedStateMachine):
 
     @invariant()
     def the_study_is_as_its_file_said_last(self) -> None:
-        study = StudyRow("t", "q", self.repeats, self.recording, "s.toml")
-        assert self.database.plan() == Plan(study, tuple(self.asked))
+        study = StudyHeader("t", "q", self.repeats, self.recording, "s.toml")
+        assert self.database.plan() == StudyPlan(study, tuple(self.asked))
 
 
 def _configuration(batch: int) -> Configuration:

@@ -17,7 +17,7 @@ import pytest
 
 from gputrace.studies.framework_environments import Environments, Unavailable, read_frameworks
 from gputrace.studies.measures import RunResult, measure
-from gputrace.studies.results import Check
+from gputrace.studies.results import RecordingCheck
 from gputrace.studies.summary import check_run
 from tests.command import ROOT, Ran, environment
 
@@ -87,7 +87,7 @@ def test_a_recording_has_every_step_and_wait_that_a_script_tells(
     assert (check.reason, check.steps_found) == ("", {0: STEPS})
 
 
-def check_recording(name: str, command: Sequence[str], trace: Path) -> Check:
+def check_recording(name: str, command: Sequence[str], trace: Path) -> RecordingCheck:
     """A run of a few steps on the CPU, beside its recording."""
     record = [sys.executable, "-m", "gputrace", "record", "--backend", "host", "-o", str(trace)]
     options = ["--device", "cpu", "--batch", "8", "--steps", str(STEPS), "--warmup", "1"]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from gputrace.studies.database import Configuration, Folder, Run
-    from gputrace.studies.plan import Planned
+    from gputrace.studies.plan import PlannedRun
     from gputrace.studies.runner import Request, Work
 
 
@@ -357,7 +357,7 @@ class Lines:
     def log(self, line: str) -> None:
         log(line)
 
-    def begin(self, planned: Planned, label: str, number: int, total: int) -> None:
+    def begin(self, planned: PlannedRun, label: str, number: int, total: int) -> None:
         bare = "" if planned.recorded else ", bare"
         self._begun = f"[{number}/{total}] {label}, repeat {planned.repeat}{bare}"
 
@@ -387,7 +387,7 @@ class Bar(Lines):
             f"gputrace: {message(line)}", markup=False, highlight=False, soft_wrap=True
         )
 
-    def begin(self, planned: Planned, label: str, number: int, total: int) -> None:
+    def begin(self, planned: PlannedRun, label: str, number: int, total: int) -> None:
         from rich.markup import escape
 
         super().begin(planned, label, number, total)

@@ -54,7 +54,7 @@ class Plan:
 
     @property
     def look_s(self) -> float:
-        """Seconds between looks at the recording, 0 for the usual ones; a ring soon lets go."""
+        """Seconds between checks of the recording; 0 for the default."""
         return 1.0 if self.when_slow else 0.0
 
 

@@ -120,22 +120,22 @@ class Database:
     def _invalid(self, error: Exception) -> InputError:
         return InputError(self.path, f"holds a row that no study leaves ({error}); move it away")
 
-    def set_plan(self, plan: Plan) -> None:
+    def set_plan(self, plan: StudyPlan) -> None:
         """Replace the current plan; runs of other configurations stay, but are not returned."""
         text = json.dumps(msgspec.to_builtins(plan))
         with self._transaction() as connection:
             connection.execute("INSERT OR REPLACE INTO plans VALUES (1, ?)", [text])
 
-    def plan(self) -> Plan:
+    def plan(self) -> StudyPlan:
         """Return the current plan; raises InputError if no study has begun."""
         if (plan := self.find_plan()) is None:
             raise InputError(self.path, "holds no study; `gputrace bench STUDY.toml` begins one")
         return plan
 
-    def find_plan(self) -> Plan | None:
+    def find_plan(self) -> StudyPlan | None:
         """Return the current plan; None if no study has begun."""
         for row in self._rows("plan FROM plans"):
-            return self.convert(self._parse(row["plan"]), Plan)
+            return self.convert(self._parse(row["plan"]), StudyPlan)
         return None
 
     def runs(self) -> list[Run]:
@@ -209,7 +209,7 @@ Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class StudyRow:
+class StudyHeader:
     """Header of the study file when it was last run."""
 
     title: str
@@ -232,10 +232,10 @@ class Configuration:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StudyPlan:
     """Study with its configurations, in order."""
 
-    study: StudyRow
+    study: StudyHeader
     configurations: tuple[Configuration, ...]
 
 

@@ -190,7 +190,7 @@ def _check_whole(study: Study) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedRun:
     """Planned run; ``recorded`` by `gputrace record`, or bare."""
 
     configuration: Configuration
@@ -211,7 +211,7 @@ class Planned:
         return f"{self.framework.name}-{self.configuration.key}-{self.repeat}{bare}"
 
 
-def make_plan(study: Study, frameworks: Mapping[str, Framework], gpus: int) -> list[Planned]:
+def make_plan(study: Study, frameworks: Mapping[str, Framework], gpus: int) -> list[PlannedRun]:
     """Return all runs in order: each configuration once, then all again.
 
     Thus a machine that warms up, or is used by others for a while, affects all alike. Bare and
@@ -230,7 +230,7 @@ def make_plan(study: Study, frameworks: Mapping[str, Framework], gpus: int) -> l
             key = key_of(whole)
             configurations[key] = Configuration(key, settings["framework"], count, whole)
     return [
-        Planned(each, frameworks[each.framework], repeat, recorded)
+        PlannedRun(each, frameworks[each.framework], repeat, recorded)
         for repeat in range(1, study.repeats + 1)
         for each in configurations.values()
         for recorded in ((False, True) if repeat % 2 else (True, False))
@@ -243,12 +243,14 @@ def key_of(settings: Settings) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def configurations_of(plan: Iterable[Planned]) -> list[Configuration]:
+def configurations_of(plan: Iterable[PlannedRun]) -> list[Configuration]:
     """Return the configurations of a plan, each once, in its order."""
     return list({run.configuration.key: run.configuration for run in plan}.values())
 
 
-def arguments_of(planned: Planned, data: str | None = None, gpus: int | None = None) -> list[str]:
+def arguments_of(
+    planned: PlannedRun, data: str | None = None, gpus: int | None = None
+) -> list[str]:
     """Return the arguments of the script.
 
     ``data`` is the folder of images generated for the study; ``gpus`` are those per machine, if the
@@ -278,7 +280,7 @@ def run_label(configuration: Configuration, among: Iterable[Configuration]) -> s
     return settings_label(configuration.settings, dict.fromkeys(("framework", *names)))
 
 
-def why_not(planned: Planned, gpus: int) -> str:
+def why_not(planned: PlannedRun, gpus: int) -> str:
     """Return why a run is impossible on this machine, regardless of what is installed; or empty."""
     settings, updates = planned.configuration.settings, planned.framework.updates
     update = settings.get("update")
@@ -296,7 +298,7 @@ def why_not(planned: Planned, gpus: int) -> str:
     return f"takes {wanted}, and this machine has {gpus or 'none'}"
 
 
-def only(plan: Iterable[Planned], filters: Iterable[tuple[str, str]]) -> list[Planned]:
+def only(plan: Iterable[PlannedRun], filters: Iterable[tuple[str, str]]) -> list[PlannedRun]:
     """Select the runs that match the ``--only`` filters; raises UsageError if there are none."""
     wanted: dict[str, set[str]] = {}
     for name, value in filters:
@@ -375,11 +377,11 @@ class Nodes:
     mpi: str = "srun"
     """Launcher of MPI ranks: ``srun`` or ``mpiexec``."""
 
-    def spreads(self, planned: Planned) -> bool:
+    def spreads(self, planned: PlannedRun) -> bool:
         """Return whether a run spans several nodes."""
         return self.count > 1 and planned.configuration.gpus > self.gpus > 0
 
-    def why_not(self, planned: Planned) -> str:
+    def why_not(self, planned: PlannedRun) -> str:
         """Return why a run on several nodes is impossible; empty if it is possible."""
         gpus = planned.configuration.gpus
         if gpus > self.count * self.gpus:
@@ -390,7 +392,9 @@ class Nodes:
             return f"{planned.framework.title} has no placement that spans several nodes here"
         return ""
 
-    def command(self, planned: Planned, record: Sequence[str], script: Sequence[str]) -> list[str]:
+    def command(
+        self, planned: PlannedRun, record: Sequence[str], script: Sequence[str]
+    ) -> list[str]:
         """Return the command that launches a run on its nodes.
 
         ``record`` is the prefix for recording, up to ``--``, or empty; ``script`` the Python, the
@@ -413,7 +417,7 @@ class Nodes:
             return ["mpiexec", "-n", str(planned.configuration.gpus), *record, *script]
         return [*self._srun(planned, nodes, self.gpus), *record, *script]
 
-    def _srun(self, planned: Planned, nodes: int, tasks: int) -> list[str]:
+    def _srun(self, planned: PlannedRun, nodes: int, tasks: int) -> list[str]:
         """Return srun's words; tasks share a node's cores, as srun's default is one core each."""
         words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes * tasks}"]
         words += [f"--ntasks-per-node={tasks}", "--kill-on-bad-exit=1"]
@@ -423,7 +427,7 @@ class Nodes:
         return words if on_cpu else [*words, f"--gpus-per-node={self.gpus}"]
 
 
-def launcher(planned: Planned) -> str:
+def launcher(planned: PlannedRun) -> str:
     """Return ``torchrun`` or ``mpi``; empty for a framework with one process for all devices."""
     asked = planned.configuration.settings.get("update")
     able = [asked] if asked is not None else planned.framework.updates

@@ -33,12 +33,12 @@ from gputrace.report.text import open_console, print_table, without_blanks
 from gputrace.sanitize import cell, clean
 from gputrace.studies.database import Database
 from gputrace.studies.results import (
-    Check,
+    ConfigurationResult,
     Effect,
     Efficiency,
     GpuShare,
     PairOfGpus,
-    Row,
+    RecordingCheck,
     Spread,
     Summary,
 )
@@ -109,7 +109,9 @@ def render_markdown(summary: Summary) -> str:
 
 _SPREADS: Final = ("rate", "rate_of_median", "step_ns", "target_s")
 _LEFT_OUT: Final = ("label", "settings", "gpus", "classes", *_SPREADS)
-_PLAIN: Final = tuple(field.name for field in fields(Row) if field.name not in _LEFT_OUT)
+_PLAIN: Final = tuple(
+    field.name for field in fields(ConfigurationResult) if field.name not in _LEFT_OUT
+)
 
 
 def render_csv(summary: Summary) -> str:
@@ -269,30 +271,30 @@ def _bounds(row: Effect | Efficiency) -> str:
     return "" if row.bounds is None else f"{_times(row.bounds.low)}–{_times(row.bounds.high)}"
 
 
-def _state(row: Row) -> str:
+def _state(row: ConfigurationResult) -> str:
     """Return the number of failed and skipped runs; empty if all are done."""
     counts = (("failed", row.failed), ("skipped", row.skipped))
     return ", ".join(f"{count} {word}" for word, count in counts if count)
 
 
-def _median(name: str, show: Callable[[float], str]) -> Callable[[Row], str]:
+def _median(name: str, show: Callable[[float], str]) -> Callable[[ConfigurationResult], str]:
     """Return a formatter of the median of a `Spread`."""
 
-    def cell(row: Row) -> str:
+    def cell(row: ConfigurationResult) -> str:
         spread: Spread | None = getattr(row, name)
         return "" if spread is None else show(spread.median)
 
     return cell
 
 
-def _rates(row: Row) -> str:
+def _rates(row: ConfigurationResult) -> str:
     """Format the range of several repeats as ``801–823``."""
     if row.rate is None or row.rate.count < 2:
         return ""
     return "–".join(dict.fromkeys((rate(row.rate.low), rate(row.rate.high))))
 
 
-def _losses(row: Row) -> str:
+def _losses(row: ConfigurationResult) -> str:
     if row.loss_first is None or row.loss_last is None:
         return ""
     return f"{row.loss_first:.3g} → {row.loss_last:.3g}"
@@ -313,7 +315,7 @@ _RUNS: Final[_Columns] = (
 )
 
 
-def _steps_found(check: Check) -> str:
+def _steps_found(check: RecordingCheck) -> str:
     """Format as ``20`` or ``19 to 20``; with the number of ranks if there are several."""
     counts = check.steps_found.values()
     return f"{len(counts)} × {count_range(counts)}" if len(counts) > 1 else count_range(counts)
@@ -340,7 +342,7 @@ def _checks_table(summary: Summary) -> Table:
     return _table("The recordings beside what the scripts say of themselves", _CHECKS, shown)
 
 
-def _compared(summary: Summary) -> list[Check]:
+def _compared(summary: Summary) -> list[RecordingCheck]:
     """Return the checks of completed scripts; the notes say why others failed."""
     return [check for check in summary.checks if check.steps_run is not None]
 
@@ -612,7 +614,7 @@ def _line(
     return [line, dots]
 
 
-def _rate_bars(rows: Sequence[Row]) -> figure | None:
+def _rate_bars(rows: Sequence[ConfigurationResult]) -> figure | None:
     """Draw a bar for each configuration, with the range of its repeats."""
     known = [(row, row.rate) for row in rows if row.rate is not None]
     if not known:
@@ -651,7 +653,7 @@ def _bars(name: str, rows: Sequence[Any], axis: str) -> figure:
     return plot
 
 
-def _classes(rows: Sequence[Row]) -> figure | None:
+def _classes(rows: Sequence[ConfigurationResult]) -> figure | None:
     known = [(row, row.classes) for row in rows if row.classes is not None]
     if not known:
         return None

@@ -24,7 +24,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ConfigurationResult:
     """Configuration with its results."""
 
     label: str
@@ -67,7 +67,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class RecordingCheck:
     """Comparison of a configuration's recordings with its script's own report.
 
     Covers the repeat that agrees least.
@@ -169,7 +169,7 @@ class PairOfGpus:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class CardResult:
     """Result on one of several GPUs that were tried."""
 
     label: str
@@ -218,14 +218,14 @@ class Summary:
     notes: tuple[str, ...]
     left: int
     """Number of runs still to be made."""
-    rows: tuple[Row, ...]
-    checks: tuple[Check, ...]
+    rows: tuple[ConfigurationResult, ...]
+    checks: tuple[RecordingCheck, ...]
     """Checks of the recorded configurations."""
     efficiency: tuple[Efficiency, ...]
     effects: tuple[Effect, ...]
     predictions: tuple[Predicted, ...]
     pairs: tuple[PairOfGpus, ...]
-    cards: tuple[Card, ...]
+    cards: tuple[CardResult, ...]
     placements: tuple[Placement, ...]
 
     @property

@@ -21,7 +21,7 @@ import msgspec
 
 from gputrace.collectors.launch import orphans_of
 from gputrace.errors import ExitCode, UsageError
-from gputrace.studies.database import Database, Folder, Plan, Run, Settings, StudyRow
+from gputrace.studies.database import Database, Folder, Run, Settings, StudyHeader, StudyPlan
 from gputrace.studies.framework_environments import (
     GENERATED,
     Environments,
@@ -32,7 +32,7 @@ from gputrace.studies.framework_environments import (
 )
 from gputrace.studies.plan import (
     Nodes,
-    Planned,
+    PlannedRun,
     Study,
     arguments_of,
     configurations_of,
@@ -77,7 +77,7 @@ class Watcher(Protocol):
     """Observer of a study's progress."""
 
     def log(self, line: str) -> None: ...
-    def begin(self, planned: Planned, label: str, number: int, total: int) -> None: ...
+    def begin(self, planned: PlannedRun, label: str, number: int, total: int) -> None: ...
     def end(self, run: Run) -> None: ...
 
 
@@ -87,17 +87,17 @@ class Work:
 
     request: Request
     study: Study
-    plan: Sequence[Planned]
-    chosen: Sequence[Planned]
+    plan: Sequence[PlannedRun]
+    chosen: Sequence[PlannedRun]
     gpus: Sequence[str]
     """GPUs of this machine, as named in CUDA_VISIBLE_DEVICES."""
     folder: Folder
 
-    def label(self, planned: Planned) -> str:
+    def label(self, planned: PlannedRun) -> str:
         """Return the settings in which its configuration differs from the study's others."""
         return run_label(planned.configuration, configurations_of(self.plan))
 
-    def pending(self, finished: Mapping[Any, Run]) -> list[Planned]:
+    def pending(self, finished: Mapping[Any, Run]) -> list[PlannedRun]:
         """Return the selected runs still to be made, including those skipped before."""
         again = {"skipped", *(["failed"] if self.request.retry else [])}
         return [
@@ -143,13 +143,13 @@ def carry_out(work: Work, watcher: Watcher) -> ExitCode:
         with Database(work.folder.path, create=True) as database:
             study, before = work.study, database.find_plan()
             file = str(study.path.resolve())
-            row = StudyRow(study.title, study.question, study.repeats, study.recording, file)
+            row = StudyHeader(study.title, study.question, study.repeats, study.recording, file)
             if before is not None and before.study.file != row.file:
                 watcher.log(
                     f"{work.folder.path} is of {before.study.file} so far; of its runs, those "
                     f"that {study.path} does not ask for are kept, and not shown"
                 )
-            database.set_plan(Plan(row, tuple(configurations_of(work.plan))))
+            database.set_plan(StudyPlan(row, tuple(configurations_of(work.plan))))
             done = finished_runs(database)
             pending = work.pending(done)
             # Deleted first, so that an interrupted study resumes without --force or --retry.
@@ -186,7 +186,9 @@ _SIDES: Final = {"inception3": 320}
 """Pixels of an image's side, larger than the model's input for random crops."""
 
 
-def _make_run(work: Work, database: Database, environments: Environments, planned: Planned) -> Run:
+def _make_run(
+    work: Work, database: Database, environments: Environments, planned: PlannedRun
+) -> Run:
     """Make one run and save it; after a KeyboardInterrupt, nothing of it is saved."""
     run, nodes = Run(*planned.key, "done"), work.request.nodes
     spreads = nodes.spreads(planned)
@@ -227,7 +229,7 @@ class _Attempt:
     """Run in progress, and its files."""
 
     def __init__(
-        self, work: Work, environments: Environments, planned: Planned, python: Path
+        self, work: Work, environments: Environments, planned: PlannedRun, python: Path
     ) -> None:
         self._work, self._environments, self._folder = work, environments, work.folder
         self._planned, self._python = planned, python

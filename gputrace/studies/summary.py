@@ -22,15 +22,15 @@ from gputrace.studies.framework_environments import LAUNCHERS
 from gputrace.studies.measures import GpuMeasure, Measure, Results, RunResult
 from gputrace.studies.results import (
     SCHEMA_VERSION,
-    Card,
-    Check,
+    CardResult,
+    ConfigurationResult,
     Effect,
     Efficiency,
     GpuShare,
     PairOfGpus,
     Placement,
     Predicted,
-    Row,
+    RecordingCheck,
     Spread,
     Summary,
 )
@@ -205,10 +205,10 @@ def summarize(results: Results) -> Summary:
     )
 
 
-def _row(group: Group) -> Row:
+def _row(group: Group) -> ConfigurationResult:
     states = [run.state for run in group.runs]
     classes = group.classes
-    return Row(
+    return ConfigurationResult(
         label=group.label,
         settings=group.settings,
         gpus=group.gpus,
@@ -312,22 +312,22 @@ SLACK_S: Final = 100e-6
 """Allowed difference of each wait in seconds: time between the two clocks on a busy machine."""
 
 
-def _disagreement(check: Check) -> tuple[int, float]:
+def _disagreement(check: RecordingCheck) -> tuple[int, float]:
     """Sort key: failed highest, then skipped, then by the difference of the waits."""
     return {False: 2, None: 1, True: 0}[check.ok], abs(check.difference or 0.0)
 
 
-def check_run(label: str, run: RunResult) -> Check:
+def check_run(label: str, run: RunResult) -> RecordingCheck:
     """Compare one run with its recording."""
     if run.state != "done":
         ok = None if run.state == "skipped" else False
-        return Check(label, ok, run.reason, None, {}, None, None, None)
+        return RecordingCheck(label, ok, run.reason, None, {}, None, None, None)
     result, measure = run.result, run.measure
     steps, script = result.get("steps"), result.get("data_wait_s")
     recorded = None if measure is None else measure.data_waits_ns
     recorded_s = recorded / 1e9 if recorded is not None else None
     reason = _reason(run, steps, script, recorded_s)
-    return Check(
+    return RecordingCheck(
         label=label,
         ok=not reason,
         reason=reason,
@@ -552,7 +552,7 @@ def find_pairs(groups: Sequence[Group]) -> Iterator[PairOfGpus]:
         )
 
 
-def find_cards(groups: Sequence[Group]) -> Iterator[Card]:
+def find_cards(groups: Sequence[Group]) -> Iterator[CardResult]:
     """Yield the runs on single GPUs if several were tried, each relative to the median."""
     singles = [(group, group.rate.median if group.rate else None) for group in _on(groups, 1)]
     rates = [rate for _, rate in singles if rate is not None]
@@ -560,7 +560,7 @@ def find_cards(groups: Sequence[Group]) -> Iterator[Card]:
     for group, rate in singles:
         gpus = [gpu for measure in group.measures for gpu in measure.gpus]
         clocks = [gpu.sm_clock_mhz for gpu in gpus if gpu.sm_clock_mhz is not None]
-        yield Card(
+        yield CardResult(
             label=group.label,
             gpus=tuple(group.settings[VISIBLE]),
             name=gpus[0].name if gpus else "",

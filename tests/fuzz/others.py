@@ -21,7 +21,7 @@ from gputrace.analyzers.timeline_model import Scene, full_scene
 from gputrace.readers.registry import open_trace
 from gputrace.store import cache
 from gputrace.store.cache import dump_columns, load_columns
-from gputrace.studies.database import FILE, Configuration, Database, Plan, Run, StudyRow
+from gputrace.studies.database import FILE, Configuration, Database, Run, StudyHeader, StudyPlan
 from gputrace.studies.framework_environments import Framework
 from gputrace.studies.measures import read_results
 from gputrace.studies.plan import arguments_of, key_of, make_plan, read_study
@@ -128,13 +128,13 @@ def _results(name: str) -> bytes:
     keys = [key_of(one.settings) for one in found.runs]
     with tempfile.TemporaryDirectory() as folder:
         with Database(Path(folder), create=True) as database:
-            row = StudyRow(found.title, found.question, 3, "recorded", "study.toml")
+            row = StudyHeader(found.title, found.question, 3, "recorded", "study.toml")
             configurations = [
                 Configuration(key, "torch", 1, one.settings)
                 for key, one in zip(keys, found.runs, strict=True)
             ]
             asked = {each.key: each for each in configurations}
-            database.set_plan(Plan(row, tuple(asked.values())))
+            database.set_plan(StudyPlan(row, tuple(asked.values())))
             for key, one in zip(keys, found.runs, strict=True):
                 saved = database.save(Run(key, one.repeat, True, one.state, result=one.result))
                 if one.measure is not None:

@@ -66,7 +66,7 @@ Value = float | int | None
 Row = list[Value]
 
 _NVLINK_FIELDS: Final = range(138, 142)
-_MEMORY_V2: Final = 0x0200_0028  # tells what is in use from what the driver reserves
+_MEMORY_V2: Final = 0x0200_0028  # separates memory in use from what the driver reserves
 _ALL_LINKS: Final = 0xFFFF_FFFF
 _RING_UTILIZATION: Final = 1
 _NOTHING_NEW: Final = frozenset({6, 21})  # NotFound, NoData
@@ -256,7 +256,7 @@ _P2P: Final = ("OK", "CNS", "GNS", "TNS", "DR", "NS", "U")
 _READ, _WRITE, _NVLINK = 0, 1, 2
 _SM, _MEMORY = 1, 2
 _NODE_SCOPE: Final = 0
-_CPU_WORDS: Final = 64  # 4096 CPUs; the driver writes as many words as it is told there are.
+_CPU_WORDS: Final = 64  # 4096 CPUs; the driver fills this many words.
 _NODE_WORDS: Final = 16
 _SWITCH: Final = "switch"
 _SWITCH_TYPE: Final = 2

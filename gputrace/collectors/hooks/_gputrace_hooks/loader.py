@@ -2,7 +2,7 @@
 
 An event is one part of one batch, its length what the batch's samples took together. A worker's
 main thread fetches and collates; the thread of its queue pickles and sends. Their numbers are
-batches, as torch counts them. Moments (start equals end) tell numbers: see the names below.
+batches, as torch counts them. Instants (start equals end) hold numbers: see the names below.
 
 The rank of an event is, in the process that trains, the loader's number plus one; in a worker, the
 worker's plus one. A worker knows its loader by the seed that the loader gave to all of its workers.
@@ -296,7 +296,7 @@ def _mixed(seed: int, pid: int) -> int:
 
 
 def _maker() -> int:
-    """Return the process that made this one, be it by way of a server."""
+    """Return the process that made this one, directly or through a server."""
     parent = getattr(sys.modules.get("multiprocessing"), "parent_process", None)
     known = parent() if parent is not None else None
     return os.getppid() if known is None else known.pid
@@ -329,7 +329,7 @@ class _Reads:
 
 
 class _Buffer(deque):  # type: ignore[type-arg]
-    """Batches on their way to the thread that sends them; tells when it takes one up, and which."""
+    """Batches on their way to the thread that sends them; notes when it takes which."""
 
     taken = None
 

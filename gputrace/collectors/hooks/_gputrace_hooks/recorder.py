@@ -94,7 +94,7 @@ _thread_ids = _thread._local()
 # Those met since the last write, by the system's id and that of pthreads, which nvprof knows.
 _pthreads: "list[tuple[int, int]]" = []
 _state = _State()
-# Events that end in between wait; outside, be it that the clock was set back, they are written.
+# Events that end in between wait; others are written, also if the clock was set back.
 _written, _due, _wait_due = 0, 0, 0
 
 
