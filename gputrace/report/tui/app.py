@@ -30,8 +30,7 @@ from gputrace.analyzers.timeline_model.gaps import GapDetail, Launch, describe_g
 from gputrace.analyzers.timeline_model.trace_rows import stream_lanes, thread_lanes
 from gputrace.report.palette import LOOKS, SEVERITIES, Palette
 from gputrace.report.tables import moment, verdict
-from gputrace.report.tui.gaps import GapList, gap_text, operation_text
-from gputrace.report.tui.panes import PANES
+from gputrace.report.tui.panes import PANES, GapList, gap_text, operation_text
 from gputrace.report.tui.screen import (
     KEYS,
     Help,
@@ -234,7 +233,7 @@ class BrowseApp(TerminalApp[None]):
         if table is not self.board.table:
             return
         self.board.rows = rows
-        self.gap_list.place = 0
+        self.gap_list.index = 0
         if then is not None:
             then()
         self.show()
@@ -316,7 +315,7 @@ class BrowseApp(TerminalApp[None]):
         parts = [f"window {format_ns(view.length)}", f"cursor {moment(board.cursor)}"]
         if len(board.marks) == 2:
             parts.insert(0, f"a to b {format_ns(abs(board.marks[1] - board.marks[0]))}")
-        number = self.gap_list.place + 1 if len(board.rows) else 0
+        number = self.gap_list.index + 1 if len(board.rows) else 0
         which = "of steady steps" if board.gap_filter.steady else ""
         parts.append(f"gap {number:,} of {len(board.rows):,} {which}".rstrip())
         self.update_text("#status", Text(" · ".join(parts), no_wrap=True, overflow="ellipsis"))
@@ -338,7 +337,7 @@ class BrowseApp(TerminalApp[None]):
         self.action_pick()
 
     def on_gap_list_chosen(self, message: GapList.Chosen) -> None:
-        self.select(message.place)
+        self.select(message.index)
 
     def action_zoom(self, factor: float) -> None:
         self.show_window(self.board.view.zoom(factor, self.board.cursor))
@@ -396,10 +395,10 @@ class BrowseApp(TerminalApp[None]):
         self.show()
 
     def action_gap(self, by: int) -> None:
-        self.select(self.gap_list.place + by if self.board.selected is not None else 0)
+        self.select(self.gap_list.index + by if self.board.selected is not None else 0)
 
     def action_gap_page(self, by: int) -> None:
-        self.select(self.gap_list.place + by * max(self.gap_list.size.height - 1, 1))
+        self.select(self.gap_list.index + by * max(self.gap_list.size.height - 1, 1))
 
     def action_gap_first(self) -> None:
         self.select(0)
@@ -409,8 +408,8 @@ class BrowseApp(TerminalApp[None]):
         board = self.board
         if not len(board.rows):
             return
-        self.gap_list.place = min(max(index, 0), len(board.rows) - 1)
-        row = int(board.rows[self.gap_list.place])
+        self.gap_list.index = min(max(index, 0), len(board.rows) - 1)
+        row = int(board.rows[self.gap_list.index])
         self.select_gap(row)
         board.view = board.view.reveal(*board.gap_span(row))
         self.timeline.reveal_cursor()
@@ -425,7 +424,7 @@ class BrowseApp(TerminalApp[None]):
         board.cursor_lane = board.cursor_lane if index is None else index
         listed = np.flatnonzero(board.rows == row)
         if len(listed):
-            self.gap_list.place = int(listed[0])
+            self.gap_list.index = int(listed[0])
         self.show_detail()
 
     def action_sort(self) -> None:

@@ -219,9 +219,9 @@ class Board:
         hits = []
         for shown in self.lanes:
             if shown.number >= 0 and shown.trace in matches:
-                after, ids = [self.cursor + shown.zero], matches[shown.trace]
-                hit = next_named([shown.lane], ids, after, forward=forward)
-                hits += [] if hit is None else [Picked(shown, hit[1])]
+                ids, moment = matches[shown.trace], self.cursor + shown.zero
+                row = next_named(shown.lane, ids, moment, forward=forward)
+                hits += [] if row is None else [Picked(shown, row)]
         return min(hits, key=lambda picked: abs(picked.span[0] - self.cursor), default=None)
 
     def pick(self, picked: Picked) -> None:
