@@ -40,15 +40,15 @@ class Timeline:
 
     gpu: Gpu
     window: Window
-    """From the first start to the last end of an operation, or the part of that asked for."""
+    """Window from the first start to the last end of an operation, or the requested part of it."""
     classes: tuple[Intervals, ...]
-    """For each `OperationClass`, when it ran and none of higher precedence, not clipped."""
+    """Intervals in which each `OperationClass` ran and none of higher precedence, not clipped."""
     busy: Intervals
-    """When anything ran on the GPU."""
+    """Intervals in which anything ran."""
     kernels: int
     copies: int
     opaque_graphs: int
-    """CUDA graphs recorded as a whole; they count as compute."""
+    """Number of CUDA graphs recorded as a whole; they count as compute."""
     recorded: Intervals
     """Recorded parts of the window, not clipped; the rest is unknown."""
 

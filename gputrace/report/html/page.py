@@ -23,13 +23,13 @@ from bokeh.plotting import figure
 from bokeh.resources import INLINE
 from jinja2 import Environment, FunctionLoader, Template, select_autoescape
 
-from gputrace.analyzers.compare.results import Comparison
+from gputrace.analyzers.compare import UNITS, Comparison
 from gputrace.analyzers.timeline_model.gaps import GapDetail
 from gputrace.model.names import short
 from gputrace.model.results import Analysis, Gaps, GpuLink
 from gputrace.model.time_class import CLASSES
-from gputrace.report.comparison import UNITS, tables
 from gputrace.report.comparison import notes as comparison_notes
+from gputrace.report.comparison import tables
 from gputrace.report.comparison import verdict as comparison_verdict
 from gputrace.report.html.charts import (
     CURVES,
@@ -229,7 +229,7 @@ def _places(analysis: Analysis) -> dict[str, tuple[str, str]]:
     there |= {"h-kernels"} if kernels_table(analysis, 1) else set()
     there |= {"h-links"} if analysis.links or collectives_table(analysis) else set()
     there |= {"steps"} if analysis.step_list else set()
-    return {id: place for id, place in _PLACES.items() if place[0] in there}
+    return {id: link for id, link in _PLACES.items() if link[0] in there}
 
 
 def _gap_row(worst: GapDetail, analysis: Analysis) -> SimpleNamespace:

@@ -358,7 +358,7 @@ def _packed(trace: Trace, scene: Scene, rows: Sequence[TrackRow], within: Interv
                 "group": row.group,
                 "label": plain_text(row.track.name, 40),
                 "process": row.process,
-                "track": -1 if row.on_gpu else row.track.place,
+                "track": -1 if row.on_gpu else row.track.kind_index,
                 "kind": classify(trace, row.track.events).tolist() if row.on_gpu else [],
                 "start": np.diff(row.track.events.start, prepend=scene.origin).tolist(),
                 "length": (row.track.events.end - row.track.events.start).tolist(),

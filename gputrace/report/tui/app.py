@@ -303,12 +303,9 @@ class BrowseApp(TerminalApp[None]):
         scene = self.board.scenes[shown.trace if shown else 0]
         if not has_gaps and scene is not None and scene.analysis is not None:
             width = self.size.width - 4
-            text = PANES[self.pane](scene.analysis, width, self._pane_height(), self.palette)
+            height = max(box.size.height or self.query_one("#below").size.height, 6)
+            text = PANES[self.pane](scene.analysis, width, height, self.palette)
             self.update_text("#pane-text", text)
-
-    def _pane_height(self) -> int:
-        """Return the rows below the lanes that the list of gaps has, or a pane."""
-        return max(self.query_one("#pane").size.height or self.query_one("#below").size.height, 6)
 
     def _show_status(self) -> None:
         board, view = self.board, self.board.view
@@ -420,7 +417,7 @@ class BrowseApp(TerminalApp[None]):
         board = self.board
         board.selected, board.picked = row, None
         board.cursor = board.gap_span(row)[0]
-        index = board.place_of(board.gpus[int(board.table.lane[row])])
+        index = board.index_of(board.gpus[int(board.table.lane[row])])
         board.cursor_lane = board.cursor_lane if index is None else index
         listed = np.flatnonzero(board.rows == row)
         if len(listed):
@@ -619,7 +616,8 @@ class BrowseApp(TerminalApp[None]):
         board = self.board
         shown = board.gpus[int(board.table.lane[row])]
         source, scene = self.sources[shown.trace], board.scenes[shown.trace]
-        in_trace = row - board.first_gap(shown.trace)
+        before = board.scenes[: shown.trace]
+        in_trace = row - sum(len(other.gaps) for other in before if other is not None)
 
         def read() -> None:
             if scene is not None and board.selected == row and board.picked is None:
@@ -714,7 +712,7 @@ class BrowseApp(TerminalApp[None]):
         """Update the lanes that are shown; the cursor stays on its lane."""
         board, shown = self.board, self.board.lane_at_cursor
         board.filter_lanes()
-        index = board.place_of(shown) if shown else None
+        index = board.index_of(shown) if shown else None
         board.cursor_lane = index if index is not None else board.cursor_lane
         self.timeline.reveal_cursor()
         self.show()
