@@ -48,18 +48,22 @@ from gputrace.store.slice import read_export_notes
 from gputrace.store.sqlite_reader import (
     NULL,
     Database,
-    Integers,
-    Query,
-    Rows,
     SqliteTables,
     SqliteTrace,
-    map_in_threads,
-    quote_identifier,
     read_batches,
     read_integers,
     row_chunks,
     row_ranges,
     sqlite_error,
+)
+from gputrace.store.table_scan import (
+    Condition,
+    Integers,
+    Query,
+    Rows,
+    Value,
+    map_in_threads,
+    quote_identifier,
     within,
 )
 
@@ -300,7 +304,7 @@ class OwnTrace(NsysTrace):
 
 def _usable(database: Database, table: Table) -> bool:
     required = ["start"] if table.name == "NVTX_EVENTS" else ["start", *table.columns["end"]]
-    if table.where:
+    if table.types:
         required.append("eventType")
     return database.has(table.name, *required)
 
@@ -335,39 +339,35 @@ def build_query(
     database: Database, table: Table, columns: Collection[str], window: Window | None
 ) -> Query:
     """Build the query for some event columns, from the nsys columns that are there."""
-    expressions = {}
-    for column in columns:
-        there = (c for c in table.columns.get(column, ()) if database.has(table.name, c))
-        if (candidate := next(there, None)) is not None:
-            expressions[column] = quote_identifier(candidate)
-    _adapt(database, table, expressions)
-    if table.kinds == (Kind.GRAPH,) and "name" in expressions:
-        expressions["name"] = f"{GRAPHS} - {expressions['name']}"
-    if expressions.pop("thread", None):  # globalTid holds both
-        expressions["process"] = quote_identifier("globalTid")
-    # Ids that are packed or translated are read whole, the rest in the contract's type.
-    whole = dict.fromkeys(("process", "thread", "kind"), np.int64)
-    types = {name: whole.get(name, COLUMN_TYPES[name]) for name in expressions}
-    conditions = [table.where] if table.where else []
-    if window is not None:
-        end = expressions.get("end", '"end"')
-        conditions.append(f'"start" < {window.end} AND {end} >= {window.start}')
-    return Query(table.name, expressions, types, " AND ".join(conditions))
-
-
-def _adapt(database: Database, table: Table, expressions: dict[str, str]) -> None:
+    there = {
+        column: next((c for c in candidates if database.has(table.name, c)), None)
+        for column, candidates in table.columns.items()
+        if column in columns
+    }
+    names = {column: name for column, name in there.items() if name is not None}
+    if names.pop("thread", None):  # globalTid holds both
+        names["process"] = "globalTid"
+    values = {column: Value.of(name) for column, name in names.items()}
+    if table.kinds == (Kind.GRAPH,) and "name" in names:
+        values["name"] = Value.subtracted(GRAPHS, names["name"])
     if table.name == "NVTX_EVENTS":
         # Marks have no end; texts that were not registered have no id and stand for themselves.
-        start = expressions["start"]
-        expressions["end"] = f"COALESCE({expressions.get('end', 'NULL')}, {start})"
-        if "name" in expressions and database.has("NVTX_EVENTS", "text"):
-            expressions["name"] = f"COALESCE({expressions['name']}, {INLINE_TEXT} - rowid)"
+        start = names["start"]
+        values["end"] = Value.coalesce(names["end"], start) if "end" in names else values["start"]
+        if "name" in names and database.has("NVTX_EVENTS", "text"):
+            values["name"] = Value.coalesce_rowid(names["name"], INLINE_TEXT)
     ends = ("srcDeviceId", "dstDeviceId")
-    if table.kinds == COPY_KINDS and "kind" in expressions and database.has(table.name, *ends):
+    if table.kinds == COPY_KINDS and "kind" in names and database.has(table.name, *ends):
         # A device-to-device copy whose ends are two devices is a peer copy.
-        kind = expressions["kind"]
-        within_device = f"{kind} = {_WITHIN_DEVICE} AND srcDeviceId <> dstDeviceId"
-        expressions["kind"] = f"CASE WHEN {within_device} THEN {_PEER} ELSE {kind} END"
+        values["kind"] = Value.replaced(names["kind"], _WITHIN_DEVICE, ends, _PEER)
+    # Ids that are packed or translated are read whole, the rest in the contract's type.
+    whole = dict.fromkeys(("process", "thread", "kind"), np.int64)
+    types = {name: whole.get(name, COLUMN_TYPES[name]) for name in values}
+    where = [Condition.among(Value.of("eventType"), table.types)] if table.types else []
+    if window is not None:
+        where.append(Condition.below(Value.of("start"), window.end))
+        where.append(Condition.at_least(values.get("end", Value.of("end")), window.start))
+    return Query(table.name, values, types, tuple(where))
 
 
 def plain(value: object) -> str:
