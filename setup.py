@@ -22,7 +22,15 @@ def library(name: str, folder: Path) -> Extension:
         f"gputrace.{name}",
         sources=[str(path) for path in sorted(folder.glob("*.c"))],
         depends=[str(path) for path in sorted(folder.glob("*.h"))],
-        extra_compile_args=["-std=gnu11", "-O2", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden"],
+        extra_compile_args=[
+            "-std=gnu11",
+            "-O2",
+            "-g0",
+            "-Wall",
+            "-Wextra",
+            "-fvisibility=hidden",
+            "-fwrapv",
+        ],
         libraries=["dl", "pthread"],
         optional=True,
     )
@@ -70,6 +78,7 @@ setup(
         library("collectors._collector", NATIVE),
         library("collectors._ticker", NATIVE / "ticker"),
         library("store._native", Path("gputrace/store/native")),
+        library("analyzers.whatif._replay", Path("gputrace/analyzers/whatif/native")),
     ],
     cmdclass={"bdist_wheel": Wheel, "build": Build, "build_ext": Libraries},
 )

@@ -31,7 +31,10 @@ METADATA: Final = f"{NAME}.dist-info"
 DATA: Final = f"{NAME}.data"
 LIBRARIES: Final = {
     f"gputrace/{name}.so"
-    for name in ("collectors/_collector", "collectors/_ticker", "store/_native")
+    for name in (
+        *("collectors/_collector", "collectors/_ticker"),
+        *("store/_native", "analyzers/whatif/_replay"),
+    )
 }
 MISSING_HERE: Final = 4
 
