@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -44,6 +45,7 @@ from gputrace.readers.nsys_schema import (
     read_nvml,
     read_session,
 )
+from gputrace.store import sqlite_security
 from gputrace.store.slice import read_export_notes
 from gputrace.store.sqlite_reader import (
     NULL,
@@ -421,7 +423,7 @@ class Texts:
     """Distinct texts of a column, numbered from 0, and the text number of each row."""
 
     def __init__(self, rowids: NDArray[np.int64], numbers: Integers, distinct: Any) -> None:
-        """Take an Arrow array of distinct texts as bytes; ``rowids`` are in any order."""
+        """Take distinct texts as bytes, a list or an Arrow array; ``rowids`` are in any order."""
         if (np.diff(rowids) < 0).any():
             order = np.argsort(rowids, kind="stable")
             rowids, numbers = rowids[order], numbers[order]
@@ -440,14 +442,16 @@ class Texts:
 
     def texts(self, numbers: Sequence[int]) -> dict[int, str]:
         """Return texts by number, skipping unknown numbers."""
+        known = [number for number in numbers if 0 <= number < len(self._distinct)]
+        if isinstance(self._distinct, list):
+            return {number: _decoded(self._distinct[number]) for number in known}
         import pyarrow
 
-        known = [number for number in numbers if 0 <= number < len(self._distinct)]
         # pyarrow.array() would import pandas.
         buffer = pyarrow.py_buffer(np.array(known, np.int64))
         rows = pyarrow.Array.from_buffers(pyarrow.int64(), len(known), [None, buffer])
         texts = self._distinct.take(rows)
-        return dict(zip(known, _decoded(texts), strict=True))
+        return dict(zip(known, map(_decoded, texts.to_pylist()), strict=True))
 
     def matching(self, pattern: re.Pattern[str], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers whose texts match a pattern, which must treat all digits alike."""
@@ -460,18 +464,43 @@ class Texts:
 
 def read_texts(database: Database, table: str, column: str, where: str) -> Texts:
     """Read the non-NULL texts of a column in the rows that meet an SQL condition."""
-    import pyarrow
-
     sql = (
         f"SELECT rowid, CAST({quote_identifier(column)} AS TEXT) FROM {quote_identifier(table)} "
         f"WHERE {quote_identifier(column)} IS NOT NULL AND {where}"
     )
+    bounds = database.row_bounds(table)
+    if bounds is not None and bounds[1] - bounds[0] < _FEW_TEXTS:
+        return _read_few_texts(database, sql)
+    import pyarrow
+
     ranges = row_ranges(database, table)
     parts = map_in_threads(lambda rows: _read_text_range(database, sql, rows), ranges)
     batches = list(chain.from_iterable(parts))
     rowids = [np.frombuffer(ids.buffers()[1], np.int64, len(ids)) for ids, _ in batches]
     texts = pyarrow.chunked_array([texts for _, texts in batches], pyarrow.large_binary())
     return Texts(np.concatenate([np.empty(0, np.int64), *rowids]), *_encode(texts))
+
+
+_FEW_TEXTS: Final = 50_000
+"""Rows for whose texts pyarrow, which takes a tenth of a second to import, is not worth it."""
+
+
+def _read_few_texts(database: Database, sql: str) -> Texts:
+    try:
+        with closing(sqlite_security.connect(database.uri)) as connection:
+            connection.text_factory = bytes
+            rows = connection.execute(sql).fetchmany(_FEW_TEXTS)
+    except (*sqlite_security.ERRORS, MemoryError) as error:
+        raise sqlite_error(database.path, error) from error
+    rowids = np.array([rowid for rowid, _ in rows], np.int64)
+    return Texts(rowids, *_numbered([text for _, text in rows]))
+
+
+def _numbered(texts: Sequence[bytes]) -> tuple[Integers, list[bytes]]:
+    """Return the number of each text, and the distinct texts."""
+    numbers: dict[bytes, int] = {}
+    number_of = [numbers.setdefault(text, len(numbers)) for text in texts]
+    return np.array(number_of, np.int32), list(numbers)
 
 
 def _read_text_range(database: Database, sql: str, rows: Rows) -> list[tuple[Any, Any]]:
@@ -502,6 +531,9 @@ def _encode(texts: Any) -> tuple[Integers, Any]:
 
 def _shapes(texts: Any) -> tuple[Integers, list[str]]:
     """Dictionary-encode texts with every digit replaced by 0."""
+    if isinstance(texts, list):
+        numbers, shapes = _numbered([text.translate(_ZERO_DIGITS) for text in texts])
+        return numbers, list(map(_decoded, shapes))
     import pyarrow
 
     if len(texts):
@@ -510,8 +542,8 @@ def _shapes(texts: Any) -> tuple[Integers, list[str]]:
         buffers = [None, offsets, letters]
         texts = pyarrow.Array.from_buffers(texts.type, len(texts), buffers, offset=texts.offset)
     numbers, distinct = _encode(pyarrow.chunked_array([texts]))
-    return numbers, _decoded(distinct)
+    return numbers, list(map(_decoded, distinct.to_pylist()))
 
 
-def _decoded(texts: Any) -> list[str]:
-    return [bounded(text.decode("utf-8", "replace")) for text in texts.to_pylist()]
+def _decoded(text: bytes) -> str:
+    return bounded(text.decode("utf-8", "replace"))

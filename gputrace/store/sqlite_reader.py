@@ -348,6 +348,8 @@ def scan_integers(
         return None
     if rows is None:
         bounds = database.row_bounds(query.table)
+        if bounds is None and layout.select(query) and not database.has_rows(query.table):
+            return {name: np.empty(0, query.types[name]) for name in query.values}
         if bounds is None or bounds[1] - bounds[0] >= database.most_rows:
             return None
         rows = bounds[0], bounds[1] + 1
