@@ -43,6 +43,7 @@ __all__ = ["keras_callback", "lightning_callback", "log", "log_recording", "tran
 _METRICS: Final = (*CLASSES, "communication_wait", "host_data")
 _PAGE: Final = "gputrace.html"
 _NS_PER_MS: Final = 1e6
+_RANKS: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _MOST_METRICS: Final = 1000
 """Metrics that MLflow takes in one call."""
 
@@ -359,7 +360,8 @@ def keras_callback(*trackers: Any) -> Any:
 
     class GputraceCallback(base):  # type: ignore[misc, valid-type]
         def on_train_end(self, _logs: Any = None) -> None:
-            log_recording(*trackers)
+            if all(os.environ.get(name, "0") == "0" for name in _RANKS):
+                log_recording(*trackers)
 
     return GputraceCallback()
 
