@@ -269,7 +269,7 @@ class _Attempt:
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
-                    env={**os.environ, **variables, _MARK: str(self._folder.path)},
+                    env={**os.environ, **variables, MARK: str(self._folder.path)},
                     # Ctrl-C at the terminal reaches this process, which forwards it.
                     start_new_session=True,
                 )
@@ -346,7 +346,7 @@ class _Attempt:
         return name, f"{logs.name}/{self._log.name}"
 
 
-_MARK: Final = "GPUTRACE_BENCH"
+MARK: Final = "GPUTRACE_BENCH"
 """Variable in the environment of all processes of a run: the folder of results."""
 _GRACE_S: Final = 10.0
 """Time for a program to exit after a signal."""
@@ -365,7 +365,7 @@ def _ask_to_end(process: subprocess.Popen[bytes], number: signal.Signals) -> Non
 def end_all(folder: Path) -> None:
     """Kill all remaining processes of runs in a folder of results."""
     deadline = time.monotonic() + _GONE_S
-    wanted = os.fsencode(f"{_MARK}={folder}")
+    wanted = os.fsencode(f"{MARK}={folder}")
     looks = 0
     # Look twice: a process being started has no environment for a moment.
     while looks < _LOOKS and time.monotonic() < deadline:

@@ -10,6 +10,7 @@ garbage          keeps garbage collections
 load             looks how threads came by their time, and what else wants cores
 stretches        leaves steps unrecorded, to know and to bound what recording costs
 control          reaches the collector's library in this process
+cures            changes the program as `gputrace try` asks, and measures its steps
 recorder         keeps the events and writes them now and then
 host_file        the file that they are written to
 sampler          looks where the program is, if asked to
