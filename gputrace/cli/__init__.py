@@ -65,6 +65,12 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         ),
     },
     "Compare": {
+        "try": (
+            "try_.command",
+            "gputrace try -- python train.py",
+            "gputrace try workers=8,pinned+fused -- python train.py",
+            "gputrace try --history",
+        ),
         "compare": (
             "analyze.compare",
             "gputrace compare before.sqlite after.sqlite",

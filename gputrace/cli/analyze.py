@@ -276,13 +276,13 @@ def _under_way(traces: tuple[Path, ...]) -> Path | None:
     if len(traces) != 1:
         return None
     from gputrace.collectors.job_tasks import is_ours
-    from gputrace.collectors.live import RecordingFollower
+    from gputrace.collectors.live import Following
 
     trace = traces[0]
     folder = trace if trace.is_dir() else trace.with_name(f"{trace.name}.spool")
     if (trace.exists() and folder != trace) or not is_ours(folder):
         return None
-    if not RecordingFollower(folder).is_under_way:
+    if not Following(folder).is_under_way:
         raise UsageError(
             f"{folder}: the recorder has ended without making a trace; "
             f"`gputrace recover {folder}` makes one"
