@@ -278,11 +278,10 @@ class OpenTrace:
         Takes ``steps``, ``time``, ``gaps`` and ``progress`` like `analyze`, and raises what it
         raises. The result is for gputrace's own pages, and may change.
         """
-        from gputrace.analyzers.timeline_model import Scene
-        from gputrace.report.html.timeline import PackedRows, gather, read_rows, read_scene
+        from gputrace.analyzers.timeline_model import Scene, read_scene
+        from gputrace.report.html.timeline import PackedRows, gather, read_rows
 
         options = read_options(steps, time, gaps)
-
         work = partial(read_scene, options=options, progress=progress)
         scene = self._read(work, options, progress, Scene)
         rows = self._read(partial(read_rows, scene=scene), options, None, PackedRows)

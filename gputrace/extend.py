@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gputrace.model.trace import Device, Process, Session, Trace
     from gputrace.readers.in_memory import MemoryTrace, Names
     from gputrace.readers.registry import Candidate, Reader
+    from gputrace.trials.cures import Cure
     from gputrace.units import format_ns
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Analysis",
     "Backend",
     "Candidate",
+    "Cure",
     "Device",
     "Events",
     "ExtraTable",
@@ -59,6 +61,7 @@ _MODULES: Final = {
     "readers.in_memory": ("MemoryTrace", "Names"),
     "readers.registry": ("Candidate", "Reader"),
     "model.trace": ("Device", "Process", "Session", "Trace"),
+    "trials.cures": ("Cure",),
     "units": ("format_ns",),
 }
 

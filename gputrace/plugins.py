@@ -1,4 +1,4 @@
-"""Plugins of other packages: readers, analyzers, views and collectors, as entry points.
+"""Plugins of other packages: readers, analyzers, views, collectors and cures, as entry points.
 
 Names are listed without importing anything; a plugin is imported when it is used. One that fails is
 reported on stderr and skipped wherever the command can go on. `GPUTRACE_NO_PLUGINS` disables all.
@@ -27,6 +27,7 @@ KINDS: Final = {
     "analyzers": "analyzer",
     "views": "view",
     "collectors": "collector",
+    "cures": "cure",
 }
 """Kinds of plugins and the noun for each; the entry point groups are ``gputrace.readers``…"""
 

@@ -53,7 +53,7 @@ def recipe() -> None:
 @click.command("plugins")
 @click.option("--check", is_flag=True, help="Import each; exit code 4 where one does not work.")
 def plugins(check: bool) -> int:
-    """List the readers, analyzers, views and collectors that other packages add.
+    """List the readers, analyzers, views, collectors and cures that other packages add.
 
     Without --check, none is imported. GPUTRACE_NO_PLUGINS=1 disables all of them.
     """
@@ -86,6 +86,10 @@ def _problem(plugin: Plugin) -> str:
             from gputrace.collectors.backends import backend_of
 
             backend_of(plugin)
+        elif plugin.kind == "cures":
+            from gputrace.trials.cures import Cure
+
+            load(plugin, Cure)
         else:
             load_function(plugin)
     except PluginError as error:

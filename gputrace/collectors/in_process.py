@@ -20,8 +20,9 @@ from gputrace.collectors.backend import Merged, has_driver
 from gputrace.collectors.backends.cupti import CUPTI, collector_library, cupti_folders
 from gputrace.collectors.finalize import merge
 from gputrace.collectors.nvml import Sampler
-from gputrace.collectors.session import HOOKS
+from gputrace.collectors.session import HOOKS, can_be_read_meanwhile, finish
 from gputrace.collectors.spool.chunks import CHUNK, HEADER, ChunkFile
+from gputrace.errors import UsageError
 
 _FOR_CUDA: Final = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
 _LATE: Final = (
@@ -135,6 +136,22 @@ class ProcessRecorder:
             return
         for name in (*_FOR_CUDA, "GPUTRACE_CAPTURE", "GPUTRACE_DIR"):
             os.environ.pop(name, None)
+
+
+def save_so_far(folder: Path, trace: Path) -> Merged:
+    """Writes the trace of a recording under way of which this process is a part.
+
+    Other processes are in it but for their last second. Raises UsageError where the backend writes
+    nothing before the program ends, OSError where the trace cannot be written.
+    """
+    if not can_be_read_meanwhile(folder):
+        raise UsageError(f"{folder}: what records writes nothing before the program has ended")
+    library = collector_library()
+    if library is not None and (collector := loaded(library)) is not None:
+        collector.gputrace_write()
+    if (recorder := sys.modules.get("_gputrace_hooks.recorder")) is not None:
+        recorder.write(time.time_ns())
+    return finish(folder, trace, keep=True)
 
 
 def _remove(folder: Path, owner: int) -> None:

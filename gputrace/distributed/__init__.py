@@ -33,6 +33,7 @@ from gputrace.model.events import Column, Events, Kind, concatenate
 from gputrace.model.nvml import Nvml
 from gputrace.model.options import Window
 from gputrace.model.trace import Device, Process, Progress, Session, Trace
+from gputrace.store import cache_folder
 from gputrace.store.merge import MergedTrace
 from gputrace.store.spill_file import LARGE
 from gputrace.version import __version__
@@ -585,16 +586,39 @@ def connected(where: str) -> Iterator[Client]:
         yield client
 
 
+def _credentials(where: str) -> Any:
+    """Return those of Dask's configuration if it requires encryption, else new ones.
+
+    Without any, every user who can reach the scheduler or a worker runs code as this one.
+    """
+    from distributed import Security
+
+    configured = Security()
+    if configured.require_encryption:
+        return configured
+    try:
+        return Security.temporary()
+    except ImportError:
+        raise MissingError(f"{where}: needs cryptography, to keep others out: {HINT}") from None
+
+
 def _local(where: str, workers: int) -> Any:
+    import dask
     from distributed import LocalCluster
 
-    with _without_interrupts():
+    # Status pages would be open to all users of the machine.
+    parts = ("scheduler", "worker", "nanny")
+    nothing: dict[str, Any] = {f"distributed.{part}.http.routes": [] for part in parts}
+    with _without_interrupts(), dask.config.set(nothing):
         try:
             return LocalCluster(
                 n_workers=workers,
                 threads_per_worker=1,
-                dashboard_address=None,
+                # Any port: with none given, it warns where another cluster has its favourite.
+                dashboard_address="127.0.0.1:0",
+                scheduler_kwargs={"dashboard": False},
                 silence_logs=logging.CRITICAL,
+                security=_credentials(where),
             )
         except (OSError, RuntimeError) as error:
             raise MissingError(f"{where}: the workers did not start ({error!r})") from error
@@ -623,9 +647,14 @@ def _slurm(where: str, workers: int) -> Any:
         raise MissingError(f"{where}: no sbatch on this machine; use it where jobs are submitted")
     known = dask.config.get("jobqueue.slurm", {})
     usual = {"cores": 1, "memory": "4GB", "processes": 1}
-    lacking = {name: value for name, value in usual.items() if not known.get(name)}
+    lacking: dict[str, Any] = {name: value for name, value in usual.items() if not known.get(name)}
     try:
-        cluster = SLURMCluster(**lacking)
+        if not known.get("shared-temp-directory"):
+            # Jobs read their credentials there.
+            folder = cache_folder() / "slurm"
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lacking["shared_temp_directory"] = str(folder)
+        cluster = SLURMCluster(security=_credentials(where), **lacking)
         cluster.scale(workers)
     except (OSError, ValueError, RuntimeError) as error:
         raise MissingError(f"{where}: {error}") from error

@@ -18,11 +18,10 @@ from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind
 from gputrace.store.sqlite_reader import (
     Database,
     EventTable,
-    Integers,
     SqliteTables,
     TimedTable,
-    quote_identifier,
 )
+from gputrace.store.table_scan import Integers, quote_identifier
 from gputrace.store.writer import (
     DOMAIN,
     MARK,

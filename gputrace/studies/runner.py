@@ -270,7 +270,7 @@ class _Attempt:
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
-                    env={**os.environ, **variables, _MARK: str(self._folder.path)},
+                    env={**os.environ, **variables, MARK: str(self._folder.path)},
                     # Ctrl-C at the terminal reaches this process, which forwards it.
                     start_new_session=True,
                 )
@@ -347,7 +347,7 @@ class _Attempt:
         return name, f"{logs.name}/{self._log.name}"
 
 
-_MARK: Final = "GPUTRACE_BENCH"
+MARK: Final = "GPUTRACE_BENCH"
 """Variable in the environment of all processes of a run: the folder of results."""
 _GRACE_S: Final = 10.0
 """Time for a program to exit after a signal."""
@@ -368,7 +368,7 @@ def end_all(folder: Path) -> None:
     deadline, looks = time.monotonic() + _GONE_S, 0
     # Look twice: a process being started has no environment for a moment.
     while looks < _LOOKS and time.monotonic() < deadline:
-        left = orphans_of(folder, _MARK)
+        left = orphans_of(folder, MARK)
         looks = 0 if left else looks + 1
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):

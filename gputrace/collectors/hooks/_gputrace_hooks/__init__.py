@@ -9,6 +9,7 @@ steps            counts the steps, opens and closes the window of ``--steps A:B`
 load             records how threads spend their time, what else wants cores, and collections
 stretches        leaves steps unrecorded, to know and to bound what recording costs
 control          reaches the collector's library in this process
+cures            changes the program as `gputrace try` asks, and measures its steps
 recorder         keeps the events and writes them now and then
 host_file        the file that they are written to
 sampler          looks where the program is, if asked to

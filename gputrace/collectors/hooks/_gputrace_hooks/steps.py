@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 OPTIMIZER, LOOP, USER = 1, 2, 3
 
+on_step: "list[Callable[[int, int], None]]" = []
+"""Called at the end of each step that counts, with its rank and moment; may raise SystemExit."""
+
 _PATIENCE = 50
 _by_user = word("gputrace.step")
 
@@ -95,8 +98,7 @@ def step_ended(what: int, rank: int, owner: object) -> None:
         for proven in source.ends(owner, end):
             source.add(what, proven)
             if rank == max(_sources):
-                control.step_ended()
-                load.step_ended(proven)
+                _counted(rank, proven)
         if rank == max(_sources) and (source.count >= _stretches.at or _window != [None, None]):
             _apply_window(source)
     except RecursionError:
@@ -105,6 +107,13 @@ def step_ended(what: int, rank: int, owner: object) -> None:
         if is_handlers(error):
             raise
         note_failure("counting steps")
+
+
+def _counted(rank: int, end: int) -> None:
+    control.step_ended()
+    load.step_ended(end)
+    for call in on_step:
+        call(rank, end)
 
 
 def calls(rank: int) -> int:
