@@ -171,9 +171,12 @@ def summarize(results: Results) -> Summary:
     """Summarize a study, as far as its runs allow."""
     groups = group_runs(results.runs)
     recorded = ([run for run in group.runs if run.recorded] for group in groups)
-    # A configuration's check is that of the run that agrees least.
+    # The check of the run that agrees least: failed before skipped, then by the data waits.
     checks = tuple(
-        max((check_run(group.label, run) for run in runs), key=_disagreement)
+        max(
+            (check_run(group.label, run) for run in runs),
+            key=lambda check: ((True, None, False).index(check.ok), abs(check.difference or 0.0)),
+        )
         for group, runs in zip(groups, recorded, strict=True)
         if runs
     )
@@ -310,11 +313,6 @@ MOST_APART: Final = 0.05
 """Maximum relative difference of recorded waits for data from the script's own clock."""
 SLACK_S: Final = 100e-6
 """Allowed difference of each wait in seconds: time between the two clocks on a busy machine."""
-
-
-def _disagreement(check: RecordingCheck) -> tuple[int, float]:
-    """Sort key: failed highest, then skipped, then by the difference of the waits."""
-    return {False: 2, None: 1, True: 0}[check.ok], abs(check.difference or 0.0)
 
 
 def check_run(label: str, run: RunResult) -> RecordingCheck:
