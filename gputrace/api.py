@@ -122,9 +122,9 @@ class OpenTrace:
         """Take the arguments of `gputrace.open`, and raise what it raises."""
         self._paths = [str(path) for path in paths]
         if any(":/" in path for path in self._paths):
-            from gputrace.readers.open import here_of
+            from gputrace.readers.open import fetch_urls
 
-            self._paths = here_of(self._paths, progress)
+            self._paths = fetch_urls(self._paths, progress)
         self._keep_going, self._scheduler = keep_going, scheduler
         self._workers, self._windows = workers, windows
         self._cache = ResultCache(self._paths, windows)

@@ -203,6 +203,8 @@ _MOST_CALLS: Final = 2
 _WORTH: Final = 0.05
 """Part of a gap that a call must fill to be named."""
 _LONGEST_RANGE: Final = 60
+_GAPS_AT_ONCE: Final = 32
+"""Gaps of a stretch of which the longest is looked at first."""
 _OUTSIDE: Final = "no CUDA call"
 _NAME_LINES: Final = (
     "record again with `gputrace record --python` to name the lines of gaps without CUDA calls"
@@ -267,8 +269,10 @@ def _gaps_of(view: GpuShardView, steps: Intervals, most: int) -> _GpuGaps:
 
 def _longest_of(gaps: Intervals, most: int) -> _Edges:
     start, end, lengths = gaps.start, gaps.end, gaps.lengths
-    if 0 < most < len(lengths):
-        keep = lengths >= np.partition(lengths, len(lengths) - most)[len(lengths) - most]
+    if 0 < most < len(lengths) // _GAPS_AT_ONCE:
+        # So many stretches have a gap of at least this length, so that no shorter one is listed.
+        longest = np.maximum.reduceat(lengths, np.arange(0, len(lengths), _GAPS_AT_ONCE))
+        keep = lengths >= np.partition(longest, len(longest) - most)[len(longest) - most]
         start, end = start[keep], end[keep]
     order = np.lexsort((start, start - end))[:most]
     return start[order], end[order]

@@ -127,6 +127,21 @@ class CudaApiCalls:
         return np.flatnonzero(self.end[first:until] > start) + first
 
 
+_CAPTURE: Final = re.compile(r"(cuda|cu|hip)Stream(Begin|End)Capture")
+
+
+def find_captures(trace: Trace, calls: CudaApiCalls) -> NDArray[np.intp]:
+    """Return the calls that begin and end the capture of a stream into a graph: shape (captures,
+    2). What the same thread launches between them becomes a node, and runs with the graph alone.
+    """
+    names = trace.search(distinct_ids(calls.name), _CAPTURE)
+    begins = [id for id, name in names.items() if "Begin" in name]
+    edges = np.flatnonzero(np.isin(calls.name, list(names)))
+    opens = np.isin(calls.name[edges], begins)
+    pairs = np.flatnonzero(opens[:-1] & ~opens[1:] & (np.diff(calls.thread[edges]) == 0))
+    return np.stack([edges[pairs], edges[pairs + 1]], axis=-1)
+
+
 def read_calls(
     trace: Trace, progress: Progress | None = None, window: Window | None = None
 ) -> CudaApiCalls | None:

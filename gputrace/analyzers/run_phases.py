@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf
-from gputrace.analyzers.host_calls import Call, CudaApiCalls
+from gputrace.analyzers.host_calls import Call, CudaApiCalls, find_captures
 from gputrace.analyzers.kernel_names import PRODUCTS, family_of
 from gputrace.analyzers.lanes import AnyLane, AnyLaneSummary, Lane, LaneSummary
 from gputrace.analyzers.operations import GpuOperations
@@ -263,6 +263,9 @@ WARMUP_CAUSES: Final = {
         "compilation",
         "keep what was compiled: a cache on disk (TORCHINDUCTOR_CACHE_DIR, CUDA_CACHE_PATH)",
     ),
+    "graph_capture": WarmupCause(
+        "capturing CUDA graphs", "capture once for each shape of the input, and replay it"
+    ),
     "module_loading": WarmupCause(
         "loading modules",
         "leave CUDA_MODULE_LOADING=LAZY, its default, so that only what runs is loaded",
@@ -286,15 +289,23 @@ _COMPARED: Final = 30
 """Number of steady steps to compare with."""
 _LOADS: Final = re.compile(
     r"cu(Library|Module)(Load|Get|Unload)|cuKernelGet(Function|Library)|cudaLibraryLoad"
+    r"|hipModuleLoad|(cuda|hip)(SetDevice|StreamCreate|DeviceGetStreamPriorityRange)"
 )
 _COMPILES: Final = re.compile(r"cuLink|nvrtc")
 _COMPILE_RANGE: Final = re.compile(
-    r"compil|inductor|dynamo|nvrtc|(?<![a-z])(jit|ptxas|xla.?build)(?![a-z])", re.IGNORECASE
+    r"compil(?!ed)|inductor(?!.*call)|dynamo(?!.*cache)|nvrtc|(?<![a-z])(jit|ptxas|xla.?build)(?![a-z])",
+    re.IGNORECASE,
 )
+"""Ranges that compile: what was compiled ("Torch-Compiled Region") and what is looked up in a cache
+runs in each step."""
 _COMPILE_OVERHEAD: Final = re.compile(r"JIT|compiler", re.IGNORECASE)
 _LOAD_OVERHEAD: Final = re.compile(r"module loading|function loading|lazy", re.IGNORECASE)
 _MOST_BETWEEN: Final = 3
 """Maximum number of kernels between two that were tried in one search."""
+_ONCE: Final = ("compilation", "graph_capture", "module_loading", "allocation")
+_LONG_ONCE_NS: Final = 1_000_000
+"""Causes of warm-up that a process has once, and the shortest call that is taken for one of them in
+a trace without steps."""
 _LONG_LAUNCH_NS: Final = 500_000
 """Minimum duration of a launch in the first steps that loads the code that it launches."""
 
@@ -346,13 +357,14 @@ def _causes(view: GpuShardView, windows: StepWindows, warmup: int) -> dict[str, 
     spans, process = view.once(_named_spans), view.operations.gpu.process
     proofs = {
         "compilation": spans["compilation"].get(process, EMPTY),
+        "graph_capture": EMPTY,
         "module_loading": spans["module_loading"].get(process, EMPTY),
         "allocation": EMPTY,
         "autotuning": _tried(view.trace, view.operations, windows, warmup),
         "data_feeding": view.lane.causes.of["data_feeding"],
         "host": EMPTY,
     }
-    for cause, called in _on_host(view, windows).items():
+    for cause, called in _on_host(view, int(windows.start[0]), int(windows.end[-1])).items():
         proofs[cause] = merge_touching(proofs[cause], called)
     given, beyond = EMPTY, {}
     for cause in WARMUP_CAUSES:
@@ -364,9 +376,25 @@ def _causes(view: GpuShardView, windows: StepWindows, warmup: int) -> dict[str, 
     return beyond
 
 
-def _on_host(view: GpuShardView, windows: StepWindows) -> dict[str, Intervals]:
+def find_start_up(view: GpuShardView) -> dict[str, Intervals]:
+    """Return by cause when a GPU idles for what a process does once: code is compiled and loaded,
+    memory allocated in calls of a millisecond and more.
+    """
+    spans, process = view.once(_named_spans), view.operations.gpu.process
+    shown = _on_host(view, *view.lane.window)
+    gaps, given, once = view.lane.timeline.gaps, EMPTY, {}
+    for cause in _ONCE:
+        known = spans.get(cause, {}).get(process, EMPTY)
+        proven = merge_touching(known, shown.get(cause, EMPTY))
+        proven = proven.select(proven.lengths >= _LONG_ONCE_NS)
+        once[cause] = proven.intersection(gaps).difference(given)
+        given = merge_touching(given, once[cause])
+    return once
+
+
+def _on_host(view: GpuShardView, start: int, end: int) -> dict[str, Intervals]:
     """Return when the calls of the GPU's process show some of the causes."""
-    calls, first = view.calls, (int(windows.start[0]), int(windows.end[-1]))
+    calls, first = view.calls, (start, end)
     if calls is None:
         return {}
     rows = [np.empty(0, np.intp)]
@@ -384,7 +412,10 @@ def _on_host(view: GpuShardView, windows: StepWindows) -> dict[str, Intervals]:
         calls.thread[mine[np.isin(calls.sort[mine], (Call.ISSUE, Call.COPY))]]
     )
     inside = mine[np.isin(calls.thread[mine], busy_threads)]
+    captures = find_captures(view.trace, calls)
+    captures = captures[np.isin(captures[:, 0], mine)]
     return {
+        "graph_capture": union(calls.start[captures[:, 0]], calls.end[captures[:, 1]]),
         "compilation": _called(calls, mine, names, _COMPILES),
         "module_loading": merge_touching(
             _called(calls, mine, names, _LOADS), _spans(calls, launch)
@@ -421,3 +452,6 @@ def _tried(trace: Trace, ops: GpuOperations, windows: StepWindows, warmup: int) 
     soon = np.flatnonzero(np.diff(positions) <= _MOST_BETWEEN)
     searches = union(ops.start[rows[soon]], ops.end[rows[soon + 1]])
     return merge_touching(searches, union(ops.start[rows], ops.end[rows]))
+
+
+__all__ = ["WARMUP_CAUSES", "find_start_up", "find_warmup_causes", "list_phases"]
