@@ -37,7 +37,7 @@ def analyze(path: Path, time: str | tuple[int, int] | None = None) -> Report:
 
 
 def answers(report: Report) -> object:
-    """What an analysis says of a window, but for the steps, which need what is outside."""
+    """Return what an analysis says of a window, without the steps, which need what is outside."""
     gaps = report.gaps
     listed = [replace(gap, step=None) for gap in gaps.largest]
     return report.gpus, gaps.count, gaps.total_ns, gaps.by_cause, listed

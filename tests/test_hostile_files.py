@@ -36,7 +36,7 @@ PLANE: Final = message(2, "/device:GPU:0")
 
 
 def refused(path: Path, *words: str) -> str:
-    """What is said of a file that cannot be read, as one line."""
+    """Return the one line on a file that cannot be read."""
     with pytest.raises(InputError) as error, gputrace.open(path) as trace:
         trace.analyze()
     told = str(error.value)
