@@ -121,7 +121,7 @@ def test_where_calls_are_few_there_are_no_parts(sampling: Sampling) -> None:
 
 
 def test_a_part_has_four_steps_and_is_as_much_rarer(sampling: Sampling) -> None:
-    """Keep 200 of 2,000 a second: one part of ten seconds; four steps take two, so one of twenty."""
+    """Keep 200 of 2,000 a second: one part of ten seconds, of twenty with two for four steps."""
     _, *later = parts_of(sampling, 75, 2_000, steps=2)
     lengths = [end - begin for begin, end in later]
     assert len(later) == 3
