@@ -36,7 +36,7 @@ def browse(
 
 
 def loaded(app: BrowseApp) -> bool:
-    """Whether all traces are analyzed and the selection, if there is one, is told of."""
+    """Return true once all traces are analyzed and the selection, if any, is described."""
     done = all(scene and scene.analysis for scene in app.board.scenes)
     return done and (app.board.selected is None or bool(app.detail_text.plain))
 

@@ -25,7 +25,7 @@ _OF_THE_CALLER: Final = ("GPUTRACE_NSYS", "NO_COLOR", "FORCE_COLOR", "COLUMNS", 
 
 
 class Ran(NamedTuple):
-    """What a command left."""
+    """Exit code and output of a command."""
 
     code: int
     out: str

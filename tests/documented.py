@@ -60,7 +60,7 @@ class Block:
 
     @property
     def is_run(self) -> bool:
-        """Whether it holds commands or code that are to be run."""
+        """Return true if it holds commands or code to be run."""
         runs = self.language in (*COMMANDS, "python") or (not self.language and self.calls)
         return bool(runs) and "not run" not in self.notes
 
@@ -120,7 +120,7 @@ def gputrace_call(command: str) -> list[str]:
 
 
 def same_output(shown: str, printed: str, numbers_vary: bool) -> bool:
-    """Whether a page shows what was printed.
+    """Return true if a page shows what was printed.
 
     ``...`` on a line of its own stands for any lines, elsewhere for anything on its line. Where
     numbers vary so do the places where lines are wrapped, and ``...`` stands for any words.

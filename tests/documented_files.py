@@ -57,7 +57,7 @@ def _pairs(path: Path) -> None:
 
 
 def _neighbours(path: Path) -> None:
-    """The same where both pairs share a switch."""
+    """Write the topology in which both pairs share a switch."""
     write_two_sorts(simulate(replace(RANKS, ranks=4, group_size=2, allreduces=3)), path)
 
 
@@ -70,14 +70,14 @@ def _hot(path: Path) -> None:
 
 
 def _cool(path: Path) -> None:
-    """The same cards with nothing wrong."""
+    """Write cards with nothing wrong."""
     recording = simulate(replace(RANKS, ranks=4))
     write_nsys(recording, path)
     write_nvml(recording, path)
 
 
 def _of_node(node: int) -> Callable[[Path], None]:
-    """What one of two machines with two ranks each recorded."""
+    """Write the recording of one of two machines with two ranks each."""
 
     def write(path: Path) -> None:
         nodes = [Node("node1", (0, 1)), Node("node2", (2, 3))]

@@ -87,7 +87,7 @@ def _bar(x: float, y: int, wide: float, sort: str, label: str) -> Iterator[str]:
 
 
 def told(trace: OpenTrace, moments: Sequence[int], gpu: int = 0) -> list[Bar]:
-    """What a GPU's time between each two moments is, as the analysis of that window says."""
+    """Return the class of a GPU's time between each two moments, by the analysis of that window."""
     bars: list[Bar] = []
     for start, end in pairwise(sorted({*moments})):
         report = trace.analyze(time=(start, end), gaps=0)

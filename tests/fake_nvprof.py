@@ -66,7 +66,7 @@ def _parsed(words: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _run(export: str, words: list[str]) -> int:
-    """As nvprof: deaf to what is typed, dead of other signals, with an exit code of its own."""
+    """Run as nvprof: deaf to typed signals, dead of others with an exit code of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGQUIT, signal.SIG_IGN)
     with subprocess.Popen(words, close_fds=False, restore_signals=False) as running:

@@ -12,23 +12,23 @@ from tests.memory import MemoryTrace
 
 
 def gpus_of(trace: Trace) -> PerGpu:
-    """Those of a trace, with their operations."""
+    """Return the GPUs of a trace, with their operations."""
     return PerGpu.here(Shard(trace))
 
 
 def handmade(trace: Trace, operations: Sequence[GpuOperations]) -> PerGpu:
-    """Those with these operations, of whatever the trace is."""
+    """Return GPUs with these operations, whatever the trace."""
     shard = Shard(trace)
     return PerGpu(shard, [shard.take(operations)])
 
 
 def no_gpus() -> PerGpu:
-    """Those of a run that did nothing."""
+    """Return the GPUs of a run that did nothing."""
     return PerGpu.of_hosts(MemoryTrace([]), [])
 
 
 def gpus_with_lanes(trace: Trace) -> tuple[PerGpu, FoundSteps]:
-    """Those of a trace with all that is found of their time, and everyone's steps."""
+    """Return the GPUs of a trace with their lanes, and the steps of all ranks."""
     gpus = gpus_of(trace)
     found = gpus.find_steps()
     gpus.build_lanes(None, found)

@@ -23,7 +23,7 @@ _RUNNER: Final = Path(__file__)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What came of a cell: texts displayed, its own output, messages, and its error."""
+    """Outcome of a cell: texts displayed, its own output, messages, and its error."""
 
     shown: list[str]
     html: list[str]

@@ -121,7 +121,7 @@ def spool(folder: Path) -> Path:
 
 
 def convert(folder: Path) -> tuple[Ran, Path]:
-    """What the command makes of a recording's folder."""
+    """Run the command on a recording's folder."""
     output = folder.with_name("t.sqlite")
     return command.gputrace("recover", folder, "-o", output), output
 

@@ -72,7 +72,7 @@ class OnTerminal:
 
     @property
     def left(self) -> str:
-        """What stays on the terminal once the screens are gone."""
+        """Return what stays on the terminal once the screens are gone."""
         return _SCREEN.sub("", self.text).replace("\r\n", "\n")
 
     def until(self, words: str, left: bool = False) -> None:

@@ -28,7 +28,7 @@ def classes(**milliseconds: float) -> dict[str, int]:
 def measured(
     own: Mapping[str, int] | None = None, steps: Mapping[int, int] | None = None, **more: Any
 ) -> Measure:
-    """Of a recording with GPUs, whose step is what its classes make; or of the host alone."""
+    """Return figures with GPUs, whose classes sum to the step, or of the host alone."""
     whole = sum(own.values()) if own is not None else more.pop("step_ns", None)
     idle = own and sum(own[n] for n in ("recorder", "data_feeding", "sync", "alloc", "launch"))
     return Measure(

@@ -56,7 +56,7 @@ class Bench:
         return self
 
     def run(self, *options: str | Path, env: Mapping[str, str] | None = None) -> command.Ran:
-        """What `gputrace bench` does, in this process, which has imported all that it takes."""
+        """Run `gputrace bench` in this process, which has imported all that it takes."""
         out, err = io.StringIO(), io.StringIO()
         with (
             pytest.MonkeyPatch.context() as patch,
@@ -69,7 +69,7 @@ class Bench:
         return command.Ran(code, out.getvalue(), err.getvalue())
 
     def run_apart(self, *options: str | Path) -> command.Ran:
-        """The same in a process of its own."""
+        """Start `gputrace bench` in a process of its own."""
         return command.gputrace(*self.words(*options), env={"RUNS": str(self.ran)})
 
     def words(self, *options: str | Path) -> list[str]:
@@ -82,14 +82,14 @@ class Bench:
             return database.runs()
 
     def started(self) -> list[dict[str, Any]]:
-        """What each script that was started got, in order."""
+        """Return the arguments of each script that was started, in order."""
         if not self.ran.exists():
             return []
         return [json.loads(line) for line in self.ran.read_text().splitlines()]
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there, and has not ended without anybody having looked."""
+    """Return true if a process exists and is no zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -1,4 +1,4 @@
-"""What is no trace, or a broken one, gets one line that says so, and nothing else happens."""
+"""Files that are no trace, or a broken one, get one line that says so, and nothing else happens."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Found(NamedTuple):
 
 
 def found(path: Path) -> Found:
-    """Of an export with one GPU; the note in the text agrees."""
+    """Analyze an export with one GPU; the note in the text agrees."""
     with gputrace.open(path) as trace:
         analysis = trace.analyze()
     for reason, rows in analysis.dropped_rows.items():

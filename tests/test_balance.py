@@ -1,4 +1,4 @@
-"""What one GPU has to do that the others have not, and what it costs them."""
+"""Work that one GPU has and the others have not, and what it costs them."""
 
 from __future__ import annotations
 

@@ -76,19 +76,19 @@ def test_a_header_says_what_a_script_needs(tmp_path: Path) -> None:
         read_needs(script)
 
 
-def test_an_environment_is_made_once(tmp_path: Path, environments: Path) -> None:
+def test_an_environment_is_made_once_for_equal_needs(
+    tmp_path: Path, environments: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own, told = framework(tmp_path, wheel(tmp_path)), list[str]()
     python = find(own, told)
     assert python.parents[2] == environments
     assert told == [f"own: making an environment in {python.parents[1]}"]
     assert (find(own, told), len(told)) == (python, 1)
-
-
-def test_the_same_needs_share_an_environment(
-    tmp_path: Path, environments: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own, told = framework(tmp_path, wheel(tmp_path)), list[str]()
-    python = find(own, told)
+    assert find(replace(own, libraries=("libc.so.6",)), told) == python
+    with pytest.raises(Unavailable) as caught:
+        find(replace(own, libraries=("libc.so.6", "libnone.so.1", "libnone.so.2")), told)
+    lacking = "this machine lacks libnone.so.1, libnone.so.2; train.py says in its head"
+    assert str(caught.value) == f"{lacking} how to have them"
     assert find(replace(own, name="other", arguments=("--other",)), told) == python
     assert [path.name for path in environments.iterdir() if path.is_dir()] == [
         python.parents[1].name
@@ -115,15 +115,6 @@ def test_what_a_header_wants_no_build_of_is_not_built(tmp_path: Path, environmen
         patch.setenv("PIP_FIND_LINKS", str(tmp_path))
         with pytest.raises(Unavailable, match=r"No matching distribution found for own==1\.0"):
             find(own, [])
-
-
-def test_libraries_that_the_machine_lacks(tmp_path: Path, environments: Path) -> None:
-    own = framework(tmp_path, wheel(tmp_path))
-    find(replace(own, libraries=("libc.so.6",)), [])
-    with pytest.raises(Unavailable) as caught:
-        find(replace(own, libraries=("libc.so.6", "libnone.so.1", "libnone.so.2")), [])
-    told = "this machine lacks libnone.so.1, libnone.so.2; train.py says in its head"
-    assert str(caught.value) == f"{told} how to have them"
 
 
 def test_no_python_that_a_header_asks_for(

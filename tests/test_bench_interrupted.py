@@ -141,7 +141,7 @@ def test_a_study_killed_again_and_again_makes_every_run_once(tmp_path: Path) -> 
 
 
 def is_over_or_has_more(running: subprocess.Popen[str], bench: Bench, than: int) -> bool:
-    """Whether the study has ended, or has finished another run; it may not even have begun."""
+    """Return true if the study has ended or finished another run; it may not even have begun."""
     try:
         return running.poll() is not None or len(bench.runs()) > than
     except InputError:

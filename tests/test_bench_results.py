@@ -1,4 +1,4 @@
-"""What `gputrace bench` makes of the results of a study, by studies whose truth is known."""
+"""Summaries by `gputrace bench` of studies whose truth is known."""
 
 from __future__ import annotations
 

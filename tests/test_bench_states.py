@@ -82,7 +82,7 @@ class Bench(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def lose_power_while_a_run_is_saved(self, data: st.DataObject) -> None:
-        """What was there stays; the run is as if it had never ended."""
+        """Keep what was there; the run is as if it had never ended."""
         run = self._run(data)
         disk = self.folder.with_name(f"{self.folder.name}.disk")
         real = Database._drop

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +43,14 @@ HOSTILE: Final = (
     "\u202ekernel\u2066",
     "日本語のカーネル",
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def analyzed_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache, so that each trace is analyzed by the first test that opens it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPUTRACE_CACHE", str(tmp_path_factory.mktemp("kept")))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What the browser is made of: its window, its words, its colours, its gaps."""
+"""Parts of the browser: its window, its words, its colours, its gaps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a trace for its next opening: never of another file, nor too much."""
+"""Cache of a trace for its next opening: never of another file, nor too large."""
 
 from __future__ import annotations
 

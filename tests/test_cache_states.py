@@ -54,7 +54,7 @@ class Cache(RuleBasedStateMachine):
         return self.entries / f"{key}.entry"
 
     def _entries(self) -> list[Path]:
-        """Those that there are, in the order of their first time, which no run changes."""
+        """Return the existing entries, in the order of their first time, which no run changes."""
         return [path for path in map(self._entry, self.kept) if path.exists()]
 
     @rule(name=st.sampled_from(TRACES))
@@ -103,7 +103,7 @@ class Cache(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def leave_one_unfinished(self, data: st.DataObject) -> None:
-        """As a process does that was killed."""
+        """Leave what a killed process leaves."""
         self.entries.mkdir(exist_ok=True)
         (self.entries / ".0.entry.999999999").write_bytes(b"half")
 

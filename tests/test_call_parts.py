@@ -110,7 +110,7 @@ def parts_of(
 
 
 def test_parts_of_ten_seconds_have_as_many_calls_as_are_not_too_many(sampling: Sampling) -> None:
-    """Of 500 a second 200: four of ten seconds, which begin at multiples of ten."""
+    """Keep 200 of 500 calls a second: four parts of ten seconds, from multiples of ten on."""
     first, *later = parts_of(sampling, 65, 500)
     assert first == pytest.approx((0, 14), abs=0.1), "a whole period is kept in any case"
     assert later == [pytest.approx((at, at + 4), abs=0.1) for at in (20, 30, 40, 50, 60)]
@@ -121,7 +121,7 @@ def test_where_calls_are_few_there_are_no_parts(sampling: Sampling) -> None:
 
 
 def test_a_part_has_four_steps_and_is_as_much_rarer(sampling: Sampling) -> None:
-    """Of 2,000 calls a second 200: one of ten seconds. Four steps take two, so one of twenty."""
+    """Keep 200 of 2,000 a second: one part of ten seconds, of twenty with two for four steps."""
     _, *later = parts_of(sampling, 75, 2_000, steps=2)
     lengths = [end - begin for begin, end in later]
     assert len(later) == 3

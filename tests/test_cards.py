@@ -1,4 +1,4 @@
-"""What the cards did while their GPUs worked, and what is found in it."""
+"""Figures of the cards while their GPUs worked, and the findings in them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class TestABalancedRun:
         assert not of_cards(analyzed(path, BALANCED, cards))
 
     def test_nor_with_a_lower_clock_that_costs_nothing(self, path: Path) -> None:
-        """What the kernels say is believed: a run that memory limits need not care."""
+        """Kernels are believed: a run that is limited by memory need not care."""
         assert not of_cards(analyzed(path, BALANCED, {3: busy(smClock=1700)}))
 
     def test_nor_at_a_power_cap_that_hardly_lowers_the_clocks(self, path: Path) -> None:

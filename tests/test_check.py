@@ -27,7 +27,7 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same without the wait."""
+    """Trace without the wait."""
     return trained(tmp_path_factory.mktemp("check") / "quick.sqlite", 0)
 
 

@@ -188,7 +188,7 @@ def test_without_a_terminal_there_is_no_colour_and_no_progress(small: Path) -> N
 
 
 def at_terminal(path: Path, **variables: str) -> str:
-    """What the command writes to a terminal; how far it is, which is for stderr, is not there."""
+    """Return what the command writes to a terminal, without the progress on stderr."""
     pty = pytest.importorskip("pty")
     master, slave = pty.openpty()
     running = subprocess.Popen(
@@ -242,7 +242,7 @@ def test_a_path_that_is_not_utf_8_leaves_the_json_valid(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [["analyze"], ["analyze", "--json"], ["--help"]])
 def test_a_reader_that_has_had_enough_is_no_error(arguments: list[str], h100: Path) -> None:
-    """As in ``gputrace analyze … | head -1``, once head has ended."""
+    """Close stdout as in ``gputrace analyze … | head -1``, once head has ended."""
     reader, writer = os.pipe()
     os.close(reader)
     trace = [str(h100)] if "analyze" in arguments else []

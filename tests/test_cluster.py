@@ -113,7 +113,7 @@ def report(*paths: Path, **how: Any) -> str:
 
 
 def is_dropped(stranger: socket.socket) -> bool:
-    """Whether a scheduler ends the connection when it gets something."""
+    """Return true if a scheduler ends the connection when it gets something."""
     with stranger:
         try:
             stranger.sendall(bytes(64))
@@ -174,7 +174,7 @@ class TestTheResultIsThatOfOneProcess:
             assert trace.analyze().render("json") == report(ranks)
 
     def test_where_all_workers_die_meanwhile(self, ranks: Path, tmp_path: Path) -> None:
-        """What a dead worker had made of its files, its successor makes again."""
+        """Files that a dead worker had read are read again by its successor."""
         died = tmp_path / "died"
         with (
             distributed.LocalCluster(
@@ -204,7 +204,7 @@ class TestTheResultIsThatOfOneProcess:
         assert report(ranks, scheduler=cluster.scheduler_address) == report(ranks)
 
     def test_of_rows_that_make_no_sense(self, cluster: Any, ranks: Path) -> None:
-        """What workers leave out is a finding, as here, in the order of the files."""
+        """Rows that workers leave out are a finding, as here, in the order of the files."""
         for number, kind in ((1, "RUNTIME"), (2, "KERNEL"), (3, "RUNTIME")):
             path = ranks / f"run.{number}.sqlite"
             with closing(sqlite3.connect(path)) as database, database:
@@ -352,7 +352,7 @@ class TestACluster:
         assert "no sbatch" in capsys.readouterr().err
 
     def test_that_slurm_starts(self, ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What is asked of dask-jobqueue; its jobs are processes of this machine here."""
+        """Jobs of the fake dask-jobqueue are processes of this machine."""
         asked = []
 
         class Jobs(distributed.LocalCluster):  # type: ignore[misc]

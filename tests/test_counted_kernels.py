@@ -35,7 +35,7 @@ def id_of(gpu: int, name: int) -> int:
 
 
 def counted(run: list[Lengths]) -> tuple[PerGpu, list[Counted]]:
-    """What is counted on each GPU, one that launches no kernel included."""
+    """Return the GPUs and the counts of each, one that launches no kernel included."""
     rows: list[Row] = []
     for gpu, kernels in enumerate(run):
         place = {"process": gpu, "device": 0, "correlation": -1}

@@ -45,7 +45,7 @@ def demo(tmp_path: Path) -> Demo:
     return run
 
 
-def test_it_analyzes_the_bundled_recording_and_then_one_made_here(demo: Demo) -> None:
+def test_it_analyzes_the_bundled_recording_and_one_made_here_and_shows_how(demo: Demo) -> None:
     ran = demo()
     assert ran.code == DONE
     bundled = "The GPUs wait 25.1 ms of a step of 49.0 ms (51%) for the next batch"
@@ -57,6 +57,12 @@ def test_it_analyzes_the_bundled_recording_and_then_one_made_here(demo: Demo) ->
     )
     assert re.search(r"rank 0 +[\d.]+ m?s +[\d.]+ m?s", recorded)
     assert max(map(len, ran.out.splitlines())) <= 80
+    told = ran.err
+    assert "two H200 GPUs" in told
+    assert "\n$ gputrace record -- python train.py\n60 steps with numpy" in told
+    assert "\ngputrace: trace.sqlite: 0 kernels, 60 steps, processes: 1," in told
+    assert "\n$ gputrace analyze trace.sqlite\n" in told
+    assert told.splitlines()[-1].startswith("Your own: gputrace record -- python train.py")
 
 
 def test_it_writes_the_bundled_recording_to_a_file_that_is_not_there(
@@ -69,15 +75,6 @@ def test_it_writes_the_bundled_recording_to_a_file_that_is_not_there(
         assert target.read_bytes() == bundled.read_bytes()
     command.assert_refused(demo("-o", str(target)), 2, "exists", "--force")
     assert demo("-o", str(target), "--force").code == DONE
-
-
-def test_it_shows_the_commands_and_what_the_program_said(demo: Demo) -> None:
-    told = demo().err
-    assert "two H200 GPUs" in told
-    assert "\n$ gputrace record -- python train.py\n60 steps with numpy" in told
-    assert "\ngputrace: trace.sqlite: 0 kernels, 60 steps, processes: 1," in told
-    assert "\n$ gputrace analyze trace.sqlite\n" in told
-    assert told.splitlines()[-1].startswith("Your own: gputrace record -- python train.py")
 
 
 def test_a_program_gets_one_object_with_both_analyses(demo: Demo) -> None:

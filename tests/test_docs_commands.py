@@ -56,7 +56,7 @@ def test_commands_do_what_the_page_shows(
 
 
 def _prepare(block: Block, kept: Path) -> None:
-    """What the comments before a block ask for."""
+    """Do what the comments before a block ask for."""
     for given in filter(None, block.notes.get("files", "").split(",")):
         name, _, recipe = (part.strip() for part in given.partition("="))
         documented_files.make(recipe, Path(name), kept)

@@ -104,7 +104,7 @@ def test_what_is_no_trace_is_told(tmp_path: Path) -> None:
 def test_what_could_not_be_written_is_named_and_nothing_is_left(
     training: Path, tmp_path: Path, form: str
 ) -> None:
-    """As on a full disk: files may have a kilobyte here."""
+    """Files may have a kilobyte here, as on a full disk."""
     words = ["-m", "gputrace", "export", str(training), "--to", form, "-o", "out"]
     ran = subprocess.run(
         ["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", sys.executable, *words],

@@ -1,4 +1,4 @@
-"""What extra work costs: the time in which one GPU does it and no other does any of its own."""
+"""Cost of extra work: the time in which one GPU does it and no other does any of its own."""
 
 from __future__ import annotations
 

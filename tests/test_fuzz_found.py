@@ -1,4 +1,4 @@
-"""What fuzzing found (docs/fuzzing.md), each as small as it could be made."""
+"""Inputs that fuzzing found (docs/fuzzing.md), each as small as it could be made."""
 
 from __future__ import annotations
 

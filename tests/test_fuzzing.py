@@ -24,7 +24,7 @@ _MOST_BYTES: Final = 500_000
 
 
 def test_no_input_fails(tmp_path: Path) -> None:
-    """The same inputs each time, for all targets in one process."""
+    """Inputs are equal each time, and one process reads those of all targets."""
     words = ["-m", "tests.fuzz.worker", ",".join(NAMES), str(tmp_path), "random", "1", str(INPUTS)]
     run = subprocess.run([sys.executable, *words, "600"], cwd=ROOT, env=command.environment())
     assert run.returncode == 0

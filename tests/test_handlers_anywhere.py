@@ -1,4 +1,4 @@
-"""What a signal handler of the program raises in the midst of our writing costs no event."""
+"""Exceptions of the program's signal handlers in the midst of our writing cost no event."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Program:
         return [join_hosts([read_host_file(path)]) for path in self.files()]
 
     def events(self) -> HostEvents:
-        """Those of the only process that left some."""
+        """Return the events of the only process that left some."""
         [events] = self.all_events()
         return events
 
@@ -342,7 +342,7 @@ from .optimizer import DistributedOptimizer
 def test_a_step_of_horovod_s_optimizer_is_one_and_making_a_state_is_none(
     torch: Program, whole: bool
 ) -> None:
-    """As Horovod makes them: a class of its methods around the user's, whose steps torch hooks."""
+    """Horovod makes a class of its methods around the user's, whose steps torch hooks."""
     torch.write(HOROVOD)
     source = f"""
 from torch.optim import Optimizer

@@ -44,7 +44,7 @@ class Host:
         return analyze(self.export, folder)
 
     def ranges(self, number: int, at: int, later: float) -> None:
-        """What is recorded of the host in a step."""
+        """Record what the host does in a step."""
 
     def add(self, table: str, name: str, start: int, length_ms: float, **more: int) -> None:
         who = {"globalTid": global_id(PID, thread=PID), "nameId": self.export.string(name)}

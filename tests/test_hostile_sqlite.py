@@ -1,4 +1,4 @@
-"""What an SQLite file declares is never run: views, triggers, checks, computed columns."""
+"""Declarations in an SQLite file are never run: views, triggers, checks, computed columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is imported when: a command that needs no numpy does not wait for it."""
+"""Imports on demand: a command that needs no numpy does not wait for it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_writing_the_cache_needs_no_more_than_its_codec(
 
 @pytest.mark.parametrize("folder", ["benchmarks", "workloads"])
 def test_no_program_hides_a_module_of_python(folder: str) -> None:
-    """What lies beside a program that is run is found before the standard library."""
+    """Files beside a program that is run are found before the standard library."""
     names = {path.stem for path in (command.ROOT / folder).glob("*.py")}
     assert names
     assert not names & sys.stdlib_module_names

@@ -1,4 +1,4 @@
-"""What can be read of a run is analyzed where one asks for that, and what cannot be is told."""
+"""Runs of which some files cannot be read: analyzed on request, with a note on the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel is, by its name: names that real recordings hold, and those of other cards."""
+"""Families of kernels by name: names of real recordings, and those of other cards."""
 
 from __future__ import annotations
 

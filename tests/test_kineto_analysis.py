@@ -142,7 +142,7 @@ def recording(request: pytest.FixtureRequest) -> Recording:
 
 
 def figures(report: Report) -> dict[str, Any]:
-    """What does not depend on who recorded: times are from the first operation on."""
+    """Return what does not depend on the recorder: times are from the first operation on."""
     start = min(gpu.start_ns for gpu in report.gpus)
     apart = {"gpu", "rank", "rank_known", "gpu_known", "name", "host", "start_ns", "end_ns"}
 

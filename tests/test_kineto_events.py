@@ -1,4 +1,4 @@
-"""What each event of PyTorch's profiler becomes."""
+"""Events of PyTorch's profiler, and what each becomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What joins the GPUs, how fast it is, what slow links cost, and what passes through the host."""
+"""Links of the GPUs: how fast they are, what slow ones cost, and what passes through the host."""
 
 from __future__ import annotations
 

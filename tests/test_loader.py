@@ -54,7 +54,7 @@ def test_workers_take_no_less_than_their_processor_time_on_the_cores() -> None:
 
 
 def test_a_slow_worker_holds_up_all() -> None:
-    """Of four, each with every fourth batch, in order."""
+    """Four workers have every fourth batch each, in order."""
     fast, slow = np.array([20.0 * MS]), np.array([120.0 * MS])
     none = [np.zeros(1)] * 4
     uneven = replace(ALONE, work=[fast, slow, fast, fast], send=none, processor=none)

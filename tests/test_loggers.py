@@ -88,7 +88,7 @@ Sent = tuple[Writer, WandbRun, MlflowClient]
 
 @pytest.fixture(scope="module")
 def sent(trace: Path) -> Iterator[Sent]:
-    """What each of them got of the trace."""
+    """Return what each of them got of the trace."""
     writer, run, client = Writer(trace.parent), WandbRun(), MlflowClient()
     active = SimpleNamespace(info=SimpleNamespace(run_id="r"))
     with pytest.MonkeyPatch.context() as patch:

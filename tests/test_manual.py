@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*words: str | Path, env: dict[str, str] | None = None) -> str:
-    """What a program says on both streams; the test is skipped where there is none."""
+    """Return the output of a program on both streams; skip the test where there is none."""
     if shutil.which(str(words[0])) is None:
         pytest.skip(f"needs {words[0]}")
     plain = {"LC_ALL": "C.UTF-8", "MANWIDTH": "80", "GROFF_NO_SGR": "1"}

@@ -106,7 +106,7 @@ class TestFiguresAreThoseOfOneFile:
         assert analyze(tmp_path / "parts") == analyze(*parts)
 
     def test_where_the_exports_have_no_ranks_and_no_hosts(self, tmp_path: Path) -> None:
-        """Of nsys, say: cards of the same number in two files are two cards."""
+        """Cards of the same number in two files, say of nsys, are two cards."""
         paths = []
         for number in range(2):
             export = Export().card(0, "0000:01:00.0").ordinal(100, 0, 0)
@@ -144,7 +144,7 @@ class TestAPersonIsTold:
         assert report.warnings == ("ranks 1, 3 of 4 are missing: no file of theirs was given",)
 
     def test_of_several_jobs(self, small: Recording, tmp_path: Path) -> None:
-        """As where each node is a step of its own, started by hand."""
+        """Each node is a step of its own here, started by hand."""
         nodes = [replace(node, host="a", job=f"slurm 7.{n}") for n, node in enumerate(NODES)]
         (told,) = analyze(*write_parts(small, tmp_path / "parts", nodes)).warnings
         assert told == "of several jobs (slurm 7.0, slurm 7.1): see that they are one run"

@@ -62,7 +62,7 @@ def test_nvtx_texts_are_found_in_the_row_or_among_the_strings(opened: Opened) ->
 
 
 def test_equal_nvtx_texts_have_one_name_id_among_any_number_of_others(opened: Opened) -> None:
-    """As many as Arrow needs several batches for, and several threads."""
+    """Names are so many that Arrow needs several batches and threads for them."""
     export = Export().kernel(0, 10)
     for row in range(140_000):
         export.add(

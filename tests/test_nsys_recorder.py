@@ -73,7 +73,7 @@ class Machine:
         return running
 
     def calls(self, name: str) -> list[list[str]]:
-        """What nsys was asked for by that command."""
+        """Return the arguments of each call of a command of nsys."""
         lines = (self.folder / "log").read_text(encoding="utf-8").splitlines()
         return [words[1:] for words in map(json.loads, lines) if words[0] == name]
 

@@ -98,7 +98,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def scripted(tmp_path: Path, library: Path) -> Scripted:
-    """What the variables have to be for the fake library to do as the text says."""
+    """Return the variables that have the fake library do as the text says."""
 
     def write(text: str) -> dict[str, str]:
         path = tmp_path / "script"

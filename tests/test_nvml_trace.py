@@ -1,4 +1,4 @@
-"""What a trace tells of NVML: cards, samples and links, however many files it is of."""
+"""NVML in traces: cards, samples and links, from one file or several."""
 
 from __future__ import annotations
 

@@ -301,7 +301,7 @@ def _first_moment(recording: Recording) -> int:
 
 
 def _figures(report: Report, origin: int) -> Mapping[str, Any]:
-    """What a report tells that does not depend on the file, with times after an origin."""
+    """Return what a report tells that does not depend on the file, with times after an origin."""
     gaps = [
         replace(gap, start_ns=gap.start_ns - origin, evidence=gap.evidence.partition(" (thread")[0])
         for gap in (*report.gaps.largest, *report.gaps.largest_in_steps)

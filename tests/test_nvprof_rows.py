@@ -217,7 +217,7 @@ def test_threads_that_hooks_know_have_their_system_id(
 
 
 def _host_file(folder: Path, said: dict[str, str]) -> None:
-    """What the hooks of a process leave that waited for data at first."""
+    """Write what the hooks of a process leave that waited for data at first."""
     from struct import pack
 
     def chunk(tag: bytes, body: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""What the other GPUs have, found once for all, is what looking at each of them finds."""
+"""Statistics of the other GPUs, computed once for all, equal those of each computed alone."""
 
 from __future__ import annotations
 

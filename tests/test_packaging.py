@@ -1,4 +1,4 @@
-"""What a person gets who installs gputrace: its package, its data, its command, its manual.
+"""Installed gputrace: its package, its data, its command, its manual.
 
 What is built here is installed into a folder of its own, and used from there.
 """
@@ -96,7 +96,7 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
 
 @pytest.fixture(scope="module")
 def without_compiler(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """What the source archive makes of itself where there is no C compiler."""
+    """Install the source archive without a C compiler."""
     folder = tmp_path_factory.mktemp("without")
     (archive,) = dist.glob("*.tar.gz")
     pip = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-cache-dir")

@@ -51,7 +51,7 @@ HOSTILE: Final = (
 
 
 class Page(HTMLParser):
-    """What a browser would find in a page."""
+    """Parser of what a browser would find in a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What copies from pageable memory cost: what as many bytes from pinned memory would save."""
+"""Cost of copies from pageable memory: what as many bytes from pinned memory would save."""
 
 from __future__ import annotations
 

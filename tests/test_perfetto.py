@@ -1,4 +1,4 @@
-"""What `gputrace export --to perfetto` writes keeps the rules of the Trace Event Format."""
+"""Files of `gputrace export --to perfetto` keep the rules of the Trace Event Format."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def finding(report: Report, id: str) -> Finding:
 
 
 def steps_of(report: Report) -> int:
-    """Those after warm-up."""
+    """Count the steps after warm-up."""
     return report.steps.count - report.steps.warmup_count
 
 

@@ -71,7 +71,7 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.fixture(scope="module")
 def table(h100: Path) -> str:
-    """What a report without plugins is as CSV."""
+    """Return a report without plugins as CSV."""
     return command.gputrace("analyze", h100, "--format", "csv").out
 
 

@@ -101,7 +101,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outcomes(folder: Path) -> dict[str, tuple[str, str]]:
-    """Of each test, what came of it, and why."""
+    """Return the outcome of each test, and why."""
     report = folder / "report.xml"
     ran = run_tests(folder, f"--junitxml={report}", f"--gputrace-dir={folder}/kept")
     assert ran.code == 1, ran.out

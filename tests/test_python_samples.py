@@ -42,7 +42,7 @@ TRIES: Final = 3
 
 @dataclass(frozen=True)
 class Samples:
-    """What was recorded of a program, as (pid, user's line, innermost line) of each sample."""
+    """Samples of a program: (pid, user's line, innermost line) of each."""
 
     ran: command.Ran
     rows: list[tuple[int, str, str]]
@@ -80,7 +80,7 @@ def samples(trace: Path) -> list[tuple[int, str, str]]:
 
 
 def own_messages(err: str) -> list[str]:
-    """What the program said on stderr, without the line that parts it from what we say."""
+    """Return the program's stderr, without the line that parts it from ours."""
     return [line for line in err.splitlines() if line and not line.startswith("gputrace: ")]
 
 

@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Recipe:
-    """What a recipe is given by its base."""
+    """Context that a recipe gets from its base."""
 
     def __init__(self, parsed_args: argparse.Namespace) -> None:
         self._parsed_args = parsed_args

@@ -1,4 +1,4 @@
-"""What is exported with ``--redact`` names no person, no machine, no program."""
+"""Exports with ``--redact`` name no person, no machine, no program."""
 
 from __future__ import annotations
 

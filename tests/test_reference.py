@@ -13,7 +13,7 @@ from tests.recordings import CUTS, REFERENCE, SMALL, packed, unpack
 
 
 def partition(path: Path) -> dict[str, dict[str, int]]:
-    """What gputrace makes of a file, in the form of the reference."""
+    """Return gputrace's figures of a file, in the form of the reference."""
     with gputrace.open(path) as trace:
         gpus: Any = trace.analyze(gaps=0).gpus
     names = next(iter(next(iter(REFERENCE.values())).values()))

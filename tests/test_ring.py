@@ -42,7 +42,7 @@ WINDOWS: Final = {
 
 
 def only(folder: Path) -> Spool:
-    """What the only process left, all of whose files can be read."""
+    """Read the spool of the only process, all of whose files can be read."""
     problems: list[InputError] = []
     (spool,) = read_all(folder, "*.spool", read_spool, join_spools, problems)
     assert not problems
@@ -123,7 +123,7 @@ def test_a_duration_ends_windows_too(machine: Machine, tmp_path: Path) -> None:
 
 
 def is_kept(time_ns: int) -> bool:
-    """Whether a ring of two seconds, in files of one, keeps what it says: at most four seconds.
+    """Return true for a time that a ring of two seconds, in files of one, keeps: at most four.
 
     The first event comes after the beginning of its file, and a file may begin late.
     """
@@ -438,7 +438,7 @@ def test_a_ring_under_way_is_made_a_trace_and_goes_on(tmp_path: Path) -> None:
 
 
 def has_let_go(folder: Path) -> bool:
-    """Whether the first file of a process's ring is there no more."""
+    """Return true once the first file of a process's ring is gone."""
     names = [path.name for path in folder.glob("*.host")]
     return bool(names) and all("~" in name for name in names)
 

@@ -71,7 +71,7 @@ def analyze(path: Path, steps: tuple[int, int] | None = None) -> Report:
 
 @pytest.fixture(scope="module", params=list(PLANS))
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The same run with all calls, and with some."""
+    """Return a run with all calls, and with some."""
     folder = tmp_path_factory.mktemp("sampled")
     plan = PLANS[request.param]
     some = sample_calls(write_plan(plan, folder / "some.sqlite"))
@@ -227,7 +227,7 @@ def run(machine: Machine, folder: Path, script: str, env: dict[str, str]) -> tup
 
 
 def are_in_parts(spool: Spool, windows: list[tuple[int, int]]) -> NDArray[np.bool_]:
-    """Of each kernel, whether its call, from 1 to 0.1 µs before it, lies in a part that is told."""
+    """Return for each kernel if its call, from 1 to 0.1 µs before it, lies in a recorded part."""
     begins, ends = np.array(windows, np.int64).T
     kernels = spool.records[b"KERN"]["start"].astype(np.int64)
     place = np.searchsorted(begins, kernels - 1_000, "right") - 1
@@ -240,7 +240,7 @@ def have_calls(spool: Spool) -> NDArray[np.bool_]:
 
 
 def later_calls(spool: Spool, windows: list[tuple[int, int]]) -> int:
-    """Those after the end of the first part."""
+    """Count the calls after the end of the first part."""
     return int((spool.records[b"API "]["start"] > windows[0][1]).sum())
 
 

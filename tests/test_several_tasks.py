@@ -241,7 +241,7 @@ def test_a_variable_that_is_not_set_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_file_for_each_rank_becomes_one_report(machine: Machine, tmp_path: Path) -> None:
-    """Of a program that plays a GPU, tests/native/workload.c."""
+    """Program that plays a GPU: tests/native/workload.c."""
     libraries = {
         "GPUTRACE_CUPTI": str(machine.folder / "libcupti.so.13"),
         "LD_LIBRARY_PATH": str(machine.folder),

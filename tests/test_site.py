@@ -27,7 +27,7 @@ needs_sphinx = pytest.mark.skipif(
 
 
 class Page(HTMLParser):
-    """What a page links to, what it loads by itself, and its anchors."""
+    """Links of a page, what it loads by itself, and its anchors."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -83,7 +83,7 @@ def log(tmp_path: Path) -> Log:
 
 
 def joined(*paths: Path) -> tuple[Nvml, list[str]]:
-    """What NVML says of a run, and the notes."""
+    """Return what NVML says of a run, and the notes."""
     with open_traces(paths) as trace:
         trace.events([0], ["start", "process"])  # type: ignore[list-item]
         hosts = {process.host for process in trace.processes}
@@ -235,7 +235,7 @@ class TestGpusWithoutIndex:
         assert clocks(nvml) == {0: 1980, 1: 1500}
 
     def test_a_uuid_that_the_trace_knows_wins_over_the_index(self, run: Path, log: Log) -> None:
-        """As in a container that counts the cards it has from 0."""
+        """Cards are numbered from 0 here, as in a container that counts its own."""
         header = "timestamp, index, uuid, clocks.current.sm [MHz]"
         form = "{time}, 0, GPU-00000001-1b03-36ec-9b21-6a0c3eb7c873, 1500 MHz"
         nvml, _ = joined(run, log([header, *rounds(form, gpus=1)]))

@@ -1,4 +1,4 @@
-"""What a program leaves that is killed, or whose disk is full; reading what is left of a file."""
+"""Spools of programs that are killed or whose disk is full; reading what is left of a file."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_program(
 
 
 def assert_ended_early(spool: Spool) -> None:
-    """What is missing is told, in the place that was kept for it."""
+    """Assert that the spool tells what is missing, in the place that was kept for it."""
     assert not spool.whole
     assert spool.stopped
     at, _, why = spool.losses[0]

@@ -45,7 +45,7 @@ def rows(ranges: list[Range]) -> list[Row]:
 
 
 def family(name: str) -> str:
-    """What the names of the steps of one loop have in common."""
+    """Return what the names of the steps of one loop have in common."""
     return re.sub(r"\d+", "#", name)
 
 

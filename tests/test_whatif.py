@@ -1,4 +1,4 @@
-"""What a step would take without one cause, compared with the run in which it is gone."""
+"""Predictions of a step without one cause, compared with the run in which it is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a recording is whole: rows that lack their counterpart, and what is said of them."""
+"""Completeness of recordings: rows that lack their counterpart, and what is said of them."""
 
 from __future__ import annotations
 

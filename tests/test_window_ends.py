@@ -1,4 +1,4 @@
-"""What the GPU is still at when a window ends, or the program."""
+"""Work that the GPU is still at when a window ends, or the program."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def left_by(machine: Machine, folder: Path, script: str, code: int = 0) -> Spool
 
 
 def timed(spool: Spool) -> list[bool]:
-    """Of each kernel, whether it has its times."""
+    """Return for each kernel if it has its times."""
     rows = spool.records[b"KERN"]
     found: list[bool] = ((rows["start"] > 0) & (rows["end"] > rows["start"])).tolist()
     return found

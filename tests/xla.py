@@ -103,7 +103,7 @@ def _stat(name: str, value: int | str, stat_ids: dict[str, int]) -> bytes:
 
 
 def trace_viewer(rows: Sequence[Row]) -> bytes:
-    """The same as ``.trace.json.gz``, where times are microseconds and all arguments text."""
+    """Write a ``.trace.json.gz``, where times are microseconds and all arguments text."""
     pids = {plane: pid for pid, plane in enumerate(dict.fromkeys(r.plane for r in rows), 1)}
     events = [
         {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": plane}}
@@ -129,7 +129,7 @@ def trace_viewer(rows: Sequence[Row]) -> bytes:
 
 
 def rows_of(trace: Trace) -> list[Row]:
-    """What TensorFlow's profiler would have written of the process of a trace.
+    """Return what TensorFlow's profiler would have written of the process of a trace.
 
     A call goes by the name of what it issued, and steps have a number.
     """

@@ -85,7 +85,7 @@ def _write(asked: argparse.Namespace, outcomes: Sequence[Outcome]) -> None:
 
 
 def _heed_signals() -> None:
-    """What a job in the background ignores its programs would too."""
+    """Restore signals that a background job ignores, as its programs would inherit that."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Whether the program was as without gputrace, and its trace whole."""
+"""Checks that the program was as without gputrace, and its trace whole."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _READY, _PID, _ENDED, _STEPS, _LEFT = 0, 8, 16, 32, 40
 
 
 class Ledger:
-    """What the program writes."""
+    """Writer of the program's ledger."""
 
     def __init__(self, path: Path, pid: int) -> None:
         """One that is there goes on: the process executes another program."""
@@ -34,19 +34,19 @@ class Ledger:
         self._put(_PID, pid)
 
     def begin(self) -> None:
-        """Says that from now on anything may happen."""
+        """Note that from now on anything may happen."""
         self._put(_READY, time.monotonic_ns())
 
     def end(self) -> None:
-        """Says that the program has done all that it was to do."""
+        """Note that the program has done all that it was to do."""
         self._put(_ENDED, time.monotonic_ns())
 
     def leave(self) -> None:
-        """Says that this process is about to execute another program."""
+        """Note that this process is about to execute another program."""
         self._put(_LEFT, time.monotonic_ns())
 
     def step(self, moment: int) -> None:
-        """Says that a step was marked, and when (CLOCK_MONOTONIC, ns)."""
+        """Note that a step was marked, and when (CLOCK_MONOTONIC, ns)."""
         (count,) = struct.unpack_from("<Q", self.memory, _STEPS)
         self._put(_HEAD.size + 8 * (MOST + count), moment)
         self._put(_STEPS, count + 1)
@@ -57,7 +57,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a ledger says: times in nanoseconds of CLOCK_MONOTONIC."""
+    """Content of a ledger: times in nanoseconds of CLOCK_MONOTONIC."""
 
     pid: int
     ready: int
@@ -73,7 +73,7 @@ class Told:
 
 
 def read(path: Path) -> Told | None:
-    """What is in a file; None where the program has not come to write it."""
+    """Read a ledger; None if the program has not come to write it."""
     raw = path.read_bytes() if path.exists() else b""
     if len(raw) < _SIZE:
         return None

@@ -38,7 +38,7 @@ def _no_threads(choose: random.Random) -> Fault:
 
 
 def _of_the_program(errors: Sequence[int], may: May) -> Maker:
-    """What the collector and the hooks write; each process has so much room."""
+    """Limit what the collector and the hooks may write, by process."""
 
     def make(choose: random.Random) -> Fault:
         room = choose.choice((1, 100, 4000, 20_000, 50_000, 100_000))

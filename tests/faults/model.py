@@ -1,4 +1,4 @@
-"""What a fault is, and what came of it."""
+"""Model of faults and their outcomes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORWARDED: Final = frozenset(
 
 
 class May(Enum):
-    """What a trace may lack after a fault."""
+    """Parts that a trace may lack after a fault."""
 
     NOTHING = "nothing"
     SECOND = "the last second"
@@ -45,7 +45,7 @@ class Strike:
 
     @property
     def reaches_program(self) -> bool:
-        """Whether it does where nobody records."""
+        """Return true if it does so where nobody records."""
         return self.at in ("program", "both") or (
             self.at == "recorder" and self.number in FORWARDED
         )
@@ -111,7 +111,7 @@ class Kind:
 
 @dataclass(slots=True)
 class Outcome:
-    """What one fault did.
+    """Outcome of one fault.
 
     Attributes:
         changed: how the program was not as without gputrace.

@@ -1,4 +1,4 @@
-"""What programs do that a recorder may stumble over."""
+"""Behaviours of programs that a recorder may stumble over."""
 
 from __future__ import annotations
 

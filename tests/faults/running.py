@@ -31,7 +31,7 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What one of the two left.
+    """Result of one of the two runs.
 
     Attributes:
         folder: where it ran.
@@ -62,7 +62,7 @@ class Life:
         self.trace = folder / "work" / "inner.sqlite" if fault.inner else self.output
 
     def environment(self) -> dict[str, str]:
-        """Of the program, and of what starts it."""
+        """Return the variables of the program, and of what starts it."""
         env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
         machine = str(self._machine)
         jumps = [(int(at * 1e9) + self._began, int(by * 1e9)) for at, by in self.fault.jumps]
@@ -187,7 +187,7 @@ class Life:
 
 
 def _divide(err: bytes) -> tuple[tuple[str, ...], bytes]:
-    """What recorders said, and the rest."""
+    """Split the output into what recorders said, and the rest."""
     lines = err.splitlines(keepends=True)
     said = [line for line in lines if line.startswith(b"gputrace: ")]
     own = b"".join(line for line in lines if not line.startswith(b"gputrace: "))

@@ -1,4 +1,4 @@
-"""What a run of faults came to: JSON, and the table of docs/faults.md."""
+"""Summary of a run of faults: JSON, and the table of docs/faults.md."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _row(kind: Kind, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """As Markdown, a table for each group, with its notes."""
+    """Render Markdown: a table for each group, with its notes."""
     parts = []
     for group, members in groupby(rows, lambda row: row["group"]):
         own = list(members)

@@ -1,4 +1,4 @@
-"""Whether the trace has what the program did."""
+"""Checks that the trace has what the program did."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What no input may do: crash, hang, take memory beyond reason, complain in more than one line,
-or touch anything but the folders that are its own.
+"""Guard against what no input may do: crash, hang, take memory beyond reason, complain in more
+than one line, or touch anything but the folders that are its own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEN
 
 
 class Verdict(NamedTuple):
-    """What became of an input."""
+    """Outcome of an input."""
 
     kind: str
     """``read``, ``refused`` or ``failed``."""
@@ -122,7 +122,7 @@ class Guard:
 
 
 def _demangles(event: str, arguments: tuple[Any, ...]) -> bool:
-    """Whether it is the one process that readers start: with little memory and time of its own."""
+    """Return true for the one process that readers start, with limited memory and time."""
     own = [sys.executable, "-c", names.PROGRAM]
     return event == "subprocess.Popen" and list(arguments[1][:3]) == own
 

@@ -68,7 +68,7 @@ def kernels() -> list[bytes]:
 
 
 def entries() -> list[bytes]:
-    """What is kept of a trace."""
+    """Return the cache entry of a trace."""
 
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder, "entry")

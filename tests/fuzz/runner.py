@@ -101,7 +101,7 @@ class Runner:
         return self.counts(name)["inputs"]
 
     def counts(self, name: str) -> dict[str, int]:
-        """What all workers of a target counted."""
+        """Sum up the counts of all workers of a target."""
         path = self.folder / name / "counts"
         numbers = np.fromfile(path, np.int64) if path.exists() else np.zeros(len(COUNTS), int)
         return dict(zip(COUNTS, numbers.tolist(), strict=True))

@@ -109,7 +109,7 @@ class Session:
             pool[zlib.crc32(data) % _MOST_KEPT] = data
 
     def parent(self, rng: Random) -> bytes:
-        """What a further input is made of: seldom one that was refused, which most of its are."""
+        """Choose the base of a further input: seldom a refused one, whose variants are refused."""
         kind = rng.choices(("read", "refused"), (9, 1))[0]
         pool = self.pools[kind] if rng.random() < 0.7 else self.seeds
         return rng.choice(pool or self.seeds)

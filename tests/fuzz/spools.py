@@ -1,4 +1,4 @@
-"""What recorded processes leave, given to all that reads it."""
+"""Spools of recorded processes, given to all their readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is fuzzed: how an input becomes another, and how it is given to gputrace."""
+"""Targets of fuzzing: how an input becomes another, and how it is given to gputrace."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def compile_sampling(folder: Path) -> Path:
 
 
 def compile_once(folder: Path) -> None:
-    """As `compile_all`, where others may be about to do the same: one does, the others wait."""
+    """Run `compile_all` in one of several processes; the others wait for it."""
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -75,7 +75,7 @@ class Machine:
     folder: Path
 
     def environment(self, spools: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What `gputrace record` sets for the program, and where the libraries are."""
+        """Return the variables that `gputrace record` sets, and where the libraries are."""
         ours = ("GPUTRACE", "FAKE", "NSYS", "QUADD", "CUDA", "NVTX")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         return kept | {

@@ -1,4 +1,4 @@
-"""What one process copies between its GPUs, straight or through the host. Times are ns."""
+"""Copies of one process between its GPUs, straight or through the host. Times are ns."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def served(rng: np.random.Generator, plan: Plan) -> Plan:
 
 
 def served_through_the_host(rng: np.random.Generator, plan: Plan) -> Plan:
-    """The same, and no GPU can reach another's memory."""
+    """Return a plan in which no GPU can reach another's memory."""
     return replace(served(rng, plan), peer_access=False)
 
 

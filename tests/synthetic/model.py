@@ -21,12 +21,12 @@ class Work:
     ns: Ints
 
     def parts(self, count: int) -> list[Work]:
-        """The same in `count` parts of about one size."""
+        """Split into `count` parts of about equal size."""
         cuts = [len(self.ns) * i // count for i in range(count + 1)]
         return [Work(self.names[i:j], self.ns[i:j]) for i, j in pairwise(cuts)]
 
     def share(self, part: float) -> Work:
-        """Of the same kernels, at least one, so many that they are this part of all."""
+        """Return at least one of the kernels, as many as make up this part of all."""
         rows = np.arange(max(1, round(part * len(self.ns)))) % len(self.ns)
         return Work(self.names[rows], self.ns[rows])
 

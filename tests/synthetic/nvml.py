@@ -18,7 +18,7 @@ Values = Mapping[str, float | int | str | None]
 
 @dataclass(frozen=True)
 class NvmlCard:
-    """What a card says of itself: once, while its GPU works, and while it does not."""
+    """Values that a card reports: once, while its GPU works, and while it does not."""
 
     described: Values = field(default_factory=dict)
     busy: Values = field(default_factory=dict)

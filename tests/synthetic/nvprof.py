@@ -71,7 +71,7 @@ def write_nvprof(
 
 
 class _Writer:
-    """Of one process."""
+    """Writer of one process."""
 
     def __init__(
         self, connection: sqlite3.Connection, recording: Recording, rank: int, process: Process

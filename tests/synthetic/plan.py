@@ -1,4 +1,4 @@
-"""What a synthetic training run looks like: one frozen dataclass, times in integer nanoseconds."""
+"""Plan of a synthetic training run: one frozen dataclass, times in integer nanoseconds."""
 
 from __future__ import annotations
 

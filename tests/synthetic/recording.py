@@ -1,4 +1,4 @@
-"""What the simulator leaves behind: tables of events (numpy structured arrays) and the truth."""
+"""Recording of the simulator: tables of events (numpy structured arrays) and the truth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Table = npt.NDArray[np.void]
 
 
 class Kind(IntEnum):
-    """What a GPU does."""
+    """Kinds of operations of a GPU."""
 
     KERNEL = 0
     COMMUNICATION = 1  # a kernel too
@@ -27,7 +27,7 @@ class Kind(IntEnum):
 
 
 class State(IntEnum):
-    """What a host thread does where it is not just running Python or launching."""
+    """Kinds of activity of a host thread other than running Python or launching."""
 
     DATA = 0
     SYNC = 1
@@ -121,7 +121,7 @@ CAUSES = ("data_feeding", "sync", "alloc", "launch", "other_idle")
 
 @dataclass(frozen=True)
 class Truth:
-    """What was planted. Keys of the mappings are physical GPUs, times are ns."""
+    """Planted truth. Keys of the mappings are physical GPUs, times are ns."""
 
     windows: tuple[Window, ...]
     partitions: dict[int, Partition]  # over the span of each GPU

@@ -1,4 +1,4 @@
-"""What training does, in order: steps, validation and checkpoints, on all ranks at a time."""
+"""Course of training: steps, validation and checkpoints, on all ranks at a time."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _batch(trainer: Trainer, buckets: int, more_ns: int = 0) -> list[Pending]:
 
 
 def _warm_up(trainer: Trainer) -> None:
-    """What only the first steps have: libraries loaded, algorithms tried, memory allocated."""
+    """Do what only the first steps do: load libraries, try algorithms, allocate memory."""
     if not trainer.warming:
         return
     if trainer.warming >= 2:

@@ -59,7 +59,7 @@ class Trainer:
         self.warming = 0.0 if warm else 2.0 * 0.5**unit.step
 
     def is_odd(self, rank: int) -> bool:
-        """Whether this is the rank that something is planted on, in a step that has it."""
+        """Return true on the rank that something is planted on, in a step that has it."""
         unit = self.units[-1]
         odd = not self.plan.odd_steps or (unit.phase == "step" and unit.step in self.plan.odd_steps)
         return self.rank == rank and odd
@@ -181,7 +181,7 @@ class Trainer:
         self.ran(gpu, thread, stream, Kind.KERNEL, issue, start, end, correlation, name=ids)
 
     def _launch_graph(self, work: Work, ns: Ints, thread: Thread, gpu: Gpu) -> None:
-        """The same kernels as one graph."""
+        """Launch the kernels as one graph."""
         thread.now += int(self.around(float(self.plan.python_ns), 0.3))
         call = thread.call(names.LAUNCH_GRAPH, 3 * self.plan.launch_ns, int(gpu.slots[0]))
         start, end = gpu.run(COMPUTE, np.array([call.start + LATENCY_NS]), ns.sum(keepdims=True))

@@ -78,7 +78,7 @@ def truth_of(recording: Recording, windows: Sequence[Window]) -> Truth:
 
 
 def ops_of(ops: Table, gpu: int) -> Table:
-    """What one GPU does, peer copies from other GPUs included."""
+    """Return what one GPU does, peer copies from other GPUs included."""
     mine: Table = ops[(ops["gpu"] == gpu) | (ops["peer"] == gpu)]
     return mine
 

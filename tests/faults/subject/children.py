@@ -74,7 +74,7 @@ def multiprocesses(seconds: float) -> None:
 
 @behaviour
 def starts_others(seconds: float) -> None:
-    """As shells do, with and without what is in the environment."""
+    """Start programs as shells do, with and without the environment."""
     work(seconds)
     other = [sys.executable, "-c", "import gputrace; gputrace.step(); print(3)"]
     path = {"PYTHONPATH": os.environ["PYTHONPATH"]}

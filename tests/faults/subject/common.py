@@ -1,4 +1,4 @@
-"""What all behaviours share: work, and an account of it."""
+"""Common parts of all behaviours: work, and an account of it."""
 
 from __future__ import annotations
 

@@ -38,6 +38,6 @@ def _change(rng: Random, data: bytearray) -> None:
 
 
 def pack(rng: Random, data: bytes) -> bytes:
-    """The same as gzip packs it; at times cut off, or broken."""
+    """Pack the input with gzip; at times cut off, or broken."""
     packed = gzip.compress(data, 1, mtime=0)
     return packed if rng.random() < 0.5 else mutate(rng, packed)

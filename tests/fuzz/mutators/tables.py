@@ -158,7 +158,7 @@ def _view(rng: Random, database: sqlite3.Connection, table: str) -> None:
 
 
 def _rebuild(rng: Random, database: sqlite3.Connection, table: str) -> None:
-    """The same columns, of other types, keys and order."""
+    """Give the columns other types, keys and order."""
     columns = _columns(database, table)
     rng.shuffle(columns)
     kinds = ("", "TEXT", "INTEGER", "REAL", "BLOB", "INT COLLATE NOCASE", "NUMERIC", "ANY")
@@ -179,7 +179,7 @@ def _trigger(rng: Random, database: sqlite3.Connection, table: str) -> None:
 
 
 def _schema(rng: Random, database: sqlite3.Connection, table: str) -> None:
-    """What the file says of its own tables, which need not be so."""
+    """Change what the file declares about its tables."""
     database.execute("PRAGMA writable_schema = ON")
     column, value = rng.choice(
         (
