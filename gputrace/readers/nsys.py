@@ -30,8 +30,16 @@ from gputrace.model.events import (
 from gputrace.model.names import bounded
 from gputrace.model.nvml import Nvml
 from gputrace.model.options import Window
-from gputrace.model.trace import FROM_THE_START, Device, NoGpu, Process, Progress, Quality, Session
-from gputrace.readers.error_policy import drop_invalid_rows
+from gputrace.model.trace import (
+    FROM_THE_START,
+    Device,
+    NoGpu,
+    Process,
+    Progress,
+    Quality,
+    Session,
+    drop_invalid_rows,
+)
 from gputrace.readers.nsys_schema import (
     KIND_OF,
     MEMORY_OF,

@@ -16,8 +16,7 @@ from gputrace.errors import InputError
 from gputrace.model.events import COLUMN_TYPES, GPU_KINDS, UNKNOWN, Column, Events, Kind, Memory
 from gputrace.model.names import bounded, demangle_all
 from gputrace.model.options import Window
-from gputrace.model.trace import Device, Process, Progress, Session
-from gputrace.readers.error_policy import drop_invalid_rows
+from gputrace.model.trace import Device, Process, Progress, Session, drop_invalid_rows
 from gputrace.readers.nvprof_schema import (
     CALLS,
     HAS_TIMES,
