@@ -74,16 +74,20 @@ def to_json(value: object) -> str:
     return json_text(line) + "\n"
 
 
+_PLAIN: Final = frozenset({bool, int, float, str, type(None)})
+
+
 def plain(value: object) -> object:
     """Convert dataclasses to dictionaries, recursively."""
-    if value is None or type(value) in (bool, int, float, str):
+    if type(value) in _PLAIN:
         return value
     if is_dataclass(value):
-        return {key: plain(getattr(value, name)) for name, key in _keys(value.__class__)}
+        items = [(key, getattr(value, name)) for name, key in _keys(value.__class__)]
+        return {key: item if type(item) in _PLAIN else plain(item) for key, item in items}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [item if type(item) in _PLAIN else plain(item) for item in value]
     return value
 
 

@@ -299,7 +299,7 @@ class Scanner:
         pages, highs = pages[:leaves], highs[:leaves]
         lows = np.concatenate([[low.value], highs[:-1] + 1])
         # Each leaf's rows have ids of their own, as many elements as rows fit between them.
-        starts = np.concatenate([np.maximum(lows, first) - first, [end - first]])
+        starts = np.append(np.clip(lows, first, end), end) - first
         outputs = {name: np.empty(end - first, query.types[name]) for name in query.values}
         columns = (_Column * len(positions))(*(layout.columns[name] for name in positions))
         threads = min(count_threads(end - first), leaves)

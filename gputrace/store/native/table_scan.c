@@ -118,7 +118,7 @@ struct plan {
     uint32_t *pages;
     int64_t *highs;
     int64_t capacity, count, visits;
-    int depth;
+    int depth, is_complete;
     uint8_t *buffers;
 };
 
@@ -166,12 +166,13 @@ static int visit(struct plan *plan, uint32_t number, int level, int64_t low, int
 }
 
 static int add_child(struct plan *plan, uint32_t child, int level, int64_t low, int64_t high) {
-    if (high < plan->first || low > plan->last) return 0;
+    if (high < plan->first || plan->is_complete) return 0;
     if (level < plan->depth) return visit(plan, child, level, low, high);
     if (plan->count >= plan->capacity) return BROKEN;
     if (!plan->count) plan->low = low;
     plan->pages[plan->count] = child;
     plan->highs[plan->count++] = high;
+    plan->is_complete = low > plan->last;
     return 0;
 }
 
@@ -192,7 +193,7 @@ static int find_depth(const struct file *file, uint32_t number, uint8_t *page) {
 
 // Lists the leaves that may have rows with ids from `first` to `last`, in the order of the table:
 // for each its page and the highest id it may have; `low` becomes the lowest one of the first leaf.
-// Gives their number.
+// The leaf behind them is listed too: SQLite would read on to its first row. Gives their number.
 EXPORTED int64_t gputrace_list_leaves(const struct file *file, uint32_t root, int64_t first,
                                       int64_t last, uint32_t *pages, int64_t *highs,
                                       int64_t capacity, int64_t *low) {
