@@ -11,6 +11,7 @@ import numpy as np
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.gpu0_skew import told_by_skew
 from gputrace.analyzers.findings.gpu_links import host_staged_comm, told_by_links
+from gputrace.analyzers.findings.whole_run import low_utilization
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.model.events import Kind
 from gputrace.model.results import Finding, Kernels
@@ -193,7 +194,7 @@ def compute_bound(facts: Facts) -> Iterator[Finding]:
     Wrong if: a batch half as large takes as long.
     """
     share, settled = facts.share("compute"), _settled_share(facts)
-    if max(share, settled) < _MOSTLY_COMPUTE or sum(lane.kernels for lane in facts.working) < 2:
+    if max(share, settled) < _MOSTLY_COMPUTE or next(low_utilization(facts), None) is not None:
         return
     later = f", {settled:.0%} of its later half" if settled else ""
     yield facts.finding(

@@ -239,6 +239,8 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     clause = _tiny_kernels(facts)
     if between:
         clause = f", {format_ns(between)} of it between kernels that follow each other" + clause
+    if _waits_are_long(facts):
+        clause += f", most of it in pauses of over {format_ns(_LONG_GAP_NS)}"
     found = facts.costly(
         "launch-bound",
         "launch",
@@ -318,6 +320,9 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     if not facts.per_gpu.has_calls:
         why = "no CUDA API calls were recorded of it"
         advice = "record CUDA API calls too (gputrace record, or nsys -t cuda,nvtx,osrt)"
+    elif 2 * facts.mean_over_gpus(_before_unknown_calls) > facts.mean("other_idle"):
+        why = "the calls that issued what follows are not in it"
+        advice = "record CUDA API calls from the start on (gputrace record, or nsys -t cuda)"
     else:
         why = "its work had been issued and waited"
         advice = "look at events and streams that the work waits for, and at the other GPUs"
@@ -328,6 +333,14 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
         advice,
         beside=-_between_kernels(facts),
     )
+
+
+def _before_unknown_calls(gpu: GpuShardView, time: Intervals) -> int:
+    """Return the nanoseconds of unexplained idle time before operations without a known call."""
+    causes = gpu.lane.causes
+    idle = causes.of["other_idle"].intersection(time)
+    place = np.minimum(np.searchsorted(causes.ends, idle.end), max(len(causes.ends) - 1, 0))
+    return int(idle.lengths[causes.feeder[place] == NOBODY].sum()) if len(idle) else 0
 
 
 def _calls_each_step(facts: Facts, sort: Call) -> int:
