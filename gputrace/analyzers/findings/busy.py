@@ -13,6 +13,7 @@ from gputrace.analyzers.findings.gpu0_skew import told_by_skew
 from gputrace.analyzers.findings.gpu_links import host_staged_comm, told_by_links
 from gputrace.analyzers.findings.whole_run import low_utilization
 from gputrace.analyzers.gpu_shards import GpuShardView
+from gputrace.analyzers.kernel_names import SIXTEEN
 from gputrace.model.events import Kind
 from gputrace.model.results import Finding, Kernels
 from gputrace.model.time_class import CLASSES
@@ -321,7 +322,7 @@ def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
     kernels = facts.kernels
     if kernels is None or not kernels.has_tensor_cores:
         return
-    single, half = (_beside(kernels, precision) for precision in ("fp32", "half"))
+    single, half = (_beside(kernels, precisions) for precisions in (("fp32",), SIXTEEN))
     touched = single + half
     share = touched / max(kernels.total_ns, 1)
     if share < _PRODUCTS_WORTH:
@@ -346,10 +347,10 @@ def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _beside(kernels: Kernels, precision: str) -> int:
-    """Return the nanoseconds of products in a precision that are known to miss the tensor cores."""
-    sort = ("no", precision)
-    return sum(p.total_ns for p in kernels.products if (p.tensor_cores, p.precision) == sort)
+def _beside(kernels: Kernels, precisions: tuple[str, ...]) -> int:
+    """Return the nanoseconds of products in precisions that are known to miss the tensor cores."""
+    missing = (p for p in kernels.products if p.tensor_cores == "no")
+    return sum(product.total_ns for product in missing if product.precision in precisions)
 
 
 def _of_sort(kernels: Kernels, sort: str) -> int:
