@@ -199,7 +199,7 @@ def _pauses(windows: StepWindows, after: int) -> bool:
 
 _LEAST_STEPS: Final = 3
 _LEAST_PROFILED: Final = 2
-"""Minimum number of ranges that are steps, and of those of a profiler, whose name leaves no doubt."""
+"""Minimum number of ranges that are steps, and of a profiler's, whose name leaves no doubt."""
 _LEAST_COVERED: Final = 0.5
 """Part of a GPU's operations that must be issued inside the ranges."""
 
