@@ -157,7 +157,7 @@ def test_work_whose_calls_were_not_recorded_is_said_to_lack_them(tmp_path: Path)
     for _ in range(30):
         run.wait(2 * MS)
         run.kernel(100 * US, "void at::native::op")
-    kept = [row for row in run.export.rows[RUNTIME] if row["correlationId"] > 25]
+    kept = [row for row in run.export.rows[RUNTIME] if int(row["correlationId"] or 0) > 25]
     run.export.rows[RUNTIME] = kept
     report = analyze(run, tmp_path)
     found = next(finding for finding in report.findings if finding.id == "idle-unexplained")

@@ -57,7 +57,7 @@ def test_each_reason_of_a_late_rank_is_said_with_what_it_gains_alone(tmp_path: P
     of_slow, of_both, of_more = (late(analyze(plan, tmp_path))[0] for plan in (slow, both, more))
     reasons = ("extra_ns", "slower_ns", "host_ns")
     for found, plan, reason in ((of_slow, slow, "slower_ns"), (of_more, more, "extra_ns")):
-        gains = [found.evidence[name] for name in reasons]
+        gains = [int(found.evidence[name] or 0) for name in reasons]
         assert found.id == "straggler"
         assert max(gains) == found.evidence[reason] == pytest.approx(lengthened(plan), rel=0.1)
         assert sum(gains) == pytest.approx(max(gains), rel=0.05)
