@@ -14,6 +14,7 @@ from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.feeding import explained
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.host_calls import NOBODY, Call
+from gputrace.analyzers.idle_causes import calls_held_by_copies
 from gputrace.model.events import distinct_ids
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import Finding
@@ -208,9 +209,9 @@ def _late_after_waits(gpu: GpuShardView, time: Intervals) -> int:
         return 0
     issued_by = calls.issued_by(gpu.operations.events)
     feeders = distinct_ids(calls.thread[issued_by[issued_by != NOBODY]]).tolist()
-    blocked = reduce(
-        merge_touching, (calls.of_thread(one, Call.SYNC, Call.COPY) for one in feeders), EMPTY
-    ).intersection(time)
+    waits = [calls.of_thread(one, Call.SYNC, Call.COPY) for one in feeders]
+    waits += calls_held_by_copies(gpu.operations, calls).values()
+    blocked = reduce(merge_touching, waits, EMPTY).intersection(time)
     idle = {name: own.intersection(time) for name, own in causes.items() if name != "sync"}
     moments = np.concatenate([blocked.end, *(own.start for own in idle.values())])
     gained = blocked.lengths - causes["sync"].within(blocked.start, blocked.end)
