@@ -182,3 +182,19 @@ def test_layers_of_a_profiled_step_are_no_iterations(tmp_path: Path, steps: int)
         found = trace.analyze().steps
     expected = ("training", 2) if steps == 2 else ("none", 0)
     assert (found.kind, found.count) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "advised"),
+    [("Cijk_Alik_Bljk_BBS_BH_Bias_MT128x128", False), ("Cijk_Alik_Bljk_SB_MT128x64", True)],
+)
+def test_mixed_precision_is_no_advice_to_who_has_it(
+    tmp_path: Path, name: str, advised: bool
+) -> None:
+    """By the precision that a product's name says, where it says nothing of tensor cores."""
+    run = Run()
+    for _ in range(20):
+        run.kernel(500 * US, name)
+    (finding,) = analyze(run, tmp_path).findings
+    assert ("mixed precision" in finding.advice) == advised
+    assert "channels_last" not in finding.advice
