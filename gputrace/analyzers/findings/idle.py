@@ -26,6 +26,7 @@ _MANY_SYNCS: Final = 20
 
 _IN_ORDER: Final = re.compile("Async")
 """Names of stream-ordered allocations, which do not block."""
+_MANAGED: Final = re.compile(r"MallocManaged|AllocManaged")
 _CUDNN: Final = re.compile(r"cudnn|(?<![a-z])conv(?!ert)|convol", re.IGNORECASE)
 
 _LAUNCH_LESS: Final = {
@@ -324,6 +325,12 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     elif 2 * facts.mean_over_gpus(_before_unknown_calls) > facts.mean("other_idle"):
         why = "the calls that issued what follows are not in it"
         advice = "record CUDA API calls from the start on (gputrace record, or nsys -t cuda)"
+        if any(facts.per_gpu.in_each_place(_manages_memory)):
+            why = (
+                "what follows are mostly pages of managed memory, which move when they are touched"
+            )
+            advice = "move managed memory before it is used (cudaMemPrefetchAsync), or fill it on "
+            advice += "the GPU; or cudaMalloc and copies"
     else:
         why = "its work had been issued and waited"
         advice = "look at events and streams that the work waits for, and at the other GPUs"
@@ -334,6 +341,12 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
         advice,
         beside=-_between_kernels(facts),
     )
+
+
+def _manages_memory(shard: Shard) -> bool:
+    """Return whether a process allocates memory that moves by itself."""
+    calls = shard.calls
+    return calls is not None and bool(shard.trace.search(distinct_ids(calls.name), _MANAGED))
 
 
 def _before_unknown_calls(gpu: GpuShardView, time: Intervals) -> int:
