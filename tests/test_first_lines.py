@@ -73,11 +73,11 @@ def test_capturing_a_graph_is_a_start_and_no_loss_of_records(tmp_path: Path) -> 
 
 
 def test_a_host_that_waits_each_step_launches_late_for_that(tmp_path: Path) -> None:
-    """It would be ahead: it takes 1.5 ms of a step of 3.4, and the GPU 2.4."""
+    """It would be ahead: it takes 1.4 ms of a step of 3.3, and the GPU 2.4."""
     run = Run()
     for _ in range(20):
         run.input_copy()
-        run.wait(MS)
+        run.wait(900 * US)
         run.model()
         run.optimizer()
         run.synchronize()
@@ -149,7 +149,7 @@ def test_pauses_of_the_host_are_said_to_be_some(tmp_path: Path) -> None:
         run.kernels(40, f"part_{index % 7}")
     name, message = first(run, tmp_path)
     assert name == "launch-bound"
-    assert "most of it in pauses of over 1.00 ms" in message
+    assert "mostly in pauses of over 1.00 ms" in message
 
 
 @pytest.mark.parametrize(

@@ -177,8 +177,9 @@ def sync_bound(facts: Facts) -> Iterator[Finding]:
 def _launches_of_sync_bound(facts: Facts) -> int:
     """Return the nanoseconds per step of waits for launches that `sync_bound` alone counts: those
     after its calls, if a host that does not wait would gain more than one that launches sooner.
+    Pauses of the host have a cause of their own, and are told as well.
     """
-    found = next(sync_bound(facts), None)
+    found = None if _waits_are_long(facts) else next(sync_bound(facts), None)
     if found is None or found.impact_ns < _NEARLY_ALL * facts.mean("launch"):
         return 0
     return _launches_after_waits(facts)
@@ -242,7 +243,7 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     if between:
         clause = f", {format_ns(between)} of it between kernels that follow each other" + clause
     if _waits_are_long(facts):
-        clause += f", most of it in pauses of over {format_ns(_LONG_GAP_NS)}"
+        clause += f", mostly in pauses of over {format_ns(_LONG_GAP_NS)}"
     found = facts.costly(
         "launch-bound",
         "launch",
