@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import gputrace
+from tests import kineto
+from tests.exports import RUNTIME
 from tests.handmade import MS, US, Run, analyze, ids
 
 
@@ -70,11 +73,11 @@ def test_capturing_a_graph_is_a_start_and_no_loss_of_records(tmp_path: Path) -> 
 
 
 def test_a_host_that_waits_each_step_launches_late_for_that(tmp_path: Path) -> None:
-    """It would be ahead: it takes 1.5 ms of a step of 3.4, and the GPU 2.4."""
+    """It would be ahead: it takes 1.4 ms of a step of 3.3, and the GPU 2.4."""
     run = Run()
     for _ in range(20):
         run.input_copy()
-        run.wait(MS)
+        run.wait(900 * US)
         run.model()
         run.optimizer()
         run.synchronize()
@@ -128,3 +131,78 @@ def test_copies_that_nothing_hides_are_a_finding(tmp_path: Path, to_host: bool, 
     found = next(finding for finding in report.findings if finding.id == "copies-exposed")
     assert said in found.message
     assert found.impact_ns == pytest.approx(MS, rel=0.06)
+
+
+def test_a_recording_that_hardly_has_a_kernel_says_so(tmp_path: Path) -> None:
+    run = Run()
+    run.kernels(2, "fill", 5 * US)
+    run.allocate(30 * MS, "cudaGraphInstantiate")
+    name, message = first(run, tmp_path)
+    assert name == "low-utilization"
+    assert "2 kernels within" in message
+
+
+def test_pauses_of_the_host_are_said_to_be_some(tmp_path: Path) -> None:
+    run = Run()
+    for index in range(30):
+        run.wait(3 * MS)
+        run.kernels(40, f"part_{index % 7}")
+    name, message = first(run, tmp_path)
+    assert name == "launch-bound"
+    assert "mostly in pauses of over 1.00 ms" in message
+
+
+@pytest.mark.parametrize(
+    ("allocates", "said"),
+    [
+        ("cudaMalloc", "the calls that issued what follows are not in it"),
+        ("cudaMallocManaged", "pages of managed memory, which move when they are touched"),
+    ],
+)
+def test_work_without_calls_is_said_to_lack_them(tmp_path: Path, allocates: str, said: str) -> None:
+    run = Run()
+    run.allocate(US, allocates)
+    for _ in range(30):
+        run.wait(2 * MS)
+        run.kernel(100 * US, "void at::native::op")
+    kept = [row for row in run.export.rows[RUNTIME] if not 1 < int(row["correlationId"] or 0) < 25]
+    run.export.rows[RUNTIME] = kept
+    report = analyze(run, tmp_path)
+    found = next(finding for finding in report.findings if finding.id == "idle-unexplained")
+    assert said in found.message
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_layers_of_a_profiled_step_are_no_iterations(tmp_path: Path, steps: int) -> None:
+    events = []
+    for step in range(steps):
+        begin = step * 30_000
+        events.append(kineto.event("user_annotation", f"ProfilerStep#{step}", begin, 29_000))
+        for index in range(240):
+            at, id = begin + 100 + 100 * index, 1_000 * step + index + 1
+            name = f"layer_part_{index % 20}"
+            events += [
+                kineto.event("cuda_runtime", "cudaLaunchKernel", at, 5, args={"correlation": id}),
+                kineto.kernel(at + 10, 60, name, correlation=id),
+            ]
+    path = kineto.write(tmp_path / "layers.pt.trace.json", *events)
+    with gputrace.open(path) as trace:
+        found = trace.analyze().steps
+    expected = ("training", 2) if steps == 2 else ("none", 0)
+    assert (found.kind, found.count) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "advised"),
+    [("Cijk_Alik_Bljk_BBS_BH_Bias_MT128x128", False), ("Cijk_Alik_Bljk_SB_MT128x64", True)],
+)
+def test_mixed_precision_is_no_advice_to_who_has_it(
+    tmp_path: Path, name: str, advised: bool
+) -> None:
+    """By the precision that a product's name says, where it says nothing of tensor cores."""
+    run = Run()
+    for _ in range(20):
+        run.kernel(500 * US, name)
+    (finding,) = analyze(run, tmp_path).findings
+    assert ("mixed precision" in finding.advice) == advised
+    assert "channels_last" not in finding.advice

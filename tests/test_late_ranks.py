@@ -32,6 +32,7 @@ SYNCED = Plan(
 
 def analyze(plan: Plan, folder: Path) -> Report:
     path = folder / "run.sqlite"
+    path.unlink(missing_ok=True)
     write_nsys(simulate(plan), path)
     with gputrace.open(path) as trace:
         return trace.analyze()
@@ -46,6 +47,25 @@ def lengthened(plan: Plan) -> float:
     balanced = replace(plan, late_host_rank=-1, slow_rank=-1, busy_rank=-1)
     steps = plan.steps - plan.warmup_steps
     return (steady_ns(simulate(plan)) - steady_ns(simulate(balanced))) / steps
+
+
+def test_each_reason_of_a_late_rank_is_said_with_what_it_gains_alone(tmp_path: Path) -> None:
+    """Kernels 1.5 times as long, more of them, and a late host: each is taken out in turn."""
+    slow = replace(SYNCED, slow_rank=1, slow_factor=1.5)
+    both = replace(slow, late_host_rank=1, late_host_ns=2 * MS)
+    more = replace(SYNCED, busy_rank=1, busy_share=1.0)
+    of_slow, of_both, of_more = (late(analyze(plan, tmp_path))[0] for plan in (slow, both, more))
+    reasons = ("extra_ns", "slower_ns", "host_ns")
+    for found, plan, reason in ((of_slow, slow, "slower_ns"), (of_more, more, "extra_ns")):
+        gains = [int(found.evidence[name] or 0) for name in reasons]
+        assert found.id == "straggler"
+        assert max(gains) == found.evidence[reason] == pytest.approx(lengthened(plan), rel=0.1)
+        assert sum(gains) == pytest.approx(max(gains), rel=0.05)
+        assert "a step is shorter by" not in found.message
+    whole, host = lengthened(both), lengthened(replace(both, slow_rank=-1))
+    assert of_both.evidence["slower_ns"] == pytest.approx(whole - host, rel=0.15)
+    assert of_both.evidence["host_ns"] == pytest.approx(whole - lengthened(slow), rel=0.15)
+    assert "with kernels as quick as theirs and by" in of_both.message
 
 
 def test_a_host_that_comes_late_is_named_with_what_it_costs(tmp_path: Path) -> None:

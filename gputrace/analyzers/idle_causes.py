@@ -142,7 +142,7 @@ def _proofs(
     # Work is issued somewhere within the call, at the latest when it starts.
     issued = np.minimum(calls.end[issued_by], operations.start[ending])
     issued = np.where(known, issued, gaps.start)
-    held_calls = _calls_held_by_copies(operations, calls)
+    held_calls = calls_held_by_copies(operations, calls)
     proofs: dict[str, list[Intervals]] = {cause: [] for cause in IDLE_CAUSES}
     for thread in distinct_ids(feeder[known]).tolist():
         rows = feeder == thread
@@ -167,7 +167,7 @@ def _proofs(
     return proofs, feeder
 
 
-def _calls_held_by_copies(operations: GpuOperations, calls: CudaApiCalls) -> dict[int, Intervals]:
+def calls_held_by_copies(operations: GpuOperations, calls: CudaApiCalls) -> dict[int, Intervals]:
     """Return by thread the calls that copied to the host and returned after that copy had ended:
     into pageable memory, all do.
     """

@@ -34,7 +34,7 @@ from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.python_samples import find_python_lines
 from gputrace.analyzers.run_phases import find_warmup_causes, list_phases
 from gputrace.analyzers.steps import FoundSteps
-from gputrace.analyzers.whatif import what_if
+from gputrace.analyzers.whatif import late_gains, prepare_replay, what_if
 from gputrace.errors import InputError, PluginError, UsageError
 from gputrace.model.events import Mask
 from gputrace.model.intervals import Times
@@ -105,8 +105,10 @@ def analyze(
         quality, chosen = trace.quality, facts.measured
         links, balance, cards = facts.links, facts.balance, facts.cards
         plugged, tables = run_plugins(facts)
+        run = prepare_replay(facts)
+        facts.late_gains.update(late_gains(facts, run))
         findings = find(facts, plugged)
-        predictions = what_if(facts, findings)
+        predictions = what_if(facts, findings, run)
         recorded_calls = api_coverage(gpus.lanes, chosen if gpus.has_calls else (), facts.timed)
         if recorded_calls is not None:
             quality.notes.append(str(recorded_calls))

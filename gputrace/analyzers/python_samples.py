@@ -126,7 +126,8 @@ def dominating(
     for by_thread in gpus.each(_samples, lanes, idle, same=(cause,)):
         for thread, samples in by_thread.items():
             seen.setdefault(thread, set()).update(samples.tolist())
-    return lines.place({thread: np.array(sorted(numbers)) for thread, numbers in seen.items()})
+    chosen = {thread: np.array(sorted(numbers), np.intp) for thread, numbers in seen.items()}
+    return lines.place(chosen)
 
 
 def _samples(view: GpuShardView, time: Intervals, cause: str) -> dict[Thread, NDArray[np.intp]]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,17 @@ class Straggler:
         """Return the class with the largest excess, among work or idle time as in `by_work`."""
         names = [name for name in self.more if (name in _WORK) == self.by_work]
         return max(names, key=lambda name: self.more[name])
+
+
+class LateGains(NamedTuple):
+    """Nanoseconds by which a step is shorter without each reason for which a rank is late."""
+
+    extra_ns: int
+    """Without the kernels that the median rank does not launch, or not as often."""
+    slower_ns: int
+    """With kernels as quick as on the median rank."""
+    host_ns: int
+    """With a host as quick as the median rank's."""
 
 
 def find_stragglers(lateness: Lateness, measured: Sequence[Step]) -> tuple[Straggler, ...]:

@@ -29,6 +29,7 @@ __all__ = ["ALL_RULES", "RULES", "Facts", "find", "order"]
 RULES: Final[tuple[Rule, ...]] = (
     whole_run.recorder_overhead,
     whole_run.lost_records,
+    whole_run.low_utilization,
     idle.data_feeding,
     idle.autotune_repeated,
     idle.alloc_stall,

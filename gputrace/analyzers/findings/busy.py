@@ -11,6 +11,7 @@ import numpy as np
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.gpu0_skew import told_by_skew
 from gputrace.analyzers.findings.gpu_links import host_staged_comm, told_by_links
+from gputrace.analyzers.findings.whole_run import low_utilization
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.kernel_names import SIXTEEN
 from gputrace.model.events import Kind
@@ -194,7 +195,7 @@ def compute_bound(facts: Facts) -> Iterator[Finding]:
     Wrong if: a batch half as large takes as long.
     """
     share, settled = facts.share("compute"), _settled_share(facts)
-    if max(share, settled) < _MOSTLY_COMPUTE or sum(lane.kernels for lane in facts.working) < 2:
+    if max(share, settled) < _MOSTLY_COMPUTE or next(low_utilization(facts), None) is not None:
         return
     later = f", {settled:.0%} of its later half" if settled else ""
     yield facts.finding(
@@ -230,7 +231,9 @@ def _computes_in_halves(gpu: GpuShardView) -> tuple[int, int]:
 
 
 _MOSTLY_ON_THEM: Final = 0.25
-"""Share of the kernels' time on tensor cores from which the precision is mixed already."""
+"""Share of the kernels' time on tensor cores, or in 16 bits and less, from which the precision is
+mixed already."""
+_LOW_PRECISIONS: Final = (*SIXTEEN, "fp8", "fp4", "int8")
 _COMPILED: Final = re.compile(r"triton_[a-z]{3}_fused_")
 """Kernels of torch.compile."""
 
@@ -238,14 +241,24 @@ _COMPILED: Final = re.compile(r"triton_[a-z]{3}_fused_")
 def _how_to_compute_less(facts: Facts) -> str:
     """Return what the kernels show that the program does not do yet."""
     kernels, is_torch = facts.kernels, facts.framework == "pytorch"
-    on_tensor_cores = 0 if kernels is None else _of_sort(kernels, "yes")
     advice = []
-    if kernels is None or on_tensor_cores < _MOSTLY_ON_THEM * kernels.total_ns:
-        advice += ["mixed precision", "the layout that the tensor cores want"]
-        advice[1] += " (channels_last)" if is_torch else ""
+    if kernels is None or _in_low_precision(kernels) < _MOSTLY_ON_THEM * kernels.total_ns:
+        advice.append("mixed precision")
+        if kernels is None or any(use.family == "convolution" for use in kernels.top):
+            advice.append("the layout that the tensor cores want")
+            advice[1] += " (channels_last)" if is_torch else ""
     if kernels is None or not any(_COMPILED.search(row.name) for row in kernels.top):
         advice += ["compiled or fused operations" + (" (torch.compile)" if is_torch else "")]
     return ", ".join([*advice, "smaller inputs or models, faster cards, or more of them"])
+
+
+def _in_low_precision(kernels: Kernels) -> int:
+    """Return the nanoseconds of products on tensor cores, or in 16 bits and less."""
+    return sum(
+        product.total_ns
+        for product in kernels.products
+        if product.tensor_cores == "yes" or product.precision in _LOW_PRECISIONS
+    )
 
 
 _LAYOUT_WORTH: Final = 0.02

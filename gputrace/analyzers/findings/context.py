@@ -5,7 +5,7 @@ findings of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -35,6 +35,7 @@ from gputrace.analyzers.step_phases import (
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.stragglers import (
     KernelRatio,
+    LateGains,
     Lateness,
     Straggler,
     find_lateness,
@@ -99,6 +100,9 @@ class Known:
     """Kernels of the measured steps."""
     phases: tuple[Phase, ...] = ()
     """Intervals that are not steady training, and the starts of epochs."""
+    late_gains: dict[int, LateGains] = field(default_factory=dict)
+    """By rank that is late in all steps, what a step gains without each reason for it, as far as
+    it was replayed."""
     timed: Sequence[Step] = ()
     """Measured steps, and those that would be measured if they had all CUDA calls."""
 

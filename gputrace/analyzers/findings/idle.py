@@ -14,6 +14,7 @@ from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.feeding import explained
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.host_calls import NOBODY, Call
+from gputrace.analyzers.idle_causes import calls_held_by_copies
 from gputrace.model.events import distinct_ids
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import Finding
@@ -25,6 +26,7 @@ _MANY_SYNCS: Final = 20
 
 _IN_ORDER: Final = re.compile("Async")
 """Names of stream-ordered allocations, which do not block."""
+_MANAGED: Final = re.compile(r"MallocManaged|AllocManaged")
 _CUDNN: Final = re.compile(r"cudnn|(?<![a-z])conv(?!ert)|convol", re.IGNORECASE)
 
 _LAUNCH_LESS: Final = {
@@ -175,8 +177,9 @@ def sync_bound(facts: Facts) -> Iterator[Finding]:
 def _launches_of_sync_bound(facts: Facts) -> int:
     """Return the nanoseconds per step of waits for launches that `sync_bound` alone counts: those
     after its calls, if a host that does not wait would gain more than one that launches sooner.
+    Pauses of the host have a cause of their own, and are told as well.
     """
-    found = next(sync_bound(facts), None)
+    found = None if _waits_are_long(facts) else next(sync_bound(facts), None)
     if found is None or found.impact_ns < _NEARLY_ALL * facts.mean("launch"):
         return 0
     return _launches_after_waits(facts)
@@ -208,9 +211,9 @@ def _late_after_waits(gpu: GpuShardView, time: Intervals) -> int:
         return 0
     issued_by = calls.issued_by(gpu.operations.events)
     feeders = distinct_ids(calls.thread[issued_by[issued_by != NOBODY]]).tolist()
-    blocked = reduce(
-        merge_touching, (calls.of_thread(one, Call.SYNC, Call.COPY) for one in feeders), EMPTY
-    ).intersection(time)
+    waits = [calls.of_thread(one, Call.SYNC, Call.COPY) for one in feeders]
+    waits += calls_held_by_copies(gpu.operations, calls).values()
+    blocked = reduce(merge_touching, waits, EMPTY).intersection(time)
     idle = {name: own.intersection(time) for name, own in causes.items() if name != "sync"}
     moments = np.concatenate([blocked.end, *(own.start for own in idle.values())])
     gained = blocked.lengths - causes["sync"].within(blocked.start, blocked.end)
@@ -239,6 +242,8 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     clause = _tiny_kernels(facts)
     if between:
         clause = f", {format_ns(between)} of it between kernels that follow each other" + clause
+    if _waits_are_long(facts):
+        clause += f", mostly in pauses of over {format_ns(_LONG_GAP_NS)}"
     found = facts.costly(
         "launch-bound",
         "launch",
@@ -318,6 +323,15 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     if not facts.per_gpu.has_calls:
         why = "no CUDA API calls were recorded of it"
         advice = "record CUDA API calls too (gputrace record, or nsys -t cuda,nvtx,osrt)"
+    elif 2 * facts.mean_over_gpus(_before_unknown_calls) > facts.mean("other_idle"):
+        why = "the calls that issued what follows are not in it"
+        advice = "record CUDA API calls from the start on (gputrace record, or nsys -t cuda)"
+        if any(facts.per_gpu.in_each_place(_manages_memory)):
+            why = (
+                "what follows are mostly pages of managed memory, which move when they are touched"
+            )
+            advice = "move managed memory before it is used (cudaMemPrefetchAsync), or fill it on "
+            advice += "the GPU; or cudaMalloc and copies"
     else:
         why = "its work had been issued and waited"
         advice = "look at events and streams that the work waits for, and at the other GPUs"
@@ -328,6 +342,20 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
         advice,
         beside=-_between_kernels(facts),
     )
+
+
+def _manages_memory(shard: Shard) -> bool:
+    """Return whether a process allocates memory that moves by itself."""
+    calls = shard.calls
+    return calls is not None and bool(shard.trace.search(distinct_ids(calls.name), _MANAGED))
+
+
+def _before_unknown_calls(gpu: GpuShardView, time: Intervals) -> int:
+    """Return the nanoseconds of unexplained idle time before operations without a known call."""
+    causes = gpu.lane.causes
+    idle = causes.of["other_idle"].intersection(time)
+    place = np.minimum(np.searchsorted(causes.ends, idle.end), max(len(causes.ends) - 1, 0))
+    return int(idle.lengths[causes.feeder[place] == NOBODY].sum()) if len(idle) else 0
 
 
 def _calls_each_step(facts: Facts, sort: Call) -> int:

@@ -32,6 +32,9 @@ _SLOWER: Final = 1.03
 _PART: Final = 0.25
 """Fraction of the largest excess from which another class is reported too."""
 
+_CONFIRMED: Final = 0.5
+"""Part of the others' wait that a replay must gain to say why a rank is late."""
+
 _SHOWN: Final = 6
 """Maximum number of steps named."""
 
@@ -64,13 +67,17 @@ def straggler(facts: Facts) -> Iterator[Finding]:
     whoever waits, the same kernels take 1.10 times as long on it as on the others (the lower
     quartile: 1.05 times), which is 5 % of the time.
 
+    Where it is late in all steps, replays without one reason at a time (kernels that the others do
+    not run, slower kernels, its host) decide between this and `late-host`; of several reasons the
+    message gives each one's gain.
+
     Cost: the time that another GPU loses waiting for it; else what its kernels take longer.
 
     Wrong if: another card in its place is as slow, or its kernels are as fast alone.
     """
     for late in facts.late:
         kernels = _kernels(facts, late)
-        if _works_longer(late, kernels):
+        if _works_longer(facts, late, kernels):
             yield _straggler(facts, late, kernels)
     yield from _slow_kernels(facts)
     yield from _hidden_work(facts)
@@ -129,7 +136,7 @@ def late_host(facts: Facts) -> Iterator[Finding]:
     """
     for late in facts.late:
         kernels = _kernels(facts, late)
-        if not _works_longer(late, kernels):
+        if not _works_longer(facts, late, kernels):
             yield _late_host(facts, late, kernels)
 
 
@@ -197,9 +204,33 @@ def _late_host(facts: Facts, late: Straggler, kernels: _Kernels) -> Finding:
     return _finding(facts, "late-host", late, kernels, detail, advice, where)
 
 
-def _works_longer(late: Straggler, kernels: _Kernels) -> bool:
-    """Return whether a GPU is late because of work: its own, or more launches by its host."""
+def _works_longer(facts: Facts, late: Straggler, kernels: _Kernels) -> bool:
+    """Return whether a GPU is late because of work, its own or more launches by its host: of the
+    replays without each reason, the one without a work of its own gains most; else as the classes
+    of its time differ from the others'.
+    """
+    gains = facts.late_gains.get(late.lane.gpu.rank)
+    if gains is not None and max(gains) >= _CONFIRMED * late.cost_ns:
+        return max(gains.extra_ns, gains.slower_ns) >= gains.host_ns
     return late.by_work or 2 * kernels.extra_ns > late.cost_ns
+
+
+def _mixture(facts: Facts, late: Straggler) -> str:
+    """Return a clause on what a step gains without each of several reasons; empty if there is one
+    alone.
+    """
+    gains = facts.late_gains.get(late.lane.gpu.rank)
+    if gains is None or late.pattern != "constant":
+        return ""
+    without = {
+        "without the kernels that the others do not run": gains.extra_ns,
+        "with kernels as quick as theirs": gains.slower_ns,
+        "with a host as quick as theirs": gains.host_ns,
+    }
+    most = max(gains)
+    told = [f"{format_ns(ns)} {how}" for how, ns in without.items() if ns >= _PART * most]
+    worth = most >= _CONFIRMED * late.cost_ns and len(told) > 1
+    return f"; a step is shorter by {' and by '.join(told)}" if worth else ""
 
 
 def _kernels(facts: Facts, late: Straggler) -> _Kernels:
@@ -245,12 +276,14 @@ def _finding(
         "kernel_ratio": None if kernels.ratio is None else round(kernels.ratio, 4),
         "extra_kernels_ns": kernels.extra_ns,
         "cause": late.cause,
+        **(gains._asdict() if (gains := facts.late_gains.get(gpu.rank)) is not None else {}),
         **{f"more_{name}_ns": ns for name, ns in late.more.items()},
         **(more or {}),
     }
     message = (
         f"{_others(facts)} {format_ns(late.cost_ns)} of {facts.per} ({share:.0%}) to "
         f"{_who(facts, gpu)}{_when(late)}, the last at {late.last:.0%} of the collectives: {detail}"
+        + _mixture(facts, late)
     )
     severity = severity_of(share) or "low"
     return Finding(id, severity, (gpu.gpu,), (gpu.rank,), late.cost_ns, message, advice, evidence)

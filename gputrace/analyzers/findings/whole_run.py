@@ -322,6 +322,41 @@ def _warmup_causes(facts: Facts) -> dict[str, int]:
     return dict(max(phases, key=lambda p: p.cost_ns).causes) if phases else {}
 
 
+_HARDLY_ANY: Final = 10
+"""Kernels below which a recording without steps shows next to nothing of a GPU."""
+
+
+def low_utilization(facts: Facts) -> Iterator[Finding]:
+    """A recording without steps has less than ten kernels, within 5 % of the host's recorded time.
+
+    Cost: the rest of that time.
+    """
+    kernels = sum(lane.kernels for lane in facts.working)
+    if facts.measured or not facts.per_gpu.has_calls or kernels >= _HARDLY_ANY:
+        return
+    recorded = max(facts.per_gpu.each(_recorded_of_host, facts.working), default=0)
+    if facts.mean_ns >= MEDIUM * recorded:
+        return
+    yield facts.finding(
+        "low-utilization",
+        "high",
+        recorded - facts.mean_ns,
+        f"hardly anything runs on the GPUs: {kernels} kernel{'s' * (kernels != 1)} within "
+        f"{format_ns(facts.mean_ns)} of the {format_ns(recorded)} that the host was recorded for",
+        "record while the GPUs work, and what the kernels of CUDA graphs do, not their capture",
+        {"kernels": kernels, "recorded_ns": recorded},
+    )
+
+
+def _recorded_of_host(gpu: GpuShardView) -> int:
+    """Return the nanoseconds from the first to the last call of a GPU's process."""
+    calls, process = gpu.calls, gpu.operations.gpu.process
+    if calls is None:
+        return 0
+    mine = np.repeat([of == process for of, _ in calls.threads], np.diff(calls.first))
+    return int(calls.end[mine].max(initial=0) - calls.start[mine].min(initial=2**62))
+
+
 def graph_opaque(facts: Facts) -> Iterator[Finding]:
     """CUDA graphs are recorded as a whole (`info`).
 

@@ -56,7 +56,7 @@ class FoundSteps:
     by_rank: Mapping[int, StepWindows]
     warmup: int
     chosen: tuple[int, int] | None = None
-    reason: str = "nothing repeats in the kernel stream, and no marker names steps"
+    reason: str = "no marker names steps, and what repeats of the kernels, if anything, is none"
     cost: RecorderCost | None = None
 
     @property
@@ -99,6 +99,10 @@ def agree(
             trace.quality.notes.append(note)
     warmup = max((count_warmup(w.lengths) for w in found.values()), default=0)
     cost = estimate_cost([windows.marked for windows in found.values()])
+    marks = len(trace.events([Kind.STEP], ["start"])) if Kind.STEP in trace.kinds else 0
+    if marks and not found:
+        few = f"{marks:,} range{'s' * (marks != 1)} named as steps are too few, or hold too little"
+        return FoundSteps(found, warmup, chosen, f"{few} of the GPUs' work", cost)
     return FoundSteps(found, warmup, chosen, cost=cost)
 
 
@@ -115,7 +119,32 @@ def _of_rank(
     if inferred:
         return max(inferred, key=lambda windows: windows.confidence)
     busiest = max(gpus, key=len)
-    return infer_iterations(busiest)
+    iterations = infer_iterations(busiest)
+    if iterations is None or calls is None or not _are_layers(trace, busiest, calls, iterations):
+        return iterations
+    return None
+
+
+def _are_layers(
+    trace: Trace, operations: GpuOperations, calls: CudaApiCalls, windows: StepWindows
+) -> bool:
+    """Return whether what repeats lies within one iteration of the program: in one launch of a CUDA
+    graph, or in one marked step without a copy or a graph for each repetition.
+    """
+    first, last = np.searchsorted(operations.start, (windows.start[0], windows.end[-1]))
+    events = operations.events.select(slice(first, last))
+    issued_by = calls.issued_by(events)
+    by, counts = np.unique(issued_by[issued_by != NOBODY], return_counts=True)
+    if not len(by) or counts.max() >= _MOST * counts.sum():
+        return bool(len(by))
+    copies = np.count_nonzero(events.kind == Kind.COPY_H2D)
+    if Kind.STEP not in trace.kinds or max(copies, counts.sum() - len(by)) >= len(windows):
+        return False
+    steps = trace.events([Kind.STEP], ["start", "end"])
+    steps = steps.select(np.argsort(steps.start, kind="stable"))
+    place = np.searchsorted(steps.start, calls.start[by], "right") - 1
+    place = place[(place >= 0) & (calls.start[by] < steps.end[place])]
+    return bool(np.bincount(place, minlength=1).max() >= _MOST * len(by))
 
 
 def find_input_copies(trace: Trace, operations: GpuOperations) -> Rows:
@@ -169,6 +198,8 @@ def _pauses(windows: StepWindows, after: int) -> bool:
 
 
 _LEAST_STEPS: Final = 3
+_LEAST_PROFILED: Final = 2
+"""Minimum number of ranges that are steps, and of a profiler's, whose name leaves no doubt."""
 _LEAST_COVERED: Final = 0.5
 """Part of a GPU's operations that must be issued inside the ranges."""
 
@@ -257,7 +288,8 @@ def _by_thread(events: Events, kind: Kind, family: str) -> Iterator[Marks]:
         own = events.select(threads == thread)
         own = own.select(np.argsort(own.start, kind="stable"))
         start, end = own.start, own.end
-        if len(own) >= _LEAST_STEPS and bool((start[1:] >= end[:-1]).all()):
+        least = _LEAST_PROFILED if _PROFILER.match(family) else _LEAST_STEPS
+        if len(own) >= least and bool((start[1:] >= end[:-1]).all()):
             told = kind == Kind.STEP and bool((own.correlation >= 0).all())
             numbers = own.correlation if told else np.arange(len(own))
             yield Marks(int(own.process[0]), family, _source(kind, family), start, end, numbers)
@@ -286,7 +318,8 @@ def project(marks: Marks, operations: GpuOperations, calls: CudaApiCalls) -> Ste
     first, last = _extent(rows[inside], step[inside], len(marks.start))
     with_calls = _with_calls(marks, operations)
     full = (first <= last) & with_calls
-    if np.count_nonzero(full) < max(_LEAST_STEPS, 0.5 * np.count_nonzero(with_calls)):
+    least = _LEAST_PROFILED if marks.source == "profiler" else _LEAST_STEPS
+    if np.count_nonzero(full) < max(least, 0.5 * np.count_nonzero(with_calls)):
         return None
     number, first, last = np.flatnonzero(full), first[full], last[full]
     first = _with_early_copies(operations, first, last)

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.host_calls import Call
 from gputrace.analyzers.operations import OperationClass
+from gputrace.analyzers.stragglers import LateGains
+from gputrace.analyzers.whatif.attribution import attribute, with_quick_host
 from gputrace.analyzers.whatif.build import SHORT_NS, build_graph
 from gputrace.analyzers.whatif.floor import Recorded
 from gputrace.analyzers.whatif.graph import (
@@ -34,33 +36,57 @@ from gputrace.model.intervals import Times
 from gputrace.model.results import Finding, WhatIf
 
 
-def what_if(facts: Facts, findings: Sequence[Finding]) -> tuple[WhatIf, ...]:
-    """Return the optimizations that are worth it, largest gain first.
+@dataclass(frozen=True)
+class Replay:
+    """Some steps of a run as a graph, and the time of all measured steps."""
 
-    Empty if the steps have no host calls, without which it is unknown what GPUs wait for, or if
-    there are too few steps.
+    graph: Graph
+    recorded: Recorded
 
-    Args:
-        facts: earlier results of the analysis.
-        findings: findings of the analysis.
+
+def prepare_replay(facts: Facts) -> Replay | None:
+    """Return what is replayed of a run; None if the steps have no host calls, without which it is
+    unknown what GPUs wait for, or if there are too few steps.
     """
     gpus, all_steps = facts.per_gpu, facts.found
     steps = choose_steps(gpus, all_steps, facts.measured) if gpus.has_calls else None
     if steps is None:
-        return ()
+        return None
     window = when_issued(gpus, all_steps, steps)
     calls = None if window is None else gpus.calls_within(window)
     if window is None or calls is None:
-        return ()
+        return None
     rows = read_rows(gpus, calls, all_steps, steps, facts.collectives)
     graph = build_graph(facts.trace, rows, calls, data_within(gpus, window))
     lengths = {(s.rank, s.step): s.end_ns - s.start_ns for s in facts.measured}
     graph = without_recorder(graph, facts.unrecorded)
     mean = round(sum(lengths.values()) / len(lengths) * facts.unrecorded)
+    return Replay(graph, Recorded.of(rows.gpus, facts.breakdown, facts.rows, mean))
+
+
+def late_gains(facts: Facts, run: Replay | None) -> dict[int, LateGains]:
+    """Return, by rank that is late in all steps, what a step gains without each reason for it."""
+    late = {own.lane.gpu.rank for own in facts.late if own.pattern == "constant"}
+    if run is None or not late or replay_error(run.graph) > MOST_ERROR:
+        return {}
+    found = {rank: attribute(run.graph, rank, run.recorded.mean_ns) for rank in sorted(late)}
+    return {rank: gains for rank, gains in found.items() if gains is not None}
+
+
+def what_if(facts: Facts, findings: Sequence[Finding], run: Replay | None) -> tuple[WhatIf, ...]:
+    """Return the optimizations that are worth it, largest gain first.
+
+    Args:
+        facts: earlier results of the analysis.
+        findings: findings of the analysis.
+        run: what is replayed; None where nothing can be.
+    """
+    if run is None:
+        return ()
     costs = {finding.id: finding.impact_ns for finding in findings}
-    recorded = Recorded.of(rows.gpus, facts.breakdown, facts.rows, mean)
     others = ", and GPUs wait less for each other" if len(facts.working) > 1 else ""
-    cures = (replace(cure, beyond=cure.beyond + others) for cure in predict(graph, recorded, costs))
+    predicted = predict(run.graph, run.recorded, costs)
+    cures = (replace(cure, beyond=cure.beyond + others) for cure in predicted)
     return tuple(sorted(cures, key=lambda cure: -cure.gain_ns))
 
 
@@ -372,8 +398,6 @@ def alloc(graph: Graph, _effect: Effect) -> Graph | None:
 
 _SLOWER: Final = 1.02
 """Ratio of kernel time to the median rank's above which a rank is slower."""
-_LATER: Final = 1.02
-"""Ratio of host time to the median rank's above which a rank is later."""
 
 
 def straggler(graph: Graph, _effect: Effect) -> Graph | None:
@@ -410,46 +434,10 @@ def late_host(graph: Graph, _effect: Effect) -> Graph | None:
 
     None where no rank is later, or where the ranks make different calls.
     """
-    ranks = distinct_ids(graph.rank[graph.rank >= 0])
-    calls = [np.flatnonzero((graph.rank == rank) & (graph.thread >= 0)) for rank in ranks]
-    if len(ranks) < 2:
-        return None
-    host = np.where(graph.hand >= 0, graph.hand_lag, graph.gap) + graph.own
-    table = _by_call(graph, calls)
-    if table is None:
-        return None
-    times = host[table]
-    totals = times[:, 1:].sum(axis=1)
-    late = totals > _LATER * _median(totals)
-    if not late.any():
-        return None
-    return _cut(graph, host, table, late)
-
-
-def _by_call(graph: Graph, calls: list[Index]) -> Index | None:
-    """Return the calls as a table of shape (ranks, calls); None where the ranks' calls differ."""
-    if len({len(rows) for rows in calls}) != 1 or not len(calls[0]):
-        return None
-    table = np.stack(calls)
-    same = (graph.sort[table] == graph.sort[table[0]]) & (graph.kind[table] == graph.kind[table[0]])
-    return table if bool(same.mean() > 0.98) else None
-
-
-def _cut(graph: Graph, host: Index, table: Index, late: NDArray[np.bool_]) -> Graph:
-    """Cut the late ranks' excess over the median, call by call, until their totals match it."""
-    times = host[table][:, 1:]
-    totals = times.sum(axis=1)
-    rows = table[late][:, 1:]
-    excess = np.maximum(times[late] - _median(times), 0)
-    wanted = totals[late] - _median(totals)
-    part = np.minimum(wanted / np.maximum(excess.sum(axis=1), 1), 1.0)[:, None]
-    first = before_on(graph.thread)[rows] < 0
-    saved = np.where(first & (graph.hand[rows] < 0), 0, excess * part).astype(np.int64)
-    gap, lag = graph.gap.copy(), graph.hand_lag.copy()
-    handed = graph.hand[rows] >= 0
-    gap[rows] = np.where(handed, gap[rows], np.maximum(gap[rows] - saved, 0))
-    lag[rows] = np.where(handed, np.maximum(lag[rows] - saved, 0), lag[rows])
-    return graph.changed(gap=gap, hand_lag=lag)
+    quick = graph
+    for rank in distinct_ids(graph.rank[graph.rank >= 0]).tolist():
+        quick = with_quick_host(quick, rank) or quick
+    return None if quick is graph else quick
 
 
 _SHARE: Final = 0.2
