@@ -29,6 +29,7 @@ from gputrace.collectors.backend import (
 from gputrace.collectors.backends import backend_named, choose
 from gputrace.collectors.backends.cupti import CUPTI
 from gputrace.collectors.backends.host import HOST
+from gputrace.collectors.hangs import Hangs
 from gputrace.collectors.launch import Launch, find_program, load_numpy
 from gputrace.collectors.limits import Growth, Limits, Size
 from gputrace.collectors.nvml import Sampler
@@ -46,11 +47,12 @@ def record(
     tell: Callable[[str], object],
     tell_size: Callable[[Size], None],
     from_bytes: int,
+    explain: Callable[[Path], list[str]] = lambda _: [],
 ) -> int:
     """Runs the program to its end; its exit code.
 
     ``tell`` tells a person a line, ``tell_size`` is called when the recording has so many bytes,
-    and each time they have doubled.
+    and each time they have doubled; ``explain`` makes lines for a person of a report on a hang.
 
     Raises CannotRun where the program does not start, MissingError where what records it does not.
     """
@@ -67,14 +69,22 @@ def record(
     if prepared.backend is HOST and (names := _given(plan, *_NOT_BY_HOST)):
         why = "without a GPU to record, the host's signals are recorded from start to end"
         tell(f"{names}: not heeded: {why}; `gputrace analyze --steps` takes a part")
+    hangs: list[Hangs] = []
+    if plan.hang_ns:
+        watch = Hangs(prepared.folder, plan.output, plan.hang_ns, tell, explain)
+        team.let_one("hangs", lambda: hangs.append(watch))
     sampler = None
     # Of tasks that share no folder, the first one samples the GPUs.
     if plan.nvml and has_driver() and (task is None or team.shares or task.local_rank == 0):
         sampler = Sampler()
         team.let_one("nvml", partial(sampler.start, prepared.folder, limits=plan.limits))
     try:
-        with _watched(prepared, tell, Growth(prepared.folder, from_bytes, tell_size)) as meanwhile:
-            return prepared.backend.run(prepared.launch, prepared.folder, tell, meanwhile)
+        growth = Growth(prepared.folder, from_bytes, tell_size)
+        with _watched(prepared, tell, growth, hangs) as meanwhile:
+            code = prepared.backend.run(prepared.launch, prepared.folder, tell, meanwhile)
+        for watch in hangs:
+            watch.finish(code)
+        return code
     finally:
         if sampler is not None:
             sampler.stop()
@@ -84,7 +94,7 @@ def record(
 
 @contextmanager
 def _watched(
-    prepared: Prepared, tell: Callable[[str], object], growth: Growth
+    prepared: Prepared, tell: Callable[[str], object], growth: Growth, hangs: Sequence[Hangs]
 ) -> Iterator[Callable[[], None]]:
     """Give what is to be called now and then while the program runs."""
     plan, folder = prepared.plan, prepared.folder
@@ -102,6 +112,8 @@ def _watched(
         bounds.look()
         for steps in slow:
             steps.look()
+        for watch in hangs:
+            watch.look()
 
     yield look
     for steps in slow:
@@ -271,6 +283,8 @@ def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[
     if (HOOKS / "sitecustomize.py").exists():
         paths = [str(HOOKS), inherited.get("PYTHONPATH", "")]
         changed["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    if plan.hang_ns:
+        changed["GPUTRACE_HANG"] = str(plan.hang_ns)
     if plan.steps is not None:
         changed["GPUTRACE_STEPS"] = f"{plan.steps[0]}:{plan.steps[1]}"
     if plan.every is not None and plan.every.in_steps:

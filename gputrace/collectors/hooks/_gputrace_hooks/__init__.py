@@ -6,8 +6,8 @@ loader           the parts of a batch of torch's DataLoader
 compilation      times compilations, and keeps their reasons
 wrappers         time a wait, mark a step, make way for a profiler
 steps            counts the steps, opens and closes the window of ``--steps A:B``
-garbage          keeps garbage collections
-load             looks how threads came by their time, and what else wants cores
+load             looks how threads came by their time, what else wants cores; collections of garbage
+hangs            shows steps and collectives to a recorder that looks for hangs
 stretches        leaves steps unrecorded, to know and to bound what recording costs
 control          reaches the collector's library in this process
 recorder         keeps the events and writes them now and then

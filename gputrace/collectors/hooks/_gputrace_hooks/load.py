@@ -4,19 +4,24 @@ Counters of the kernel, read as a step ends, but no sooner than 10 ms after the 
 takes 15 µs. Each is kept as the difference since then. Once a second or later, such that it takes
 0.3 % of the time, the same is asked of the other threads of the process, and what its cores and its
 cgroup allow.
+
+Garbage collections of 0.2 ms or more are kept, too: Python calls what is in ``gc.callbacks`` before
+and after each. A program that empties the list is left alone.
 """
 
+import gc
 import os
 from resource import RUSAGE_THREAD, getrusage
 from time import process_time
 
-from . import garbage, recorder
+from . import recorder
 from .host_file import is_handlers, time_ns
-from .recorder import COUNTER, note_failure, on_fork, on_write, record_of, word
+from .recorder import COUNTER, GC, note_failure, on_fork, on_write, record_of, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any
 
 _BETWEEN_LOOKS = 10000000
 _BETWEEN_SCANS = 1000000000
@@ -50,7 +55,7 @@ def step_ended(now: int) -> None:
     if looks.at <= now < looks.due or looks.is_blind:
         return
     if not looks.at:
-        garbage.watch()
+        _watch_collections()
     looks.due = now + _BETWEEN_LOOKS
     try:
         thread, counts = recorder.thread_id(), _count()
@@ -207,9 +212,33 @@ def _pressure() -> int:
         return 0
 
 
+_LEAST_COLLECTION_NS = 200000
+_collecting = [0]
+"""When the collection under way began."""
+
+
+def _watch_collections() -> None:
+    """Keep them from now on: a process that trains nothing should leave no file."""
+    if _collected not in gc.callbacks:
+        gc.callbacks.append(_collected)
+
+
+def _collected(phase: str, info: "dict[str, Any]") -> None:
+    """Raise nothing: Python would print it."""
+    try:
+        now = time_ns()
+        start, _collecting[0] = _collecting[0], now if phase == "start" else 0
+        if phase == "stop" and 0 < start <= now - _LEAST_COLLECTION_NS:
+            what = word("generation {}".format(info.get("generation")))
+            record_of(recorder.thread_id(), start, now, what, GC)
+    except Exception:
+        _collecting[0] = 0
+
+
 def _in_forked_child() -> None:
     global _looks
     _looks = _Looks()
+    _collecting[0] = 0
 
 
 on_write.append(scan)

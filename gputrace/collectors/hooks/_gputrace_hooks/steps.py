@@ -82,6 +82,8 @@ _window: "list[int | None]" = [None, None]
 _again: "list[int | None]" = [None, None, None]
 _begin = [0]
 _stretches = Stretches()
+on_step: "list[Callable[[], None]]" = []
+"""Called as a step ends."""
 
 
 def step_ended(what: int, rank: int, owner: object) -> None:
@@ -97,6 +99,7 @@ def step_ended(what: int, rank: int, owner: object) -> None:
             if rank == max(_sources):
                 control.step_ended()
                 load.step_ended(proven)
+                _tell_others()
         if rank == max(_sources) and (source.count >= _stretches.at or _window != [None, None]):
             _apply_window(source)
     except RecursionError:
@@ -105,6 +108,11 @@ def step_ended(what: int, rank: int, owner: object) -> None:
         if is_handlers(error):
             raise
         note_failure("counting steps")
+
+
+def _tell_others() -> None:
+    for call in on_step:
+        call()
 
 
 def calls(rank: int) -> int:

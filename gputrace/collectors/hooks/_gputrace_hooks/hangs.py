@@ -1,0 +1,226 @@
+"""Progress of this process, for ``gputrace record --hang``: readable from outside while it hangs.
+
+A shared mapping holds counts of steps and collectives, and the last collectives that the program
+has called of torch.distributed, with the line that called them. It is written where the call is
+made, 2 µs each, and outlives a process that is killed. Stacks are written by faulthandler, at a
+signal of the recorder's: no thread of ours waits for it, and the GIL may be held by whoever hangs.
+"""
+
+import atexit
+import faulthandler
+import os
+import signal
+import struct
+import sys
+from functools import wraps
+from mmap import mmap
+
+from . import FOLDER, steps
+from .host_file import is_handlers, time_ns
+from .recorder import note_failure, on_fork
+from .wrappers import ours, own
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType, ModuleType
+    from typing import Any
+
+HEADER = struct.Struct("<8sIIiiQQQQQi")
+"""Magic, version, process, rank, ranks in all, when it began and ended, steps, collectives entered
+and left, descriptor of the stacks' file."""
+SLOT = struct.Struct("<QQQqqH")
+"""Number of the collective, of its group, of the step; start, end (0 while under way); length of
+the text: group, members, operation, line, between zero bytes."""
+MAGIC = b"GPTRHANG"
+SLOTS, SLOT_BYTES, FIRST = 256, 512, 128
+SIGNAL = signal.SIGRTMIN + 21
+
+_COLLECTIVES = """
+    init_process_group all_gather all_gather_coalesced all_gather_into_tensor all_gather_object
+    all_reduce all_reduce_coalesced all_to_all all_to_all_single barrier broadcast
+    broadcast_object_list gather gather_object monitored_barrier reduce reduce_scatter
+    reduce_scatter_tensor scatter scatter_object_list send recv isend irecv
+    """.split()  # noqa: SIM905 (as a list, it is a line each)
+_GROUP_AT = {"barrier": 0, "monitored_barrier": 0, "all_reduce": 2, "broadcast": 2, "all_gather": 2}
+"""Where a group may stand among the positional arguments."""
+_PEER = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"}
+_standard = os.path.dirname(os.__file__) + os.sep
+_package = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_MOST_FRAMES = 60
+
+
+class _Ring:
+    """The mapping of one process."""
+
+    def __init__(self) -> None:
+        base = os.path.join(FOLDER, str(os.getpid()))
+        with open(base + ".hang", "w+b") as file:
+            file.truncate(FIRST + SLOTS * SLOT_BYTES)
+            self.map = mmap(file.fileno(), 0)
+        self.stacks = -1
+        if signal.getsignal(SIGNAL) == signal.SIG_DFL:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self.stacks = os.open(base + ".stacks", flags, 0o600)
+            faulthandler.register(SIGNAL, self.stacks, all_threads=True)
+        self.began, self.ended = time_ns(), 0
+        rank = os.environ.get("RANK", "")
+        self.rank, self.ranks = int(rank) if rank.isdigit() else -1, 0
+        self.steps = self.entered = self.left = 0
+        self.by_group: dict[str, int] = {}
+        self.write()
+
+    def write(self) -> None:
+        counts = self.steps, self.entered, self.left
+        words = os.getpid(), self.rank, self.ranks, self.began, self.ended, *counts, self.stacks
+        HEADER.pack_into(self.map, 0, MAGIC, 1, *words)
+
+    def enter(self, group: str, members: str, name: str, line: str) -> "tuple[Any, ...]":
+        number = self.by_group[group] = self.by_group.get(group, 0) + 1
+        text = "\0".join((group, members, name, line)).encode("utf-8", "replace")
+        text = text[: SLOT_BYTES - SLOT.size]
+        at = FIRST + self.entered % SLOTS * SLOT_BYTES
+        words = self.entered, number, self.steps, time_ns()
+        SLOT.pack_into(self.map, at, *words, 0, len(text))
+        self.map[at + SLOT.size : at + SLOT.size + len(text)] = text
+        self.entered += 1
+        self.write()
+        return (at, words, len(text))
+
+    def leave(self, at: int, words: "tuple[int, ...]", length: int) -> None:
+        self.left += 1
+        if SLOT.unpack_from(self.map, at)[0] == words[0]:
+            SLOT.pack_into(self.map, at, *words, time_ns(), length)
+        self.write()
+
+
+_rings: "list[_Ring]" = []
+_inside: "list[None]" = []
+"""Not empty within a collective: some are made of others."""
+
+
+def _ring() -> _Ring:
+    if not _rings:
+        _rings.append(_Ring())
+    return _rings[0]
+
+
+def _step_ended() -> None:
+    ring = _ring()
+    ring.steps += 1
+    ring.write()
+
+
+def install() -> None:
+    """Count steps from now on."""
+    steps.on_step.append(_step_ended)
+
+
+def collectives(module: "ModuleType") -> None:
+    """Wrap the functions of torch.distributed that the program calls, where hangs are looked for.
+
+    Those that DistributedDataParallel and FSDP call are in C++; of these the stacks tell.
+    """
+    if os.environ.get("GPUTRACE_HANG"):
+        for name in _COLLECTIVES:
+            function = own(module, name)
+            if function is not None:
+                setattr(module, name, _noted(module, name, function))
+
+
+def _noted(module: "Any", name: str, function: "Any") -> "Any":
+    @wraps(function)
+    def call(*args: "Any", **keywords: "Any") -> "Any":
+        if _inside:
+            return function(*args, **keywords)
+        _inside.append(None)
+        try:
+            slot = _enter(module, name, args, keywords)
+            try:
+                return function(*args, **keywords)
+            finally:
+                if slot is not None:
+                    _leave(module, slot)
+        finally:
+            _inside.pop()
+
+    return ours(call)
+
+
+def _enter(module: "Any", name: str, args: "Any", keywords: "Any") -> "tuple[Any, ...] | None":
+    try:
+        ring = _ring()
+        group = keywords.get("group")
+        at = _GROUP_AT.get(name)
+        if group is None and at is not None and len(args) > at:
+            group = args[at]
+        key, members = "default", f"0-{ring.ranks - 1}"
+        if not ring.ranks:
+            key, members = "the start", "0-{}".format(int(os.environ.get("WORLD_SIZE", "1")) - 1)
+        if group is not None:
+            key = str(getattr(group, "group_name", id(group)))
+            members = ",".join(map(str, module.get_process_group_ranks(group)))
+        peer = _PEER.get(name)
+        if peer is not None:
+            other = keywords.get(peer)
+            if other is None and len(args) > 1 and isinstance(args[1], int):
+                other = args[1]
+            ends = (ring.rank, other) if peer == "dst" else (other, ring.rank)
+            key, members = "{} to {} ({})".format(*ends, key), "{},{}".format(*ends)
+        return ring.enter(key, members, name, line_of(sys._getframe(2)))
+    except Exception as error:
+        if is_handlers(error):
+            raise
+        note_failure("noting collectives")
+        return None
+
+
+def _leave(module: "Any", slot: "tuple[Any, ...]") -> None:
+    try:
+        ring = _ring()
+        if not ring.ranks and module.is_initialized():
+            ring.rank, ring.ranks = module.get_rank(), module.get_world_size()
+        ring.leave(*slot)
+    except Exception as error:
+        if is_handlers(error):
+            raise
+        note_failure("noting collectives")
+
+
+def line_of(frame: "FrameType | None") -> str:
+    """The innermost line of the program proper, from a frame outwards; else the outermost."""
+    outermost = frame
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            break
+        file = frame.f_code.co_filename
+        outermost = frame
+        if not (
+            "/site-packages/" in file
+            or "/dist-packages/" in file
+            or file.startswith((_standard, _package, "<frozen"))
+        ):
+            break
+        frame = frame.f_back
+    if outermost is None:
+        return ""
+    code = outermost.f_code
+    return f"{code.co_filename}:{outermost.f_lineno} {code.co_name}"
+
+
+def _at_end() -> None:
+    if _rings:
+        _rings[0].ended = time_ns()
+        _rings[0].write()
+
+
+def _in_forked_child() -> None:
+    if _rings:
+        ring = _rings.pop()
+        if ring.stacks >= 0:
+            faulthandler.unregister(SIGNAL)
+            os.close(ring.stacks)
+    del _inside[:]
+
+
+on_fork.append(_in_forked_child)
+atexit.register(_at_end)
