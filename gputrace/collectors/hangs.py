@@ -133,7 +133,8 @@ class Hangs:
             return
         waits = any(ring.entered > ring.left for ring in rings)
         has_begun = waits or any(ring.steps for ring in rings)
-        alive = [ring for ring in rings if _is_alive(ring.pid)]
+        # Who has come to the end of its program may take its time to leave.
+        alive = [ring for ring in rings if not ring.ended_ns and _is_alive(ring.pid)]
         late = now - self._since >= self._after_s
         if late and has_begun and alive and self._told_at is None and self._made < MOST:
             self._told_at = now

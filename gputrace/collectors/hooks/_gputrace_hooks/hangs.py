@@ -18,7 +18,7 @@ from mmap import mmap
 from . import FOLDER, steps
 from .host_file import is_handlers, time_ns
 from .recorder import note_failure, on_fork
-from .wrappers import ours, own
+from .wrappers import defined, ours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _ring() -> _Ring:
     return _rings[0]
 
 
-def _step_ended() -> None:
+def _step_ended(_rank: int, _end: int) -> None:
     ring = _ring()
     ring.steps += 1
     ring.write()
@@ -122,7 +122,7 @@ def collectives(module: "ModuleType") -> None:
     """
     if os.environ.get("GPUTRACE_HANG"):
         for name in _COLLECTIVES:
-            function = own(module, name)
+            function = defined(module, name)
             if function is not None:
                 setattr(module, name, _noted(module, name, function))
 
