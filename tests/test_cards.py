@@ -49,6 +49,43 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run.sqlite"
 
 
+def counting(watts: int) -> Any:
+    """A counter of energy that grows by so many watts on GPU 0, twice as many on GPU 1."""
+    return lambda gpu, time, _row: {"energy": 10**6 + time * watts * (gpu + 1) // MS}
+
+
+class TestTheEnergy:
+    def test_of_the_classes_is_the_counters(self, path: Path) -> None:
+        report = analyzed(path, Plan(steps=12, ranks=2, allreduces=2), value=counting(500))
+        assert [row.rank for row in report.energy] == [0, 1]
+        for row, breakdown in zip(report.energy, report.breakdown, strict=True):
+            assert sum(row.classes_mj.values()) == row.total_mj
+            assert row.total_mj == pytest.approx(row.measured_ns / MS * 500 * (row.rank + 1), 1e-3)
+            assert row.measured_ns > 0.8 * breakdown.total_ns
+            share = breakdown.compute_ns / breakdown.total_ns
+            assert row.classes_mj["compute"] == pytest.approx(share * row.total_mj, rel=0.1)
+            assert row.communication_wait_mj is not None
+            assert row.communication_wait_mj <= row.classes_mj["communication"]
+            mean = breakdown.total_ns / breakdown.steps
+            assert row.step_mj == pytest.approx(mean / MS * 500 * (row.rank + 1), rel=1e-3)
+
+    def test_of_a_counter_that_falls_back_is_left_out_there(self, path: Path) -> None:
+        def reset(_gpu: int, time: int, _row: object) -> Mapping[str, float]:
+            return {"energy": time // MS % 100 * 1000}
+
+        report = analyzed(path, Plan(steps=12, ranks=1), value=reset)
+        (row,) = report.energy
+        assert row.total_mj == pytest.approx(row.measured_ns / MS * 1000, rel=1e-3)
+
+    def test_is_unknown_without_a_counter(self, path: Path) -> None:
+        assert analyzed(path, BALANCED).energy == ()
+
+    def test_is_in_the_report_and_the_json(self, path: Path) -> None:
+        analyzed(path, Plan(steps=12, ranks=2), value=counting(500))
+        text = command.gputrace("analyze", path).out
+        assert "Energy by class (NVML's counter)" in text
+
+
 class TestTheSteadyStepsOfABusyGpu:
     def test_tell_the_clocks_the_power_and_the_memory(self, path: Path) -> None:
         report = analyzed(path, BALANCED, {2: busy(smClock=1500, power=650_000)})

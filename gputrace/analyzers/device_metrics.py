@@ -11,10 +11,20 @@ from numpy.typing import NDArray
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.operations import Gpu
+from gputrace.model.events import UNKNOWN
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.nvml import Card, Nvml, Samples
 from gputrace.model.options import Window
-from gputrace.model.results import CardUse, Curve, GpuCurves, Step, Utilization
+from gputrace.model.results import (
+    CardUse,
+    Curve,
+    Energy,
+    GpuCurves,
+    Step,
+    Throughput,
+    Utilization,
+)
+from gputrace.model.time_class import CLASSES
 
 REASONS: Final[Mapping[str, tuple[int, str]]] = {
     "power cap": (0x4, "powerCapTime"),
@@ -185,6 +195,76 @@ def _below(clock: NDArray[np.float64], most: int | None) -> float | None:
     if not len(known) or not most:
         return None
     return round(float((known < _AT_MAX * most).mean()), 4)
+
+
+def find_energy(
+    nvml: Nvml, gpus: PerGpu, steps: Sequence[Step], throughput: Sequence[Throughput]
+) -> tuple[Energy, ...]:
+    """Return the energy of each GPU by class, between the readings of NVML's counter that lie in
+    the measured steps; nothing of cards without two such readings.
+
+    Args:
+        nvml: samples, whose ``energy`` is a counter of millijoules.
+        gpus: GPUs, whose lanes divide the time.
+        steps: steps to measure, by GPU; the whole span of a GPU that has none.
+        throughput: work of each rank.
+    """
+    steps_of, work = StepsOf(steps), {row.rank: row for row in throughput}
+    counted = []
+    for lane in gpus.lanes:
+        samples = nvml.samples.of(lane.gpu.host, lane.gpu.gpu)
+        samples = samples.select(np.isfinite(samples["energy"]))
+        starts, ends = samples.time[:-1], samples.time[1:]
+        grown = np.diff(samples["energy"]).astype(np.int64)
+        mine = steps_of(lane.gpu)
+        measured = stretches(mine, lane.window)
+        # A counter falls back to 0 where the driver was loaded anew.
+        keep = (measured.within(starts, ends) == ends - starts) & (ends > starts) & (grown >= 0)
+        if keep.any():
+            counted.append((lane, mine, starts[keep], ends[keep], grown[keep]))
+    lanes = [row[0] for row in counted]
+    edges = [row[2] for row in counted], [row[3] for row in counted]
+    tables = gpus.each(_split, lanes, *edges) if lanes else []
+    rows = []
+    for (lane, mine, starts, ends, grown), (classes, waited) in zip(counted, tables, strict=True):
+        # Of a stretch that was not recorded, no class is known.
+        whole = classes.sum(axis=1) == ends - starts
+        if not whole.any():
+            continue
+        classes, waited, grown = classes[whole], waited[whole], grown[whole]
+        lengths = (ends - starts)[whole]
+        passed, total = int(lengths.sum()), int(grown.sum())
+        # Rounded as running sums, so that the classes sum to the total.
+        edge = np.round(np.cumsum((classes * (grown / lengths)[:, None]).sum(axis=0)))
+        edge = edge.astype(np.int64)
+        edge[-1] = total
+        waits = None if (waited == UNKNOWN).any() else (waited * grown / lengths).sum()
+        length = np.mean([step.end_ns - step.start_ns for step in mine]) if mine else None
+        step_mj = None if length is None else total / passed * float(length)
+        known = work.get(lane.gpu.rank)
+        rows.append(
+            Energy(
+                gpu=lane.gpu.gpu,
+                rank=lane.gpu.rank,
+                host=lane.gpu.host_name,
+                measured_ns=passed,
+                total_mj=total,
+                classes_mj=dict(zip(CLASSES, np.diff(edge, prepend=0).tolist(), strict=True)),
+                communication_wait_mj=None if waits is None else round(float(waits)),
+                step_mj=None if step_mj is None else round(step_mj),
+                sample_mj=_per(step_mj, known and known.samples_per_step),
+                token_mj=_per(step_mj, known and known.tokens_per_step),
+            )
+        )
+    return tuple(rows)
+
+
+def _split(view: GpuShardView, starts: Times, ends: Times) -> tuple[NDArray[np.int64], Times]:
+    return view.lane.split(starts, ends), view.lane.waited(starts, ends)
+
+
+def _per(energy: float | None, number: float | None) -> float | None:
+    return round(energy / number, 6) if energy is not None and number else None
 
 
 MOST_POINTS: Final = 240

@@ -18,7 +18,12 @@ from gputrace.analyzers.device_metrics import find_cards
 from gputrace.analyzers.gpu_links import Links, Pageable, find_pageable, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, stretches
-from gputrace.analyzers.host_state import measure_load, read_counters
+from gputrace.analyzers.host_state import (
+    measure_load,
+    measure_throughput,
+    read_counters,
+    read_work,
+)
 from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
 from gputrace.analyzers.load_balance import compare_loads, most_memory
 from gputrace.analyzers.loader import Pace, measure_loaders, read_loaders
@@ -56,6 +61,7 @@ from gputrace.model.results import (
     Missing,
     Phase,
     Step,
+    Throughput,
 )
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.model.trace import Trace
@@ -148,6 +154,12 @@ class Known:
         """Time of the hosts' threads in the measured steps, by rank; empty where not counted."""
         counters = self.per_gpu.whole.once(read_counters)
         return measure_load(counters, self.processes, self.timed or self.steps)
+
+    @cached_property
+    def throughput(self) -> tuple[Throughput, ...]:
+        """Samples and tokens of each rank; empty where the program gave none."""
+        work = self.per_gpu.whole.once(read_work)
+        return measure_throughput(work, self.processes, self.timed or self.steps)
 
     @cached_property
     def loaders(self) -> tuple[Loader, ...]:
