@@ -119,9 +119,9 @@ class _Step(Annotation):
 
     __slots__ = ("_is_bare", "_work")
 
-    def __init__(self, samples: int, tokens: int) -> None:
+    def __init__(self, samples: int, tokens: int, flop: float) -> None:
         self._is_bare = True
-        self._work = samples, tokens
+        self._work = samples, tokens, flop
 
     def __enter__(self) -> None:
         self._is_bare = False
@@ -141,12 +141,13 @@ _bare_calls = False
 """True once a call was no ``with`` statement: each call ends a step then."""
 
 
-def step(*, samples: int = 0, tokens: int = 0) -> Annotation:
+def step(*, samples: int = 0, tokens: int = 0, flop: float = 0) -> Annotation:
     """Mark the end of a training step; from the first call on, only these calls delimit steps.
 
     Args:
         samples: number of samples that this rank has trained on in the step.
         tokens: number of tokens, likewise.
+        flop: floating-point operations of the model in the step, on this rank.
 
     In ``with gputrace.step():`` the step ends with the block, unless by an exception. Between two
     steps there is nothing: the next one begins where the last has ended, and has the wait for its
@@ -157,8 +158,8 @@ def step(*, samples: int = 0, tokens: int = 0) -> Annotation:
     if _steps is None:
         return _NOTHING
     if not _bare_calls:
-        return _Step(samples, tokens)
-    _steps.step_by_user(samples, tokens)
+        return _Step(samples, tokens, flop)
+    _steps.step_by_user(samples, tokens, flop)
     return _NOTHING
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import gputrace
+from gputrace.analyzers.device_metrics import add_use, peak_of
 from gputrace.api import Report
-from gputrace.model.results import Finding
+from gputrace.model.results import Finding, Product, Throughput
 from tests import command
 from tests.synthetic import NvmlCard, Plan, simulate, write_nsys, write_nvml
 from tests.synthetic.nvml import MIB
@@ -84,6 +86,37 @@ class TestTheEnergy:
         analyzed(path, Plan(steps=12, ranks=2), value=counting(500))
         text = command.gputrace("analyze", path).out
         assert "Energy by class (NVML's counter)" in text
+
+
+@pytest.mark.parametrize(
+    ("card", "precision", "tera"),
+    [
+        ("NVIDIA H200", "bf16", 989),
+        ("NVIDIA H100 80GB HBM3", "fp8", 1979),
+        ("NVIDIA H100 PCIe", "bf16", 756),
+        ("NVIDIA H20", "bf16", 148),
+        ("NVIDIA A100-SXM4-80GB", "tf32", 156),
+        ("NVIDIA H100 NVL", "bf16", 835.5),
+        ("NVIDIA A10", "fp16", 125),
+        ("NVIDIA A10G", "fp16", None),
+        ("Tesla V100-SXM2-16GB", "bf16", None),
+        ("NVIDIA GeForce RTX 4090", "bf16", None),
+    ],
+)
+def test_the_peak_of_a_card_is_its_data_sheets(
+    card: str, precision: str, tera: float | None
+) -> None:
+    assert peak_of(card, precision) == (None if tera is None else tera * 1e12)
+
+
+def test_flops_of_a_step_are_set_beside_the_peak_of_the_precision_that_is_multiplied() -> None:
+    lane: Any = SimpleNamespace(gpu=SimpleNamespace(rank=0, name="NVIDIA H200"))
+    kernels: Any = SimpleNamespace(products=[Product("yes", "bf16", 10, 10**9, 0.5)])
+    rows = [Throughput(0, None, None, 1e14, None, None, 4.945e14)]
+    (row,) = add_use(rows, [lane], kernels)
+    assert (row.precision, row.peak_flop_per_s, row.mfu) == ("bf16", 989e12, 0.5)
+    (row,) = add_use(rows, [lane, lane], kernels)
+    assert row.mfu == 0.25, "a rank with two cards"
 
 
 class TestTheSteadyStepsOfABusyGpu:

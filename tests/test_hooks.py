@@ -1665,7 +1665,7 @@ def test_samples_and_tokens_of_a_step_make_rates(tmp_path: Path) -> None:
         "import gputrace, time\n"
         "for _ in range(30):\n"
         "    time.sleep(0.01)\n"
-        "    gputrace.step(samples=8, tokens=4096)\n"
+        "    gputrace.step(samples=8, tokens=4096, flop=3e15)\n"
     )
     ran = command.gputrace(
         "record", "--backend", "host", "--no-nvml", "-o", trace, "--", sys.executable, script
@@ -1674,7 +1674,8 @@ def test_samples_and_tokens_of_a_step_make_rates(tmp_path: Path) -> None:
     with gputrace.open(trace) as opened:
         report = opened.analyze()
     (row,) = report.throughput
-    assert (row.samples_per_step, row.tokens_per_step) == (8, 4096)
+    assert (row.samples_per_step, row.tokens_per_step, row.flop_per_step) == (8, 4096, 3e15)
+    assert row.mfu is None, "no card was seen"
     assert row.samples_per_s is not None
     assert row.tokens_per_s == pytest.approx(512 * row.samples_per_s, rel=1e-3)
     assert row.samples_per_s == pytest.approx(8e9 / (report.steps.mean_ns or 0), rel=0.01)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -10,6 +12,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf, stretches
+from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu
 from gputrace.model.events import UNKNOWN
 from gputrace.model.intervals import Intervals, Times, union
@@ -20,6 +23,7 @@ from gputrace.model.results import (
     Curve,
     Energy,
     GpuCurves,
+    Kernels,
     Step,
     Throughput,
     Utilization,
@@ -252,11 +256,58 @@ def find_energy(
                 classes_mj=dict(zip(CLASSES, np.diff(edge, prepend=0).tolist(), strict=True)),
                 communication_wait_mj=None if waits is None else round(float(waits)),
                 step_mj=None if step_mj is None else round(step_mj),
-                sample_mj=_per(step_mj, known and known.samples_per_step),
-                token_mj=_per(step_mj, known and known.tokens_per_step),
+                sample_mj=_per(step_mj, known.samples_per_step if known else None),
+                token_mj=_per(step_mj, known.tokens_per_step if known else None),
             )
         )
     return tuple(rows)
+
+
+PEAKS: Final[Mapping[str, Mapping[str, float]]] = {
+    r"B200|GB200": {"fp8": 4500, "bf16": 2250, "fp16": 2250, "tf32": 1125, "fp32": 75, "fp64": 37},
+    r"H[12]00 NVL": {"fp8": 1671, "bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp64": 60},
+    r"H[18]00.*PCIe": {"fp8": 1513, "bf16": 756, "fp16": 756, "tf32": 378, "fp64": 51},
+    r"H100|H200|H800|GH200": {"fp8": 1979, "bf16": 989, "fp16": 989, "tf32": 494, "fp64": 67},
+    r"H20(?!0)": {"fp8": 296, "bf16": 148, "fp16": 148, "tf32": 74},
+    r"A100|A800": {"bf16": 312, "fp16": 312, "tf32": 156, "fp32": 19.5, "fp64": 19.5},
+    r"L40S": {"fp8": 733, "bf16": 362, "fp16": 362, "tf32": 183, "fp32": 91.6},
+    r"L4(?!0)": {"fp8": 242, "bf16": 121, "fp16": 121, "tf32": 60, "fp32": 30.3},
+    r"A40(?!0)": {"bf16": 149.7, "fp16": 149.7, "tf32": 74.8, "fp32": 37.4},
+    r"A10(?![0G])": {"bf16": 125, "fp16": 125, "tf32": 62.5, "fp32": 31.2},
+    r"V100": {"fp16": 125, "fp32": 15.7, "fp64": 7.8},
+    r"T4(?!00)": {"fp16": 65, "fp32": 8.1},
+    r"MI300X": {"fp8": 2614, "bf16": 1307, "fp16": 1307, "tf32": 653, "fp32": 163, "fp64": 163},
+}
+"""Dense peak in TFLOP/s by card and precision, without sparsity, from the makers' data sheets of
+each card (NVIDIA; AMD of the MI300X); where a name does not say which form a card has, SXM's."""
+
+
+def add_use(
+    throughput: Sequence[Throughput], lanes: Sequence[LaneSummary], kernels: Kernels | None
+) -> tuple[Throughput, ...]:
+    """Add the FLOP/s of each rank as a part of its cards' peak (MFU), where both are known.
+
+    The peak is that of the precision in which most time goes to matrix products.
+    """
+    products = [] if kernels is None else kernels.products
+    precision = products[0].precision if products else "unknown"
+    precision = "bf16" if precision == "half" else precision
+    rows = []
+    for row in throughput:
+        names = [lane.gpu.name for lane in lanes if lane.gpu.rank == row.rank]
+        peaks = [peak_of(name, precision) for name in names]
+        if row.flop_per_s and peaks and None not in peaks:
+            peak = sum(each for each in peaks if each is not None)
+            mfu = round(row.flop_per_s / peak, 4)
+            row = replace(row, precision=precision, peak_flop_per_s=peak, mfu=mfu)
+        rows.append(row)
+    return tuple(rows)
+
+
+def peak_of(card: str, precision: str) -> float | None:
+    """Return the peak in FLOP/s of a card by its name; None where unknown."""
+    table = next((row for rule, row in PEAKS.items() if re.search(rule, card)), {})
+    return 1e12 * table[precision] if precision in table else None
 
 
 def _split(view: GpuShardView, starts: Times, ends: Times) -> tuple[NDArray[np.int64], Times]:

@@ -123,7 +123,7 @@ def read_counters(shard: Shard) -> Mapping[int, Counters]:
 
 
 def read_work(shard: Shard) -> Mapping[int, Mapping[str, float]]:
-    """Read samples and tokens of a mean step by process, as ``gputrace.step`` was given them."""
+    """Read the samples, tokens and MFLOP of a mean step by process, as the program gave them."""
     trace = shard.trace
     if Kind.COUNTER not in trace.kinds:
         return {}
@@ -132,7 +132,7 @@ def read_work(shard: Shard) -> Mapping[int, Mapping[str, float]]:
     work: dict[int, dict[str, float]] = {}
     for number, text in names.items():
         for process in distinct_ids(events.process[events.name == number]).tolist():
-            if text in ("samples", "tokens"):
+            if text in ("samples", "tokens", "MFLOP"):
                 rows = (events.process == process) & (events.name == number)
                 work.setdefault(process, {})[text] = float(events.bytes[rows].mean())
     return work
@@ -230,10 +230,21 @@ def measure_throughput(
     for rank, process in sorted(processes.items()):
         spans = {step.step: step.end_ns - step.start_ns for step in steps if step.rank == rank}
         if process in work and spans:
-            per_step = [work[process].get(name) for name in ("samples", "tokens")]
-            seconds = sum(spans.values()) / len(spans) / 1e9
-            per_s = [None if n is None else round(n / seconds, 3) for n in per_step]
-            rows.append(Throughput(rank, *per_step, *per_s))
+            counted, rate = work[process], len(spans) * 1e9 / sum(spans.values())
+            per_step = {name: counted.get(name) for name in ("samples", "tokens")}
+            per_step["flop"] = counted["MFLOP"] * 1e6 if "MFLOP" in counted else None
+            per_s = {k: None if n is None else round(n * rate, 3) for k, n in per_step.items()}
+            rows.append(
+                Throughput(
+                    rank,
+                    samples_per_step=per_step["samples"],
+                    tokens_per_step=per_step["tokens"],
+                    flop_per_step=per_step["flop"],
+                    samples_per_s=per_s["samples"],
+                    tokens_per_s=per_s["tokens"],
+                    flop_per_s=per_s["flop"],
+                )
+            )
     return tuple(rows)
 
 

@@ -379,13 +379,23 @@ class Energy:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Work of one rank, by what ``gputrace.step(samples=…, tokens=…)`` was given; None if not."""
+    """Work of one rank, by what ``gputrace.step(samples=…, tokens=…, flop=…)`` was given; None if
+    not.
+    """
 
     rank: int
     samples_per_step: float | None
     tokens_per_step: float | None
+    flop_per_step: float | None
     samples_per_s: float | None
     tokens_per_s: float | None
+    flop_per_s: float | None
+    precision: str | None = None
+    """Precision in which most time goes to matrix products; the peak is that of it."""
+    peak_flop_per_s: float | None = None
+    """Peak of the rank's cards, by their data sheets; None where unknown."""
+    mfu: float | None = None
+    """``flop_per_s`` as a fraction of the peak."""
 
 
 @dataclass(frozen=True, slots=True)

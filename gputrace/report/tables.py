@@ -427,14 +427,24 @@ def throughput_table(analysis: Analysis) -> Table | None:
         for unit, field in (("step", "step"), ("second", "s"))
         for name in ("samples", "tokens")
     }
+    columns["TFLOP/s"] = [row.flop_per_s and row.flop_per_s / 1e12 for row in rows]
+    columns["MFU"] = [row.mfu and 100 * row.mfu for row in rows]
     known = {name: values for name, values in columns.items() if None not in values}
     if not rows or not known:
         return None
     body = tuple(
-        (f"rank {row.rank}", *(f"{values[number]:,.0f}" for values in known.values()))
+        (
+            f"rank {row.rank}",
+            *(
+                f"{values[number]:,.{name == 'MFU' or name == 'TFLOP/s':d}f}{'%' * (name == 'MFU')}"
+                for name, values in known.items()
+            ),
+        )
         for number, row in enumerate(rows)
     )
-    return Table("Samples and tokens, as gputrace.step was given them", ("", *known), body)
+    peak = rows[0].peak_flop_per_s
+    of = f"; MFU of {peak / 1e12:,.0f} TFLOP/s in {rows[0].precision}" if peak else ""
+    return Table(f"Work, as gputrace.step was given it{of}", ("", *known), body)
 
 
 _LEAST_ENERGY: Final = 0.005

@@ -109,7 +109,7 @@ def _read(path: str) -> bytes:
         os.close(file)
 
 
-def record_counts(counts: "dict[str, int]") -> None:
+def record_counts(counts: "dict[str, float]") -> None:
     """Record the counts above 0, at this moment; it raises nothing of ours."""
     try:
         now, thread = time_ns(), recorder.thread_id()
