@@ -2,7 +2,7 @@
 
 A shared mapping holds counts of steps and collectives, and the last collectives that the program
 has called of torch.distributed, with the line that called them. It is written where the call is
-made, 2 µs each, and outlives a process that is killed. Stacks are written by faulthandler, at a
+made, in some 5 µs, and outlives a process that is killed. Stacks are written by faulthandler, at a
 signal of the recorder's: no thread of ours waits for it, and the GIL may be held by whoever hangs.
 """
 
@@ -31,6 +31,12 @@ and left, descriptor of the stacks' file."""
 SLOT = struct.Struct("<QQQqqH")
 """Number of the collective, of its group, of the step; start, end (0 while under way); length of
 the text: group, members, operation, line, between zero bytes."""
+COUNTS = struct.Struct("<QQ")
+COUNTS_AT = struct.calcsize("<8sIIiiQQQ")
+"""Collectives entered and left, in the header."""
+START = struct.Struct("<QQ")
+END = struct.Struct("<q")
+END_AT = struct.calcsize("<QQQq")
 MAGIC = b"GPTRHANG"
 SLOTS, SLOT_BYTES, FIRST = 256, 512, 128
 SIGNAL = signal.SIGRTMIN + 21
@@ -74,23 +80,23 @@ class _Ring:
         words = os.getpid(), self.rank, self.ranks, self.began, self.ended, *counts, self.stacks
         HEADER.pack_into(self.map, 0, MAGIC, 1, *words)
 
-    def enter(self, group: str, members: str, name: str, line: str) -> "tuple[Any, ...]":
+    def enter(self, group: str, text: bytes) -> "tuple[int, int, int]":
+        """Note a collective of a group; give what `leave` takes."""
         number = self.by_group[group] = self.by_group.get(group, 0) + 1
-        text = "\0".join((group, members, name, line)).encode("utf-8", "replace")
-        text = text[: SLOT_BYTES - SLOT.size]
-        at = FIRST + self.entered % SLOTS * SLOT_BYTES
-        words = self.entered, number, self.steps, time_ns()
-        SLOT.pack_into(self.map, at, *words, 0, len(text))
+        serial = self.entered
+        at = FIRST + serial % SLOTS * SLOT_BYTES
+        SLOT.pack_into(self.map, at, serial, number, self.steps, time_ns(), 0, len(text))
         self.map[at + SLOT.size : at + SLOT.size + len(text)] = text
-        self.entered += 1
-        self.write()
-        return (at, words, len(text))
+        self.entered = serial + 1
+        COUNTS.pack_into(self.map, COUNTS_AT, self.entered, self.left)
+        return (at, serial, number)
 
-    def leave(self, at: int, words: "tuple[int, ...]", length: int) -> None:
+    def leave(self, at: int, serial: int, number: int) -> None:
+        """Note the end of a collective, unless others have taken its slot since."""
         self.left += 1
-        if SLOT.unpack_from(self.map, at)[0] == words[0]:
-            SLOT.pack_into(self.map, at, *words, time_ns(), length)
-        self.write()
+        if START.unpack_from(self.map, at) == (serial, number):
+            END.pack_into(self.map, at + END_AT, time_ns())
+        COUNTS.pack_into(self.map, COUNTS_AT, self.entered, self.left)
 
 
 _rings: "list[_Ring]" = []
@@ -146,32 +152,56 @@ def _noted(module: "Any", name: str, function: "Any") -> "Any":
     return ours(call)
 
 
-def _enter(module: "Any", name: str, args: "Any", keywords: "Any") -> "tuple[Any, ...] | None":
+def _enter(module: "Any", name: str, args: "Any", keywords: "Any") -> "tuple[int, int, int] | None":
     try:
-        ring = _ring()
+        ring = _rings[0] if _rings else _ring()
         group = keywords.get("group")
         at = _GROUP_AT.get(name)
         if group is None and at is not None and len(args) > at:
             group = args[at]
-        key, members = "default", f"0-{ring.ranks - 1}"
-        if not ring.ranks:
-            key, members = "the start", "0-{}".format(int(os.environ.get("WORLD_SIZE", "1")) - 1)
-        if group is not None:
-            key = str(getattr(group, "group_name", id(group)))
-            members = ",".join(map(str, module.get_process_group_ranks(group)))
         peer = _PEER.get(name)
+        other = None
         if peer is not None:
             other = keywords.get(peer)
-            if other is None and len(args) > 1 and isinstance(args[1], int):
+            if other is None and len(args) > 1:
                 other = args[1]
-            ends = (ring.rank, other) if peer == "dst" else (other, ring.rank)
-            key, members = "{} to {} ({})".format(*ends, key), "{},{}".format(*ends)
-        return ring.enter(key, members, name, line_of(sys._getframe(2)))
+        frame = program_frame(sys._getframe(2))
+        # What stays the same from call to call is put into words once.
+        of_group = None if group is None else getattr(group, "group_name", "") or id(group)
+        at_line = (name, of_group, other, ring.ranks, frame.f_code, frame.f_lineno)
+        known = _texts.get(at_line)
+        if known is None:
+            if len(_texts) >= _MOST_TEXTS:
+                _texts.clear()
+            known = _texts[at_line] = _describe(module, ring, name, group, other, frame)
+        return ring.enter(*known)
     except Exception as error:
         if is_handlers(error):
             raise
         note_failure("noting collectives")
         return None
+
+
+_MOST_TEXTS = 2000
+_texts: "dict[tuple[Any, ...], tuple[str, bytes]]" = {}
+
+
+def _describe(
+    module: "Any", ring: _Ring, name: str, group: "Any", other: "Any", frame: "FrameType"
+) -> "tuple[str, bytes]":
+    """Return the group's name, and all that a slot says of a collective."""
+    key, members = "default", f"0-{ring.ranks - 1}"
+    if not ring.ranks:
+        key, members = "the start", "0-{}".format(int(os.environ.get("WORLD_SIZE", "1")) - 1)
+    if group is not None:
+        key = str(getattr(group, "group_name", id(group)))
+        members = ",".join(map(str, module.get_process_group_ranks(group)))
+    if isinstance(other, int):
+        ends = (ring.rank, other) if _PEER[name] == "dst" else (other, ring.rank)
+        key, members = "{} to {} ({})".format(*ends, key), "{},{}".format(*ends)
+    line = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+    text = "\0".join((key, members, name, line)).encode("utf-8", "replace")
+    return key, text[: SLOT_BYTES - SLOT.size]
 
 
 def _leave(module: "Any", slot: "tuple[Any, ...]") -> None:
@@ -186,25 +216,25 @@ def _leave(module: "Any", slot: "tuple[Any, ...]") -> None:
         note_failure("noting collectives")
 
 
-def line_of(frame: "FrameType | None") -> str:
-    """The innermost line of the program proper, from a frame outwards; else the outermost."""
-    outermost = frame
+_is_program: "dict[str, bool]" = {}
+
+
+def program_frame(frame: "FrameType") -> "FrameType":
+    """The innermost frame of the program proper, from a frame outwards; else the frame."""
+    outer: FrameType | None = frame
     for _ in range(_MOST_FRAMES):
-        if frame is None:
+        if outer is None:
             break
-        file = frame.f_code.co_filename
-        outermost = frame
-        if not (
-            "/site-packages/" in file
-            or "/dist-packages/" in file
-            or file.startswith((_standard, _package, "<frozen"))
-        ):
-            break
-        frame = frame.f_back
-    if outermost is None:
-        return ""
-    code = outermost.f_code
-    return f"{code.co_filename}:{outermost.f_lineno} {code.co_name}"
+        file = outer.f_code.co_filename
+        known = _is_program.get(file)
+        if known is None:
+            within = "/site-packages/" in file or "/dist-packages/" in file
+            starts = (_standard, _package, "<frozen")
+            known = _is_program[file] = not (within or file.startswith(starts))
+        if known:
+            return outer
+        outer = outer.f_back
+    return frame
 
 
 def _at_end() -> None:
