@@ -174,6 +174,17 @@ def test_a_pickle_that_would_run_something_is_refused(tmp_path: Path) -> None:
         read_ranks([path])
 
 
+def test_a_pickle_that_grows_without_bound_as_text_is_read_at_once(tmp_path: Path) -> None:
+    nested: list[Any] = []
+    for _ in range(200):
+        nested = [nested, nested]
+    content = dump(1)
+    content["entries"][0]["input_sizes"] = nested
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(pickle.dumps(content, 2))
+    assert len(read_ranks([path])[0].collectives[0].size) < 1000
+
+
 plain: Final = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False),
     lambda inner: (

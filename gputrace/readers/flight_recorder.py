@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import pickletools
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from gputrace.errors import InputError
 
 _LARGEST: Final = 1 << 28
 _MOST_OPCODES: Final = 50_000_000
+_MOST_RANKS: Final = 1 << 20
 _MALFORMED: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
@@ -150,7 +152,10 @@ def _members(text: str) -> tuple[int, ...]:
     members: list[int] = []
     for part in filter(None, text.split(",")):
         first, dash, last = part.partition("-")
-        members += range(int(first), int(last if dash else first) + 1)
+        group = range(int(first), int(last if dash else first) + 1)
+        if len(group) > _MOST_RANKS:
+            raise ValueError("too many ranks")
+        members += group
     return tuple(members)
 
 
@@ -158,11 +163,12 @@ def _of_dump(content: dict[str, Any], rank: int) -> RankState:
     groups = content.get("pg_config", {})
     entries = []
     for entry in content["entries"]:
-        name, description = (*map(str, entry.get("process_group", ("0", ""))), "")[:2]
-        members = _listed(groups.get(str(entry.get("pg_id", name)), groups.get(name, {})))
+        name, description = (*map(_text, entry.get("process_group", ("0", ""))[:2]), "")[:2]
+        members = _listed(groups.get(_text(entry.get("pg_id", name)), groups.get(name, {})))
         point_to_point = bool(entry.get("is_p2p"))
         number = entry["p2p_seq_id" if point_to_point else "collective_seq_id"]
-        operation = str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"])
+        called = _text(entry["profiling_name"])
+        operation = called.partition(":")[2] or called
         state, retired = entry.get("state"), entry.get("retired")
         entries.append(
             Collective(
@@ -174,10 +180,15 @@ def _of_dump(content: dict[str, Any], rank: int) -> RankState:
                 _line(entry.get("frames", ())),
                 int(entry.get("time_created_ns", 0)),
                 state == "completed" or bool(retired),
-                str(entry.get("input_sizes", "")),
+                _text(entry.get("input_sizes", "")),
             )
         )
     return RankState(rank, "", None, None, None, (), tuple(entries))
+
+
+def _text(value: Any) -> str:
+    """Return a text, or a short form of what is none: lists may hold one another many times."""
+    return value if isinstance(value, str) else reprlib.repr(value)
 
 
 def _listed(group: Any) -> tuple[int, ...]:
@@ -185,11 +196,12 @@ def _listed(group: Any) -> tuple[int, ...]:
     return tuple(map(int, json.loads(ranks) if isinstance(ranks, str) and ranks else ranks or ()))
 
 
+_PARTS: Final = ("filename", "line", "name")
 _NOT_THE_PROGRAM: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen")
 
 
 def _line(frames: Sequence[dict[str, Any]]) -> str:
-    lines = [f"{frame['filename']}:{frame['line']} {frame['name']}" for frame in frames]
+    lines = ["{}:{} {}".format(*(_text(frame[k]) for k in _PARTS)) for frame in frames]
     return next((line for line in lines if is_of_program(line)), lines[0] if lines else "")
 
 
@@ -254,6 +266,8 @@ def _collect(name: str, stack: list[Any]) -> None:
         _checked(stack[-1], list).extend(items)
     elif name in ("SETITEM", "SETITEMS"):
         items = [stack.pop(), stack.pop()][::-1] if name == "SETITEM" else _since_mark(stack)
+        if not all(type(key) in (str, int) for key in items[::2]):
+            raise ValueError("no dict by text or number")  # A nested key may take for ever to hash.
         _checked(stack[-1], dict).update(zip(items[::2], items[1::2], strict=True))
     else:
         raise Refused(f"is a pickle with more than plain values ({name}): it is not read")
