@@ -117,31 +117,37 @@ class _Step(Annotation):
     A bare call drops it at once.
     """
 
-    __slots__ = ("_is_bare",)
+    __slots__ = ("_is_bare", "_work")
 
-    def __init__(self) -> None:
+    def __init__(self, samples: int, tokens: int, flop: float) -> None:
         self._is_bare = True
+        self._work = samples, tokens, flop
 
     def __enter__(self) -> None:
         self._is_bare = False
 
     def __exit__(self, *error: object) -> None:
         if _steps is not None and error[0] is None:
-            _steps.step_by_user()
+            _steps.step_by_user(*self._work)
 
     def __del__(self) -> None:
         global _bare_calls
         if self._is_bare and _steps is not None:
             _bare_calls = True
-            _steps.step_by_user()
+            _steps.step_by_user(*self._work)
 
 
 _bare_calls = False
 """True once a call was no ``with`` statement: each call ends a step then."""
 
 
-def step() -> Annotation:
+def step(*, samples: int = 0, tokens: int = 0, flop: float = 0) -> Annotation:
     """Mark the end of a training step; from the first call on, only these calls delimit steps.
+
+    Args:
+        samples: number of samples that this rank has trained on in the step.
+        tokens: number of tokens, likewise.
+        flop: floating-point operations of the model in the step, on this rank.
 
     In ``with gputrace.step():`` the step ends with the block, unless by an exception. Between two
     steps there is nothing: the next one begins where the last has ended, and has the wait for its
@@ -152,8 +158,8 @@ def step() -> Annotation:
     if _steps is None:
         return _NOTHING
     if not _bare_calls:
-        return _Step()
-    _steps.step_by_user()
+        return _Step(samples, tokens, flop)
+    _steps.step_by_user(samples, tokens, flop)
     return _NOTHING
 
 

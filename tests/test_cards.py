@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import gputrace
+from gputrace.analyzers.device_metrics import add_use, peak_of
 from gputrace.api import Report
-from gputrace.model.results import Finding
+from gputrace.model.results import Finding, Product, Throughput
 from tests import command
 from tests.synthetic import NvmlCard, Plan, simulate, write_nsys, write_nvml
 from tests.synthetic.nvml import MIB
@@ -47,6 +49,74 @@ def busy(**values: float) -> NvmlCard:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "run.sqlite"
+
+
+def counting(watts: int) -> Any:
+    """A counter of energy that grows by so many watts on GPU 0, twice as many on GPU 1."""
+    return lambda gpu, time, _row: {"energy": 10**6 + time * watts * (gpu + 1) // MS}
+
+
+class TestTheEnergy:
+    def test_of_the_classes_is_the_counters(self, path: Path) -> None:
+        report = analyzed(path, Plan(steps=12, ranks=2, allreduces=2), value=counting(500))
+        assert [row.rank for row in report.energy] == [0, 1]
+        for row, breakdown in zip(report.energy, report.breakdown, strict=True):
+            assert sum(row.classes_mj.values()) == row.total_mj
+            assert row.total_mj == pytest.approx(row.measured_ns / MS * 500 * (row.rank + 1), 1e-3)
+            assert row.measured_ns > 0.8 * breakdown.total_ns
+            share = breakdown.compute_ns / breakdown.total_ns
+            assert row.classes_mj["compute"] == pytest.approx(share * row.total_mj, rel=0.1)
+            assert row.communication_wait_mj is not None
+            assert row.communication_wait_mj <= row.classes_mj["communication"]
+            mean = breakdown.total_ns / breakdown.steps
+            assert row.step_mj == pytest.approx(mean / MS * 500 * (row.rank + 1), rel=1e-3)
+
+    def test_of_a_counter_that_falls_back_is_left_out_there(self, path: Path) -> None:
+        def reset(_gpu: int, time: int, _row: object) -> Mapping[str, float]:
+            return {"energy": time // MS % 100 * 1000}
+
+        report = analyzed(path, Plan(steps=12, ranks=1), value=reset)
+        (row,) = report.energy
+        assert row.total_mj == pytest.approx(row.measured_ns / MS * 1000, rel=1e-3)
+
+    def test_is_unknown_without_a_counter(self, path: Path) -> None:
+        assert analyzed(path, BALANCED).energy == ()
+
+    def test_is_in_the_report_and_the_json(self, path: Path) -> None:
+        analyzed(path, Plan(steps=12, ranks=2), value=counting(500))
+        text = command.gputrace("analyze", path).out
+        assert "Energy by class (NVML's counter)" in text
+
+
+@pytest.mark.parametrize(
+    ("card", "precision", "tera"),
+    [
+        ("NVIDIA H200", "bf16", 989),
+        ("NVIDIA H100 80GB HBM3", "fp8", 1979),
+        ("NVIDIA H100 PCIe", "bf16", 756),
+        ("NVIDIA H20", "bf16", 148),
+        ("NVIDIA A100-SXM4-80GB", "tf32", 156),
+        ("NVIDIA H100 NVL", "bf16", 835.5),
+        ("NVIDIA A10", "fp16", 125),
+        ("NVIDIA A10G", "fp16", None),
+        ("Tesla V100-SXM2-16GB", "bf16", None),
+        ("NVIDIA GeForce RTX 4090", "bf16", None),
+    ],
+)
+def test_the_peak_of_a_card_is_its_data_sheets(
+    card: str, precision: str, tera: float | None
+) -> None:
+    assert peak_of(card, precision) == (None if tera is None else tera * 1e12)
+
+
+def test_flops_of_a_step_are_set_beside_the_peak_of_the_precision_that_is_multiplied() -> None:
+    lane: Any = SimpleNamespace(gpu=SimpleNamespace(rank=0, name="NVIDIA H200"))
+    kernels: Any = SimpleNamespace(products=[Product("yes", "bf16", 10, 10**9, 0.5)])
+    rows = [Throughput(0, None, None, 1e14, None, None, 4.945e14)]
+    (row,) = add_use(rows, [lane], kernels)
+    assert (row.precision, row.peak_flop_per_s, row.mfu) == ("bf16", 989e12, 0.5)
+    (row,) = add_use(rows, [lane, lane], kernels)
+    assert row.mfu == 0.25, "a rank with two cards"
 
 
 class TestTheSteadyStepsOfABusyGpu:

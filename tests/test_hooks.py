@@ -1657,3 +1657,25 @@ def test_what_a_signal_handler_raises_while_a_step_is_counted_reaches_the_progra
     script += "steps.time_ns = handler\n"
     script += "try: optimizer.step()\nexcept Alarm: print('rung')\n"
     assert torch.quietly(script) == "rung\n"
+
+
+def test_samples_and_tokens_of_a_step_make_rates(tmp_path: Path) -> None:
+    script, trace = tmp_path / "train.py", tmp_path / "trace.sqlite"
+    script.write_text(
+        "import gputrace, time\n"
+        "for _ in range(30):\n"
+        "    time.sleep(0.01)\n"
+        "    gputrace.step(samples=8, tokens=4096, flop=3e15)\n"
+    )
+    ran = command.gputrace(
+        "record", "--backend", "host", "--no-nvml", "-o", trace, "--", sys.executable, script
+    )
+    assert ran.code == 0, ran.err
+    with gputrace.open(trace) as opened:
+        report = opened.analyze()
+    (row,) = report.throughput
+    assert (row.samples_per_step, row.tokens_per_step, row.flop_per_step) == (8, 4096, 3e15)
+    assert row.mfu is None, "no card was seen"
+    assert row.samples_per_s is not None
+    assert row.tokens_per_s == pytest.approx(512 * row.samples_per_s, rel=1e-3)
+    assert row.samples_per_s == pytest.approx(8e9 / (report.steps.mean_ns or 0), rel=0.01)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -10,11 +12,23 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf, stretches
+from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu
+from gputrace.model.events import UNKNOWN
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.nvml import Card, Nvml, Samples
 from gputrace.model.options import Window
-from gputrace.model.results import CardUse, Curve, GpuCurves, Step, Utilization
+from gputrace.model.results import (
+    CardUse,
+    Curve,
+    Energy,
+    GpuCurves,
+    Kernels,
+    Step,
+    Throughput,
+    Utilization,
+)
+from gputrace.model.time_class import CLASSES
 
 REASONS: Final[Mapping[str, tuple[int, str]]] = {
     "power cap": (0x4, "powerCapTime"),
@@ -185,6 +199,123 @@ def _below(clock: NDArray[np.float64], most: int | None) -> float | None:
     if not len(known) or not most:
         return None
     return round(float((known < _AT_MAX * most).mean()), 4)
+
+
+def find_energy(
+    nvml: Nvml, gpus: PerGpu, steps: Sequence[Step], throughput: Sequence[Throughput]
+) -> tuple[Energy, ...]:
+    """Return the energy of each GPU by class, between the readings of NVML's counter that lie in
+    the measured steps; nothing of cards without two such readings.
+
+    Args:
+        nvml: samples, whose ``energy`` is a counter of millijoules.
+        gpus: GPUs, whose lanes divide the time.
+        steps: steps to measure, by GPU; the whole span of a GPU that has none.
+        throughput: work of each rank.
+    """
+    steps_of, work = StepsOf(steps), {row.rank: row for row in throughput}
+    counted = []
+    for lane in gpus.lanes:
+        samples = nvml.samples.of(lane.gpu.host, lane.gpu.gpu)
+        samples = samples.select(np.isfinite(samples["energy"]))
+        starts, ends = samples.time[:-1], samples.time[1:]
+        grown = np.diff(samples["energy"]).astype(np.int64)
+        mine = steps_of(lane.gpu)
+        measured = stretches(mine, lane.window)
+        # A counter falls back to 0 where the driver was loaded anew.
+        keep = (measured.within(starts, ends) == ends - starts) & (ends > starts) & (grown >= 0)
+        if keep.any():
+            counted.append((lane, mine, starts[keep], ends[keep], grown[keep]))
+    lanes = [row[0] for row in counted]
+    edges = [row[2] for row in counted], [row[3] for row in counted]
+    tables = gpus.each(_split, lanes, *edges) if lanes else []
+    rows = []
+    for (lane, mine, starts, ends, grown), (classes, waited) in zip(counted, tables, strict=True):
+        # Of a stretch that was not recorded, no class is known.
+        whole = classes.sum(axis=1) == ends - starts
+        if not whole.any():
+            continue
+        classes, waited, grown = classes[whole], waited[whole], grown[whole]
+        lengths = (ends - starts)[whole]
+        passed, total = int(lengths.sum()), int(grown.sum())
+        # Rounded as running sums, so that the classes sum to the total.
+        edge = np.round(np.cumsum((classes * (grown / lengths)[:, None]).sum(axis=0)))
+        edge = edge.astype(np.int64)
+        edge[-1] = total
+        waits = None if (waited == UNKNOWN).any() else (waited * grown / lengths).sum()
+        length = np.mean([step.end_ns - step.start_ns for step in mine]) if mine else None
+        step_mj = None if length is None else total / passed * float(length)
+        known = work.get(lane.gpu.rank)
+        rows.append(
+            Energy(
+                gpu=lane.gpu.gpu,
+                rank=lane.gpu.rank,
+                host=lane.gpu.host_name,
+                measured_ns=passed,
+                total_mj=total,
+                classes_mj=dict(zip(CLASSES, np.diff(edge, prepend=0).tolist(), strict=True)),
+                communication_wait_mj=None if waits is None else round(float(waits)),
+                step_mj=None if step_mj is None else round(step_mj),
+                sample_mj=_per(step_mj, known.samples_per_step if known else None),
+                token_mj=_per(step_mj, known.tokens_per_step if known else None),
+            )
+        )
+    return tuple(rows)
+
+
+PEAKS: Final[Mapping[str, Mapping[str, float]]] = {
+    r"B200|GB200": {"fp8": 4500, "bf16": 2250, "fp16": 2250, "tf32": 1125, "fp32": 75, "fp64": 37},
+    r"H[12]00 NVL": {"fp8": 1671, "bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp64": 60},
+    r"H[18]00.*PCIe": {"fp8": 1513, "bf16": 756, "fp16": 756, "tf32": 378, "fp64": 51},
+    r"H100|H200|H800|GH200": {"fp8": 1979, "bf16": 989, "fp16": 989, "tf32": 494, "fp64": 67},
+    r"H20(?!0)": {"fp8": 296, "bf16": 148, "fp16": 148, "tf32": 74},
+    r"A100|A800": {"bf16": 312, "fp16": 312, "tf32": 156, "fp32": 19.5, "fp64": 19.5},
+    r"L40S": {"fp8": 733, "bf16": 362, "fp16": 362, "tf32": 183, "fp32": 91.6},
+    r"L4(?!0)": {"fp8": 242, "bf16": 121, "fp16": 121, "tf32": 60, "fp32": 30.3},
+    r"A40(?!0)": {"bf16": 149.7, "fp16": 149.7, "tf32": 74.8, "fp32": 37.4},
+    r"A10(?![0G])": {"bf16": 125, "fp16": 125, "tf32": 62.5, "fp32": 31.2},
+    r"V100": {"fp16": 125, "fp32": 15.7, "fp64": 7.8},
+    r"T4(?!00)": {"fp16": 65, "fp32": 8.1},
+    r"MI300X": {"fp8": 2614, "bf16": 1307, "fp16": 1307, "tf32": 653, "fp32": 163, "fp64": 163},
+}
+"""Dense peak in TFLOP/s by card and precision, without sparsity, from the makers' data sheets of
+each card (NVIDIA; AMD of the MI300X); where a name does not say which form a card has, SXM's."""
+
+
+def add_use(
+    throughput: Sequence[Throughput], lanes: Sequence[LaneSummary], kernels: Kernels | None
+) -> tuple[Throughput, ...]:
+    """Add the FLOP/s of each rank as a part of its cards' peak (MFU), where both are known.
+
+    The peak is that of the precision in which most time goes to matrix products.
+    """
+    products = [] if kernels is None else kernels.products
+    precision = products[0].precision if products else "unknown"
+    precision = "bf16" if precision == "half" else precision
+    rows = []
+    for row in throughput:
+        names = [lane.gpu.name for lane in lanes if lane.gpu.rank == row.rank]
+        peaks = [peak_of(name, precision) for name in names]
+        if row.flop_per_s and peaks and None not in peaks:
+            peak = sum(each for each in peaks if each is not None)
+            mfu = round(row.flop_per_s / peak, 4)
+            row = replace(row, precision=precision, peak_flop_per_s=peak, mfu=mfu)
+        rows.append(row)
+    return tuple(rows)
+
+
+def peak_of(card: str, precision: str) -> float | None:
+    """Return the peak in FLOP/s of a card by its name; None where unknown."""
+    table = next((row for rule, row in PEAKS.items() if re.search(rule, card)), {})
+    return 1e12 * table[precision] if precision in table else None
+
+
+def _split(view: GpuShardView, starts: Times, ends: Times) -> tuple[NDArray[np.int64], Times]:
+    return view.lane.split(starts, ends), view.lane.waited(starts, ends)
+
+
+def _per(energy: float | None, number: float | None) -> float | None:
+    return round(energy / number, 6) if energy is not None and number else None
 
 
 MOST_POINTS: Final = 240

@@ -18,7 +18,7 @@ from gputrace.analyzers.step_phases import PhaseTimes, read_phases_of
 from gputrace.model.events import Events, Kind, Mask, distinct_ids
 from gputrace.model.host import OTHER, PHASES, HostLoad
 from gputrace.model.intervals import EMPTY, Intervals, union
-from gputrace.model.results import Step
+from gputrace.model.results import Step, Throughput
 from gputrace.model.trace import Trace
 from gputrace.units import format_ns
 
@@ -122,6 +122,22 @@ def read_counters(shard: Shard) -> Mapping[int, Counters]:
     return found
 
 
+def read_work(shard: Shard) -> Mapping[int, Mapping[str, float]]:
+    """Read the samples, tokens and MFLOP of a mean step by process, as the program gave them."""
+    trace = shard.trace
+    if Kind.COUNTER not in trace.kinds:
+        return {}
+    events = trace.events([Kind.COUNTER], ("name", "process", "bytes"))
+    names = trace.names(distinct_ids(events.name))
+    work: dict[int, dict[str, float]] = {}
+    for number, text in names.items():
+        for process in distinct_ids(events.process[events.name == number]).tolist():
+            if text in ("samples", "tokens", "MFLOP"):
+                rows = (events.process == process) & (events.name == number)
+                work.setdefault(process, {})[text] = float(events.bytes[rows].mean())
+    return work
+
+
 class Counters:
     """Counters of the process of a rank.
 
@@ -198,6 +214,38 @@ class Counters:
             for name in ("on core", "queued")
         ]
         return np.stack(shares, axis=-1)
+
+
+def measure_throughput(
+    work: Mapping[int, Mapping[str, float]], processes: Mapping[int, int], steps: Sequence[Step]
+) -> tuple[Throughput, ...]:
+    """Return samples and tokens of each rank, by step and, in the measured steps, by second.
+
+    Args:
+        work: of a mean step, by process, of `read_work`.
+        processes: of each rank.
+        steps: on all GPUs.
+    """
+    rows = []
+    for rank, process in sorted(processes.items()):
+        spans = {step.step: step.end_ns - step.start_ns for step in steps if step.rank == rank}
+        if process in work and spans:
+            counted, rate = work[process], len(spans) * 1e9 / sum(spans.values())
+            per_step = {name: counted.get(name) for name in ("samples", "tokens")}
+            per_step["flop"] = counted["MFLOP"] * 1e6 if "MFLOP" in counted else None
+            per_s = {k: None if n is None else round(n * rate, 3) for k, n in per_step.items()}
+            rows.append(
+                Throughput(
+                    rank,
+                    samples_per_step=per_step["samples"],
+                    tokens_per_step=per_step["tokens"],
+                    flop_per_step=per_step["flop"],
+                    samples_per_s=per_s["samples"],
+                    tokens_per_s=per_s["tokens"],
+                    flop_per_s=per_s["flop"],
+                )
+            )
+    return tuple(rows)
 
 
 def measure_load(

@@ -22,7 +22,7 @@ from gputrace.analyzers.collectives import (
     match_collectives,
     total_collectives,
 )
-from gputrace.analyzers.device_metrics import find_utilization
+from gputrace.analyzers.device_metrics import find_energy, find_utilization
 from gputrace.analyzers.findings import find, order
 from gputrace.analyzers.findings.context import SEVERITIES, Facts
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
@@ -148,6 +148,8 @@ def analyze(
             warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),
             left_out=tuple(quality.left_out),
             tables=tables,
+            throughput=facts.throughput,
+            energy=find_energy(facts.nvml, gpus, chosen, facts.throughput),
         )
 
 

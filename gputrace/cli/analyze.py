@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,10 +51,15 @@ def analyze(
     TensorFlow, JAX or MXNet, packed or not. Several are the parts of one run, a file for each
     machine or rank; a folder stands for the traces in it. Logs of nvidia-smi beside them
     (--query-gpu as CSV, or dmon -o DT) add the clocks and the use of the GPUs. URLs of object
-    stores (s3://, gs://) are fetched first.
+    stores (s3://, gs://) are fetched first. Reports of hangs (`gputrace record --hang`) and dumps
+    of PyTorch's flight recorder, one a rank, say which rank the others wait for.
     """
     import gputrace
+    from gputrace.readers.flight_recorder import looks_like
 
+    if all(map(looks_like, traces)):
+        click.echo(_hang(traces, form), nl=False)
+        return ExitCode.DONE
     with (
         reading(_named(traces)) as progress,
         gputrace.open(
@@ -67,6 +74,27 @@ def analyze(
         code = options.log_left_out(opened)
     options.show(report, form)
     return code
+
+
+def _hang(reports: tuple[Path, ...], form: str) -> str:
+    """Return what a hang comes from, and where each rank is."""
+    from gputrace.analyzers.hangs import find_cause
+    from gputrace.readers.flight_recorder import read_ranks
+    from gputrace.sanitize import message
+
+    hang = find_cause(read_ranks(reports))
+    if form == "json":
+        return json.dumps({"schema_version": 1, "source": "hang", **asdict(hang)}, indent=2) + "\n"
+    lines = [hang.message, ""]
+    for state in hang.states:
+        steps = "" if state.steps is None else f", {state.steps} steps"
+        process = "" if state.pid is None else f" (process {state.pid} on {state.host})"
+        ended = ", ended" if state.is_alive is False else ""
+        lines += [f"rank {state.rank}{process}{steps}{ended}"]
+        if state.last:
+            lines += [f"  {'in' if state.waits else 'last in'} {state.last}"]
+        lines += [f"  at {state.line or '?'}"]
+    return "".join((line[:2] if line[:1] == " " else "") + message(line) + "\n" for line in lines)
 
 
 @click.command("compare")

@@ -61,6 +61,12 @@ LARGE_AT_A_TERMINAL: Final = 10**9
     help="Keep only the last stretch of the recording on disk, as 5min.",
 )
 @click.option("--when-slow", metavar="2x", help="Also a trace of what --keep has of slow steps.")
+@click.option(
+    "--hang",
+    metavar="TIME",
+    help="When no step ends and nothing else gets on for so long, as 60s, write what each rank is "
+    "at, and which one the others wait for.",
+)
 @click.option("--max-size", metavar="SIZE", help="Stop recording at so many bytes, as 2GB.")
 @click.option(
     "--backend",
@@ -130,7 +136,8 @@ def _record(prepared: Prepared) -> int:
 
     has_run = True
     try:
-        code = record(prepared, _fail, _log_size, LARGE_AT_A_TERMINAL if _is_ours() else LARGE)
+        size = LARGE_AT_A_TERMINAL if _is_ours() else LARGE
+        code = record(prepared, _fail, _log_size, size, _explain_hang)
     except CannotRun as error:
         code, has_run = _fail(str(error), error.code), False
     except GputraceError as error:
@@ -139,6 +146,13 @@ def _record(prepared: Prepared) -> int:
         log_after_program()
     made = _conclude(prepared, has_run, failed=code != 0)
     return code or made
+
+
+def _explain_hang(report: Path) -> list[str]:
+    from gputrace.analyzers.hangs import find_cause
+    from gputrace.readers.flight_recorder import read_ranks
+
+    return [find_cause(read_ranks([report])).message]
 
 
 def _conclude(prepared: Prepared, has_run: bool, *, failed: bool) -> int:
@@ -238,6 +252,7 @@ def _plan(
     every: str | None,
     keep: str | None,
     when_slow: str | None,
+    hang: str | None,
     max_size: str | None,
     api: str,
     sample: str | None,
@@ -270,6 +285,7 @@ def _plan(
             no_control or profiler_api or delay_ns or duration_ns or steps or every or keep
         ),
         when_slow=_when_slow(when_slow, keep) if when_slow is not None else 0.0,
+        hang_ns=_hang(hang) if hang is not None else 0,
     )
     if plan.every is not None:
         in_steps = plan.every.in_steps
@@ -362,6 +378,14 @@ def _limits(keep: str | None, max_size: str | None) -> Limits:
     if size < 10**6:
         raise UsageError(f"--max-size {max_size}: 1MB is the least")
     return ring(0, size)
+
+
+def _hang(text: str) -> int:
+    """Parse ``60s``."""
+    length = _time(text, "--hang: ")
+    if length < 10**9:
+        raise UsageError(f"--hang {text}: 1s is the least that is looked for")
+    return length
 
 
 def _when_slow(text: str, keep: str | None) -> float:

@@ -51,11 +51,13 @@ class Plan:
     that is short, or that recording hardly lengthens."""
     when_slow: float = 0.0
     """Factor over the usual step time from which a slow step gets a trace; 0 for none."""
+    hang_ns: int = 0
+    """Time without any progress after which a hang is reported; 0 for never."""
 
     @property
     def look_s(self) -> float:
         """Seconds between checks of the recording; 0 for the default."""
-        return 1.0 if self.when_slow else 0.0
+        return 1.0 if self.when_slow or self.hang_ns else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from gputrace.collectors.backend import (
 )
 from gputrace.collectors.backends import HOST, backend_named, choose
 from gputrace.collectors.backends.cupti import CUPTI
+from gputrace.collectors.hangs import Hangs
 from gputrace.collectors.launch import Launch, find_program, load_numpy
 from gputrace.collectors.limits import GrowthWatch, Limits, Size
 from gputrace.collectors.nvml import Sampler
@@ -45,11 +46,13 @@ def record(
     log: Callable[[str], object],
     report_size: Callable[[Size], None],
     from_bytes: int,
+    explain: Callable[[Path], list[str]] = lambda _: [],
 ) -> int:
     """Run the program to its end; return its exit code.
 
     ``log`` takes lines for the user; ``report_size`` is called when the recording has
-    ``from_bytes``, and each time its size has doubled.
+    ``from_bytes``, and each time its size has doubled; ``explain`` makes lines for the user of a
+    report of a hang.
 
     Raises CannotRun if the program does not start, MissingError if its recorder does not.
     """
@@ -66,6 +69,10 @@ def record(
     if prepared.backend is HOST and (names := _given(plan, *_NOT_BY_HOST)):
         why = "without a GPU to record, the host's signals are recorded from start to end"
         log(f"{names}: not heeded: {why}; `gputrace analyze --steps` takes a part")
+    hangs: list[Hangs] = []
+    if plan.hang_ns:
+        watch = Hangs(prepared.folder, plan.output, plan.hang_ns, log, explain)
+        team.let_one("hangs", lambda: hangs.append(watch))
     sampler = None
     # Of tasks that share no folder, the first one samples the GPUs.
     if plan.nvml and has_driver() and (task is None or team.shares or task.local_rank == 0):
@@ -73,8 +80,11 @@ def record(
         team.let_one("nvml", partial(sampler.start, prepared.folder, limits=plan.limits))
     try:
         growth = GrowthWatch(prepared.folder, from_bytes, report_size)
-        with _watched(prepared, log, growth) as meanwhile:
-            return prepared.backend.run(prepared.launch, prepared.folder, log, meanwhile)
+        with _watched(prepared, log, growth, hangs) as meanwhile:
+            code = prepared.backend.run(prepared.launch, prepared.folder, log, meanwhile)
+        for watch in hangs:
+            watch.finish(code)
+        return code
     finally:
         if sampler is not None:
             sampler.stop()
@@ -84,7 +94,7 @@ def record(
 
 @contextmanager
 def _watched(
-    prepared: Prepared, log: Callable[[str], object], growth: GrowthWatch
+    prepared: Prepared, log: Callable[[str], object], growth: GrowthWatch, hangs: Sequence[Hangs]
 ) -> Iterator[Callable[[], None]]:
     """Yield the function to call now and then while the program runs."""
     plan, folder = prepared.plan, prepared.folder
@@ -102,6 +112,8 @@ def _watched(
         bounds.look()
         for steps in slow:
             steps.look()
+        for watch in hangs:
+            watch.look()
 
     yield look
     for steps in slow:
@@ -271,6 +283,8 @@ def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[
     if (HOOKS / "sitecustomize.py").exists():
         paths = [str(HOOKS), inherited.get("PYTHONPATH", "")]
         changed["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    if plan.hang_ns:
+        changed["GPUTRACE_HANG"] = str(plan.hang_ns)
     if plan.steps is not None:
         changed["GPUTRACE_STEPS"] = f"{plan.steps[0]}:{plan.steps[1]}"
     if plan.every is not None and plan.every.in_steps:

@@ -351,6 +351,54 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Energy:
+    """Energy of one GPU in the measured steps, from NVML's counter; over its whole span without
+    steps.
+
+    Power is taken as even between two readings of the counter, which are longer apart than most
+    classes last.
+    """
+
+    gpu: int
+    rank: int
+    host: str
+    measured_ns: int
+    """Time between readings that lies in measured steps."""
+    total_mj: int
+    """Millijoules that the counter grew by in that time."""
+    classes_mj: Mapping[str, int]
+    """Millijoules by class of time; they sum to ``total_mj``."""
+    communication_wait_mj: int | None
+    """Part of the communication's spent waiting for other ranks; None where unknown."""
+    step_mj: int | None
+    """Millijoules of a mean measured step; None without steps."""
+    sample_mj: float | None
+    token_mj: float | None
+    """Millijoules of a sample and of a token, where ``gputrace.step`` was given their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Work of one rank, by what ``gputrace.step(samples=…, tokens=…, flop=…)`` was given; None if
+    not.
+    """
+
+    rank: int
+    samples_per_step: float | None
+    tokens_per_step: float | None
+    flop_per_step: float | None
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    flop_per_s: float | None
+    precision: str | None = None
+    """Precision in which most time goes to matrix products; the peak is that of it."""
+    peak_flop_per_s: float | None = None
+    """Peak of the rank's cards, by their data sheets; None where unknown."""
+    mfu: float | None = None
+    """``flop_per_s`` as a fraction of the peak."""
+
+
+@dataclass(frozen=True, slots=True)
 class CardUse:
     """One GPU in the measured steps, as NVML saw it while it was busy; None is unknown.
 
@@ -712,6 +760,10 @@ class Analysis:
     """Files of the run that could not be read, or not to their end (``--keep-going``)."""
     tables: tuple[ExtraTable, ...] = ()
     """Tables of plugins' analyzers."""
+    throughput: tuple[Throughput, ...] = ()
+    """Samples and tokens of each rank; empty where the program gave none."""
+    energy: tuple[Energy, ...] = ()
+    """Energy of each GPU whose counter was read in the measured steps."""
 
     def unrecorded(self, step_ns: int | None) -> int | None:
         """Return the length of a recorded step without the measured cost of recording."""

@@ -310,6 +310,8 @@ def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
         collectives_table(analysis),
         links_table(analysis, limits.links),
         cards_table(analysis),
+        throughput_table(analysis),
+        energy_table(analysis),
         kernels_table(analysis, limits.kernels, limits.kernel_name),
         *map(extra_table, analysis.tables),
     )
@@ -415,6 +417,64 @@ def cards_table(analysis: Analysis) -> Table | None:
     title = f"The cards {where} (NVML, {count} {samples} of each at work)"
     table = Table(title, header, body)
     return table if len(table.header) > 1 else None
+
+
+def throughput_table(analysis: Analysis) -> Table | None:
+    """Tabulate samples and tokens by rank; None where the program gave none."""
+    rows = analysis.throughput
+    columns = {
+        f"{name} a {unit}": [getattr(row, f"{name}_per_{field}") for row in rows]
+        for unit, field in (("step", "step"), ("second", "s"))
+        for name in ("samples", "tokens")
+    }
+    columns["TFLOP/s"] = [row.flop_per_s and row.flop_per_s / 1e12 for row in rows]
+    columns["MFU"] = [row.mfu and 100 * row.mfu for row in rows]
+    known = {name: values for name, values in columns.items() if None not in values}
+    if not rows or not known:
+        return None
+    body = tuple(
+        (
+            f"rank {row.rank}",
+            *(
+                f"{values[number]:,.{name == 'MFU' or name == 'TFLOP/s':d}f}{'%' * (name == 'MFU')}"
+                for name, values in known.items()
+            ),
+        )
+        for number, row in enumerate(rows)
+    )
+    peak = rows[0].peak_flop_per_s
+    of = f"; MFU of {peak / 1e12:,.0f} TFLOP/s in {rows[0].precision}" if peak else ""
+    return Table(f"Work, as gputrace.step was given it{of}", ("", *known), body)
+
+
+_LEAST_ENERGY: Final = 0.005
+"""Share of the energy from which a class has a column."""
+
+
+def energy_table(analysis: Analysis) -> Table | None:
+    """Tabulate energy by class, of the GPUs whose counter was read; None without any."""
+    rows = analysis.energy
+    total = sum(row.total_mj for row in rows)
+    if not total:
+        return None
+    names = CLASS_NAMES
+    by_class = {name: sum(row.classes_mj[name] for row in rows) for name in names}
+    shown = [name for name, spent in by_class.items() if spent >= _LEAST_ENERGY * total]
+    per = [row.step_mj is not None for row in rows]
+    header = ("", *(["a step"] if all(per) else ["energy"]), *(names[name] for name in shown))
+    body = []
+    for row in rows:
+        scale = row.total_mj if row.step_mj is None else row.step_mj
+        parts = (scale * row.classes_mj[name] / max(row.total_mj, 1) for name in shown)
+        cells = (f"{part / 1e3:,.1f} J" for part in (scale, *parts))
+        body.append((f"gpu {row.gpu} rank {row.rank}", *cells))
+    extra = []
+    for what, value in (("sample", rows[0].sample_mj), ("token", rows[0].token_mj)):
+        if value is not None:
+            mean = sum(getattr(row, f"{what}_mj") or 0 for row in rows) / len(rows)
+            extra.append(f"{mean / 1e3:,.3g} J a {what}")
+    title = "Energy by class (NVML's counter" + "".join(f"; {text}" for text in extra) + ")"
+    return Table(title, header, tuple(body))
 
 
 def _measured(value: float | None, unit: str, most: float | None = None, scale: int = 1) -> str:

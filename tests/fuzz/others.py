@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import sqlite3
 import tempfile
 from contextlib import closing
@@ -13,7 +15,9 @@ import msgspec
 import pyarrow
 from pyarrow import parquet
 
+from gputrace.analyzers.hangs import find_cause
 from gputrace.analyzers.timeline_model import Scene, read_scene
+from gputrace.readers.flight_recorder import looks_like, read_ranks
 from gputrace.readers.registry import open_trace
 from gputrace.store import cache
 from gputrace.store.cache import dump_columns, load_columns
@@ -52,6 +56,25 @@ def _example(suffix: str, folder: Path) -> Path:
     path = folder / f"run{suffix}"
     path.write_bytes(seed_of(CORPUS / "own" / "resnet18.sql"))
     return path
+
+
+def give_dump(path: Path, _depth: int, _place: Place) -> str:
+    """A dump of a flight recorder, or a report of a hang."""
+    hang = find_cause(read_ranks([path]))
+    return f"{hang.cause} {len(hang.states)} {looks_like(path)}"
+
+
+def dumps() -> list[bytes]:
+    """Dumps of one rank, pickled and as JSON."""
+    entry = {
+        "pg_id": 0, "process_group": ("0", "default_pg"), "collective_seq_id": 1, "p2p_seq_id": 0,
+        "is_p2p": False, "profiling_name": "nccl:all_reduce", "time_created_ns": 1, "retired": True,
+        "input_sizes": ((4,),), "state": "completed",
+        "frames": [{"filename": "train.py", "line": 20, "name": "step"}],
+    }  # fmt: skip
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    content = {"version": "2.10", "pg_config": groups, "entries": [entry, entry]}
+    return [pickle.dumps(content, 2), pickle.dumps(content, 4), json.dumps(content).encode()]
 
 
 def kernels() -> list[bytes]:

@@ -14,11 +14,16 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.audit import find_missing
 from gputrace.analyzers.collectives import Collectives
-from gputrace.analyzers.device_metrics import find_cards
+from gputrace.analyzers.device_metrics import add_use, find_cards
 from gputrace.analyzers.gpu_links import Links, Pageable, find_pageable, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, stretches
-from gputrace.analyzers.host_state import measure_load, read_counters
+from gputrace.analyzers.host_state import (
+    measure_load,
+    measure_throughput,
+    read_counters,
+    read_work,
+)
 from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
 from gputrace.analyzers.load_balance import compare_loads, most_memory
 from gputrace.analyzers.loader import Pace, measure_loaders, read_loaders
@@ -57,6 +62,7 @@ from gputrace.model.results import (
     Missing,
     Phase,
     Step,
+    Throughput,
 )
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.model.trace import Trace
@@ -152,6 +158,13 @@ class Known:
         """Time of the hosts' threads in the measured steps, by rank; empty where not counted."""
         counters = self.per_gpu.whole.once(read_counters)
         return measure_load(counters, self.processes, self.timed or self.steps)
+
+    @cached_property
+    def throughput(self) -> tuple[Throughput, ...]:
+        """Samples, tokens and FLOPs of each rank; empty where the program gave none."""
+        work = self.per_gpu.whole.once(read_work)
+        rows = measure_throughput(work, self.processes, self.timed or self.steps)
+        return add_use(rows, self.per_gpu.lanes, self.kernels)
 
     @cached_property
     def loaders(self) -> tuple[Loader, ...]:

@@ -7,6 +7,7 @@ compilation      times compilations, and keeps their reasons
 wrappers         time a wait, mark a step, make way for a profiler
 steps            counts the steps, opens and closes the window of ``--steps A:B``
 load             records how threads spend their time, what else wants cores, and collections
+hangs            shows steps and collectives to a recorder that looks for hangs
 stretches        leaves steps unrecorded, to know and to bound what recording costs
 control          reaches the collector's library in this process
 cures            changes the program as `gputrace try` asks, and measures its steps

@@ -65,6 +65,7 @@ PATCHES = {
     "torch.autograd": "pytorch.backward",
     "torch.autograd.profiler": "pytorch.profiler",
     "torch.cuda.amp.grad_scaler": "pytorch.grad_scaler",
+    "torch.distributed.distributed_c10d": "hangs.collectives",
     "torch.nn.utils": "pytorch.clipping",
     "torch.nn.utils.clip_grad": "pytorch.clipping",
     "torch.optim.optimizer": "pytorch.optimizer",
@@ -144,6 +145,10 @@ def install() -> None:
             patch(module)
     if os.environ.get("GPUTRACE_STEPS"):
         from . import steps  # noqa: F401
+    if os.environ.get("GPUTRACE_HANG"):
+        from . import hangs
+
+        hangs.install()
     if os.environ.get("GPUTRACE_PYTHON"):
         from . import sampler
 

@@ -109,6 +109,19 @@ def _read(path: str) -> bytes:
         os.close(file)
 
 
+def record_counts(counts: "dict[str, float]") -> None:
+    """Record the counts above 0, at this moment; it raises nothing of ours."""
+    try:
+        now, thread = time_ns(), recorder.thread_id()
+        for name, value in counts.items():
+            if value > 0:
+                record_of(thread, now, now, word(name), _kind(int(value)))
+    except Exception as error:
+        if is_handlers(error):
+            raise
+        note_failure("counting samples and tokens")
+
+
 def _kind(value: int) -> int:
     """Return the kind of an event with a count of 48 bits in place of its rank and number."""
     return COUNTER | (value >> 32 & 0xFFFF) << 16 | (value & 0xFFFFFFFF) << 32

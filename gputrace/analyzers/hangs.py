@@ -1,0 +1,245 @@
+"""Cause of a hang: which rank the others wait for, at which collective, and where it is instead."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gputrace.readers.flight_recorder import Collective, RankState, is_of_program
+
+
+@dataclass(frozen=True, slots=True)
+class RankAtHang:
+    """One rank for a person to read.
+
+    Attributes:
+        last: the collective that it entered last, with its number in its group.
+        waits: whether it is in that collective still, as far as is known.
+        line: of the program, where its main thread is.
+    """
+
+    rank: int
+    host: str
+    pid: int | None
+    is_alive: bool | None
+    steps: int | None
+    last: str
+    waits: bool
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Cause of a hang.
+
+    Attributes:
+        cause: ``ended`` (a process is gone), ``absent`` (a rank has not come to a collective),
+            ``mismatch`` (ranks have entered different ones), ``stuck`` (no collective is known, and
+            a rank is elsewhere), ``unknown``.
+        ranks: those that it comes from.
+        operation: the collective that is waited for; empty where none is known.
+        line: of the program, where the first of the ranks is, or went wrong.
+        message: all that in a sentence.
+    """
+
+    cause: str
+    ranks: tuple[int, ...]
+    operation: str
+    line: str
+    message: str
+    states: tuple[RankAtHang, ...]
+
+
+def find_cause(ranks: Sequence[RankState]) -> Hang:
+    """Find what a hang comes from; ``unknown`` where the states do not tell."""
+    states = tuple(map(_at_hang, ranks))
+    hang = _gone(ranks) or _diverged(ranks) or _absent(ranks) or _elsewhere(ranks)
+    if hang is None:
+        message = "no rank differs from the others in what it has entered or where it is"
+        hang = "unknown", (), "", "", message
+    return Hang(*hang, states)
+
+
+_Found = tuple[str, tuple[int, ...], str, str, str]
+
+
+def _at_hang(state: RankState) -> RankAtHang:
+    last = state.collectives[-1] if state.collectives else None
+    text = f"{last.operation} {last.number} of {last.group}" if last else ""
+    here = (state.rank, state.host, state.pid, state.is_alive, state.steps)
+    return RankAtHang(*here, text, last is not None and not last.is_done, _line(state))
+
+
+def _line(state: RankState) -> str:
+    """Return the program's line at which a rank is; else that of its last collective."""
+    line = next(filter(is_of_program, state.stack), "")
+    if not line and state.collectives:
+        line = state.collectives[-1].line
+    return line
+
+
+def _gone(ranks: Sequence[RankState]) -> _Found | None:
+    gone = [state for state in ranks if state.is_alive is False]
+    if not gone or len(gone) == len(ranks):
+        return None
+    last = gone[0].collectives[-1] if gone[0].collectives else None
+    text = f"; it entered {last.operation} last, at {last.line}" if last else ""
+    line, operation = (last.line, last.operation) if last else ("", "")
+    message = f"the process of {_named(gone)} has ended{text}; the others wait for it"
+    return "ended", _numbers(gone), operation, line, message
+
+
+def _diverged(ranks: Sequence[RankState]) -> _Found | None:
+    """Find the first collective of a group that ranks have entered as different ones.
+
+    Ranks may call one from different lines (a broadcast's source); after a mistake they differ to
+    the end.
+    """
+    for group, entered in _by_group(ranks).items():
+        if len(entered) < 2:
+            continue
+        common = set.intersection(*(set(entries) for _, entries in entered))
+        different: list[int] = []
+        for number in sorted(common, reverse=True):
+            signatures = {_signature(entries, number, min(common)) for _, entries in entered}
+            if len(signatures) == 1:
+                break
+            different.append(number)
+        if not different:
+            continue
+        number = different[-1]
+        last = different[0]
+        kinds = {entries[last].operation for _, entries in entered}
+        steps = {_signature(entries, last, min(common))[2] for _, entries in entered}
+        if len(different) == len(common) and len(kinds) == 1 and len(steps) == 1:
+            # They have never agreed: two places of the program that belong together.
+            continue
+        votes = Counter(_signature(entries, number, min(common)) for _, entries in entered)
+        usual, most = votes.most_common(1)[0]
+        odd = [s for s, entries in entered if _signature(entries, number, min(common)) != usual]
+        if 2 * most == len(entered):
+            odd = [state for state, entries in entered if _is_new(entries, number)] or odd
+            odd = odd if len(odd) < len(entered) else odd[-1:]
+        theirs = next(entries[number] for s, entries in entered if s is odd[0])
+        others = next(entries[number] for s, entries in entered if s not in odd)
+        message = (
+            f"{_named(odd)} entered {theirs.operation} at {theirs.line}, where the others entered "
+            f"{others.operation} at {others.line} (number {number} of {group})"
+        )
+        return "mismatch", _numbers(odd), others.operation, theirs.line, message
+    return None
+
+
+def _signature(entries: dict[int, Collective], number: int, first: int) -> tuple[str, str, int]:
+    entry, begin = entries[number], entries[first]
+    steps = 0 if entry.step is None or begin.step is None else entry.step - begin.step
+    return entry.operation, entry.line, steps
+
+
+def _is_new(entries: dict[int, Collective], number: int) -> bool:
+    """Return whether a rank came from one collective to this one for the first time."""
+    if number - 1 not in entries:
+        return False
+
+    def turn(at: int) -> tuple[str, str, int]:
+        before, after = entries[at - 1], entries[at]
+        return before.line, after.line, (after.step or 0) - (before.step or 0)
+
+    earlier = [at for at in entries if at < number and at - 1 in entries]
+    return turn(number) not in {turn(at) for at in earlier}
+
+
+def _absent(ranks: Sequence[RankState]) -> _Found | None:
+    """Find the rank that has not come to a collective in which others wait, and waits for none."""
+    by_rank = {state.rank: state for state in ranks}
+    entered = {
+        group: {state.rank: max(entries) for state, entries in rows}
+        for group, rows in _by_group(ranks).items()
+    }
+    waiting: dict[int, tuple[Collective, list[int]]] = {}
+    for state in ranks:
+        last = state.collectives[-1] if state.collectives else None
+        if last is None or (last.is_done and not _is_in_library(state)):
+            continue
+        members = last.members or tuple(by_rank)
+        come = entered[last.group]
+        missing = [r for r in members if r in by_rank and come.get(r, 0) < last.number]
+        if missing:
+            waiting[state.rank] = last, missing
+    for first in waiting:
+        at, seen = first, [first]
+        while at in waiting and (following := waiting[at][1][0]) not in seen:
+            at = following
+            seen.append(at)
+        if at in waiting:
+            circle = [by_rank[rank] for rank in sorted(seen)]
+            last = waiting[first][0]
+            text = ", ".join(
+                f"rank {state.rank} in {waiting[state.rank][0].operation} at "
+                f"{waiting[state.rank][0].line}"
+                for state in circle
+                if state.rank in waiting
+            )
+            message = f"ranks wait for each other in different groups: {text}"
+            return "mismatch", _numbers(circle), last.operation, last.line, message
+        last, missing = waiting[seen[-2]]
+        late = [by_rank[rank] for rank in missing if rank not in waiting] or [by_rank[at]]
+        line = _line(late[0])
+        message = (
+            f"{_named(late)} has not come to {last.operation} (number {last.number} of "
+            f"{last.group}, at {last.line}), in which the others wait; it is at {line}"
+        )
+        return "absent", _numbers(late), last.operation, line, message
+    return None
+
+
+_WAITING: Final = ("/torch/", "/nccl", "/deepspeed/comm/", "/megatron/core/parallel")
+
+
+def _is_in_library(state: RankState) -> bool:
+    """Return whether the main thread is inside of the framework: it may wait there for others."""
+    return bool(state.stack) and any(part in state.stack[0] for part in _WAITING)
+
+
+def _elsewhere(ranks: Sequence[RankState]) -> _Found | None:
+    """Find ranks that are at a line of their own while the others are in the framework."""
+    known = [state for state in ranks if state.stack]
+    own = [state for state in known if not _is_in_library(state)]
+    if len(known) == 1:
+        line = _line(known[0])
+        return "stuck", _numbers(known), "", line, f"{_named(known)} is at {line}"
+    if not own or len(own) == len(known):
+        lines = Counter(_line(state) for state in known)
+        usual, most = (lines.most_common(1) or [("", 0)])[0]
+        own = [state for state in known if _line(state) != usual] if 2 * most > len(known) else []
+    if not own:
+        return None
+    line = _line(own[0])
+    others = _line(next(state for state in known if state not in own))
+    message = f"{_named(own)} is at {line}, the others wait at {others}"
+    return "stuck", _numbers(own), "", line, message
+
+
+def _by_group(
+    ranks: Sequence[RankState],
+) -> dict[str, list[tuple[RankState, dict[int, Collective]]]]:
+    """Collect, of each group, what each of its ranks has entered by number."""
+    groups: dict[str, list[tuple[RankState, dict[int, Collective]]]] = defaultdict(list)
+    for state in ranks:
+        mine: dict[str, dict[int, Collective]] = defaultdict(dict)
+        for entry in state.collectives:
+            mine[entry.group][entry.number] = entry
+        for group, entries in mine.items():
+            groups[group].append((state, entries))
+    return dict(groups)
+
+
+def _named(states: Sequence[RankState]) -> str:
+    numbers = ", ".join(str(state.rank) for state in states)
+    return f"rank{'s' if len(states) > 1 else ''} {numbers}"
+
+
+def _numbers(states: Sequence[RankState]) -> tuple[int, ...]:
+    return tuple(state.rank for state in states)

@@ -1,0 +1,256 @@
+"""Progress of this process, for ``gputrace record --hang``: readable from outside while it hangs.
+
+A shared mapping holds counts of steps and collectives, and the last collectives that the program
+has called of torch.distributed, with the line that called them. It is written where the call is
+made, in some 5 µs, and outlives a process that is killed. Stacks are written by faulthandler, at a
+signal of the recorder's: no thread of ours waits for it, and the GIL may be held by whoever hangs.
+"""
+
+import atexit
+import faulthandler
+import os
+import signal
+import struct
+import sys
+from functools import wraps
+from mmap import mmap
+
+from . import FOLDER, steps
+from .host_file import is_handlers, time_ns
+from .recorder import note_failure, on_fork
+from .wrappers import defined, ours
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType, ModuleType
+    from typing import Any
+
+HEADER = struct.Struct("<8sIIiiQQQQQi")
+"""Magic, version, process, rank, ranks in all, when it began and ended, steps, collectives entered
+and left, descriptor of the stacks' file."""
+SLOT = struct.Struct("<QQQqqH")
+"""Number of the collective, of its group, of the step; start, end (0 while under way); length of
+the text: group, members, operation, line, between zero bytes."""
+COUNTS = struct.Struct("<QQ")
+COUNTS_AT = struct.calcsize("<8sIIiiQQQ")
+"""Collectives entered and left, in the header."""
+START = struct.Struct("<QQ")
+END = struct.Struct("<q")
+END_AT = struct.calcsize("<QQQq")
+MAGIC = b"GPTRHANG"
+SLOTS, SLOT_BYTES, FIRST = 256, 512, 128
+SIGNAL = signal.SIGRTMIN + 21
+
+_COLLECTIVES = """
+    init_process_group all_gather all_gather_coalesced all_gather_into_tensor all_gather_object
+    all_reduce all_reduce_coalesced all_to_all all_to_all_single barrier broadcast
+    broadcast_object_list gather gather_object monitored_barrier reduce reduce_scatter
+    reduce_scatter_tensor scatter scatter_object_list send recv isend irecv
+    """.split()  # noqa: SIM905 (as a list, it is a line each)
+_GROUP_AT = {"barrier": 0, "monitored_barrier": 0, "all_reduce": 2, "broadcast": 2, "all_gather": 2}
+"""Where a group may stand among the positional arguments."""
+_PEER = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"}
+_standard = os.path.dirname(os.__file__) + os.sep
+_package = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_MOST_FRAMES = 60
+
+
+class _Ring:
+    """The mapping of one process."""
+
+    def __init__(self) -> None:
+        base = os.path.join(FOLDER, str(os.getpid()))
+        with open(base + ".hang", "w+b") as file:
+            file.truncate(FIRST + SLOTS * SLOT_BYTES)
+            self.map = mmap(file.fileno(), 0)
+        self.stacks = -1
+        if signal.getsignal(SIGNAL) == signal.SIG_DFL:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self.stacks = os.open(base + ".stacks", flags, 0o600)
+            faulthandler.register(SIGNAL, self.stacks, all_threads=True)
+        self.began, self.ended = time_ns(), 0
+        rank = os.environ.get("RANK", "")
+        self.rank, self.ranks = int(rank) if rank.isdigit() else -1, 0
+        self.steps = self.entered = self.left = 0
+        self.by_group: dict[str, int] = {}
+        self.write()
+
+    def write(self) -> None:
+        counts = self.steps, self.entered, self.left
+        words = os.getpid(), self.rank, self.ranks, self.began, self.ended, *counts, self.stacks
+        HEADER.pack_into(self.map, 0, MAGIC, 1, *words)
+
+    def enter(self, group: str, text: bytes) -> "tuple[int, int, int]":
+        """Note a collective of a group; give what `leave` takes."""
+        number = self.by_group[group] = self.by_group.get(group, 0) + 1
+        serial = self.entered
+        at = FIRST + serial % SLOTS * SLOT_BYTES
+        SLOT.pack_into(self.map, at, serial, number, self.steps, time_ns(), 0, len(text))
+        self.map[at + SLOT.size : at + SLOT.size + len(text)] = text
+        self.entered = serial + 1
+        COUNTS.pack_into(self.map, COUNTS_AT, self.entered, self.left)
+        return (at, serial, number)
+
+    def leave(self, at: int, serial: int, number: int) -> None:
+        """Note the end of a collective, unless others have taken its slot since."""
+        self.left += 1
+        if START.unpack_from(self.map, at) == (serial, number):
+            END.pack_into(self.map, at + END_AT, time_ns())
+        COUNTS.pack_into(self.map, COUNTS_AT, self.entered, self.left)
+
+
+_rings: "list[_Ring]" = []
+_inside: "list[None]" = []
+"""Not empty within a collective: some are made of others."""
+
+
+def _ring() -> _Ring:
+    if not _rings:
+        _rings.append(_Ring())
+    return _rings[0]
+
+
+def _step_ended(_rank: int, _end: int) -> None:
+    ring = _ring()
+    ring.steps += 1
+    ring.write()
+
+
+def install() -> None:
+    """Count steps from now on."""
+    steps.on_step.append(_step_ended)
+
+
+def collectives(module: "ModuleType") -> None:
+    """Wrap the functions of torch.distributed that the program calls, where hangs are looked for.
+
+    Those that DistributedDataParallel and FSDP call are in C++; of these the stacks tell.
+    """
+    if os.environ.get("GPUTRACE_HANG"):
+        for name in _COLLECTIVES:
+            function = defined(module, name)
+            if function is not None:
+                setattr(module, name, _noted(module, name, function))
+
+
+def _noted(module: "Any", name: str, function: "Any") -> "Any":
+    @wraps(function)
+    def call(*args: "Any", **keywords: "Any") -> "Any":
+        if _inside:
+            return function(*args, **keywords)
+        _inside.append(None)
+        try:
+            slot = _enter(module, name, args, keywords)
+            try:
+                return function(*args, **keywords)
+            finally:
+                if slot is not None:
+                    _leave(module, slot)
+        finally:
+            _inside.pop()
+
+    return ours(call)
+
+
+def _enter(module: "Any", name: str, args: "Any", keywords: "Any") -> "tuple[int, int, int] | None":
+    try:
+        ring = _rings[0] if _rings else _ring()
+        group = keywords.get("group")
+        at = _GROUP_AT.get(name)
+        if group is None and at is not None and len(args) > at:
+            group = args[at]
+        peer = _PEER.get(name)
+        other = None
+        if peer is not None:
+            other = keywords.get(peer)
+            if other is None and len(args) > 1:
+                other = args[1]
+        frame = program_frame(sys._getframe(2))
+        # What stays the same from call to call is put into words once.
+        of_group = None if group is None else getattr(group, "group_name", "") or id(group)
+        at_line = (name, of_group, other, ring.ranks, frame.f_code, frame.f_lineno)
+        known = _texts.get(at_line)
+        if known is None:
+            if len(_texts) >= _MOST_TEXTS:
+                _texts.clear()
+            known = _texts[at_line] = _describe(module, ring, name, group, other, frame)
+        return ring.enter(*known)
+    except Exception as error:
+        if is_handlers(error):
+            raise
+        note_failure("noting collectives")
+        return None
+
+
+_MOST_TEXTS = 2000
+_texts: "dict[tuple[Any, ...], tuple[str, bytes]]" = {}
+
+
+def _describe(
+    module: "Any", ring: _Ring, name: str, group: "Any", other: "Any", frame: "FrameType"
+) -> "tuple[str, bytes]":
+    """Return the group's name, and all that a slot says of a collective."""
+    key, members = "default", f"0-{ring.ranks - 1}"
+    if not ring.ranks:
+        key, members = "the start", "0-{}".format(int(os.environ.get("WORLD_SIZE", "1")) - 1)
+    if group is not None:
+        key = str(getattr(group, "group_name", id(group)))
+        members = ",".join(map(str, module.get_process_group_ranks(group)))
+    if isinstance(other, int):
+        ends = (ring.rank, other) if _PEER[name] == "dst" else (other, ring.rank)
+        key, members = "{} to {} ({})".format(*ends, key), "{},{}".format(*ends)
+    line = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+    text = "\0".join((key, members, name, line)).encode("utf-8", "replace")
+    return key, text[: SLOT_BYTES - SLOT.size]
+
+
+def _leave(module: "Any", slot: "tuple[Any, ...]") -> None:
+    try:
+        ring = _ring()
+        if not ring.ranks and module.is_initialized():
+            ring.rank, ring.ranks = module.get_rank(), module.get_world_size()
+        ring.leave(*slot)
+    except Exception as error:
+        if is_handlers(error):
+            raise
+        note_failure("noting collectives")
+
+
+_is_program: "dict[str, bool]" = {}
+
+
+def program_frame(frame: "FrameType") -> "FrameType":
+    """The innermost frame of the program proper, from a frame outwards; else the frame."""
+    outer: FrameType | None = frame
+    for _ in range(_MOST_FRAMES):
+        if outer is None:
+            break
+        file = outer.f_code.co_filename
+        known = _is_program.get(file)
+        if known is None:
+            within = "/site-packages/" in file or "/dist-packages/" in file
+            starts = (_standard, _package, "<frozen")
+            known = _is_program[file] = not (within or file.startswith(starts))
+        if known:
+            return outer
+        outer = outer.f_back
+    return frame
+
+
+def _at_end() -> None:
+    if _rings:
+        _rings[0].ended = time_ns()
+        _rings[0].write()
+
+
+def _in_forked_child() -> None:
+    if _rings:
+        ring = _rings.pop()
+        if ring.stacks >= 0:
+            faulthandler.unregister(SIGNAL)
+            os.close(ring.stacks)
+    del _inside[:]
+
+
+on_fork.append(_in_forked_child)
+atexit.register(_at_end)
