@@ -105,8 +105,8 @@ _steps: Any = _hooks("steps")
 _recorder: Any = _hooks("recorder")
 
 
-def look_again() -> None:
-    """Look the hooks up again: a notebook installs them while it runs."""
+def reload_hooks() -> None:
+    """Import the hooks again, which a notebook installs while it runs."""
     global _steps, _recorder
     _steps, _recorder = _hooks("steps"), _hooks("recorder")
 

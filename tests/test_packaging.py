@@ -29,7 +29,13 @@ LEFT_OUT: Final = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "*.s
 NAME: Final = f"gputrace-{gputrace.__version__}"
 METADATA: Final = f"{NAME}.dist-info"
 DATA: Final = f"{NAME}.data"
-LIBRARIES: Final = {f"gputrace/collectors/{name}.so" for name in ("_collector", "_ticker")}
+LIBRARIES: Final = {
+    f"gputrace/{name}.so"
+    for name in (
+        *("collectors/_collector", "collectors/_ticker"),
+        *("store/_native", "analyzers/whatif/_replay"),
+    )
+}
 MISSING_HERE: Final = 4
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
@@ -167,7 +173,8 @@ def test_the_source_archive_holds_what_its_tests_need(dist: Path) -> None:
 def test_the_installed_demo_works(installed: Installed) -> None:
     ran = installed.gputrace("demo")
     assert ran.code == 0, ran.err
-    assert "\n\nThe program waits " in ran.out
+    assert ran.out.startswith("The GPUs wait 25.1 ms of a step")
+    assert "note: Steps are from mark to mark of 'gputrace.step'" in ran.out
 
 
 @needs_compiler

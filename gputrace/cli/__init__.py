@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from gputrace.cli.console import tell
+from gputrace.cli.console import log
 from gputrace.errors import ExitCode, GputraceError
 from gputrace.version import __version__
 
@@ -65,6 +65,12 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         ),
     },
     "Compare": {
+        "try": (
+            "try_.command",
+            "gputrace try -- python train.py",
+            "gputrace try workers=8,pinned+fused -- python train.py",
+            "gputrace try --history",
+        ),
         "compare": (
             "analyze.compare",
             "gputrace compare before.sqlite after.sqlite",
@@ -82,7 +88,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         ),
     },
     "Operate": {
-        "mcp": ("mcp.command", "gputrace mcp", "claude mcp add gputrace -- gputrace mcp runs/"),
+        "mcp": ("mcp.command", "gputrace mcp", "gputrace mcp runs/"),
         "doctor": ("installation.doctor", "gputrace doctor"),
         "plugins": ("installation.plugins", "gputrace plugins --check"),
         "recipe": (
@@ -209,7 +215,7 @@ def run(arguments: list[str] | None = None) -> int:
         problem = explain(error)
         if problem is None:
             raise
-        tell(problem[0])
+        log(problem[0])
         return problem[1]
 
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import click
 
-from gputrace.cli import options
-from gputrace.cli.console import progress_bar, reading, tell
+from gputrace.cli import console, options
+from gputrace.cli.console import progress_bar, reading
 from gputrace.errors import ExitCode, MissingError, UsageError
 
 _SUFFIXES: Final = {"perfetto": ".perfetto.json.gz", "parquet": ".parquet", "csv": ".csv"}
@@ -64,7 +64,7 @@ def analyze(
         ) as opened,
     ):
         report = opened.analyze(steps=steps, time=time, gaps=gaps, progress=progress)
-        code = options.tell_left_out(opened)
+        code = options.log_left_out(opened)
     options.show(report, form)
     return code
 
@@ -152,7 +152,7 @@ def report(
 
         check_target(target, traces, force)
         _compared(traces, labels, part["steps"], batch, global_batch).save(target, force=force)
-        tell(f"wrote {target}")
+        console.log(f"wrote {target}")
         return ExitCode.DONE
     if labels or batch or global_batch:
         raise UsageError("--label, --batch and --global-batch compare runs: give --compare, too")
@@ -166,11 +166,11 @@ def report(
                 material = opened.material(**part, progress=progress)
             else:
                 opened.report(target, **part, force=force, progress=progress)
-        code = options.tell_left_out(opened)
+        code = options.log_left_out(opened)
     if show is not None:
-        show(material, port, lambda at: tell(f"the page is at {at}"))
+        show(material, port, lambda at: console.log(f"the page is at {at}"))
     else:
-        tell(f"wrote {target}")
+        console.log(f"wrote {target}")
     return code
 
 
@@ -211,8 +211,8 @@ def export(
         progress_bar(f"exporting {_named(traces)}") as progress,
     ):
         opened.export(form, target, time=time, redact=redact, force=force, progress=progress)
-        code = options.tell_left_out(opened)
-    tell(f"wrote {target}")
+        code = options.log_left_out(opened)
+    console.log(f"wrote {target}")
     return code
 
 
@@ -275,11 +275,12 @@ def _under_way(traces: tuple[Path, ...]) -> Path | None:
     """
     if len(traces) != 1:
         return None
-    from gputrace.collectors.live import Following, is_recordings
+    from gputrace.collectors.job_tasks import is_ours
+    from gputrace.collectors.live import Following
 
     trace = traces[0]
     folder = trace if trace.is_dir() else trace.with_name(f"{trace.name}.spool")
-    if (trace.exists() and folder != trace) or not is_recordings(folder):
+    if (trace.exists() and folder != trace) or not is_ours(folder):
         return None
     if not Following(folder).is_under_way:
         raise UsageError(
@@ -313,7 +314,7 @@ def log(traces: tuple[Path, ...], trackers: tuple[str, ...], keep_going: bool) -
 
     with gputrace.open(*traces, keep_going=keep_going) as opened, reading(_named(traces)):
         loggers.log(opened, *trackers)
-        code = options.tell_left_out(opened)
+        code = options.log_left_out(opened)
     for tracker in trackers:
-        tell(f"logged to {tracker}")
+        console.log(f"logged to {tracker}")
     return code

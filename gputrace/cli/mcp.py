@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from gputrace.cli import explain, options
-from gputrace.cli.console import tell
+from gputrace.cli.console import log
 from gputrace.errors import UsageError
 from gputrace.sanitize import message, sentence
 from gputrace.version import __version__
@@ -53,7 +53,7 @@ def command(folder: Path) -> None:
     if not folder.is_dir():
         raise UsageError(f"{folder}: is no folder; name the one with the traces")
     if sys.stdin.isatty():
-        tell("speaks the Model Context Protocol on stdin and stdout; Ctrl-D ends it")
+        log("speaks the Model Context Protocol on stdin and stdout; Ctrl-D ends it")
     # Nothing else that runs in this process may write among the messages, or read them.
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
