@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -137,12 +137,16 @@ def expect(plugin: Plugin, value: Any, *kinds: type) -> Any:
 
 
 def call(plugin: Plugin, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a plugin's function; raises PluginError for any error that is not gputrace's own."""
+    """Call a plugin's function; raises PluginError for any error that is not gputrace's own.
+
+    What it prints goes to stderr: stdout has the answer, which programs may read.
+    """
     try:
-        return function(*arguments)
-    except (GputraceError, MemoryError, BrokenPipeError):
+        with redirect_stdout(sys.stderr):
+            return function(*arguments)
+    except (GputraceError, MemoryError, BrokenPipeError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise PluginError(f"{plugin} does not work: {_text_of(error)}") from error
 
 

@@ -117,13 +117,33 @@ def test_what_a_header_wants_no_build_of_is_not_built(tmp_path: Path, environmen
             find(own, [])
 
 
+def test_a_program_prepares_what_the_installer_cannot(tmp_path: Path, environments: Path) -> None:
+    """Here it makes the wheel that no index has; it is kept when the environment is made anew."""
+    made = wheel(tmp_path).partition(" @ ")[2].removeprefix("file://")
+    own = framework(tmp_path, "own==1.0")
+    prepare = tmp_path / "prepare.py"
+    prepare.write_text(
+        "import pathlib, shutil, sys\n"
+        "assert sys.argv[2:] == ['own==1.0'], sys.argv\n"
+        f"assert pathlib.Path(sys.prefix).parent == pathlib.Path({str(environments)!r})\n"
+        f"shutil.copy({made!r}, sys.argv[1])\n"
+    )
+    python = find(replace(own, prepare=prepare), [])
+    assert list(python.parents[1].with_suffix(".wheels").iterdir()) != []
+    prepare.write_text("raise SystemExit('error: no compiler')")
+    with pytest.raises(Unavailable, match="cannot be installed: error: no compiler"):
+        find(replace(own, prepare=prepare), [])
+
+
 def test_no_python_that_a_header_asks_for(
     tmp_path: Path, environments: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = framework(tmp_path, "torch")
     own.script.write_text(own.script.read_text().replace(">=3.8", "<3"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Unavailable, match="needs Python <3, and there is none on the PATH"):
+    with pytest.raises(
+        Unavailable, match="needs Python <3, and there is none on the PATH or pyenv's"
+    ):
         find(own, [])
     own.script.write_text(own.script.read_text().replace("<3", "new"))
     with pytest.raises(Unavailable, match="requires-python 'new' is no version specifier"):

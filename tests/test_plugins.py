@@ -195,6 +195,7 @@ FINDING = "def it(facts): yield facts.finding({}, '', '')"
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("it = 3", "broken:it cannot be called"),
         ("def it(facts): 1 / 0", "ZeroDivisionError: division by zero"),
+        ("def it(facts): raise type('Odd', (BaseException,), {})", "Odd"),
         ("def it(facts): return 'text'", "it gives str, not Finding or ExtraTable"),
         (
             FINDING.format("'other', 'low', 0"),
@@ -222,6 +223,13 @@ def test_a_broken_analyzer_costs_a_line_and_nothing_else(
     ran = here("analyze", h100, "--format", "csv", sites=[site])
     told = f"the analyzer 'mine' of their-package 1.0 does not work: {words}"
     assert ran == (DONE, table, f"gputrace: {told}; left out\n")
+
+
+def test_what_a_plugin_prints_is_not_in_the_answer(
+    h100: Path, table: str, here: Here, tmp_path: Path
+) -> None:
+    site = broken(tmp_path, "analyzers", "mine", "def it(facts): print('so far'); return []")
+    assert here("analyze", h100, "--format", "csv", sites=[site]) == (DONE, table, "so far\n")
 
 
 @pytest.mark.parametrize(

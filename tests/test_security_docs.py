@@ -37,6 +37,6 @@ def test_all_rows_of_the_table_are_compared() -> None:
 
 
 def test_reports_are_asked_for_where_the_code_is_hosted() -> None:
-    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    text = (ROOT / ".github" / "SECURITY.md").read_text(encoding="utf-8")
     assert "security advisory" in text
     assert "@" not in text

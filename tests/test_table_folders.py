@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -13,6 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from gputrace.readers import nsys_export
 from tests import command
 from tests.command import UNREADABLE, assert_refused
 from tests.synthetic import Plan, simulate, write_nsys
@@ -129,6 +131,17 @@ def test_a_table_cut_short_is_refused(part: float, export: Path, tmp_path: Path)
         ran = command.gputrace("analyze", folder, env=cache)
         assert_refused(ran, UNREADABLE, str(table), "broken (", "copy or export it again")
         assert not list((tmp_path / "cache").rglob("*.sqlite*"))
+
+
+def test_a_table_that_is_cut_while_it_is_read_ends_no_process(tmp_path: Path) -> None:
+    path = tmp_path / "CUPTI_ACTIVITY_KIND_KERNEL.arrow"
+    table = pyarrow.table({"start": range(1_000_000)})
+    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as out:
+        out.write_table(table, max_chunksize=100_000)
+    _, batches = nsys_export._batches(path)
+    os.truncate(path, 1000)  # Of a file that is mapped, the next access would be SIGBUS.
+    with pytest.raises(OSError, match="too short"):
+        list(batches)
 
 
 def test_tables_of_others_are_no_trace(tmp_path: Path) -> None:

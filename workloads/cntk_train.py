@@ -7,11 +7,9 @@
     python cntk_train.py
     python cntk_train.py --gpus 2 --update allreduce --data PICTURES --workers 1
 
-It is for Python 3.6. CNTK wants the libraries of Open MPI 1.10; those of Open MPI 4 serve too,
-under the old names, in a folder that is in LD_LIBRARY_PATH:
-
-    ln -s /usr/lib/x86_64-linux-gnu/libmpi.so.40 FOLDER/libmpi.so.12
-    ln -s /usr/lib/x86_64-linux-gnu/libmpi_cxx.so.40 FOLDER/libmpi_cxx.so.1
+It is for Python 3.6. CNTK wants the libraries of Open MPI 1.10; those of Open MPI 4 (Debian's
+openmpi-bin) serve too, under the old names: prepare_cntk.py links them, as `gputrace bench
+--install` does.
 
 CNTK's own decoder of pictures wants libraries that are gone, so that a deserializer in Python does
 it, on the thread on which CNTK reads ahead. The pictures of a folder (DIR/train, DIR/validation,

@@ -76,12 +76,21 @@ def run_export(nsys: str, report: Path, target: Path) -> None:
 
     command = [nsys, "export", "--type", "sqlite", "-o", str(target), str(report.absolute())]
     try:
-        run = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        run = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
     except OSError as error:
         raise MissingError(f"{nsys}: cannot be run ({error.strerror})") from error
     if run.returncode != 0 or not target.exists():
         output = f"{run.stdout}\n{run.stderr}".splitlines()
-        lines = [line.strip() for line in output if line.strip()] or ["it said nothing"]
+        lines = [line.strip() for line in output if line.strip()] or [
+            f"signal {-run.returncode} ended it" if run.returncode < 0 else "it said nothing"
+        ]
         reason = next((line for line in lines if "error" in line.lower()), lines[-1])
         problem = f"nsys {nsys_version(nsys)} could not export it ({reason})"
         hint = "a report needs the nsys that recorded it, or a newer one"
@@ -108,7 +117,14 @@ def nsys_version(nsys: str) -> str:
     """Return the version number that `nsys --version` prints."""
     import subprocess
 
-    run = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [nsys, "--version"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
     words = run.stdout.split()
     return next((word for word in words if word[:1].isdigit()), "of unknown version")
 
@@ -178,6 +194,7 @@ def _copy(connection: Any, table: Path) -> None:
             problem = f"{cache_folder()}: the disk is full; make room for {table}"
             raise MissingError(problem) from None
         reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
+        reason = reason.partition(". Detail: ")[0]  # Where in Arrow it was noticed.
         raise InputError(table, f"broken ({reason}); copy or export it again") from None
 
 
@@ -226,7 +243,8 @@ def _batches(table: Path) -> tuple[Any, Iterator[Any]]:
 
         columns = parquet.ParquetFile(table)
         return columns.schema_arrow, columns.iter_batches(_ROWS_AT_ONCE)
-    source = pyarrow.memory_map(str(table))
+    # Not mapped: a file that is cut meanwhile would end the process.
+    source = pyarrow.OSFile(str(table))
     is_file = source.read(6) == b"ARROW1"
     source.seek(0)
     if not is_file:

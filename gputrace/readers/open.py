@@ -223,6 +223,9 @@ def trace_files_in(path: Path) -> list[Path]:
             files.remove(file)
     files += [file for file in entries if file not in files and is_log(file, surely=True)]
     if all(is_log(file) for file in files):
+        if path.suffix == ".spool":
+            problem = "is a recording without its trace; make that"
+            raise InputError(path, f"{problem}: gputrace recover {path}")
         raise InputError(path, "is a directory without traces in it; name the files")
     return files
 

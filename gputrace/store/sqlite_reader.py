@@ -227,7 +227,9 @@ def open_input(path: Path) -> Any:
             raise InputError(path, "not a regular file; save what comes out of it, and name that")
         return io.BufferedReader(_InputFile(path))
     except FileNotFoundError:
-        raise InputError(path, "no such file") from None
+        spool = path.with_name(f"{path.name}.spool")
+        hint = f", but a recording without its trace; make that: gputrace recover {spool}"
+        raise InputError(path, f"no such file{hint if spool.is_dir() else ''}") from None
     except PermissionError:
         raise InputError(path, "no permission to read it; check its owner and mode") from None
     except (OSError, ValueError) as error:

@@ -172,10 +172,14 @@ class _Environment:
         if not requirements:
             raise ValueError(f"{framework.script.name} has no header that names its dependencies")
         self._python = _base_python(needs.python, installer)
-        self._made_of = json.dumps([requirements, *needs[1:], self._python, installer])
+        self._prepare = framework.prepare
+        made_of: list[object] = [requirements, *needs[1:], self._python, installer]
+        if self._prepare is not None:
+            made_of.append(self._prepare.read_text(encoding="utf-8"))
+        self._made_of = json.dumps(made_of)
         package = re.split(r"[^\w.-]", requirements[0], maxsplit=1)[0]
         name = f"{package}-{hashlib.sha256(self._made_of.encode()).hexdigest()[:12]}"
-        self._requirements = [*requirements, *(f"--only-binary={n}" for n in needs.unbuilt)]
+        self._requirements, self._unbuilt = requirements, needs.unbuilt
         self.folder = cache_folder() / "environments" / name
         self.inside = self.folder / "bin" / "python"
         self._log = self.folder.with_suffix(".log")
@@ -195,10 +199,11 @@ class _Environment:
             uv = [program] if (program := shutil.which("uv")) else [sys.executable, "-m", "uv"]
             if not program and find_spec("uv") is None:
                 raise ValueError("uv is neither on the PATH nor in this Python; `pip install uv`")
-            self._run([*uv, "venv", "--python", self._python, str(self.folder)])
+            # With pip, for what prepares it.
+            self._run([*uv, "venv", "--seed", "--python", self._python, str(self.folder)])
             install = [*uv, "pip", "install", "--python", str(self.inside)]
             install += ["--build-constraints", str(file)] if self._constraints else []
-            self._run([*install, *self._requirements])
+            self._run([*install, *self._prepared()])
         else:
             self._run([self._python, "-m", "venv", str(self.folder)])
             pip = [str(self.inside), "-m", "pip", "--disable-pip-version-check", "install"]
@@ -209,8 +214,21 @@ class _Environment:
             names = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT") if self._constraints else ()
             variables = {name: f"{os.environ.get(name, '')} {file}".strip() for name in names}
             # Modules are compiled on import; all would double the time and take a third more space.
-            self._run([*pip, "--no-compile", *self._requirements], variables)
+            self._run([*pip, "--no-compile", *self._prepared()], variables)
         (self.folder / _MARK).write_text(self._made_of, encoding="utf-8")
+
+    def _prepared(self) -> list[str]:
+        """Return what is to be installed, once the framework's program has made it possible.
+
+        That is called with a folder for wheels, which outlives the environment, and requirements.
+        """
+        options = [f"--only-binary={name}" for name in self._unbuilt]
+        if self._prepare is not None:
+            wheels = self.folder.with_suffix(".wheels")
+            wheels.mkdir(exist_ok=True)
+            self._run([str(self.inside), str(self._prepare), str(wheels), *self._requirements])
+            options.append(f"--find-links={wheels}")
+        return [*self._requirements, *options]
 
     def _run(self, command: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
         """Run a command; raises ValueError with the most informative line of its output."""
@@ -229,7 +247,7 @@ class _Environment:
 
 
 def _base_python(wanted: str, installer: str) -> str:
-    """Return a Python that meets ``requires-python``: this one, or the newest on the PATH.
+    """Return a Python that meets ``requires-python``: this one, or the newest of PATH and pyenv.
 
     Links are resolved, so that virtual environments of one base Python share environments.
     """
@@ -243,13 +261,15 @@ def _base_python(wanted: str, installer: str) -> str:
     if fits.contains(".".join(map(str, sys.version_info[:3])), prereleases=True):
         return current
     code = "import sys, venv; print('.'.join(map(str, sys.version_info[:3])))"
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions")
     for minor in range(_NEWEST, _OLDEST - 1, -1):
-        if program := shutil.which(f"python3.{minor}"):
+        on_path = shutil.which(f"python3.{minor}")
+        for program in filter(None, (on_path, *pyenv.glob(f"3.{minor}.*/bin/python"))):
             # A Python that does not run has version 0, which meets no specifier.
-            version = _output([program, "-c", code]).strip() or "0"
+            version = _output([str(program), "-c", code]).strip() or "0"
             if fits.contains(version, prereleases=True):
-                return program
-    raise ValueError(f"needs Python {wanted}, and there is none on the PATH")
+                return str(program)
+    raise ValueError(f"needs Python {wanted}, and there is none on the PATH or pyenv's")
 
 
 FILE: Final = "frameworks.toml"
@@ -270,6 +290,8 @@ class Framework:
     """Shared libraries of the machine that it loads."""
     requires: tuple[str, ...] = ()
     """Requirements beyond those of the script's header."""
+    prepare: Path | None = None
+    """Program that makes a new environment fit for what no installer can do by itself."""
     updates: tuple[str, ...] = ()
     """Supported placements; empty if not declared."""
 
@@ -308,7 +330,8 @@ def read_frameworks(path: Path) -> dict[str, Framework]:
             check_keys(path, f"[{name}]", table, [each.name for each in fields(Framework)[1:]])
             table = table | {"name": name}
         entry: Framework = convert(path, f"[{name}]", table, Framework)
-        frameworks[name] = replace(entry, script=path.parent / entry.script)
+        prepare = None if entry.prepare is None else path.parent / entry.prepare
+        frameworks[name] = replace(entry, script=path.parent / entry.script, prepare=prepare)
     return frameworks
 
 
