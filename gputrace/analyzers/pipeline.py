@@ -84,19 +84,22 @@ def analyze(
         _put_on_one_clock(gpus)
         if watcher is not None:
             watcher.operations_read(gpus.whole.operations)
-        collectives = match_collectives(gpus)
         lanes: Sequence[AnyLaneSummary]
         if gpus.operations:
             found = gpus.find_steps(options.steps)
+            # Which message a kernel moves is known by the call that launched it.
+            collectives = match_collectives(gpus)
             gpus.build_lanes(window, found)
             waits = {ran.gpu: collectives.waiting(n) for n, ran in enumerate(gpus.operations)}
             gpus.add_waits(waits)
             lanes = gpus.lanes
         elif trace.is_card_log:
             gpus, lanes, found = PerGpu.of_hosts(trace, ()), (), FoundSteps({}, 0)
+            collectives = match_collectives(gpus)
         else:
             host_lanes, found = find_host_lanes(trace, window, options.steps)
             gpus, lanes = PerGpu.of_hosts(trace, host_lanes), host_lanes
+            collectives = match_collectives(gpus)
         if not lanes and not trace.is_card_log:
             raise UsageError(_outside(trace, gpus))
         facts = _facts(gpus, lanes, found, collectives, window, options)
@@ -124,7 +127,7 @@ def analyze(
             step_list=tuple(facts.steps),
             phases=facts.phases,
             breakdown=facts.breakdown,
-            collectives=total_collectives(gpus, collectives, chosen),
+            collectives=total_collectives(gpus, collectives, chosen, facts.roles),
             gaps=find_gaps(
                 gpus, found, chosen, options.gaps, facts.lines, is_python=bool(facts.framework)
             ),

@@ -464,6 +464,17 @@ class CollectiveTotals:
     """Median in bytes per second: message size by transfer time."""
     bus_bandwidth: int | None
     """Median in bytes per second over each link, comparable with what the hardware can do."""
+    role: str = ""
+    """``data``, ``sharded data``, ``tensor``, ``pipeline``, ``expert`` or ``context``: the form of
+    parallel training that the group of GPUs is for; empty if unclear."""
+    group: str = ""
+    """What the program calls the group; empty if unknown."""
+    communicator: str | None = None
+    """Id of the communicator in hexadecimal, as NCCL's log has it; None if unknown."""
+    group_size: int | None = None
+    """Number of ranks in the communicator, recorded or not; None if unknown."""
+    hosts: int = 1
+    """Number of hosts that the recorded ranks are on."""
 
 
 @dataclass(frozen=True, slots=True)

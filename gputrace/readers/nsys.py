@@ -24,6 +24,7 @@ from gputrace.model.events import (
     Events,
     Kind,
     Memory,
+    concatenate,
     number_ids,
 )
 from gputrace.model.names import bounded
@@ -34,13 +35,16 @@ from gputrace.readers.error_policy import drop_invalid_rows
 from gputrace.readers.nsys_schema import (
     KIND_OF,
     MEMORY_OF,
+    MESSAGE_KINDS,
     NOBODY,
     TABLES,
     DeviceMap,
     Member,
     Table,
+    has_messages,
     nsys_tables,
     read_members,
+    read_messages,
     read_nvml,
     read_session,
 )
@@ -103,6 +107,37 @@ class NsysTrace(SqliteTrace[Table]):
     def tables(self) -> SqliteTables:
         return nsys_tables(self._database)
 
+    @cached_property
+    def _has_messages(self) -> bool:
+        return has_messages(self._database)
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        return super().kinds | (MESSAGE_KINDS if self._has_messages else frozenset())
+
+    def read(
+        self,
+        kinds: frozenset[Kind],
+        columns: Sequence[str],
+        window: Window | None,
+        progress: Progress | None,
+    ) -> Events:
+        events = super().read(kinds, columns, window, progress)
+        return concatenate([events, *self._messages(kinds, columns, window)], columns)
+
+    def _messages(
+        self, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None
+    ) -> list[Events]:
+        """Return NCCL's messages, where any are asked for and ranges have payloads."""
+        if not kinds & MESSAGE_KINDS or not self._has_messages:
+            return []
+        events = read_messages(self._database, self._process_index, window)
+        events = drop_invalid_rows(events, self.quality, "NVTX_PAYLOAD_SCHEMAS")
+        events = events.select(np.isin(events.kind, sorted(kinds)))
+        unknown = np.full(len(events), UNKNOWN)
+        present = events.columns
+        return [Events({n: getattr(events, n) if n in present else unknown for n in columns})]
+
     def on(self, database: Database) -> Self:
         part = super().on(database)
         part._process_keys, part._zones = dict(self._process_keys), {}
@@ -157,6 +192,7 @@ class NsysTrace(SqliteTrace[Table]):
             self._zones[table.name] = joined_zones(zones)
             for reason, count in dropped.items():
                 self.quality.drop(reason, count, table.name)
+        yield from self._messages(kinds, columns, None)
 
     def _read_table(
         self,
@@ -362,6 +398,12 @@ def _adapt(database: Database, table: Table, expressions: dict[str, str]) -> Non
         expressions["end"] = f"COALESCE({expressions.get('end', 'NULL')}, {start})"
         if "name" in expressions and database.has("NVTX_EVENTS", "text"):
             expressions["name"] = f"COALESCE({expressions['name']}, {INLINE_TEXT} - rowid)"
+    if table.name == "GPUTRACE_MESSAGE":
+        # A row with a number of ranks is of a communicator, and has no message.
+        if "kind" in expressions:
+            expressions["kind"] = f"CASE WHEN {expressions['kind']} IS NULL THEN 1 ELSE 2 END"
+        if "bytes" in expressions:
+            expressions["bytes"] = "COALESCE(ranks, bytes)"
     ends = ("srcDeviceId", "dstDeviceId")
     if table.kinds == COPY_KINDS and "kind" in expressions and database.has(table.name, *ends):
         # A device-to-device copy whose ends are two devices is a peer copy.

@@ -445,9 +445,9 @@ def collectives_table(analysis: Analysis) -> Table | None:
 
 
 def _collective_row(total: CollectiveTotals) -> tuple[str, ...]:
-    gpus, bus = sorted(set(total.gpus)), total.bus_bandwidth
+    bus = total.bus_bandwidth
     return (
-        f"{total.operation}, gpu{'' if len(gpus) == 1 else 's'} {format_ranges(gpus)}",
+        f"{total.operation}, {_members(total)}",
         f"{total.count / total.steps:.3g}" if total.steps else f"{total.count:,}",
         "?" if total.bytes is None else format_bytes(total.bytes),
         format_ns(total.total_ns),
@@ -456,6 +456,21 @@ def _collective_row(total: CollectiveTotals) -> tuple[str, ...]:
         _time(total.transfer_total_ns),
         "?" if bus is None else f"{bus / 1e9:.3g} GB/s",
     )
+
+
+def _members(total: CollectiveTotals) -> str:
+    """Return who takes part, and what the group is for: ``tensor, gpus 0–3``."""
+    gpus, ranks = sorted(set(total.gpus)), sorted(set(total.ranks))
+    # Cards of several hosts have the same indices.
+    many = len(gpus) < len(total.gpus)
+    who = f"rank{'' if len(ranks) == 1 else 's'} {format_ranges(ranks)}"
+    if not many:
+        who = f"gpu{'' if len(gpus) == 1 else 's'} {format_ranges(gpus)}"
+    unseen = (total.group_size or 0) - len(total.gpus)
+    who += f" of {total.group_size}" if unseen > 0 else ""
+    who += f" on {total.hosts} hosts" if total.hosts > 1 else ""
+    name = f" ({total.group})" if total.group and total.group != "default_pg" else ""
+    return f"{total.role}{name}, {who}" if total.role or name else who
 
 
 def _time(nanoseconds: int | None) -> str:

@@ -23,6 +23,7 @@ from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
 from gputrace.analyzers.load_balance import compare_loads, most_memory
 from gputrace.analyzers.loader import Pace, measure_loaders, read_loaders
 from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.parallelism import find_roles
 from gputrace.analyzers.python_samples import Place, PythonLines, dominating
 from gputrace.analyzers.step_phases import (
     ALL,
@@ -124,6 +125,11 @@ class Known:
         if len(shard.operations) < len(self.per_gpu.operations):
             raise LookupError("the rows are on the workers of a cluster")
         return shard
+
+    @cached_property
+    def roles(self) -> tuple[str, ...]:
+        """What each group of communicating GPUs is for."""
+        return find_roles(self.per_gpu, self.collectives, self.measured)
 
     @cached_property
     def lateness(self) -> Lateness | None:

@@ -1,0 +1,226 @@
+"""Groups of ranks are told apart, and what each is for: data, tensor, pipeline, expert parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gputrace
+from gputrace.analyzers.parallelism import role_of_name
+from gputrace.api import Report
+from tests.kineto import kernel, write
+from tests.synthetic.parallel import Group, World
+
+STEPS = 6
+LAYERS = 4
+US = 1_000
+
+
+def analyzed(world: World, path: Path) -> Report:
+    with gputrace.open(world.write(path / "run.sqlite")) as trace:
+        return trace.analyze()
+
+
+def trained(world: World, step: Callable[[int], None]) -> World:
+    """Play and mark steps."""
+    for number in range(STEPS):
+        begins = list(world.now)
+        step(number)
+        world.step(number, begins)
+    return world
+
+
+def pairs(count: int) -> list[list[int]]:
+    return [[2 * n, 2 * n + 1] for n in range(count)]
+
+
+def test_groups_in_lockstep_are_told_apart_by_their_communicators(tmp_path: Path) -> None:
+    """Four pairs that start and end all at once: nothing but the communicator says who is who."""
+    world = World(8)
+    groups = [world.group(ranks) for ranks in pairs(4)]
+
+    def step(_: int) -> None:
+        for _layer in range(LAYERS):
+            for rank in range(8):
+                world.compute(rank, 200 * US)
+            for n, group in enumerate(groups):
+                world.collective(group, "AllReduce", (n + 1) << 20, 50 * US)
+
+    report = analyzed(trained(world, step), tmp_path)
+    found = {total.ranks: total for total in report.collectives}
+    assert sorted(found) == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    for n, (_, total) in enumerate(sorted(found.items())):
+        assert total.bytes == (n + 1) << 20
+        assert total.communicator == f"{groups[n].id:#x}"
+        assert total.group_size == 2
+        assert total.count == LAYERS * report.steps.steady_count
+
+
+def tensor_step(world: World, groups: Sequence[Group]) -> None:
+    """Two all-reduces a layer, in both passes, that the compute waits for."""
+    for _ in range(4 * LAYERS):
+        for rank in range(world.ranks):
+            world.compute(rank, 100 * US)
+        for group in groups:
+            world.collective(group, "AllReduce", 8 << 20, 30 * US)
+
+
+def data_step(world: World, groups: Sequence[Group]) -> None:
+    """Buckets of gradients beside the backward pass."""
+    for part in range(3 * LAYERS):
+        for rank in range(world.ranks):
+            world.compute(rank, 100 * US)
+        if part >= LAYERS:
+            for group in groups:
+                world.collective(group, "AllReduce", 25 << 20, 60 * US, waits=False)
+    for group in groups:
+        world.join(group)
+
+
+def sharded_step(world: World, groups: Sequence[Group]) -> None:
+    """Parameters gathered for each layer in both passes, gradients scattered in the backward."""
+    for backward in (False, True):
+        for _ in range(LAYERS):
+            for group in groups:
+                world.collective(group, "AllGather", 16 << 20, 50 * US)
+            for rank in range(world.ranks):
+                world.compute(rank, (200 if backward else 100) * US)
+            for group in groups if backward else ():
+                world.collective(group, "ReduceScatter", 16 << 20, 60 * US, waits=False)
+    for group in groups:
+        world.join(group)
+
+
+def sequence_step(world: World, groups: Sequence[Group]) -> None:
+    """Tensor parallel with activations gathered before and scattered after each block."""
+    for _ in range(4 * LAYERS):
+        for operation in ("AllGather", "ReduceScatter"):
+            for group in groups:
+                world.collective(group, operation, 4 << 20, 30 * US)
+            for rank in range(world.ranks):
+                world.compute(rank, 100 * US)
+
+
+def expert_step(world: World, groups: Sequence[Group]) -> None:
+    """Tokens go to their experts and back, not equally many in each layer."""
+    for layer in range(2 * LAYERS):
+        for _ in ("dispatch", "combine"):
+            for rank in range(world.ranks):
+                world.compute(rank, 100 * US)
+            for group in groups:
+                world.all_to_all(group, (4 << 20) + layer * 65_536, 40 * US)
+
+
+@pytest.mark.parametrize(
+    ("step", "role"),
+    [
+        (tensor_step, "tensor"),
+        (data_step, "data"),
+        (sharded_step, "sharded data"),
+        (sequence_step, "tensor"),
+        (expert_step, "expert"),
+    ],
+)
+@pytest.mark.parametrize("payloads", [True, False], ids=["with payloads", "without"])
+def test_the_role_of_a_group_shows_in_what_it_exchanges(
+    tmp_path: Path, step: Callable[[World, Sequence[Group]], None], role: str, payloads: bool
+) -> None:
+    if role == "expert" and not payloads:
+        pytest.skip("a fused exchange does not say with whom")
+    world = World(4, payloads=payloads)
+    groups = [world.group([0, 1, 2, 3])]
+    report = analyzed(trained(world, lambda _: step(world, groups)), tmp_path)
+    assert {total.role for total in report.collectives} == {role}
+    assert {total.group_size for total in report.collectives} == ({4} if payloads else {None})
+
+
+def test_sizes_are_those_of_nccl_tests(tmp_path: Path) -> None:
+    """Of a gather and a scatter, all ranks' parts."""
+    world = World(4)
+    groups = [world.group([0, 1, 2, 3])]
+    report = analyzed(trained(world, lambda _: sharded_step(world, groups)), tmp_path)
+    assert {t.operation: t.bytes for t in report.collectives} == {
+        "AllGather": 64 << 20,
+        "ReduceScatter": 64 << 20,
+    }
+
+
+def test_tensor_and_data_parallel_groups_of_one_run_each_have_their_rows(tmp_path: Path) -> None:
+    """Two hosts of four GPUs: tensor parallel within, data parallel across them."""
+    world = World(8, hosts=2)
+    tensor = [world.group(ranks) for ranks in ([0, 1, 2, 3], [4, 5, 6, 7])]
+    data = [world.group([rank, rank + 4]) for rank in range(4)]
+
+    def step(_: int) -> None:
+        for part in range(3 * LAYERS):
+            for rank in range(8):
+                world.compute(rank, 100 * US)
+            for group in tensor:
+                world.collective(group, "AllReduce", 8 << 20, 30 * US)
+            for group in data if part >= LAYERS else ():
+                world.collective(group, "AllReduce", 25 << 20, 60 * US, waits=False)
+        for group in data:
+            world.join(group)
+
+    report = analyzed(trained(world, step), tmp_path)
+    found = sorted((total.role, total.ranks, total.hosts) for total in report.collectives)
+    assert found == [
+        *(("data", (rank, rank + 4), 2) for rank in range(4)),
+        ("tensor", (0, 1, 2, 3), 1),
+        ("tensor", (4, 5, 6, 7), 1),
+    ]
+
+
+def grouped(rank: int, ranks: str, **more: Any) -> dict[str, Any]:
+    """A kernel of PyTorch's profiler with the arguments of its process group."""
+    group: dict[str, Any] = {"Process Group Name": "7", "Process Group Description": "mesh_tp"}
+    group |= {"Process Group Ranks": ranks, "Group size": 2, "Collective name": "allreduce"}
+    name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)"
+    return kernel(100, 50, name, **group, **more)
+
+
+def test_pytorchs_process_groups_are_communicators_with_names(tmp_path: Path) -> None:
+    """Two groups of one name, each of two ranks, whose kernels run at the same time."""
+    paths = []
+    for rank in range(4):
+        ranks = "[0, 1]" if rank < 2 else "[2, 3]"
+        event = grouped(rank, ranks, **{"In msg nelems": 1024, "dtype": "BFloat16"})
+        around = {"rank": rank, "world_size": 4, "backend": "nccl"}
+        path = tmp_path / f"rank{rank}.pt.trace.json"
+        epoch = {"baseTimeNanoseconds": 10**18, "host_name": "n0"}
+        paths.append(write(path, event, distributedInfo=around, **epoch))
+    with gputrace.open(*paths) as trace:
+        found = trace.analyze().collectives
+    assert sorted(total.ranks for total in found) == [(0, 1), (2, 3)]
+    for total in found:
+        assert (total.role, total.group, total.group_size) == ("tensor", "mesh_tp", 2)
+        assert (total.bytes, total.wait_ns) == (2048, 0)
+
+
+def test_a_rank_that_was_not_recorded_is_missing_from_its_communicator(tmp_path: Path) -> None:
+    event = grouped(0, "[0, 1]", **{"In msg nelems": 8, "dtype": "Float"})
+    with gputrace.open(write(tmp_path / "rank0.pt.trace.json", event)) as trace:
+        (total,) = trace.analyze().collectives
+    assert (total.ranks, total.group_size, total.wait_ns) == ((0,), 2, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("mesh_dp", "data"),
+        ("DATA_PARALLEL_GROUP_WITH_CP", "data"),
+        ("mesh_fsdp", "sharded data"),
+        ("TENSOR_MODEL_PARALLEL_GROUP", "tensor"),
+        ("PIPELINE_MODEL_PARALLEL_GROUP", "pipeline"),
+        ("EXPERT_MODEL_PARALLEL_GROUP", "expert"),
+        ("EXPERT_DATA_PARALLEL_GROUP", "data"),
+        ("mesh_cp", "context"),
+        ("default_pg", ""),
+        ("undefined", ""),
+    ],
+)
+def test_a_name_may_say_what_a_group_is_for(name: str, role: str) -> None:
+    assert role_of_name(name) == role
