@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,17 @@ import pytest
 import gputrace
 from gputrace.analyzers.parallelism import role_of_name
 from gputrace.api import Report
+from gputrace.model.results import Pipeline
 from tests.kineto import kernel, write
-from tests.synthetic.parallel import Group, World
+from tests.synthetic.parallel import (
+    Chunk,
+    Group,
+    Stages,
+    World,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+)
 
 STEPS = 6
 LAYERS = 4
@@ -24,7 +35,7 @@ def analyzed(world: World, path: Path) -> Report:
         return trace.analyze()
 
 
-def trained(world: World, step: Callable[[int], None]) -> World:
+def trained(world: World, step: Callable[[int], object]) -> World:
     """Play and mark steps."""
     for number in range(STEPS):
         begins = list(world.now)
@@ -224,3 +235,119 @@ def test_a_rank_that_was_not_recorded_is_missing_from_its_communicator(tmp_path:
 )
 def test_a_name_may_say_what_a_group_is_for(name: str, role: str) -> None:
     assert role_of_name(name) == role
+
+
+def bubbles(stages: Stages, path: Path) -> Pipeline:
+    """Play and analyze a pipeline."""
+    world = World(len(stages.orders))
+    group = world.group(range(world.ranks))
+    report = analyzed(trained(world, lambda _: stages.run(world, group)), path)
+    assert {total.role for total in report.collectives} == {"pipeline"}
+    (found,) = report.pipelines
+    return found
+
+
+@pytest.mark.parametrize(
+    ("schedule", "orders"),
+    [
+        ("1F1B", one_f_one_b(2, 6)),
+        ("GPipe", gpipe(4, 8)),
+        ("1F1B", one_f_one_b(4, 8)),
+        ("interleaved", interleaved(4, 8, 2)),
+        ("1F1B", one_f_one_b(8, 8)),
+        ("1F1B", one_f_one_b(16, 16)),
+    ],
+    ids=lambda value: str(len(value)) if isinstance(value, list) else value,
+)
+def test_the_bubble_is_split_as_it_was_planted(
+    schedule: str, orders: list[list[Chunk]], tmp_path: Path
+) -> None:
+    """Truth: the same pipeline played without gaps, without transfers, and with even stages."""
+    count = len(orders)
+    forward = [400_000 + 40_000 * (stage == 1) for stage in range(count)]
+    planted = Stages(orders, forward, 30_000, [15_000] * count)
+    found = bubbles(planted, tmp_path)
+    quick = replace(planted, gap_ns=())
+    at_once = replace(quick, transfer_ns=0)
+    even = replace(at_once, forward_ns=[sum(forward) // count] * count)
+    lengths = [each.run() for each in (planted, quick, at_once, even)]
+    batches = max(batch for _, _, batch in orders[0]) + 1
+    work = 3 * batches * sum(forward) // count
+    true = [a - b for a, b in pairwise([*lengths, work])]
+    parts = [found.host_ns, found.transfer_ns, found.imbalance_ns, found.schedule_ns]
+    assert parts == pytest.approx(true, abs=0.02 * (lengths[0] - work))
+    assert (found.schedule, found.micro_batches) == (schedule, batches)
+    assert [stage.rank for stage in found.stages] == list(range(count))
+    assert found.slowest == 1
+    assert found.excess_ns == pytest.approx(
+        3 * batches * (440_000 - sum(forward) / count), rel=0.02
+    )
+    # All sums are exact.
+    assert sum(parts) == found.bubble_ns == found.step_ns - found.work_ns
+    for stage in found.stages:
+        causes = stage.schedule_ns, stage.imbalance_ns, stage.transfer_ns, stage.host_ns
+        assert sum(causes) == stage.bubble_ns == found.step_ns - stage.work_ns
+
+
+def ids(report: Report) -> dict[str, str]:
+    return {finding.id: finding.message for finding in report.findings}
+
+
+def test_a_pipelines_finding_says_which_stage_to_lighten_by_how_much(tmp_path: Path) -> None:
+    orders = one_f_one_b(4, 16)
+    stages = Stages(orders, [400_000, 400_000, 520_000, 400_000], 10_000)
+    world = World(4)
+    group = world.group(range(4))
+    report = analyzed(trained(world, lambda _: stages.run(world, group)), tmp_path)
+    message = ids(report)["pipeline-bubble"]
+    # Stage 2 works 16 * 3 * 120 µs longer than the others, and that less a quarter than the mean.
+    assert "stage 2 (rank 2) works 4.32 ms longer than the mean" in message
+    assert "1F1B" in message
+    found = next(each for each in report.findings if each.id == "pipeline-bubble")
+    assert (found.severity, found.evidence["slowest_rank"]) == ("medium", 2)
+    assert "move layers" in found.advice
+    text = report.render("text")
+    assert "Pipeline (1F1B, 16 micro-batches" in text
+    assert "stage 2, rank 2" in text
+    assert not {"straggler", "late-host", "communication-exposed"} & set(ids(report))
+
+
+def test_a_balanced_pipeline_accuses_nobody(tmp_path: Path) -> None:
+    stages = Stages(one_f_one_b(4, 16), [400_000] * 4, 5_000)
+    world = World(4)
+    group = world.group(range(4))
+    report = analyzed(trained(world, lambda _: stages.run(world, group)), tmp_path)
+    found = next(each for each in report.findings if each.id == "pipeline-bubble")
+    assert found.severity == "low"
+    assert "stage" not in found.message.partition("micro-batches")[2]
+    assert not {"straggler", "late-host", "communication-exposed"} & set(ids(report))
+
+
+def test_replicas_of_a_pipeline_are_pipelines_of_their_own(tmp_path: Path) -> None:
+    """Two pipelines of two stages, whose stages reduce their gradients together at the end."""
+    worlds = World(4)
+    pipes = [worlds.group([0, 1]), worlds.group([2, 3])]
+    data = [worlds.group([0, 2]), worlds.group([1, 3])]
+    stages = Stages(one_f_one_b(2, 4), [300_000, 300_000], 5_000)
+
+    def step(_: int) -> None:
+        for number, pipe in enumerate(pipes):
+            stages.run(worlds, pipe, first=2 * number)
+        for group in data:
+            worlds.collective(group, "AllReduce", 64 << 20, 200 * US)
+
+    report = analyzed(trained(worlds, step), tmp_path)
+    assert {total.role for total in report.collectives} == {"pipeline", "data"}
+    assert [[stage.rank for stage in each.stages] for each in report.pipelines] == [[0, 1], [2, 3]]
+    for pipeline in report.pipelines:
+        assert pipeline.work_ns == 4 * 3 * 300_000 + 200_000
+
+
+def test_exposed_communication_names_the_groups_that_have_most_of_it(tmp_path: Path) -> None:
+    world = World(4)
+    groups = [world.group(range(4))]
+    report = analyzed(trained(world, lambda _: sharded_step(world, groups)), tmp_path)
+    found = next(each for each in report.findings if each.id == "communication-exposed")
+    assert "gathering parameters" in found.message
+    assert "set_modules_to_forward_prefetch" in found.advice
+    assert found.evidence["role"] == "sharded data"

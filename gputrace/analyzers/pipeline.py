@@ -20,7 +20,6 @@ from gputrace.analyzers.collectives import (
     Collectives,
     fit_clocks,
     match_collectives,
-    total_collectives,
 )
 from gputrace.analyzers.device_metrics import find_utilization
 from gputrace.analyzers.findings import find, order
@@ -127,7 +126,7 @@ def analyze(
             step_list=tuple(facts.steps),
             phases=facts.phases,
             breakdown=facts.breakdown,
-            collectives=total_collectives(gpus, collectives, chosen, facts.roles),
+            collectives=facts.collective_totals,
             gaps=find_gaps(
                 gpus, found, chosen, options.gaps, facts.lines, is_python=bool(facts.framework)
             ),
@@ -144,6 +143,7 @@ def analyze(
             host_load=facts.host_load,
             loader=facts.loaders,
             step_phases=facts.step_phases,
+            pipelines=facts.pipelines,
             # Last: all that reads the trace may have something to say of it.
             dropped_rows=dict(sorted(quality.dropped.items())),
             warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),

@@ -478,6 +478,53 @@ class CollectiveTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineStage:
+    """One stage of a pipeline; nanoseconds of a step, the causes sum to ``bubble_ns``."""
+
+    stage: int
+    gpu: int
+    rank: int
+    work_ns: int
+    """Time in which it works: all but the messages between stages, and waiting for other ranks."""
+    bubble_ns: int
+    schedule_ns: int
+    imbalance_ns: int
+    """Negative for a stage that works longer than the mean by more than that costs."""
+    transfer_ns: int
+    host_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Pipeline of stages, with the time in which these do not work: means of a step and stage.
+
+    The causes sum to ``bubble_ns``, and that and ``work_ns`` to ``step_ns``.
+    """
+
+    schedule: str
+    """``GPipe``, ``1F1B``, ``interleaved`` or ``unknown``."""
+    micro_batches: int
+    steps: int
+    """Number of steps replayed."""
+    step_ns: int
+    work_ns: int
+    bubble_ns: int
+    schedule_ns: int
+    """Bubble that stages of equal work, quick messages and a quick host still have."""
+    imbalance_ns: int
+    """Part of the bubble because stages have more or less work than the mean."""
+    transfer_ns: int
+    """Part of the bubble because messages take time."""
+    host_ns: int
+    """Rest of the bubble: gaps in which a stage waits for no message."""
+    slowest: int
+    """Stage with most work."""
+    excess_ns: int
+    """Work of that stage beyond the mean."""
+    stages: tuple[PipelineStage, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ExtraTable:
     """Table that a report shows after its own."""
 
@@ -714,6 +761,8 @@ class Analysis:
     """Data loader of each rank in the measured steps; empty where none was recorded."""
     host_load: tuple[HostLoad, ...] = ()
     """Time of the hosts' threads, a row per rank; empty where it was not counted."""
+    pipelines: tuple[Pipeline, ...] = ()
+    """Pipelines of stages whose messages are known."""
     step_phases: tuple[StepPhases, ...] = ()
     """Measured steps by phase of the host, a row per rank; empty where none were recorded."""
     missing: tuple[Missing, ...] = ()

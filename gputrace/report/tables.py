@@ -20,6 +20,7 @@ from gputrace.model.results import (
     Gap,
     GpuLink,
     GpuTotals,
+    Pipeline,
 )
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.sanitize import LONGEST, clean, cut, sentence
@@ -308,6 +309,7 @@ def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
         phases_table(analysis),
         *loader_tables(analysis),
         collectives_table(analysis),
+        *map(pipeline_table, analysis.pipelines[:_MOST_PIPELINES]),
         links_table(analysis, limits.links),
         cards_table(analysis),
         kernels_table(analysis, limits.kernels, limits.kernel_name),
@@ -471,6 +473,27 @@ def _members(total: CollectiveTotals) -> str:
     who += f" on {total.hosts} hosts" if total.hosts > 1 else ""
     name = f" ({total.group})" if total.group and total.group != "default_pg" else ""
     return f"{total.role}{name}, {who}" if total.role or name else who
+
+
+_MOST_PIPELINES: Final = 2
+_MOST_STAGES: Final = 16
+
+
+def pipeline_table(pipeline: Pipeline) -> Table:
+    """Tabulate the stages of a pipeline: when they work, and why they do not."""
+    header = ("", "work", "bubble", "schedule", "imbalance", "transfer", "host")
+    rows = tuple(
+        (
+            f"stage {stage.stage}, rank {stage.rank}",
+            format_ns(stage.work_ns),
+            format_share(stage.bubble_ns, pipeline.step_ns),
+            *(format_ns(getattr(stage, f"{cause}_ns")) for cause in header[3:]),
+        )
+        for stage in pipeline.stages[:_MOST_STAGES]
+    )
+    schedule = "" if pipeline.schedule == "unknown" else f"{pipeline.schedule}, "
+    batches = f"{pipeline.micro_batches} micro-batches"
+    return Table(f"Pipeline ({schedule}{batches}; a step, and why stages idle)", header, rows)
 
 
 def _time(nanoseconds: int | None) -> str:

@@ -21,6 +21,7 @@ from typing import Final
 from tests.exports import NVTX, PUSH_POP_RANGE, RUNTIME, Export, global_id
 
 COMPUTE, COMMUNICATION = 7, 19
+MESSAGE: Final = 1 << 20
 STATIC: Final = 1 << 24
 _ID: Final = ("NCCL communicator ID", 18, None)
 _SIZE: Final = ("Message size [bytes]", 22, 8)
@@ -107,10 +108,12 @@ class World:
             domainId=1 if name.startswith("nccl") else 0, binaryData=blob,
         )  # fmt: skip
 
-    def _kernel(self, rank: int, start: int, end: int, name: str, stream: int) -> None:
+    def _kernel(
+        self, rank: int, start: int, end: int, name: str, stream: int, lead: int = 6_000
+    ) -> None:
         self._correlation += 1
         self.export.add(
-            RUNTIME, start=start - 6_000, end=start - 3_000, eventClass=0,
+            RUNTIME, start=start - lead, end=start - lead + 900, eventClass=0,
             globalTid=self._thread(rank), correlationId=self._correlation,
             nameId=self.export.string("cudaLaunchKernel"),
         )  # fmt: skip
@@ -155,13 +158,15 @@ class World:
         start: int, end: int,
     ) -> None:  # fmt: skip
         """Send to and receive from peers (ranks of the group) in one kernel of one rank."""
-        at = start - 7_000 - 400 * len(halves)
+        # A send is issued before a receive that begins at the same moment.
+        lead = 11_000 if halves[0][0] else 6_000
+        at = start - lead - 1_000 - 400 * len(halves)
         for sends, peer in halves:
             name = "ncclSend" if sends else "ncclRecv"
             self._range(rank, name, at, 300, (group.id, size, peer))
             at += 400
         kernel = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096>)"
-        self._kernel(rank, start, end, kernel, COMMUNICATION + 1 + halves[0][0])
+        self._kernel(rank, start, end, kernel, COMMUNICATION + 1 + halves[0][0], lead)
 
     def all_to_all(self, group: Group, size: int, ns: int) -> None:
         """Exchange parts among all ranks of a group, as PyTorch does with sends and receives."""
@@ -185,3 +190,96 @@ class World:
 
     def write(self, path: Path) -> Path:
         return self.export.write(path)
+
+
+Chunk = tuple[bool, int, int]
+"""Part of a pipeline's step on a stage: whether backward, which part of the model, micro-batch."""
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A pipeline: for each stage, the order of its chunks, and how long things take (ns)."""
+
+    orders: Sequence[Sequence[Chunk]]
+    forward_ns: Sequence[int]
+    """Of each stage; the backward pass takes twice as long."""
+    transfer_ns: int = 0
+    gap_ns: Sequence[int] = ()
+    """For which the host of each stage is late with each chunk."""
+
+    def run(self, world: World | None = None, group: Group | None = None, first: int = 0) -> int:
+        """Play one step, nowhere or on ranks of a world from the first on; return when it ends."""
+        count = len(self.orders)
+        now = [0] * count if world is None else world.now[first : first + count]
+        left, sent = [0] * count, dict[tuple[bool, int, int], int]()
+        parts = 1 + max(part for order in self.orders for _, part, _ in order)
+        while any(at < len(order) for at, order in zip(left, self.orders, strict=True)):
+            for stage, order in enumerate(self.orders):
+                while left[stage] < len(order):
+                    backward, part, batch = order[left[stage]]
+                    place = part * count + stage
+                    source = place + 1 if backward else place - 1
+                    if 0 <= source < parts * count:
+                        key = backward, source, batch
+                        if key not in sent:
+                            break
+                        end = max(sent[key], now[stage]) + self.transfer_ns
+                        ends = (source % count, sent[key]), (stage, now[stage])
+                        _show(world, group, first, ends, end + 1)
+                        now[stage] = end + 1
+                    now[stage] += self.gap_ns[stage] if self.gap_ns else 0
+                    ns = self.forward_ns[stage] * (2 if backward else 1) // parts
+                    if world is not None:
+                        world.now[first + stage] = now[stage]
+                        world.compute(first + stage, ns)
+                    now[stage] += ns
+                    sent[backward, place, batch] = now[stage]
+                    left[stage] += 1
+        return max(now)
+
+
+def _show(
+    world: World | None, group: Group | None, first: int, ends: Sequence[tuple[int, int]], end: int
+) -> None:
+    """Let a stage send and another receive, each from a moment on, until the message is there."""
+    if world is not None and group is not None:
+        (sender, sent), (receiver, posted) = ends
+        world.exchange(group, first + sender, [(True, receiver)], MESSAGE, sent, end)
+        world.exchange(group, first + receiver, [(False, sender)], MESSAGE, posted, end)
+
+
+def gpipe(stages: int, batches: int) -> list[list[Chunk]]:
+    """All micro-batches forward, then all backward."""
+    return [[(b, 0, m) for b in (False, True) for m in range(batches)] for _ in range(stages)]
+
+
+def one_f_one_b(stages: int, batches: int) -> list[list[Chunk]]:
+    """One forward, one backward, once the pipeline is full."""
+    orders: list[list[Chunk]] = []
+    for stage in range(stages):
+        ahead = min(batches, stages - stage - 1)
+        order: list[Chunk] = [(False, 0, m) for m in range(ahead)]
+        for m in range(batches):
+            order += [(False, 0, m + ahead)] if m + ahead < batches else []
+            order.append((True, 0, m))
+        orders.append(order)
+    return orders
+
+
+def interleaved(stages: int, batches: int, parts: int) -> list[list[Chunk]]:
+    """Megatron's order of stages with several parts of the model each; batches in full rounds."""
+    total, orders = batches * parts, []
+    for stage in range(stages):
+        ahead = min(total, 2 * (stages - stage - 1) + (parts - 1) * stages)
+
+        def chunk(k: int, backward: bool) -> Chunk:
+            part = k % (stages * parts) // stages
+            batch = k // (stages * parts) * stages + k % stages
+            return backward, parts - 1 - part if backward else part, batch
+
+        order = [chunk(k, False) for k in range(ahead)]
+        for k in range(total):
+            order += [chunk(k + ahead, False)] if k + ahead < total else []
+            order.append(chunk(k, True))
+        orders.append(order)
+    return orders

@@ -43,6 +43,7 @@ RULES: Final[tuple[Rule, ...]] = (
     busy.h2d_exposed,
     busy.h2d_pageable,
     busy.communication_exposed,
+    busy.pipeline_bubble,
     stragglers.straggler,
     stragglers.late_host,
     busy.compute_bound,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.audit import find_missing
-from gputrace.analyzers.collectives import Collectives
+from gputrace.analyzers.collectives import Collectives, total_collectives
 from gputrace.analyzers.device_metrics import find_cards
 from gputrace.analyzers.gpu_links import Links, Pageable, find_pageable, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
@@ -23,7 +23,7 @@ from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
 from gputrace.analyzers.load_balance import compare_loads, most_memory
 from gputrace.analyzers.loader import Pace, measure_loaders, read_loaders
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.parallelism import find_roles
+from gputrace.analyzers.parallelism import find_pipelines, find_roles
 from gputrace.analyzers.python_samples import Place, PythonLines, dominating
 from gputrace.analyzers.step_phases import (
     ALL,
@@ -49,12 +49,14 @@ from gputrace.model.nvml import Nvml
 from gputrace.model.results import (
     Breakdown,
     CardUse,
+    CollectiveTotals,
     Evidence,
     Finding,
     Kernels,
     Load,
     Missing,
     Phase,
+    Pipeline,
     Step,
 )
 from gputrace.model.time_class import TIME_CLASSES
@@ -130,6 +132,16 @@ class Known:
     def roles(self) -> tuple[str, ...]:
         """What each group of communicating GPUs is for."""
         return find_roles(self.per_gpu, self.collectives, self.measured)
+
+    @cached_property
+    def collective_totals(self) -> tuple[CollectiveTotals, ...]:
+        """Collectives of the measured steps by operation and group."""
+        return total_collectives(self.per_gpu, self.collectives, self.measured, self.roles)
+
+    @cached_property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        """Pipelines of stages, with the time in which these do not work."""
+        return find_pipelines(self.per_gpu, self.collectives, self.roles, self.measured)
 
     @cached_property
     def lateness(self) -> Lateness | None:

@@ -57,6 +57,7 @@ from gputrace.report.tables import (
     links_table,
     main_table,
     notes,
+    pipeline_table,
     savings,
     verdict,
 )
@@ -165,6 +166,7 @@ _PLACES: Final = {
     "compute-bound": _KERNELS,
     "autotune-repeated": _KERNELS,
     "communication-exposed": _LINKS,
+    "pipeline-bubble": _LINKS,
     "topology": _LINKS,
     "host-staged-comm": _LINKS,
     "clock-mismatch": _RUN,
@@ -215,6 +217,7 @@ def _content(material: Material) -> SimpleNamespace:
         links=(
             *(_matrix(host, analysis.links) for host in hosts),
             *filter(None, (links_table(analysis, _MOST_LINKS), collectives_table(analysis))),
+            *map(pipeline_table, analysis.pipelines),
         ),
         extra=tuple(map(extra_table, analysis.tables)),
         notes=tuple(plain_text(note, 400) for note in shown_notes),
