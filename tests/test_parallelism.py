@@ -351,3 +351,47 @@ def test_exposed_communication_names_the_groups_that_have_most_of_it(tmp_path: P
     assert "gathering parameters" in found.message
     assert "set_modules_to_forward_prefetch" in found.advice
     assert found.evidence["role"] == "sharded data"
+
+
+def routed(path: Path, busy: Callable[[int], int], factor: float = 1.5) -> Report:
+    """Eight ranks with experts, of which in each layer one has more tokens than the others."""
+    world = World(8)
+    group = world.group(range(8))
+
+    def step(_: int) -> None:
+        for layer in range(2 * LAYERS):
+            for rank in range(8):
+                world.compute(rank, 200 * US)
+            world.all_to_all(group, 4_000_000 + 100_000 * layer, 20 * US)
+            for rank in range(8):
+                world.compute(rank, round(100 * US * (factor if rank == busy(layer) else 1)))
+            world.all_to_all(group, 4_000_000 + 100_000 * layer, 20 * US)
+
+    return analyzed(trained(world, step), path)
+
+
+def test_a_rank_with_busy_experts_is_named(tmp_path: Path) -> None:
+    report = routed(tmp_path, lambda _: 5)
+    (experts,) = report.experts
+    assert experts.exchanges == 2 * LAYERS
+    # Of 150 µs in each of 8 layers, all others wait for 50; the mean of all is 106.25.
+    assert experts.work_ns == 8 * 106_250
+    assert experts.imbalance_ns == 8 * (150_000 - 106_250)
+    assert experts.wait_ns == 8 * 50_000 * 7 // 8
+    assert [rank.rank for rank in experts.ranks if rank.busiest == 1] == [5]
+    assert experts.ranks[5].ratio == pytest.approx(150 / 106.25, abs=1e-4)
+    message = ids(report)["expert-imbalance"]
+    assert "those of rank 5 work 1.41 times as long as the mean" in message
+    assert "rank 5" in report.render("text").partition("Experts (a step")[2]
+
+
+def test_busy_experts_that_change_from_layer_to_layer_accuse_no_rank(tmp_path: Path) -> None:
+    report = routed(tmp_path, lambda layer: layer % 8)
+    assert "another rank's from layer to layer" in ids(report)["expert-imbalance"]
+    assert not {"straggler", "late-host"} & set(ids(report))
+
+
+def test_balanced_experts_accuse_nobody(tmp_path: Path) -> None:
+    report = routed(tmp_path, lambda _: 5, factor=1.02)
+    assert not {"expert-imbalance", "straggler", "late-host"} & set(ids(report))
+    assert {total.role for total in report.collectives} == {"expert"}

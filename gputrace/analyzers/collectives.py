@@ -47,7 +47,7 @@ class RankGroup:
     size: int = 0
     """Number of ranks; 0 if unknown."""
     name: str = ""
-    """What the program calls it."""
+    """Name that the program gives it; empty if unknown."""
     places: tuple[int, ...] = ()
     """Rank of each GPU in the communicator; empty if unknown."""
 

@@ -51,11 +51,11 @@ class Communicator:
     place: int
     """Rank of the process in it; `UNKNOWN` if unknown."""
     name: str
-    """What the program calls it; empty if it does not."""
+    """Name that the program gives it; empty if it gives none."""
 
 
 class Messages(NamedTuple):
-    """What is known of the messages of some kernels of one GPU.
+    """Messages of some kernels of one GPU, as far as they are known.
 
     Attributes:
         communicator: id, by kernel; `UNKNOWN` if unknown.
@@ -90,7 +90,7 @@ class _Log:
     sizes: dict[int, int]
     """Number of ranks by communicator."""
     communicators: dict[int, tuple[Communicator, ...]]
-    """Those of each process."""
+    """Communicators by process."""
 
 
 _FEW: Final = 3
@@ -168,13 +168,29 @@ def read_messages(view: GpuShardView, kernels: Events, operations: Sequence[str]
 
 
 class _Found:
-    """What has been found of the messages of kernels so far."""
+    """Messages of kernels, collected while they are matched."""
 
     def __init__(self, count: int, bytes_: NDArray[np.int64]) -> None:
         self.communicator = np.full(count, UNKNOWN, np.int64)
         self.bytes = bytes_.copy()
         self.operation = np.full(count, "", object)
         self.halves: list[tuple[int, int, int]] = []
+
+    def take_each(self, kernels: NDArray[np.int64], log: _Log, rows: NDArray[np.int64]) -> None:
+        """Assign a call to each of some kernels."""
+        events, names = log.events, log.operations[rows]
+        ids = events.correlation[rows]
+        self.communicator[kernels] = np.where(ids == 0, UNKNOWN, ids)
+        parts = np.ones(len(rows), np.int64)
+        gathers = np.isin(names, list(_TOTAL_IS))
+        parts[gathers] = [log.sizes.get(id, 0) for id in ids[gathers].tolist()]
+        sizes = np.maximum(events.bytes[rows], 0) * parts
+        known = np.where(sizes > 0, sizes, UNKNOWN)
+        self.bytes[kernels] = np.where(self.bytes[kernels] > 0, self.bytes[kernels], known)
+        self.operation[kernels[names == ALL_TO_ALL]] = ALL_TO_ALL
+        for half in np.flatnonzero(np.isin(names, ("Send", "Recv")) & (events.device[rows] >= 0)):
+            sends = int(names[half] == "Send")
+            self.halves.append((int(kernels[half]), sends, int(events.device[rows[half]])))
 
     def take(self, kernel: int, log: _Log, rows: NDArray[np.int64]) -> None:
         """Assign calls of one communicator to a kernel."""
@@ -213,9 +229,13 @@ def _match_on_gpu(
     keys = zip(kernels.start[rows].tolist(), kernels.end[rows].tolist(), strict=True)
     kernel_of = dict(zip(keys, rows.tolist(), strict=True))
     spans = zip(events.start[on_gpu].tolist(), events.end[on_gpu].tolist(), strict=True)
-    for span, row in zip(spans, on_gpu.tolist(), strict=True):
-        if span in kernel_of:
-            found.take(kernel_of[span], log, np.array([row]))
+    pairs = [
+        (kernel_of[span], row)
+        for span, row in zip(spans, on_gpu.tolist(), strict=True)
+        if span in kernel_of
+    ]
+    matched = np.array(pairs, np.int64).reshape(-1, 2)
+    found.take_each(matched[:, 0], log, matched[:, 1])
 
 
 def _match_on_host(
@@ -258,8 +278,7 @@ def _match_on_host(
         calls_of = spare[~halves & (log.operations[spare] == operation)]
         calls_of = calls_of[np.argsort(events.start[calls_of], kind="stable")]
         if len(kernel_rows) == len(calls_of):
-            for kernel, row in zip(kernel_rows, calls_of.tolist(), strict=True):
-                found.take(kernel, log, np.array([row]))
+            found.take_each(np.array(kernel_rows), log, calls_of)
 
 
 def _assign(
@@ -275,31 +294,30 @@ def _assign(
     Calls within a group (ncclGroupStart, ncclGroupEnd) are over when its kernels are launched: one
     for each communicator, in the order of their first calls. Return the calls assigned.
     """
-    events, taken = log.events, []
+    events = log.events
     last = np.searchsorted(events.start[mine], at, "right") - 1
     inside = (last >= 0) & (events.end[mine[last]] >= at)
-    first, index = 0, 0
-    while index < len(kernels):
-        if inside[index]:
-            row = mine[last[index] : last[index] + 1]
-            found.take(int(kernels[index]), log, row)
-            taken.append(row)
-            first, index = int(last[index]) + 1, index + 1
+    found.take_each(kernels[inside], log, mine[last[inside]])
+    taken = [mine[last[inside]]]
+    # Kernels that were launched between the same two calls are of one group.
+    begins = np.maximum.accumulate(np.append(0, np.where(inside, last + 1, 0))[:-1])
+    outside = np.flatnonzero(~inside)
+    previous = 0
+    for together in np.split(outside, np.flatnonzero(np.diff(last[outside])) + 1):
+        if not len(together):
             continue
-        stop = index + 1
-        while stop < len(kernels) and not inside[stop] and last[stop] == last[index]:
-            stop += 1
-        pending = mine[first : last[index] + 1]
+        end = int(last[together[0]]) + 1
+        pending = mine[max(previous, int(begins[together[0]])) : end]
         ids = events.correlation[pending]
         groups = [pending[ids == id] for id in dict.fromkeys(ids.tolist())]
-        together = kernels[index:stop].tolist()
-        if len(groups) < len(together):  # One communicator may need several kernels.
-            groups = _by_operation(log, pending, [operations[kernel] for kernel in together])
-        for kernel, group in zip(together, groups, strict=False):
-            if len(group):
-                found.take(kernel, log, group)
+        rows = kernels[together].tolist()
+        if len(groups) < len(rows):  # One communicator may need several kernels.
+            groups = _by_operation(log, pending, [operations[row] for row in rows])
+        for row, calls in zip(rows, groups, strict=False):
+            if len(calls):
+                found.take(row, log, calls)
         taken.append(pending)
-        first, index = max(first, int(last[index]) + 1), stop
+        previous = end
     return np.concatenate([mine[:0], *taken])
 
 

@@ -1,5 +1,5 @@
 """Forms of parallel training: what each group of ranks is for, by what its members exchange, and
-the bubbles of pipelines.
+the bubbles of pipelines, and the load of experts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gputrace.analyzers.grouping import steps_by_gpu
 from gputrace.analyzers.operations import OperationClass
 from gputrace.model.events import UNKNOWN, Mask, distinct_ids
 from gputrace.model.intervals import Times, union
-from gputrace.model.results import Pipeline, PipelineStage, Step
+from gputrace.model.results import ExpertRank, Experts, Pipeline, PipelineStage, Step
 
 DATA, SHARDED, TENSOR = "data", "sharded data", "tensor"
 PIPELINE, EXPERT, CONTEXT = "pipeline", "expert", "context"
@@ -193,9 +193,9 @@ class _Event(NamedTuple):
     message: int
     sends: bool
     transfer: int
-    """Of a receipt: nanoseconds from the later of its ends' starts."""
+    """Nanoseconds from the later of its two starts on; 0 for a send."""
     posted: bool
-    """Of a receipt: True if it was asked for before the work that comes before it was done."""
+    """True for a receipt that was asked for before the work ahead of it was done."""
 
 
 @dataclass(frozen=True)
@@ -494,3 +494,96 @@ def _split(turn: _Turn) -> tuple[float, float, float] | None:
         lengths.append(most)
     busy, at_once, balanced = lengths
     return balanced - mean, at_once - balanced, busy - at_once
+
+
+# ---- Experts ----
+
+_PART: Final = 0.05
+"""Fraction of the largest message below which an exchange only says how many tokens follow."""
+
+
+def find_experts(
+    gpus: PerGpu, collectives: Collectives, roles: Sequence[str], measured: Sequence[Step]
+) -> tuple[Experts, ...]:
+    """Return the load of the experts of each rank, by group.
+
+    Tokens are sent to their experts and back: what a GPU computes between these two exchanges is
+    its experts' work.
+    """
+    numbers = steps_of(collectives, gpus.operations, measured)
+    of_gpu = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
+    summaries = {of_gpu[lane.gpu]: lane for lane in gpus.lanes}
+    found = []
+    for index, role in enumerate(roles):
+        lanes = [lane for lane in collectives.groups[index].lanes if lane in summaries]
+        if role == EXPERT and len(lanes) > 1:
+            pairs = _exchanged(collectives, index, lanes, numbers)
+            steps = len(distinct_ids(numbers[pairs[0][:, 0]])) if pairs and len(pairs[0]) else 0
+            if steps:
+                ends = [collectives.end[rows[:, 0]] for rows in pairs]
+                starts = [
+                    np.maximum(collectives.start[rows[:, 1]], end)
+                    for rows, end in zip(pairs, ends, strict=True)
+                ]
+                work = gpus.each(_computed, [summaries[lane] for lane in lanes], ends, starts)
+                found.append(_load(gpus, collectives, lanes, pairs, np.array(work), steps))
+    return tuple(found)
+
+
+def _exchanged(
+    collectives: Collectives, group: int, lanes: Sequence[int], numbers: NDArray[np.int64]
+) -> list[NDArray[np.intp]]:
+    """Return the rows of each exchange to the experts and of that back, shape (exchanges, 2), by
+    lane, in the steps in which all ranks have equally many.
+    """
+    sizes = collectives.bytes
+    rows = np.flatnonzero((collectives.group == group) & (numbers != UNKNOWN))
+    rows = rows[(sizes[rows] <= 0) | (sizes[rows] >= _PART * sizes[rows].max(initial=0))]
+    by_lane = []
+    for lane in lanes:
+        mine = rows[collectives.lane[rows] == lane]
+        by_lane.append(mine[np.argsort(collectives.start[mine], kind="stable")])
+    counts = [Counter(numbers[mine].tolist()) for mine in by_lane]
+    whole = [
+        step
+        for step, count in counts[0].items()
+        if count % 2 == 0 and all(other[step] == count for other in counts)
+    ]
+    return [mine[np.isin(numbers[mine], whole)].reshape(-1, 2) for mine in by_lane]
+
+
+def _computed(view: GpuShardView, starts: Times, ends: Times) -> NDArray[np.int64]:
+    return view.lane.timeline.of_class(OperationClass.COMPUTE).within(starts, ends)
+
+
+def _load(
+    gpus: PerGpu,
+    collectives: Collectives,
+    lanes: Sequence[int],
+    pairs: Sequence[NDArray[np.intp]],
+    work: NDArray[np.int64],
+    steps: int,
+) -> Experts:
+    """Return the load of a group by the work of its ranks, shape (ranks, exchanges)."""
+    mean = work.mean(axis=0)
+    busiest = np.bincount(work.argmax(axis=0), minlength=len(lanes)) / work.shape[1]
+    back = np.concatenate([rows[:, 1] for rows in pairs])
+    waits = int(collectives.wait[back].sum()) // (steps * len(lanes))
+    places = [gpus.operations[lane].gpu for lane in lanes]
+    return Experts(
+        steps=steps,
+        exchanges=work.shape[1] // steps,
+        work_ns=round(float(mean.sum()) / steps),
+        imbalance_ns=round(float((work.max(axis=0) - mean).sum()) / steps),
+        wait_ns=waits if collectives.known[back].all() else None,
+        ranks=tuple(
+            ExpertRank(
+                gpu=gpu.gpu,
+                rank=gpu.rank,
+                work_ns=round(float(own.sum()) / steps),
+                ratio=round(float(own.sum() / max(mean.sum(), 1)), 4),
+                busiest=round(float(share), 4),
+            )
+            for gpu, own, share in zip(places, work, busiest, strict=True)
+        ),
+    )

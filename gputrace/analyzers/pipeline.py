@@ -144,6 +144,7 @@ def analyze(
             loader=facts.loaders,
             step_phases=facts.step_phases,
             pipelines=facts.pipelines,
+            experts=facts.experts,
             # Last: all that reads the trace may have something to say of it.
             dropped_rows=dict(sorted(quality.dropped.items())),
             warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),

@@ -468,7 +468,7 @@ class CollectiveTotals:
     """``data``, ``sharded data``, ``tensor``, ``pipeline``, ``expert`` or ``context``: the form of
     parallel training that the group of GPUs is for; empty if unclear."""
     group: str = ""
-    """What the program calls the group; empty if unknown."""
+    """Name that the program gives the group; empty if unknown."""
     communicator: str | None = None
     """Id of the communicator in hexadecimal, as NCCL's log has it; None if unknown."""
     group_size: int | None = None
@@ -522,6 +522,36 @@ class Pipeline:
     excess_ns: int
     """Work of that stage beyond the mean."""
     stages: tuple[PipelineStage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRank:
+    """Load of the experts of one rank."""
+
+    gpu: int
+    rank: int
+    work_ns: int
+    """Compute between the exchange of tokens with their experts and that back, of a step."""
+    ratio: float
+    """That as a multiple of the mean over the ranks."""
+    busiest: float
+    """Fraction of the exchanges in which this rank has most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Load of the experts of a group of ranks, in the measured steps."""
+
+    steps: int
+    exchanges: int
+    """Exchanges of tokens with experts, and back, of a step: two of each layer with experts."""
+    work_ns: int
+    """Mean work of a rank's experts, of a step."""
+    imbalance_ns: int
+    """Time for which the mean rank has no work while the busiest one has, of a step."""
+    wait_ns: int | None
+    """Time that the mean rank waits in the exchanges back, of a step; None if unknown."""
+    ranks: tuple[ExpertRank, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -763,6 +793,8 @@ class Analysis:
     """Time of the hosts' threads, a row per rank; empty where it was not counted."""
     pipelines: tuple[Pipeline, ...] = ()
     """Pipelines of stages whose messages are known."""
+    experts: tuple[Experts, ...] = ()
+    """Load of the ranks in groups of expert-parallel training."""
     step_phases: tuple[StepPhases, ...] = ()
     """Measured steps by phase of the host, a row per rank; empty where none were recorded."""
     missing: tuple[Missing, ...] = ()

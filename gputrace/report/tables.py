@@ -15,6 +15,7 @@ from gputrace.model.results import (
     Analysis,
     Breakdown,
     CollectiveTotals,
+    Experts,
     ExtraTable,
     Finding,
     Gap,
@@ -310,6 +311,7 @@ def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
         *loader_tables(analysis),
         collectives_table(analysis),
         *map(pipeline_table, analysis.pipelines[:_MOST_PIPELINES]),
+        *map(experts_table, analysis.experts[:_MOST_PIPELINES]),
         links_table(analysis, limits.links),
         cards_table(analysis),
         kernels_table(analysis, limits.kernels, limits.kernel_name),
@@ -494,6 +496,21 @@ def pipeline_table(pipeline: Pipeline) -> Table:
     schedule = "" if pipeline.schedule == "unknown" else f"{pipeline.schedule}, "
     batches = f"{pipeline.micro_batches} micro-batches"
     return Table(f"Pipeline ({schedule}{batches}; a step, and why stages idle)", header, rows)
+
+
+def experts_table(experts: Experts) -> Table:
+    """Tabulate the work of the experts of each rank."""
+    rows = tuple(
+        (
+            f"rank {rank.rank}",
+            format_ns(rank.work_ns),
+            f"{rank.ratio:.2f}",
+            format_share(round(rank.busiest * experts.work_ns), experts.work_ns),
+        )
+        for rank in experts.ranks[:_MOST_STAGES]
+    )
+    title = f"Experts (a step; {experts.exchanges} exchanges of tokens, and back)"
+    return Table(title, ("", "work", "of the mean", "busiest"), rows)
 
 
 def _time(nanoseconds: int | None) -> str:

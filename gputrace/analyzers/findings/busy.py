@@ -103,7 +103,8 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
     are found.
 
     Cost: class `communication`; without `communication_wait_ns` where ranks are late, and less the
-    part that `gpu0-skew`, `topology`, `host-staged-comm` and `pipeline-bubble` cover.
+    part that `gpu0-skew`, `topology`, `host-staged-comm`, `pipeline-bubble` and `expert-imbalance`
+    cover.
 
     Wrong if: the step is no shorter without the exchange (`no_sync` of DDP for some steps).
     """
@@ -111,7 +112,8 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
     known = all(row.communication_wait_ns is not None for row in facts.rows)
     apart = known and bool(facts.late)
     cost = (whole - wait if apart else whole) - max(told_by_links(facts), told_by_skew(facts))
-    cost = min(cost, whole - _in_bubbles(facts))
+    elsewhere = sum(finding.impact_ns for finding in expert_imbalance(facts)) + _in_bubbles(facts)
+    cost = min(cost, whole - elsewhere)
     share = cost / max(facts.mean_ns, 1)
     severity = severity_of(share)
     if severity is None:
@@ -119,7 +121,8 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
     if apart:
         waiting = f"; waiting for other ranks, {format_ns(wait)}, comes on top"
     else:
-        waiting = f", {format_ns(wait)} of that waiting" if known else ", waiting"
+        left = min(max(wait - elsewhere, 0), cost)
+        waiting = f", {format_ns(left)} of that waiting" if known else ", waiting"
         waiting += " for other ranks" if known else " for other ranks included"
     role, part = _costliest_role(facts)
     where = f", most of it in {_GROUPS[role]}" if role else ""
@@ -129,7 +132,9 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
         cost,
         f"{format_ns(cost)} of {facts.per} ({share:.0%}) go to communication with no computation "
         f"beside it{where}{waiting}",
-        _WAIT_LESS if known and not apart and 2 * wait > whole else _LESS.get(role, _SEND_LESS),
+        _WAIT_LESS
+        if known and not apart and 2 * (wait - elsewhere) > whole - elsewhere
+        else _LESS.get(role, _SEND_LESS),
         {
             "share": round(share, 4),
             "communication_ns": whole,
@@ -253,6 +258,52 @@ def _in_bubbles(facts: Facts) -> int:
     stages = sum(len(pipeline.stages) for pipeline in facts.pipelines)
     bubbles = sum(p.bubble_ns * len(p.stages) for p in facts.pipelines) // max(stages, 1)
     return min(bubbles, facts.mean("communication")) if stages else 0
+
+
+_UNEQUAL: Final = 0.1
+"""Minimum excess of the busiest rank's experts, as a fraction of their mean work."""
+_UNEQUAL_SHARE: Final = 0.02
+
+
+def expert_imbalance(facts: Facts) -> Iterator[Finding]:
+    """The busiest rank's experts have 10 % more work than the mean, exchange by exchange, and that
+    costs 2 % of the time.
+
+    Cost: that excess, for which the mean rank waits.
+
+    Wrong if: the step is no shorter with tokens sent to experts in turn, whatever the router says.
+    """
+    for experts in facts.experts:
+        share = experts.imbalance_ns / max(facts.mean_ns, 1)
+        excess = experts.imbalance_ns / max(experts.work_ns, 1)
+        if share < _UNEQUAL_SHARE or excess < _UNEQUAL:
+            continue
+        most = max(experts.ranks, key=lambda rank: rank.work_ns)
+        always = most.busiest >= _MOST_OF_IT
+        who = (
+            f"those of rank {most.rank} work {most.ratio:.2f} times as long as the mean"
+            if always
+            else "another rank's from layer to layer"
+        )
+        yield Finding(
+            "expert-imbalance",
+            severity_of(share) or "low",
+            (most.gpu,) if always else tuple(rank.gpu for rank in experts.ranks),
+            (most.rank,) if always else tuple(rank.rank for rank in experts.ranks),
+            experts.imbalance_ns,
+            f"ranks wait {format_ns(experts.imbalance_ns)} of {facts.per} ({share:.0%}) for the "
+            f"busiest experts: {who}",
+            "balance the routing (auxiliary loss, router bias, capacity factor), or spread busy "
+            "experts over the ranks (redundant experts)",
+            {
+                "share": round(share, 4),
+                "excess": round(excess, 4),
+                "rank": most.rank if always else None,
+                "ratio": most.ratio,
+                "busiest_share": most.busiest,
+                "wait_ns": experts.wait_ns,
+            },
+        )
 
 
 _MOSTLY_COMPUTE: Final = 0.7

@@ -23,7 +23,7 @@ from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
 from gputrace.analyzers.load_balance import compare_loads, most_memory
 from gputrace.analyzers.loader import Pace, measure_loaders, read_loaders
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.parallelism import find_pipelines, find_roles
+from gputrace.analyzers.parallelism import find_experts, find_pipelines, find_roles
 from gputrace.analyzers.python_samples import Place, PythonLines, dominating
 from gputrace.analyzers.step_phases import (
     ALL,
@@ -51,6 +51,7 @@ from gputrace.model.results import (
     CardUse,
     CollectiveTotals,
     Evidence,
+    Experts,
     Finding,
     Kernels,
     Load,
@@ -130,7 +131,7 @@ class Known:
 
     @cached_property
     def roles(self) -> tuple[str, ...]:
-        """What each group of communicating GPUs is for."""
+        """Role of each group of communicating GPUs."""
         return find_roles(self.per_gpu, self.collectives, self.measured)
 
     @cached_property
@@ -142,6 +143,11 @@ class Known:
     def pipelines(self) -> tuple[Pipeline, ...]:
         """Pipelines of stages, with the time in which these do not work."""
         return find_pipelines(self.per_gpu, self.collectives, self.roles, self.measured)
+
+    @cached_property
+    def experts(self) -> tuple[Experts, ...]:
+        """Load of the experts of each rank, by group."""
+        return find_experts(self.per_gpu, self.collectives, self.roles, self.measured)
 
     @cached_property
     def lateness(self) -> Lateness | None:

@@ -17,12 +17,12 @@ from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.host_calls import Call
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.whatif.build import SHORT_NS, build_graph
-from gputrace.analyzers.whatif.floor import Recorded
 from gputrace.analyzers.whatif.graph import (
     NONE,
     Graph,
     Index,
     Measure,
+    Recorded,
     before_on,
     measure,
     replay,
