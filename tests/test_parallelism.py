@@ -349,8 +349,37 @@ def test_exposed_communication_names_the_groups_that_have_most_of_it(tmp_path: P
     report = analyzed(trained(world, lambda _: sharded_step(world, groups)), tmp_path)
     found = next(each for each in report.findings if each.id == "communication-exposed")
     assert "gathering parameters" in found.message
-    assert "set_modules_to_forward_prefetch" in found.advice
     assert found.evidence["role"] == "sharded data"
+    assert "set_modules_to_forward_prefetch" in found.advice
+    assert "the backward pass gathers 4 times again, which would take 268 MB" in found.advice
+    (sharded,) = report.sharded
+    assert (sharded.gathers, sharded.scatters, sharded.gathered_again) == (8, 4, 4)
+    assert (sharded.prefetched, sharded.unsharded_bytes) == (0, 4 * 64 << 20)
+    # Each gather takes 50 µs, beside which fits the 100 or 200 µs of compute before it.
+    assert sharded.gather_exposed_ns == 8 * 50_000
+    assert sharded.hideable_ns in range(6 * 50_000, 8 * 50_000 + 1)
+
+
+def test_prefetched_parameters_are_not_to_be_prefetched(tmp_path: Path) -> None:
+    """Each gather runs beside the compute of the layer before, on a stream of its own."""
+    world = World(4)
+    group = world.group(range(4))
+
+    def step(_: int) -> None:
+        for backward in (False, True):
+            for _layer in range(LAYERS):
+                for rank in range(4):
+                    world.compute(rank, 20 * US)
+                world.collective(group, "AllGather", 16 << 20, 50 * US, waits=False, ahead=10 * US)
+                for rank in range(4):
+                    world.compute(rank, 100 * US)
+                if backward:
+                    world.collective(group, "ReduceScatter", 16 << 20, 60 * US, waits=False)
+            world.join(group)
+
+    (sharded,) = analyzed(trained(world, step), tmp_path).sharded
+    assert sharded.prefetched == 1
+    assert sharded.hideable_ns == 0
 
 
 def routed(path: Path, busy: Callable[[int], int], factor: float = 1.5) -> Report:

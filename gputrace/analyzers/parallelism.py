@@ -1,5 +1,5 @@
 """Forms of parallel training: what each group of ranks is for, by what its members exchange, and
-the bubbles of pipelines, and the load of experts.
+the bubbles of pipelines, the load of experts, and the gathering of sharded parameters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from gputrace.analyzers.grouping import steps_by_gpu
 from gputrace.analyzers.operations import OperationClass
 from gputrace.model.events import UNKNOWN, Mask, distinct_ids
 from gputrace.model.intervals import Times, union
-from gputrace.model.results import ExpertRank, Experts, Pipeline, PipelineStage, Step
+from gputrace.model.results import (
+    ExpertRank,
+    Experts,
+    Pipeline,
+    PipelineStage,
+    ShardedData,
+    Step,
+)
 
 DATA, SHARDED, TENSOR = "data", "sharded data", "tensor"
 PIPELINE, EXPERT, CONTEXT = "pipeline", "expert", "context"
@@ -510,6 +517,8 @@ def find_experts(
     Tokens are sent to their experts and back: what a GPU computes between these two exchanges is
     its experts' work.
     """
+    if EXPERT not in roles:
+        return ()
     numbers = steps_of(collectives, gpus.operations, measured)
     of_gpu = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
     summaries = {of_gpu[lane.gpu]: lane for lane in gpus.lanes}
@@ -587,3 +596,108 @@ def _load(
             for gpu, own, share in zip(places, work, busiest, strict=True)
         ),
     )
+
+
+# ---- Sharded data parallel ----
+
+
+def find_sharded(
+    gpus: PerGpu, collectives: Collectives, roles: Sequence[str], measured: Sequence[Step]
+) -> tuple[ShardedData, ...]:
+    """Return how each group of ranks that shards its parameters gathers them."""
+    if SHARDED not in roles:
+        return ()
+    numbers = steps_of(collectives, gpus.operations, measured)
+    of_gpu = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
+    summaries = {of_gpu[lane.gpu]: lane for lane in gpus.lanes}
+    found = []
+    for index, role in enumerate(roles):
+        mine = (collectives.group == index) & (numbers != UNKNOWN)
+        mine &= collectives.of("AllGather", "ReduceScatter")
+        lanes = [lane for lane in collectives.groups[index].lanes if lane in summaries]
+        rows_of = [np.flatnonzero(mine & (collectives.lane == lane)) for lane in lanes]
+        rows_of = [rows[np.argsort(collectives.start[rows], kind="stable")] for rows in rows_of]
+        if role != SHARDED or not mine.any() or not all(map(len, rows_of)):
+            continue
+        # What begins a gather, what ends it, and the end of the gather before.
+        both = collectives.start, collectives.end
+        starts, ends = ([times[rows] for rows in rows_of] for times in both)
+        gathers = [collectives.of("AllGather")[rows] for rows in rows_of]
+        since = [_ends_before(*columns) for columns in zip(starts, ends, gathers, strict=True)]
+        beside = gpus.each(_compute_beside, [summaries[n] for n in lanes], starts, ends, since)
+        found.append(_sharded(gpus, collectives, lanes, rows_of, numbers, beside))
+    return tuple(found)
+
+
+def _ends_before(starts: Times, ends: Times, gathers: Mask) -> Times:
+    """Return by when the gather before each row, in order of start, had ended; its own start at
+    the latest.
+    """
+    ended = np.maximum.accumulate(np.where(gathers, ends, starts[:1]))
+    return np.minimum(np.append(starts[:1], ended[:-1]), starts)
+
+
+def _compute_beside(
+    view: GpuShardView, starts: Times, ends: Times, since: Times
+) -> tuple[Times, Times, Times]:
+    """Return the compute beside each collective, beside its first part, and in the time before."""
+    compute = view.lane.timeline.of_class(OperationClass.COMPUTE)
+    first = np.minimum(starts + _AT_ONCE_NS, ends)
+    spans = (starts, ends), (starts, first), (since, starts)
+    beside, at_start, before = (compute.within(*span) for span in spans)
+    return beside, at_start, before
+
+
+def _sharded(
+    gpus: PerGpu,
+    collectives: Collectives,
+    lanes: Sequence[int],
+    rows_of: Sequence[NDArray[np.intp]],
+    numbers: NDArray[np.int64],
+    computed: Sequence[tuple[Times, Times, Times]],
+) -> ShardedData:
+    """Return the gathers and scatters of a group, by rows of each of its GPUs in order of start."""
+    rows = np.concatenate(rows_of)
+    beside, at_start, before = (np.concatenate(part) for part in zip(*computed, strict=True))
+    gathers = collectives.of("AllGather")[rows]
+    length = collectives.end[rows] - collectives.start[rows]
+    exposed = length - beside
+    wait = np.minimum(collectives.wait[rows], exposed)
+    # What the ranks do not wait for could run beside the compute that comes before it.
+    hideable = np.where(gathers & (at_start == 0), np.minimum(exposed - wait, before), 0)
+    turns = sum(len(distinct_ids(numbers[mine])) for mine in rows_of)
+    count = int(gathers.sum())
+    layers = len(rows) - count
+    sizes = collectives.bytes[rows_of[0]]
+    known = bool((sizes > 0).all()) and layers > 0
+    places = [gpus.operations[lane].gpu for lane in lanes]
+
+    def per_step(values: NDArray[np.int64], chosen: Mask) -> int:
+        return int(values[chosen].sum()) // turns
+
+    return ShardedData(
+        gpus=tuple(gpu.gpu for gpu in places),
+        ranks=tuple(gpu.rank for gpu in places),
+        steps=turns // len(lanes),
+        gathers=round(count / turns),
+        gather_ns=per_step(length, gathers),
+        gather_exposed_ns=per_step(exposed, gathers),
+        gather_wait_ns=per_step(wait, gathers) if collectives.known[rows].all() else None,
+        scatters=round(layers / turns),
+        scatter_ns=per_step(length, ~gathers),
+        scatter_exposed_ns=per_step(exposed, ~gathers),
+        prefetched=round(float((at_start[gathers] > 0).mean()) if count else 0.0, 4),
+        hideable_ns=per_step(hideable, gathers),
+        gathered_again=max(round((count - layers) / turns), 0) if layers else 0,
+        unsharded_bytes=_unsharded(collectives, rows_of[0], numbers) if known else None,
+    )
+
+
+def _unsharded(collectives: Collectives, rows: NDArray[np.intp], numbers: NDArray[np.int64]) -> int:
+    """Return the bytes of all parameters: a layer has one scatter, and is gathered for the forward
+    pass before any of these.
+    """
+    rows = rows[numbers[rows] == numbers[rows[-1]]]
+    gathers = collectives.of("AllGather")[rows]
+    before = rows[: int(np.argmin(gathers))]
+    return int(collectives.bytes[before[: np.count_nonzero(~gathers)]].sum())

@@ -145,6 +145,7 @@ def analyze(
             step_phases=facts.step_phases,
             pipelines=facts.pipelines,
             experts=facts.experts,
+            sharded=facts.sharded,
             # Last: all that reads the trace may have something to say of it.
             dropped_rows=dict(sorted(quality.dropped.items())),
             warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),

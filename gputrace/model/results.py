@@ -555,6 +555,36 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardedData:
+    """Gathering of sharded parameters and scattering of gradients in a group of ranks.
+
+    Numbers and nanoseconds are of a step, on the mean of its ranks.
+    """
+
+    gpus: tuple[int, ...]
+    ranks: tuple[int, ...]
+    steps: int
+    gathers: int
+    gather_ns: int
+    gather_exposed_ns: int
+    """Part with no computing kernel beside it."""
+    gather_wait_ns: int | None
+    """Part of the exposed time in which it waits for other ranks; None if unknown."""
+    scatters: int
+    scatter_ns: int
+    scatter_exposed_ns: int
+    prefetched: float
+    """Fraction of the gathers that begin while kernels compute."""
+    hideable_ns: int
+    """Exposed time of other gathers, waiting apart, that fits beside the compute since the gather
+    before."""
+    gathered_again: int
+    """Gathers beyond one for each scatter: of parameters that are freed after the forward pass."""
+    unsharded_bytes: int | None
+    """Size of all parameters that are gathered for the forward pass; None if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExtraTable:
     """Table that a report shows after its own."""
 
@@ -795,6 +825,8 @@ class Analysis:
     """Pipelines of stages whose messages are known."""
     experts: tuple[Experts, ...] = ()
     """Load of the ranks in groups of expert-parallel training."""
+    sharded: tuple[ShardedData, ...] = ()
+    """Gathering of parameters in groups of sharded data-parallel training."""
     step_phases: tuple[StepPhases, ...] = ()
     """Measured steps by phase of the host, a row per rank; empty where none were recorded."""
     missing: tuple[Missing, ...] = ()

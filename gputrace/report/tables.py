@@ -312,6 +312,7 @@ def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
         collectives_table(analysis),
         *map(pipeline_table, analysis.pipelines[:_MOST_PIPELINES]),
         *map(experts_table, analysis.experts[:_MOST_PIPELINES]),
+        sharded_table(analysis),
         links_table(analysis, limits.links),
         cards_table(analysis),
         kernels_table(analysis, limits.kernels, limits.kernel_name),
@@ -511,6 +512,28 @@ def experts_table(experts: Experts) -> Table:
     )
     title = f"Experts (a step; {experts.exchanges} exchanges of tokens, and back)"
     return Table(title, ("", "work", "of the mean", "busiest"), rows)
+
+
+def sharded_table(analysis: Analysis) -> Table | None:
+    """Tabulate how sharded parameters are gathered; return None where none are."""
+    shown = analysis.sharded[:_MOST]
+    if not shown:
+        return None
+    header = ("", "gathers", "exposed", "wait", "prefetched", "could hide", "again", "scatters")
+    rows = tuple(
+        (
+            f"rank{'' if len(group.ranks) == 1 else 's'} {format_ranges(group.ranks)}",
+            f"{group.gathers:,}",
+            format_ns(group.gather_exposed_ns),
+            _time(group.gather_wait_ns),
+            f"{group.prefetched:.0%}",
+            format_ns(group.hideable_ns),
+            f"{group.gathered_again:,}",
+            f"{group.scatters:,}",
+        )
+        for group in shown
+    )
+    return Table("Sharded parameters (a step; prefetched: gathered beside kernels)", header, rows)
 
 
 def _time(nanoseconds: int | None) -> str:

@@ -136,13 +136,17 @@ class World:
         self.now[rank] += ns
 
     def collective(
-        self, group: Group, operation: str, size: int, ns: int, *, waits: bool = True
-    ) -> None:
+        self, group: Group, operation: str, size: int, ns: int, *, waits: bool = True,
+        ahead: int = 0,
+    ) -> None:  # fmt: skip
         """Run a collective once all ranks are there; compute goes on unless it waits for it.
+
+        ``ahead`` is how long before that it may begin.
 
         ``size`` is what NCCL calls so: of all-gathers and reduce-scatters, the part of one rank.
         """
-        starts = {rank: max(self.now[rank], group.free.get(rank, 0)) for rank in group.ranks}
+        free = group.free
+        starts = {rank: max(self.now[rank] - ahead, free.get(rank, 0)) for rank in group.ranks}
         end = max(starts.values()) + ns
         for rank, start in starts.items():
             kernel = f"ncclDevKernel_{operation}_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)"

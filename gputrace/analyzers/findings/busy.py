@@ -10,7 +10,7 @@ from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.gpu0_skew import told_by_skew
 from gputrace.analyzers.findings.gpu_links import told_by_links
 from gputrace.model.results import Finding, Kernels
-from gputrace.units import format_ns
+from gputrace.units import format_bytes, format_ns
 
 _PAGEABLE_SHARE: Final = 0.01
 """Share of the time from which pageable copies are reported."""
@@ -134,7 +134,7 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
         f"beside it{where}{waiting}",
         _WAIT_LESS
         if known and not apart and 2 * (wait - elsewhere) > whole - elsewhere
-        else _LESS.get(role, _SEND_LESS),
+        else _less(facts, role),
         {
             "share": round(share, 4),
             "communication_ns": whole,
@@ -156,16 +156,45 @@ _GROUPS: Final = {
 }
 """Groups by role; that of data-parallel gradients goes without saying."""
 _LESS: Final = {
-    "sharded data": "prefetch the next layer's parameters (FSDP2: set_modules_to_forward_prefetch "
-    "and set_modules_to_backward_prefetch; FSDP: forward_prefetch=True, backward_prefetch="
-    "BACKWARD_PRE; DeepSpeed: a larger stage3_prefetch_bucket_size), keep them between the passes "
-    "(reshard_after_forward=False) where memory allows, shard within a host (HSDP)",
     "tensor": "overlap it with the matrix products (Megatron: --tp-comm-overlap with "
     "--sequence-parallel; PyTorch: async tensor parallelism), or use smaller groups, on one host",
     "expert": "overlap dispatch and combine with the shared experts or another micro-batch, "
     "balance the routing (auxiliary loss, capacity), keep groups of experts on one host",
     "context": "overlap the exchange with attention (a ring), or use fewer ranks a group",
 }
+
+
+_PREFETCH: Final = (
+    "prefetch the next layer's parameters (FSDP2: set_modules_to_forward_prefetch and "
+    "set_modules_to_backward_prefetch; FSDP: forward_prefetch=True and "
+    "backward_prefetch=BACKWARD_PRE; DeepSpeed: a larger stage3_prefetch_bucket_size): {share:.0%} "
+    "of the gathers begin beside kernels, and {hideable} of the others would fit there, too"
+)
+_KEEP: Final = (
+    "keep parameters between the passes where memory allows (FSDP2: reshard_after_forward=False; "
+    "FSDP: SHARD_GRAD_OP; DeepSpeed: stage 2): the backward pass gathers {count} times again"
+)
+_WITHIN: Final = "shard within a host (HSDP), or wrap more layers together: larger messages"
+
+
+def _less(facts: Facts, role: str) -> str:
+    """Return how to expose less communication in groups of a role."""
+    if role != "sharded data" or not facts.sharded:
+        return _LESS.get(role, _SEND_LESS)
+    most = max(facts.sharded, key=lambda group: group.gather_exposed_ns)
+    advice = []
+    if most.hideable_ns >= _HIDEABLE * most.gather_exposed_ns:
+        hideable = format_ns(most.hideable_ns)
+        advice.append(_PREFETCH.format(share=most.prefetched, hideable=hideable))
+    if most.gathered_again:
+        size = most.unsharded_bytes
+        room = "" if size is None else f", which would take {format_bytes(size)} to spare"
+        advice.append(_KEEP.format(count=most.gathered_again) + room)
+    return "; ".join([*advice, _WITHIN])
+
+
+_HIDEABLE: Final = 0.1
+"""Minimum part of the exposed gathers that prefetching could hide, if it is advised."""
 
 
 def _costliest_role(facts: Facts) -> tuple[str, float]:

@@ -23,7 +23,12 @@ from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
 from gputrace.analyzers.load_balance import compare_loads, most_memory
 from gputrace.analyzers.loader import Pace, measure_loaders, read_loaders
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.parallelism import find_experts, find_pipelines, find_roles
+from gputrace.analyzers.parallelism import (
+    find_experts,
+    find_pipelines,
+    find_roles,
+    find_sharded,
+)
 from gputrace.analyzers.python_samples import Place, PythonLines, dominating
 from gputrace.analyzers.step_phases import (
     ALL,
@@ -58,6 +63,7 @@ from gputrace.model.results import (
     Missing,
     Phase,
     Pipeline,
+    ShardedData,
     Step,
 )
 from gputrace.model.time_class import TIME_CLASSES
@@ -148,6 +154,11 @@ class Known:
     def experts(self) -> tuple[Experts, ...]:
         """Load of the experts of each rank, by group."""
         return find_experts(self.per_gpu, self.collectives, self.roles, self.measured)
+
+    @cached_property
+    def sharded(self) -> tuple[ShardedData, ...]:
+        """Gathering of sharded parameters, by group."""
+        return find_sharded(self.per_gpu, self.collectives, self.roles, self.measured)
 
     @cached_property
     def lateness(self) -> Lateness | None:
