@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["GputraceError", "__version__", "annotate", "compare", "open", "step"]
+__all__ = ["GputraceError", "__version__", "annotate", "compare", "open", "step", "try_cures"]
 
 if TYPE_CHECKING:
     from gputrace.api import open
     from gputrace.comparison import compare
     from gputrace.errors import GputraceError
     from gputrace.marks import annotate, step
+    from gputrace.trials import try_cures
     from gputrace.version import __version__
 
 
@@ -25,6 +26,7 @@ def __getattr__(name: str) -> Any:
         "compare": "comparison",
         "annotate": "marks",
         "step": "marks",
+        "try_cures": "trials",
         "GputraceError": "errors",
         "__version__": "version",
     }

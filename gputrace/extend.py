@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from gputrace.analyzers.findings.context import Facts
     from gputrace.collectors.backend import Backend, Merged, Plan
-    from gputrace.collectors.backends.host import HOST
+    from gputrace.collectors.backends import HOST
     from gputrace.collectors.launch import Launch
     from gputrace.errors import InputError, MissingError, UsageError
     from gputrace.model.events import Events, Kind
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gputrace.model.trace import Device, Process, Session, Trace
     from gputrace.readers.in_memory import MemoryTrace, Names
     from gputrace.readers.registry import Candidate, Reader
+    from gputrace.trials.cures import Cure
     from gputrace.units import format_ns
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Analysis",
     "Backend",
     "Candidate",
+    "Cure",
     "Device",
     "Events",
     "ExtraTable",
@@ -53,12 +55,13 @@ _MODULES: Final = {
     "model.results": ("Analysis", "ExtraTable", "Finding"),
     "collectors.backend": ("Backend", "Merged", "Plan"),
     "collectors.launch": ("Launch",),
-    "collectors.backends.host": ("HOST",),
+    "collectors.backends": ("HOST",),
     "errors": ("InputError", "MissingError", "UsageError"),
     "model.events": ("Events", "Kind"),
     "readers.in_memory": ("MemoryTrace", "Names"),
     "readers.registry": ("Candidate", "Reader"),
     "model.trace": ("Device", "Process", "Session", "Trace"),
+    "trials.cures": ("Cure",),
     "units": ("format_ns",),
 }
 

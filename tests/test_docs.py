@@ -143,7 +143,7 @@ def test_every_option_for_slurm_is_documented() -> None:
 
 
 PUBLIC: Final = (
-    *(gputrace.open, gputrace.compare, gputrace.step, gputrace.annotate),
+    *(gputrace.open, gputrace.compare, gputrace.step, gputrace.annotate, gputrace.try_cures),
     *(OpenTrace.analyze, OpenTrace.report, OpenTrace.material, OpenTrace.launches),
     *(OpenTrace.export, OpenTrace.close),
     *(Report.render, Report.to_pandas, Report.to_polars, Report.to_arrow),

@@ -634,7 +634,8 @@ def _ends_before(starts: Times, ends: Times, gathers: Mask) -> Times:
     the latest.
     """
     ended = np.maximum.accumulate(np.where(gathers, ends, starts[:1]))
-    return np.minimum(np.append(starts[:1], ended[:-1]), starts)
+    before: Times = np.minimum(np.append(starts[:1], ended[:-1]), starts)
+    return before
 
 
 def _compute_beside(

@@ -77,7 +77,7 @@ PATCHES = {
 
 
 class Finder:
-    """Finds nothing by itself."""
+    """Finder that watches modules found by the others."""
 
     def find_spec(
         self,
@@ -115,23 +115,28 @@ def _watch(spec: "ModuleSpec") -> None:
 
 
 def patch(module: "ModuleType") -> None:
-    """Does what is to be done with the module, if anything; it never raises."""
-    name = PATCHES.get(module.__name__)
-    if name is None:
+    """Apply the hooks of a module, if there are any; never raises."""
+    names = PATCHES.get(module.__name__)
+    if names is None:
         return
     from importlib import import_module
 
     from . import recorder
 
-    try:
-        home, function = name.split(".")
-        getattr(import_module(f"{__package__}.{home}"), function)(module)
-    except Exception:
-        recorder.note_failure(module.__name__)
+    for name in names.split():
+        try:
+            home, function = name.split(".")
+            getattr(import_module(f"{__package__}.{home}"), function)(module)
+        except Exception:
+            recorder.note_failure(module.__name__)
 
 
 def install() -> None:
-    """Watches imports from now on, and patches what is there already."""
+    """Watch imports from now on, and patch modules that are already imported."""
+    if os.environ.get("GPUTRACE_TRY"):
+        from . import cures
+
+        cures.install(PATCHES)
     sys.meta_path.insert(0, Finder())
     for name in PATCHES:
         module = sys.modules.get(name)

@@ -1,0 +1,321 @@
+"""``gputrace try``: apply cures to a program, measure what each brings, and keep a ledger."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from gputrace.cli import options
+from gputrace.cli.console import log, progress_bar, signals_as_interrupt
+from gputrace.errors import ExitCode, UsageError
+from gputrace.units import format_ns, parse_duration
+
+if TYPE_CHECKING:
+    from gputrace.report.tables import Table
+    from gputrace.trials import Outcome, Progress, Request
+    from gputrace.trials.ledger import Entry
+
+_PROGRAM: Final = "gputrace.program"
+_STEPS: Final = click.IntRange(min=5)
+
+
+class _WithProgram(click.Command):
+    """Command whose own words end at ``--``; those behind it are the program's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[_PROGRAM] = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
+
+
+@click.command("try", cls=_WithProgram)
+@click.option("--budget", default="10min", show_default=True, metavar="TIME", help="Time to spend.")
+@click.option("--steps", type=_STEPS, help="Steps of each run to measure.")
+@click.option("--warmup", type=click.IntRange(min=1), help="Steps of each run to pass first.")
+@click.option(
+    "--recording",
+    type=options.UNCHECKED,
+    metavar="TRACE",
+    help="Take the verdict and the predictions from this trace; record nothing.",
+)
+@click.option(
+    "--workdir",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Give each run a copy of this folder to work in.",
+)
+@click.option("--keep-trackers", is_flag=True, help="Leave W&B online, and TensorBoard's folders.")
+@click.option("--diff", is_flag=True, help="Print the best set as a unified diff of the program.")
+@click.option("--apply", "apply_", is_flag=True, help="Write the best set into the program.")
+@click.option("--list", "list_", is_flag=True, help="List what can be tried, and run nothing.")
+@click.option("--history", is_flag=True, help="Show the ledger, and run nothing.")
+@click.option(
+    "--ledger",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The ledger; the one in your data folder if not given.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.argument("cures", metavar="[CURES] -- COMMAND...", required=False)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    cures: str | None,
+    list_: bool,
+    history: bool,
+    diff: bool,
+    apply_: bool,
+    as_json: bool,
+    **given: Any,
+) -> int:
+    """Apply cures to COMMAND, and measure what each brings.
+
+    CURES are separated by commas; those joined by + are tried together: workers=8,pinned+fused.
+    Without any, COMMAND is recorded once, and the cures of its findings are tried. Each run is
+    stopped after some steps; nothing of the program is changed, unless --apply is given.
+
+    The exit code is 1 where nothing that was tried makes it faster.
+    """
+    if list_:
+        return _list(as_json)
+    if history:
+        return _history(given["ledger"], as_json)
+    if not ctx.meta[_PROGRAM]:
+        raise UsageError("name the program after --, as gputrace try workers=8 -- python train.py")
+    request = _request(cures, ctx.meta[_PROGRAM], given)
+    if request.workdir is None:
+        log(
+            "each run starts the program here, and what it writes is written again; "
+            "--workdir . gives it copies"
+        )
+    with signals_as_interrupt(), _progress() as progress:
+        from gputrace.trials import try_out
+
+        outcome = try_out(request, progress)
+    click.echo(_json(outcome) if as_json else _text(outcome, diff), nl=False, color=True)
+    if apply_ and outcome.patch is not None:
+        from gputrace.trials.patch import apply
+
+        apply(outcome.patch)
+        for edit in outcome.patch.edits:
+            log(f"wrote {edit.path}")
+    if outcome.interrupted:
+        log("interrupted; what was known by then is shown")
+        return ExitCode.INTERRUPTED
+    return ExitCode.DONE if outcome.best is not None else ExitCode.GATE_NOT_MET
+
+
+def _request(cures: str | None, program: tuple[str, ...], given: dict[str, Any]) -> Request:
+    from gputrace.trials import Request
+    from gputrace.trials.cures import read_candidates
+
+    try:
+        budget = parse_duration(given["budget"]) / 1e9
+    except ValueError as error:
+        raise UsageError(f"--budget: {error}") from None
+    return Request(
+        program,
+        None if cures is None else tuple(read_candidates(cures)),
+        given["recording"],
+        budget,
+        given["warmup"],
+        given["steps"],
+        given["workdir"],
+        given["keep_trackers"],
+        given["ledger"],
+    )
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """Yield what shows the time spent at a terminal, and else a line for each run."""
+    with progress_bar("trying") as bar:
+        runs = 0
+
+        def show(label: str, spent: float, budget: float) -> None:
+            nonlocal runs
+            runs += 1
+            if bar is not None:
+                bar(round(spent), round(budget))
+            else:
+                log(f"run {runs}, {label}; {spent:.0f} of {budget:.0f} s")
+
+        yield show
+
+
+def _json(outcome: Outcome) -> str:
+    from gputrace.report import to_json
+
+    shown = {name: getattr(outcome, name) for name in outcome.__slots__}
+    if outcome.patch is not None:
+        shown["patch"] = {"diff": outcome.patch.diff, "by_hand": outcome.patch.by_hand}
+    return to_json(shown)
+
+
+def _text(outcome: Outcome, diff: bool) -> str:
+    """Render the answers as a table, the best set, and what is to be changed for it."""
+    from gputrace.report.text import open_console, print_table, without_blanks
+    from gputrace.sanitize import sentence
+
+    console = open_console(options.width(), options.use_color())
+    console.print(sentence(_verdict(outcome)), style="bold green" if outcome.best else None)
+    console.print()
+    if outcome.rows:
+        print_table(console, _table(outcome))
+    for line in (*_remarks(outcome), *_to_change(outcome, diff)):
+        console.print(sentence(line))
+    text = without_blanks(console)
+    return f"{text}\n{outcome.patch.diff}" if diff and outcome.patch is not None else text
+
+
+def _verdict(outcome: Outcome) -> str:
+    if outcome.best is not None:
+        best = next(row for row in reversed(outcome.rows) if row.cure == outcome.best)
+        return f"{outcome.best}: {said(best)}"
+    if outcome.rows:
+        return "Nothing that was tried is proven to be faster."
+    return "Nothing was tried."
+
+
+def _remarks(outcome: Outcome) -> Iterator[str]:
+    for row in outcome.rows:
+        if row.why:
+            yield f"{row.cure}: {row.verdict}: {row.why}"
+        if row.loss_differs:
+            yield f"{row.cure}: its losses differ from those of the program as it is"
+    if outcome.findings:
+        yield f"findings of the recording: {', '.join(outcome.findings)}"
+    for note in outcome.notes:
+        yield f"note: {note}"
+
+
+def _to_change(outcome: Outcome, diff: bool) -> Iterator[str]:
+    """Yield what is to be done to have the best set for good."""
+    if outcome.patch is None:
+        return
+    yield f"To have {outcome.best} for good:"
+    for edit in outcome.patch.edits:
+        hint = "as below" if diff else "--diff shows the lines, --apply writes them"
+        yield f"  change {edit.path} ({hint})"
+    for line in outcome.patch.by_hand:
+        yield f"  {line}"
+
+
+def _table(outcome: Outcome) -> Table:
+    from gputrace.report.tables import Table
+
+    step = "" if outcome.bare_ns is None else f", {format_ns(outcome.bare_ns)} a step as it is"
+    title = (
+        f"{outcome.runs} runs of {outcome.steps} steps after {outcome.warmup} in "
+        f"{outcome.seconds:.0f} s{step}"
+    )
+    rows = tuple(
+        (
+            row.cure,
+            said(row),
+            _predicted(row),
+            "changed" if row.numerics else "–",
+            str(row.rounds),
+        )
+        for row in outcome.rows
+    )
+    return Table(title, ("", "measured", "predicted", "numerics", "rounds"), rows)
+
+
+def said(row: Entry) -> str:
+    """Return an answer as ``faster by 31% (28% to 34%)``; the interval is one of 95%."""
+    if row.ratio is None or row.low is None or row.high is None:
+        return row.verdict
+    middle, low, high = (100 * (1 / value - 1) for value in (row.ratio, row.high, row.low))
+    if row.verdict == "faster":
+        return f"faster by {middle:.0f}% ({low:.0f}% to {high:.0f}%)"
+    if row.verdict == "slower":
+        return f"slower by {-middle:.0f}% ({-high:.0f}% to {-low:.0f}%)"
+    return f"{row.verdict} ({low:+.1f}% to {high:+.1f}%)"
+
+
+def _predicted(row: Entry) -> str:
+    if row.predicted is None or row.predicted_low is None or row.predicted_high is None:
+        return "–"
+    middle, low, high = (
+        100 * (1 / max(value, 1e-3) - 1)
+        for value in (row.predicted, row.predicted_high, row.predicted_low)
+    )
+    return f"{middle:+.0f}%" if low == high else f"{middle:+.0f}% ({low:+.0f}% to {high:+.0f}%)"
+
+
+def _list(as_json: bool) -> int:
+    from gputrace.trials.cures import all_cures
+
+    cures = all_cures().values()
+    if as_json:
+        from gputrace.report import to_json
+
+        click.echo(to_json([_listed(cure) for cure in cures]), nl=False)
+        return ExitCode.DONE
+    for cure in cures:
+        takes = f"={cure.takes}" if cure.takes else ""
+        frameworks = ", ".join(cure.frameworks) or "any"
+        numerics = "; changes numerics" if cure.numerics else ""
+        click.echo(f"{cure.id + takes}\n    {cure.what} [{frameworks}{numerics}]")
+        if cure.findings:
+            click.echo(f"    for {', '.join(cure.findings)}")
+    return ExitCode.DONE
+
+
+def _listed(cure: Any) -> dict[str, Any]:
+    names = ("id", "what", "frameworks", "takes", "value", "numerics", "findings", "predictions")
+    how = "environment" if cure.variables else "hook"
+    return {name: getattr(cure, name) for name in names} | {"how": how}
+
+
+def _history(path: Path | None, as_json: bool) -> int:
+    """Show the ledger, and how far predictions were off, by cure."""
+    from gputrace.report import to_json
+    from gputrace.report.tables import Table
+    from gputrace.report.text import open_console, print_table, without_blanks
+    from gputrace.trials.ledger import default_ledger, read, records
+
+    path = path or default_ledger()
+    entries = read(path)
+    by_cure = records(entries)
+    if as_json:
+        click.echo(to_json({"ledger": str(path), "trials": entries, "cures": by_cure}), nl=False)
+        return ExitCode.DONE
+    if not entries:
+        click.echo(f"{path} holds nothing yet; `gputrace try -- COMMAND` begins it")
+        return ExitCode.DONE
+    console = open_console(options.width(), options.use_color())
+    rows = tuple(
+        (
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.time_ns / 1e9)),
+            entry.program,
+            entry.cure,
+            said(entry),
+            _predicted(entry),
+        )
+        for entry in entries
+    )
+    print_table(
+        console, Table("Trials", ("when", "program", "cure", "measured", "predicted"), rows)
+    )
+    sizes = tuple(
+        (
+            each.cure,
+            str(each.trials),
+            str(each.faster),
+            str(each.predicted),
+            "–" if each.mean_error is None else f"{100 * each.mean_error:+.1f}",
+            "–" if each.mean_size is None else f"{100 * each.mean_size:.1f}",
+            f"{each.within} of {each.predicted}" if each.predicted else "–",
+        )
+        for each in by_cure
+    )
+    header = ("", "trials", "faster", "predicted", "error", "size of error", "in the range")
+    print_table(console, Table("Predictions, in % of a step as it is", header, sizes))
+    click.echo(without_blanks(console), nl=False, color=True)
+    return ExitCode.DONE

@@ -1,0 +1,735 @@
+"""Changes that ``gputrace try`` makes in the program, and the steps that it measures with them.
+
+GPUTRACE_TRY is JSON:
+
+cures     values by id, as the table in gputrace/trials/cures.py has them
+warmup    steps to pass
+steps     steps to measure then; after them the process ends by SystemExit
+folder    folder for what the process leaves
+hooks     files of plugins by id: Python that defines ``patches(value)``, functions by module
+recorded  true under ``gputrace record``, which needs its hooks
+keep      true to leave the folders of TensorBoard as they are
+
+What it leaves, in ``HOST.PID.try``, is JSON: see `_Trial.write`.
+"""
+
+import atexit
+import json
+import os
+import sys
+from functools import wraps
+from types import FunctionType
+
+from . import recorder, steps
+from .host_file import is_handlers, time_ns
+from .wrappers import ours
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+    Choose = Callable[[Callable[[str], Any]], "dict[str, tuple[str, Any]]"]
+
+asked: "dict[str, Any]" = {}
+cures: "dict[str, Any]" = {}
+
+_UNUSED = ("loader", "compilation")
+"""Modules whose hooks only a recording needs: what they cost is left out."""
+_MOST_CALLS = 20
+_TWICE = 2
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+_SIGTERM = 15
+
+MODULES = {
+    "tensorboard.summary.writer.event_file_writer": "event_files",
+    "tensorboardX.event_file_writer": "event_files",
+    "tensorflow.python.data.ops.dataset_ops": "tf_datasets",
+    "tensorflow.python.ops.summary_ops_v2": "tf_summaries",
+    "torch": "settings",
+    "torch.nn.modules.module": "modules",
+    "torch.nn.parallel.distributed": "distributed",
+    "torch.optim": "optimizers",
+    "torch.utils.data.dataloader": "loaders",
+}
+"""Functions of this module by the module that they change."""
+LOSSES = {
+    "keras.src.callbacks.callback_list": "keras_losses",
+    "torch.autograd": "losses",
+}
+_ALONE = ("torch.autograd",)
+"""Modules that another hook wraps too, which would hide ours."""
+
+
+class _Trial:
+    """Steps of this process, and the changes made in it."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.rank = 0
+        self.ends: list[int] = []
+        self.losses: list[Any] = []
+        self.loss: Any = None
+        self.changes: list[dict[str, Any]] = []
+        self.reasons: dict[str, str] = {}
+        self.stops = self.buffered = 0
+
+    def write(self) -> None:
+        """Leave who the process is, ``ends`` (of steps, nanoseconds), ``losses``, whether it was
+        ``stopped``, the ``changes``, ``reasons`` for which cures change nothing where they do not,
+        and how many batches loaders may have had ready before the first step (``buffered``).
+        """
+        host = os.uname().nodename
+        path = os.path.join(asked["folder"], f"{host}.{self.pid}.try")
+        content = {
+            "pid": self.pid,
+            "host": host,
+            "rank": _number("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"),
+            "world_size": _number("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
+            "ends": self.ends,
+            "losses": [_value(loss) for loss in self.losses],
+            "stopped": bool(self.stops),
+            "changes": self.changes,
+            "reasons": self.reasons,
+            "main": os.path.abspath(sys.argv[0]) if sys.argv and sys.argv[0] else "",
+            "versions": _versions(),
+            "gpu": _gpu(),
+            "buffered": self.buffered,
+        }
+        with open(path + ".new", "w") as file:
+            json.dump(content, file)
+        os.rename(path + ".new", path)
+
+    def change(self, cure: str, call: str, name: str, place: int, old: "Any", new: "Any") -> None:
+        """Keep what was changed in a call, and the line that made it.
+
+        ``place`` is the argument's, -1 where it was given by name or not at all.
+        """
+        file, line = _caller()
+        entry = {
+            "cure": cure,
+            "call": call,
+            "argument": name,
+            "position": place,
+            "old": repr(old)[:80],
+            "new": repr(new)[:80],
+            "file": file,
+            "line": line,
+        }
+        if entry not in self.changes and len(self.changes) < _MOST_CALLS * len(cures):
+            self.changes.append(entry)
+
+    def skip(self, cure: str, why: str) -> None:
+        """Keep why a cure changes nothing, if it does; the first reason counts."""
+        self.reasons.setdefault(cure, why)
+
+
+_trial = _Trial()
+_between: "list[Callable[[int], None]]" = []
+"""Called between steps, with their number so far."""
+
+
+def install(patches: "dict[str, str]") -> None:
+    """Take what is asked for into the table of modules to patch."""
+    asked.update(json.loads(os.environ["GPUTRACE_TRY"]))
+    cures.update(asked["cures"])
+    steps.on_step.append(_step_ended)
+    recorder.on_fork.append(_in_forked_child)
+    recorder.on_worker.append(_in_worker)
+    atexit.register(_finish)
+    if not asked.get("recorded"):
+        _leave_out(patches)
+    for module, name in MODULES.items():
+        patches[module] = f"{patches.get(module, '')} cures.{name}"
+    for cure, path in asked.get("hooks", {}).items():
+        for module in _guarded(cure, _load, cure, path) or ():
+            patches[module] = f"{patches.get(module, '')} cures.plugged"
+    if "pin-cores" in cures:
+        _guarded("pin-cores", _pin_cores)
+    if "gc" in cures:
+        _between.append(_collect_between)
+
+
+def _leave_out(patches: "dict[str, str]") -> None:
+    """Leave out what only a recording needs, and put in what keeps losses."""
+    for module, names in list(patches.items()):
+        left = [name for name in names.split() if name.partition(".")[0] not in _UNUSED]
+        patches[module] = " ".join(left)
+    for module in _ALONE:
+        patches.pop(module, None)
+    # First: a loss is there when the step ends.
+    for module, name in LOSSES.items():
+        patches[module] = f"cures.{name} {patches.get(module, '')}"
+
+
+def _in_forked_child() -> None:
+    """Begin anew, with the changes that were made before."""
+    global _trial
+    before, _trial = _trial, _Trial()
+    _trial.changes, _trial.reasons = before.changes, before.reasons
+    _trial.buffered = before.buffered
+
+
+def _in_worker() -> None:
+    util: Any = sys.modules["multiprocessing.util"]
+    util.Finalize(None, _finish, exitpriority=-100)
+
+
+def _finish() -> None:
+    if _trial.pid == os.getpid() and not _trial.stops and _trial.ends:
+        _trial.write()
+
+
+def _step_ended(rank: int, end: int) -> None:
+    trial = _trial
+    if rank > trial.rank:
+        # A source that knows better: what counted before were parts of its steps.
+        trial.rank, trial.ends, trial.losses = rank, [], []
+    trial.ends.append(end)
+    trial.losses.append(trial.loss)
+    trial.loss = None
+    count = len(trial.ends)
+    if trial.stops or count >= asked["warmup"] + asked["steps"]:
+        _stop(trial)
+    for call in _between:
+        call(count)
+    if count == asked["warmup"]:
+        _synchronize()
+        trial.ends[-1] = time_ns()
+
+
+def _stop(trial: "_Trial") -> None:
+    """End the process as ``sys.exit()`` would, and by SIGTERM where that is caught or no use."""
+    trial.stops += 1
+    if trial.stops == 1:
+        _synchronize()
+        trial.ends[-1] = time_ns()
+        trial.write()
+    import threading
+
+    if trial.stops <= _TWICE and threading.current_thread() is threading.main_thread():
+        raise SystemExit(0)
+    os.kill(os.getpid(), _SIGTERM)
+
+
+def _synchronize() -> None:
+    """Wait for torch's GPU: what was launched in a step belongs to it."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and getattr(cuda, "is_initialized", bool)():
+        cuda.synchronize()
+
+
+def _number(*names: str) -> "int | None":
+    for name in names:
+        text = os.environ.get(name, "")
+        if text.isdigit():
+            return int(text)
+    return None
+
+
+def _value(loss: "Any") -> "float | None":
+    try:
+        return None if loss is None else float(loss)
+    except Exception:
+        return None
+
+
+def _versions() -> "dict[str, str]":
+    names = ("torch", "tensorflow", "jax", "keras", "lightning", "transformers")
+    loaded = ((name, getattr(sys.modules.get(name), "__version__", None)) for name in names)
+    return {name: str(version) for name, version in loaded if version}
+
+
+def _gpu() -> str:
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not getattr(cuda, "is_initialized", bool)():
+        return ""
+    return str(cuda.get_device_name())
+
+
+def _has_gpu() -> bool:
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and bool(cuda.is_available())
+
+
+def _guarded(cure: str, function: "Callable[..., Any]", *arguments: "Any") -> "Any":
+    """Call a function; an error of it is the cure's, and goes no further."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        if is_handlers(error):
+            raise
+        _trial.skip(cure, f"failed: {error!r}"[:200])
+        return None
+
+
+def _caller() -> "tuple[str, int]":
+    """Find the innermost line that is neither ours nor a framework's."""
+    homes = [_FOLDER]
+    for name in ("torch", "tensorflow", "keras"):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file:
+            homes.append(os.path.dirname(os.path.abspath(file)))
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        file = os.path.abspath(frame.f_code.co_filename)
+        if not file.startswith(tuple(home + os.sep for home in homes)):
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return "", 0
+
+
+def change_call(holder: "Any", name: str, choose: "Choose", call: str = "") -> None:
+    """Have calls of a function, or of a class's method, take other arguments.
+
+    ``choose`` gets what gives the present value of an argument by its name; it returns for each
+    argument to change the cure, which may be empty, and the new value.
+    """
+    function = vars(holder).get(name)
+    if not isinstance(function, FunctionType):
+        return
+    call = call or (holder.__name__ if name == "__init__" else name)
+    changed = _Arguments(function, call, int(isinstance(holder, type)), choose)
+
+    @wraps(function)
+    def changed_call(*args: "Any", **keywords: "Any") -> "Any":
+        try:
+            args, keywords = changed(list(args), dict(keywords))
+        except Exception as error:
+            if is_handlers(error):
+                raise
+            recorder.note_failure(f"changing {call}")
+        return function(*args, **keywords)
+
+    setattr(holder, name, ours(changed_call))
+
+
+class _Arguments:
+    """Arguments of a call as a cure has them."""
+
+    def __init__(self, function: "Any", call: str, first: int, choose: "Choose") -> None:
+        """``first`` is the place of the first argument that a program gives, 1 after ``self``."""
+        from inspect import signature
+
+        self.parameters = signature(function).parameters
+        self.names = list(self.parameters)
+        self.call, self.first, self.choose = call, first, choose
+
+    def __call__(self, args: "list[Any]", keywords: "dict[str, Any]") -> "Any":
+        given = list(args), dict(keywords)
+        for name, (cure, value) in self.choose(lambda name: self.present(name, *given)).items():
+            if name not in self.parameters:
+                _trial.skip(cure, f"{self.call} takes no {name} here")
+                continue
+            old, place = self.present(name, *given), self.names.index(name)
+            if type(old) is type(value) and old == value:
+                _trial.skip(cure, f"{name} is {value!r} already")
+                continue
+            if place < len(args):
+                args[place] = value
+            else:
+                keywords[name], place = value, self.first - 1
+            if cure:
+                _trial.change(cure, self.call, name, place - self.first, old, value)
+        return tuple(args), keywords
+
+    def present(self, name: str, args: "list[Any]", keywords: "dict[str, Any]") -> "Any":
+        """Return the value of an argument before any change; None of one that is unknown here."""
+        if name not in self.parameters:
+            return None
+        place = self.names.index(name)
+        default = self.parameters[name].default
+        return args[place] if place < len(args) else keywords.get(name, default)
+
+
+# ---- data ----
+
+
+def loaders(module: "Any") -> None:
+    """Change how torch's DataLoader is made, and take its batches to the GPU ahead of time."""
+    iterable = getattr(module, "IterableDataset", ())
+    change_call(module.DataLoader, "__init__", lambda get: _loader_arguments(get, iterable))
+    if "staging" in cures:
+        _guarded("staging", _stage, module)
+
+
+def _loader_arguments(
+    present: "Callable[[str], Any]", iterable: "Any"
+) -> "dict[str, tuple[str, Any]]":
+    wanted: dict[str, tuple[str, Any]] = {}
+    workers = before = present("num_workers")
+    if "workers" in cures:
+        if isinstance(present("dataset"), iterable):
+            _trial.skip("workers", "the dataset is iterable: each worker may read all of it")
+        else:
+            workers = cures["workers"]
+            wanted["num_workers"] = ("workers", workers)
+    factor = cures.get("prefetch") or present("prefetch_factor") or 2
+    _trial.buffered = max(_trial.buffered, workers * factor)
+    wanted.update(_of_workers(workers, before))
+    if "pinned" in cures:
+        if _has_gpu():
+            wanted["pin_memory"] = ("pinned", True)
+        else:
+            _trial.skip("pinned", "torch sees no GPU")
+    return wanted
+
+
+def _of_workers(workers: int, before: int) -> "dict[str, tuple[str, Any]]":
+    """Return arguments that only a loader with workers takes, or what takes them away."""
+    wanted: dict[str, tuple[str, Any]] = {}
+    for cure, name in (("prefetch", "prefetch_factor"), ("persistent", "persistent_workers")):
+        if workers and cure in cures:
+            wanted[name] = (cure, cures[cure])
+        elif not workers:
+            _trial.skip(cure, "the loader has no workers")
+            if before:
+                wanted[name] = ("", None if cure == "prefetch" else False)
+    return wanted
+
+
+def _stage(module: "Any") -> None:
+    """Copy each next batch to the GPU on a stream of its own while the program trains."""
+    if not _has_gpu():
+        _trial.skip("staging", "torch sees no GPU")
+        return
+    base, torch = module._BaseDataLoaderIter, sys.modules["torch"]
+    following = base.__next__
+
+    @wraps(following)
+    def next_batch(self: "Any") -> "Any":
+        held = self.__dict__
+        if "_gputrace_stream" not in held:
+            held["_gputrace_stream"] = torch.cuda.Stream()
+            held["_gputrace_ahead"] = _ahead(torch, held["_gputrace_stream"], following, self)
+            _trial.change("staging", "next", "", -1, "", "")
+        stream, (batch, error) = held["_gputrace_stream"], held["_gputrace_ahead"]
+        if error is not None:
+            raise error
+        current = torch.cuda.current_stream()
+        current.wait_stream(stream)
+        _each_tensor(torch, batch, lambda tensor: tensor.record_stream(current))
+        held["_gputrace_ahead"] = _ahead(torch, stream, following, self)
+        return batch
+
+    base.__next__ = ours(next_batch)
+
+
+def _ahead(torch: "Any", stream: "Any", following: "Any", loader: "Any") -> "tuple[Any, Any]":
+    try:
+        batch = following(loader)
+    except StopIteration as error:
+        return None, error
+    with torch.cuda.stream(stream):
+        return _each_tensor(torch, batch, lambda tensor: tensor.cuda(non_blocking=True)), None
+
+
+def _each_tensor(torch: "Any", value: "Any", function: "Callable[[Any], Any]") -> "Any":
+    """Return a batch with the function's values in place of its tensors, where it returns any."""
+    if isinstance(value, torch.Tensor):
+        made = function(value)
+        return value if made is None else made
+    if isinstance(value, dict):
+        for key in value:
+            value[key] = _each_tensor(torch, value[key], function)
+        return value
+    if isinstance(value, (list, tuple)):
+        items = [_each_tensor(torch, item, function) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def tf_datasets(module: "Any") -> None:
+    """Have TensorFlow choose how many calls of a map run at once, and how far to read ahead."""
+    cls, autotune = module.DatasetV2, -1
+    if "tf-parallel" in cures:
+        for name in ("map", "interleave", "batch"):
+            parallel = {"num_parallel_calls": ("tf-parallel", autotune)}
+            change_call(cls, name, lambda _, parallel=parallel: parallel)  # type: ignore[misc]
+    iterate = vars(cls).get("__iter__")
+    if "tf-prefetch" in cures and iterate is not None:
+
+        @wraps(iterate)
+        def ahead(self: "Any") -> "Any":
+            if type(self).__name__ == "_PrefetchDataset":
+                _trial.skip("tf-prefetch", "the dataset ends with a prefetch already")
+                return iterate(self)
+            _trial.change("tf-prefetch", "prefetch", "buffer_size", -1, None, autotune)
+            return iterate(self.prefetch(autotune))
+
+        cls.__iter__ = ours(ahead)
+
+
+# ---- the model and its optimizer ----
+
+
+def optimizers(module: "Any") -> None:
+    """Change how torch's optimizers are made, and how they forget gradients."""
+    chosen = [cure for cure in ("fused", "foreach") if cure in cures]
+    for cls in list(vars(module).values()):
+        begin = vars(cls).get("__init__") if isinstance(cls, type) else None
+        if not chosen or not isinstance(begin, FunctionType):
+            continue
+        code = begin.__code__
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        for cure in chosen:
+            if cure in names:
+                change_call(cls, "__init__", lambda _, cure=cure: {cure: (cure, True)})  # type: ignore[misc]
+    if "set-to-none" in cures:
+        forget = {"set_to_none": ("set-to-none", True)}
+        change_call(module.Optimizer, "zero_grad", lambda _: forget)
+
+
+def distributed(module: "Any") -> None:
+    """Change how DistributedDataParallel is made."""
+    names = {
+        "bucket-cap": "bucket_cap_mb",
+        "bucket-view": "gradient_as_bucket_view",
+        "static-graph": "static_graph",
+    }
+    wanted = {names[cure]: (cure, cures[cure]) for cure in names if cure in cures}
+    if wanted:
+        change_call(module.DistributedDataParallel, "__init__", lambda _: wanted)
+
+
+def modules(module: "Any") -> None:
+    """Meet each model at its first call in training, and change it."""
+    chosen = [cure for cure in _MODELS if cure in cures]
+    if not chosen:
+        return
+    parts: set[int] = set()
+
+    def meet(model: "Any", inputs: "Any") -> "Any":
+        if id(model) in parts:
+            return None
+        parts.update(id(part) for part in model.modules())
+        trains = any(parameter.requires_grad for parameter in model.parameters())
+        if not model.training or not trains:
+            return None
+        for cure in chosen:
+            _guarded(cure, _MODELS[cure], cure, model)
+        return None
+
+    handle = module.register_module_forward_pre_hook(meet)
+    _between.append(lambda count: handle.remove() if count == 1 else None)
+
+
+def _compile(cure: str, model: "Any") -> None:
+    """Compile it in its place, from the next call on."""
+    mode = cures[cure]
+    model.compile(**{} if mode is True else {"mode": mode})
+    _trial.change(cure, "forward", "", -1, "", "")
+
+
+def _channels_last(cure: str, model: "Any") -> None:
+    """Have weights and inputs of four dimensions in the memory format NHWC."""
+    torch: Any = sys.modules["torch"]
+    if not any(parameter.dim() == 4 for parameter in model.parameters()):
+        _trial.skip(cure, "the model has no convolution in two dimensions")
+        return
+    model.to(memory_format=torch.channels_last)
+
+    def laid_out(_: "Any", inputs: "Any") -> "Any":
+        def lay_out(tensor: "Any") -> "Any":
+            four = tensor.dim() == 4
+            return tensor.contiguous(memory_format=torch.channels_last) if four else None
+
+        return _each_tensor(torch, inputs, lay_out)
+
+    model.register_forward_pre_hook(laid_out)
+    _trial.change(cure, "forward", "", -1, "", "")
+
+
+def _autocast(cure: str, model: "Any") -> None:
+    """Run it under autocast to bfloat16; results are float32 again."""
+    torch: Any = sys.modules["torch"]
+    forward = model.forward
+    kind = next(model.parameters()).device.type
+
+    def widen(tensor: "Any") -> "Any":
+        return tensor.float() if tensor.dtype == torch.bfloat16 else None
+
+    @wraps(forward)
+    def cast(*args: "Any", **keywords: "Any") -> "Any":
+        with torch.autocast(kind, dtype=torch.bfloat16):
+            result = forward(*args, **keywords)
+        return _each_tensor(torch, result, widen)
+
+    model.forward = cast
+    _trial.change(cure, "forward", "", -1, "", "")
+
+
+_MODELS = {"channels-last": _channels_last, "bf16": _autocast, "compile": _compile}
+
+
+# ---- settings ----
+
+
+def settings(torch: "Any") -> None:
+    """Set torch's switches now, and again after the first step, should the program set them."""
+    if "non-blocking" in cures:
+        for name in ("to", "cuda"):
+            _guarded("non-blocking", _non_blocking, torch.Tensor, name)
+
+    def apply(count: int) -> None:
+        if count > 1:
+            return
+        for cure, path in _SWITCHES.items():
+            if cure in cures:
+                _guarded(cure, _switch, cure, torch, path)
+
+    apply(0)
+    _between.append(apply)
+
+
+_SWITCHES = {
+    "tf32": ("backends.cuda.matmul.allow_tf32", "backends.cudnn.allow_tf32"),
+    "cudnn-benchmark": ("backends.cudnn.benchmark",),
+}
+
+
+def _switch(cure: str, torch: "Any", paths: "tuple[str, ...]") -> None:
+    if not _has_gpu():
+        _trial.skip(cure, "torch sees no GPU")
+        return
+    for path in paths:
+        *homes, name = path.split(".")
+        holder = torch
+        for home in homes:
+            holder = getattr(holder, home)
+        old, new = getattr(holder, name), bool(cures[cure])
+        if old != new:
+            setattr(holder, name, new)
+            _trial.change(cure, "", f"torch.{path}", -1, old, new)
+        elif not any(change["cure"] == cure for change in _trial.changes):
+            _trial.skip(cure, f"torch.{path} is {new} already")
+
+
+def _non_blocking(tensor: "Any", name: str) -> None:
+    """Have copies to a GPU return at once; those from pageable memory wait as before."""
+    if not _has_gpu():
+        _trial.skip("non-blocking", "torch sees no GPU")
+        return
+    copy = getattr(tensor, name)
+
+    @wraps(copy)
+    def copied(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
+        waits = not keywords.get("non_blocking") and not any(arg is True for arg in args)
+        if waits and not self.is_cuda:
+            result = copy(self, *args, **dict(keywords, non_blocking=True))
+            if result.is_cuda and len(_trial.changes) < _MOST_CALLS:
+                _trial.change("non-blocking", name, "non_blocking", -1, False, True)
+            return result
+        return copy(self, *args, **keywords)
+
+    setattr(tensor, name, copied)
+
+
+def _collect_between(count: int) -> None:
+    """Keep what is there out of all collections, and collect what is new between steps alone."""
+    import gc
+
+    if count == 1:
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        _trial.change("gc", "", "gc", -1, "", "")
+    elif count % 10 == 0:
+        gc.collect(0)
+
+
+def _pin_cores() -> None:
+    """Give each rank of this machine cores of its own, next to each other by number."""
+    rank = _number("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+    ranks = _number("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+    cores = sorted(os.sched_getaffinity(0))
+    if rank is None or ranks is None or ranks < _TWICE or len(cores) < ranks:
+        _trial.skip("pin-cores", "there is one rank, or more ranks than cores")
+        return
+    share = len(cores) // ranks
+    os.sched_setaffinity(0, cores[rank * share : (rank + 1) * share])
+    _trial.change("pin-cores", "", "cores", -1, len(cores), share)
+
+
+# ---- plugins ----
+
+_plugged: "dict[str, list[tuple[str, Callable[[Any], None]]]]" = {}
+
+
+def _load(cure: str, path: str) -> "list[str]":
+    """Run a plugin's file; the modules that it wants to change."""
+    names: dict[str, Any] = {"__name__": "gputrace_cure", "__file__": path}
+    with open(path, "rb") as file:
+        exec(compile(file.read(), path, "exec"), names)
+    for module, function in names["patches"](cures[cure]).items():
+        _plugged.setdefault(module, []).append((cure, function))
+    return [module for module, entries in _plugged.items() if entries[-1][0] == cure]
+
+
+def plugged(module: "ModuleType") -> None:
+    """Call the functions of plugins for a module; one that returns counts as a change."""
+    for cure, function in _plugged[module.__name__]:
+
+        def call(cure: str = cure, function: "Callable[[Any], None]" = function) -> None:
+            function(module)
+            _trial.change(cure, "", module.__name__, -1, "", "")
+
+        _guarded(cure, call)
+
+
+# ---- losses, and folders of trackers ----
+
+
+def losses(module: "Any") -> None:
+    """Keep what the program differentiates, a number a step: it is read when all is over."""
+    function = vars(module).get("backward")
+    if not isinstance(function, FunctionType):
+        return
+
+    @wraps(function)
+    def backward(tensors: "Any", *args: "Any", **keywords: "Any") -> "Any":
+        if hasattr(tensors, "detach") and tensors.numel() == 1:
+            try:
+                _trial.loss = tensors.detach().clone()
+            except Exception as error:
+                if is_handlers(error):
+                    raise
+        return function(tensors, *args, **keywords)
+
+    module.backward = ours(backward)
+
+
+def keras_losses(module: "Any") -> None:
+    """Keep the running mean that ``fit`` shows after each batch."""
+    cls = module.CallbackList
+    function = vars(cls).get("on_train_batch_end")
+    if not isinstance(function, FunctionType):
+        return
+
+    @wraps(function)
+    def on_train_batch_end(
+        self: "Any", batch: "Any", logs: "Any" = None, *args: "Any", **keywords: "Any"
+    ) -> "Any":
+        if isinstance(logs, dict):
+            _trial.loss = logs.get("loss")
+        return function(self, batch, logs, *args, **keywords)
+
+    # Not marked as ours, or the hook that marks steps would leave it alone.
+    cls.on_train_batch_end = on_train_batch_end
+
+
+def event_files(module: "Any") -> None:
+    """Have TensorBoard's files written into the folder of the trial, which is removed."""
+    if not asked.get("keep"):
+        change_call(module.EventFileWriter, "__init__", _elsewhere)
+
+
+def tf_summaries(module: "Any") -> None:
+    """Do so with the files that TensorFlow writes."""
+    if not asked.get("keep"):
+        change_call(module, "create_file_writer_v2", _elsewhere)
+
+
+def _elsewhere(present: "Callable[[str], Any]") -> "dict[str, tuple[str, Any]]":
+    return {"logdir": ("", os.path.join(asked["folder"], "tensorboard"))}

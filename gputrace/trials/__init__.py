@@ -1,0 +1,386 @@
+"""Trials: cures applied to a program from outside, measured in turns, and kept in a ledger."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from gputrace.errors import InputError, UsageError
+from gputrace.model.results import Analysis
+from gputrace.studies.runner import Failed
+from gputrace.trials import ledger
+from gputrace.trials.cures import (
+    Candidate,
+    Prediction,
+    combine,
+    cures_for,
+    predict,
+    read_candidates,
+)
+from gputrace.trials.ledger import Entry
+from gputrace.trials.patch import Patch, make_patch
+from gputrace.trials.runs import Change, Measured, Program
+from gputrace.trials.turns import FEWEST, Ratio, Verdict, compare, losses_differ, order
+from gputrace.units import parse_duration
+
+__all__ = ["Outcome", "Request", "try_cures", "try_out"]
+
+WARMUP: Final = 10
+_PILOT_STEPS: Final = 40
+_RUN_NS: Final = 2 * 10**9
+_STEPS: Final = (20, 200)
+_BEYOND: Final = 5
+"""Steps of warm-up beyond those whose batches were ready before the first one."""
+_ALONE: Final = 0.7
+"""Part of the budget for cures by themselves; the rest is for the best together."""
+
+Progress = Callable[[str, float, float], None]
+"""Called before each run with its label, and the seconds spent and to be spent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Program, cures and limits of a trial."""
+
+    command: tuple[str, ...]
+    candidates: tuple[Candidate, ...] | None = None
+    """Cures to try; None for those that a recording asks for."""
+    recording: Path | None = None
+    """Trace whose findings and predictions count; None to record the program where needed."""
+    budget_s: float = 600.0
+    warmup: int | None = None
+    steps: int | None = None
+    """Steps of each run; None to choose by their length."""
+    workdir: Path | None = None
+    keep_trackers: bool = False
+    ledger: Path | None = None
+    """File to keep the answers in; None for that of the user, which need not be writable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Answers of a trial. Times are nanoseconds, ratios those of steps with a cure to without."""
+
+    command: tuple[str, ...]
+    warmup: int
+    steps: int
+    """Steps measured in each run."""
+    runs: int
+    seconds: float
+    bare_ns: float | None
+    """Mean step of the program as it is."""
+    findings: tuple[str, ...]
+    """Ids of the recording's findings, the most important first; empty without a recording."""
+    rows: tuple[Entry, ...]
+    """Answer for each cure, in the order tried; the best together come last."""
+    best: str | None
+    """Fastest of the cures that are proven and change no results, or were asked for."""
+    patch: Patch | None
+    """Changes to the program to have it for good."""
+    notes: tuple[str, ...]
+    interrupted: bool = False
+
+
+@dataclass(slots=True)
+class _Row:
+    """Candidate under way."""
+
+    candidate: Candidate
+    prediction: Prediction | None
+    bare: list[float] = field(default_factory=list)
+    cured: list[float] = field(default_factory=list)
+    losses: list[tuple[float, ...]] = field(default_factory=list)
+    changes: tuple[Change, ...] = ()
+    seconds: float = 0.0
+    why: str = ""
+    verdict: Verdict = Verdict.OPEN
+    ratio: Ratio | None = None
+    over: bool = False
+
+    def take(self, run: Measured, bare: Measured) -> None:
+        """Add the runs of a round."""
+        self.bare.append(bare.step_ns)
+        self.cured.append(run.step_ns)
+        self.losses.append(run.losses)
+        self.changes, self.seconds = run.changes, run.seconds
+        idle = [
+            setting.cure.id
+            for setting in self.candidate.settings
+            if not setting.cure.variables
+            and all(change.cure != setting.cure.id for change in run.changes)
+        ]
+        if idle:
+            reasons = [f"{id}: {run.reasons.get(id, 'nothing to change was seen')}" for id in idle]
+            self._end(Verdict.NOTHING, "; ".join(reasons))
+            return
+        self.ratio = compare(self.bare, self.cured)
+        if self.ratio is not None:
+            self.verdict, self.over = self.ratio.verdict, self.ratio.enough
+
+    def fail(self, error: Failed) -> None:
+        self._end(Verdict.FAILED, str(error))
+
+    def _end(self, verdict: Verdict, why: str) -> None:
+        self.verdict, self.why, self.over, self.ratio = verdict, why, True, None
+
+
+def try_cures(
+    command: Sequence[str],
+    cures: str | None = None,
+    *,
+    budget: str = "10min",
+    steps: int | None = None,
+    warmup: int | None = None,
+    recording: str | os.PathLike[str] | None = None,
+    workdir: str | os.PathLike[str] | None = None,
+    ledger: str | os.PathLike[str] | None = None,
+) -> Outcome:
+    """Try cures on a program, as `gputrace try` does.
+
+    Args:
+        command: words of the command line that starts the program.
+        cures: as the command line takes them: ``workers=8,pinned+fused``; None for those that a
+            recording asks for.
+        budget: time to spend.
+        steps: steps of each run to measure; None to choose by their length.
+        warmup: steps of each run to pass first.
+        recording: trace that says what to try; None to record the program.
+        workdir: folder of which each run gets a copy.
+        ledger: file to keep the answers in.
+
+    Raises UsageError for an unknown cure, InputError where the program as it is cannot be measured.
+    """
+    return try_out(
+        Request(
+            tuple(command),
+            None if cures is None else tuple(read_candidates(cures)),
+            None if recording is None else Path(recording),
+            parse_duration(budget) / 1e9,
+            warmup,
+            steps,
+            None if workdir is None else Path(workdir),
+            ledger=None if ledger is None else Path(ledger),
+        )
+    )
+
+
+def try_out(request: Request, progress: Progress = lambda *_: None) -> Outcome:
+    """Try what is asked for, until all is decided or the budget is spent.
+
+    After a KeyboardInterrupt, the outcome says what is known by then. Raises InputError where the
+    program as it is cannot be measured.
+    """
+    return _Trial(request, progress).run()
+
+
+class _Trial:
+    """Runs of one program under way."""
+
+    def __init__(self, request: Request, progress: Progress) -> None:
+        self._request, self._progress = request, progress
+        self._program = Program(request.command, request.workdir, request.keep_trackers)
+        self._began = time.monotonic()
+        self._warmup = request.warmup or WARMUP
+        self._steps = request.steps or _PILOT_STEPS
+        self._bare: list[Measured] = []
+        self._rows: list[_Row] = []
+        self._runs = 0
+        self._pilot: Measured | None = None
+
+    def run(self) -> Outcome:
+        """Record or run the program once, then try each cure, and the best together."""
+        request, interrupted = self._request, False
+        analysis: Analysis | None = None
+        try:
+            analysis = self._begin()
+            candidates = request.candidates
+            if candidates is None:
+                assert analysis is not None
+                candidates = self._choose(analysis)
+            self._set_lengths(candidates)
+            self._rows = [_Row(c, predict(c, analysis) if analysis else None) for c in candidates]
+            several = len(self._rows) > 1
+            self._take_turns(list(self._rows), _ALONE if several else 1.0)
+            together = combine([row.candidate for row in self._winners()])
+            if len(self._winners()) > 1 and str(together) not in map(str, candidates):
+                self._rows.append(_Row(together, None))
+                self._take_turns(self._rows[-1:], 1.0)
+        except KeyboardInterrupt:
+            interrupted = True
+        return self._outcome(analysis, interrupted)
+
+    def _begin(self) -> Analysis | None:
+        """Run the program once, recorded where nothing else says what to try.
+
+        That run measures nothing: it pays for files and compilations that later ones have ready.
+        """
+        request, candidate = self._request, Candidate()
+        if request.candidates is None and request.recording is None:
+            with tempfile.TemporaryDirectory(prefix="gputrace-try-") as folder:
+                trace = Path(folder) / "first.sqlite"
+                self._pilot = self._go(candidate, "recording", trace)
+                return _analyze(trace)
+        analysis = None if request.recording is None else _analyze(request.recording)
+        self._pilot = self._go(candidate, "first run")
+        return analysis
+
+    def _go(self, candidate: Candidate, label: str, record: Path | None = None) -> Measured:
+        """Make a run; raises InputError where the program as it is fails."""
+        self._progress(label, self._spent(), self._request.budget_s)
+        self._runs += 1
+        try:
+            return self._program.run(candidate, self._warmup, self._steps, record)
+        except Failed as error:
+            if candidate.settings:
+                raise
+            raise InputError(shlex.join(self._request.command), str(error)) from None
+
+    def _spent(self) -> float:
+        return time.monotonic() - self._began
+
+    def _choose(self, analysis: Analysis) -> tuple[Candidate, ...]:
+        assert self._pilot is not None
+        better = next((loader.better for loader in analysis.loader if loader.better), None)
+        return tuple(
+            cures_for(
+                [finding.id for finding in analysis.findings],
+                self._pilot.versions,
+                os.cpu_count() or 1,
+                better.workers if better else None,
+            )
+        )
+
+    def _set_lengths(self, candidates: Sequence[Candidate]) -> None:
+        """Choose how many steps to pass and to measure, the same in all runs."""
+        assert self._pilot is not None
+        if self._request.warmup is None:
+            ready = max([self._pilot.buffered, *map(_buffered, candidates)])
+            self._warmup = max(WARMUP, ready + _BEYOND)
+        if self._request.steps is None:
+            least, most = _STEPS
+            self._steps = min(max(round(_RUN_NS / self._pilot.step_ns), least), most)
+
+    def _take_turns(self, rows: Sequence[_Row], share: float) -> None:
+        """Run rounds of the program as it is and with each cure that is not decided."""
+        number = 0
+        while active := [row for row in rows if not row.over]:
+            assert self._pilot is not None
+            last = self._bare[-1].seconds if self._bare else self._pilot.seconds
+            needed = last + sum(row.seconds or last for row in active)
+            if number and self._spent() + needed > share * self._request.budget_s:
+                return
+            self._round([None, *active], number)
+            number += 1
+
+    def _round(self, turns: Sequence[_Row | None], number: int) -> None:
+        bare: Measured | None = None
+        cured: list[tuple[_Row, Measured]] = []
+        for index in order(range(len(turns)), number):
+            row = turns[index]
+            if row is None:
+                bare = self._go(Candidate(), "as it is")
+                self._bare.append(bare)
+                continue
+            try:
+                cured.append((row, self._go(row.candidate, str(row.candidate))))
+            except Failed as error:
+                row.fail(error)
+        assert bare is not None
+        for row, run in cured:
+            row.take(run, bare)
+
+    def _winners(self) -> list[_Row]:
+        """Return the rows that are faster and may be in the best set, the fastest first."""
+        faster = [
+            row
+            for row in self._rows
+            if row.verdict == Verdict.FASTER
+            and (self._request.candidates is not None or not row.candidate.numerics)
+        ]
+        return sorted(faster, key=lambda row: row.ratio.ratio if row.ratio else 1.0)
+
+    def _outcome(self, analysis: Analysis | None, interrupted: bool) -> Outcome:
+        request, winners = self._request, self._winners()
+        entries, patch, notes = [self._entry(row) for row in self._rows], None, []
+        if winners:
+            main = self._bare[-1].main
+            best = winners[0]
+            patch = make_patch(best.candidate, best.changes, main, request.command)
+        if not self._rows and not interrupted:
+            notes.append("the verdict names nothing that can be tried; `gputrace try --list` does")
+        if any(not run.ended for run in self._bare):
+            notes.append("the program went on after its last step, and was ended by a signal")
+        path = request.ledger or ledger.default_ledger()
+        try:
+            ledger.append(path, entries)
+        except InputError as error:
+            if request.ledger is not None:
+                raise
+            notes.append(f"not kept: {error}")
+        bare = [run.step_ns for run in self._bare]
+        return Outcome(
+            command=request.command,
+            warmup=self._warmup,
+            steps=self._bare[-1].steps if self._bare else self._steps,
+            runs=self._runs,
+            seconds=self._spent(),
+            bare_ns=sum(bare) / len(bare) if bare else None,
+            findings=tuple(finding.id for finding in analysis.findings) if analysis else (),
+            rows=tuple(entries),
+            best=str(winners[0].candidate) if winners else None,
+            patch=patch,
+            notes=tuple(notes),
+            interrupted=interrupted,
+        )
+
+    def _entry(self, row: _Row) -> Entry:
+        from gputrace.collectors.session import masked
+
+        run = self._bare[-1] if self._bare else self._pilot
+        ratio, prediction = row.ratio, row.prediction
+        bare = [each.losses for each in self._bare]
+        return Entry(
+            time_ns=time.time_ns(),
+            program=shlex.join(masked(self._request.command)),
+            host=socket.gethostname(),
+            gpu=run.gpu if run else "",
+            ranks=run.ranks if run else 0,
+            versions=", ".join(f"{k} {v}" for k, v in run.versions.items()) if run else "",
+            cure=str(row.candidate),
+            verdict=str(row.verdict),
+            why=row.why or ("" if row.ratio else f"fewer than {FEWEST} rounds in the budget"),
+            ratio=ratio.ratio if ratio else None,
+            low=ratio.low if ratio else None,
+            high=ratio.high if ratio else None,
+            rounds=len(row.cured),
+            steps=run.steps if run else 0,
+            bare_ns=sum(row.bare) / len(row.bare) if row.bare else None,
+            predicted=prediction.ratio if prediction else None,
+            predicted_low=prediction.low if prediction else None,
+            predicted_high=prediction.high if prediction else None,
+            numerics=row.candidate.numerics,
+            loss_differs=losses_differ(bare, row.losses),
+        )
+
+
+def _buffered(candidate: Candidate) -> int:
+    """Return how many batches a loader with these cures may have ready before the first step."""
+    values: Mapping[str, object] = {s.cure.id: s.value for s in candidate.settings}
+    workers, factor = values.get("workers", 0), values.get("prefetch", 2)
+    return int(workers) * int(factor) if isinstance(workers, int) and isinstance(factor, int) else 0
+
+
+def _analyze(trace: Path) -> Analysis:
+    from gputrace.api import open as open_trace
+
+    if not trace.exists():
+        raise UsageError(f"{trace}: the recording left no trace")
+    with open_trace(trace) as opened:
+        return opened.analyze()

@@ -1,0 +1,453 @@
+"""Cures: changes of a program that can be made from outside, and what is known of each.
+
+To add one, give it an entry in `CURES`. What it does in the program is an entry of ``MODULES`` in
+``collectors/hooks/_gputrace_hooks/cures.py``, unless its environment says it all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from gputrace.errors import PluginError, UsageError
+from gputrace.model.results import Analysis
+
+Value = bool | int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """Environment variable that a cure sets; ``{}`` in its text is the cure's value."""
+
+    name: str
+    text: str
+    joint: str = ""
+    """Separator before it where the variable has a value that is to stay; empty to replace that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cure:
+    """Change that can be made without editing the program.
+
+    Attributes:
+        id: name on the command line.
+        what: what it changes, in a few words.
+        frameworks: those that it is for; empty for any program.
+        takes: ``N`` for a number, words joined by ``|`` for one of them, a name in capitals for
+            any text; empty for a switch.
+        value: value where none is given; None where one must be.
+        numerics: whether results of the training change.
+        findings: ids of findings that it may cure.
+        predictions: ids of predictions (`WhatIf`) that foretell it.
+        variables: environment that it sets.
+        line: statement that does the same in the program; empty where arguments of a call do.
+        advice: how to do the same by hand, where neither says it.
+        group: cures of one group exclude each other.
+        hook: file of Python with ``patches(value)``, of a plugin's cure.
+    """
+
+    id: str
+    what: str
+    frameworks: tuple[str, ...] = ()
+    takes: str = ""
+    value: Value | None = True
+    numerics: bool = False
+    findings: tuple[str, ...] = ()
+    predictions: tuple[str, ...] = ()
+    variables: tuple[Variable, ...] = ()
+    line: str = ""
+    advice: str = ""
+    group: str = ""
+    hook: Path | None = None
+
+
+_TORCH: Final = ("torch",)
+_TF: Final = ("tensorflow",)
+_JAX: Final = ("jax",)
+_FEEDING: Final = ("data-feeding",)
+_COPIES: Final = ("h2d-exposed", "h2d-pageable", "sync-bound")
+_EXCHANGE: Final = ("communication-exposed", "topology", "host-staged-comm")
+_COMPUTE: Final = ("compute-bound", "no-tensor-cores")
+_THREADS: Final = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+)
+
+CURES: Final = (
+    Cure(
+        "workers",
+        "num_workers of DataLoaders",
+        _TORCH,
+        takes="N",
+        value=None,
+        findings=_FEEDING,
+        predictions=("prefetch",),
+    ),
+    Cure(
+        "prefetch",
+        "prefetch_factor of DataLoaders",
+        _TORCH,
+        takes="N",
+        value=4,
+        findings=_FEEDING,
+        predictions=("prefetch",),
+    ),
+    Cure("persistent", "persistent_workers of DataLoaders", _TORCH, findings=_FEEDING),
+    Cure(
+        "pinned",
+        "pin_memory of DataLoaders",
+        _TORCH,
+        findings=(*_FEEDING, *_COPIES),
+        predictions=("pinned",),
+    ),
+    Cure(
+        "staging",
+        "each next batch is copied to the GPU on a stream of its own, ahead of time",
+        _TORCH,
+        findings=(*_FEEDING, "h2d-exposed"),
+        predictions=("pinned",),
+        advice="copy the next batch on a second stream while the program trains",
+    ),
+    Cure(
+        "non-blocking",
+        "copies to the GPU do not wait (non_blocking of .to and .cuda)",
+        _TORCH,
+        findings=_COPIES,
+        predictions=("pinned",),
+    ),
+    Cure(
+        "channels-last",
+        "weights and images in the memory format NHWC",
+        _TORCH,
+        findings=("layout-transposes", "compute-bound"),
+        advice="model = model.to(memory_format=torch.channels_last), and its input",
+    ),
+    Cure(
+        "tf32",
+        "matrix products and convolutions in TF32",
+        _TORCH,
+        numerics=True,
+        findings=_COMPUTE,
+        line="torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True",
+    ),
+    Cure(
+        "bf16",
+        "forward passes under autocast to bfloat16",
+        _TORCH,
+        numerics=True,
+        findings=_COMPUTE,
+        advice='with torch.autocast("cuda", dtype=torch.bfloat16): around the forward pass',
+    ),
+    Cure(
+        "fused",
+        "optimizers with fused=True",
+        _TORCH,
+        findings=("launch-bound",),
+        predictions=("graphs",),
+        group="optimizer",
+    ),
+    Cure(
+        "foreach",
+        "optimizers with foreach=True",
+        _TORCH,
+        findings=("launch-bound",),
+        predictions=("graphs",),
+        group="optimizer",
+    ),
+    Cure(
+        "set-to-none",
+        "zero_grad(set_to_none=True)",
+        _TORCH,
+        findings=("launch-bound",),
+    ),
+    Cure(
+        "bucket-cap",
+        "bucket_cap_mb of DistributedDataParallel",
+        _TORCH,
+        takes="N",
+        value=100,
+        findings=_EXCHANGE,
+        predictions=("overlap",),
+    ),
+    Cure(
+        "bucket-view",
+        "gradient_as_bucket_view of DistributedDataParallel",
+        _TORCH,
+        findings=(*_EXCHANGE, "launch-bound"),
+    ),
+    Cure("static-graph", "static_graph of DistributedDataParallel", _TORCH, findings=_EXCHANGE),
+    Cure(
+        "compile",
+        "torch.compile of each model that is trained",
+        _TORCH,
+        takes="default|reduce-overhead|max-autotune",
+        value="default",
+        findings=("launch-bound", "compute-bound"),
+        predictions=("graphs",),
+        advice="model = torch.compile(model)",
+    ),
+    Cure(
+        "cudnn-benchmark",
+        "cuDNN measures which algorithm is best",
+        _TORCH,
+        takes="on|off",
+        value="on",
+        findings=("compute-bound", "autotune-repeated"),
+        line="torch.backends.cudnn.benchmark = {}",
+    ),
+    Cure(
+        "gc",
+        "garbage is collected between steps alone, and not what was there before the second",
+        findings=("garbage-collection",),
+        advice="gc.freeze() and gc.disable() before the loop, gc.collect(0) now and then in it",
+    ),
+    Cure(
+        "threads",
+        "threads of a process for mathematics",
+        takes="N",
+        value=1,
+        findings=("cpu-starved", "cpu-throttled", "late-host"),
+        variables=tuple(Variable(name, "{}") for name in _THREADS),
+    ),
+    Cure(
+        "pin-cores",
+        "cores of its own for each rank of a machine",
+        findings=("cpu-starved", "late-host"),
+        advice="start each rank under taskset or numactl",
+    ),
+    Cure(
+        "expandable",
+        "CUDA memory in segments that grow",
+        _TORCH,
+        findings=("alloc-stall",),
+        predictions=("alloc",),
+        variables=(Variable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", ","),),
+    ),
+    Cure(
+        "nccl-p2p",
+        "up to which distance NCCL uses GPUs' direct access",
+        takes="LOC|NVL|PIX|PXB|PHB|SYS",
+        value="SYS",
+        findings=("host-staged-comm", "topology"),
+        predictions=("peer-access",),
+        variables=(Variable("NCCL_P2P_LEVEL", "{}"),),
+    ),
+    Cure(
+        "nccl-algo",
+        "algorithm of NCCL's collectives",
+        takes="Ring|Tree",
+        value="Tree",
+        findings=_EXCHANGE,
+        variables=(Variable("NCCL_ALGO", "{}"),),
+    ),
+    Cure(
+        "nccl-channels",
+        "fewest channels of NCCL",
+        takes="N",
+        value=8,
+        findings=_EXCHANGE,
+        variables=(Variable("NCCL_MIN_NCHANNELS", "{}"),),
+    ),
+    Cure(
+        "tf-parallel",
+        "map, interleave and batch of tf.data with num_parallel_calls=AUTOTUNE",
+        _TF,
+        findings=_FEEDING,
+        predictions=("prefetch",),
+    ),
+    Cure(
+        "tf-prefetch",
+        "prefetch(AUTOTUNE) at the end of datasets",
+        _TF,
+        findings=_FEEDING,
+        predictions=("prefetch",),
+        advice="dataset = dataset.prefetch(tf.data.AUTOTUNE)",
+    ),
+    Cure(
+        "xla-latency",
+        "XLA's latency hiding scheduler",
+        (*_JAX, *_TF),
+        findings=("communication-exposed",),
+        predictions=("overlap",),
+        variables=(Variable("XLA_FLAGS", "--xla_gpu_enable_latency_hiding_scheduler=true", " "),),
+    ),
+    Cure(
+        "jax-matmul",
+        "precision of JAX's matrix products",
+        _JAX,
+        takes="tensorfloat32|bfloat16",
+        value="tensorfloat32",
+        numerics=True,
+        findings=_COMPUTE,
+        variables=(Variable("JAX_DEFAULT_MATMUL_PRECISION", "{}"),),
+    ),
+)
+
+
+@cache
+def all_cures() -> Mapping[str, Cure]:
+    """Return all cures by id: ours, then those of plugins; of one name, the first counts."""
+    from gputrace.plugins import load, plugins, warn
+
+    cures = {cure.id: cure for cure in CURES}
+    for plugin in plugins("cures"):
+        try:
+            cures.setdefault(plugin.name, load(plugin, Cure))
+        except PluginError as error:
+            warn(error)
+    return cures
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Cure with its value."""
+
+    cure: Cure
+    value: Value
+
+    def __str__(self) -> str:
+        return f"{self.cure.id}={self.value}" if self.cure.takes else self.cure.id
+
+    @property
+    def for_hook(self) -> Value:
+        """Return the value as the hook takes it."""
+        return {"on": True, "off": False, "default": True}.get(str(self.value), self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Cures that are tried together; none of them is the program as it is."""
+
+    settings: tuple[Setting, ...] = field(default=())
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.settings)) or "as it is"
+
+    @property
+    def numerics(self) -> bool:
+        """True if results of the training change."""
+        return any(setting.cure.numerics for setting in self.settings)
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that differ from the inherited environment."""
+        changed: dict[str, str] = {}
+        for setting in self.settings:
+            for variable in setting.cure.variables:
+                text = variable.text.format(setting.value)
+                before = changed.get(variable.name, inherited.get(variable.name, ""))
+                keep = f"{before}{variable.joint}" if before and variable.joint else ""
+                changed[variable.name] = f"{keep}{text}"
+        return changed
+
+
+def read_candidates(text: str) -> list[Candidate]:
+    """Parse ``workers=8,pinned+fused``: alternatives, some of several cures at once.
+
+    Raises UsageError for an unknown cure or value.
+    """
+    return [
+        Candidate(tuple(_read_setting(word) for word in part.split("+")))
+        for part in text.split(",")
+        if part.strip()
+    ]
+
+
+def _read_setting(word: str) -> Setting:
+    id, equals, text = word.strip().partition("=")
+    cure = all_cures().get(id)
+    if cure is None:
+        from difflib import get_close_matches
+
+        close = get_close_matches(id, all_cures(), 1)
+        hint = f"did you mean {close[0]}?" if close else "`gputrace try --list` names them"
+        raise UsageError(f"no cure is called {id!r}; {hint}")
+    if not equals:
+        if cure.value is None:
+            raise UsageError(f"{id}: say how many, as {id}=8")
+        return Setting(cure, cure.value)
+    if not cure.takes:
+        raise UsageError(f"{id} takes no value; leave out ={text}")
+    if cure.takes == "N":
+        if not text.isdecimal():
+            raise UsageError(f"{id}={text}: is no number; write {id}=8")
+        return Setting(cure, int(text))
+    if "|" in cure.takes and text not in cure.takes.split("|"):
+        raise UsageError(f"{id}={text}: it takes {', '.join(cure.takes.split('|'))}")
+    return Setting(cure, text)
+
+
+def cures_for(
+    findings: Iterable[str], frameworks: Iterable[str], cores: int, wanted_workers: int | None
+) -> list[Candidate]:
+    """Return the cures that belong to findings, in the order of the findings.
+
+    Args:
+        findings: ids, the most important first.
+        frameworks: those that the program has loaded.
+        cores: of this machine, which bound the workers to try.
+        wanted_workers: number of workers that the recording of the loader foretells as enough.
+    """
+    loaded, chosen = set(frameworks), dict[str, Candidate]()
+    for finding in findings:
+        for cure in all_cures().values():
+            if finding not in cure.findings or not loaded.issuperset(cure.frameworks[:1]):
+                continue
+            values: list[Value | None] = [cure.value]
+            if cure.id == "workers":
+                values = [*_numbers(cores, wanted_workers)]
+            for value in values:
+                if value is not None:
+                    candidate = Candidate((Setting(cure, value),))
+                    chosen.setdefault(str(candidate), candidate)
+    return list(chosen.values())
+
+
+_MOST_WORKERS: Final = 16
+
+
+def _numbers(cores: int, wanted: int | None) -> list[int]:
+    """Return three numbers of workers to try: as many as cores, and about, or those foretold."""
+    most = min(max(cores, 4), _MOST_WORKERS)
+    return sorted({most, max(most // 2, 2), wanted or most})
+
+
+def combine(candidates: Sequence[Candidate]) -> Candidate:
+    """Return the cures of all candidates together; of those that exclude each other, the first."""
+    chosen: dict[str, Setting] = {}
+    for candidate in candidates:
+        for setting in candidate.settings:
+            chosen.setdefault(setting.cure.group or setting.cure.id, setting)
+    return Candidate(tuple(chosen.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Step with a cure as a fraction of the step without, as a recording foretold it."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+def predict(candidate: Candidate, analysis: Analysis) -> Prediction | None:
+    """Return what a recording foretells of a candidate; None where it says nothing of it."""
+    if len(candidate.settings) != 1:
+        return None
+    setting = candidate.settings[0]
+    if setting.cure.id == "workers":
+        loaders = [loader for loader in analysis.loader if loader.now is not None]
+        for loader in loaders:
+            for choice in loader.predictions:
+                if choice.workers == setting.value and loader.now is not None:
+                    ratio = choice.step_ns / max(loader.now.step_ns, 1)
+                    return Prediction(ratio, ratio, ratio)
+    for effect in analysis.what_if:
+        if effect.id in setting.cure.predictions:
+            now = max(effect.now_ns, 1)
+            return Prediction(effect.step_ns / now, effect.low_ns / now, effect.high_ns / now)
+    return None

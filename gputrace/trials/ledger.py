@@ -1,0 +1,189 @@
+"""Ledger: what each cure was foretold to bring, and brought; a SQLite file that only grows."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gputrace.errors import InputError
+from gputrace.store import sqlite_security
+
+VERSION: Final = 1
+_APPLICATION: Final = 0x6770746C  # "gptl", in the header of the file
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Cure that was tried on a program. Ratios are of the step with it to the step without."""
+
+    time_ns: int
+    """Moment of the answer, nanoseconds of CLOCK_REALTIME."""
+    program: str
+    """Command line, without what looks secret."""
+    host: str
+    gpu: str
+    """Name of the first rank's card; empty without one."""
+    ranks: int
+    versions: str
+    """Frameworks that the program had loaded, as ``torch 2.13.0``."""
+    cure: str
+    """Cures with their values, joined by ``+``."""
+    verdict: str
+    why: str
+    """Reason where the cure failed or changed nothing."""
+    ratio: float | None
+    low: float | None
+    high: float | None
+    rounds: int
+    steps: int
+    """Steps measured in each run."""
+    bare_ns: float | None
+    """Mean step as it is."""
+    predicted: float | None
+    predicted_low: float | None
+    predicted_high: float | None
+    numerics: bool
+    """True if the cure changes results of the training."""
+    loss_differs: bool | None
+    """True if losses differ beyond what runs differ by; None where they were not seen."""
+
+    @property
+    def error(self) -> float | None:
+        """Return the predicted ratio less the measured one."""
+        known = self.predicted is not None and self.ratio is not None
+        return self.predicted - self.ratio if known else None  # type: ignore[operator]
+
+    @property
+    def within(self) -> bool | None:
+        """Return whether the measured ratio lies in the predicted range."""
+        if self.ratio is None or self.predicted_low is None or self.predicted_high is None:
+            return None
+        return self.predicted_low <= self.ratio <= self.predicted_high
+
+
+_COLUMNS: Final = ", ".join(field.name for field in fields(Entry))
+_SCHEMA: Final = f"""
+    BEGIN;
+    CREATE TABLE trials (id INTEGER PRIMARY KEY, {_COLUMNS});
+    PRAGMA application_id = {_APPLICATION};
+    PRAGMA user_version = {VERSION};
+    COMMIT;
+"""
+
+
+def default_ledger() -> Path:
+    """Return the ledger in the user's data folder."""
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return data / "gputrace" / "ledger.sqlite"
+
+
+def append(path: Path, entries: Sequence[Entry]) -> None:
+    """Add entries; raises InputError where the file is none of ours or cannot be written."""
+    with _errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with closing(_open(path, create=True)) as connection, connection:
+            marks = ", ".join("?" * len(fields(Entry)))
+            connection.executemany(
+                f"INSERT INTO trials ({_COLUMNS}) VALUES ({marks})",
+                [[getattr(entry, field.name) for field in fields(Entry)] for entry in entries],
+            )
+
+
+def read(path: Path) -> list[Entry]:
+    """Return all entries, the oldest first; none where there is no file yet.
+
+    Raises InputError where the file is none of ours.
+    """
+    if not path.exists():
+        return []
+    with _errors(path), closing(_open(path, create=False)) as connection:
+        connection.row_factory = sqlite3.Row
+        rows = connection.execute(f"SELECT {_COLUMNS} FROM trials ORDER BY id").fetchall()
+    try:
+        return [msgspec.convert(dict(row), Entry, strict=False) for row in rows]
+    except msgspec.ValidationError as error:
+        raise InputError(path, f"holds a row that no trial leaves ({error})") from None
+
+
+def _open(path: Path, create: bool) -> sqlite3.Connection:
+    connection = sqlite3.connect(path)
+    try:
+        sqlite_security.harden(connection)
+        connection.set_authorizer(sqlite_security.copying)
+
+        def pragma(name: str) -> Any:
+            return connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+        empty = not connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+        if create and empty and not pragma("application_id"):
+            connection.executescript(_SCHEMA)
+        elif pragma("application_id") != _APPLICATION:
+            raise InputError(path, "is no ledger of `gputrace try`; name another with --ledger")
+        elif pragma("user_version") != VERSION:
+            problem = f"has version {pragma('user_version')}, this gputrace knows {VERSION}"
+            raise InputError(path, f"{problem}; name another with --ledger")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite_security.ERRORS as error:
+        problem = f"cannot be used as a ledger ({error}); name another with --ledger"
+        raise InputError(path, problem) from None
+    except OSError as error:
+        problem = f"cannot be written ({error.strerror}); name another with --ledger"
+        raise InputError(path, problem) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Predictions of one cure, beside what was measured."""
+
+    cure: str
+    """Id, without a value."""
+    trials: int
+    faster: int
+    """Trials in which it made steps faster."""
+    predicted: int
+    """Trials that a recording foretold, and in which a ratio was measured."""
+    mean_error: float | None
+    """Mean of the predicted ratio less the measured one."""
+    mean_size: float | None
+    """Mean size of that error."""
+    within: int
+    """Trials in which the measured ratio lay in the predicted range."""
+
+
+def records(entries: Sequence[Entry]) -> list[Record]:
+    """Return how well each cure was foretold, by name without values; sets count by their names."""
+    by_cure: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        words = (word.partition("=")[0] for word in entry.cure.split("+"))
+        by_cure["+".join(words)].append(entry)
+    return [_record(cure, by_cure[cure]) for cure in sorted(by_cure)]
+
+
+def _record(cure: str, entries: Sequence[Entry]) -> Record:
+    errors = [entry.error for entry in entries if entry.error is not None]
+    return Record(
+        cure,
+        len(entries),
+        sum(entry.verdict == "faster" for entry in entries),
+        len(errors),
+        sum(errors) / len(errors) if errors else None,
+        sum(map(abs, errors)) / len(errors) if errors else None,
+        sum(entry.within is True for entry in entries),
+    )

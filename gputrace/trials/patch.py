@@ -1,0 +1,212 @@
+"""Cures as lines to change in the program: a unified diff of the calls that the hooks saw."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import os
+import shlex
+import site
+import sysconfig
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gputrace.trials.cures import Candidate, Setting
+from gputrace.trials.runs import Change
+
+_INSTALLED: Final = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """File of the program before and after."""
+
+    path: Path
+    before: str
+    after: str
+
+    @property
+    def diff(self) -> str:
+        """Return the unified diff, as ``git apply`` and ``patch -p1`` take it."""
+        name = os.path.relpath(self.path)
+        lines = difflib.unified_diff(
+            self.before.splitlines(keepends=True),
+            self.after.splitlines(keepends=True),
+            f"a/{name}",
+            f"b/{name}",
+        )
+        return "".join(
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+            for line in lines
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """All that is to be done to have the cures for good."""
+
+    edits: tuple[Edit, ...]
+    by_hand: tuple[str, ...]
+    """Changes that are no argument of a call in the program, a line each."""
+
+    @property
+    def diff(self) -> str:
+        """Return the diff of all files."""
+        return "".join(edit.diff for edit in self.edits)
+
+
+def make_patch(
+    candidate: Candidate, changes: Sequence[Change], main: str, command: Sequence[str]
+) -> Patch:
+    """Return the lines to change.
+
+    Args:
+        candidate: cures to have for good.
+        changes: calls that they changed, as the hooks saw them.
+        main: path of the program, which gets the statements.
+        command: command line, which gets the variables.
+    """
+    by_file: dict[Path, list[Change]] = defaultdict(list)
+    by_hand: list[str] = []
+    for change in (change for change in changes if change.argument and change.call):
+        if _is_program(Path(change.file)):
+            by_file[Path(change.file)].append(change)
+        else:
+            by_hand.append(_elsewhere(change))
+    lines = [line for setting in candidate.settings if (line := _statement(setting))]
+    if lines and _is_program(Path(main)):
+        by_file.setdefault(Path(main), [])
+    edits = []
+    for path, calls in by_file.items():
+        try:
+            before = path.read_text(encoding="utf-8")
+            after, missed = _edit_calls(before, calls)
+            after = _insert(after, lines) if path == Path(main) else after
+        except (OSError, ValueError, SyntaxError) as error:
+            by_hand += [f"{path} cannot be edited ({error})", *map(_elsewhere, calls)]
+            continue
+        by_hand += map(_elsewhere, missed)
+        edits += [Edit(path, before, after)] * (after != before)
+    by_hand += [line for setting in candidate.settings if (line := _by_hand(setting, command))]
+    return Patch(tuple(edits), tuple(dict.fromkeys(by_hand)))
+
+
+def _by_hand(setting: Setting, command: Sequence[str]) -> str:
+    """Return how to have a cure that is no line of the program; empty if it is."""
+    if not setting.cure.variables:
+        return f"{setting}: {setting.cure.advice}" if setting.cure.advice else ""
+    variables = Candidate((setting,)).environment(os.environ)
+    words = " ".join(f"{name}={shlex.quote(text)}" for name, text in variables.items())
+    return f"{setting}: run it as {words} {shlex.join(command)}"
+
+
+def apply(patch: Patch) -> None:
+    """Write the files; raises OSError. One that has changed since it was read is left alone."""
+    for edit in patch.edits:
+        if edit.path.read_text(encoding="utf-8") != edit.before:
+            raise OSError(0, "has changed meanwhile, and is left as it is", str(edit.path))
+        edit.path.write_text(edit.after, encoding="utf-8")
+
+
+def _statement(setting: Setting) -> str:
+    value = setting.for_hook
+    return setting.cure.line.format(value)
+
+
+def _is_program(path: Path) -> bool:
+    """Return whether a file is the person's own, not that of an installed package."""
+    installed = {sysconfig.get_path("stdlib"), *site.getsitepackages()}
+    within = any(path.is_relative_to(folder) for folder in installed if folder)
+    return path.suffix == ".py" and not within and not {*_INSTALLED} & {*path.parts}
+
+
+def _elsewhere(change: Change) -> str:
+    return (
+        f"{change.cure}: {change.argument}={change.new} (now {change.old}) of the call of "
+        f"{change.call} in {change.file}:{change.line}"
+    )
+
+
+def _edit_calls(source: str, changes: Sequence[Change]) -> tuple[str, list[Change]]:
+    """Return the source with the arguments changed, and the changes that fit no call."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    missed, starts = [], _line_starts(source)
+    replaced: set[tuple[int, int, str]] = set()
+    appended: dict[tuple[int, str], list[str]] = defaultdict(list)
+    for change in changes:
+        fitting = [call for call in calls if _fits(call, change)]
+        if len(fitting) != 1:
+            missed.append(change)
+        elif (value := _argument(fitting[0], change)) is not None:
+            replaced.add((*_span(value, starts), change.new))
+        else:
+            call = fitting[0]
+            given = [*call.args, *(keyword.value for keyword in call.keywords)]
+            ends = [_span(arg, starts)[1] for arg in given] or [_span(call, starts)[1] - 1]
+            appended[max(ends), ", " if given else ""].append(f"{change.argument}={change.new}")
+    for (end, before), arguments in appended.items():
+        replaced.add((end, end, before + ", ".join(dict.fromkeys(arguments))))
+    data = source.encode()
+    for start, end, text in sorted(replaced, reverse=True):
+        data = data[:start] + text.encode() + data[end:]
+    changed = data.decode()
+    ast.parse(changed)
+    return changed, missed
+
+
+def _fits(call: ast.Call, change: Change) -> bool:
+    """Return whether a change is one of this call, all of whose arguments can be seen."""
+    unpacks = any(keyword.arg is None for keyword in call.keywords) or any(
+        isinstance(arg, ast.Starred) for arg in call.args
+    )
+    within = call.lineno <= change.line <= (call.end_lineno or call.lineno)
+    return within and not unpacks and _name(call.func) == change.call
+
+
+def _name(function: ast.expr) -> str:
+    match function:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
+
+
+def _argument(call: ast.Call, change: Change) -> ast.expr | None:
+    """Return the argument's expression, if the call gives it."""
+    for keyword in call.keywords:
+        if keyword.arg == change.argument:
+            return keyword.value
+    place = change.position
+    return call.args[place] if 0 <= place < len(call.args) else None
+
+
+def _line_starts(source: str) -> list[int]:
+    """Return the offset in bytes at which each line begins."""
+    starts = [0]
+    for line in source.encode().splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    return starts
+
+
+def _span(node: ast.expr, starts: Sequence[int]) -> tuple[int, int]:
+    """Return the offsets in bytes of an expression."""
+    end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or 0
+    return starts[node.lineno - 1] + node.col_offset, starts[end_line - 1] + end_column
+
+
+def _insert(source: str, lines: Sequence[str]) -> str:
+    """Put statements below the imports at the head of a program, which include torch's."""
+    new = [line for line in lines if line not in source]
+    if not new:
+        return source
+    imports = [
+        node.end_lineno or node.lineno
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    head = source.splitlines(keepends=True)
+    at = max(imports, default=0)
+    needs = [] if "import torch" in source else ["import torch\n"]
+    return "".join([*head[:at], *needs, "\n", *(f"{line}\n" for line in new), *head[at:]])

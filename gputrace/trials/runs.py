@@ -1,0 +1,267 @@
+"""Short runs of a program: changed by the hooks, stopped after some steps, and measured by them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+import msgspec
+
+from gputrace.collectors.session import HOOKS
+from gputrace.studies.runner import MARK, Failed, end_all, why_failed
+from gputrace.trials.cures import Candidate
+
+TRACKERS: Final = {
+    "WANDB_MODE": "offline",
+    "MLFLOW_TRACKING_URI": "file:{folder}/mlruns",
+    "NEPTUNE_MODE": "offline",
+    "CLEARML_OFFLINE_MODE": "1",
+    "COMET_START_ONLINE": "0",
+    "WANDB_DIR": "{folder}",
+}
+"""Variables that keep trackers of experiments from counting a trial as a run."""
+_LOOK_S: Final = 0.05
+_GRACE_S: Final = 20.0
+"""Seconds that a program has to end after its last step, before it is ended."""
+_FEWEST_STEPS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Call whose argument a cure changed, and where the program makes it."""
+
+    cure: str
+    call: str
+    """Name of the function or class; empty for a setting."""
+    argument: str
+    position: int
+    """Place of the argument in the call, from 0; -1 where it is given by name or not at all."""
+    old: str
+    new: str
+    file: str
+    line: int
+
+
+class _Left(msgspec.Struct):
+    """Content of the file that the hooks of one process leave."""
+
+    pid: int
+    host: str
+    rank: int | None
+    world_size: int | None
+    ends: list[int]
+    losses: list[float | None]
+    stopped: bool
+    changes: list[Change]
+    reasons: dict[str, str]
+    main: str
+    versions: dict[str, str]
+    gpu: str
+    buffered: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run: the slowest rank's mean step, and what else the processes said."""
+
+    step_ns: float
+    steps: int
+    """Steps measured."""
+    ranks: int
+    losses: tuple[float, ...]
+    """Losses of the measured steps, of the first rank; empty where the hooks saw none."""
+    changes: tuple[Change, ...]
+    reasons: Mapping[str, str]
+    """Why a cure changed nothing, by its id."""
+    main: str
+    """Path of the program."""
+    versions: Mapping[str, str]
+    gpu: str
+    buffered: int
+    """Batches that loaders may have ready before the first step."""
+    seconds: float
+    ended: bool
+    """True if the program ended by itself after its last step, without a signal of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Program to try cures on."""
+
+    command: tuple[str, ...]
+    workdir: Path | None = None
+    """Folder of which each run gets a copy; None to run in the current one."""
+    keep_trackers: bool = False
+    timeout_s: float = 600.0
+    """Longest time of one run."""
+
+    def run(
+        self, candidate: Candidate, warmup: int, steps: int, record: Path | None = None
+    ) -> Measured:
+        """Run it to the end of its last step to measure.
+
+        Args:
+            candidate: cures to apply.
+            warmup: steps to pass first.
+            steps: steps to measure.
+            record: trace to write, by `gputrace record`.
+
+        Raises Failed where it fails, or measures no steps.
+        """
+        with tempfile.TemporaryDirectory(prefix="gputrace-try-") as name:
+            folder = Path(name)
+            began = monotonic()
+            code = self._go(folder, candidate, warmup, steps, record)
+            return self._read(folder, code, warmup, monotonic() - began)
+
+    def _go(
+        self, folder: Path, candidate: Candidate, warmup: int, steps: int, record: Path | None
+    ) -> int | None:
+        """Return the exit code, -N for signal N; None where it had to be ended after its steps."""
+        command = list(self.command)
+        if record is not None:
+            words = ["-m", "gputrace", "record", "--force", "-o", str(record), "--"]
+            command = [sys.executable, *words, *command]
+        where = None
+        if self.workdir is not None:
+            where = folder / "copy"
+            shutil.copytree(self.workdir, where, symlinks=True)
+        asked = {
+            "cures": {setting.cure.id: setting.for_hook for setting in candidate.settings},
+            "hooks": {s.cure.id: str(s.cure.hook) for s in candidate.settings if s.cure.hook},
+            "warmup": warmup,
+            "steps": steps,
+            "folder": str(folder),
+            "recorded": record is not None,
+            "keep": self.keep_trackers,
+        }
+        environment = self._environment(folder, candidate, asked, record is not None)
+        out, err = folder / "out", folder / "err"
+        try:
+            with out.open("wb") as to_out, err.open("wb") as to_err:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=to_out,
+                    stderr=to_err,
+                    env=environment,
+                    cwd=where,
+                    start_new_session=True,
+                )
+            return self._wait(process, folder, record is not None)
+        except OSError as error:
+            raise Failed(f"{self.command[0]}: {error.strerror}") from None
+        finally:
+            end_all(folder)
+
+    def _environment(
+        self, folder: Path, candidate: Candidate, asked: Mapping[str, Any], recorded: bool
+    ) -> dict[str, str]:
+        changed = dict(os.environ) | candidate.environment(os.environ)
+        changed |= {"GPUTRACE_TRY": json.dumps(asked), MARK: str(folder)}
+        if not self.keep_trackers:
+            changed |= {name: text.format(folder=folder) for name, text in TRACKERS.items()}
+        if not recorded:
+            spool = folder / "spool"
+            spool.mkdir()
+            paths = filter(None, [str(HOOKS), os.environ.get("PYTHONPATH", "")])
+            changed |= {"GPUTRACE_DIR": str(spool), "PYTHONPATH": os.pathsep.join(paths)}
+        return changed
+
+    def _wait(self, process: subprocess.Popen[bytes], folder: Path, recorded: bool) -> int | None:
+        """Wait for the end; a program that goes on after its steps is ended."""
+        deadline, stops = monotonic() + self.timeout_s, float("inf")
+        try:
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    return process.wait(_LOOK_S)
+                now = monotonic()
+                # A recorder makes its trace when its program has ended.
+                if not recorded and stops == float("inf") and any(folder.glob("*.try")):
+                    stops = now + _GRACE_S
+                if now > min(deadline, stops):
+                    _end(process)
+                    if now <= deadline:
+                        return None
+                    raise Failed(f"ended after {self.timeout_s:.0f} s, the most for one run")
+        except BaseException:
+            _end(process)
+            raise
+
+    def _read(self, folder: Path, code: int | None, warmup: int, seconds: float) -> Measured:
+        left = []
+        for path in sorted(folder.glob("*.try")):
+            with suppress(msgspec.MsgspecError):
+                left.append(msgspec.json.decode(path.read_bytes(), type=_Left))
+        measured = [each for each in left if len(each.ends) >= warmup + _FEWEST_STEPS]
+        if code and not any(each.stopped for each in left):
+            shown = code if code >= 0 else 128 - code
+            raise Failed(why_failed(shown, folder / "out", folder / "err"))
+        if not measured:
+            raise Failed(_why_no_steps(left, warmup))
+        slowest = max(measured, key=lambda each: _mean(each, warmup))
+        first = min(measured, key=lambda each: each.rank or 0)
+        losses = [loss for loss in first.losses[warmup:] if loss is not None]
+        reasons: dict[str, str] = {}
+        for each in left:
+            reasons |= each.reasons
+        return Measured(
+            step_ns=_mean(slowest, warmup),
+            steps=len(slowest.ends) - warmup,
+            ranks=len(measured),
+            losses=tuple(losses),
+            changes=tuple(self._original(change, folder) for change in first.changes),
+            reasons=reasons,
+            main=first.main,
+            versions=first.versions,
+            gpu=first.gpu,
+            buffered=max(each.buffered for each in left),
+            seconds=seconds,
+            ended=code is not None,
+        )
+
+    def _original(self, change: Change, folder: Path) -> Change:
+        """Return the change with the path of a file in the copy as it is in the original."""
+        copy = folder / "copy"
+        path = Path(change.file)
+        if self.workdir is None or not path.is_relative_to(copy):
+            return change
+        return replace(change, file=str(self.workdir.resolve() / path.relative_to(copy)))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a program and its group: SIGTERM, and SIGKILL for what stays."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+            return
+
+
+def _mean(left: _Left, warmup: int) -> float:
+    return (left.ends[-1] - left.ends[warmup - 1]) / (len(left.ends) - warmup)
+
+
+def _why_no_steps(left: Sequence[_Left], warmup: int) -> str:
+    if not left:
+        return (
+            "no step was seen; the hooks know steps of PyTorch, Keras, TensorFlow, Chainer, MXNet "
+            "and others, any other loop marks its own with gputrace.step()"
+        )
+    most = max(len(each.ends) for each in left)
+    return (
+        f"it makes {most} steps in all, too few for {warmup} to warm up and {_FEWEST_STEPS} to "
+        "measure; give --warmup, or more data"
+    )

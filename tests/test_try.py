@@ -1,0 +1,616 @@
+"""``gputrace try``: cures applied to programs from outside, measured in turns, and remembered."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import gputrace
+from gputrace import trials
+from gputrace.cli import run as run_command
+from gputrace.errors import InputError, UsageError
+from gputrace.studies.runner import Failed
+from gputrace.trials import ledger
+from gputrace.trials.cures import (
+    CURES,
+    Candidate,
+    all_cures,
+    combine,
+    cures_for,
+    read_candidates,
+)
+from gputrace.trials.patch import make_patch
+from gputrace.trials.runs import Change, Measured
+from gputrace.trials.runs import Program as ProgramToTry
+from gputrace.trials.turns import ALIKE, MOST, Verdict, compare, losses_differ, order
+from tests import command
+from tests.command import Ran, assert_refused
+from tests.packages import install
+from tests.recordings import unpack
+
+FASTER, NOT_FASTER, USAGE, UNREADABLE = 0, 1, 2, 3
+
+TORCH: Final = {
+    "torch/__init__.py": "__version__ = '2.13.0'",
+    "torch/optim/__init__.py": "from .optimizer import Optimizer, SGD",
+    "torch/optim/optimizer.py": """
+_hooks = []
+def register_optimizer_step_post_hook(hook): _hooks.append(hook)
+class Optimizer:
+    def step(self):
+        for hook in _hooks: hook(self, (), {})
+class SGD(Optimizer):
+    def __init__(self, params, lr=0.1, *, foreach=None): self.foreach = foreach
+""",
+    "torch/utils/data/__init__.py": "from .dataloader import DataLoader",
+    "torch/utils/data/dataloader.py": """
+import time
+class DataLoader:
+    def __init__(self, dataset, batch_size=1, num_workers=0, prefetch_factor=None,
+                 persistent_workers=False, pin_memory=False):
+        if num_workers > 8: raise RuntimeError(f"no room for {num_workers} workers")
+        self.dataset, self.num_workers = dataset, num_workers
+    def __iter__(self):
+        for item in self.dataset:
+            time.sleep(0.016 / max(self.num_workers, 1))
+            yield item
+""",
+}
+"""Stands for torch: a batch takes 16 ms, which workers share."""
+
+PROGRAM: Final = """\
+import sys
+from torch.optim import SGD
+from torch.utils.data import DataLoader
+
+optimizer = SGD([], 0.1)
+loader = DataLoader(range(500), num_workers=1)
+for item in loader:
+    optimizer.step()
+print("done")
+"""
+
+
+class Real:
+    """Makes runs of a program, with modules that stand for torch, in real processes."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.script = folder, folder / "train.py"
+        for name, source in TORCH.items():
+            path = folder / "modules" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(source, encoding="utf-8")
+        (folder / "modules" / "torch" / "utils" / "__init__.py").touch()
+        paths = os.pathsep.join([str(folder / "modules"), str(command.ROOT)])
+        monkeypatch.setenv("PYTHONPATH", paths)
+        monkeypatch.setenv("XDG_DATA_HOME", str(folder / "data"))
+
+    def run(self, cures: str, program: str = PROGRAM, **how: Any) -> Measured:
+        """Makes a run with all cures together."""
+        self.script.write_text(program, encoding="utf-8")
+        words = how.pop("command", (sys.executable, str(self.script)))
+        candidate = combine(read_candidates(cures))
+        return ProgramToTry(tuple(words), **how).run(candidate, warmup=2, steps=8)
+
+
+@pytest.fixture
+def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Real:
+    return Real(tmp_path, monkeypatch)
+
+
+# ---- one run ----
+
+
+def test_a_run_is_changed_measured_and_stopped_after_its_steps(real: Real) -> None:
+    log = real.folder / "log"
+    order_of_end = (
+        f"import atexit, pathlib\nlog = pathlib.Path({str(log)!r})\n"
+        "atexit.register(lambda: log.write_text('ended in order'))\n"
+    )
+    bare = real.run("", order_of_end + PROGRAM)
+    assert log.read_text() == "ended in order"
+    run = real.run("workers=4,foreach,pinned,persistent")
+    assert (bare.steps, run.steps, run.ended, run.versions) == (8, 8, True, {"torch": "2.13.0"})
+    # A batch takes 16 ms, of 4 workers 4 ms, at the least.
+    assert bare.step_ns > 16e6
+    assert run.step_ns > 4e6
+    assert {(c.cure, c.argument, c.old, c.new, c.line) for c in run.changes} == {
+        ("foreach", "foreach", "None", "True", 5),
+        ("workers", "num_workers", "1", "4", 6),
+        ("persistent", "persistent_workers", "False", "True", 6),
+    }
+    assert run.reasons["pinned"] == "torch sees no GPU"
+    assert {change.file for change in run.changes} == {str(real.script)}
+
+
+def test_what_is_so_already_is_no_change(real: Real) -> None:
+    run = real.run("workers=1,gc")
+    assert run.reasons["workers"] == "num_workers is 1 already"
+    assert [change.cure for change in run.changes] == ["gc"]
+
+
+@pytest.mark.parametrize(
+    ("cures", "program", "said"),
+    [
+        ("", "print('no step')", "no step was seen"),
+        ("", "raise ValueError('planted')", "exit code 1: ValueError: planted"),
+        ("", PROGRAM.replace("500", "5"), "it makes 5 steps in all, too few"),
+        ("workers=99", PROGRAM, "exit code 1: RuntimeError: no room for 99 workers"),
+    ],
+)
+def test_a_run_that_cannot_be_measured_says_why(
+    real: Real, cures: str, program: str, said: str
+) -> None:
+    with pytest.raises(Failed, match=said):
+        real.run(cures, program)
+
+
+def test_a_program_that_catches_its_end_is_ended_by_a_signal(real: Real) -> None:
+    stubborn = PROGRAM.replace(
+        "    optimizer.step()\n",
+        "    try: optimizer.step()\n    except BaseException: print('caught')\n",
+    )
+    assert real.run("foreach", stubborn).steps == 8
+
+
+def test_a_run_gets_a_copy_of_the_folder_to_work_in(real: Real) -> None:
+    work = real.folder / "work"
+    work.mkdir()
+    writes = PROGRAM.replace("import sys\n", "import sys\nopen('written', 'x').close()\n")
+    (work / "train.py").write_text(writes)
+    run = real.run("workers=4", workdir=work, command=(sys.executable, "train.py"))
+    assert [path.name for path in work.iterdir()] == ["train.py"]
+    assert run.changes[0].file == str(work / "train.py")
+
+
+def test_all_ranks_of_a_job_are_stopped_and_the_slowest_counts(real: Real) -> None:
+    launcher = real.folder / "launch.py"
+    launcher.write_text(
+        "import os, subprocess, sys\n"
+        "ranks = [subprocess.Popen([sys.executable, *sys.argv[1:]], env={**os.environ, "
+        "'RANK': str(rank), 'WORLD_SIZE': '2'}) for rank in range(2)]\n"
+        "sys.exit(max(rank.wait() for rank in ranks))\n"
+    )
+    own = "import os\nown = [1, 4][int(os.environ['RANK'])]\noptimizer"
+    program = PROGRAM.replace("num_workers=1", "num_workers=own").replace("optimizer", own, 1)
+    run = real.run("", program, command=(sys.executable, str(launcher), str(real.script)))
+    assert run.ranks == 2
+    assert run.step_ns > 16e6
+
+
+def test_a_plugins_cure_changes_what_its_file_says(
+    real: Real, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = real.folder / "hook.py"
+    hook.write_text(
+        "def patches(value):\n"
+        "    def plant(module): module.planted = value\n"
+        "    return {'torch.utils.data.dataloader': plant}\n"
+    )
+    module = (
+        "from pathlib import Path\nfrom gputrace.extend import Cure\n"
+        f"it = Cure('planted', 'a name in a module', hook=Path({str(hook)!r}))\n"
+    )
+    entries = {"gputrace.cures": {"planted": "cures_of_others:it"}}
+    install(real.folder, "their-package", entries, {"cures_of_others": module})
+    monkeypatch.syspath_prepend(real.folder)
+    all_cures.cache_clear()
+    try:
+        run = real.run("planted", "from torch.utils.data.dataloader import planted\n" + PROGRAM)
+    finally:
+        all_cures.cache_clear()
+    assert [change.cure for change in run.changes] == ["planted"]
+
+
+# ---- a trial ----
+
+
+class Simulated:
+    """Runs of a program whose steps take 10 ms times the factors of its cures."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+        self.factors: dict[str, float] = {}
+        self.failing: dict[str, str] = {}
+        self.changes: dict[str, Change] = {}
+        self.made: list[str] = []
+        self.trace: Path | None = None
+        self.seconds = 0.0
+        self.random = np.random.default_rng(5)
+        self.path = path
+        monkeypatch.setattr(ProgramToTry, "run", lambda _, *given: self.run(*given))
+
+    def run(
+        self, candidate: Candidate, warmup: int, steps: int, record: Path | None = None
+    ) -> Measured:
+        names = [str(setting) for setting in candidate.settings]
+        self.made.append(str(candidate))
+        if record is not None and self.trace is not None:
+            shutil.copy(self.trace, record)
+        for name in names:
+            if name in self.failing:
+                raise Failed(self.failing[name])
+        factor = float(np.prod([self.factors.get(name, 1.0) for name in names]))
+        unchanged = Change("", "f", "", -1, "", "", "", 0)
+        changes = [
+            replace(self.changes.get(name, unchanged), cure=setting.cure.id)
+            for name, setting in zip(names, candidate.settings, strict=True)
+            if self.factors.get(name) != 0
+        ]
+        return Measured(
+            step_ns=1e7 * (factor or 1.0) * float(np.exp(self.random.normal(0, 0.002))),
+            steps=steps,
+            ranks=1,
+            losses=(),
+            changes=tuple(changes),
+            reasons={},
+            main=str(self.path),
+            versions={"torch": "2.13.0"},
+            gpu="",
+            buffered=0,
+            seconds=self.seconds,
+            ended=True,
+        )
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Simulated:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    path = tmp_path / "train.py"
+    path.write_text(PROGRAM, encoding="utf-8")
+    return Simulated(monkeypatch, path)
+
+
+def gputrace_try(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Ran:
+    """Runs the command in this process."""
+    code = run_command(["try", *map(str, words)])
+    return Ran(code, *capsys.readouterr())
+
+
+def test_each_cure_has_its_answer_and_the_best_go_together(
+    simulated: Simulated, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulated.factors = {"workers=4": 0.8, "gc": 0.9, "fused": 1.1, "pinned": 0, "foreach": 1.0}
+    simulated.failing = {"compile=default": "exit code 1: no compiler"}
+    simulated.changes["workers=4"] = Change(
+        "", "DataLoader", "num_workers", -1, "1", "4", str(simulated.path), 6
+    )
+    ran = gputrace_try(
+        capsys, "workers=4,gc,fused,foreach,pinned,compile", "--json", "--apply", "--", "x"
+    )
+    result = json.loads(ran.out)
+    rows = {row["cure"]: row for row in result["rows"]}
+    assert {cure: row["verdict"] for cure, row in rows.items()} == {
+        "workers=4": "faster",
+        "gc": "faster",
+        "fused": "slower",
+        "foreach": "no difference",
+        "pinned": "changes nothing",
+        "compile=default": "failed",
+        "workers=4+gc": "faster",
+    }
+    assert rows["workers=4+gc"]["ratio"] == pytest.approx(0.72, rel=0.01)
+    assert (ran.code, result["best"]) == (FASTER, "workers=4+gc")
+    assert rows["compile=default"]["why"] == "exit code 1: no compiler"
+    assert "+loader = DataLoader(range(500), num_workers=4)" in result["patch"]["diff"]
+    assert simulated.path.read_text() == PROGRAM.replace("num_workers=1", "num_workers=4")
+    kept = json.loads(gputrace_try(capsys, "--history", "--json").out)
+    assert kept["trials"] == result["rows"]
+
+
+def test_rounds_run_forwards_and_backwards_in_turn(simulated: Simulated) -> None:
+    simulated.factors = {"gc": 0.5}
+    outcome = gputrace.try_cures(["x"], "gc")
+    assert simulated.made == ["as it is", *["as it is", "gc", "gc", "as it is"], "as it is", "gc"]
+    assert (outcome.runs, outcome.best) == (7, "gc")
+
+
+def test_a_spent_budget_leaves_what_is_not_decided_open(
+    simulated: Simulated, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulated.factors, simulated.seconds = {"gc": 0.5}, 100.0
+    ran = gputrace_try(capsys, "gc", "--budget", "2min", "--", "python", "train.py")
+    assert ran.code == NOT_FASTER
+    assert "gc: cannot tell yet: fewer than 3 rounds in the budget" in ran.out
+
+
+def test_a_recordings_findings_are_tried_and_its_predictions_are_kept(
+    simulated: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulated.trace = unpack("h200x4-ddp-starved-9-15.sqlite", tmp_path)
+    simulated.factors = dict.fromkeys(("prefetch=4", "persistent", "pinned"), 0)
+    ran = gputrace_try(capsys, "--json", "--", "x")
+    result = json.loads(ran.out)
+    rows = {row["cure"]: row for row in result["rows"]}
+    assert result["findings"][0] == "data-feeding"
+    workers = [cure for cure in rows if cure.startswith("workers=")]
+    assert len(workers) >= 2
+    for cure in workers:
+        assert 0 < rows[cure]["predicted_low"] <= rows[cure]["predicted"] < 1
+        assert rows[cure]["verdict"] == "no difference"
+    assert rows["persistent"]["predicted"] is None
+    assert (ran.code, result["best"]) == (NOT_FASTER, None)
+    history = gputrace_try(capsys, "--history").out
+    assert "Predictions, in % of a step as it is" in history
+
+
+def test_what_changes_results_joins_the_best_only_where_it_was_asked_for(
+    simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated.factors = {"tf32": 0.5}
+    assert gputrace.try_cures(["x"], "tf32").best == "tf32"
+    chosen = tuple(read_candidates("tf32"))
+    monkeypatch.setattr(trials, "cures_for", lambda *_: chosen)
+    recording = unpack("h200x4-ddp-starved-9-15.sqlite", tmp_path)
+    outcome = gputrace.try_cures(["x"], recording=recording)
+    assert [(row.verdict, row.numerics) for row in outcome.rows] == [("faster", True)]
+    assert outcome.best is None
+
+
+def test_a_program_that_fails_as_it_is_ends_the_trial_in_one_line(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> Measured:
+        raise Failed("exit code 1: ValueError: planted")
+
+    monkeypatch.setattr(ProgramToTry, "run", fail)
+    ran = gputrace_try(capsys, "gc", "--", "python", "train.py")
+    assert (ran.code, ran.out) == (UNREADABLE, "")
+    last = "gputrace: python train.py: exit code 1: ValueError: planted"
+    assert ran.err.splitlines()[-1] == last
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["worker=8"], "did you mean workers?"),
+        (["workers"], "say how many, as workers=8"),
+        (["workers=many"], "is no number"),
+        (["pinned=1"], "takes no value"),
+        (["compile=fast"], "it takes default, reduce-overhead, max-autotune"),
+        (["pinned", "--budget", "soon"], "is not a time"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(words: list[str], said: str) -> None:
+    assert_refused(command.gputrace("try", *words, "--", "true"), USAGE, said)
+
+
+def test_the_list_has_every_cure_and_what_it_does() -> None:
+    listed = json.loads(command.gputrace("try", "--list", "--json").out)
+    assert {cure["id"]: cure["numerics"] for cure in listed} == {
+        cure.id: cure.numerics for cure in CURES
+    }
+
+
+# ---- statistics ----
+
+
+def verdicts(effect: float, noise: float, drift: float = 0.0, tries: int = 300) -> list[Verdict]:
+    """Answers to trials of a cure that makes steps longer by a factor; runs differ by the noise."""
+    answers, random = [], np.random.default_rng(1)
+    for _ in range(tries):
+        pairs: list[tuple[float, float]] = []
+        answer = None
+        while answer is None or not answer.enough:
+            at, steps = 2 * len(pairs), [1.0, effect]
+            for place, which in enumerate(order([0, 1], len(pairs))):
+                steps[which] *= np.exp(random.normal(drift * (at + place), noise))
+            pairs.append((steps[0], steps[1]))
+            answer = compare(*zip(*pairs, strict=True))
+        answers.append(answer.verdict)
+    return answers
+
+
+@pytest.mark.parametrize("noise", [0.001, 0.01, 0.03, 0.1])
+def test_what_makes_no_difference_is_called_different_in_less_than_one_try_of_twenty(
+    noise: float,
+) -> None:
+    answers = verdicts(1.0, noise)
+    assert sum(answer in (Verdict.FASTER, Verdict.SLOWER) for answer in answers) < len(answers) / 20
+
+
+def test_with_steady_runs_no_difference_is_said_to_be_one_in_19_of_20_tries() -> None:
+    assert verdicts(1.0, 0.01).count(Verdict.ALIKE) > 0.95 * 300
+
+
+@pytest.mark.parametrize(("effect", "verdict"), [(0.8, Verdict.FASTER), (1.25, Verdict.SLOWER)])
+def test_a_fifth_is_found_also_where_the_machine_slows_down(
+    effect: float, verdict: Verdict
+) -> None:
+    answers = verdicts(effect, 0.03, drift=0.01)
+    assert answers.count(verdict) > 0.95 * len(answers)
+
+
+def test_little_that_is_sure_is_no_difference_and_noise_ends_undecided() -> None:
+    assert compare([1, 1, 1], [0.99, 0.99, 0.99]).verdict == Verdict.ALIKE  # type: ignore[union-attr]
+    assert ALIKE == 0.02
+    noisy = compare([1.0] * MOST, [0.2, *[1.5] * (MOST - 1)])
+    assert noisy is not None
+    assert (noisy.verdict, noisy.enough) == (Verdict.OPEN, True)
+    assert compare([1, 1], [2, 2]) is None
+
+
+def falling(scale: float, seed: int = 0, scatter: float = 0.05) -> list[float]:
+    steps = np.arange(40)
+    noise = np.random.default_rng(seed).normal(0, scatter, 40)
+    return [float(value) for value in scale * np.exp(-steps / 40) * (1 + noise)]
+
+
+@pytest.mark.parametrize(
+    ("cured", "differs"),
+    [
+        ([falling(1.0)] * 3, False),
+        ([falling(1.0, seed) for seed in range(4, 7)], False),
+        ([falling(1.3)] * 3, True),
+        ([[float("nan")] * 40], True),
+        ([[]], None),
+    ],
+)
+def test_a_loss_that_leaves_its_scatter_is_flagged(
+    cured: Sequence[Sequence[float]], differs: bool | None
+) -> None:
+    assert losses_differ([falling(1.0, seed) for seed in range(3)], cured) is differs
+
+
+# ---- cures ----
+
+
+def test_cures_that_exclude_each_other_are_not_combined() -> None:
+    together = combine(read_candidates("workers=8,fused,foreach,workers=4,pinned+gc"))
+    assert str(together) == "workers=8+fused+pinned+gc"
+
+
+def test_variables_join_what_the_environment_has_where_they_should() -> None:
+    [candidate] = read_candidates("expandable+threads=2+xla-latency")
+    inherited = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64", "OMP_NUM_THREADS": "9"}
+    changed = candidate.environment(inherited)
+    assert changed["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
+    assert changed["OMP_NUM_THREADS"] == "2"
+    assert changed["XLA_FLAGS"] == "--xla_gpu_enable_latency_hiding_scheduler=true"
+
+
+def test_findings_ask_for_cures_of_the_frameworks_that_the_program_has() -> None:
+    torch = [str(c) for c in cures_for(["data-feeding"], ["torch"], cores=16, wanted_workers=6)]
+    assert torch == [
+        "workers=6",
+        "workers=8",
+        "workers=16",
+        "prefetch=4",
+        "persistent",
+        "pinned",
+        "staging",
+    ]
+    other = cures_for(["data-feeding"], ["tensorflow"], 16, None)
+    assert [str(candidate) for candidate in other] == ["tf-parallel", "tf-prefetch"]
+    assert cures_for(["compute-bound"], ["chainer"], 16, None) == []
+
+
+def test_every_finding_and_prediction_that_a_cure_names_is_one() -> None:
+    from gputrace.analyzers.findings import ALL_RULES
+    from gputrace.analyzers.whatif import CURES as EFFECTS
+
+    findings = {rule.__name__.replace("_", "-") for rule in ALL_RULES}
+    for cure in all_cures().values():
+        assert findings.issuperset(cure.findings)
+        assert {effect.id for effect in EFFECTS}.issuperset(cure.predictions)
+
+
+# ---- the patch ----
+
+
+@pytest.mark.parametrize(
+    ("before", "position", "after"),
+    [
+        ("DataLoader(data, num_workers=0)", -1, "DataLoader(data, num_workers=8)"),
+        ("DataLoader(data)", -1, "DataLoader(data, num_workers=8)"),
+        ("DataLoader()", -1, "DataLoader(num_workers=8)"),
+        ("DataLoader(data, 64, 2)", 2, "DataLoader(data, 64, 8)"),
+        (
+            "torch.DataLoader(\n    data,  # é\n)",
+            -1,
+            "torch.DataLoader(\n    data, num_workers=8,  # é\n)",
+        ),
+        ("DataLoader(data, **options)", -1, None),
+        ("make(data)", -1, None),
+        ("DataLoader(a), DataLoader(b)", -1, None),
+    ],
+)
+def test_an_argument_is_changed_where_the_program_gives_it(
+    tmp_path: Path, before: str, position: int, after: str | None
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"é = '→'\nloader = {before}\n", encoding="utf-8")
+    change = Change("workers", "DataLoader", "num_workers", position, "0", "8", str(path), 2)
+    patch = make_patch(read_candidates("workers=8")[0], [change], str(path), ["python", "train.py"])
+    if after is None:
+        assert patch.edits == ()
+        assert str(path) in patch.by_hand[0]
+    else:
+        [edit] = patch.edits
+        assert edit.after == f"é = '→'\nloader = {after}\n"
+
+
+def test_settings_become_statements_and_variables_become_a_command(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import torch\n\ntrain()\n")
+    [candidate] = read_candidates("cudnn-benchmark+threads=2+compile")
+    patch = make_patch(candidate, [], str(path), ["python", "train.py"])
+    assert patch.edits[0].after.splitlines()[2] == "torch.backends.cudnn.benchmark = True"
+    assert "OMP_NUM_THREADS=2" in patch.by_hand[0]
+    assert patch.by_hand[0].endswith("python train.py")
+    assert patch.by_hand[1] == "compile=default: model = torch.compile(model)"
+
+
+def test_a_call_in_an_installed_package_is_named_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "site-packages" / "trainer.py"
+    path.parent.mkdir()
+    path.write_text("loader = DataLoader(data)\n")
+    change = Change("workers", "DataLoader", "num_workers", -1, "0", "8", str(path), 1)
+    patch = make_patch(read_candidates("workers=8")[0], [change], "train.py", ["python"])
+    assert (patch.edits, len(patch.by_hand)) == ((), 1)
+
+
+# ---- the ledger ----
+
+ENTRY: Final = ledger.Entry(
+    time_ns=1,
+    program="python train.py",
+    host="node",
+    gpu="",
+    ranks=1,
+    versions="torch 2.13.0",
+    cure="workers=8",
+    verdict="faster",
+    why="",
+    ratio=0.5,
+    low=0.45,
+    high=0.55,
+    rounds=4,
+    steps=40,
+    bare_ns=1e6,
+    predicted=0.6,
+    predicted_low=0.5,
+    predicted_high=0.7,
+    numerics=False,
+    loss_differs=None,
+)
+
+
+def test_the_ledger_says_how_far_predictions_were_off(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "ledger.sqlite"
+    assert ledger.read(path) == []
+    ledger.append(path, [ENTRY])
+    ledger.append(
+        path,
+        [
+            replace(ENTRY, cure="workers=4", ratio=0.8),
+            replace(ENTRY, cure="gc", predicted=None, loss_differs=True),
+        ],
+    )
+    assert ledger.read(path)[0] == ENTRY
+    gc, workers = ledger.records(ledger.read(path))
+    assert (gc.cure, gc.predicted, gc.mean_error) == ("gc", 0, None)
+    assert (workers.trials, workers.predicted, workers.within) == (2, 2, 1)
+    assert workers.mean_error == pytest.approx(-0.05)
+    assert workers.mean_size == pytest.approx(0.15)
+
+
+def test_a_file_that_is_no_ledger_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("mine")
+    with pytest.raises(InputError, match="cannot be used as a ledger"):
+        ledger.append(path, [ENTRY])
+    assert path.read_text() == "mine"
+
+
+def test_python_offers_it_too() -> None:
+    with pytest.raises(UsageError, match="no cure is called 'magic'"):
+        gputrace.try_cures(["python", "train.py"], "magic")
