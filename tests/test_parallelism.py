@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -14,8 +15,11 @@ import gputrace
 from gputrace.analyzers.parallelism import role_of_name
 from gputrace.api import Report
 from gputrace.model.results import Pipeline
+from tests.exports import NVTX, Value
 from tests.kineto import kernel, write
+from tests.synthetic.nvml import pcie
 from tests.synthetic.parallel import (
+    STATIC,
     Chunk,
     Group,
     Stages,
@@ -68,6 +72,33 @@ def test_groups_in_lockstep_are_told_apart_by_their_communicators(tmp_path: Path
         assert total.communicator == f"{groups[n].id:#x}"
         assert total.group_size == 2
         assert total.count == LAYERS * report.steps.steady_count
+
+
+@pytest.mark.parametrize("payloads", [True, False])
+def test_pairs_in_lockstep_behind_a_host_bridge_are_found(tmp_path: Path, payloads: bool) -> None:
+    """Four of eight cards are joined in pairs over PHB, where an all-reduce takes 1.2 times as
+    long; that is too little to tell the pairs from the others by the kernels' ends.
+    """
+    world = World(8, payloads=payloads)
+    groups = [world.group(ranks) for ranks in pairs(4)]
+    rows = [pcie("PHB" if min(a, b) >= 4 else "PIX")(a, b) for a in range(8) for b in range(8)]
+    world.export.give("GPUTRACE_TOPOLOGY", *rows[0])
+    for row in rows:
+        world.export.add("GPUTRACE_TOPOLOGY", **row)
+
+    def step(_: int) -> None:
+        for _layer in range(2 * LAYERS):
+            for rank in range(8):
+                world.compute(rank, 100 * US)
+            for n, group in enumerate(groups):
+                world.collective(group, "AllReduce", 8 << 20, (60 if n >= 2 else 50) * US)
+            world.now = [max(world.now)] * 8
+
+    report = analyzed(trained(world, step), tmp_path)
+    found = [each for each in report.findings if each.id == "topology"]
+    assert len(report.collectives) == (4 if payloads else 1)
+    assert [each.evidence["ratio"] for each in found] == ([1.2] if payloads else [])
+    assert [set(each.gpus) <= {4, 5, 6, 7} for each in found] == [True] * payloads
 
 
 def tensor_step(world: World, groups: Sequence[Group]) -> None:
@@ -414,6 +445,27 @@ def test_a_rank_with_busy_experts_is_named(tmp_path: Path) -> None:
     assert "rank 5" in report.render("text").partition("Experts (a step")[2]
 
 
+def test_deepeps_kernels_exchange_tokens(tmp_path: Path) -> None:
+    """Without any payload: their names say what they do. Some only say how many tokens follow."""
+    world = World(4, payloads=False)
+    group = world.group(range(4))
+
+    def step(_: int) -> None:
+        for _layer in range(2 * LAYERS):
+            for name, ns in (("dispatch", 100), ("combine", 200)):
+                for kind in (f"notify_{name}", name):
+                    kernel = f"void deep_ep::intranode::{kind}<4, 768, 8192>(int4*, float*)"
+                    world.collective(group, kind, 0, 20 * US, kernel=kernel)
+                for rank in range(4):
+                    world.compute(rank, (2 if rank == 3 and ns == 100 else 1) * ns * US)
+
+    report = analyzed(trained(world, step), tmp_path)
+    assert {total.role for total in report.collectives} == {"expert"}
+    (experts,) = report.experts
+    assert [rank.work_ns for rank in experts.ranks] == [8 * 100_000] * 3 + [8 * 200_000]
+    assert experts.wait_ns == 8 * 100_000 * 3 // 4
+
+
 def test_busy_experts_that_change_from_layer_to_layer_accuse_no_rank(tmp_path: Path) -> None:
     report = routed(tmp_path, lambda layer: layer % 8)
     assert "another rank's from layer to layer" in ids(report)["expert-imbalance"]
@@ -424,3 +476,49 @@ def test_balanced_experts_accuse_nobody(tmp_path: Path) -> None:
     report = routed(tmp_path, lambda _: 5, factor=1.02)
     assert not {"expert-imbalance", "straggler", "late-host"} & set(ids(report))
     assert {total.role for total in report.collectives} == {"expert"}
+
+
+def test_payloads_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
+    world = World(2)
+    group = world.group([0, 1])
+    trained(world, lambda _: data_step(world, [group]))
+    head = struct.pack("<IIIIQQ", 1, 0, STATIC + 5, 0, 24, 56)
+    strange: list[Value] = [
+        b"",
+        b"short",
+        head,
+        head + b"x" * 7,
+        b"\xff" * 56,
+        "no hex",
+        "ff" * 56,
+        7,
+    ]
+    rows = [row for row in world.export.rows[NVTX] if row.get("binaryData")]
+    for row, blob in zip(rows[4:], strange, strict=False):
+        row["binaryData"] = blob
+    entry = world.export.rows["NVTX_PAYLOAD_SCHEMA_ENTRIES"][0]
+    for wrong in ({"type": "x"}, {"offset": -9}, {"offset": 1 << 40}, {"offset": "far"}):
+        world.export.add("NVTX_PAYLOAD_SCHEMA_ENTRIES", **(entry | {"schemaId": 99} | wrong))
+    report = analyzed(world, tmp_path)
+    assert {total.operation for total in report.collectives} == {"AllReduce"}
+    assert (25 << 20) in {total.bytes for total in report.collectives}
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {"Process Group Name": 7, "Process Group Ranks": [0, 1]},
+        {"Process Group Ranks": "[0, 1, ..., 511]", "Group size": 512},
+        {"Process Group Ranks": None, "Group size": "many"},
+        {"Group size": -3, "Src Rank": "x", "Dst Rank": 1 << 70},
+        {"Process Group Description": {"a": 1}},
+    ],
+)
+def test_process_groups_that_make_no_sense_break_nothing(
+    tmp_path: Path, strange: dict[str, Any]
+) -> None:
+    event = grouped(0, "[0, 1]", **{"In msg nelems": 8, "dtype": "Float"})
+    event["args"] |= strange
+    path = write(tmp_path / "rank0.pt.trace.json", event, kernel(10, 20))
+    with gputrace.open(path) as trace:
+        assert len(trace.analyze().collectives) <= 1

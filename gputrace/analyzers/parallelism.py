@@ -136,7 +136,7 @@ def _role(
     if ALL_TO_ALL in count:
         sizes = collectives.bytes[rows][names == ALL_TO_ALL]
         return EXPERT if not (sizes > 0).all() or _spread(sizes) > _SPREAD else CONTEXT
-    if any(re.search("dispatch|combine", name) for name in count):
+    if any(map(_EXCHANGE.search, count)):
         return EXPERT
     gathers, scatters = count["AllGather"], count["ReduceScatter"]
     if gathers and scatters:
@@ -505,6 +505,8 @@ def _split(turn: _Turn) -> tuple[float, float, float] | None:
 
 # ---- Experts ----
 
+_EXCHANGE: Final = re.compile(r"\b(dispatch|combine)$")
+"""Kernels of DeepEP that move tokens, not those that say how many."""
 _PART: Final = 0.05
 """Fraction of the largest message below which an exchange only says how many tokens follow."""
 
@@ -525,17 +527,17 @@ def find_experts(
     found = []
     for index, role in enumerate(roles):
         lanes = [lane for lane in collectives.groups[index].lanes if lane in summaries]
-        if role == EXPERT and len(lanes) > 1:
-            pairs = _exchanged(collectives, index, lanes, numbers)
-            steps = len(distinct_ids(numbers[pairs[0][:, 0]])) if pairs and len(pairs[0]) else 0
-            if steps:
-                ends = [collectives.end[rows[:, 0]] for rows in pairs]
-                starts = [
-                    np.maximum(collectives.start[rows[:, 1]], end)
-                    for rows, end in zip(pairs, ends, strict=True)
-                ]
-                work = gpus.each(_computed, [summaries[lane] for lane in lanes], ends, starts)
-                found.append(_load(gpus, collectives, lanes, pairs, np.array(work), steps))
+        if role != EXPERT or len(lanes) < 2:
+            continue
+        pairs = _exchanged(collectives, index, lanes, numbers)
+        whole = distinct_ids(numbers[pairs[0][:, 0]])
+        if len(whole):
+            ends = [collectives.end[pair[:, 0]] for pair in pairs]
+            returns = [collectives.start[pair[:, 1]] for pair in pairs]
+            starts = list(map(np.maximum, returns, ends))
+            work = gpus.each(_computed, [summaries[lane] for lane in lanes], ends, starts)
+            rows = np.flatnonzero((collectives.group == index) & np.isin(numbers, whole))
+            found.append(_load(gpus, collectives, lanes, rows, np.array(work), len(whole)))
     return tuple(found)
 
 
@@ -546,7 +548,9 @@ def _exchanged(
     lane, in the steps in which all ranks have equally many.
     """
     sizes = collectives.bytes
-    rows = np.flatnonzero((collectives.group == group) & (numbers != UNKNOWN))
+    by_name = [name for name in collectives.operations if _EXCHANGE.search(name)]
+    chosen = (collectives.group == group) & (numbers != UNKNOWN)
+    rows = np.flatnonzero(chosen & collectives.of(*by_name) if by_name else chosen)
     rows = rows[(sizes[rows] <= 0) | (sizes[rows] >= _PART * sizes[rows].max(initial=0))]
     by_lane = []
     for lane in lanes:
@@ -569,22 +573,24 @@ def _load(
     gpus: PerGpu,
     collectives: Collectives,
     lanes: Sequence[int],
-    pairs: Sequence[NDArray[np.intp]],
+    rows: NDArray[np.intp],
     work: NDArray[np.int64],
     steps: int,
 ) -> Experts:
-    """Return the load of a group by the work of its ranks, shape (ranks, exchanges)."""
+    """Return the load of a group by the work of its ranks, shape (ranks, exchanges).
+
+    ``rows`` are all that the group communicates.
+    """
     mean = work.mean(axis=0)
     busiest = np.bincount(work.argmax(axis=0), minlength=len(lanes)) / work.shape[1]
-    back = np.concatenate([rows[:, 1] for rows in pairs])
-    waits = int(collectives.wait[back].sum()) // (steps * len(lanes))
+    waits = int(collectives.wait[rows].sum()) // (steps * len(lanes))
     places = [gpus.operations[lane].gpu for lane in lanes]
     return Experts(
         steps=steps,
         exchanges=work.shape[1] // steps,
         work_ns=round(float(mean.sum()) / steps),
         imbalance_ns=round(float((work.max(axis=0) - mean).sum()) / steps),
-        wait_ns=waits if collectives.known[back].all() else None,
+        wait_ns=waits if collectives.known[rows].all() else None,
         ranks=tuple(
             ExpertRank(
                 gpu=gpu.gpu,

@@ -550,7 +550,7 @@ class Experts:
     imbalance_ns: int
     """Time for which the mean rank has no work while the busiest one has, of a step."""
     wait_ns: int | None
-    """Time that the mean rank waits in the exchanges back, of a step; None if unknown."""
+    """Time that the mean rank waits for others in the group, of a step; None if unknown."""
     ranks: tuple[ExpertRank, ...]
 
 

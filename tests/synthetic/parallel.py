@@ -137,11 +137,11 @@ class World:
 
     def collective(
         self, group: Group, operation: str, size: int, ns: int, *, waits: bool = True,
-        ahead: int = 0,
+        ahead: int = 0, kernel: str = "",
     ) -> None:  # fmt: skip
         """Run a collective once all ranks are there; compute goes on unless it waits for it.
 
-        ``ahead`` is how long before that it may begin.
+        ``ahead`` is how long before that it may begin, ``kernel`` one that is none of NCCL's.
 
         ``size`` is what NCCL calls so: of all-gathers and reduce-scatters, the part of one rank.
         """
@@ -149,10 +149,11 @@ class World:
         starts = {rank: max(self.now[rank] - ahead, free.get(rank, 0)) for rank in group.ranks}
         end = max(starts.values()) + ns
         for rank, start in starts.items():
-            kernel = f"ncclDevKernel_{operation}_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)"
+            name = f"ncclDevKernel_{operation}_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)"
             payload = (group.id, size) + (0,) * (operation != "AllGather")
-            self._range(rank, f"nccl{operation}", start - 7_000, 5_000, payload)
-            self._kernel(rank, start, end, kernel, COMMUNICATION)
+            if not kernel:
+                self._range(rank, f"nccl{operation}", start - 7_000, 5_000, payload)
+            self._kernel(rank, start, end, kernel or name, COMMUNICATION)
             group.free[rank] = end
             if waits:
                 self.now[rank] = end
