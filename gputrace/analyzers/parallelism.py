@@ -1,5 +1,5 @@
-"""Forms of parallel training: what each group of ranks is for, by what its members exchange, and
-the bubbles of pipelines, the load of experts, and the gathering of sharded parameters.
+"""Forms of parallel training: what each group of ranks is for, by what its members exchange; the
+bubbles of pipelines, the load of experts, sharded parameters and split matrix products.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from gputrace.analyzers.collectives import Collectives, RankGroup, steps_of
 from gputrace.analyzers.communicators import ALL_TO_ALL, SEND_RECV
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import steps_by_gpu
+from gputrace.analyzers.kernel_names import PRODUCTS, family_of
 from gputrace.analyzers.operations import OperationClass
-from gputrace.model.events import UNKNOWN, Mask, distinct_ids
+from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids
 from gputrace.model.intervals import Times, union
 from gputrace.model.results import (
     ExpertRank,
@@ -27,6 +28,7 @@ from gputrace.model.results import (
     PipelineStage,
     ShardedData,
     Step,
+    TensorParallel,
 )
 
 DATA, SHARDED, TENSOR = "data", "sharded data", "tensor"
@@ -138,6 +140,8 @@ def _role(
         return EXPERT if not (sizes > 0).all() or _spread(sizes) > _SPREAD else CONTEXT
     if any(map(_EXCHANGE.search, count)):
         return EXPERT
+    if any("userbuffers" in name for name in count):  # Transformer Engine's
+        return TENSOR
     gathers, scatters = count["AllGather"], count["ReduceScatter"]
     if gathers and scatters:
         return _gathering(names, steps, gathers, scatters)
@@ -708,3 +712,62 @@ def _unsharded(collectives: Collectives, rows: NDArray[np.intp], numbers: NDArra
     gathers = collectives.of("AllGather")[rows]
     before = rows[: int(np.argmin(gathers))]
     return int(collectives.bytes[before[: np.count_nonzero(~gathers)]].sum())
+
+
+# ---- Tensor parallel ----
+
+
+def find_tensor(
+    gpus: PerGpu, collectives: Collectives, roles: Sequence[str], measured: Sequence[Step]
+) -> tuple[TensorParallel, ...]:
+    """Return how much of the communication of each tensor-parallel group is exposed, and beside
+    matrix products.
+    """
+    if TENSOR not in roles:
+        return ()
+    numbers = steps_of(collectives, gpus.operations, measured)
+    of_gpu = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
+    summaries = {of_gpu[lane.gpu]: lane for lane in gpus.lanes}
+    found = []
+    for index, role in enumerate(roles):
+        mine = (collectives.group == index) & (numbers != UNKNOWN)
+        lanes = [lane for lane in collectives.groups[index].lanes if lane in summaries]
+        if role != TENSOR or not mine.any():
+            continue
+        rows_of = [np.flatnonzero(mine & (collectives.lane == lane)) for lane in lanes]
+        spans = [
+            [times[rows] for rows in rows_of] for times in (collectives.start, collectives.end)
+        ]
+        beside = gpus.each(_work_beside, [summaries[lane] for lane in lanes], *spans)
+        compute, products = np.array([[int(part.sum()) for part in own] for own in beside]).T
+        turns = max(sum(len(distinct_ids(numbers[rows])) for rows in rows_of), 1)
+        rows = np.concatenate(rows_of)
+        total = int((collectives.end[rows] - collectives.start[rows]).sum())
+        places = [gpus.operations[lane].gpu for lane in lanes]
+        found.append(
+            TensorParallel(
+                gpus=tuple(gpu.gpu for gpu in places),
+                ranks=tuple(gpu.rank for gpu in places),
+                steps=turns // len(lanes),
+                collectives=round(len(rows) / turns),
+                total_ns=total // turns,
+                exposed_ns=(total - int(compute.sum())) // turns,
+                beside_products_ns=int(products.sum()) // turns,
+                wait_ns=int(collectives.wait[rows].sum()) // turns
+                if collectives.known[rows].all()
+                else None,
+            )
+        )
+    return tuple(found)
+
+
+def _work_beside(view: GpuShardView, starts: Times, ends: Times) -> tuple[Times, Times]:
+    """Return how much compute, and how much of it in matrix products, is beside collectives."""
+    operations, events = view.operations, view.operations.events
+    computes = (operations.classes == OperationClass.COMPUTE) & (events.kind == Kind.KERNEL)
+    names = view.trace.names(distinct_ids(events.name[computes]))
+    multiply = [id for id, name in names.items() if family_of(name) in PRODUCTS]
+    rows = computes & np.isin(events.name, multiply)
+    products = union(events.start[rows], events.end[rows])
+    compute = view.lane.timeline.of_class(OperationClass.COMPUTE)
+    return compute.within(starts, ends), products.within(starts, ends)

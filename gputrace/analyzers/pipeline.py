@@ -30,6 +30,7 @@ from gputrace.analyzers.host_calls import NOBODY
 from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lanes import AnyLaneSummary, LaneSummary, find_host_lanes
 from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.parallelism import find_tensor
 from gputrace.analyzers.python_samples import find_python_lines
 from gputrace.analyzers.run_phases import find_warmup_causes, list_phases
 from gputrace.analyzers.steps import FoundSteps
@@ -146,6 +147,7 @@ def analyze(
             pipelines=facts.pipelines,
             experts=facts.experts,
             sharded=facts.sharded,
+            tensor=find_tensor(gpus, collectives, facts.roles, chosen),
             # Last: all that reads the trace may have something to say of it.
             dropped_rows=dict(sorted(quality.dropped.items())),
             warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),

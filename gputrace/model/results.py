@@ -585,6 +585,24 @@ class ShardedData:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorParallel:
+    """Communication of a group of ranks that split matrix products; of a step, on the mean rank."""
+
+    gpus: tuple[int, ...]
+    ranks: tuple[int, ...]
+    steps: int
+    collectives: int
+    """Number of collectives: two in each pass of a transformer's layer, mostly."""
+    total_ns: int
+    exposed_ns: int
+    """Part with no computing kernel beside it."""
+    beside_products_ns: int
+    """Part with a matrix product or convolution beside it."""
+    wait_ns: int | None
+    """Part in which it waits for other ranks; None if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExtraTable:
     """Table that a report shows after its own."""
 
@@ -828,6 +846,8 @@ class Analysis:
     """Load of the ranks in groups of expert-parallel training."""
     sharded: tuple[ShardedData, ...] = ()
     """Gathering of parameters in groups of sharded data-parallel training."""
+    tensor: tuple[TensorParallel, ...] = ()
+    """Communication of groups of tensor-parallel training."""
     step_phases: tuple[StepPhases, ...] = ()
     """Measured steps by phase of the host, a row per rank; empty where none were recorded."""
     missing: tuple[Missing, ...] = ()

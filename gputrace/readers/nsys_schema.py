@@ -178,6 +178,8 @@ def _timed(database: Database, table: str) -> TimedTable | None:
     always = "0"
     if table == "GPUTRACE_API_WINDOW":
         always = "1"  # Without a row for a process, all of its calls were recorded.
+    elif table == "GPUTRACE_MESSAGE":
+        always = "ranks IS NOT NULL"  # Communicators are made before any window.
     elif table == "NVTX_EVENTS" and "eventType" in columns:
         # The names of domains and categories are among the events.
         always = f"eventType NOT IN {(*RANGE_TYPES, *MARK_TYPES)}"

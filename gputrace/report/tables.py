@@ -313,6 +313,7 @@ def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
         *map(pipeline_table, analysis.pipelines[:_MOST_PIPELINES]),
         *map(experts_table, analysis.experts[:_MOST_PIPELINES]),
         sharded_table(analysis),
+        tensor_table(analysis),
         links_table(analysis, limits.links),
         cards_table(analysis),
         kernels_table(analysis, limits.kernels, limits.kernel_name),
@@ -534,6 +535,29 @@ def sharded_table(analysis: Analysis) -> Table | None:
         for group in shown
     )
     return Table("Sharded parameters (a step; prefetched: gathered beside kernels)", header, rows)
+
+
+def tensor_table(analysis: Analysis) -> Table | None:
+    """Tabulate the communication of tensor-parallel groups; return None where there are none."""
+    shown = analysis.tensor[:_MOST]
+    if not shown:
+        return None
+    rows = tuple(
+        (
+            f"ranks {format_ranges(group.ranks)}",
+            f"{group.collectives:,}",
+            format_ns(group.total_ns),
+            format_ns(group.exposed_ns // max(group.collectives, 1)),
+            format_share(group.exposed_ns, group.total_ns),
+            format_share(group.beside_products_ns, group.total_ns),
+            _time(group.wait_ns),
+        )
+        for group in shown
+    )
+    header = ("", "times", "time", "exposed each", "exposed", "beside products", "wait")
+    return Table(
+        "Tensor parallel (a step; beside products: matrix products run, too)", header, rows
+    )
 
 
 def _time(nanoseconds: int | None) -> str:

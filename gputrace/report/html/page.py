@@ -61,6 +61,7 @@ from gputrace.report.tables import (
     pipeline_table,
     savings,
     sharded_table,
+    tensor_table,
     verdict,
 )
 from gputrace.units import format_ns, format_share
@@ -222,7 +223,7 @@ def _content(material: Material) -> SimpleNamespace:
             *filter(None, (links_table(analysis, _MOST_LINKS), collectives_table(analysis))),
             *map(pipeline_table, analysis.pipelines),
             *map(experts_table, analysis.experts),
-            *filter(None, (sharded_table(analysis),)),
+            *filter(None, (sharded_table(analysis), tensor_table(analysis))),
         ),
         extra=tuple(map(extra_table, analysis.tables)),
         notes=tuple(plain_text(note, 400) for note in shown_notes),
