@@ -7,15 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import gputrace
+from gputrace.analyzers.collectives import match_collectives
+from gputrace.analyzers.findings import Facts
+from gputrace.analyzers.findings.stragglers import _where
 from gputrace.analyzers.parallelism import role_of_name
 from gputrace.api import Report
 from gputrace.model.results import Pipeline
+from gputrace.readers.registry import open_trace
 from tests.exports import NVTX, Value
+from tests.gpus import gpus_with_lanes
 from tests.kineto import kernel, write
 from tests.synthetic.nvml import pcie
 from tests.synthetic.parallel import (
@@ -542,3 +548,29 @@ def test_tensor_parallel_groups_say_what_is_exposed_and_what_products_hide(tmp_p
     assert tensor.exposed_ns == 4 * LAYERS * 20_000
     assert tensor.beside_products_ns == 4 * LAYERS * 10_000
     assert "Tensor parallel (a step" in report.render("text")
+
+
+def test_a_late_rank_is_named_with_the_group_that_waits_for_it(tmp_path: Path) -> None:
+    """Rank 2 computes longer: its tensor-parallel group waits for it all the time, the ranks of
+    other groups only once, for the gradients.
+    """
+    world = World(8)
+    tensor = [world.group(ranks) for ranks in ([0, 1, 2, 3], [4, 5, 6, 7])]
+    data = [world.group([rank, rank + 4]) for rank in range(4)]
+
+    def step(_: int) -> None:
+        for _part in range(4 * LAYERS):
+            for rank in range(8):
+                world.compute(rank, (150 if rank == 2 else 100) * US)
+            for group in tensor:
+                world.collective(group, "AllReduce", 8 << 20, 30 * US)
+        for group in data:
+            world.collective(group, "AllReduce", 25 << 20, 60 * US)
+
+    with open_trace(trained(world, step).write(tmp_path / "run.sqlite")) as trace:
+        gpus, _ = gpus_with_lanes(trace)
+        collectives = match_collectives(gpus)
+        roles = tuple("data" if len(g.lanes) == 2 else "tensor" for g in collectives.groups)
+        facts = SimpleNamespace(collectives=collectives, per_gpu=gpus, roles=roles)
+        where = _where(cast(Facts, facts), gpus.operations[2].gpu)
+    assert where == ", mostly of its tensor group (ranks 0-3)"
