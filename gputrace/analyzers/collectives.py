@@ -399,10 +399,10 @@ def _by_communicator(
     messages: Messages, rows: NDArray[np.int64]
 ) -> Iterator[tuple[tuple[int, str], NDArray[np.int64]]]:
     """Yield the rows of each communicator and operation that is known of messages."""
-    known = messages.communicator[rows], messages.operation[rows]
-    keys = list(zip(*(column.tolist() for column in known), strict=True))
-    for key in dict.fromkeys(keys):
-        yield key, rows[np.array([each == key for each in keys], bool)]
+    ids, names = messages.communicator[rows], messages.operation[rows]
+    for id in distinct_ids(ids).tolist():
+        for name in dict.fromkeys(names[ids == id].tolist()):
+            yield (id, name), rows[(ids == id) & (names == name)]
 
 
 def _point_to_point(
@@ -420,7 +420,7 @@ def _point_to_point(
     for place, lane in lane_of.items():
         messages = talks[lane].messages
         mine = messages.communicator == known.communicator
-        mine &= np.char.equal(messages.operation.astype(str), "")
+        mine &= messages.operation == ""
         mine &= _are_exchanges(talks[lane])
         kernels += [(lane, row) for row in np.flatnonzero(mine).tolist()]
         for kernel, sends, peer in zip(*(c.tolist() for c in messages[3:6]), strict=True):

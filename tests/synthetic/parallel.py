@@ -12,7 +12,6 @@ Each rank has a stream that computes and one that communicates, and a host that 
 from __future__ import annotations
 
 import struct
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,8 +56,6 @@ class World:
         self._correlation = 1_000
         self._groups = 0
         self._hosts = [rank * hosts // ranks for rank in range(ranks)]
-        self.busy: dict[int, int] = defaultdict(int)
-        """Nanoseconds of compute of each rank."""
         add, give = self.export.add, self.export.give
         give(NVTX, "binaryData")
         give("GPUTRACE_PROCESS", "globalPid", "host", "rank", "worldSize")
@@ -129,11 +126,6 @@ class World:
             self._kernel(rank, start, start + part, name, COMPUTE)
             start += part
         self.now[rank] = start
-        self.busy[rank] += ns
-
-    def idle(self, rank: int, ns: int) -> None:
-        """Let the GPU wait for its host."""
-        self.now[rank] += ns
 
     def collective(
         self, group: Group, operation: str, size: int, ns: int, *, waits: bool = True,
