@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gputrace
-from gputrace.analyzers.collectives import Collectives, match_collectives, operation_of
+from gputrace.analyzers.collectives import Collectives, match_collectives
+from gputrace.analyzers.communicators import operation_of
 from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
 from gputrace.api import Report
 from gputrace.model.events import UNKNOWN, Events, Kind
@@ -258,8 +259,8 @@ def test_collectives_are_told_by_operation_with_wait_and_transfer(
     waits = sum(s.communication_wait_ns or 0 for s in report.step_list if s.phase == "steady")
     assert (found.wait_total_ns or 0) * 4 * steps >= waits
     assert found.exposed_ns <= found.total_ns
-    assert "AllReduce, gpus 0-3" in report.render("text")
-    assert "AllReduce, gpus 0-3" in report.render("markdown")
+    assert "AllReduce, data, gpus 0-3" in report.render("text")
+    assert "AllReduce, data, gpus 0-3" in report.render("markdown")
 
 
 def test_copies_between_the_gpus_of_one_process_show_their_speed(tmp_path: Path) -> None:

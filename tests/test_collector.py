@@ -20,6 +20,8 @@ import pytest
 from gputrace.collectors.backends.cupti import cupti_folders
 from gputrace.collectors.finalize import merge
 from gputrace.collectors.spool.activity import Spool, read_spool
+from gputrace.model.events import Kind
+from gputrace.readers.registry import open_trace
 from tests.native.build import Machine
 
 
@@ -223,6 +225,27 @@ def test_nvtx_ranges_and_marks_have_texts_domains_and_threads(
     assert set(database.execute(query + "WHERE eventType = 59")) == {(None, 0, None)}
     assert set(database.execute(query + "WHERE eventType IN (34, 75)")) == {(None, 1, None)}
     database.close()
+
+
+def test_nccls_payloads_tell_of_communicators_sizes_and_peers(
+    machine: Machine, tmp_path: Path
+) -> None:
+    recorded(machine, tmp_path, "inject sample nvtx payloads")
+    Database(tmp_path).close()
+    id = 0xFEDCBA9876543210 - (1 << 64)
+    with open_trace(tmp_path / "t.sqlite") as trace:
+        found = {}
+        for kind in (Kind.COMMUNICATOR, Kind.MESSAGE):
+            events = trace.events([kind], ["name", "correlation", "bytes", "device"])
+            columns = (events.name, events.correlation, events.bytes, events.device)
+            text = trace.names(events.name)
+            for name, *rest in zip(*(column.tolist() for column in columns), strict=True):
+                found[text[name]] = (kind, *rest)
+    assert found == {
+        "ncclCommInitRank": (Kind.COMMUNICATOR, id, 4, 2),
+        "ncclAllReduce": (Kind.MESSAGE, id, 4 << 20, -1),
+        "ncclSend": (Kind.MESSAGE, id, 8192, 3),
+    }
 
 
 def test_every_kernel_of_a_storm_from_eight_threads_is_there(

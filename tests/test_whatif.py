@@ -20,8 +20,7 @@ from gputrace.analyzers.host_calls import read_calls
 from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.whatif import MOST_ERROR, predict, replay_error
 from gputrace.analyzers.whatif.build import build_graph
-from gputrace.analyzers.whatif.floor import Recorded
-from gputrace.analyzers.whatif.graph import Graph, replay
+from gputrace.analyzers.whatif.graph import Graph, Recorded, replay
 from gputrace.analyzers.whatif.step_rows import MOST_ITEMS, choose_steps, read_rows, when_issued
 from gputrace.model.results import Analysis, WhatIf
 from gputrace.readers.registry import open_trace

@@ -14,7 +14,7 @@ import pytest
 import gputrace
 from benchmarks.losses import LOSSES, Loss, lose
 from gputrace.analyzers.audit import _lone_collectives
-from gputrace.analyzers.collectives import Collectives
+from gputrace.analyzers.collectives import Collectives, RankGroup
 from gputrace.analyzers.gpu_shards import PerGpu
 from gputrace.api import Report
 from gputrace.model.intervals import union
@@ -169,7 +169,10 @@ def _all_reduces(ranks: int, count: int) -> Callable[..., tuple[PerGpu, Collecti
             name=nothing.astype(np.int32),
             correlation=nothing,
             bytes=nothing,
+            group=nothing.astype(np.int32),
             operations=("AllReduce",),
+            groups=(RankGroup(tuple(range(ranks))),),
+            sends=np.empty((0, 2), np.int64),
         )
         spans = [start[lane == rank] for rank in range(ranks)]
         own = [

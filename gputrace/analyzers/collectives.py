@@ -13,6 +13,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.analyzers.communicators import (
+    SEND_RECV,
+    Communicator,
+    Messages,
+    operation_of,
+    read_messages,
+)
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import rows_by, steps_by_gpu
 from gputrace.analyzers.lanes import LaneSummary, Waiting
@@ -31,6 +38,26 @@ _NEVER: Final = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
+class RankGroup:
+    """GPUs that communicate: those of a communicator, or any that were matched."""
+
+    lanes: tuple[int, ...]
+    """Indices of its GPUs among the matched `GpuOperations`."""
+    communicator: int = UNKNOWN
+    size: int = 0
+    """Number of ranks; 0 if unknown."""
+    name: str = ""
+    """Name that the program gives it; empty if unknown."""
+    places: tuple[int, ...] = ()
+    """Rank of each GPU in the communicator; empty if unknown."""
+
+    @property
+    def id(self) -> str | None:
+        """Id of the communicator in hexadecimal, as NCCL's log has it; None if unknown."""
+        return None if self.communicator == UNKNOWN else f"{self.communicator % (1 << 64):#x}"
+
+
+@dataclass(frozen=True)
 class Collectives:
     """Table of one row per collective and participating GPU, sorted by instance and lane.
 
@@ -46,8 +73,12 @@ class Collectives:
         name: name id of the kernel; for a peer copy, as recorded.
         correlation: id of the kernel or copy in its process.
         bytes: message size; `UNKNOWN` where it was not recorded.
+        group: index into ``groups``; `UNKNOWN` for peer copies.
         operations: ``AllReduce``, ``Broadcast``, ``PeerCopy`` and so on; the kernel's name where it
             is none of NCCL's.
+        groups: the groups of GPUs that communicate.
+        sends: rows of the sending and of the receiving kernel of each point-to-point message whose
+            ends are both known, shape (messages, 2).
     """
 
     instance: NDArray[np.int64]
@@ -60,7 +91,10 @@ class Collectives:
     name: NDArray[np.int32]
     correlation: NDArray[np.int64]
     bytes: NDArray[np.int64]
+    group: NDArray[np.int32]
     operations: tuple[str, ...]
+    groups: tuple[RankGroup, ...]
+    sends: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.instance)
@@ -157,7 +191,7 @@ Group = list[tuple[Part, NDArray[np.int64]]]
 """Parts that share collectives, each with the number of the collective by row."""
 
 
-def group(parts: Sequence[Part], *, joint: bool) -> list[Group]:
+def group(parts: Sequence[Part], *, joint: bool, known: bool = False) -> list[Group]:
     """Group parts that ran the same collectives.
 
     The longest part numbers them; rows of others without a partner in it are grouped again.
@@ -165,6 +199,7 @@ def group(parts: Sequence[Part], *, joint: bool) -> list[Group]:
     Args:
         parts: parts that are not empty, at most one per GPU.
         joint: True if no rank leaves such a collective before all have arrived.
+        known: True if they are known to be of one communicator.
     """
     left, groups = list(parts), []
     while left:
@@ -173,7 +208,7 @@ def group(parts: Sequence[Part], *, joint: bool) -> list[Group]:
         lonely = []
         for part in left:
             if part is not first:
-                partner = _pair(first, part, joint)
+                partner = _pair(first, part, joint, known)
                 matched = partner != UNKNOWN
                 members += [(part.select(matched), partner[matched])] if matched.any() else []
                 lonely += [part.select(~matched)] if not matched.all() else []
@@ -182,20 +217,24 @@ def group(parts: Sequence[Part], *, joint: bool) -> list[Group]:
     return groups
 
 
-def _pair(first: Part, other: Part, joint: bool) -> NDArray[np.int64]:
+def _pair(first: Part, other: Part, joint: bool, known: bool) -> NDArray[np.int64]:
     """Return the row of ``first`` with the same collective, or `UNKNOWN`, for each of ``other``."""
     if len(first) == len(other):
         partner = np.arange(len(first))
         if not joint or (
             _overlap(first, other, partner).mean() >= _FIT
-            and (len(first) < _FEWEST or _end_together(first, other))
+            and (known or len(first) < _FEWEST or _end_together(first, other))
         ):
             return partner
     there, back = _nearest(first.end, other.end), _nearest(other.end, first.end)
     mutual = back[there] == np.arange(len(other))
     matched = mutual & _overlap(first, other, there)
     few = np.count_nonzero(matched) < _SHARED * min(len(first), len(other))
-    if few or (joint and not _end_together(first.select(there[matched]), other.select(matched))):
+    if few or (
+        joint
+        and not known
+        and not _end_together(first.select(there[matched]), other.select(matched))
+    ):
         matched[:] = False
     return np.where(matched, there, UNKNOWN)
 
@@ -233,12 +272,22 @@ class Joined:
     instance: NDArray[np.int64]
     lanes: NDArray[np.int64]
     """Number of participating GPUs by row; `ALONE` for operations that wait for no other GPU."""
+    communicator: int = UNKNOWN
+    complete: bool = False
+    """True if ``lanes`` includes GPUs of ranks that were not recorded."""
 
 
 def join(
-    spans: Sequence[Window], members: Group, groups: Sequence[Group], operation: str
+    spans: Sequence[Window],
+    members: Group,
+    groups: Sequence[Group],
+    operation: str,
+    known: RankGroup,
 ) -> Joined:
-    """Join the rows of one of the groups of a kernel name; ``spans`` are those of all GPUs."""
+    """Join the rows of one of the groups of a kernel name.
+
+    ``spans`` are those of all GPUs, ``known`` is the communicator.
+    """
     instance = np.concatenate([instance for _, instance in members])
     starts, ends = (
         np.concatenate([getattr(part, n) for part, _ in members]) for n in ("start", "end")
@@ -256,18 +305,12 @@ def join(
         np.concatenate([np.full(len(part), part.lane, np.int16) for part, _ in members]),
         np.concatenate([part.row for part, _ in members]),
         instance,
-        len(members) + missed[instance],
+        np.maximum(len(members) + missed[instance], known.size),
+        known.communicator,
+        known.size > 0,
     )
 
 
-_OPERATION: Final = re.compile(
-    r"""
-    (?P<AllReduce> all_?reduce | cross_device_reduce) | (?P<AllGather> all_?gather)
-    | (?P<ReduceScatter> reduce_?scatter) | (?P<AllToAll> all_?to_?all)
-    | (?P<Broadcast> broadcast) | (?P<SendRecv> send_?recv) | (?P<Reduce> reduce)
-    """,
-    re.VERBOSE | re.IGNORECASE,
-)
 _COLUMNS: Final = ("start", "end", "kind", "name", "process", "correlation", "bytes")
 _NONE: Final = np.empty(0, np.int64)
 _NO_NAMES: Final = np.empty(0, np.int32)
@@ -281,26 +324,39 @@ def match_collectives(gpus: PerGpu) -> Collectives:
     for id, text in gpus.trace.names(distinct_ids(np.concatenate([_NO_NAMES, *named]))).items():
         ids_of[text].append(id)
     spans = [item.span for item in gpus.operations]
+    communicators = _communicators(talks)
     joined: list[Joined] = []
-    for text in sorted(ids_of):
-        operation, parts = operation_of(text), []
-        for lane, (row, events) in enumerate(talks):
-            mine = (events.kind == Kind.KERNEL) & np.isin(events.name, ids_of[text])
-            if mine.any():
-                parts.append(Part(lane, row[mine], events.start[mine], events.end[mine]))
-        groups = group(parts, joint=operation in JOINT)
-        joined += [join(spans, item, groups, operation) for item in groups]
+    for (id, operation), parts in _sequences(talks, ids_of):
+        known = communicators.get(id, RankGroup(()))
+        if operation != SEND_RECV or not known.places:
+            groups = group(parts, joint=operation in JOINT, known=id != UNKNOWN)
+            joined += [join(spans, item, groups, operation, known) for item in groups]
+    sends: list[tuple[_Kernel, _Kernel]] = []
+    for known in communicators.values():
+        if known.places:
+            exchanged, pairs = _point_to_point(talks, known)
+            joined += exchanged
+            sends += pairs
     joined += _peer_copies(talks)
     # A trace that does not state the number of ranks counts as one of all of them.
     seen = len({summary.gpu.rank for summary in gpus.operations})
-    return _collect(talks, joined, all_seen=(gpus.trace.session.world_size or 0) <= seen)
+    all_seen = (gpus.trace.session.world_size or 0) <= seen
+    return _collect(talks, joined, sends, communicators, all_seen=all_seen)
 
 
-def operation_of(name: str) -> str:
-    """Return ``AllReduce`` and so on by the name of a kernel; else its name without parameters."""
-    base = name.partition("(")[0].partition("<")[0] or name
-    match = _OPERATION.search(base)
-    return match.lastgroup if match and match.lastgroup else base
+def _sequences(
+    talks: Sequence[_Talk], ids_of: Mapping[str, Sequence[int]]
+) -> Iterator[tuple[tuple[int, str], list[Part]]]:
+    """Yield the kernels of one name, communicator and operation, a part for each GPU with any."""
+    for text in sorted(ids_of):
+        parts: dict[tuple[int, str], list[Part]] = defaultdict(list)
+        for lane, talk in enumerate(talks):
+            events = talk.events
+            mine = (events.kind == Kind.KERNEL) & np.isin(events.name, ids_of[text])
+            for (id, operation), rows in _by_communicator(talk.messages, np.flatnonzero(mine)):
+                part = Part(lane, talk.row[rows], events.start[rows], events.end[rows])
+                parts[id, operation or operation_of(text)].append(part)
+        yield from parts.items()
 
 
 class _Talk(NamedTuple):
@@ -309,6 +365,135 @@ class _Talk(NamedTuple):
     row: NDArray[np.int64]
     """Row of each among all operations of the GPU."""
     events: Events
+    messages: Messages
+
+
+_Kernel = tuple[int, int]
+"""Lane of a kernel, and its row there."""
+
+
+def _communicators(talks: Sequence[_Talk]) -> dict[int, RankGroup]:
+    """Return the communicators that kernels are known to be of, by id."""
+    lanes: dict[int, list[int]] = defaultdict(list)
+    entries: dict[int, dict[int, Communicator]] = defaultdict(dict)
+    for lane, talk in enumerate(talks):
+        for id in distinct_ids(talk.messages.communicator).tolist():
+            if id != UNKNOWN:
+                lanes[id].append(lane)
+        for entry in talk.messages.communicators:
+            entries[entry.id][lane] = entry
+    known = {}
+    for id, members in lanes.items():
+        told = entries[id]
+        size = max((entry.size for entry in told.values()), default=0)
+        places = [told[lane].place if lane in told else UNKNOWN for lane in members]
+        if UNKNOWN in places or len(set(places)) < len(places):
+            # Ranks of a communicator are mostly in the order of those of the run.
+            places = list(range(size)) if size == len(members) else []
+        name = next((entry.name for entry in told.values() if entry.name), "")
+        known[id] = RankGroup(tuple(members), id, size, name, tuple(places))
+    return known
+
+
+def _by_communicator(
+    messages: Messages, rows: NDArray[np.int64]
+) -> Iterator[tuple[tuple[int, str], NDArray[np.int64]]]:
+    """Yield the rows of each communicator and operation that is known of messages."""
+    ids, names = messages.communicator[rows], messages.operation[rows]
+    for id in distinct_ids(ids).tolist():
+        for name in dict.fromkeys(names[ids == id].tolist()):
+            yield (id, name), rows[(ids == id) & (names == name)]
+
+
+def _point_to_point(
+    talks: Sequence[_Talk], known: RankGroup
+) -> tuple[list[Joined], list[tuple[_Kernel, _Kernel]]]:
+    """Match sends with receives in a communicator of which the rank of each GPU is known.
+
+    Return the kernels that exchange something, and the pairs that send and receive. From one rank
+    to another, messages arrive in the order in which they are sent.
+    """
+    lane_of = dict(zip(known.places, known.lanes, strict=True))
+    halves: dict[tuple[int, int], list[list[int]]] = defaultdict(lambda: [[], []])
+    kernels: list[_Kernel] = []
+    missing: dict[_Kernel, int] = {}
+    for place, lane in lane_of.items():
+        messages = talks[lane].messages
+        mine = messages.communicator == known.communicator
+        mine &= messages.operation == ""
+        mine &= _are_exchanges(talks[lane])
+        kernels += [(lane, row) for row in np.flatnonzero(mine).tolist()]
+        for kernel, sends, peer in zip(*(c.tolist() for c in messages[3:6]), strict=True):
+            if mine[kernel] and peer != place:
+                halves[(place, peer) if sends else (peer, place)][0 if sends else 1].append(kernel)
+    pairs: list[tuple[_Kernel, _Kernel]] = []
+    for (source, target), (sent, received) in halves.items():
+        matched: list[tuple[int, int]] = []
+        if sent and received:
+            sender, receiver = (
+                _part_of(talks[lane_of[place]], lane_of[place], rows)
+                for place, rows in ((source, sent), (target, received))
+            )
+            partner = _pair(sender, receiver, joint=False, known=True)
+            matched = [(int(p), n) for n, p in enumerate(partner.tolist()) if p != UNKNOWN]
+            pairs += [
+                ((lane_of[source], sent[p]), (lane_of[target], received[n])) for p, n in matched
+            ]
+        for place, rows, side in ((source, sent, 0), (target, received, 1)):
+            for number in set(range(len(rows))) - {pair[side] for pair in matched}:
+                missing[lane_of[place], rows[number]] = 1
+    return _exchanges(talks, kernels, pairs, missing, known.communicator), [
+        tuple((lane, int(talks[lane].row[row])) for lane, row in pair)  # type: ignore[misc]
+        for pair in pairs
+    ]
+
+
+def _are_exchanges(talk: _Talk) -> Mask:
+    exchanges = np.zeros(len(talk.row), bool)
+    exchanges[talk.messages.kernel] = True
+    return exchanges
+
+
+def _part_of(talk: _Talk, lane: int, rows: Sequence[int]) -> Part:
+    at = np.array(rows, np.int64)
+    return Part(lane, at, talk.events.start[at], talk.events.end[at])
+
+
+def _exchanges(
+    talks: Sequence[_Talk],
+    kernels: Sequence[_Kernel],
+    pairs: Sequence[tuple[_Kernel, _Kernel]],
+    missing: Mapping[_Kernel, int],
+    communicator: int,
+) -> list[Joined]:
+    """Join the kernels that exchange something; no GPU has two kernels in one exchange."""
+    if not kernels:
+        return []
+    exchange = {kernel: {kernel} for kernel in kernels}
+    for sender, receiver in sorted(pairs, key=lambda pair: _start(talks, pair[0])):
+        one, other = exchange[sender], exchange[receiver]
+        if one is not other and {lane for lane, _ in one}.isdisjoint(lane for lane, _ in other):
+            one |= other
+            exchange |= dict.fromkeys(other, one)
+    distinct = list({id(each): each for each in exchange.values()}.values())
+    members = [(lane, row, number) for number, each in enumerate(distinct) for lane, row in each]
+    lane, _, instance = np.array(members, np.int64).T
+    sizes = [len(each) + any(kernel in missing for kernel in each) for each in distinct]
+    return [
+        Joined(
+            SEND_RECV,
+            lane.astype(np.int16),
+            np.array([talks[at].row[index] for at, index, _ in members], np.int64),
+            instance,
+            np.array([max(sizes[number], 2) for number in instance.tolist()], np.int64),
+            communicator,
+            complete=True,
+        )
+    ]
+
+
+def _start(talks: Sequence[_Talk], kernel: _Kernel) -> int:
+    return int(talks[kernel[0]].events.start[kernel[1]])
 
 
 def _talk(view: GpuShardView) -> _Talk:
@@ -317,7 +502,11 @@ def _talk(view: GpuShardView) -> _Talk:
         operations.events.kind == Kind.KERNEL
     )
     rows = np.flatnonzero(kernels | (operations.events.kind == Kind.COPY_PEER))
-    return _Talk(rows, operations.events.having(*_COLUMNS).select(rows))
+    events = operations.events.having(*_COLUMNS).select(rows)
+    names = view.trace.names(distinct_ids(events.name))
+    by_name = {id: operation_of(text) for id, text in names.items()}
+    messages = read_messages(view, events, [by_name[id] for id in events.name.tolist()])
+    return _Talk(rows, events, messages)
 
 
 def _peer_copies(talks: Sequence[_Talk]) -> list[Joined]:
@@ -340,7 +529,14 @@ def _peer_copies(talks: Sequence[_Talk]) -> list[Joined]:
     ]
 
 
-def _collect(talks: Sequence[_Talk], joined: Sequence[Joined], *, all_seen: bool) -> Collectives:
+def _collect(
+    talks: Sequence[_Talk],
+    joined: Sequence[Joined],
+    sends: Sequence[tuple[_Kernel, _Kernel]],
+    communicators: Mapping[int, RankGroup],
+    *,
+    all_seen: bool,
+) -> Collectives:
     """Return the table of all rows, with the columns of the events of their GPUs."""
     names = tuple(sorted({part.operation for part in joined}))
     first = np.cumsum([0, *(int(part.instance.max()) + 1 for part in joined)])
@@ -352,6 +548,13 @@ def _collect(talks: Sequence[_Talk], joined: Sequence[Joined], *, all_seen: bool
         "lane": lane,
         "row": row,
         "lanes": np.concatenate([_NONE, *(part.lanes for part in joined)]),
+        "complete": np.repeat(
+            [part.complete for part in joined], [len(part.row) for part in joined]
+        ).astype(bool),
+        "communicator": np.repeat(
+            np.array([part.communicator for part in joined], np.int64),
+            [len(part.row) for part in joined],
+        ),
         "instance": np.concatenate([_NONE, *numbered]),
         "operation": np.concatenate([_NONE, *operation]).astype(np.int16),
     }
@@ -359,7 +562,8 @@ def _collect(talks: Sequence[_Talk], joined: Sequence[Joined], *, all_seen: bool
     for name in ("start", "end", "name", "correlation", "bytes"):
         columns[name] = np.full(len(row), UNKNOWN, COLUMN_TYPES[name])
         for talk, mine in zip(talks, rows_of, strict=True):
-            columns[name][mine] = getattr(talk.events, name)[np.searchsorted(talk.row, row[mine])]
+            values = talk.messages.bytes if name == "bytes" else getattr(talk.events, name)
+            columns[name][mine] = values[np.searchsorted(talk.row, row[mine])]
     if len(row):  # Instances are numbered in order of their first start.
         begins = np.full(first[-1], _NEVER)
         np.minimum.at(begins, columns["instance"], columns["start"])
@@ -368,12 +572,54 @@ def _collect(talks: Sequence[_Talk], joined: Sequence[Joined], *, all_seen: bool
         columns["instance"] = places[columns["instance"]]
     order = np.lexsort((columns["lane"], columns["instance"]))
     columns = {name: column[order] for name, column in columns.items()}
-    arrival = _arrivals(columns, columns.pop("lanes"), all_seen)
-    return Collectives(**columns, arrival=arrival, operations=names)
+    complete = columns.pop("complete") | all_seen
+    arrival = _arrivals(columns, columns.pop("lanes"), complete)
+    group, groups = _rank_groups(columns, columns.pop("communicator"), names, communicators)
+    kernels = zip(columns["lane"].tolist(), columns["row"].tolist(), strict=True)
+    place = {kernel: at for at, kernel in enumerate(kernels)}
+    return Collectives(
+        **columns,
+        arrival=arrival,
+        group=group,
+        operations=names,
+        groups=groups,
+        sends=np.array([[place[a], place[b]] for a, b in sends], np.int64).reshape(-1, 2),
+    )
+
+
+def _rank_groups(
+    columns: Mapping[str, NDArray[Any]],
+    communicator: NDArray[np.int64],
+    names: Sequence[str],
+    communicators: Mapping[int, RankGroup],
+) -> tuple[NDArray[np.int32], tuple[RankGroup, ...]]:
+    """Return the group of each row, and the groups: communicators, else sets of GPUs."""
+    lane, instance = columns["lane"], columns["instance"]
+    group = np.full(len(lane), UNKNOWN, np.int32)
+    if not len(lane):
+        return group, ()
+    draw = Random(0)
+    keys = np.array([draw.getrandbits(62) for _ in range(int(lane.max()) + 1)])
+    members = np.zeros(int(instance[-1]) + 1, np.int64)
+    np.add.at(members, instance, keys[lane])
+    copies = np.isin(columns["operation"], [names.index(n) for n in names if n == PEER_COPY])
+    groups: list[RankGroup] = []
+    for id in distinct_ids(communicator).tolist():
+        rows = (communicator == id) & ~copies
+        if id != UNKNOWN:
+            group[rows] = len(groups)
+            groups.append(communicators[id])
+            continue
+        for key in distinct_ids(members[instance[rows]]).tolist():
+            alike = rows & (members[instance] == key)
+            group[alike] = len(groups)
+            first = instance[np.argmax(alike)]
+            groups.append(RankGroup(tuple(lane[instance == first].tolist())))
+    return group, tuple(groups)
 
 
 def _arrivals(
-    columns: Mapping[str, NDArray[Any]], lanes: NDArray[np.int64], all_seen: bool
+    columns: Mapping[str, NDArray[Any]], lanes: NDArray[np.int64], complete: Mask
 ) -> Times:
     """Return, for each row, the last start in its instance before its end."""
     instance, start, end = columns["instance"], columns["start"], columns["end"]
@@ -384,7 +630,7 @@ def _arrivals(
     came = np.sort(instance * len(moments) + begin)
     by_own_end = instance * len(moments) + np.searchsorted(moments, end, "right") - 1
     arrival = moments[came[np.searchsorted(came, by_own_end, "right") - 1] % len(moments)]
-    whole = (count == lanes) & (lanes > 1) & all_seen
+    whole = (count == lanes) & (lanes > 1) & complete
     return np.where(whole | (lanes == ALONE), arrival, UNKNOWN)
 
 
@@ -394,14 +640,15 @@ operations, each link carries the whole message."""
 
 
 def total_collectives(
-    gpus: PerGpu, collectives: Collectives, measured: Sequence[Step]
+    gpus: PerGpu, collectives: Collectives, measured: Sequence[Step], roles: Sequence[str] = ()
 ) -> tuple[CollectiveTotals, ...]:
-    """Sum up the collectives by operation, most time first.
+    """Sum up the collectives by operation and group, most time first.
 
     Args:
         gpus: GPUs among which the collectives were matched.
         collectives: collectives of all GPUs.
         measured: steps to sum up; if none, the windows of the lanes.
+        roles: what each group is for.
     """
     index_of = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
     of_lane = {index_of[lane.gpu]: lane for lane in gpus.lanes}
@@ -417,25 +664,18 @@ def total_collectives(
     exposed = _exposed(gpus, of_lane, collectives, chosen)
     steps = len({step.step for step in measured})
     totals = [
-        _total(of_lane, collectives, rows, steps, int(exposed[rows].sum()))
+        _total(of_lane, collectives, rows, steps, int(exposed[rows].sum()), roles)
         for rows in _kinds(collectives, chosen)
     ]
     return tuple(sorted(totals, key=lambda total: -total.total_ns * len(total.gpus)))
 
 
 def _kinds(collectives: Collectives, chosen: Mask) -> Iterator[NDArray[np.int64]]:
-    """Yield the rows of each operation among the same GPUs; copies of all pairs together."""
-    if not len(collectives):
-        return
-    draw = Random(0)
-    keys = np.array([draw.getrandbits(62) for _ in range(int(collectives.lane.max()) + 1)])
-    members = np.zeros(int(collectives.instance[-1]) + 1, np.int64)
-    np.add.at(members, collectives.instance, keys[collectives.lane])
-    group = np.where(collectives.of(PEER_COPY), 0, members[collectives.instance])
+    """Yield the rows of each operation of a group; copies of all pairs together."""
     for operation in range(len(collectives.operations)):
         mine = chosen & (collectives.operation == operation)
-        for key in distinct_ids(group[mine]).tolist():
-            yield np.flatnonzero(mine & (group == key))
+        for number in distinct_ids(collectives.group[mine]).tolist():
+            yield np.flatnonzero(mine & (collectives.group == number))
 
 
 def _total(
@@ -444,6 +684,7 @@ def _total(
     rows: NDArray[np.int64],
     steps: int,
     exposed_ns: int,
+    roles: Sequence[str],
 ) -> CollectiveTotals:
     present = distinct_ids(collectives.lane[rows]).tolist()
     lanes = [of_lane[index] for index in present]
@@ -458,7 +699,10 @@ def _total(
     if known and sized.any():
         transfer = np.maximum((length - wait)[sized], 1)
         speed = float(np.median(sizes[sized] * 1e9 / transfer))
-    carried = _CARRIED[name] * (len(lanes) - 1) / len(lanes) if name in _CARRIED else 1.0
+    number = int(collectives.group[rows[0]])
+    ranks = collectives.groups[number] if number != UNKNOWN else RankGroup(())
+    members = max(ranks.size, len(lanes))
+    carried = _CARRIED[name] * (members - 1) / members if name in _CARRIED else 1.0
     shared = max(steps, 1) * len(lanes)
     return CollectiveTotals(
         operation=name,
@@ -476,6 +720,11 @@ def _total(
         exposed_ns=exposed_ns // shared,
         algorithm_bandwidth=None if speed is None else round(speed),
         bus_bandwidth=None if speed is None else round(speed * carried),
+        role=roles[number] if roles and number != UNKNOWN else "",
+        group=ranks.name,
+        communicator=ranks.id,
+        group_size=ranks.size or None,
+        hosts=len({lane.gpu.host for lane in lanes}),
     )
 
 

@@ -20,7 +20,6 @@ from gputrace.analyzers.collectives import (
     Collectives,
     fit_clocks,
     match_collectives,
-    total_collectives,
 )
 from gputrace.analyzers.device_metrics import find_energy, find_utilization
 from gputrace.analyzers.findings import find, order
@@ -31,6 +30,7 @@ from gputrace.analyzers.host_calls import NOBODY
 from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lanes import AnyLaneSummary, LaneSummary, find_host_lanes
 from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.parallelism import find_tensor
 from gputrace.analyzers.python_samples import find_python_lines
 from gputrace.analyzers.run_phases import find_warmup_causes, list_phases
 from gputrace.analyzers.steps import FoundSteps
@@ -84,19 +84,22 @@ def analyze(
         _put_on_one_clock(gpus)
         if watcher is not None:
             watcher.operations_read(gpus.whole.operations)
-        collectives = match_collectives(gpus)
         lanes: Sequence[AnyLaneSummary]
         if gpus.operations:
             found = gpus.find_steps(options.steps)
+            # Which message a kernel moves is known by the call that launched it.
+            collectives = match_collectives(gpus)
             gpus.build_lanes(window, found)
             waits = {ran.gpu: collectives.waiting(n) for n, ran in enumerate(gpus.operations)}
             gpus.add_waits(waits)
             lanes = gpus.lanes
         elif trace.is_card_log:
             gpus, lanes, found = PerGpu.of_hosts(trace, ()), (), FoundSteps({}, 0)
+            collectives = match_collectives(gpus)
         else:
             host_lanes, found = find_host_lanes(trace, window, options.steps)
             gpus, lanes = PerGpu.of_hosts(trace, host_lanes), host_lanes
+            collectives = match_collectives(gpus)
         if not lanes and not trace.is_card_log:
             raise UsageError(_outside(trace, gpus))
         facts = _facts(gpus, lanes, found, collectives, window, options)
@@ -126,7 +129,7 @@ def analyze(
             step_list=tuple(facts.steps),
             phases=facts.phases,
             breakdown=facts.breakdown,
-            collectives=total_collectives(gpus, collectives, chosen),
+            collectives=facts.collective_totals,
             gaps=find_gaps(
                 gpus, found, chosen, options.gaps, facts.lines, is_python=bool(facts.framework)
             ),
@@ -143,6 +146,10 @@ def analyze(
             host_load=facts.host_load,
             loader=facts.loaders,
             step_phases=facts.step_phases,
+            pipelines=facts.pipelines,
+            experts=facts.experts,
+            sharded=facts.sharded,
+            tensor=find_tensor(gpus, collectives, facts.roles, chosen),
             # Last: all that reads the trace may have something to say of it.
             dropped_rows=dict(sorted(quality.dropped.items())),
             warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),

@@ -132,6 +132,7 @@ class _Activity:
         self._write_process(cards)
         self._write_gpu()
         self._write_ranges(self._spool.records[b"NVTX"])
+        self._write_messages(self._spool.records[b"MESG"])
         rows = self._spool.records[b"API "]
         columns = self._span(rows) | {
             "eventClass": rows["driver"],
@@ -241,6 +242,18 @@ class _Activity:
             "domainId": rows["domain"],
         }
         self._writer.add("NVTX_EVENTS", columns)
+
+    def _write_messages(self, rows: Records) -> None:
+        bytes_, ids = (rows[name].astype(np.int64) for name in ("bytes", "communicator"))
+        columns = self._span(rows) | {
+            "globalTid": self._threads(rows["thread"]),
+            "nameId": self._strings(rows["name"]),
+            "communicator": _where(ids != 0, ids),
+            "bytes": _where(bytes_ >= 0, bytes_),
+            "peer": _where(rows["peer"] >= 0, rows["peer"]),
+            "ranks": _where(rows["ranks"] > 0, rows["ranks"]),
+        }
+        self._writer.add("GPUTRACE_MESSAGE", columns)
 
     def _on_gpu(self, rows: Records) -> dict[str, Any]:
         # Unfinished operations that CUPTI had to hand over have one time or both 0.

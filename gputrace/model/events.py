@@ -63,6 +63,13 @@ class Kind(IntEnum):
     """A count of the kernel's for a thread from start to end; the value is in ``bytes``."""
     COMPILATION = 31
     """A compilation of a part of the program; the name says of what, and why again."""
+    MESSAGE = 32
+    """A call of NCCL's on a host thread, with what it says of its message; without a thread, the
+    operation on the GPU itself. The communicator's id is in ``correlation``, the message's size in
+    ``bytes``, the peer's or root's rank in the communicator in ``device``."""
+    COMMUNICATOR = 33
+    """A communicator, in each process that takes part; the name says what the program calls it. Its
+    id is in ``correlation``, its number of ranks in ``bytes``, the process's rank in ``device``."""
 
 
 GPU_KINDS: Final = tuple(kind for kind in Kind if kind < Kind.API)

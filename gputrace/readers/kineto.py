@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
+from hashlib import sha256
 from itertools import compress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, cast
@@ -54,6 +55,15 @@ class Args(Struct, gc=False):
     taken: Value = field(default=UNKNOWN, name="In msg nelems")
     given: Value = field(default=UNKNOWN, name="Out msg nelems")
     element: Value = field(default="", name="dtype")
+    group: Value = field(default=None, name="Process Group Name")
+    description: Value = field(default="", name="Process Group Description")
+    ranks: Raw = field(default=Raw(b""), name="Process Group Ranks")
+    size: Value = field(default=UNKNOWN, name="Group size")
+    first: Value = field(default=UNKNOWN, name="Global rank start")
+    stride: Value = field(default=UNKNOWN, name="Global rank stride")
+    operation: Value = field(default="", name="Collective name")
+    sender: Value = field(default=UNKNOWN, name="Src Rank")
+    receiver: Value = field(default=UNKNOWN, name="Dst Rank")
 
 
 NO_ARGS: Final = Args()
@@ -257,6 +267,36 @@ def message_bytes(args: Args) -> int:
     return size * count if count > 0 else UNKNOWN
 
 
+class ProcessGroup(NamedTuple):
+    """A process group of torch.distributed, as the events of its collectives describe it."""
+
+    name: str
+    description: str
+    size: int
+    ranks: tuple[int, ...]
+    """Global ranks in order; the first ones where there are many, and nothing regular in them."""
+
+    @property
+    def id(self) -> int:
+        """Return a number of 63 bits, the same in the file of each member."""
+        text = f"{self.name}\0{self.size}\0{self.ranks}"
+        return int.from_bytes(sha256(text.encode("utf-8", "replace")).digest()[:8], "big") >> 1
+
+
+def group_of(args: Args) -> ProcessGroup:
+    """Return the process group of a collective."""
+    size, first, stride = map(integer, (args.size, args.first, args.stride))
+    ranks = tuple(map(int, _RANK.findall(bytes(args.ranks))))
+    if len(ranks) < size <= MOST_RANKS and first >= 0 and stride > 0:
+        ranks = tuple(range(first, first + size * stride, stride))
+    return ProcessGroup(str(args.group), str(args.description), max(size, len(ranks)), ranks)
+
+
+MOST_RANKS: Final = 1 << 15
+"""Ranks that the columns can tell apart."""
+_RANK: Final = re.compile(rb"\b\d{1,5}\b")
+
+
 class Pairs:
     """Matching of beginnings with ends, which nest within a thread, across parts of a file."""
 
@@ -398,6 +438,9 @@ class Rows:
         self._threads: dict[Value, int] = {}
         self._on_gpu: list[Columns] = []
         self._on_host: list[Columns] = []
+        self._groups: dict[tuple[Value, bytes, Value], ProcessGroup] = {}
+        self._seen: dict[ProcessGroup, int] = {}
+        """First moment of each process group."""
 
     def add(self, events: Iterable[Event]) -> None:
         """Add events with a start and a duration, if of `_GPU` or `_HOST`."""
@@ -415,6 +458,7 @@ class Rows:
     def _take(self, on_gpu: list[Event], on_host: list[Event], kept: RowSelection | None) -> None:
         if on_gpu and (timed := self._times(on_gpu, kept))[0]:
             self._on_gpu.append(self._gpu_rows(*timed))
+            self._on_gpu += self._message_rows(*timed)
         if on_host:
             # The calls of all rows count, not of those kept alone.
             pairs = Counter([(event.cat, event.pid) for event in on_host])
@@ -432,8 +476,8 @@ class Rows:
             return 0
         return self._first
 
-    def parts(self, shift: int) -> list[Events]:
-        """Return all rows, with ``shift`` nanoseconds added to their times."""
+    def parts(self, shift: int, rank: int) -> list[Events]:
+        """Return all rows of the process of a rank, with nanoseconds added to their times."""
         # A GPU's rows do not say whose they are: the process that makes most CUDA calls.
         main = min(self._calls, key=lambda process: (-self._calls[process], process), default=0)
         if self._kept is not None:
@@ -441,6 +485,8 @@ class Rows:
             self._take(
                 [e for e in nearest if e.cat in _GPU], [e for e in nearest if e.cat in _HOST], None
             )
+        if self._seen:
+            self._on_gpu.append(self._group_rows(rank))
         for columns in self._on_gpu:
             columns["process"] = np.full(len(columns["start"]), main)
         return [_shifted(columns, shift) for columns in self._on_gpu + self._on_host]
@@ -466,6 +512,44 @@ class Rows:
                 whole = columns.setdefault(column, np.full(len(events), Memory.UNKNOWN))
                 whole[rows] = values[index]
         return columns
+
+    def _message_rows(self, events: Sequence[Event], columns: Columns) -> list[Columns]:
+        """Return a row for each operation of a process group."""
+        rows = [n for n, event in enumerate(events) if (event.args or NO_ARGS).group is not None]
+        if not rows:
+            return []
+        args = [cast(Args, events[row].args) for row in rows]
+        groups = [
+            self._groups.setdefault((a.group, bytes(a.ranks), a.size), group_of(a)) for a in args
+        ]
+        peers = [
+            _place(group, integer(a.receiver if integer(a.receiver) >= 0 else a.sender))
+            for a, group in zip(args, groups, strict=True)
+        ]
+        chosen = np.array(rows)
+        messages = {name: columns[name][chosen] for name in ("start", "end", "stream", "bytes")} | {
+            "kind": np.full(len(rows), Kind.MESSAGE),
+            "name": _mapped([a.operation for a in args], lambda text: self.names.number(str(text))),
+            "correlation": np.array([group.id for group in groups]),
+            "device": np.array(peers),
+        }
+        for start, group in zip(columns["start"][chosen].tolist(), groups, strict=True):
+            self._seen.setdefault(group, start)
+        return [messages]
+
+    def _group_rows(self, rank: int) -> Columns:
+        """Return a row for each process group that the process, of this rank, was seen in."""
+        times = np.array(list(self._seen.values()), np.int64)
+        rows = [
+            (self.names.number(group.description), group.id, group.size, _place(group, rank))
+            for group in self._seen
+        ]
+        values = np.array(rows, np.int64).reshape(-1, 4).T
+        return dict(zip(("name", "correlation", "bytes", "device"), values, strict=True)) | {
+            "start": times,
+            "end": times,
+            "kind": np.full(len(rows), Kind.COMMUNICATOR),
+        }
 
     def _host_rows(self, events: Sequence[Event], columns: Columns) -> Columns:
         columns["kind"] = _mapped([event.cat for event in events], lambda cat: _HOST[cat or ""])
@@ -505,6 +589,11 @@ class Rows:
                 number = -2 - len(self._threads)
             known = self._threads[tid] = (number + _HALF) % (2 * _HALF) - _HALF
         return known
+
+
+def _place(group: ProcessGroup, rank: int) -> int:
+    """Return the place of a global rank in a group, or `UNKNOWN`."""
+    return group.ranks.index(rank) if rank in group.ranks else UNKNOWN
 
 
 def _kind_of(name: str) -> Kind:
@@ -590,7 +679,7 @@ def _trace(path: Path, rows: Rows, about: Properties) -> MemoryTrace:
         rank, size = integer(about.distributed.rank), integer(about.distributed.world_size)
     host = str(about.host or "")
     pids = list(rows.pids) or [0]
-    parts = rows.parts(BEFORE - rows.first)
+    parts = rows.parts(BEFORE - rows.first, rank)
     has_gpu = any(np.isin(part.kind, GPU_KINDS).any() for part in parts)
     # Times without a base may be of the wall clock themselves.
     epoch = max(integer(about.base), 0) + rows.first

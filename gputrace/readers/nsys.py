@@ -25,6 +25,7 @@ from gputrace.model.events import (
     Events,
     Kind,
     Memory,
+    concatenate,
     number_ids,
 )
 from gputrace.model.names import bounded
@@ -43,13 +44,16 @@ from gputrace.model.trace import (
 from gputrace.readers.nsys_schema import (
     KIND_OF,
     MEMORY_OF,
+    MESSAGE_KINDS,
     NOBODY,
     TABLES,
     DeviceMap,
     Member,
     Table,
+    has_messages,
     nsys_tables,
     read_members,
+    read_messages,
     read_nvml,
     read_session,
 )
@@ -117,6 +121,37 @@ class NsysTrace(SqliteTrace[Table]):
     def tables(self) -> SqliteTables:
         return nsys_tables(self._database)
 
+    @cached_property
+    def _has_messages(self) -> bool:
+        return has_messages(self._database)
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        return super().kinds | (MESSAGE_KINDS if self._has_messages else frozenset())
+
+    def read(
+        self,
+        kinds: frozenset[Kind],
+        columns: Sequence[str],
+        window: Window | None,
+        progress: Progress | None,
+    ) -> Events:
+        events = super().read(kinds, columns, window, progress)
+        return concatenate([events, *self._messages(kinds, columns, window)], columns)
+
+    def _messages(
+        self, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None
+    ) -> list[Events]:
+        """Return NCCL's messages, where any are asked for and ranges have payloads."""
+        if not kinds & MESSAGE_KINDS or not self._has_messages:
+            return []
+        events = read_messages(self._database, self._process_index, window)
+        events = drop_invalid_rows(events, self.quality, "NVTX_PAYLOAD_SCHEMAS")
+        events = events.select(np.isin(events.kind, sorted(kinds)))
+        unknown = np.full(len(events), UNKNOWN)
+        present = events.columns
+        return [Events({n: getattr(events, n) if n in present else unknown for n in columns})]
+
     def on(self, database: Database) -> Self:
         part = super().on(database)
         part._process_keys, part._zones = dict(self._process_keys), {}
@@ -171,6 +206,7 @@ class NsysTrace(SqliteTrace[Table]):
             self._zones[table.name] = joined_zones(zones)
             for reason, count in dropped.items():
                 self.quality.drop(reason, count, table.name)
+        yield from self._messages(kinds, columns, None)
 
     def _read_table(
         self,
@@ -358,18 +394,7 @@ def build_query(
     if names.pop("thread", None):  # globalTid holds both
         names["process"] = "globalTid"
     values = {column: Value.of(name) for column, name in names.items()}
-    if table.kinds == (Kind.GRAPH,) and "name" in names:
-        values["name"] = Value.subtracted(GRAPHS, names["name"])
-    if table.name == "NVTX_EVENTS":
-        # Marks have no end; texts that were not registered have no id and stand for themselves.
-        start = names["start"]
-        values["end"] = Value.coalesce(names["end"], start) if "end" in names else values["start"]
-        if "name" in names and database.has("NVTX_EVENTS", "text"):
-            values["name"] = Value.coalesce_rowid(names["name"], INLINE_TEXT)
-    ends = ("srcDeviceId", "dstDeviceId")
-    if table.kinds == COPY_KINDS and "kind" in names and database.has(table.name, *ends):
-        # A device-to-device copy whose ends are two devices is a peer copy.
-        values["kind"] = Value.replaced(names["kind"], _WITHIN_DEVICE, ends, _PEER)
+    _adapt(database, table, names, values)
     # Ids that are packed or translated are read whole, the rest in the contract's type.
     whole = dict.fromkeys(("process", "thread", "kind"), np.int64)
     types = {name: whole.get(name, COLUMN_TYPES[name]) for name in values}
@@ -378,6 +403,30 @@ def build_query(
         where.append(Condition.below(Value.of("start"), window.end))
         where.append(Condition.at_least(values.get("end", Value.of("end")), window.start))
     return Query(table.name, values, types, tuple(where))
+
+
+def _adapt(
+    database: Database, table: Table, names: Mapping[str, str], values: dict[str, Value]
+) -> None:
+    """Replace the values that are not a column's alone."""
+    if table.kinds == (Kind.GRAPH,) and "name" in names:
+        values["name"] = Value.subtracted(GRAPHS, names["name"])
+    if table.name == "NVTX_EVENTS":
+        # Marks have no end; texts that were not registered have no id and stand for themselves.
+        start = names["start"]
+        values["end"] = Value.coalesce(names["end"], start) if "end" in names else values["start"]
+        if "name" in names and database.has("NVTX_EVENTS", "text"):
+            values["name"] = Value.coalesce_rowid(names["name"], INLINE_TEXT)
+    if table.name == "GPUTRACE_MESSAGE":
+        # A row with a number of ranks is of a communicator, and has no message.
+        if "kind" in names:
+            values["kind"] = Value("CASE WHEN ranks IS NULL THEN 1 ELSE 2 END")
+        if "bytes" in names:
+            values["bytes"] = Value.coalesce("ranks", "bytes")
+    ends = ("srcDeviceId", "dstDeviceId")
+    if table.kinds == COPY_KINDS and "kind" in names and database.has(table.name, *ends):
+        # A device-to-device copy whose ends are two devices is a peer copy.
+        values["kind"] = Value.replaced(names["kind"], _WITHIN_DEVICE, ends, _PEER)
 
 
 def plain(value: object) -> str:

@@ -75,17 +75,21 @@ def run_export(nsys: str, report: Path, target: Path) -> None:
     import subprocess
 
     command = [nsys, "export", "--type", "sqlite", "-o", str(target), str(report.absolute())]
-    try:
-        run = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-    except OSError as error:
-        raise MissingError(f"{nsys}: cannot be run ({error.strerror})") from error
+    # NCCL's messages are in blobs, which versions before 2024.6 did not export.
+    for options in (["--include-blobs=true"], []):
+        try:
+            run = subprocess.run(
+                [*command[:2], *options, *command[2:]],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+        except OSError as error:
+            raise MissingError(f"{nsys}: cannot be run ({error.strerror})") from error
+        if run.returncode == 0 or "include-blobs" not in run.stdout + run.stderr:
+            break
     if run.returncode != 0 or not target.exists():
         output = f"{run.stdout}\n{run.stderr}".splitlines()
         lines = [line.strip() for line in output if line.strip()] or [

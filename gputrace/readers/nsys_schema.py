@@ -1,16 +1,19 @@
-"""Tables of nsys SQLite exports: columns and enums; machine, ranks and GPUs in them."""
+"""Tables of nsys SQLite exports: columns and enums; machine, ranks, GPUs and NCCL's messages."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind, Memory
+from gputrace.model.events import COLUMN_TYPES, COPY_KINDS, UNKNOWN, Events, Kind, Memory
 from gputrace.model.nvml import VALUES, Card, Link, Nvml, Samples, plain_uuid
+from gputrace.model.options import Window
 from gputrace.model.trace import Session
 from gputrace.store.sqlite_reader import (
     Database,
@@ -98,6 +101,17 @@ TABLES: Final = (
         (Kind.SAMPLE,),
         {**_ON_HOST, "end": ("start",), "bytes": ("waitedNs",)},
     ),
+    Table(
+        "GPUTRACE_MESSAGE",
+        (Kind.MESSAGE, Kind.COMMUNICATOR),
+        {
+            **_ON_HOST,
+            "kind": ("ranks",),
+            "correlation": ("communicator",),
+            "bytes": ("bytes",),
+            "device": ("peer",),
+        },
+    ),
     Table("GPUTRACE_HOST_COUNTER", (Kind.COUNTER,), {**_ON_HOST, "bytes": ("value",)}),
     Table("CUPTI_ACTIVITY_KIND_OVERHEAD", (Kind.OVERHEAD,), _ON_HOST),
 )
@@ -117,6 +131,7 @@ KIND_OF: Final[Mapping[str, Mapping[int, Kind]]] = {
         5: Kind.LOADER,
         6: Kind.COMPILATION,
     },
+    "GPUTRACE_MESSAGE": {1: Kind.MESSAGE, 2: Kind.COMMUNICATOR},
     "NVTX_EVENTS": {
         **dict.fromkeys(RANGE_TYPES, Kind.RANGE),
         **dict.fromkeys(MARK_TYPES, Kind.MARK),
@@ -163,6 +178,8 @@ def _timed(database: Database, table: str) -> TimedTable | None:
     always = "0"
     if table == "GPUTRACE_API_WINDOW":
         always = "1"  # Without a row for a process, all of its calls were recorded.
+    elif table == "GPUTRACE_MESSAGE":
+        always = "ranks IS NOT NULL"  # Communicators are made before any window.
     elif table == "NVTX_EVENTS" and "eventType" in columns:
         # The names of domains and categories are among the events.
         always = f"eventType NOT IN {(*RANGE_TYPES, *MARK_TYPES)}"
@@ -400,3 +417,124 @@ def _samples(database: Database, host: int) -> Samples:
         if any(value is not None for value in column)
     }
     return Samples(time, np.full(len(time), host), gpu, floats)
+
+
+# NCCL's messages and communicators are in binary payloads of NVTX ranges. A payload begins with 32
+# bytes: domain, schema, and sizes; NVTX_PAYLOAD_SCHEMA_ENTRIES says what is where in the rest.
+# Exports have them with --include-blobs=true alone.
+
+_HEAD: Final = np.dtype([("domain", "<u4"), ("", "<u4"), ("schema", "<u4"), ("rest", "V20")])
+_INTEGERS: Final = {5: "<i4", 6: "<u4", 15: "<i4", 16: "<u4"} | dict.fromkeys(
+    (7, 8, 9, 10, 17, 18, 22), "<i8"
+)
+"""Types of entries by NVTX_PAYLOAD_ENTRY_TYPE of nvToolsExtPayload.h."""
+_LABELS: Final = {
+    "NCCL communicator ID": "communicator",
+    "RCCL communicator ID": "communicator",
+    "Message size [bytes]": "bytes",
+    "Peer rank": "peer",
+    "Root": "peer",
+    "No. of ranks": "ranks",
+    "Rank": "rank",
+}
+_DEEPEST: Final = 4096
+"""Offset past which no entry of NCCL's is."""
+MESSAGE_KINDS: Final = frozenset({Kind.MESSAGE, Kind.COMMUNICATOR})
+
+Schema = Mapping[str, tuple[str, int]]
+"""Type and offset of each value."""
+
+
+def has_messages(database: Database) -> bool:
+    """Return whether the ranges of NCCL may have payloads with sizes of messages."""
+    if not database.has("NVTX_EVENTS", "start", "end", "globalTid", "binaryData"):
+        return False
+    labels = database.select("NVTX_PAYLOAD_SCHEMA_ENTRIES", "name")
+    return not {label for (label,) in labels}.isdisjoint(_LABELS)
+
+
+def read_messages(
+    database: Database, process_index: Callable[[int], int], window: Window | None
+) -> Events:
+    """Read all messages and communicators, those of a window if one is given.
+
+    ``process_index`` returns the index of a process by its globalTid without the thread.
+    """
+    schemas = _schemas(database)
+    where = "binaryData IS NOT NULL"
+    if window is not None:
+        where += f' AND "start" < {window.end} AND "end" >= {window.start}'
+    rows: dict[tuple[int, int, int], list[tuple[Any, ...]]] = defaultdict(list)
+    columns = "start", "COALESCE(end, start)", "globalTid", "COALESCE(textId, -1)", "binaryData"
+    for row in database.query(f"SELECT {', '.join(columns)} FROM NVTX_EVENTS WHERE {where}"):
+        blob = _bytes(row[-1])
+        if len(blob) >= _HEAD.itemsize and all(isinstance(value, int) for value in row[:-1]):
+            head = np.frombuffer(blob, _HEAD, 1)[0]
+            rows[int(head["domain"]), int(head["schema"]), len(blob)].append((*row[:-1], blob))
+    parts = [
+        _decoded(schema, size - _HEAD.itemsize, group, process_index)
+        for (domain, number, size), group in rows.items()
+        if (schema := schemas.get((domain, number), {}))
+    ]
+    names = ("start", "end", "kind", "name", "process", "thread", "correlation", "bytes", "device")
+    return Events(
+        {
+            name: np.concatenate([np.empty(0, COLUMN_TYPES[name]), *(part[name] for part in parts)])
+            for name in names
+        }
+    )
+
+
+def _bytes(value: object) -> bytes:
+    """Return a BLOB, which some converters write as hexadecimal text."""
+    if isinstance(value, str):
+        try:
+            return bytes.fromhex(value)
+        except ValueError:
+            return b""
+    return value if isinstance(value, bytes) else b""
+
+
+def _schemas(database: Database) -> dict[tuple[int, int], Schema]:
+    """Return the schemas with any of NCCL's values, by domain and number."""
+    schemas: dict[tuple[int, int], dict[str, tuple[str, int]]] = defaultdict(dict)
+    columns = "domainId", "schemaId", "type", "name", "offset"
+    entries = database.select("NVTX_PAYLOAD_SCHEMA_ENTRIES", *columns)
+    for domain, number, type_, label, at in entries:
+        kind, value, offset = _INTEGERS.get(type_), _LABELS.get(label), at or 0
+        if kind and value and isinstance(offset, int) and 0 <= offset < _DEEPEST:
+            schemas[domain, number][value] = kind, offset
+    return {**schemas}
+
+
+def _decoded(
+    schema: Schema,
+    size: int,
+    rows: list[tuple[Any, ...]],
+    process_index: Callable[[int], int],
+) -> dict[str, NDArray[Any]]:
+    """Return the event columns of ranges of one schema, whose payloads have one size."""
+    start, end, thread, name, blobs = zip(*rows, strict=True)
+    bytes_ = np.frombuffer(b"".join(blobs), np.uint8).reshape(len(rows), -1)[:, _HEAD.itemsize :]
+    values = {}
+    for value, (kind, offset) in schema.items():
+        width = np.dtype(kind).itemsize
+        if offset + width <= size:
+            part = np.ascontiguousarray(bytes_[:, offset : offset + width])
+            values[value] = part.view(kind)[:, 0].astype(np.int64)
+    unknown = np.full(len(rows), UNKNOWN, np.int64)
+    makes = "ranks" in values
+    threads = np.array(thread, np.int64)
+    processes = {key: process_index(key) for key in set((threads >> 24).tolist())}
+    peer = values.get("rank" if makes else "peer", unknown)
+    return {
+        "start": np.array(start, np.int64),
+        "end": np.array(end, np.int64),
+        "kind": np.full(len(rows), Kind.COMMUNICATOR if makes else Kind.MESSAGE, np.int8),
+        "name": np.array(name, np.int64),
+        "process": np.array([processes[key] for key in (threads >> 24).tolist()]),
+        "thread": threads & 0xFFFFFF,
+        "correlation": values.get("communicator", unknown),
+        "bytes": values.get("ranks" if makes else "bytes", unknown),
+        "device": np.where((peer >= 0) & (peer < 1 << 15), peer, UNKNOWN),
+    }

@@ -15,11 +15,13 @@ from gputrace.model.results import (
     Analysis,
     Breakdown,
     CollectiveTotals,
+    Experts,
     ExtraTable,
     Finding,
     Gap,
     GpuLink,
     GpuTotals,
+    Pipeline,
 )
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.sanitize import LONGEST, clean, cut, sentence
@@ -308,6 +310,10 @@ def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
         phases_table(analysis),
         *loader_tables(analysis),
         collectives_table(analysis),
+        *map(pipeline_table, analysis.pipelines[:_MOST_PIPELINES]),
+        *map(experts_table, analysis.experts[:_MOST_PIPELINES]),
+        sharded_table(analysis),
+        tensor_table(analysis),
         links_table(analysis, limits.links),
         cards_table(analysis),
         throughput_table(analysis),
@@ -505,9 +511,9 @@ def collectives_table(analysis: Analysis) -> Table | None:
 
 
 def _collective_row(total: CollectiveTotals) -> tuple[str, ...]:
-    gpus, bus = sorted(set(total.gpus)), total.bus_bandwidth
+    bus = total.bus_bandwidth
     return (
-        f"{total.operation}, gpu{'' if len(gpus) == 1 else 's'} {format_ranges(gpus)}",
+        f"{total.operation}, {_members(total)}",
         f"{total.count / total.steps:.3g}" if total.steps else f"{total.count:,}",
         "?" if total.bytes is None else format_bytes(total.bytes),
         format_ns(total.total_ns),
@@ -515,6 +521,102 @@ def _collective_row(total: CollectiveTotals) -> tuple[str, ...]:
         _time(total.wait_total_ns),
         _time(total.transfer_total_ns),
         "?" if bus is None else f"{bus / 1e9:.3g} GB/s",
+    )
+
+
+def _members(total: CollectiveTotals) -> str:
+    """Return who takes part, and what the group is for: ``tensor, gpus 0–3``."""
+    gpus, ranks = sorted(set(total.gpus)), sorted(set(total.ranks))
+    # Cards of several hosts have the same indices.
+    many = len(gpus) < len(total.gpus)
+    who = f"rank{'' if len(ranks) == 1 else 's'} {format_ranges(ranks)}"
+    if not many:
+        who = f"gpu{'' if len(gpus) == 1 else 's'} {format_ranges(gpus)}"
+    unseen = (total.group_size or 0) - len(total.gpus)
+    who += f" of {total.group_size}" if unseen > 0 else ""
+    who += f" on {total.hosts} hosts" if total.hosts > 1 else ""
+    name = f" ({total.group})" if total.group and total.group != "default_pg" else ""
+    return f"{total.role}{name}, {who}" if total.role or name else who
+
+
+_MOST_PIPELINES: Final = 2
+_MOST_STAGES: Final = 16
+
+
+def pipeline_table(pipeline: Pipeline) -> Table:
+    """Tabulate the stages of a pipeline: when they work, and why they do not."""
+    header = ("", "work", "bubble", "schedule", "imbalance", "transfer", "host")
+    rows = tuple(
+        (
+            f"stage {stage.stage}, rank {stage.rank}",
+            format_ns(stage.work_ns),
+            format_share(stage.bubble_ns, pipeline.step_ns),
+            *(format_ns(getattr(stage, f"{cause}_ns")) for cause in header[3:]),
+        )
+        for stage in pipeline.stages[:_MOST_STAGES]
+    )
+    schedule = "" if pipeline.schedule == "unknown" else f"{pipeline.schedule}, "
+    batches = f"{pipeline.micro_batches} micro-batches"
+    return Table(f"Pipeline ({schedule}{batches}; a step, and why stages idle)", header, rows)
+
+
+def experts_table(experts: Experts) -> Table:
+    """Tabulate the work of the experts of each rank."""
+    rows = tuple(
+        (
+            f"rank {rank.rank}",
+            format_ns(rank.work_ns),
+            f"{rank.ratio:.2f}",
+            format_share(round(rank.busiest * experts.work_ns), experts.work_ns),
+        )
+        for rank in experts.ranks[:_MOST_STAGES]
+    )
+    title = f"Experts (a step; {experts.exchanges} exchanges of tokens, and back)"
+    return Table(title, ("", "work", "of the mean", "busiest"), rows)
+
+
+def sharded_table(analysis: Analysis) -> Table | None:
+    """Tabulate how sharded parameters are gathered; return None where none are."""
+    shown = analysis.sharded[:_MOST]
+    if not shown:
+        return None
+    header = ("", "gathers", "exposed", "wait", "prefetched", "could hide", "again", "scatters")
+    rows = tuple(
+        (
+            f"rank{'' if len(group.ranks) == 1 else 's'} {format_ranges(group.ranks)}",
+            f"{group.gathers:,}",
+            format_ns(group.gather_exposed_ns),
+            _time(group.gather_wait_ns),
+            f"{group.prefetched:.0%}",
+            format_ns(group.hideable_ns),
+            f"{group.gathered_again:,}",
+            f"{group.scatters:,}",
+        )
+        for group in shown
+    )
+    return Table("Sharded parameters (a step; prefetched: gathered beside kernels)", header, rows)
+
+
+def tensor_table(analysis: Analysis) -> Table | None:
+    """Tabulate the communication of tensor-parallel groups; return None where there are none."""
+    shown = analysis.tensor[:_MOST]
+    if not shown:
+        return None
+    rows = tuple(
+        (
+            f"ranks {format_ranges(group.ranks)}",
+            f"{group.collectives:,}",
+            format_ns(group.total_ns),
+            format_ns(group.exposed_ns // max(group.collectives, 1)),
+            format_share(group.exposed_ns, group.total_ns),
+            format_share(group.beside_products_ns, group.total_ns),
+            _time(group.wait_ns),
+        )
+        for group in shown
+    )
+    header = ("", "times", "time", "exposed each", "exposed", "beside products", "wait")
+    return Table(
+        "Tensor parallel (a step; beside products: matrix products run, too)", header, rows
     )
 
 

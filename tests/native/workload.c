@@ -8,6 +8,7 @@
  *   plain                         the same but for the launch of a graph
  *   copies                        one of each direction, 1 to 13, in an NVTX range each
  *   ranges                        NVTX ranges and marks, some across threads and domains
+ *   payloads                      what NCCL does: ranges of its domain with a payload each
  *   run MS THREADS RATE           RATE kernels, with their calls, a millisecond in each thread
  *   storm KERNELS THREADS         as many, as fast as can be
  *   meanwhile KERNELS             such a storm of one thread, with NVTX ranges, beside what follows
@@ -284,6 +285,73 @@ static const void *export_table(uint32_t id) {
     return id == 1 ? &callbacks : NULL;
 }
 
+/* The payload extension, as its header hands it to an injected library. */
+typedef struct { uint64_t schema; size_t size; const void *data; } payload_t;
+typedef struct {
+    uint64_t flags, type;
+    const char *name, *description;
+    uint64_t detail, offset;
+    const void *semantics, *reserved;
+} entry_t;
+typedef struct {
+    uint64_t mask;
+    const char *name;
+    uint64_t type, flags;
+    const entry_t *entries;
+    size_t count, static_size, alignment;
+    uint64_t id;
+    void *extension;
+} schema_t;
+static intptr_t payload_slots[63];
+static struct { size_t id, count; intptr_t *slots; } payload_segment = {0, 63, payload_slots};
+static struct {
+    uint16_t version, size, module, compatibility;
+    size_t segments;
+    void *segment, *get_export;
+    const void *information;
+} payload_module = {3, sizeof payload_module, 2, 0x0104, 1, &payload_segment, NULL, NULL};
+
+/* A communicator of 4 ranks, in which this is rank 2; an all-reduce of 4 MiB; and a send of 8192 bytes
+ * to rank 3. The first payload is there when its range ends, as NCCL has it. */
+static void payloads(void) {
+    enum { INT = 5, UINT64 = 18, SIZE = 22, STATIC = 1 << 24, MASK = 1 << 2 | 1 << 4 | 1 << 5 | 1 << 8 };
+    const char *id = "NCCL communicator ID", *bytes = "Message size [bytes]";
+    const entry_t makes[] = {{0, UINT64, id, 0, 0, 0, 0, 0}, {0, INT, "No. of ranks", 0, 0, 8, 0, 0},
+                             {0, INT, "Rank", 0, 0, 12, 0, 0}};
+    /* Without offsets, entries lie as in a C struct. */
+    const entry_t moves[] = {{0, UINT64, id, 0, 0, 0, 0, 0}, {0, SIZE, bytes, 0, 0, 0, 0, 0},
+                             {0, INT, "Peer rank", 0, 0, 0, 0, 0}};
+    schema_t init = {MASK, "init", 1, 0, makes, 3, 0, 0, STATIC, NULL};
+    schema_t sum = {MASK, "sum", 1, 0, moves, 2, 0, 0, STATIC + 5, NULL};
+    schema_t send = {MASK, "send", 1, 0, moves, 3, 0, 0, STATIC + 9, NULL};
+    struct { uint64_t id; int ranks, rank; } made = {0xfedcba9876543210u, 4, 2};
+    struct { uint64_t id; size_t bytes; int peer; } message = {0xfedcba9876543210u, 4 << 20, 3};
+    payload_t data = {STATIC, sizeof made, &made};
+    attributes_t plain = {3, sizeof plain, 0, 0, 0, 0, 0, 0, 1, "ncclCommInitRank"}, with = plain;
+    uint64_t (*schema)(void *, const schema_t *) = (void *)payload_slots[0];
+    int (*end_with)(void *, const payload_t *, size_t) = (void *)payload_slots[4];
+    int (*begin)(void *, const void *) = (void *)core2[4];
+    if (!schema || !end_with || !begin) return;
+    void *domain = ((void *(*)(const char *))core2[12])("NCCL");
+    if (schema(domain, &init) != STATIC || !schema(domain, &sum) || !schema(domain, &send))
+        dprintf(2, "workload: a schema was not taken\n");
+    begin(domain, &plain);
+    end_with(domain, &data, 1);
+    with.payload_type = (int32_t)0xDFBD0009;
+    with.reserved = 1;
+    with.payload = (uint64_t)(uintptr_t)&data;
+    for (int i = 0; i < 2; i++) {
+        with.message = i ? "ncclSend" : "ncclAllReduce";
+        data = (payload_t){STATIC + (i ? 9 : 5), sizeof message, &message};
+        begin(domain, &with);
+        ((int (*)(void *))core2[5])(domain);
+        message.bytes = 8192;
+    }
+    data.schema = 77; /* which nobody registered */
+    begin(domain, &with);
+    ((int (*)(void *))core2[5])(domain);
+}
+
 static int push(const char *text) { return core[9] ? ((int (*)(const char *))core[9])(text) : -2; }
 static int pop(void) { return core[11] ? ((int (*)(void))core[11])() : -2; }
 
@@ -424,6 +492,8 @@ static void load(const char *variable, const char *symbol) {
     else if (path) dprintf(2, "workload: %s\n", dlerror());
     if (entry && !strcmp(symbol, "InitializeInjection")) ((int (*)(void))entry)();
     else if (entry) ((int (*)(const void *(*)(uint32_t)))entry)(export_table);
+    entry = library ? dlsym(library, "InitializeInjectionNvtxExtension") : NULL;
+    if (entry && strcmp(symbol, "InitializeInjection")) ((int (*)(void *))entry)(&payload_module);
     find();
 }
 
@@ -536,6 +606,7 @@ int main(int count, char **words) {
         else if (!strcmp(what, "copies")) copies();
         else if (!strcmp(what, "step")) { if (gputrace_step) gputrace_step(); }
         else if (!strcmp(what, "ranges")) ranges();
+        else if (!strcmp(what, "payloads")) payloads();
         else if (!strcmp(what, "attended")) attended();
         else if (!strcmp(what, "line")) while (getchar() > '\n') continue;
         else if (!strcmp(what, "exec")) again(w + 1);

@@ -45,6 +45,8 @@ RULES: Final[tuple[Rule, ...]] = (
     busy.h2d_pageable,
     busy.copies_exposed,
     busy.communication_exposed,
+    busy.pipeline_bubble,
+    busy.expert_imbalance,
     stragglers.straggler,
     stragglers.late_host,
     busy.compute_bound,

@@ -17,7 +17,7 @@ from gputrace.analyzers.kernel_names import SIXTEEN
 from gputrace.model.events import Kind
 from gputrace.model.results import Finding, Kernels
 from gputrace.model.time_class import CLASSES
-from gputrace.units import format_ns
+from gputrace.units import format_bytes, format_ns
 
 _PAGEABLE_SHARE: Final = 0.01
 """Share of the time from which pageable copies are reported."""
@@ -147,7 +147,8 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
     are found.
 
     Cost: class `communication`; without `communication_wait_ns` where ranks are late, and less the
-    part that `gpu0-skew`, `topology` and `host-staged-comm` cover.
+    part that `gpu0-skew`, `topology`, `host-staged-comm`, `pipeline-bubble` and `expert-imbalance`
+    cover.
 
     Wrong if: the step is no shorter without the exchange (`no_sync` of DDP for some steps).
     """
@@ -155,6 +156,8 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
     known = all(row.communication_wait_ns is not None for row in facts.rows)
     apart = known and bool(facts.late)
     cost = (whole - wait if apart else whole) - max(told_by_links(facts), told_by_skew(facts))
+    elsewhere = sum(finding.impact_ns for finding in expert_imbalance(facts)) + _in_bubbles(facts)
+    cost = min(cost, whole - elsewhere)
     share = cost / max(facts.mean_ns, 1)
     severity = severity_of(share)
     if severity is None:
@@ -162,22 +165,218 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
     if apart:
         waiting = f"; waiting for other ranks, {format_ns(wait)}, comes on top"
     else:
-        waiting = f", {format_ns(wait)} of that waiting" if known else ", waiting"
+        left = min(max(wait - elsewhere, 0), cost)
+        waiting = f", {format_ns(left)} of that waiting" if known else ", waiting"
         waiting += " for other ranks" if known else " for other ranks included"
+    role, part = _costliest_role(facts)
+    where = f", most of it in {_GROUPS[role]}" if role else ""
     yield facts.finding(
         "communication-exposed",
         severity,
         cost,
         f"{format_ns(cost)} of {facts.per} ({share:.0%}) go to communication with no computation "
-        f"beside it{waiting}",
-        _WAIT_LESS if known and not apart and 2 * wait > whole else _SEND_LESS,
+        f"beside it{where}{waiting}",
+        _WAIT_LESS
+        if known and not apart and 2 * (wait - elsewhere) > whole - elsewhere
+        else _less(facts, role),
         {
             "share": round(share, 4),
             "communication_ns": whole,
             "wait_ns": wait if known else None,
             "total_ns": facts.mean_ns,
+            "role": role or None,
+            "role_share": round(part, 4) if role else None,
         },
     )
+
+
+_MOST_OF_IT: Final = 0.5
+_GROUPS: Final = {
+    "sharded data": "gathering parameters and scattering gradients (sharded data parallel)",
+    "tensor": "tensor-parallel groups",
+    "pipeline": "messages between pipeline stages",
+    "expert": "sending tokens to experts and back",
+    "context": "context-parallel groups",
+}
+"""Groups by role; that of data-parallel gradients goes without saying."""
+_LESS: Final = {
+    "tensor": "overlap it with the matrix products (Megatron: --tp-comm-overlap with "
+    "--sequence-parallel; PyTorch: async tensor parallelism), or use smaller groups, on one host",
+    "expert": "overlap dispatch and combine with the shared experts or another micro-batch, "
+    "balance the routing (auxiliary loss, capacity), keep groups of experts on one host",
+    "context": "overlap the exchange with attention (a ring), or use fewer ranks a group",
+}
+
+
+_PREFETCH: Final = (
+    "prefetch the next layer's parameters (FSDP2: set_modules_to_forward_prefetch and "
+    "set_modules_to_backward_prefetch; FSDP: forward_prefetch=True and "
+    "backward_prefetch=BACKWARD_PRE; DeepSpeed: a larger stage3_prefetch_bucket_size): {share:.0%} "
+    "of the gathers begin beside kernels, and {hideable} of the others would fit there, too"
+)
+_KEEP: Final = (
+    "keep parameters between the passes where memory allows (FSDP2: reshard_after_forward=False; "
+    "FSDP: SHARD_GRAD_OP; DeepSpeed: stage 2): the backward pass gathers {count} times again"
+)
+_WITHIN: Final = "shard within a host (HSDP), or wrap more layers together: larger messages"
+
+
+def _less(facts: Facts, role: str) -> str:
+    """Return how to expose less communication in groups of a role."""
+    if role != "sharded data" or not facts.sharded:
+        return _LESS.get(role, _SEND_LESS)
+    most = max(facts.sharded, key=lambda group: group.gather_exposed_ns)
+    advice = []
+    if most.hideable_ns >= _HIDEABLE * most.gather_exposed_ns:
+        hideable = format_ns(most.hideable_ns)
+        advice.append(_PREFETCH.format(share=most.prefetched, hideable=hideable))
+    if most.gathered_again:
+        size = most.unsharded_bytes
+        room = "" if size is None else f", which would take {format_bytes(size)} to spare"
+        advice.append(_KEEP.format(count=most.gathered_again) + room)
+    return "; ".join([*advice, _WITHIN])
+
+
+_HIDEABLE: Final = 0.1
+"""Minimum part of the exposed gathers that prefetching could hide, if it is advised."""
+
+
+def _costliest_role(facts: Facts) -> tuple[str, float]:
+    """Return the role whose groups have most of the exposed communication, and its share of it;
+    empty if that is data parallel, or not clear.
+    """
+    exposed: dict[str, int] = {}
+    for total in facts.collective_totals:
+        spent = total.exposed_ns * len(total.gpus)
+        exposed[total.role] = exposed.get(total.role, 0) + spent
+    role = max(exposed, key=lambda name: exposed[name], default="")
+    share = exposed.get(role, 0) / max(sum(exposed.values()), 1)
+    return (role, share) if role in _GROUPS and share >= _MOST_OF_IT else ("", 0.0)
+
+
+_SMALL_BUBBLE: Final = 0.02
+"""Share of the time from which a bubble is reported."""
+_FILL_IT: Final = {
+    "schedule": "fill the pipeline: more micro-batches a step, or several parts of the model a "
+    "stage (interleaved 1F1B, zero-bubble schedules)",
+    "imbalance": "move layers from the slowest stage to the others",
+    "transfer": "overlap the transfers: receive the next micro-batch while this one computes, "
+    "neighbours in the pipeline on the fastest links",
+    "host": "let the hosts launch sooner: CUDA graphs, torch.compile, fewer and larger kernels",
+}
+
+
+def pipeline_bubble(facts: Facts) -> Iterator[Finding]:
+    """The stages of a pipeline idle for 2 % of the time, waiting for each other's messages
+    included; `low` if that is what the schedule takes.
+
+    Cost: the mean bubble of a stage.
+
+    Wrong if: with twice the micro-batches of half the size, the schedule's part does not halve.
+    """
+    for pipeline in facts.pipelines:
+        share = pipeline.bubble_ns / max(pipeline.step_ns, 1)
+        if share < _SMALL_BUBBLE:
+            continue
+        causes = {name: getattr(pipeline, f"{name}_ns") for name in _FILL_IT}
+        avoidable = (pipeline.bubble_ns - pipeline.schedule_ns) / max(pipeline.step_ns, 1)
+        slow, count = pipeline.stages[pipeline.slowest], len(pipeline.stages)
+        largest = sorted(causes, key=lambda name: -causes[name])
+        parts = [
+            f"{format_ns(causes[name])} for {_CAUSES[name]}"
+            for name in largest
+            if causes[name] >= _WORTH_SAYING * pipeline.bubble_ns
+        ]
+        schedule = "" if pipeline.schedule == "unknown" else f" ({pipeline.schedule})"
+        slowest = ""
+        if pipeline.imbalance_ns >= _WORTH_SAYING * pipeline.bubble_ns:
+            slowest = (
+                f"; stage {slow.stage} (rank {slow.rank}) works {format_ns(pipeline.excess_ns)} "
+                "longer than the mean"
+            )
+        yield Finding(
+            "pipeline-bubble",
+            severity_of(avoidable) or "low",
+            tuple(stage.gpu for stage in pipeline.stages),
+            tuple(stage.rank for stage in pipeline.stages),
+            pipeline.bubble_ns,
+            f"the {count} stages of the pipeline{schedule} idle for "
+            f"{format_ns(pipeline.bubble_ns)} of a step of {format_ns(pipeline.step_ns)} "
+            f"({share:.0%}) with {pipeline.micro_batches} micro-batches: "
+            f"{', '.join(parts)}{slowest}",
+            "; ".join(_FILL_IT[name] for name in largest[:2] if causes[name] > 0),
+            {
+                "share": round(share, 4),
+                "schedule": pipeline.schedule,
+                "stages": count,
+                "micro_batches": pipeline.micro_batches,
+                **{f"{name}_ns": value for name, value in causes.items()},
+                "slowest_rank": slow.rank,
+                "excess_ns": pipeline.excess_ns,
+            },
+        )
+
+
+_WORTH_SAYING: Final = 0.05
+_CAUSES: Final = {
+    "schedule": "the schedule",
+    "imbalance": "unequal stages",
+    "transfer": "transfers",
+    "host": "gaps of the hosts",
+}
+
+
+def _in_bubbles(facts: Facts) -> int:
+    """Return the nanoseconds of communication per step and GPU that bubbles are made of."""
+    stages = sum(len(pipeline.stages) for pipeline in facts.pipelines)
+    bubbles = sum(p.bubble_ns * len(p.stages) for p in facts.pipelines) // max(stages, 1)
+    return min(bubbles, facts.mean("communication")) if stages else 0
+
+
+_UNEQUAL: Final = 0.1
+"""Minimum excess of the busiest rank's experts, as a fraction of their mean work."""
+_UNEQUAL_SHARE: Final = 0.02
+
+
+def expert_imbalance(facts: Facts) -> Iterator[Finding]:
+    """The busiest rank's experts have 10 % more work than the mean, exchange by exchange, and that
+    costs 2 % of the time.
+
+    Cost: that excess, for which the mean rank waits.
+
+    Wrong if: the step is no shorter with tokens sent to experts in turn, whatever the router says.
+    """
+    for experts in facts.experts:
+        share = experts.imbalance_ns / max(facts.mean_ns, 1)
+        excess = experts.imbalance_ns / max(experts.work_ns, 1)
+        if share < _UNEQUAL_SHARE or excess < _UNEQUAL:
+            continue
+        most = max(experts.ranks, key=lambda rank: rank.work_ns)
+        always = most.busiest >= _MOST_OF_IT
+        who = (
+            f"those of rank {most.rank} work {most.ratio:.2f} times as long as the mean"
+            if always
+            else "another rank's from layer to layer"
+        )
+        yield Finding(
+            "expert-imbalance",
+            severity_of(share) or "low",
+            (most.gpu,) if always else tuple(rank.gpu for rank in experts.ranks),
+            (most.rank,) if always else tuple(rank.rank for rank in experts.ranks),
+            experts.imbalance_ns,
+            f"ranks wait {format_ns(experts.imbalance_ns)} of {facts.per} ({share:.0%}) for the "
+            f"busiest experts: {who}",
+            "balance the routing (auxiliary loss, router bias, capacity factor), or spread busy "
+            "experts over the ranks (redundant experts)",
+            {
+                "share": round(share, 4),
+                "excess": round(excess, 4),
+                "rank": most.rank if always else None,
+                "ratio": most.ratio,
+                "busiest_share": most.busiest,
+                "wait_ns": experts.wait_ns,
+            },
+        )
 
 
 _MOSTLY_COMPUTE: Final = 0.7

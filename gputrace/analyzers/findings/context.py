@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.audit import find_missing
-from gputrace.analyzers.collectives import Collectives
+from gputrace.analyzers.collectives import Collectives, total_collectives
 from gputrace.analyzers.device_metrics import add_use, find_cards
 from gputrace.analyzers.gpu_links import Links, Pageable, find_pageable, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
@@ -28,6 +28,12 @@ from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
 from gputrace.analyzers.load_balance import compare_loads, most_memory
 from gputrace.analyzers.loader import Pace, measure_loaders, read_loaders
 from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.parallelism import (
+    find_experts,
+    find_pipelines,
+    find_roles,
+    find_sharded,
+)
 from gputrace.analyzers.python_samples import Place, PythonLines, dominating
 from gputrace.analyzers.run_phases import find_start_up
 from gputrace.analyzers.step_phases import (
@@ -55,12 +61,16 @@ from gputrace.model.nvml import Nvml
 from gputrace.model.results import (
     Breakdown,
     CardUse,
+    CollectiveTotals,
     Evidence,
+    Experts,
     Finding,
     Kernels,
     Load,
     Missing,
     Phase,
+    Pipeline,
+    ShardedData,
     Step,
     Throughput,
 )
@@ -135,6 +145,31 @@ class Known:
         if len(shard.operations) < len(self.per_gpu.operations):
             raise LookupError("the rows are on the workers of a cluster")
         return shard
+
+    @cached_property
+    def roles(self) -> tuple[str, ...]:
+        """Role of each group of communicating GPUs."""
+        return find_roles(self.per_gpu, self.collectives, self.measured)
+
+    @cached_property
+    def collective_totals(self) -> tuple[CollectiveTotals, ...]:
+        """Collectives of the measured steps by operation and group."""
+        return total_collectives(self.per_gpu, self.collectives, self.measured, self.roles)
+
+    @cached_property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        """Pipelines of stages, with the time in which these do not work."""
+        return find_pipelines(self.per_gpu, self.collectives, self.roles, self.measured)
+
+    @cached_property
+    def experts(self) -> tuple[Experts, ...]:
+        """Load of the experts of each rank, by group."""
+        return find_experts(self.per_gpu, self.collectives, self.roles, self.measured)
+
+    @cached_property
+    def sharded(self) -> tuple[ShardedData, ...]:
+        """Gathering of sharded parameters, by group."""
+        return find_sharded(self.per_gpu, self.collectives, self.roles, self.measured)
 
     @cached_property
     def lateness(self) -> Lateness | None:

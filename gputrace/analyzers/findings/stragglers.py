@@ -14,6 +14,7 @@ from gputrace.analyzers.findings.idle import how_to_feed_faster
 from gputrace.analyzers.grouping import median_of_others
 from gputrace.analyzers.operations import Gpu
 from gputrace.analyzers.stragglers import KernelRatio, Straggler
+from gputrace.model.events import UNKNOWN
 from gputrace.model.results import Evidence, Finding
 from gputrace.model.time_class import BY_ID, TIME_CLASSES
 from gputrace.units import format_ns, format_ranges
@@ -282,8 +283,8 @@ def _finding(
     }
     message = (
         f"{_others(facts)} {format_ns(late.cost_ns)} of {facts.per} ({share:.0%}) to "
-        f"{_who(facts, gpu)}{_when(late)}, the last at {late.last:.0%} of the collectives: {detail}"
-        + _mixture(facts, late)
+        f"{_who(facts, gpu)}{_when(late)}, the last at {late.last:.0%} of the collectives"
+        f"{_where(facts, gpu)}: {detail}" + _mixture(facts, late)
     )
     severity = severity_of(share) or "low"
     return Finding(id, severity, (gpu.gpu,), (gpu.rank,), late.cost_ns, message, advice, evidence)
@@ -293,6 +294,24 @@ def _who(facts: Facts, gpu: Gpu) -> str:
     """Name the rank, as in ``rank 3``; the GPU where one rank has several."""
     alone = sum(lane.gpu.rank == gpu.rank for lane in facts.per_gpu.lanes) == 1
     return f"rank {gpu.rank}" if alone else f"gpu {gpu.gpu} of rank {gpu.rank}"
+
+
+def _where(facts: Facts, gpu: Gpu) -> str:
+    """Name the group in which others wait most for a GPU that is in several; else empty."""
+    collectives = facts.collectives
+    lane = next(n for n, ran in enumerate(facts.per_gpu.operations) if ran.gpu == gpu)
+    mine = np.flatnonzero((collectives.lane == lane) & collectives.known)
+    last = mine[collectives.start[mine] == collectives.arrival[mine]]
+    groups = set(collectives.group[mine].tolist()) - {UNKNOWN}
+    if len(groups) < 2 or not len(last):
+        return ""
+    waits = np.bincount(collectives.instance, collectives.wait)[collectives.instance[last]]
+    most = max(groups, key=lambda group: waits[collectives.group[last] == group].sum())
+    if not facts.roles[most]:
+        return ""
+    operations = facts.per_gpu.operations
+    ranks = sorted({operations[member].gpu.rank for member in collectives.groups[most].lanes})
+    return f", mostly of its {facts.roles[most]} group (ranks {format_ranges(ranks)})"
 
 
 def _others(facts: Facts) -> str:

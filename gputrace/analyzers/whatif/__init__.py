@@ -19,12 +19,12 @@ from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.stragglers import LateGains
 from gputrace.analyzers.whatif.attribution import attribute, with_quick_host
 from gputrace.analyzers.whatif.build import SHORT_NS, build_graph
-from gputrace.analyzers.whatif.floor import Recorded
 from gputrace.analyzers.whatif.graph import (
     NONE,
     Graph,
     Index,
     Measure,
+    Recorded,
     before_on,
     measure,
     replay,

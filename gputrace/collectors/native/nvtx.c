@@ -1,5 +1,6 @@
 /* NVTX ranges of the user and of NCCL: the functions that an NVTX client calls once this library is
- * named by NVTX_INJECTION64_PATH. Cheap: a clock read and a thread-local stack. */
+ * named by NVTX_INJECTION64_PATH. Cheap: a clock read and a thread-local stack. NCCL's and RCCL's ranges
+ * carry a payload each: the communicator, the size of the message and the peer, which are kept. */
 #define _GNU_SOURCE
 #include "capture.h"
 #include "spool.h"
@@ -25,14 +26,27 @@ typedef struct {
     int (*module_table)(int module, function_t ***table, unsigned *count);
 } callbacks_t;
 
-/* What is read of nvtxEventAttributes_t: the type of the message at 32, the message at 40. */
+/* nvtxPayloadData_t of NVTX's payload extension (nvToolsExtPayload.h). */
+typedef struct { uint64_t schema; size_t size; const void *data; } payload_t;
+
+/* What is read of nvtxEventAttributes_t: the type of the payload at 16, the message at 40. Of type
+ * PAYLOADS are `payloads` pieces of binary data. */
+#define PAYLOADS ((int32_t)0xDFBD0009)
 typedef struct {
-    unsigned char before[32];
+    unsigned char before[16];
+    int32_t payload_type;
+    int32_t payloads;
+    const payload_t *payload;
     int32_t message_type;
     const void *message;
 } attributes_t;
 
-typedef struct { uint64_t start; uint32_t name, domain; } open_t;
+/* What a payload says of a message, or of a communicator that is made. */
+enum { COMMUNICATOR, BYTES, PEER, RANKS, RANK, FIELDS };
+typedef struct { uint64_t value[FIELDS]; uint32_t there; } content_t;
+#define NOTHING ((content_t){.there = 0})
+
+typedef struct { uint64_t start; uint32_t name, domain; content_t content; } open_t;
 
 static __thread open_t stack[DEEPEST];
 static __thread int depth;
@@ -105,30 +119,135 @@ static void tell_domain(uint32_t domain, uint32_t thread) {
     spool_add(TAG_NVTX, &row, sizeof row);
 }
 
+/* ---- Payloads: binary data, of which a schema says what is where ---- */
+
+/* nvtxPayloadSchemaEntry_t and nvtxPayloadSchemaAttr_t. */
+typedef struct {
+    uint64_t flags, type;
+    const char *name, *description;
+    uint64_t detail, offset;
+    const void *semantics, *reserved;
+} entry_t;
+typedef struct {
+    uint64_t mask;
+    const char *name;
+    uint64_t type, flags;
+    const entry_t *entries;
+    size_t count, static_size, alignment;
+    uint64_t id;
+    void *extension;
+} schema_attributes_t;
+enum { HAS_ENTRIES = 1 << 4, HAS_COUNT = 1 << 5, HAS_ID = 1 << 8 };
+#define FIRST_DYNAMIC_ID ((uint64_t)1 << 32)
+#define SCHEMAS 128
+
+/* NCCL's labels, the same in RCCL; of a broadcast or a reduction, the peer is the root. */
+static const struct { const char *label; int field; } labels[] = {
+    {"NCCL communicator ID", COMMUNICATOR}, {"RCCL communicator ID", COMMUNICATOR},
+    {"Message size [bytes]", BYTES}, {"Peer rank", PEER}, {"Root", PEER},
+    {"No. of ranks", RANKS}, {"Rank", RANK}};
+
+typedef struct { uint32_t domain; uint64_t id; uint16_t offset[FIELDS]; uint8_t size[FIELDS]; } schema_t;
+static schema_t schemas[SCHEMAS];
+static unsigned schema_count; /* Schemas are only ever added, under the lock of started ranges. */
+
+/* Bytes of a type of an entry; enumerations, which have ids of their own, are ints. */
+static unsigned size_of_type(uint64_t type) {
+    static const uint8_t sizes[] = {0, 1, 1, 2, 2, 4, 4, 8, 8, 8, 8, 1, 1, 2, 2, 4, 4, 8, 8, 4, 8, 16, 8, 8};
+    return type > 0 && type < sizeof sizes ? sizes[type] : 4;
+}
+
+static uint64_t register_schema(void *domain, const schema_attributes_t *attributes) {
+    schema_t schema = {.domain = id_of(domain)};
+    uint64_t at = 0;
+    if (!attributes || !(attributes->mask & HAS_ENTRIES) || !(attributes->mask & HAS_COUNT)) return 0;
+    for (size_t i = 0; i < attributes->count; i++) {
+        const entry_t *entry = &attributes->entries[i];
+        unsigned size = size_of_type(entry->type);
+        at = entry->offset ? entry->offset : (at + size - 1) / size * size;
+        for (size_t l = 0; l < sizeof labels / sizeof *labels; l++) {
+            if (!entry->name || strcmp(entry->name, labels[l].label) || entry->flags || at > 4096) continue;
+            schema.offset[labels[l].field] = (uint16_t)at;
+            schema.size[labels[l].field] = size == 4 || size == 8 ? (uint8_t)size : 0;
+        }
+        at += size;
+    }
+    pthread_mutex_lock(&started_lock);
+    unsigned count = schema_count;
+    schema.id = attributes->mask & HAS_ID && attributes->id ? attributes->id : FIRST_DYNAMIC_ID + count;
+    if (count < SCHEMAS) {
+        schemas[count] = schema;
+        __atomic_store_n(&schema_count, count + 1, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&started_lock);
+    return schema.id;
+}
+
+static uint8_t domain_is_enabled(void *domain) { (void)domain; return 1; }
+
+static void read_payloads(uint32_t domain, const payload_t *payloads, size_t count, content_t *content) {
+    unsigned known = __atomic_load_n(&schema_count, __ATOMIC_ACQUIRE);
+    for (size_t i = 0; payloads && i < count && i < 16; i++) {
+        const schema_t *schema = NULL;
+        for (unsigned s = 0; s < known && !schema; s++)
+            if (schemas[s].id == payloads[i].schema && schemas[s].domain == domain) schema = &schemas[s];
+        for (int field = 0; schema && payloads[i].data && field < FIELDS; field++) {
+            unsigned size = schema->size[field], offset = schema->offset[field];
+            if (!size || payloads[i].size == SIZE_MAX || offset + size > payloads[i].size) continue;
+            content->value[field] = 0;
+            memcpy(&content->value[field], (const char *)payloads[i].data + offset, size);
+            content->there |= 1u << field;
+        }
+    }
+}
+
+static content_t content_of(uint32_t domain, const attributes_t *a) {
+    content_t content = NOTHING;
+    if (a && a->payload_type == PAYLOADS && a->payloads > 0)
+        read_payloads(domain, a->payload, (size_t)a->payloads, &content);
+    return content;
+}
+
+/* The message that a range of NCCL's is about, or the communicator that it makes. */
+static void add_message(const open_t *range, uint64_t end, uint32_t thread) {
+    const content_t *content = &range->content;
+    message_t row = {range->start, end, 0, UINT64_MAX, thread, range->name, -1, 0};
+    if (content->there & 1u << COMMUNICATOR) row.communicator = content->value[COMMUNICATOR];
+    if (content->there & 1u << BYTES) row.bytes = content->value[BYTES];
+    if (content->there & 1u << PEER) row.peer = (int32_t)content->value[PEER];
+    if (content->there & 1u << RANK) row.peer = (int32_t)content->value[RANK];
+    if (content->there & 1u << RANKS) row.ranks = (int32_t)content->value[RANKS];
+    spool_add(TAG_MESSAGE, &row, sizeof row);
+}
+
 static void add(open_t range, uint64_t end, uint32_t thread, uint32_t kind, uint64_t number) {
     nvtx_t row = {range.start, end, thread, range.name, range.domain, kind, 0, (uint32_t)number};
+    /* Communicators are made before anything is captured, mostly. */
+    int makes = (range.content.there & 1u << RANKS) != 0, on = capture_is_on();
     if (kind == NVTX_START_END) row.end_thread = thread_id();
-    if (!capture_is_on()) return;
+    if (!on && !makes) return;
     spool_lock();
-    tell_domain(range.domain, thread);
+    if (on) tell_domain(range.domain, thread);
     spool_thread(thread);
     spool_use(range.name);
-    spool_add(TAG_NVTX, &row, sizeof row);
+    if (on) spool_add(TAG_NVTX, &row, sizeof row);
+    if (range.content.there) add_message(&range, end, thread);
     spool_unlock();
 }
 
-static int push(uint32_t domain, uint32_t name) {
-    if (depth < DEEPEST) stack[depth] = (open_t){clock_ns(CLOCK_REALTIME), name, domain};
+static int push(uint32_t domain, uint32_t name, content_t content) {
+    if (depth < DEEPEST) stack[depth] = (open_t){clock_ns(CLOCK_REALTIME), name, domain, content};
     return depth++;
 }
 
 /* Each domain has a stack of its own; here they share one, and a pop takes its domain's topmost. */
-static int pop(uint32_t domain) {
+static int pop(uint32_t domain, const payload_t *payloads, size_t count) {
     if (depth <= 0) return -1;
     if (depth > DEEPEST) return --depth;
     int at = depth - 1;
     while (at > 0 && stack[at].domain != domain) at--;
     if (stack[at].domain != domain) return -1;
+    read_payloads(domain, payloads, count, &stack[at].content);
     add(stack[at], clock_ns(CLOCK_REALTIME), thread_id(), NVTX_PUSH_POP, 0);
     memmove(&stack[at], &stack[at + 1], (size_t)(depth - at - 1) * sizeof *stack);
     return --depth;
@@ -137,12 +256,12 @@ static int pop(uint32_t domain) {
 /* In a forked child, whose parent's threads may have held the lock. */
 void nvtx_in_child(void) { pthread_mutex_init(&started_lock, NULL); }
 
-static uint64_t start(uint32_t domain, uint32_t name) {
+static uint64_t start(uint32_t domain, uint32_t name, content_t content) {
     pthread_mutex_lock(&started_lock);
     uint64_t id = ++last_id;
     started[id % OPEN_RANGES].id = id;
     started[id % OPEN_RANGES].thread = thread_id();
-    started[id % OPEN_RANGES].range = (open_t){clock_ns(CLOCK_REALTIME), name, domain};
+    started[id % OPEN_RANGES].range = (open_t){clock_ns(CLOCK_REALTIME), name, domain, content};
     pthread_mutex_unlock(&started_lock);
     return id;
 }
@@ -159,15 +278,15 @@ static void end(uint64_t id) {
 
 static void mark(uint32_t domain, uint32_t name) {
     uint64_t now = clock_ns(CLOCK_REALTIME);
-    add((open_t){now, name, domain}, now, thread_id(), NVTX_MARK, 0);
+    add((open_t){now, name, domain, NOTHING}, now, thread_id(), NVTX_MARK, 0);
 }
 
 static void mark_ex(const attributes_t *a) { mark(0, name_of(a)); }
 static void mark_a(const char *text) { mark(0, name_of_text(text)); }
-static uint64_t start_ex(const attributes_t *a) { return start(0, name_of(a)); }
-static uint64_t start_a(const char *text) { return start(0, name_of_text(text)); }
-static int push_ex(const attributes_t *a) { return push(0, name_of(a)); }
-static int push_a(const char *text) { return push(0, name_of_text(text)); }
+static uint64_t start_ex(const attributes_t *a) { return start(0, name_of(a), content_of(0, a)); }
+static uint64_t start_a(const char *text) { return start(0, name_of_text(text), NOTHING); }
+static int push_ex(const attributes_t *a) { return push(0, name_of(a), content_of(0, a)); }
+static int push_a(const char *text) { return push(0, name_of_text(text), NOTHING); }
 static void mark_w(const wchar_t *text) { char t[512]; mark_a(narrow(text, t, sizeof t)); }
 static uint64_t start_w(const wchar_t *text) {
     char t[512];
@@ -175,11 +294,24 @@ static uint64_t start_w(const wchar_t *text) {
 }
 static int push_w(const wchar_t *text) { char t[512]; return push_a(narrow(text, t, sizeof t)); }
 static void domain_mark(void *d, const attributes_t *a) { mark(id_of(d), name_of(a)); }
-static uint64_t domain_start(void *d, const attributes_t *a) { return start(id_of(d), name_of(a)); }
+static uint64_t domain_start(void *d, const attributes_t *a) {
+    return start(id_of(d), name_of(a), content_of(id_of(d), a));
+}
 static void domain_end(void *d, uint64_t id) { (void)d; end(id); }
-static int domain_push(void *d, const attributes_t *a) { return push(id_of(d), name_of(a)); }
-static int pop_core(void) { return pop(0); }
-static int domain_pop(void *d) { return pop(id_of(d)); }
+static int domain_push(void *d, const attributes_t *a) {
+    return push(id_of(d), name_of(a), content_of(id_of(d), a));
+}
+static int pop_core(void) { return pop(0, NULL, 0); }
+static int domain_pop(void *d) { return pop(id_of(d), NULL, 0); }
+/* Of a range whose message is in a payload, too, there is none here; it is counted for its pop. */
+static int push_payload(void *d, const payload_t *payloads, size_t count) {
+    content_t content = NOTHING;
+    read_payloads(id_of(d), payloads, count, &content);
+    return push(id_of(d), 0, content);
+}
+static int pop_payload(void *d, const payload_t *payloads, size_t count) {
+    return pop(id_of(d), payloads, count);
+}
 static void *domain_string(void *d, const char *text) { (void)d; return handle_of(text); }
 static void *domain_string_w(void *d, const wchar_t *text) {
     char t[512];
@@ -235,5 +367,29 @@ __attribute__((visibility("default"))) int InitializeInjectionNvtx2(
         set(table, count, 13, (function_t)domain_create_w);
         set(table, count, 14, (function_t)domain_destroy);
     }
+    return 1;
+}
+
+/* What the header of an extension hands over (nvtxExtTypes.h). */
+typedef struct { size_t id, count; intptr_t *slots; } segment_t;
+typedef struct {
+    uint16_t version, size, module, compatibility;
+    size_t segment_count;
+    segment_t *segments;
+    void *get_export;
+    const void *information;
+} module_t;
+enum { MODULE_PAYLOAD = 2 };
+
+/* Called by the payload extension's header, once, after the function above. */
+__attribute__((visibility("default"))) int InitializeInjectionNvtxExtension(module_t *module) {
+    static const struct { unsigned id; function_t function; } functions[] = {
+        {0, (function_t)register_schema}, {3, (function_t)push_payload}, {4, (function_t)pop_payload},
+        {7, (function_t)domain_is_enabled}};
+    if (!module || module->module != MODULE_PAYLOAD || !module->segment_count || collector_start())
+        return 0;
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++)
+        if (functions[i].id < module->segments->count)
+            module->segments->slots[functions[i].id] = (intptr_t)functions[i].function;
     return 1;
 }

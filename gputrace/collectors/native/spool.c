@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define CHUNK_BYTES (64u << 10)
-#define KINDS 8
+#define KINDS 9
 #define HEAD_BYTES 32
 
 /* A chunk being filled: its tag and length come first, so that one write takes it all. */

@@ -26,6 +26,7 @@ enum {
     TAG_GRAPH = TAG('G', 'R', 'P', 'H'),
     TAG_OVERHEAD = TAG('O', 'V', 'E', 'R'),
     TAG_NVTX = TAG('N', 'V', 'T', 'X'),
+    TAG_MESSAGE = TAG('M', 'E', 'S', 'G'),
     TAG_NAME = TAG('N', 'A', 'M', 'E'),   /* u32 id, bytes */
     TAG_CLOCK = TAG('C', 'L', 'O', 'K'),  /* u64 realtime, monotonic, monotonic_raw */
     TAG_LOSS = TAG('L', 'O', 'S', 'S'),   /* u64 time, u64 records, text */
@@ -87,6 +88,15 @@ typedef struct {
     uint32_t thread, name, domain, kind;
     uint32_t end_thread, range; /* of NVTX_START_END: the thread that ended it, and its number */
 } nvtx_t;
+
+/* A range of NCCL's with what its payload says: the communicator (0: not said), the bytes of the message
+ * (UINT64_MAX: not said) and the peer or root in it (-1: not said); or, where there is a number of ranks,
+ * a communicator that is made, and the rank in it. */
+typedef struct {
+    uint64_t start, end, communicator, bytes;
+    uint32_t thread, name;
+    int32_t peer, ranks;
+} message_t;
 
 /* In bytes, bytes a second and hertz; 0 where the driver does not say. */
 typedef struct {

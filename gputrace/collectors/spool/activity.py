@@ -57,6 +57,10 @@ RECORDS: Final[dict[bytes, np.dtype[Any]]] = {
     b"GRPH": _record(*_SPAN, *_ON_GPU, *_u4("graph", "reserved")),
     b"OVER": _record(*_SPAN, *_u4("kind", "thread")),
     b"NVTX": _record(*_SPAN, *_u4("thread", "name", "domain", "kind", "end_thread", "range")),
+    b"MESG": _record(
+        *(*_SPAN, ("communicator", "<u8"), ("bytes", "<u8"), *_u4("thread", "name")),
+        *(("peer", "<i4"), ("ranks", "<i4")),
+    ),
     b"CLOK": CLOCKS,
     b"DEVI": _record(
         *_u4("ordinal", "multiprocessors"),

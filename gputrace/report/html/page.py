@@ -50,6 +50,7 @@ from gputrace.report.tables import (
     Table,
     cards_table,
     collectives_table,
+    experts_table,
     extra_table,
     finding_text,
     gpu_label,
@@ -57,7 +58,10 @@ from gputrace.report.tables import (
     links_table,
     main_table,
     notes,
+    pipeline_table,
     savings,
+    sharded_table,
+    tensor_table,
     verdict,
 )
 from gputrace.units import format_ns, format_share
@@ -165,6 +169,8 @@ _PLACES: Final = {
     "compute-bound": _KERNELS,
     "autotune-repeated": _KERNELS,
     "communication-exposed": _LINKS,
+    "pipeline-bubble": _LINKS,
+    "expert-imbalance": _LINKS,
     "topology": _LINKS,
     "host-staged-comm": _LINKS,
     "clock-mismatch": _RUN,
@@ -215,6 +221,9 @@ def _content(material: Material) -> SimpleNamespace:
         links=(
             *(_matrix(host, analysis.links) for host in hosts),
             *filter(None, (links_table(analysis, _MOST_LINKS), collectives_table(analysis))),
+            *map(pipeline_table, analysis.pipelines),
+            *map(experts_table, analysis.experts),
+            *filter(None, (sharded_table(analysis), tensor_table(analysis))),
         ),
         extra=tuple(map(extra_table, analysis.tables)),
         notes=tuple(plain_text(note, 400) for note in shown_notes),
