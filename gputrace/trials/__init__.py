@@ -246,12 +246,19 @@ class _Trial:
         return time.monotonic() - self._began
 
     def _choose(self, analysis: Analysis) -> tuple[Candidate, ...]:
-        assert self._pilot is not None
+        pilot = self._pilot
+        assert pilot is not None
+        there = {
+            "gpu": bool(pilot.gpu),
+            "ranks": pilot.ranks > 1,
+            "workers": any(loader.workers for loader in analysis.loader),
+        }
         better = next((loader.better for loader in analysis.loader if loader.better), None)
         return tuple(
             cures_for(
                 [finding.id for finding in analysis.findings],
-                self._pilot.versions,
+                pilot.versions,
+                [word for word, is_so in there.items() if is_so],
                 os.cpu_count() or 1,
                 better.workers if better else None,
             )

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 asked: "dict[str, Any]" = {}
 cures: "dict[str, Any]" = {}
 
+_FRAMEWORKS = (
+    *("torch", "lightning", "transformers", "tensorflow", "keras", "jax", "flax"),
+    *("mxnet", "chainer", "cntk"),
+)
 _UNUSED = ("loader", "compilation")
 """Modules whose hooks only a recording needs: what they cost is left out."""
 _MOST_CALLS = 20
@@ -236,8 +240,7 @@ def _value(loss: "Any") -> "float | None":
 
 
 def _versions() -> "dict[str, str]":
-    names = ("torch", "tensorflow", "jax", "keras", "lightning", "transformers")
-    loaded = ((name, getattr(sys.modules.get(name), "__version__", None)) for name in names)
+    loaded = ((name, getattr(sys.modules.get(name), "__version__", None)) for name in _FRAMEWORKS)
     return {name: str(version) for name, version in loaded if version}
 
 
