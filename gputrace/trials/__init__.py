@@ -36,6 +36,7 @@ WARMUP: Final = 10
 _PILOT_STEPS: Final = 40
 _RUN_NS: Final = 2 * 10**9
 _STEPS: Final = (20, 200)
+_LEAST_TIMEOUT_S: Final = 600.0
 _BEYOND: Final = 5
 """Steps of warm-up beyond those whose batches were ready before the first one."""
 _ALONE: Final = 0.7
@@ -185,7 +186,12 @@ class _Trial:
 
     def __init__(self, request: Request, progress: Progress) -> None:
         self._request, self._progress = request, progress
-        self._program = Program(request.command, request.workdir, request.keep_trackers)
+        self._program = Program(
+            request.command,
+            request.workdir,
+            request.keep_trackers,
+            max(request.budget_s, _LEAST_TIMEOUT_S),
+        )
         self._began = time.monotonic()
         self._warmup = request.warmup or WARMUP
         self._steps = request.steps or _PILOT_STEPS
@@ -206,12 +212,13 @@ class _Trial:
                 candidates = self._choose(analysis)
             self._set_lengths(candidates)
             self._rows = [_Row(c, predict(c, analysis) if analysis else None) for c in candidates]
-            several = len(self._rows) > 1
-            self._take_turns(list(self._rows), _ALONE if several else 1.0)
+            alone = _ALONE if len(self._rows) > 1 else 1.0
+            self._take_turns(self._rows, alone * request.budget_s)
             together = combine([row.candidate for row in self._winners()])
-            if len(self._winners()) > 1 and str(together) not in map(str, candidates):
+            if len(together.settings) > 1 and str(together) not in map(str, candidates):
                 self._rows.append(_Row(together, None))
-                self._take_turns(self._rows[-1:], 1.0)
+                self._take_turns(self._rows[-1:], request.budget_s)
+            self._take_turns(self._rows, request.budget_s)
         except KeyboardInterrupt:
             interrupted = True
         return self._outcome(analysis, interrupted)
@@ -274,17 +281,18 @@ class _Trial:
             least, most = _STEPS
             self._steps = min(max(round(_RUN_NS / self._pilot.step_ns), least), most)
 
-    def _take_turns(self, rows: Sequence[_Row], share: float) -> None:
-        """Run rounds of the program as it is and with each cure that is not decided."""
-        number = 0
+    def _take_turns(self, rows: Sequence[_Row], until_s: float) -> None:
+        """Run rounds of the program as it is and with each cure that is not decided.
+
+        The very first round is made whatever the budget.
+        """
         while active := [row for row in rows if not row.over]:
             assert self._pilot is not None
-            last = self._bare[-1].seconds if self._bare else self._pilot.seconds
+            last = (self._bare or [self._pilot])[-1].seconds
             needed = last + sum(row.seconds or last for row in active)
-            if number and self._spent() + needed > share * self._request.budget_s:
+            if self._bare and self._spent() + needed > until_s:
                 return
-            self._round([None, *active], number)
-            number += 1
+            self._round([None, *active], len(self._bare))
 
     def _round(self, turns: Sequence[_Row | None], number: int) -> None:
         bare: Measured | None = None

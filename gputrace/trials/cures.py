@@ -467,8 +467,9 @@ class Prediction:
     """Step with a cure as a fraction of the step without, as a recording foretold it."""
 
     ratio: float
-    low: float
-    high: float
+    low: float | None = None
+    high: float | None = None
+    """Bounds; None where it comes without."""
 
 
 def predict(candidate: Candidate, analysis: Analysis) -> Prediction | None:
@@ -481,8 +482,7 @@ def predict(candidate: Candidate, analysis: Analysis) -> Prediction | None:
         for loader in loaders:
             for choice in loader.predictions:
                 if choice.workers == setting.value and loader.now is not None:
-                    ratio = choice.step_ns / max(loader.now.step_ns, 1)
-                    return Prediction(ratio, ratio, ratio)
+                    return Prediction(choice.step_ns / max(loader.now.step_ns, 1))
     for effect in analysis.what_if:
         if effect.id in setting.cure.predictions:
             now = max(effect.now_ns, 1)
