@@ -10,8 +10,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install
 # The package itself needs nothing from outside: its build backend is in the locks.
 PACKAGE := --no-build-isolation --no-deps --editable .
-# The collector, which is compiled when the package is installed.
-NATIVE := $(wildcard gputrace/collectors/native/*.[ch])
+# The C libraries, which are compiled when the package is installed.
+NATIVE := $(wildcard gputrace/collectors/native/*.[ch] gputrace/store/native/*.c \
+	gputrace/analyzers/whatif/native/*.c)
 CODE := $(wildcard gputrace tests benchmarks docs setup.py)
 LOCK := $(BIN)/uv -q pip compile pyproject.toml --universal --python-version 3.11 \
 	--fork-strategy fewest --generate-hashes --no-header --no-emit-index-url
@@ -58,7 +59,7 @@ fuzz: $(VENV)/.dev ## Give broken inputs to all that reads any, for MINUTES=10
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 	$(BIN)/python -m tests.fuzz.native --without-tests
 
-sanitize: $(VENV)/.dev ## Test the C library with AddressSanitizer and UndefinedBehaviorSanitizer
+sanitize: $(VENV)/.dev ## Test the C libraries with AddressSanitizer and UndefinedBehaviorSanitizer
 	$(BIN)/python -m tests.fuzz.native
 
 workloads: $(VENV)/.runtime ## Record every framework that can be had on the CPU, and check that

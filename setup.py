@@ -1,7 +1,7 @@
-"""The part of the build that pyproject.toml cannot say: two plain C libraries, and manual pages.
+"""The part of the build that pyproject.toml cannot say: plain C libraries, and manual pages.
 
 The libraries need any C compiler and no CUDA. Where there is none, gputrace installs without them
-and can still read and analyze traces.
+and can still read and analyze traces, more slowly.
 """
 
 import sys
@@ -19,10 +19,18 @@ NATIVE = Path("gputrace/collectors/native")
 def library(name: str, folder: Path) -> Extension:
     """The library of the C files in a folder."""
     return Extension(
-        f"gputrace.collectors.{name}",
+        f"gputrace.{name}",
         sources=[str(path) for path in sorted(folder.glob("*.c"))],
         depends=[str(path) for path in sorted(folder.glob("*.h"))],
-        extra_compile_args=["-std=gnu11", "-O2", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden"],
+        extra_compile_args=[
+            "-std=gnu11",
+            "-O2",
+            "-g0",
+            "-Wall",
+            "-Wextra",
+            "-fvisibility=hidden",
+            "-fwrapv",
+        ],
         libraries=["dl", "pthread"],
         optional=True,
     )
@@ -66,6 +74,11 @@ class Build(build):
 
 
 setup(
-    ext_modules=[library("_collector", NATIVE), library("_ticker", NATIVE / "ticker")],
+    ext_modules=[
+        library("collectors._collector", NATIVE),
+        library("collectors._ticker", NATIVE / "ticker"),
+        library("store._native", Path("gputrace/store/native")),
+        library("analyzers.whatif._replay", Path("gputrace/analyzers/whatif/native")),
+    ],
     cmdclass={"bdist_wheel": Wheel, "build": Build, "build_ext": Libraries},
 )

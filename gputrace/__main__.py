@@ -4,10 +4,16 @@
 import os
 import sys
 
+READING = ("analyze", "browse", "check", "compare", "export", "report")
+"""Commands that start no program of the user's, to which the environment would pass."""
+
 
 def main() -> None:
     """Run the command; exits with its code."""
     _put_callers_modules_last()
+    if sys.argv[1:2] and sys.argv[1] in READING:
+        # The threads of numpy's linear algebra would be started, and not used.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from gputrace.cli import main as run
 
     run()

@@ -122,9 +122,9 @@ class OpenTrace:
         """Take the arguments of `gputrace.open`, and raise what it raises."""
         self._paths = [str(path) for path in paths]
         if any(":/" in path for path in self._paths):
-            from gputrace.readers.open import here_of
+            from gputrace.readers.open import fetch_urls
 
-            self._paths = here_of(self._paths, progress)
+            self._paths = fetch_urls(self._paths, progress)
         self._keep_going, self._scheduler = keep_going, scheduler
         self._workers, self._windows = workers, windows
         self._cache = ResultCache(self._paths, windows)
@@ -278,11 +278,10 @@ class OpenTrace:
         Takes ``steps``, ``time``, ``gaps`` and ``progress`` like `analyze`, and raises what it
         raises. The result is for gputrace's own pages, and may change.
         """
-        from gputrace.analyzers.timeline_model import Scene
-        from gputrace.report.html.timeline import PackedRows, gather, read_rows, read_scene
+        from gputrace.analyzers.timeline_model import Scene, read_scene
+        from gputrace.report.html.timeline import PackedRows, gather, read_rows
 
         options = read_options(steps, time, gaps)
-
         work = partial(read_scene, options=options, progress=progress)
         scene = self._read(work, options, progress, Scene)
         rows = self._read(partial(read_rows, scene=scene), options, None, PackedRows)

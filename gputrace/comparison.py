@@ -117,8 +117,8 @@ def open_runs(
         traces, labels, gpu_batches, global_batches, strict=True
     ):
         reporting = progress(Path(path).name) if progress is not None else nullcontext()
-        with open_traces([str(path)]) as trace, reporting as tell:
-            runs.append(with_batch(read_run(trace, label, options, tell), per_gpu, per_step))
+        with open_traces([str(path)]) as trace, reporting as report:
+            runs.append(with_batch(read_run(trace, label, options, report), per_gpu, per_step))
     return runs
 
 

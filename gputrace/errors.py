@@ -85,3 +85,21 @@ class LeftOut:
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem}"
+
+
+class ErrorPolicy:
+    """Policy for recoverable errors in one file: raise them, or collect them in ``errors``."""
+
+    def __init__(self, allowed: bool = False) -> None:
+        self.allowed = allowed
+        self.errors: list[InputError] = []
+
+    def meet(self, error: InputError) -> None:
+        """Record a recoverable error; raise it unless errors are allowed."""
+        if not self.allowed:
+            raise error
+        self.errors.append(error)
+
+
+STOP: Final = ErrorPolicy()
+"""Policy that raises every error."""

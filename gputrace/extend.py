@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from gputrace.analyzers.findings.context import Facts
     from gputrace.collectors.backend import Backend, Merged, Plan
-    from gputrace.collectors.backends.host import HOST
+    from gputrace.collectors.backends import HOST
     from gputrace.collectors.launch import Launch
     from gputrace.errors import InputError, MissingError, UsageError
     from gputrace.model.events import Events, Kind
@@ -55,7 +55,7 @@ _MODULES: Final = {
     "model.results": ("Analysis", "ExtraTable", "Finding"),
     "collectors.backend": ("Backend", "Merged", "Plan"),
     "collectors.launch": ("Launch",),
-    "collectors.backends.host": ("HOST",),
+    "collectors.backends": ("HOST",),
     "errors": ("InputError", "MissingError", "UsageError"),
     "model.events": ("Events", "Kind"),
     "readers.in_memory": ("MemoryTrace", "Names"),

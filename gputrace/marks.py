@@ -70,12 +70,17 @@ class _Recorded(Annotation):
         return annotated
 
 
-def _hooks(module: str) -> Any:
-    """Import a module of the hooks in this process; return None if nothing is recorded."""
+def recording_folder() -> Path | None:
+    """Return the folder that this process is recorded into; None if it is not recorded."""
     # A program may have cleared its environment since it started.
     started = getattr(sys.modules.get("_gputrace_hooks"), "FOLDER", "")
     folder = os.environ.get("GPUTRACE_DIR") or started
-    if not folder or not Path(folder).is_dir():
+    return Path(folder) if folder and Path(folder).is_dir() else None
+
+
+def _hooks(module: str) -> Any:
+    """Import a module of the hooks in this process; return None if nothing is recorded."""
+    if recording_folder() is None:
         return None
     try:
         return importlib.import_module(f"_gputrace_hooks.{module}")
@@ -100,8 +105,8 @@ _steps: Any = _hooks("steps")
 _recorder: Any = _hooks("recorder")
 
 
-def look_again() -> None:
-    """Look the hooks up again: a notebook installs them while it runs."""
+def reload_hooks() -> None:
+    """Import the hooks again, which a notebook installs while it runs."""
     global _steps, _recorder
     _steps, _recorder = _hooks("steps"), _hooks("recorder")
 

@@ -26,7 +26,7 @@ from types import CodeType, TracebackType
 from typing import Any, Final
 
 from gputrace.api import open as open_trace
-from gputrace.collectors.in_process import Inside
+from gputrace.collectors.in_process import ProcessRecorder
 from gputrace.errors import GputraceError, InputError, MissingError, UsageError
 from gputrace.report.output_file import check_target
 from gputrace.sanitize import message
@@ -45,33 +45,33 @@ class Asked:
 
 def load(shell: Any) -> None:
     """Register the magic; CUDA is recorded only if the process initializes it afterwards."""
-    inside = None if os.environ.get("GPUTRACE_DIR") else Inside()
-    magic = partial(record_cell, shell, inside)
+    recorder = None if os.environ.get("GPUTRACE_DIR") else ProcessRecorder()
+    magic = partial(record_cell, shell, recorder)
     shell.register_magic_function(magic, magic_kind="cell", magic_name="gputrace")
 
 
-def record_cell(shell: Any, inside: Inside | None, line: str, cell: str) -> None:
+def record_cell(shell: Any, recorder: ProcessRecorder | None, line: str, cell: str) -> None:
     """Run and record a cell, and show its report, even if the cell fails."""
     __tracebackhide__ = True
-    if inside is None:
-        _tell("not recorded by itself: all of this notebook is, by the `gputrace record` around it")
+    if recorder is None:
+        _log("not recorded by itself: all of this notebook is, by the `gputrace record` around it")
         run(shell, compile_cell(shell, cell))
         return
     try:
         asked = read_options(line)
-        if asked.backend == "cupti" and inside.obstacle is not None:
-            raise MissingError(f"the GPUs cannot be recorded: {inside.obstacle}")
+        if asked.backend == "cupti" and recorder.obstacle is not None:
+            raise MissingError(f"the GPUs cannot be recorded: {recorder.obstacle}")
     except GputraceError as error:
         line = f"gputrace: {error}"
         _show_as(error, lambda: [line])
         raise
     codes = compile_cell(shell, cell)
-    inside.begin(asked.backend != "host")
+    recorder.begin(asked.backend != "host")
     try:
         run(shell, codes)
     finally:
-        inside.end()
-        _report(shell, inside, asked)
+        recorder.end()
+        _report(shell, recorder, asked)
 
 
 def read_options(line: str) -> Asked:
@@ -139,27 +139,27 @@ def _show_as(error: Exception, lines: Callable[[], list[str]]) -> None:
         error._render_traceback_ = lines  # type: ignore[attr-defined]
 
 
-def _report(shell: Any, inside: Inside, asked: Asked) -> None:
+def _report(shell: Any, recorder: ProcessRecorder, asked: Asked) -> None:
     """Show the report of the cell, or a line that says why there is none."""
-    if inside.obstacle is not None and asked.backend != "host":
-        _tell(f"{inside.obstacle}; {_HOST_ONLY}")
-    if inside.notice:
-        _tell(inside.notice)
+    if recorder.obstacle is not None and asked.backend != "host":
+        _log(f"{recorder.obstacle}; {_HOST_ONLY}")
+    if recorder.notice:
+        _log(recorder.notice)
     try:
         with TemporaryDirectory(prefix="gputrace-") as folder:
             trace = asked.output or Path(folder) / "cell.sqlite"
-            merged = inside.save(trace)
+            merged = recorder.save(trace)
             for note in merged.notes:
-                _tell(note)
+                _log(note)
             with open_trace(trace) as opened:
                 report = opened.analyze(gaps=asked.gaps)
         data = {"text/plain": str(report), "text/html": report._repr_html_()}
         shell.display_pub.publish(data=data, metadata={})
     except InputError as error:
-        _tell(f"nothing to report of this cell: {error.problem}")
+        _log(f"nothing to report of this cell: {error.problem}")
     except (GputraceError, OSError) as error:
-        _tell(f"no report of this cell: {error}")
+        _log(f"no report of this cell: {error}")
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     sys.stderr.write(f"gputrace: {message(line)}\n")

@@ -143,16 +143,16 @@ def call(plugin: Plugin, function: Callable[..., Any], *arguments: Any) -> Any:
     except (GputraceError, MemoryError, BrokenPipeError):
         raise
     except (Exception, SystemExit) as error:
-        raise PluginError(f"{plugin} does not work: {_told(error)}") from error
+        raise PluginError(f"{plugin} does not work: {_text_of(error)}") from error
 
 
-def tell(error: PluginError) -> None:
+def warn(error: PluginError) -> None:
     """Report on stderr, once, a plugin that is skipped because it does not work."""
-    _tell(" ".join(str(error).split()))
+    _warn(" ".join(str(error).split()))
 
 
 @cache
-def _tell(line: str) -> None:
+def _warn(line: str) -> None:
     print(f"gputrace: {message(line)}; left out", file=sys.stderr)  # noqa: T201
 
 
@@ -166,9 +166,9 @@ def blame(error: BaseException) -> PluginError | None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
         plugin = _modules.get(module.partition(".")[0], plugin)
         trace = trace.tb_next
-    return PluginError(f"{plugin} does not work: {_told(error)}") if plugin is not None else None
+    return PluginError(f"{plugin} does not work: {_text_of(error)}") if plugin is not None else None
 
 
-def _told(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

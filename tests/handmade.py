@@ -21,6 +21,7 @@ import pytest
 import gputrace
 from gputrace.api import Report
 from tests.exports import (
+    D2D,
     D2H,
     GRAPH_TRACE,
     H2D,
@@ -106,6 +107,12 @@ class Run:
         values = {"bytes": 4, "copyKind": D2H, "srcKind": 2, "dstKind": 1}
         self._issue(MEMCPY, 2 * US, "cudaMemcpyAsync", **values)
         self.synchronize()
+
+    def copy(self, length: int, *, to_host: bool) -> None:
+        """A copy into pinned memory of the host, or within the GPU's."""
+        kind, target = (D2H, 1) if to_host else (D2D, 2)
+        values = {"bytes": BATCH_BYTES, "copyKind": kind, "srcKind": 2, "dstKind": target}
+        self._issue(MEMCPY, length, "cudaMemcpyAsync", **values)
 
     def memset(self) -> None:
         self._issue(MEMSET, US, "cudaMemsetAsync", bytes=64)

@@ -96,6 +96,18 @@ def test_a_run_within_its_limits_passes(job: Any) -> None:
     assert "All 2 gates are met." in done.log
 
 
+def test_nothing_that_a_trace_says_is_a_command_to_the_runner(job: Any) -> None:
+    done = job(trace="quick.sqlite", options="--max-idle 50%", report="false")
+    before, token, after = re.split(r"^::stop-commands::([0-9a-f]{32})\n", done.log, flags=re.M)
+    shown, end, rest = after.partition(f"::{token}::\n")
+    assert shown == done.summary
+    assert end
+    assert "::" not in before + rest
+    failed = job(trace="50%0A::add-path::.sqlite", options="--max-idle 50%")
+    (line,) = failed.log.splitlines()[-1:]
+    assert "50%250A::add-path::.sqlite" in line
+
+
 @pytest.mark.parametrize(("fail", "code"), [("true", 1), ("false", 0)])
 def test_one_past_them_fails_the_job_if_it_is_to(job: Any, fail: str, code: int) -> None:
     options = "--max-data-feeding 10% --max-alloc 5%"

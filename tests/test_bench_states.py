@@ -71,7 +71,7 @@ class Bench(RuleBasedStateMachine):
         saved = self.database.save(self._run(data))
         if rate is not None:
             self.database.save_measure(saved, {"rate": rate, "source": "markers"})
-        self.runs[saved.place] = (f"{saved.state} {saved.started_ns}", rate)
+        self.runs[saved.key] = (f"{saved.state} {saved.started_ns}", rate)
 
     @rule(data=st.data())
     def lose_power_while_a_run_is_saved(self, data: st.DataObject) -> None:
@@ -104,16 +104,16 @@ class Bench(RuleBasedStateMachine):
         if over:
             run = data.draw(st.sampled_from(over))
             self.database.drop([run])
-            del self.runs[run.place]
+            del self.runs[run.key]
 
     @rule(data=st.data())
     def finish_one_again(self, data: st.DataObject) -> None:
-        """A run that was over takes the place of the earlier try, whose measures go."""
+        """A run that was over takes the key of the earlier try, whose measures go."""
         over = self.database.runs()
         if over:
             again = replace(data.draw(st.sampled_from(over)), state="done", id=None)
             self.database.save(again)
-            self.runs[again.place] = (f"done {again.started_ns}", None)
+            self.runs[again.key] = (f"done {again.started_ns}", None)
 
     def _shown(self) -> set[Place]:
         keys = {one.key for one in self.asked}
@@ -128,11 +128,11 @@ class Bench(RuleBasedStateMachine):
     @invariant()
     def each_run_is_there_once_as_it_came_out(self) -> None:
         found = self.database.runs()
-        assert len(found) == len({run.place for run in found})
-        assert {run.place for run in found} == self._shown()
+        assert len(found) == len({run.key for run in found})
+        assert {run.key for run in found} == self._shown()
         measures = self.database.measures()
         for run in found:
-            state, rate = self.runs[run.place]
+            state, rate = self.runs[run.key]
             assert f"{run.state} {run.started_ns}" == state
             assert run.result == {"samples_per_second": run.started_ns}
             assert run.id is not None

@@ -18,12 +18,12 @@ from typing import Final
 import pytest
 from textual.pilot import Pilot
 
+from gputrace.analyzers import timeline_model
 from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.timeline_model import Scene, full_scene
 from gputrace.errors import InputError
 from gputrace.model.results import Analysis
 from gputrace.report.palette import Palette
-from gputrace.report.tui import screen as browser_screen
 from gputrace.report.tui.app import BrowseApp, picture
 from gputrace.report.tui.screen import KEYS, Help, Prompt
 from tests import command
@@ -204,7 +204,7 @@ def test_lanes_are_there_while_causes_are_still_looked_for(
         go_on.wait(60)
         return full_scene(facts, analysis)
 
-    monkeypatch.setattr(browser_screen, "full_scene", slow)
+    monkeypatch.setattr(timeline_model, "full_scene", slow)
 
     async def run() -> None:
         app = BrowseApp([[starved]])
@@ -247,11 +247,11 @@ def test_gaps_follow_one_another_by_length_and_their_detail_with_them(starved: P
             await press(pilot, "n")
         assert lengths == sorted(lengths, reverse=True)
         await press(pilot, "p", "p", "p", "p", "p", "p")
-        assert app.gap_list.place == 0
+        assert app.gap_list.index == 0
         await press(pilot, "pagedown")
-        assert app.gap_list.place > 1
+        assert app.gap_list.index > 1
         await press(pilot, "home")
-        assert app.gap_list.place == 0
+        assert app.gap_list.index == 0
 
     browse([starved], drive)
 
@@ -453,7 +453,7 @@ def test_the_mouse_zooms_drags_and_picks(starved: Path) -> None:
         top = round(app.gap_list.scroll_offset.y)
         await pilot.click(app.gap_list, offset=(5, 3))
         await pilot.pause()
-        assert app.gap_list.place == top + 2
+        assert app.gap_list.index == top + 2
 
     browse([starved], drive)
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gputrace.analyzers.findings.context import Facts
-from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.pipeline import analyze
-from gputrace.analyzers.timeline_model import Scene, full_scene
+from gputrace.analyzers.timeline_model import Scene, read_scene
 from gputrace.analyzers.timeline_model.gaps import describe_gap
 from gputrace.readers.registry import open_trace
 from gputrace.store import cache
@@ -38,19 +35,8 @@ def trace(tmp_path: Path) -> Path:
 
 
 def scene_of(path: Path) -> Scene:
-    class Watcher:
-        facts: Facts
-
-        def operations_read(self, operations: Sequence[GpuOperations]) -> None:
-            pass
-
-        def facts_found(self, facts: Facts) -> None:
-            self.facts = facts
-
     with open_trace(path) as trace:
-        watcher = Watcher()
-        analysis = analyze(trace, watcher=watcher)
-        return full_scene(watcher.facts, analysis)
+        return read_scene(trace)
 
 
 def test_an_entry_comes_back_as_it_was(folder: Path, trace: Path) -> None:

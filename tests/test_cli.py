@@ -268,3 +268,11 @@ def test_a_full_disk_is_told(h100: Path) -> None:
             check=False,
         )
     assert (ran.returncode, ran.stderr) == (4, b"gputrace: the output: No space left on device\n")
+
+
+@pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="there is no /sys here")
+def test_an_output_that_cannot_be_written_is_named_and_what_to_do(h100: Path) -> None:
+    ran = command.gputrace("report", h100, "-o", "/sys/kernel/page.html")
+    assert (ran.code, ran.out) == (4, "")
+    assert ran.err.startswith("gputrace: /sys/kernel/page.html: cannot be written (")
+    assert ran.err.endswith("; name another with -o\n")

@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sqlite3
+import ssl
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -23,9 +25,10 @@ import gputrace
 from gputrace import distributed as ours
 from gputrace.analyzers.pipeline import analyze
 from gputrace.cli import run
-from gputrace.distributed import Cluster, spread, worker
+from gputrace.distributed import Cluster, connected, spread, worker
 from gputrace.errors import ExitCode, InputError, UsageError
 from gputrace.readers.open import open_traces
+from gputrace.store import cache_folder
 from tests.parts import Node, write_parts
 from tests.recordings import unpack as unpack_recording
 from tests.synthetic import Plan, simulate, write_kineto
@@ -107,6 +110,16 @@ def ranks(tmp_path: Path) -> Path:
 def report(*paths: Path, **how: Any) -> str:
     with gputrace.open(*paths, **how) as trace:
         return trace.analyze().render("json")
+
+
+def is_dropped(stranger: socket.socket) -> bool:
+    """Whether a scheduler ends the connection when it gets something."""
+    with stranger:
+        try:
+            stranger.sendall(bytes(64))
+            return not stranger.recv(64)
+        except OSError:
+            return True
 
 
 class TestTheResultIsThatOfOneProcess:
@@ -343,9 +356,12 @@ class TestACluster:
         asked = []
 
         class Jobs(distributed.LocalCluster):  # type: ignore[misc]
-            def __init__(self, **of_a_job: object) -> None:
+            def __init__(self, security: Any, **of_a_job: object) -> None:
                 asked.append(of_a_job)
-                super().__init__(n_workers=0, processes=False, dashboard_address=None)
+                assert security.require_encryption
+                super().__init__(
+                    n_workers=0, processes=False, dashboard_address=None, security=security
+                )
 
             def scale(self, count: int) -> None:
                 asked.append({"workers": count})
@@ -354,7 +370,21 @@ class TestACluster:
         monkeypatch.setitem(sys.modules, "dask_jobqueue", SimpleNamespace(SLURMCluster=Jobs))
         monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/sbatch")
         assert report(ranks, scheduler="slurm:2") == report(ranks)
-        assert asked[:2] == [{"cores": 1, "memory": "4GB", "processes": 1}, {"workers": 2}]
+        job = {"cores": 1, "memory": "4GB", "processes": 1}
+        folder = str(cache_folder() / "slurm")
+        assert asked[:2] == [job | {"shared_temp_directory": folder}, {"workers": 2}]
+        assert Path(folder).stat().st_mode & 0o777 == 0o700
+
+    def test_lets_nobody_in_without_its_certificate(self) -> None:
+        """Who reaches a scheduler runs code as its user."""
+        with connected("local:1") as client:
+            kind, host, port = client.scheduler.address.replace("//", "").split(":")
+            assert (kind, host) == ("tls", "127.0.0.1")
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            for encrypt in (lambda plain: plain, context.wrap_socket):
+                with socket.create_connection((host, int(port)), 5) as plain:
+                    assert is_dropped(encrypt(plain))
 
     def test_closes_the_files_at_the_end(self, cluster: Any, ranks: Path) -> None:
         with distributed.Client(cluster, set_as_default=False) as client:

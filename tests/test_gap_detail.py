@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from gputrace.analyzers.findings.context import Facts
-from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.pipeline import analyze
-from gputrace.analyzers.timeline_model import Scene, full_scene
+from gputrace.analyzers.timeline_model import Scene, read_scene
 from gputrace.analyzers.timeline_model.gaps import GapDetail, describe_gap
 from gputrace.model.events import Kind
 from gputrace.model.results import Gap
@@ -22,24 +20,6 @@ from tests.synthetic import Plan, simulate, write_nsys
 
 STARVED: Final = "h200x4-ddp-starved-9-15.sqlite"
 THREAD: Final = global_id(100, thread=100)
-
-
-class Watcher:
-    """Takes what the analysis was made of."""
-
-    facts: Facts
-
-    def operations_read(self, operations: Sequence[GpuOperations]) -> None:
-        pass
-
-    def facts_found(self, facts: Facts) -> None:
-        self.facts = facts
-
-
-def scene_of(trace: Trace) -> Scene:
-    watcher = Watcher()
-    analysis = analyze(trace, watcher=watcher)
-    return full_scene(watcher.facts, analysis)
 
 
 def detail_of(trace: Trace, scene: Scene, gap: Gap) -> GapDetail:
@@ -57,21 +37,21 @@ def test_details_agree_with_the_list_of_the_largest_gaps(
 ) -> None:
     path = recording(name)
     with open_trace(path) as whole, open_trace(path) as fresh:
-        scene = scene_of(whole)
+        scene = read_scene(whole)
         assert scene.analysis is not None
         for gap in (*scene.analysis.gaps.largest[:20], *scene.analysis.gaps.largest_in_steps[:20]):
             detail = detail_of(fresh, scene, gap)
             assert detail.gap == gap
             assert sum(detail.by_cause.values()) == gap.length_ns
-            for other in detail.others:
-                assert sum(other.shares.values()) <= gap.length_ns
+            for shares in detail.others.values():
+                assert sum(shares.values()) <= gap.length_ns
 
 
 def test_a_planted_wait_is_told_with_what_is_around_it(tmp_path: Path) -> None:
     path = tmp_path / "trace.sqlite"
     write_nsys(simulate(Plan(ranks=2, steps=8, data_wait_ns=3_000_000, sync_every_step=True)), path)
     with open_trace(path) as trace:
-        scene = scene_of(trace)
+        scene = read_scene(trace)
         assert scene.analysis is not None
         gap = scene.analysis.gaps.largest_in_steps[0]
         detail = detail_of(trace, scene, gap)
@@ -112,7 +92,7 @@ def ranged(tmp_path: Path) -> Export:
 
 def test_a_gap_has_the_innermost_range_that_its_host_was_in(ranged: Export, tmp_path: Path) -> None:
     with open_trace(ranged.write(tmp_path / "trace.sqlite")) as trace:
-        scene = scene_of(trace)
+        scene = read_scene(trace)
         assert scene.analysis is not None
         (gap,) = scene.analysis.gaps.largest
         assert gap.evidence.endswith(", in the range optimizer")

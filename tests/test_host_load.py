@@ -47,9 +47,10 @@ def counted(export: Export, per_step: dict[str, int], others: dict[int, tuple[in
     end = STEPS * PERIOD
     for what, value in {"cores": 2, "runnable": 3}.items():
         count(PID, what, 1, end, value)
-    for thread, (on_core, queued) in others.items():
-        count(thread, "on core", 1, end, on_core * STEPS)
-        count(thread, "queued", 1, end, queued * STEPS)
+    for thread, times in others.items():
+        for what, value in zip(("on core", "queued"), times, strict=True):
+            if value * STEPS >= MS:  # Less is not recorded.
+                count(thread, what, 1, end, value * STEPS)
 
 
 def of_host(per_step: dict[str, int], folder: Path, **others: tuple[int, int]) -> Report:
@@ -96,6 +97,14 @@ def test_a_thread_that_spins_while_another_is_queued_lacks_a_core_too(tmp_path: 
 def test_a_thread_with_little_to_do_may_wait(tmp_path: Path) -> None:
     report = of_host({"on core": 10 * MS}, tmp_path, writer=(US, 100 * US))
     assert not {"cpu-starved", "cpu-throttled", "page-faults", "host-blocked"} & set(ids(report))
+
+
+def test_a_thread_of_which_only_its_waits_are_worth_recording_starves_nobody(
+    tmp_path: Path,
+) -> None:
+    report = of_host({"on core": 10 * MS}, tmp_path, idle=(0, 100 * US))
+    assert "cpu-starved" not in ids(report)
+    assert report.host_load[0].threads == 1
 
 
 def test_page_faults_count_with_the_least_that_one_takes(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 import gputrace
 from gputrace.cli import console
-from gputrace.cli.console import tell
+from gputrace.cli.console import log
 from gputrace.model.names import bounded
 from gputrace.report import markdown_html
 from gputrace.report.tables import Table
@@ -114,7 +114,7 @@ def test_tables_of_a_stranger_s_file_are_named_without_obeying_them(tmp_path: Pa
 
 
 def test_a_line_on_stderr_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    tell(f"wrote a\nb{TITLE} {'x' * 10_000_000}")
+    log(f"wrote a\nb{TITLE} {'x' * 10_000_000}")
     shown = capsys.readouterr().err
     assert shown.startswith("gputrace: wrote a b")
     assert (shown.count("\n"), acts(shown)) == (1, set())

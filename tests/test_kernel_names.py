@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import lzma
+from pathlib import Path
+
 import pytest
 
 from gputrace.analyzers.kernel_names import (
@@ -9,6 +12,8 @@ from gputrace.analyzers.kernel_names import (
     converts_layout,
     family_of,
     generation,
+    is_communication,
+    is_optimizer,
     on_tensor_cores,
     precision_of,
     short_name,
@@ -53,7 +58,7 @@ FFMA = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x256x8_stage3_warpsize1x
         ("triton_poi_fused__unsafe_view_clone_transpose_4", "layout"),
         ("triton_poi_fused_addmm_gelu_transpose_7", "elementwise"),
         ("triton_red_fused_amax_mean_transpose_view_2", "reduction"),
-        ("void transformer_engine::cast_transpose_fused_kernel<false, float>(T1)", "elementwise"),
+        ("void transformer_engine::cast_transpose_fused_kernel<false, float>(T1)", "quantisation"),
         ("triton_red_fused_mean_3", "reduction"),
         (f"{AT}reduce_kernel<512, 1, at::native::ReduceOp<float>>(T1)", "reduction"),
         ("void (anonymous namespace)::softmax_warp_forward<float, float, 5>(T1)", "reduction"),
@@ -62,6 +67,18 @@ FFMA = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x256x8_stage3_warpsize1x
         ("loop_add_fusion", "elementwise"),
         ("saxpy(double *, double *, int)", "other"),
         ("void reduction_kernel<double>(double*, int)", "reduction"),
+        ("void deep_ep::intranode::dispatch<8, 768, 8192>(int4*)", "communication"),
+        ("void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*)", "routing"),
+        ("void deep_gemm::sm90_fp8_gemm_1d2d_impl<7168, 2048>(float*)", "gemm"),
+        ("fused_moe_kernel", "gemm"),
+        ("kernel_cutlass_flash_attncute_flash_fwd_sm90_FlashAttentionForwardSm90", "attention"),
+        ("triton_tem_fused_flex_attention_0", "attention"),
+        ("triton_tem_fused_mm_3", "gemm"),
+        ("triton_for_fused_0", "optimizer"),
+        ("triton_poi_fused_add_addcdiv_lerp_mul_sqrt_2", "optimizer"),
+        ("triton_poi_fused_all_gather_into_tensor_view_wait_tensor_5", "elementwise"),
+        ("triton_red_fused_add_mean_mul_pow_rsqrt_1", "normalisation"),
+        ("void transformer_engine::HadamardTransformKernel<16>(T1)", "quantisation"),
         ("igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt128x128x32_wt32x32x8_ws1x1", "convolution"),
     ],
 )
@@ -70,22 +87,55 @@ def test_the_family_is_told_by_the_name(name: str, family: str) -> None:
     assert family_of(name) == family
 
 
+def test_thousands_of_real_names_have_the_family_and_precision_of_the_reviewed_table() -> None:
+    table = lzma.decompress((Path(__file__).parent / "data" / "kernel-names.tsv.xz").read_bytes())
+    rows = [line.split("\t") for line in table.decode().splitlines()]
+    assert len(rows) > 2500
+    for family, precision, name in rows:
+        assert family_of(name) == family, name
+        if precision != "-":
+            assert precision_of(name) == precision, name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void deep_ep::intranode::combine<__nv_bfloat16, 8, 768, 4096>(__nv_bfloat16*)",
+        "void deep_ep::internode::notify_dispatch<false, 1>(int const*)",
+        "void deep_ep::internode_ll::dispatch<true, 7168>(void*)",
+        "_ZN7deep_ep9intranode8dispatchILi8ELi768ELi8192EEEvP4int4",
+        "userbuffers_fp16_sum_inplace_gpu_rw_ag<2>(int)",
+        "kuserbuffers_pushrecv(int, int, int*)",
+        "triton_symm_mem_barrier",
+        "nvshmemi_transfer_rma_kernel",
+        "mscclppAllReduce6",
+        "EpDispatchIntraNodeKernel<__hip_bfloat16>(T1)",
+    ],
+)
+def test_collectives_that_are_not_nccls_are_communication(name: str) -> None:
+    assert is_communication(name)
+
+
+def test_a_hadamard_transform_ends_no_step() -> None:
+    assert not is_optimizer("void transformer_engine::HadamardTransformKernel<16>(T1)")
+
+
 @pytest.mark.parametrize(
     ("name", "cores", "precision"),
     [
-        (f"{XMMA}_warpgroupsize1x1x1_g1_execute_kernel__5x_cudnn", "yes", "half"),
-        (CUTLASS, "yes", "half"),
-        ("cutlass_tensorop_s1688dgrad_optimized_tf32_256x64_16x4_nhwc_align4", "yes", "fp32"),
-        ("volta_fp16_s884cudnn_fp16_256x128_ldg8_relu_f2f_exp_small_nhwc_tn_v1", "yes", "half"),
-        ("turing_h1688gemm_256x128_ldg8_stages_32x1_nn", "yes", "unknown"),
-        ("ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x4_nn", "yes", "half"),
-        ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", "yes", "half"),
-        ("void flash::flash_fwd_kernel<cutlass::bfloat16_t>(T1)", "yes", "half"),
+        (f"{XMMA}_warpgroupsize1x1x1_g1_execute_kernel__5x_cudnn", "yes", "bf16"),
+        (CUTLASS, "yes", "bf16"),
+        ("cutlass_tensorop_s1688dgrad_optimized_tf32_256x64_16x4_nhwc_align4", "yes", "tf32"),
+        ("volta_fp16_s884cudnn_fp16_256x128_ldg8_relu_f2f_exp_small_nhwc_tn_v1", "yes", "fp16"),
+        ("turing_h1688gemm_256x128_ldg8_stages_32x1_nn", "yes", "fp16"),
+        ("ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x4_nn", "yes", "fp16"),
+        ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", "yes", "bf16"),
+        ("void flash::flash_fwd_kernel<cutlass::bfloat16_t>(T1)", "yes", "bf16"),
         (f"{FFMA}_alignc4_execute_kernel__5x_cublas", "no", "fp32"),
         ("volta_sgemm_128x64_nn", "no", "fp32"),
         ("cutlass_80_simt_sgemm_128x32_8x5_nn_align1", "no", "fp32"),
         ("void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3>(T1)", "no", "fp32"),
-        ("void implicit_convolve_sgemm<__nv_bfloat16, __nv_bfloat16, 1024>(T1)", "no", "half"),
+        ("void implicit_convolve_sgemm<__nv_bfloat16, __nv_bfloat16, 1024>(T1)", "no", "bf16"),
         ("cutlass_80_simt_dgemm_128x32_8x5_nn_align1", "no", "fp64"),
         ("my_own_matmul", "unknown", "unknown"),
         ("void cublasLt::splitKreduce_kernel<32, 16, int, float>(T1)", None, "fp32"),

@@ -29,7 +29,13 @@ LEFT_OUT: Final = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "*.s
 NAME: Final = f"gputrace-{gputrace.__version__}"
 METADATA: Final = f"{NAME}.dist-info"
 DATA: Final = f"{NAME}.data"
-LIBRARIES: Final = {f"gputrace/collectors/{name}.so" for name in ("_collector", "_ticker")}
+LIBRARIES: Final = {
+    f"gputrace/{name}.so"
+    for name in (
+        *("collectors/_collector", "collectors/_ticker"),
+        *("store/_native", "analyzers/whatif/_replay"),
+    )
+}
 MISSING_HERE: Final = 4
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")

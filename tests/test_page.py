@@ -20,6 +20,8 @@ from typing import Any, Final, NoReturn
 import pytest
 
 import gputrace
+from gputrace.analyzers import timeline_model
+from gputrace.analyzers.timeline_model import read_scene
 from gputrace.analyzers.timeline_model.trace_rows import read_track_rows
 from gputrace.errors import UsageError
 from gputrace.model.options import Options
@@ -162,7 +164,7 @@ def test_of_a_large_trace_names_are_kept_around_the_listed_gaps(
     recording: Callable[[str], Path],
 ) -> None:
     with open_traces([str(recording(STARVED))]) as trace:
-        material = timeline.gather(timeline.read_scene(trace, Options()))
+        material = timeline.gather(read_scene(trace, Options()))
         rows, within = read_track_rows(
             trace, material.scene, [worst.around for worst in material.gaps], 400
         )
@@ -321,7 +323,7 @@ def test_a_trace_that_was_opened_before_is_not_analyzed_again(
     with gputrace.open(recording(STARVED)) as trace:
         first = trace.material()
         wait_until_kept()
-        monkeypatch.setattr(timeline, "analyze", refuse)
+        monkeypatch.setattr(timeline_model, "analyze", refuse)
         monkeypatch.setattr(timeline, "read_track_rows", refuse)
         again = trace.material()
         assert again.analysis == first.analysis

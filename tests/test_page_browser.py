@@ -20,10 +20,11 @@ from typing import Any, Final
 import pytest
 
 import gputrace
+from gputrace.analyzers.timeline_model import read_scene
 from gputrace.model.options import Options
 from gputrace.readers.open import open_traces
 from gputrace.report.html.page import render
-from gputrace.report.html.timeline import gather, read_scene
+from gputrace.report.html.timeline import gather
 from gputrace.units import parse_duration
 from tests import command
 from tests.chromium import Browser, chromium, needs_chromium

@@ -57,7 +57,7 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     """Runs the command in this process, with packages of some folders installed."""
 
     def gputrace(*arguments: str | Path, sites: Sequence[Path]) -> Ran:
-        plugins._tell.cache_clear()
+        plugins._warn.cache_clear()
         registry._of_plugin.cache_clear()
         for site in sites:
             monkeypatch.syspath_prepend(site)

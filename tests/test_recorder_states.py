@@ -99,7 +99,7 @@ class Recorder(RuleBasedStateMachine):
 
         with patch.object(os, "write", write), pytest.raises(OSError, match="No space"):
             self.file.append(self._chunks(count, ANNOTATION))
-        self.file.tell_stop(BEGAN + 10**9, count, errno.ENOSPC)
+        self.file.write_stop(BEGAN + 10**9, count, errno.ENOSPC)
         self.is_full = True
 
     @rule(cut=st.integers(0, 200))

@@ -1,14 +1,18 @@
-"""The replay of a graph in stretches, against its definition, one item after another."""
+"""The replay of a graph, by the C library and without, against its definition."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from gputrace.analyzers.whatif import CURES, Effect
-from gputrace.analyzers.whatif.graph import LONG_AGO, NONE, Graph, replay
+from gputrace.analyzers.whatif.graph import LONG_AGO, NONE, REPLAYED, Graph, replay, walk
 from tests.test_whatif import MS, PLANTED, graph_of, written
 
 
@@ -40,15 +44,42 @@ def by_definition(g: Graph) -> list[int]:
     return ended
 
 
+def both_replays(graph: Graph) -> list[int]:
+    """The replay by the C library, if there is any, which is that without it."""
+    ended: list[int] = replay(graph).tolist()
+    assert walk(graph).tolist() == ended
+    return ended
+
+
 @pytest.mark.parametrize("planted", PLANTED)
-def test_a_replay_in_stretches_is_that_of_one_item_after_another(
-    planted: str, tmp_path: Path
-) -> None:
+def test_a_replay_is_what_the_columns_of_a_graph_say(planted: str, tmp_path: Path) -> None:
     graph = graph_of(written(PLANTED[planted], tmp_path))
     for cure in CURES:
         changed = cure.change(graph, Effect.LIKELY)
         if changed is not None:
-            assert replay(changed).tolist() == by_definition(changed)
+            assert both_replays(changed) == by_definition(changed)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 60))
+def test_so_it_is_of_any_graph(seed: int, items: int) -> None:
+    draw = np.random.default_rng(seed)
+
+    def earlier() -> NDArray[np.int64]:
+        """An item before each, of none of some."""
+        return np.where(draw.random(items) < 0.3, draw.integers(0, np.arange(items) + 1) - 1, NONE)
+
+    def edges() -> dict[int, tuple[tuple[int, int], ...]]:
+        causes = {int(i): draw.integers(0, i, 2) for i in np.flatnonzero(earlier() > 0)}
+        return {i: tuple((int(j), i % 5) for j in some) for i, some in causes.items()}
+
+    numbers = {name: draw.integers(0, 20, items) for name in REPLAYED}
+    stream = draw.integers(-1, 3, items)
+    lanes = {"order": np.arange(items), "thread": draw.integers(-1, 3, items), "stream": stream}
+    lanes["group"] = np.where((stream >= 0) & (draw.random(items) < 0.2), items % 3, NONE)
+    columns = numbers | lanes | {"hand": earlier(), "slot": earlier()}
+    others = {field.name: np.zeros(items, np.int64) for field in fields(Graph)} | columns
+    graph = Graph(**(others | {"waits": edges(), "after": edges()}))  # type: ignore[arg-type]
+    assert both_replays(graph) == by_definition(graph)
 
 
 @pytest.mark.parametrize("places", [20, 700])
@@ -64,5 +95,5 @@ def test_launches_wait_for_a_place_in_a_full_queue(places: int, tmp_path: Path) 
     slot[launches[places:]] = launches[:-places]
     free = graph.changed(waits={}, ns=length)
     queued = free.changed(slot=slot)
-    assert replay(queued).tolist() == by_definition(queued)
+    assert both_replays(queued) == by_definition(queued)
     assert replay(queued)[-1] > replay(free)[-1] + 1 * MS

@@ -518,7 +518,7 @@ def test_after_a_slow_step_the_recorder_looks_away_for_as_long_as_the_ring_is(
         steps._due = None
         steps._quiet_until = clock[0] + steps._ring_s
 
-    monkeypatch.setattr(steps, "_put_aside", put_aside)
+    monkeypatch.setattr(steps, "_save", put_aside)
     monkeypatch.setattr(steps, "_new", lambda: iter(["slow"]))
     for second in range(40):
         clock[0] = float(second)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
-from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
+from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls, find_captures
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.model.events import Kind, Mask, distinct_ids, number_ids
@@ -87,6 +87,8 @@ def _unmatched(shard: Shard) -> list[Missing]:
     if calls is None:
         return []
     has = np.zeros(len(calls.start), np.bool_)
+    for begin, end in find_captures(shard.trace, calls).tolist():
+        has[begin:end] = True
     found: list[Missing] = []
     by_process: dict[int, list[GpuOperations]] = {}
     for own in shard.operations:

@@ -14,7 +14,7 @@ from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.host_state import read_host_state
-from gputrace.analyzers.lanes import AnyLaneSummary, Lane, Place
+from gputrace.analyzers.lanes import AnyGpu, AnyLaneSummary
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.python_samples import PythonLines
 from gputrace.analyzers.steps import FoundSteps, find_blocked_steps
@@ -30,19 +30,18 @@ from gputrace.units import format_ns
 
 
 def list_steps(
-    gpus: PerGpu, lanes: Sequence[AnyLaneSummary], found: FoundSteps, window: Window | None
+    gpus: PerGpu, lanes: Sequence[AnyLaneSummary], all_steps: FoundSteps, window: Window | None
 ) -> tuple[Step, ...]:
-    """Every step on every GPU of its rank; with a window, those that lie inside it."""
-    waits = {
-        (held.rank, held.step): held.interlude.phase for held in find_blocked_steps(found.by_rank)
-    }
-    having = [lane for lane in lanes if lane.gpu.rank in found.by_rank]
-    windows = [found.by_rank[lane.gpu.rank] for lane in having]
+    """Return every step on every GPU of its rank; with a window, only the steps inside it."""
+    by_rank = all_steps.by_rank
+    blocked = {(held.rank, held.step): held.interlude.phase for held in find_blocked_steps(by_rank)}
+    having = [lane for lane in lanes if lane.gpu.rank in by_rank]
+    windows = [by_rank[lane.gpu.rank] for lane in having]
     tables = gpus.each(_table, having, (w.start for w in windows), (w.end for w in windows))
     return tuple(
         step
-        for lane, own, table in zip(having, windows, tables, strict=True)
-        for step in _steps_of(lane.gpu, own, table, found.warmup, window, waits)
+        for lane, of_rank, table in zip(having, windows, tables, strict=True)
+        for step in _steps_of(lane.gpu, of_rank, table, all_steps.warmup, window, blocked)
     )
 
 
@@ -56,19 +55,19 @@ class _Table:
     waited: Times
 
 
-def _table(one: GpuShardView, starts: Times, ends: Times) -> _Table:
-    lane = one.any_lane
+def _table(view: GpuShardView, starts: Times, ends: Times) -> _Table:
+    lane = view.any_lane
     in_loader = None if lane.host_data is None else lane.host_data.within(starts, ends)
     return _Table(lane.split(starts, ends), in_loader, lane.waited(starts, ends))
 
 
 def _steps_of(
-    gpu: Place,
+    gpu: AnyGpu,
     windows: StepWindows,
     table: _Table,
     warmup: int,
     window: Window | None,
-    held: Mapping[tuple[int, int], str],
+    blocked: Mapping[tuple[int, int], str],
 ) -> Iterator[Step]:
     host_data = [None] * len(windows) if table.host_data is None else table.host_data.tolist()
     waited = table.waited.tolist()
@@ -81,7 +80,7 @@ def _steps_of(
                 gpu=gpu.gpu,
                 start_ns=start,
                 end_ns=end,
-                phase="warmup" if number < warmup else held.get((gpu.rank, number), "steady"),
+                phase="warmup" if number < warmup else blocked.get((gpu.rank, number), "steady"),
                 host_data_ns=host_data[number],
                 **_class_times(row, None if waited[number] == UNKNOWN else waited[number]),
             )
@@ -104,27 +103,27 @@ as well be layers, and the whole span is the better measure."""
 
 
 def measured(
-    gpus: PerGpu, lanes: Sequence[AnyLaneSummary], steps: Sequence[Step], found: FoundSteps
+    gpus: PerGpu, lanes: Sequence[AnyLaneSummary], steps: Sequence[Step], all_steps: FoundSteps
 ) -> tuple[Step, ...]:
     """Return the steps that the breakdown covers: those that were asked for, else the steady ones.
 
     Iterations that are not known to be training are measured if they are most of the run after a
     long start-up.
     """
-    if found.chosen is not None:
-        first, end = found.chosen
+    if all_steps.chosen is not None:
+        first, end = all_steps.chosen
         return tuple(step for step in steps if first <= step.step < end)
     chosen = steady(steps)
-    if found.kind == "training" or not gpus.lanes:
-        return chosen if found.kind == "training" else ()
+    if all_steps.kind == "training" or not gpus.lanes:
+        return chosen if all_steps.kind == "training" else ()
     steps_of = StepsOf(chosen)
     for lane, running in zip(lanes, gpus.each(_running, gpus.lanes), strict=True):
-        own = steps_of(lane.gpu)
-        covered = sum(step.end_ns - step.start_ns for step in own)
+        mine = steps_of(lane.gpu)
+        covered = sum(step.end_ns - step.start_ns for step in mine)
         window = lane.window.end - lane.window.start
         if running > (1 - _START_UP) * window or covered < _MOST_OF_THE_RUN * running:
             return ()
-        if len(own) < _FEWEST_ITERATIONS:
+        if len(mine) < _FEWEST_ITERATIONS:
             return ()
     return chosen
 
@@ -137,32 +136,33 @@ def _running(gpu: GpuShardView) -> int:
 
 
 def steady(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps after warm-up, but for those in which a rank waits for others that validate."""
+    """Return the steps after warm-up in which no rank waits for others that validate."""
     return tuple(step for step in steps if step.phase == "steady")
 
 
 def break_down(
     gpus: PerGpu, lanes: Sequence[AnyLaneSummary], steps: Sequence[Step]
 ) -> tuple[Breakdown, ...]:
-    """Each GPU over the measured steps, or over its whole span where it has none."""
+    """Break down each GPU over the measured steps, or over its whole span if it has none."""
     steps_of = StepsOf(steps)
-    own = [steps_of(lane.gpu) for lane in lanes]
-    parts = [_part(lane, mine) for lane, mine in zip(lanes, own, strict=True)]
+    by_lane = [steps_of(lane.gpu) for lane in lanes]
+    parts = [_part(lane, mine) for lane, mine in zip(lanes, by_lane, strict=True)]
     tables = gpus.each(_table, lanes, *zip(*parts, strict=True)) if parts else []
-    rows = zip(lanes, own, parts, tables, strict=True)
+    rows = zip(lanes, by_lane, parts, tables, strict=True)
     return tuple(_row(lane.gpu, len(mine), part, table) for lane, mine, part, table in rows)
 
 
-def _part(lane: AnyLaneSummary, own: Sequence[Step]) -> tuple[Times, Times]:
-    """Starts and ends of the steps; else of a lane's span, or the parts of it that have calls."""
-    if own:
-        return np.array([step.start_ns for step in own]), np.array([step.end_ns for step in own])
+def _part(lane: AnyLaneSummary, steps: Sequence[Step]) -> tuple[Times, Times]:
+    """Return starts and ends of the steps; else of a lane's span, or its parts that have calls."""
+    if steps:
+        starts, ends = [step.start_ns for step in steps], [step.end_ns for step in steps]
+        return np.array(starts), np.array(ends)
     if lane.with_calls is not None and lane.with_calls.total:
         return lane.with_calls.start, lane.with_calls.end
     return np.array([lane.window.start]), np.array([lane.window.end])
 
 
-def _row(gpu: Place, steps: int, part: tuple[Times, Times], table: _Table) -> Breakdown:
+def _row(gpu: AnyGpu, steps: int, part: tuple[Times, Times], table: _Table) -> Breakdown:
     totals = table.classes.sum(axis=0).tolist()
     waited = table.waited
     return Breakdown(
@@ -177,20 +177,20 @@ def _row(gpu: Place, steps: int, part: tuple[Times, Times], table: _Table) -> Br
     )
 
 
-def summarize(found: FoundSteps, steps: Sequence[Step]) -> Steps:
+def summarize(all_steps: FoundSteps, steps: Sequence[Step]) -> Steps:
     """Summarize the detected steps, with the times of the measured steps."""
-    if not found.by_rank:
-        return Steps("none", "none", 0.0, 0, 0, 0, None, None, None, found.reason)
-    best = max(found.by_rank.values(), key=len)
+    if not all_steps.by_rank:
+        return Steps("none", "none", 0.0, 0, 0, 0, None, None, None, all_steps.reason)
+    best = max(all_steps.by_rank.values(), key=len)
     per_rank = {(step.rank, step.step): step.end_ns - step.start_ns for step in steps}
     lengths = np.array(list(per_rank.values()), np.int64)
     known = len(lengths) > 0
     return Steps(
         source=best.source,
         kind=best.kind,
-        confidence=min(windows.confidence for windows in found.by_rank.values()),
+        confidence=min(windows.confidence for windows in all_steps.by_rank.values()),
         count=len(best),
-        warmup_count=found.warmup,
+        warmup_count=all_steps.warmup,
         steady_count=len({number for _, number in per_rank}),
         mean_ns=round(float(lengths.mean())) if known else None,
         p50_ns=round(float(np.percentile(lengths, 50))) if known else None,
@@ -199,38 +199,43 @@ def summarize(found: FoundSteps, steps: Sequence[Step]) -> Steps:
     )
 
 
-_MOST_CALLS_TOLD: Final = 2
-_WORTH_TELLING: Final = 0.05
+_MOST_CALLS: Final = 2
+_WORTH: Final = 0.05
 """Part of a gap that a call must fill to be named."""
 _LONGEST_RANGE: Final = 60
+_GAPS_AT_ONCE: Final = 32
+"""Gaps of a stretch of which the longest is looked at first."""
 _OUTSIDE: Final = "no CUDA call"
 _NAME_LINES: Final = (
     "record again with `gputrace record --python` to name the lines of gaps without CUDA calls"
 )
-_NO_ISSUER: Final = "no row tells which thread issued the operation that ends it"
+NO_ISSUER: Final = "no row tells which thread issued the operation that ends it"
 
 
 def find_gaps(
     gpus: PerGpu,
-    found: FoundSteps,
+    all_steps: FoundSteps,
     measured: Sequence[Step],
     most: int,
     lines: PythonLines | None,
     *,
     is_python: bool,
 ) -> Gaps:
-    """All gaps counted, and the ``most`` largest listed with their evidence."""
+    """Count all gaps, and list the ``most`` largest with their evidence."""
     steps_of = StepsOf(measured)
-    steps = [_windows(steps_of(lane.gpu)) for lane in gpus.lanes]
-    own = gpus.each(_own_gaps, gpus.lanes, steps, same=(most,))
-    listed = [_longest([one.anywhere for one in own], most)]
-    listed.append(_longest([one.in_steps for one in own], most))
-    told = iter(_told(gpus, found, lines, [gap for some in listed for gap in some]))
-    anywhere, in_steps = (tuple(islice(told, len(some))) for some in listed)
-    by_cause = {cause: sum(one.by_cause[cause] for one in own) for cause in IDLE_CAUSES}
-    total, count = sum(one.total for one in own), sum(one.count for one in own)
-    listed_gaps = in_steps or anywhere
-    could_name = is_python and lines is None and any(_OUTSIDE in g.evidence for g in listed_gaps)
+    steps = [
+        union([step.start_ns for step in mine], [step.end_ns for step in mine])
+        for mine in map(steps_of, (lane.gpu for lane in gpus.lanes))
+    ]
+    by_gpu = gpus.each(_gaps_of, gpus.lanes, steps, same=(most,))
+    longest = [_longest([gaps.anywhere for gaps in by_gpu], most)]
+    longest.append(_longest([gaps.in_steps for gaps in by_gpu], most))
+    rows = iter(_rows(gpus, all_steps, lines, [gap for some in longest for gap in some]))
+    anywhere, in_steps = (tuple(islice(rows, len(some))) for some in longest)
+    by_cause = {cause: sum(gaps.by_cause[cause] for gaps in by_gpu) for cause in IDLE_CAUSES}
+    total, count = sum(gaps.total for gaps in by_gpu), sum(gaps.count for gaps in by_gpu)
+    listed = in_steps or anywhere
+    could_name = is_python and lines is None and any(_OUTSIDE in gap.evidence for gap in listed)
     return Gaps(count, total, by_cause, anywhere, in_steps, _NAME_LINES if could_name else "")
 
 
@@ -238,8 +243,8 @@ _Edges = tuple[Times, Times]
 
 
 @dataclass(frozen=True)
-class _Own:
-    """The gaps of one GPU."""
+class _GpuGaps:
+    """Gaps of one GPU."""
 
     count: int
     total: int
@@ -247,13 +252,13 @@ class _Own:
     anywhere: _Edges
     """The longest, longest first."""
     in_steps: _Edges
-    """Gaps and causes of those whose middle lies in a measured step."""
+    """The longest whose middle lies in a measured step."""
 
 
-def _own_gaps(one: GpuShardView, steps: Intervals, most: int) -> _Own:
-    lane, gaps = one.lane, one.lane.timeline.gaps
+def _gaps_of(view: GpuShardView, steps: Intervals, most: int) -> _GpuGaps:
+    lane, gaps = view.lane, view.lane.timeline.gaps
     keep = steps.contains((gaps.start + gaps.end) // 2)
-    return _Own(
+    return _GpuGaps(
         len(gaps),
         gaps.total,
         {cause: int(lane.causes.of[cause].clip(*lane.window).total) for cause in IDLE_CAUSES},
@@ -262,14 +267,12 @@ def _own_gaps(one: GpuShardView, steps: Intervals, most: int) -> _Own:
     )
 
 
-def _windows(own: Sequence[Step]) -> Intervals:
-    return union([s.start_ns for s in own], [s.end_ns for s in own])
-
-
 def _longest_of(gaps: Intervals, most: int) -> _Edges:
     start, end, lengths = gaps.start, gaps.end, gaps.lengths
-    if 0 < most < len(lengths):
-        keep = lengths >= np.partition(lengths, len(lengths) - most)[len(lengths) - most]
+    if 0 < most < len(lengths) // _GAPS_AT_ONCE:
+        # So many stretches have a gap of at least this length, so that no shorter one is listed.
+        longest = np.maximum.reduceat(lengths, np.arange(0, len(lengths), _GAPS_AT_ONCE))
+        keep = lengths >= np.partition(longest, len(longest) - most)[len(longest) - most]
         start, end = start[keep], end[keep]
     order = np.lexsort((start, start - end))[:most]
     return start[order], end[order]
@@ -277,90 +280,83 @@ def _longest_of(gaps: Intervals, most: int) -> _Edges:
 
 def _longest(of_each: Sequence[_Edges], most: int) -> list[tuple[int, int, int]]:
     """Return GPU, start and end of the longest gaps over all GPUs; of equal ones the earliest."""
-    found = [
-        (s - e, s, place, e)
-        for place, (start, end) in enumerate(of_each)
+    keys = [
+        (s - e, s, index, e)
+        for index, (start, end) in enumerate(of_each)
         for s, e in zip(start.tolist(), end.tolist(), strict=True)
     ]
-    return [(place, start, end) for _, start, place, end in sorted(found)[:most]]
+    return [(index, start, end) for _, start, index, end in sorted(keys)[:most]]
 
 
-def _told(
-    gpus: PerGpu, found: FoundSteps, lines: PythonLines | None, gaps: Sequence[tuple[int, int, int]]
+def _rows(
+    gpus: PerGpu,
+    all_steps: FoundSteps,
+    lines: PythonLines | None,
+    gaps: Sequence[tuple[int, int, int]],
 ) -> Iterator[Gap]:
-    """Return the rows of the report for some gaps, in order; each GPU is asked once."""
+    """Yield the rows of the report for some gaps, in order; each GPU is queried once."""
     by_lane: dict[int, list[tuple[int, int]]] = {}
-    for place, start, end in gaps:
-        by_lane.setdefault(place, []).append((start, end))
-    lanes = [gpus.lanes[place] for place in by_lane]
+    for index, start, end in gaps:
+        by_lane.setdefault(index, []).append((start, end))
+    lanes = [gpus.lanes[index] for index in by_lane]
     has = gpus.has_calls, Kind.DATA_WAIT in gpus.trace.kinds
-    answers = gpus.each(_explained, lanes, by_lane.values(), same=has)
-    explained = {place: iter(own) for place, own in zip(by_lane, answers, strict=True)}
-    for place, start, end in gaps:
-        gpu, own = gpus.lanes[place].gpu, next(explained[place])
-        told = own.told
-        if lines is not None and own.feeder is not None:
-            told += line_of(lines, own.feeder, start, end)
-        step = _step_at(found.by_rank.get(gpu.rank), start, end)
-        yield Gap(gpu.gpu, gpu.rank, step, start, end, own.cause, told)
+    answers = gpus.each(_explain_all, lanes, by_lane.values(), same=has)
+    explained = {index: iter(rows) for index, rows in zip(by_lane, answers, strict=True)}
+    for index, start, end in gaps:
+        gpu, known = gpus.lanes[index].gpu, next(explained[index])
+        evidence = known.evidence
+        if lines is not None and known.feeder is not None:
+            evidence += line_of(lines, known.feeder, start, end)
+        step = _step_at(all_steps.by_rank.get(gpu.rank), start, end)
+        yield Gap(gpu.gpu, gpu.rank, step, start, end, known.cause, evidence)
 
 
 @dataclass(frozen=True)
 class _Explained:
-    """A gap as the rows of its host explain it."""
+    """Gap as the rows of its host explain it."""
 
     cause: str
-    told: str
+    evidence: str
     feeder: tuple[int, int] | None
-    """Process and thread that ended it, where that is known."""
+    """Process and thread that ended it; None if unknown."""
 
 
-def _explained(
-    one: GpuShardView, gaps: Sequence[tuple[int, int]], has_calls: bool, has_waits: bool
+def _explain_all(
+    view: GpuShardView, gaps: Sequence[tuple[int, int]], has_calls: bool, has_waits: bool
 ) -> list[_Explained]:
     edges = [edge for gap in gaps for edge in gap]
-    ranges = read_ranges(one.trace, Window(min(edges), max(edges))) if edges else None
-    return [_explain(one, start, end, has_calls, has_waits, ranges) for start, end in gaps]
+    ranges = read_ranges(view.trace, Window(min(edges), max(edges))) if edges else None
+    return [_explain(view, start, end, has_calls, has_waits, ranges) for start, end in gaps]
 
 
 def _explain(
-    one: GpuShardView,
+    view: GpuShardView,
     start: int,
     end: int,
     has_calls: bool,
     has_waits: bool,
     ranges: Events | None,
 ) -> _Explained:
-    lane, calls = one.lane, one.calls
+    lane, calls = view.lane, view.calls
     shares, feeder = lane.causes.within([start], [end])[0], lane.causes.feeder_of(end)
-    told = ""
-    if calls is None or feeder == NOBODY:
-        told = _NO_ISSUER if has_calls else ""
-    else:
-        told = evidence_of(one.trace, calls, feeder, start, end)
-        told += range_of(one.trace, ranges, calls.threads[feeder], start, end)
-    if lane.with_calls is not None and not lane.with_calls.clip(start, end).total:
-        told = "CUDA calls were not recorded then"
-    if has_waits:
-        told = _waiting(lane, start, end) + told
     pair = calls.threads[feeder] if calls is not None and feeder != NOBODY else None
+    evidence = NO_ISSUER if has_calls else ""
+    if calls is not None and pair is not None:
+        evidence = evidence_of(view.trace, calls, feeder, start, end)
+        evidence += range_of(view.trace, ranges, pair, start, end)
+    if lane.with_calls is not None and not lane.with_calls.clip(start, end).total:
+        evidence = "CUDA calls were not recorded then"
+    if has_waits and lane.host_data is not None:
+        waited = lane.host_data.clip(start, end).total
+        if waited >= _WORTH * (end - start):
+            evidence = f"in the data loader {format_ns(waited)}, {evidence}"
     if pair is not None:
-        told = ", ".join([told, *one.once(read_host_state).during(pair, start, end)])
-    return _Explained(IDLE_CAUSES[int(np.argmax(shares))], told, pair)
-
-
-def _waiting(lane: Lane, start: int, end: int) -> str:
-    """Return the recorded time in the data loader as text, if it is long enough to mention."""
-    waited = 0 if lane.host_data is None else lane.host_data.clip(start, end).total
-    return f"in the data loader {format_ns(waited)}, " if waited >= _part_of(start, end) else ""
-
-
-def _part_of(start: int, end: int) -> float:
-    return _WORTH_TELLING * (end - start)
+        evidence = ", ".join([evidence, *view.once(read_host_state).during(pair, start, end)])
+    return _Explained(IDLE_CAUSES[int(np.argmax(shares))], evidence, pair)
 
 
 def _step_at(windows: StepWindows | None, start: int, end: int) -> int | None:
-    """The step that the middle of the gap lies in."""
+    """Return the step that contains the middle of a gap; None if none does."""
     if windows is None:
         return None
     middle = (start + end) // 2
@@ -370,8 +366,6 @@ def _step_at(windows: StepWindows | None, start: int, end: int) -> int | None:
 
 def evidence_of(trace: Trace, calls: CudaApiCalls, feeder: int, start: int, end: int) -> str:
     """Return the evidence that the feeding thread's rows hold for a gap."""
-    if feeder == NOBODY:
-        return _NO_ISSUER
     rows = calls.overlapping(feeder, start, end)
     text = trace.names(distinct_ids(calls.name[rows]))
     spent: dict[str, int] = {}
@@ -379,9 +373,9 @@ def evidence_of(trace: Trace, calls: CudaApiCalls, feeder: int, start: int, end:
         name = text[int(calls.name[row])].partition("_v")[0]
         length = min(int(calls.end[row]), end) - max(int(calls.start[row]), start)
         spent[name] = spent.get(name, 0) + length
-    worth = _part_of(start, end)
+    worth = _WORTH * (end - start)
     named = sorted((name for name in spent if spent[name] >= worth), key=lambda n: -spent[n])
-    parts = [f"{name} {format_ns(spent[name])}" for name in named[:_MOST_CALLS_TOLD]]
+    parts = [f"{name} {format_ns(spent[name])}" for name in named[:_MOST_CALLS]]
     inside_calls = union(calls.start[rows], calls.end[rows]).clip(start, end)
     outside = end - start - inside_calls.total
     process = calls.threads[feeder][0]
@@ -405,8 +399,8 @@ def range_of(
     if ranges is None:
         return ""
     inside = np.minimum(ranges.end, end) - np.maximum(ranges.start, start)
-    own = (ranges.process == feeder[0]) & (ranges.thread == feeder[1])
-    rows = np.flatnonzero(own & (2 * inside > end - start))
+    mine = (ranges.process == feeder[0]) & (ranges.thread == feeder[1])
+    rows = np.flatnonzero(mine & (2 * inside > end - start))
     if not len(rows):
         return ""
     name = int(ranges.name[rows[np.argmin((ranges.end - ranges.start)[rows])]])

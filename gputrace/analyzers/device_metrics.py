@@ -24,43 +24,43 @@ REASONS: Final[Mapping[str, tuple[int, str]]] = {
     "hardware thermal": (0x40, "hwThermalTime"),
     "power brake": (0x80, "powerBrakeTime"),
 }
-"""Why clocks are held down: the bit of `clocksEventReasons`, and the counter of its time."""
+"""Reasons for lower clocks: bit of `clocksEventReasons`, and counter of its time."""
 
 Floats = NDArray[np.float64]
 
 _GPU_IDLE: Final = 0x1
 _BEFORE: Final = 100_000_000
 _BUSY: Final = 0.1
-"""A GPU counts as busy that ran something for so much of the time before a sample: clocks fall
-about a second after the last kernel."""
+"""Minimum busy share of the time before a sample for a GPU to count as busy: clocks fall about a
+second after the last kernel."""
 _AT_MAX: Final = 0.99
-"""Part of the maximum from which a clock is at it: clocks move in small steps."""
+"""Minimum fraction of the maximum clock that counts as the maximum: clocks move in small steps."""
 _ENOUGH: Final = 0.5
-"""Part of the measured time that a counter's readings must span to tell of it, and part of a
-figure's own time that must be measured time."""
+"""Minimum fraction of the measured time that a counter's readings must span, and of a figure's
+period that must be measured time."""
 _PERIOD: Final = 1_000_000_000
 """Longest window of the first figure: the driver's sampling period."""
 
 
 def find_cards(nvml: Nvml, gpus: PerGpu, steps: Sequence[Step]) -> tuple[CardUse, ...]:
-    """The cards of which there are samples, in the order of the lanes.
+    """Return the use of the sampled cards, in the order of the lanes.
 
-    Where nothing else was recorded, all cards over all their samples, busy by the driver's figure.
+    Where nothing else was recorded: all cards over all their samples, busy by the driver's figure.
 
     Args:
-        nvml: the samples and cards.
-        gpus: tell when the cards were busy.
-        steps: those to measure, in which each GPU's own count; the whole span if it has none.
+        nvml: samples and cards.
+        gpus: GPUs, whose timelines show when the cards were busy.
+        steps: steps to measure, by GPU; the whole span of a GPU that has none.
     """
     if not len(nvml.samples):
         return ()
     if gpus.trace.is_card_log:
         return tuple(_use_alone(nvml, host, gpu) for host, gpu in sorted(nvml.places))
     steps_of = StepsOf(steps)
-    seen = [nvml.samples.of(lane.gpu.host, lane.gpu.gpu) for lane in gpus.lanes]
-    sampled = [(lane, own) for lane, own in zip(gpus.lanes, seen, strict=True) if len(own)]
+    by_lane = [(lane, nvml.samples.of(lane.gpu.host, lane.gpu.gpu)) for lane in gpus.lanes]
+    sampled = [(lane, samples) for lane, samples in by_lane if len(samples)]
     lanes = [lane for lane, _ in sampled]
-    before = [(own.time - _BEFORE, own.time) for _, own in sampled]
+    before = [(samples.time - _BEFORE, samples.time) for _, samples in sampled]
     busy = gpus.each(_busy_within, lanes, *zip(*before, strict=True)) if sampled else []
     return tuple(
         _use(
@@ -83,8 +83,8 @@ def _use_alone(nvml: Nvml, host: int, gpu: int) -> CardUse:
     return _use(alone, card, samples, measured, worked)
 
 
-def _busy_within(one: GpuShardView, starts: Times, ends: Times) -> Times:
-    return one.lane.timeline.busy.within(starts, ends)
+def _busy_within(view: GpuShardView, starts: Times, ends: Times) -> Times:
+    return view.lane.timeline.busy.within(starts, ends)
 
 
 def _use(
@@ -127,9 +127,9 @@ def _use(
 
 
 def _utilization(samples: Samples, measured: Intervals) -> float | None:
-    """The driver's figure; a sample's is of all the time since the one before it that has one.
+    """Return the mean of the driver's figure, which describes the time since the previous sample.
 
-    Of figures that are mostly of other times than the measured, none counts.
+    Figures whose period is mostly outside of the measured time do not count.
     """
     known = np.isfinite(samples["utilization"])
     ends, values = samples.time[known], samples["utilization"][known]
@@ -144,10 +144,10 @@ def _utilization(samples: Samples, measured: Intervals) -> float | None:
 
 
 def _throttled(busy: Samples, inside: Samples, measured: Intervals) -> dict[str, float]:
-    """By the bits, or by the counters where these show more: they miss nothing between samples.
+    """Return shares of time by reason: from the bits, or the counters where these show more.
 
-    A counter of nanoseconds counts between its first and last reading, unless it was read too
-    seldom for the measured time.
+    Counters of nanoseconds miss nothing between samples, but those that were read too seldom for
+    the measured time are ignored.
     """
     span = int(measured.end[-1] - measured.start[0]) if len(measured) else 0
     bits = busy["clocksEventReasons"]
@@ -163,7 +163,7 @@ def _throttled(busy: Samples, inside: Samples, measured: Intervals) -> dict[str,
             if passed >= _ENOUGH * span:
                 share = max(share, min(grown / passed, 1.0))
         shares[reason] = round(share, 4)
-    # The slowdown of the hardware is either of the two below it, where these are known.
+    # A hardware slowdown is thermal or a power brake, where these are known.
     if shares["hardware thermal"] or shares["power brake"]:
         shares["hardware slowdown"] = 0.0
     return {reason: share for reason, share in shares.items() if share}
@@ -188,7 +188,7 @@ def _below(clock: NDArray[np.float64], most: int | None) -> float | None:
 
 
 MOST_POINTS: Final = 240
-"""Points of a curve at most."""
+"""Maximum number of points of a curve."""
 
 _CURVES: Final = (
     ("utilization", "%", "utilization", 1.0),
@@ -198,14 +198,13 @@ _CURVES: Final = (
     ("memory_clock", "MHz", "memoryClock", 1.0),
     ("temperature", "°C", "temperature", 1.0),
 )
-"""Name, unit, column of the samples, and what that is multiplied by."""
+"""Name, unit, column of the samples, and factor."""
 
 
 def find_utilization(nvml: Nvml, gpus: PerGpu, window: Window | None = None) -> Utilization | None:
-    """Every card that was sampled or that ran something; None where nothing is on a GPU.
+    """Return the curves of every card that was sampled or active; None if there is none.
 
-    Samples may begin before the first operation and end after the last: all are shown, but for what
-    lies outside the window that was asked for.
+    All samples in the window are shown, also before the first operation and after the last one.
     """
     samples = nvml.samples
     if window is not None:
@@ -241,7 +240,7 @@ def find_utilization(nvml: Nvml, gpus: PerGpu, window: Window | None = None) -> 
 
 
 def _busy(gpus: PerGpu, whole: Window) -> Iterator[tuple[Gpu, tuple[Curve, ...]]]:
-    """Yield the share of each stretch in which a GPU ran anything; no curve of an empty window."""
+    """Yield the busy share of each GPU over time; no curve for an empty window."""
     if whole.end <= whole.start:
         yield from ((lane.gpu, ()) for lane in gpus.lanes)
         return
@@ -255,16 +254,16 @@ def _busy(gpus: PerGpu, whole: Window) -> Iterator[tuple[Gpu, tuple[Curve, ...]]
 
 
 def _edges(whole: Window) -> NDArray[np.int64]:
-    """Return the edges of at most `MOST_POINTS` stretches of equal length, to a nanosecond."""
+    """Return the edges of at most `MOST_POINTS` intervals of equal length."""
     count = min(MOST_POINTS, whole.end - whole.start)
     length = whole.end - whole.start
     return np.array([whole.start + length * at // count for at in range(count + 1)], np.int64)
 
 
 def _sampled(samples: Samples, whole: Window) -> Iterator[Curve]:
-    """A curve for each quantity that any sample has.
+    """Yield a curve for each sampled quantity.
 
-    Of many samples, the least, mean and greatest of each stretch: no extreme is lost.
+    Many samples are reduced to minimum, mean and maximum of each interval, so no extreme is lost.
     """
     for name, unit, column, scale in _CURVES:
         values = samples[column]
@@ -277,8 +276,8 @@ def _sampled(samples: Samples, whole: Window) -> Iterator[Curve]:
             yield Curve(name, unit, tuple(time.tolist()), same, same, same)
             continue
         edges = _edges(whole)
-        places = np.searchsorted(edges, time, "right") - 1
-        at, first, counts = np.unique(places, return_index=True, return_counts=True)
+        cells = np.searchsorted(edges, time, "right") - 1
+        at, first, counts = np.unique(cells, return_index=True, return_counts=True)
         yield Curve(
             name,
             unit,

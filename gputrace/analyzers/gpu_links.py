@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from itertools import combinations, permutations
+from itertools import combinations, islice, permutations
 from typing import Final
 
 import numpy as np
@@ -50,40 +50,35 @@ class Links:
         collectives = self.collectives
         if not len(collectives) or len(self.gpus) > _MOST_LANES:
             return {}
-        keep = np.isin(collectives.operation, _kernels_only(collectives))
+        kernels = [n for n, name in enumerate(collectives.operations) if name != PEER_COPY]
+        keep = np.isin(collectives.operation, kernels)
         bits = np.zeros(int(collectives.instance.max()) + 1, np.int64)
         np.bitwise_or.at(
             bits, collectives.instance[keep], np.int64(1) << collectives.lane[keep].astype(np.int64)
         )
         sets, counts = np.unique(bits, return_counts=True)
-        counted = zip(sets.tolist(), counts.tolist(), strict=True)
-        groups = {_lanes(bits, len(self.gpus)): count for bits, count in counted}
+        groups = {
+            tuple(lane for lane in range(len(self.gpus)) if bits >> lane & 1): count
+            for bits, count in zip(sets.tolist(), counts.tolist(), strict=True)
+        }
         return {lanes: count for lanes, count in groups.items() if len(lanes) > 1}
 
     @cached_property
     def rows(self) -> tuple[GpuLink, ...]:
         """Return every direction between two GPUs of a host of which anything is known."""
-        return tuple(self._rows())
-
-    def _rows(self) -> Iterator[GpuLink]:
-        gpus = self.gpus
-        together: dict[int, list[int]] = {}
-        for index, gpu in enumerate(gpus):
-            together.setdefault(gpu.host, []).append(index)
-        met = self._met()
-        for source, gpu in enumerate(gpus):
-            for target in together[gpu.host]:
-                if source == target:
-                    continue
-                if (source, target) in met or self.topology.name(gpu, gpus[target]):
-                    yield self._row(source, target)
-
-    def _met(self) -> set[tuple[int, int]]:
-        """Return the directions of all copies, and both directions between GPUs in a collective."""
-        directions = {pair for lanes in self.groups for pair in permutations(lanes, 2)}
+        used = {pair for lanes in self.groups for pair in permutations(lanes, 2)}
         for traffic in (self.peer, self.staged):
-            directions |= set(zip(traffic.source.tolist(), traffic.target.tolist(), strict=True))
-        return directions
+            used |= set(zip(traffic.source.tolist(), traffic.target.tolist(), strict=True))
+        together: dict[int, list[int]] = {}
+        for index, gpu in enumerate(self.gpus):
+            together.setdefault(gpu.host, []).append(index)
+        return tuple(
+            self._row(source, target)
+            for source, gpu in enumerate(self.gpus)
+            for target in together[gpu.host]
+            if source != target
+            if (source, target) in used or self.topology.name(gpu, self.gpus[target])
+        )
 
     def _row(self, source: int, target: int) -> GpuLink:
         sender, receiver = self.gpus[source], self.gpus[target]
@@ -125,16 +120,17 @@ def measure_links(gpus: PerGpu, collectives: Collectives) -> Links | None:
     )
 
 
-def bandwidth(copies: Traffic) -> float | None:
+def bandwidth(copies: Traffic | Events) -> float | None:
     """Return the median bytes per second of large copies; None where there are too few."""
     speeds = speeds_of(copies)
     return float(np.median(speeds)) if len(speeds) >= FEWEST else None
 
 
-def speeds_of(copies: Traffic) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def speeds_of(copies: Traffic | Events) -> NDArray[np.float64]:
     """Return the bytes per second of each large copy."""
     large = copies.select((copies.bytes >= LARGE) & (copies.end > copies.start))
-    return np.asarray(large.bytes * 1e9 / (large.end - large.start), np.float64)
+    speeds: NDArray[np.float64] = large.bytes * 1e9 / (large.end - large.start)
+    return speeds
 
 
 def peer_access(topology: Topology, source: Gpu, target: Gpu) -> str:
@@ -145,19 +141,11 @@ def peer_access(topology: Topology, source: Gpu, target: Gpu) -> str:
     return next((s for s in (link.p2p_read, link.p2p_write) if s not in ("OK", "")), link.p2p_read)
 
 
-def _kernels_only(collectives: Collectives) -> list[int]:
-    return [index for index, name in enumerate(collectives.operations) if name != PEER_COPY]
-
-
-def _lanes(bits: int, count: int) -> tuple[int, ...]:
-    return tuple(lane for lane in range(count) if bits >> lane & 1)
-
-
 def by_class(links: Links) -> Mapping[str, Traffic]:
     """Return the direct copies by the name of the link."""
     if not len(links.peer):
         return {}
-    names: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
+    names: dict[str, NDArray[np.bool_]] = {}
     for source, target in permutations(range(len(links.gpus)), 2):
         name = links.topology.name(links.gpus[source], links.gpus[target])
         rows = (links.peer.source == source) & (links.peer.target == target)
@@ -404,8 +392,9 @@ def _of_size(
         if copies.kind[row] == Kind.COPY_D2H:
             recent.setdefault(gpu, deque(maxlen=_RECENT)).append(row)
             continue
-        near = _near(copies, row, recent)
-        if talks and gpu in near:
+        start = int(copies.start[row])
+        near = {at: [f for f in rows if _is_soon(copies, f, start)] for at, rows in recent.items()}
+        if talks and near.get(gpu):
             continue
         of_others = [first for at, rows in near.items() if at != gpu for first in rows]
         if talks:
@@ -418,14 +407,8 @@ def _of_size(
     return pairs
 
 
-def _near(copies: Events, row: int, recent: Mapping[int, deque[int]]) -> dict[int, list[int]]:
-    """Return the copies to the host that one from it may continue, by GPU."""
-    start = int(copies.start[row])
-    near = {gpu: [f for f in rows if _is_soon(copies, f, start)] for gpu, rows in recent.items()}
-    return {gpu: rows for gpu, rows in near.items() if rows}
-
-
 def _is_soon(copies: Events, first: int, start: int) -> bool:
+    """Return True if a copy from the host at ``start`` may continue the one to it in a row."""
     begin, end = int(copies.start[first]), int(copies.end[first])
     return end <= start <= end + max(_SOON_NS, _SOON * (end - begin))
 
@@ -492,15 +475,10 @@ class Topology:
         host = gpus[0].host
         cards = sorted({gpu for at, gpu, _ in self.links if at == host})
         used = tuple(sorted(gpu.gpu for gpu in gpus))
-        chosen = self._best(host, cards, len(used))
-        if chosen is None or self._cost(host, chosen)[0] >= self._cost(host, used)[0]:
-            return None
-        return chosen
-
-    def _best(self, host: int, cards: Sequence[int], count: int) -> tuple[int, ...] | None:
-        choices = combinations(cards, count)
-        tried = (choice for _, choice in zip(range(_MOST_CHOICES), choices, strict=False))
-        return min(tried, key=lambda choice: self._cost(host, choice), default=None)
+        choices = islice(combinations(cards, len(used)), _MOST_CHOICES)
+        best = min(choices, key=lambda choice: self._cost(host, choice), default=None)
+        is_better = best is not None and self._cost(host, best)[0] < self._cost(host, used)[0]
+        return best if is_better else None
 
     def _cost(self, host: int, cards: Sequence[int]) -> tuple[int, int]:
         pairs = combinations(cards, 2)
@@ -608,12 +586,6 @@ def _sent(samples: Samples) -> Sent | None:
     return Sent(int(by_nvlink.sum()), int(by_pcie.sum()), start, end)
 
 
-_LARGE: Final = 1 << 20
-"""Minimum bytes of a pinned copy that shows the rate of pinned copies on this machine."""
-_FEWEST: Final = 3
-"""Minimum number of such copies."""
-
-
 @dataclass(frozen=True)
 class Pageable:
     """Input copies from pageable memory in the measured steps of all GPUs, or in their spans."""
@@ -644,7 +616,9 @@ def find_pageable(gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence
     steps_of = StepsOf(measured)
     windows = [stretches(steps_of(lane.gpu), lane.window) for lane in lanes if len(copies)]
     mine = [
-        copies.select(_inside(copies, window) & _on(copies, lane.gpu))
+        copies.select(
+            window.contains(copies.start) & window.contains(copies.end - 1) & _on(copies, lane.gpu)
+        )
         for lane, window in zip(lanes, windows, strict=False)
     ]
     busy = [union(copied.start, copied.end) for copied in mine]
@@ -655,11 +629,6 @@ def find_pageable(gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence
         sum(gpus.each(_alone, lanes, busy)) if busy else 0,
         _pinned_rate(gpus.trace, every, lanes),
     )
-
-
-def _inside(copies: Events, time: Intervals) -> Mask:
-    inside: Mask = time.contains(copies.start) & time.contains(copies.end - 1)
-    return inside
 
 
 def _alone(view: GpuShardView, copies: Intervals) -> int:
@@ -676,14 +645,10 @@ def _on(copies: Events, gpu: Gpu) -> Mask:
 
 def _pinned_rate(trace: Trace, copies: Events, lanes: Sequence[LaneSummary]) -> float | None:
     """Return the median rate of large copies from pinned memory, else the capacity of the slots."""
-    large = (copies.bytes >= _LARGE) & (copies.end > copies.start)
-    pinned = copies.select(large & (copies.source_memory == Memory.PINNED))
-    if len(pinned) >= _FEWEST:
-        return float(np.median(pinned.bytes * 1e9 / (pinned.end - pinned.start)))
+    pinned = copies.select(copies.source_memory == Memory.PINNED)
+    if (rate := bandwidth(pinned)) is not None:
+        return rate
     nvml = trace.nvml
     cards = [nvml.card(lane.gpu.host, lane.gpu.gpu) for lane in lanes if lane.gpu.gpu_known]
     rates = [rate for card in cards if card is not None and (rate := pcie_rate(card))]
     return float(min(rates)) if rates else None
-
-
-__all__ = ["Links", "measure_links"]

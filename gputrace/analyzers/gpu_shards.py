@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,15 @@ from gputrace.analyzers.host_calls import (
     sorts_of,
     thread_keys,
 )
-from gputrace.analyzers.lanes import AnyLane, Lane, LaneSummary, Place, Waiting, find_lanes
+from gputrace.analyzers.lanes import (
+    AnyGpu,
+    AnyLane,
+    AnyLaneSummary,
+    Lane,
+    LaneSummary,
+    Waiting,
+    find_lanes,
+)
 from gputrace.analyzers.operations import (
     COLUMNS,
     Gpu,
@@ -63,16 +71,11 @@ class ShardTask(NamedTuple):
     shard: int
     work: Callable[..., Any]
     """A function of a `GpuShardView`, or of the `Shard` without a ``gpu``."""
-    gpu: Place | None = None
+    gpu: AnyGpu | None = None
     arguments: tuple[Any, ...] = ()
-    """Further arguments."""
 
 
-class HasGpu(Protocol):
-    """Anything that belongs to one GPU."""
-
-    @property
-    def gpu(self) -> Place: ...
+HasGpu = GpuSummary | AnyLaneSummary
 
 
 class PerGpu:
@@ -110,7 +113,7 @@ class PerGpu:
 
     def take(self, ran: Sequence[Sequence[GpuSummary]]) -> None:
         """Set the summaries of operations, by shard."""
-        self._shard: dict[Place, int] = {
+        self._shard: dict[AnyGpu, int] = {
             each.gpu: number for number, part in enumerate(ran) for each in part
         }
         self.operations = _in_order(ran)
@@ -159,7 +162,7 @@ class PerGpu:
         changes: bool = True,
     ) -> list[_Result]:
         """Run a function for each shard, each with its arguments, and return the results."""
-        tasks = [ShardTask(n, work, arguments=own) for n, own in enumerate(arguments)]
+        tasks = [ShardTask(n, work, arguments=some) for n, some in enumerate(arguments)]
         return self.ask(tasks, changes=changes)
 
     def move(self, shifts: Mapping[int, int], how: str) -> None:
@@ -171,23 +174,20 @@ class PerGpu:
     def find_steps(self, chosen: tuple[int, int] | None = None) -> FoundSteps:
         """Read the calls, and find the steps of all ranks."""
         self.has_calls = any(self.in_each_place(Shard.read_calls, changes=True))
-        shown: dict[int, StepWindows] = {}
-        for part in self.in_each_place(Shard.find_steps):
-            shown |= part
-        return agree(self.trace, dict(sorted(shown.items())), self.operations, chosen)
+        by_rank = [pair for part in self.in_each_place(Shard.find_steps) for pair in part.items()]
+        by_rank.sort(key=lambda pair: pair[0])
+        return agree(self.trace, dict(by_rank), self.operations, chosen)
 
     def forget_calls(self) -> None:
         """Treat the calls as not recorded."""
         self.has_calls = False
         self.in_each_place(Shard.forget_calls, changes=True)
 
-    def build_lanes(self, window: Window | None, found: FoundSteps) -> None:
+    def build_lanes(self, window: Window | None, all_steps: FoundSteps) -> None:
         """Build the timelines and causes of all GPUs with anything in the window."""
-        ranks = [(ran.gpu, ran.gpu.rank) for ran in self.operations]
-        steps = self._by_shard(
-            (gpu, rank, found.by_rank[rank]) for gpu, rank in ranks if rank in found.by_rank
-        )
-        arguments = [(window, part, self.has_calls, found.cost) for part in steps]
+        by_rank, ranks = all_steps.by_rank, [(ran.gpu, ran.gpu.rank) for ran in self.operations]
+        steps = self._by_shard((gpu, rank, by_rank[rank]) for gpu, rank in ranks if rank in by_rank)
+        arguments = [(window, part, self.has_calls, all_steps.cost) for part in steps]
         self.lanes = _in_order(self.in_places(Shard.build_lanes, arguments))
 
     def add_waits(self, waits: Mapping[Gpu, Waiting]) -> None:
@@ -202,7 +202,7 @@ class PerGpu:
     def close(self) -> None:
         """Release what was computed elsewhere."""
 
-    def _by_shard(self, items: Iterable[tuple[Place, Any, Any]]) -> list[dict[Any, Any]]:
+    def _by_shard(self, items: Iterable[tuple[AnyGpu, Any, Any]]) -> list[dict[Any, Any]]:
         """Collect the key and value of each GPU in a mapping for its shard."""
         parts: list[dict[Any, Any]] = [{} for _ in range(self.shards)]
         for gpu, key, value in items:
@@ -224,8 +224,8 @@ def same_names(
     """
     known = gpus.trace.names(distinct_ids(np.concatenate(ids)))
     texts = list(dict.fromkeys(known.values()))
-    place = {text: number for number, text in enumerate(texts)}
-    return texts, [{id: place[known[id]] for id in own.tolist()} for own in ids]
+    number_of = {text: number for number, text in enumerate(texts)}
+    return texts, [{id: number_of[known[id]] for id in of_gpu.tolist()} for of_gpu in ids]
 
 
 class Shard:
@@ -236,7 +236,7 @@ class Shard:
         operations: those of each GPU, once they are read.
         calls: calls of all host threads, once they are read; None if there are none.
         lanes: those of GPUs with anything in the window, once they are built.
-        place_of, lane_place_of: index of each GPU in these.
+        index_of, lane_index_of: index of each GPU in these.
         kept: values that analyzers keep of GPUs, by GPU and name.
     """
 
@@ -249,12 +249,12 @@ class Shard:
         self.calls: CudaApiCalls | None = None
         self.lanes: Sequence[AnyLane] = ()
         self._ran: list[GpuSummary] = []
-        self.place_of: dict[Place, int] = {}
-        self.lane_place_of: dict[Place, int] = {}
-        self.kept: dict[tuple[Place, str], Any] = {}
+        self.index_of: dict[AnyGpu, int] = {}
+        self.lane_index_of: dict[AnyGpu, int] = {}
+        self.kept: dict[tuple[AnyGpu, str], Any] = {}
         self._once: dict[Callable[[Shard], Any], Any] = {}
 
-    def view(self, gpu: Place | None) -> Shard | GpuShardView:
+    def view(self, gpu: AnyGpu | None) -> Shard | GpuShardView:
         """Return the part of a GPU; all for None."""
         return self if gpu is None else GpuShardView(self, gpu)
 
@@ -268,7 +268,7 @@ class Shard:
         """Set the operations of all GPUs; return their summaries."""
         self.operations = self._stored(operations)
         self._ran = [GpuSummary.of(each) for each in self.operations]
-        self.place_of = {ran.gpu: place for place, ran in enumerate(self._ran)}
+        self.index_of = {ran.gpu: index for index, ran in enumerate(self._ran)}
         return self._ran
 
     def move(self, shifts: Mapping[int, int]) -> list[GpuSummary]:
@@ -314,7 +314,7 @@ class Shard:
     def take_lanes(self, lanes: Sequence[AnyLane]) -> None:
         """Set the lanes of all GPUs."""
         self.lanes = lanes
-        self.lane_place_of = {lane.gpu: place for place, lane in enumerate(lanes)}
+        self.lane_index_of = {lane.gpu: index for index, lane in enumerate(lanes)}
 
     def add_waits(self, waits: Mapping[Gpu, Waiting]) -> None:
         """Add to each lane when its GPU was in collectives that waited for others."""
@@ -343,7 +343,7 @@ class Shard:
         if self._scratch is not None:
             self._scratch.let_go()
 
-    def keep(self, key: tuple[Place, str], value: _Result) -> _Result:
+    def keep(self, key: tuple[AnyGpu, str], value: _Result) -> _Result:
         """Keep a value of a GPU, on disk if the columns are."""
         kept = value if self._scratch is None else self._scratch.keep(value)
         self.kept[key] = kept
@@ -361,7 +361,7 @@ class GpuShardView:
     ``calls`` are those of all processes of the shard.
     """
 
-    def __init__(self, shard: Shard, gpu: Place) -> None:
+    def __init__(self, shard: Shard, gpu: AnyGpu) -> None:
         self._shard, self._gpu = shard, gpu
         self.trace, self.calls, self.once = shard.trace, shard.calls, shard.once
 
@@ -375,7 +375,7 @@ class GpuShardView:
 
     @property
     def operations(self) -> GpuOperations:
-        return self._shard.operations[self._shard.place_of[self._gpu]]
+        return self._shard.operations[self._shard.index_of[self._gpu]]
 
     @property
     def lane(self) -> Lane:
@@ -387,7 +387,7 @@ class GpuShardView:
     @property
     def any_lane(self) -> AnyLane:
         """Return the lane of the GPU or of a host-only rank."""
-        return self._shard.lanes[self._shard.lane_place_of[self._gpu]]
+        return self._shard.lanes[self._shard.lane_index_of[self._gpu]]
 
 
 def spill_operations(
@@ -407,9 +407,9 @@ def spill_operations(
     keys = {pair_of(key): key for key in work}
     spilled = []
     for gpu in group_gpus(trace, {pair_of(key): work[key] for key in sorted(work)}):
-        own = [keys[pair] for pair in gpu.pairs]
-        order = np.argsort(_column(parts, own, "start"), kind="stable")
-        events = Events({name: scratch.keep(_column(parts, own, name)[order]) for name in COLUMNS})
+        mine = [keys[pair] for pair in gpu.pairs]
+        order = np.argsort(_column(parts, mine, "start"), kind="stable")
+        events = Events({name: scratch.keep(_column(parts, mine, name)[order]) for name in COLUMNS})
         windows = tuple(trace.recorded(gpu.process)), call_windows(trace, gpu)
         spilled.append(scratch.keep(GpuOperations(gpu, events, classify(trace, events), *windows)))
         aside.let_go()
@@ -474,7 +474,7 @@ class _Part:
     """Rows of a part of a trace, sorted by group."""
 
     rows: Events
-    place: NDArray[np.int32]
+    row: NDArray[np.int32]
     """Row numbers of the part, in the order of the file."""
     groups: Mapping[int, slice]
 
@@ -484,7 +484,7 @@ class _Part:
         values = [getattr(self.rows, name)[rows] for rows in slices]
         if len(slices) < 2:
             return values[0] if values else np.empty(0, COLUMN_TYPES[name])
-        order = np.argsort(np.concatenate([self.place[rows] for rows in slices]))
+        order = np.argsort(np.concatenate([self.row[rows] for rows in slices]))
         joined: Column = np.concatenate(values)[order]
         return joined
 

@@ -18,18 +18,18 @@ from gputrace.model.trace import Progress, Trace
 
 
 class Call(IntEnum):
-    """Sorts of CUDA calls that matter for what a GPU waits for."""
+    """Sorts of CUDA calls, by how they keep a GPU waiting."""
 
     OTHER = 0
     ISSUE = 1
-    """Hands work to the GPU: launches, copies, memsets, graphs."""
+    """Call that hands work to the GPU: launch, copy, memset, graph."""
     SYNC = 2
-    """Blocks until the GPU has done something."""
+    """Call that blocks until the GPU has done something."""
     ALLOC = 3
-    """Takes or gives back memory, which may stop the whole device."""
+    """Call that allocates or frees memory, which may stop the whole device."""
     COPY = 4
-    """Issues a copy and blocks until it is done (CUDA runtime API, "API synchronization behavior";
-    HIP's hipMemcpyWithStream)."""
+    """Call that issues a copy and blocks until it is done (CUDA runtime API, "API synchronization
+    behavior"; HIP's hipMemcpyWithStream)."""
 
 
 _PATTERNS: Final = (
@@ -59,13 +59,13 @@ _PATTERNS: Final = (
 )
 
 CALL_COLUMNS: Final = ("start", "end", "name", "process", "thread", "correlation")
-"""Columns that are read of calls."""
+"""Columns of calls."""
 NOBODY: Final = -1
-"""Index of the thread or call that is not known."""
+"""Index of an unknown thread or call."""
 
 
 def call_of(name: str) -> Call:
-    """The sort of a CUDA call by its name, with or without a version suffix (``_v7000``)."""
+    """Return the sort of a CUDA call by its name, with or without a version suffix (``_v7000``)."""
     return next((call for call, pattern in _PATTERNS if pattern.match(name)), Call.OTHER)
 
 
@@ -85,24 +85,24 @@ class CudaApiCalls:
     first: NDArray[np.int64]
     """Index of each thread's first call; one entry more than threads."""
     _by_correlation: dict[int, IdLookup]
-    """For each process, the call of each of its correlation ids."""
+    """Call of each correlation id, by process."""
     _recorded: dict[int, tuple[Window, ...]]
-    """For each process of which not all calls were recorded, when they were."""
+    """Windows of recorded calls, by process of which not all calls were recorded."""
 
     def issued_by(self, operations: Events) -> NDArray[np.int32]:
-        """The call that issued each operation, or `NOBODY`; needs ``process, correlation``."""
-        found = np.full(len(operations), NOBODY, np.int32)
+        """Return the call that issued each operation, or `NOBODY`, by process and correlation."""
+        rows_of = np.full(len(operations), NOBODY, np.int32)
         present = distinct_ids(operations.process).tolist()
         for process in self._by_correlation.keys() & present:
             calls = self._by_correlation[process]
             if len(present) == 1:
                 return calls.rows(operations.correlation)
             rows = np.flatnonzero(operations.process == process)
-            found[rows] = calls.rows(operations.correlation[rows])
-        return found
+            rows_of[rows] = calls.rows(operations.correlation[rows])
+        return rows_of
 
     def of_thread(self, thread: int, *sorts: Call) -> Intervals:
-        """When a thread was inside calls of some sorts, or of any."""
+        """Return when a thread was inside calls of some sorts, or of any."""
         rows = slice(int(self.first[thread]), int(self.first[thread + 1]))
         start, end = self.start[rows], self.end[rows]
         if sorts:
@@ -115,22 +115,37 @@ class CudaApiCalls:
         if process not in self._recorded:
             return np.ones(len(starts), np.bool_)
         begins, until = np.array(self._recorded[process], np.int64).reshape(-1, 2).T
-        place = np.searchsorted(begins, starts, "right") - 1
-        inside: Mask = place >= 0
-        inside[inside] = ends[inside] <= until[place[inside]]
+        index = np.searchsorted(begins, starts, "right") - 1
+        inside: Mask = index >= 0
+        inside[inside] = ends[inside] <= until[index[inside]]
         return inside
 
     def overlapping(self, thread: int, start: int, end: int) -> NDArray[np.intp]:
-        """Calls of a thread that touch a stretch of time; calls of a thread may nest."""
+        """Return the calls of a thread that touch a window; they may nest."""
         first, stop = int(self.first[thread]), int(self.first[thread + 1])
         until = first + int(np.searchsorted(self.start[first:stop], end))
         return np.flatnonzero(self.end[first:until] > start) + first
 
 
+_CAPTURE: Final = re.compile(r"(cuda|cu|hip)Stream(Begin|End)Capture")
+
+
+def find_captures(trace: Trace, calls: CudaApiCalls) -> NDArray[np.intp]:
+    """Return the calls that begin and end the capture of a stream into a graph: shape (captures,
+    2). What the same thread launches between them becomes a node, and runs with the graph alone.
+    """
+    names = trace.search(distinct_ids(calls.name), _CAPTURE)
+    begins = [id for id, name in names.items() if "Begin" in name]
+    edges = np.flatnonzero(np.isin(calls.name, list(names)))
+    opens = np.isin(calls.name[edges], begins)
+    pairs = np.flatnonzero(opens[:-1] & ~opens[1:] & (np.diff(calls.thread[edges]) == 0))
+    return np.stack([edges[pairs], edges[pairs + 1]], axis=-1)
+
+
 def read_calls(
     trace: Trace, progress: Progress | None = None, window: Window | None = None
 ) -> CudaApiCalls | None:
-    """All CUDA calls of the trace, or those that touch a window; None where there are none."""
+    """Return all CUDA calls of a trace, or those that touch a window; None if there are none."""
     if Kind.API not in trace.kinds:
         return None
     events = trace.events([Kind.API], CALL_COLUMNS, window, progress)
@@ -154,13 +169,13 @@ def read_calls(
 
 
 def recorded_calls(trace: Trace, processes: Sequence[int]) -> dict[int, tuple[Window, ...]]:
-    """For each process of which not all calls were recorded, when they were."""
-    found = {process: trace.calls_recorded(process) for process in processes}
-    return {process: tuple(own) for process, own in found.items() if own is not None}
+    """Return the windows of recorded calls of the processes of which not all were recorded."""
+    windows = {process: trace.calls_recorded(process) for process in processes}
+    return {process: tuple(parts) for process, parts in windows.items() if parts is not None}
 
 
 def thread_keys(events: Events) -> NDArray[np.int64]:
-    """One number for the process and the thread of each call, in the order of threads."""
+    """Return a number for the process and the thread of each call, in the order of threads."""
     keys: NDArray[np.int64] = events.process.astype(np.int64) << 32 | (
         events.thread.astype(np.int64) & 0xFFFFFFFF
     )
@@ -169,27 +184,27 @@ def thread_keys(events: Events) -> NDArray[np.int64]:
 
 def _number_threads(events: Events) -> NDArray[np.signedinteger[Any]]:
     """Return the thread number of each row, in order of process and thread id."""
-    ids, place = number_ids(events.thread.astype(np.int64) & 0xFFFFFFFF)
-    return number_ids(events.process.astype(np.int64) * len(ids) + place)[1]
+    ids, inverse = number_ids(events.thread.astype(np.int64) & 0xFFFFFFFF)
+    return number_ids(events.process.astype(np.int64) * len(ids) + inverse)[1]
 
 
 def _order(thread: NDArray[np.signedinteger[Any]], start: Times) -> NDArray[np.intp]:
-    """Rows by thread, then start: sorting once by start is quick as rows mostly come that way."""
+    """Return the rows by thread, then start; sorting by start is quick, as most are in order."""
     by_start = np.argsort(start, kind="stable")
     kind = np.int16 if int(thread.max()) < 1 << 15 else np.int64  # Sixteen bits sort in two passes.
     return by_start[np.argsort(thread.astype(kind)[by_start], kind="stable")]
 
 
 def sorts_of(trace: Trace, names: NDArray[np.int32]) -> NDArray[np.int8]:
-    """The `Call` of each, by its name."""
-    ids, place = number_ids(names)
+    """Return the `Call` of each, by its name."""
+    ids, inverse = number_ids(names)
     text = trace.names(ids)
     sorts = np.array([call_of(text[id]) for id in ids.tolist()], np.int8)
-    return sorts.take(place)
+    return sorts.take(inverse)
 
 
 def _correlations(events: Events) -> dict[int, IdLookup]:
-    """For each process, the first call of each correlation id; 0 is no id."""
+    """Return the first call of each correlation id, by process; 0 is no id."""
     tables = {}
     for process in distinct_ids(events.process).tolist():
         rows = np.flatnonzero((events.process == process) & (events.correlation > 0))

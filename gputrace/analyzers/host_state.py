@@ -145,12 +145,13 @@ class Counters:
             return None
         mine = inside & self._of_thread
         on_core, queued = (self._sum(mine, name) for name in ("on core", "queued"))
-        others = self._others(inside & ~self._of_thread)
+        # Each scan notes the cores, but of other threads only what is worth a millisecond.
+        scanned = self._length(inside & self._is("cores"))
+        others = self._others(inside & ~self._of_thread, scanned)
         wanting = [(on_core + queued) / covered, *others.sum(axis=1).tolist()]
         wanting = [share for share in wanting if share >= _WANTS_A_CORE]
         starved = [own for own in others.tolist() if sum(own) >= _WANTS_A_CORE]
         quota = self._usual(inside, "quota")
-        scanned = self._length(inside & self._is("cores"))
         return HostLoad(
             rank,
             steps,
@@ -186,15 +187,14 @@ class Counters:
     def _length(self, rows: Mask) -> int:
         return union(self._events.start[rows], self._events.end[rows]).total
 
-    def _others(self, rows: Mask) -> NDArray[np.float64]:
-        """Return the shares of the scanned time in which each other thread was on a core, and
-        queued: shape (threads, 2).
+    def _others(self, rows: Mask, scanned: int) -> NDArray[np.float64]:
+        """Return the shares of the scanned nanoseconds in which each other thread was on a core,
+        and queued: shape (threads, 2).
         """
-        scanned = self._length(rows & self._is("on core")) or 1
         threads, row = np.unique(self._events.thread[rows], return_inverse=True)
         values = self._events.bytes[rows]
         shares = [
-            np.bincount(row, values * self._is(name)[rows], len(threads)) / scanned
+            np.bincount(row, values * self._is(name)[rows], len(threads)) / max(scanned, 1)
             for name in ("on core", "queued")
         ]
         return np.stack(shares, axis=-1)

@@ -24,13 +24,13 @@ _RECORDER: Final = re.compile(
     r"CUPTI|profiling|\(Profiler\)|injection|^Buffer Flush|^Activity Buffer|^Instrumentation",
     re.IGNORECASE,
 )
-"""Names of overhead rows that are the recorder's doing, not the driver's (lazy loading, JIT)."""
+"""Names of overhead rows caused by the recorder, not the driver (lazy loading, JIT)."""
 
 _DATA_RANGE: Final = re.compile(
     r"^data$|data.?(load|wait|feed|fetch|iter)|(load|next|fetch|get).?(batch|data|input)|__next__|infeed",
     re.IGNORECASE,
 )
-"""Names of NVTX ranges that wait for, or make, the next batch."""
+"""Names of NVTX ranges that wait for the next batch, or make it."""
 
 
 _LATENCY_NS: Final = 100_000
@@ -49,27 +49,27 @@ class HostEvidence:
     data: Mapping[tuple[int, int], Intervals]
     """Recorded waits for data: hooks in loaders, NVTX ranges named so."""
     recorder: Mapping[tuple[int, int], Intervals]
-    """The recorder's own work."""
+    """Work of the recorder."""
 
 
 @dataclass(frozen=True)
 class Causes:
-    """The gaps of one GPU divided by cause; disjoint, and together all of the gaps."""
+    """Gaps of one GPU divided by cause: disjoint, and together all of the gaps."""
 
     of: Mapping[str, Intervals]
-    """By each of `IDLE_CAUSES`."""
+    """Intervals by each of `IDLE_CAUSES`."""
     ends: Times
-    """When each gap of the GPU ends, in order."""
+    """Ends of the gaps of the GPU, in order."""
     feeder: NDArray[np.int32]
-    """The thread that fed the GPU at the end of each, numbered as in `HostCalls`."""
+    """Thread that fed the GPU at the end of each, as an index in `CudaApiCalls.threads`."""
 
     def feeder_of(self, end: int) -> int:
-        """The feeding thread of the gap that ends at a moment, or `NOBODY`."""
-        place = int(np.searchsorted(self.ends, end))
-        return int(self.feeder[place]) if place < len(self.feeder) else NOBODY
+        """Return the feeding thread of the gap that ends at a moment, or `NOBODY`."""
+        index = int(np.searchsorted(self.ends, end))
+        return int(self.feeder[index]) if index < len(self.feeder) else NOBODY
 
     def within(self, starts: ArrayLike, ends: ArrayLike) -> NDArray[np.int64]:
-        """Nanoseconds of windows by cause: shape (windows, causes), in the order of causes."""
+        """Return nanoseconds of windows by cause, in order: shape (windows, causes)."""
         return np.stack([self.of[cause].within(starts, ends) for cause in IDLE_CAUSES], axis=-1)
 
 
@@ -93,15 +93,15 @@ def _named(trace: Trace, events: Events, pattern: re.Pattern[str]) -> Events:
 
 def _by_thread(events: Events) -> dict[tuple[int, int], Intervals]:
     pairs = sorted(set(zip(events.process.tolist(), events.thread.tolist(), strict=True)))
-    found = {}
+    by_thread = {}
     for process, thread in pairs:
         rows = (events.process == process) & (events.thread == thread)
-        found[process, thread] = union(events.start[rows], events.end[rows])
-    return found
+        by_thread[process, thread] = union(events.start[rows], events.end[rows])
+    return by_thread
 
 
 def without_calls(gaps: Intervals) -> Causes:
-    """The causes where no CUDA calls were recorded: nothing can be proven."""
+    """Return the causes without CUDA calls: nothing can be proven."""
     of = dict.fromkeys(IDLE_CAUSES, EMPTY) | {"other_idle": gaps}
     return Causes(of, gaps.end, np.full(len(gaps), NOBODY, np.int32))
 
@@ -113,7 +113,7 @@ def find_causes(
     evidence: HostEvidence,
     waits: Mapping[int, Intervals],
 ) -> Causes:
-    """Divides the gaps of one GPU by cause.
+    """Divide the gaps of one GPU by cause.
 
     Args:
         operations: of this GPU.
@@ -133,7 +133,7 @@ def _proofs(
     evidence: HostEvidence,
     waits: Mapping[int, Intervals],
 ) -> tuple[dict[str, list[Intervals]], NDArray[np.int32]]:
-    """When each cause is proven, of several at once too; and the feeding thread of each gap."""
+    """Return when each cause is proven, overlaps included, and the feeding thread of each gap."""
     ending = np.minimum(np.searchsorted(operations.start, gaps.end), len(operations) - 1)
     issuer = operations.events.having("process", "correlation")
     issued_by = calls.issued_by(issuer.select(ending))
@@ -146,18 +146,18 @@ def _proofs(
     proofs: dict[str, list[Intervals]] = {cause: [] for cause in IDLE_CAUSES}
     for thread in distinct_ids(feeder[known]).tolist():
         rows = feeder == thread
-        own = Intervals(gaps.start[rows], gaps.end[rows])
-        waiting = _until(own, issued[rows])
+        mine = Intervals(gaps.start[rows], gaps.end[rows])
+        waiting = _until(mine, issued[rows])
         pair = calls.threads[thread]
         data = merge_touching(waits.get(thread, EMPTY), evidence.data.get(pair, EMPTY))
-        proofs["recorder"].append(own.intersection(evidence.recorder.get(pair, EMPTY)))
+        proofs["recorder"].append(mine.intersection(evidence.recorder.get(pair, EMPTY)))
         proofs["data_feeding"].append(waiting.intersection(data))
         blocked = merge_touching(
             calls.of_thread(thread, Call.SYNC, Call.COPY), held_calls.get(thread, EMPTY)
         )
         proofs["sync"].append(waiting.intersection(blocked))
         copying = calls.of_thread(thread, Call.COPY)
-        held = _after(own, issued[rows] + _LATENCY_NS).intersection(copying)
+        held = _after(mine, issued[rows] + _LATENCY_NS).intersection(copying)
         long = held.lengths > _HELD_NS
         proofs["sync"].append(Intervals(held.start[long], held.end[long]))
         proofs["alloc"].append(waiting.intersection(calls.of_thread(thread, Call.ALLOC)))
@@ -207,14 +207,14 @@ def _after(gaps: Intervals, moments: Times) -> Intervals:
 
 
 def _until(gaps: Intervals, moments: Times) -> Intervals:
-    """The part of each gap before its moment: later, the GPU has work and does not start it."""
+    """Return the part of each gap before its moment, from which on the GPU has work."""
     ends = np.clip(moments, gaps.start, gaps.end)
     keep = ends > gaps.start
     return Intervals(gaps.start[keep], ends[keep])
 
 
 def waits_for_data(calls: CudaApiCalls, input_copies: Sequence[Events]) -> dict[int, Intervals]:
-    """By thread, when it made no CUDA call on its way to issuing an input copy.
+    """Return when each thread made no CUDA call before issuing an input copy, by thread.
 
     The way starts where the thread last handed work to a GPU or had waited for one; calls after
     that which do neither (events, queries, allocations, synchronisations with nothing to wait for)
@@ -229,10 +229,10 @@ def waits_for_data(calls: CudaApiCalls, input_copies: Sequence[Events]) -> dict[
         waited = calls.end[first:end] - calls.start[first:end] > _NO_WAIT_NS
         issues = np.isin(sorts, (Call.ISSUE, Call.COPY))
         work = np.flatnonzero(issues | ((sorts == Call.SYNC) & waited)) + first
-        own = distinct_ids(copies[calls.thread[copies] == thread])
-        before = np.searchsorted(work, own) - 1
-        own, before = own[before >= 0], before[before >= 0]
-        begins, ends = calls.end[work[before]], calls.start[own]
+        mine = distinct_ids(copies[calls.thread[copies] == thread])
+        before = np.searchsorted(work, mine) - 1
+        mine, before = mine[before >= 0], before[before >= 0]
+        begins, ends = calls.end[work[before]], calls.start[mine]
         # Where calls were not recorded all along, none between the two proves nothing.
         sure = calls.all_recorded(calls.threads[thread][0], begins, ends)
         stretches = union(begins[sure], ends[sure])
@@ -243,10 +243,10 @@ def waits_for_data(calls: CudaApiCalls, input_copies: Sequence[Events]) -> dict[
 def all_waits(
     process: int, calls: CudaApiCalls | None, evidence: HostEvidence, waits: Mapping[int, Intervals]
 ) -> dict[tuple[int, int], Intervals]:
-    """When threads of a process waited for data: as recorded, and as `waits_for_data` shows."""
+    """Return when threads of a process waited for data: recorded, or shown by their calls."""
     threads = calls.threads if calls is not None else ()
     shown = {threads[thread]: intervals for thread, intervals in waits.items()}
-    recorded = {pair: found for pair, found in evidence.data.items() if pair[0] == process}
+    recorded = {pair: times for pair, times in evidence.data.items() if pair[0] == process}
     return {
         pair: merge_touching(recorded.get(pair, EMPTY), shown.get(pair, EMPTY))
         for pair in {*recorded, *shown}
@@ -254,7 +254,7 @@ def all_waits(
 
 
 def _first_proven(proofs: dict[str, list[Intervals]]) -> dict[str, Intervals]:
-    """Each cause without what earlier ones have; of the proofs nothing is left, to save memory."""
+    """Return each cause without the time of earlier ones; empties the proofs, to save memory."""
     given = EMPTY
     of = {}
     for cause in IDLE_CAUSES:
@@ -291,9 +291,9 @@ def charge_recorder(
     each = charge_of_each(waits.lengths[inside], launches[inside], total)
     charged = np.minimum(waits.lengths, (launches * each).astype(np.int64))
     split = waits.end - charged
-    own = Intervals(split, waits.end).select(charged > 0)
+    recorder_time = Intervals(split, waits.end).select(charged > 0)
     left = Intervals(waits.start, split).select(split > waits.start)
-    recorder = merge_touching(causes.of["recorder"], own)
+    recorder = merge_touching(causes.of["recorder"], recorder_time)
     return replace(causes, of={**causes.of, "launch": left, "recorder": recorder})
 
 
@@ -310,7 +310,7 @@ def charge_of_each(lengths: Times, launches: Times, total: float) -> float:
     before = np.cumsum(lengths[order]) - lengths[order]
     later = np.cumsum(counts[order][::-1])[::-1]
     reached = before + full[order] * later
-    place = int(np.searchsorted(reached, total))
-    if place == len(reached):
+    index = int(np.searchsorted(reached, total))
+    if index == len(reached):
         return float(full.max())
-    return max(0.0, (total - float(before[place])) / float(later[place]))
+    return max(0.0, (total - float(before[index])) / float(later[index]))

@@ -9,6 +9,8 @@ from typing import Final
 FAMILIES: Final = (
     "communication",
     "optimizer",
+    "quantisation",
+    "routing",
     "layout",
     "attention",
     "normalisation",
@@ -18,6 +20,8 @@ FAMILIES: Final = (
     "elementwise",
     "other",
 )
+"""Families: ``quantisation`` has casts to and from FP8 and the like, with their maxima and scales;
+``routing``, the choice of experts and the ordering of tokens by them."""
 
 _COMMUNICATION: Final = re.compile(
     r"""
@@ -25,68 +29,124 @@ _COMMUNICATION: Final = re.compile(
     (?: nccl\w*Kernel            # NCCL and RCCL: ncclKernel_…, ncclDevKernel_…, ncclSymkDevKernel_…
       | rccl\w*Kernel
       | msccl(?:pp)?\w*          # Microsoft's collectives
-      | nvshmem\w*
+      | nvshmem\w* | rocshmem\w*
       | cross_device_reduce\w*   # vLLM's own
+      | k?userbuffers_\w+        # Transformer Engine, below tensor-parallel products
+      | deep_ep\W*\d*(?:intranode|internode|legacy|elastic)\w*\W*\d*(?!clean|get_dispatch_layout)
+      | hybrid_ep\W*\d*(?:dispatch|combine)
+      | Ep(?:Dispatch|Combine)\w*          # MoRI
     )
     # PyTorch's symmetric memory, TensorRT-LLM:
-    | all_?reduce | all_?gather | reduce_?scatter | all_?to_?all
+    | all_?reduce | all_?gather | reduce_?scatter | all_?to_?all | symm(?:etric)?_mem(?:ory)?
     """,
     re.VERBOSE | re.IGNORECASE,
 )
 
+_FUSED: Final = re.compile(r"triton_(poi|red|per|for|tem|spl|mm)_fused_", re.IGNORECASE)
+"""Inductor's fused kernels: their names list the operations they stem from, neighbours included."""
+
 _OPTIMIZER: Final = re.compile(
-    r"multi_tensor_apply|foreach|fused_?optim|optimizer"
-    r"|ada(m|grad|delta|max|factor)|(?<![a-z])r?rmsprop|(?<![a-z])lamb(?![a-z])"
+    r"multi_tensor_apply|foreach|triton_for_fused|fused_?optim|optimizer"
+    r"|triton_[a-z]{3}_fused_\w*(addcdiv|addcmul\w*sqrt|lerp\w*sqrt)"
+    r"|(?<!h)ada(m|grad|delta|max|factor)|(?<![a-z])r?rmsprop|(?<![a-z])lamb(?![a-z])"
     r"|(?<![a-z])lars(?![a-z])|(?<![a-z])lion(?![a-z])|(?<![a-z])sgd"
     r"|apply_?(gradient|momentum)|momentum_?(sgd|update)",
     re.IGNORECASE,
 )
-"""Kernels of optimizers: PyTorch's foreach and fused ones, apex, DeepSpeed, TensorFlow's
-Apply…, MXNet's …_update, Chainer's."""
+"""Kernels of optimizers: PyTorch's foreach and fused ones, Inductor's, apex, DeepSpeed,
+TensorFlow's Apply…, MXNet's …_update, Chainer's."""
 
-_NOT_OPTIMIZER: Final = re.compile(r"CopyFunctor|ZeroFunctor|LpNorm|_copy_|zero_")
+_NOT_OPTIMIZER: Final = re.compile(r"CopyFunctor|ZeroFunctor|LpNorm|_copy_|zero_|_l2norm")
 """Optimizer-like kernels that end no step: gathering shards, zeroing gradients, their norm."""
 
 _CONVERSION: Final = re.compile(
     r"nc\w?hw\w{0,4}(to|2)\w?nhwc|n\w?hwc\w{0,4}(to|2)\w?nc\w?hw|ncdhw.?to|ndhwc.?to"
-    r"|swapdimension\dand\d|shuffleintensor3|batch_transpose|(?<!conv)(?<!conv_)(?<!cast_)transpose(?!d)",
+    r"|swapdimension\dand\d|shuffleintensor3|batch_transpose|transpose(?!d)",
     re.IGNORECASE,
 )
 """Kernels that only turn a tensor's layout into another one."""
-_LAYOUT: Final = re.compile(r"nhwcaddpadding|tensorformat|format_?convert|permute", re.IGNORECASE)
-"""Others that lay a tensor out: padding channels, for one."""
 
 _RULES: Final = (
-    ("attention", r"flash|fmha|attention|(?<![a-z])(sdpa|attn)|(?<![a-z])(mha|sage)_"),
     (
-        "normalisation",
-        r"batch_?norm|layer_?norm|group_?norm|instance_?norm|rms_?norm|(?<![a-z])bn_(fw|bw)"
-        r"|rowwisemoments|gammabeta|computeinternalgradients|computegradientfusedparams"
-        r"|computefusedparams|(?<![a-z])lrn",
+        "elementwise",
+        r"reshape_and_cache|_kv_?cache|kv_indices|concat_mla|permute_(\dd|indices_weights|pooled)",
+    ),
+    ("quantisation", r"hadamard|rht_gemm|row_cast_col"),
+    (
+        "attention",
+        r"flash(?!infer)|fmha|attention|(?<![a-z])(sdpa|attn|mha|mla)|sage_(?!quant)|fused_?attn"
+        r"|compute_dot_do_o|convert_dq|batch(prefill|decode)|bwd_kernel_(fuse|d[kq])|bwd_preprocess"
+        r"|context_parallel::thd|mergestate",
     ),
     (
         "convolution",
-        r"fprop|dgrad|wgrad|(?<![a-z])conv(?!ert)|convol|winograd|scudnn|cudnn_|im2col|col2im"
-        r"|cudnn::cnn|cask_|im2d2col|igemm_(fwd|bwd|wrw)|computeb?offsets|implicit_gemm|explicit_gemm",
+        r"fprop|dgrad|wgrad|(?<![a-z])conv(?!ert)|convol|winograd|scudnn|cudnn_(?!generated)"
+        r"|im(\dd)?2(\dd)?col|im\dd2col|col2im|vol2col|col2vol|cudnn::cnn|cask_|computeb?offsets"
+        r"|igemm_(fwd|bwd|wrw)|implicit_gemm|explicit_gemm|xdlops_bwd_weight|fft2d_[rc]2[rc]",
     ),
     (
         "gemm",
-        r"gemm|gemv|nvjet|(?<![a-z])cijk_|cutlass|splitkreduce|cublas|xmma|matmul|(?<![a-z])dot_kernel"
-        r"|(?<![a-z])bmm|wgmma|(?<![a-z])mma_|triton_tem_|cublasdot",
+        r"(?<!fb)gemm|gemv|nvjet|(?<![a-z])cijk_|cutlass|splitkreduce|cublas|xmma|matmul|mul_mat"
+        r"|(?<![a-z])(bmm|wgmma|mma_|fmoe|dot_kernel)|scaled_mm|fused_moe_kernel|moe_(vec_)?q\d"
+        r"|marlin(?!_repack)|epilogue::impl",
     ),
     (
+        "normalisation",
+        r"batch_?norm|layer_?norm|group_?norm|instance_?norm|rms_?norm|(?<![a-z])bn_(fw|bw)"
+        r"|rowwisemoments|gammabeta|computeinternalgradients|computegradientfusedparams|cucomputegrad"
+        r"|compute(backward)?fusedparams|(?<![a-z])(lrn|ln_(fwd|bwd))|normali[sz]ation|qknorm",
+    ),
+    (
+        "quantisation",
+        r"quant(?!ile)|cast_transpose|amax|absmax|downcast|fp8\w*(cast|qparam|to_float)"
+        r"|cast\w*fp[48]|to_fp[48]|nvfp4|mxfp8|block_scal|swizzle|scale_inv|compute_scale|partial_cast"
+        r"|fp8_to|zero_scales|repack|reconstruct_(gptq|exllama)",
+    ),
+    (
+        "routing",
+        r"(?<![a-z])moe(?!m)|routing|(?<![a-z])router|expert|topk_?(gating|sigmoid|forward|with)"
+        r"|topk_?softmax|grouped_topk|fused_topk|(un)?permute_(kernel|mask|row|with)|row_id_map"
+        r"|sort_chunks|chunk_sort|bitmatrix|get_dispatch_layout",
+    ),
+    ("layout", _CONVERSION.pattern + r"|nhwcaddpadding|tensorformat|format_?convert|permute"),
+    (
         "reduction",
-        r"reduc(e|tion)|softmax|arg_?(max|min)|cumsum|scan|sort|topk|pool|loss|criterion|triton_(red|per)"
-        r"|(?<![a-z])(sum|mean|norm)(?![a-z])",
+        r"reduc(e|tion)|softmax|arg_?(max|min)|cumsum|scan|(?<!ten)sort|topk|pool|loss|criterion"
+        r"|(?<![a-z])(sum|mean|norm)(?![a-z])|onesweep|partition_kernel|radix|histogram|lpnorm|l2norm"
+        r"|cross_?entropy|device(select|compactinit)|trampoline_kernel",
     ),
     (
         "elementwise",
-        r"elementwise|pointwise|eigenmetakernel|fusion|triton_poi|fill|copy|catarray|gather"
+        r"elementwise|pointwise|eigenmetakernel|fusion|fill|copy|catarray|chunk_cat|gather"
         r"|scatter|index|embedding|dropout|random|philox|distribution|convert|scale|op_?tensor"
-        r"|cast_transpose|activation|relu|bias|tanh|sigmoid|arange|mxnet_op|cupy_|set_?value|memset|masked",
+        r"|(?<![a-z])d?(gated|act(?![a-z])|pad|rope|axpy|scal(?![a-z])|unary)|activation|relu|bias|tanh"
+        r"|sigmoid|silu|swiglu|gelu|arange|mxnet_op|cupy_|set_?value|memset|masked|upsample|interpolat"
+        r"|(replication|reflection)_pad|unpadding|tensortransform|subtensorop|transform_kernel|rotary"
+        r"|compute_grad_weight|partial_segment|partials_per_segment|bucketize|offsets_range"
+        r"|multi_tensor_apply|position_kernel|token_ids",
     ),
 )
 """Patterns of the rest, the first that matches; compiled when a name is first asked for."""
+
+_MATH: Final = tuple(rule for rule in _RULES if rule[0] in ("attention", "convolution", "gemm"))
+"""Rules for CUTLASS's wrappers, whose template arguments hold names of all sorts."""
+
+_FUSED_RULES: Final = (
+    ("attention", r"triton_tem_.*attention"),
+    ("convolution", r"triton_tem_.*conv"),
+    ("gemm", r"triton_(tem|mm)_"),
+    (
+        "layout",
+        r"triton_poi_fused_(_*(unsafe_view|transpose|permute|clone|view|reshape|contiguous|t)"
+        r"(?![a-z]))+_*\d*$",
+    ),
+    ("normalisation", r"(layer|group|batch|rms)_?norm|(mean|sum)_\w*rsqrt"),
+    ("quantisation", r"triton_(red|per)_\w*abs_\w*amax"),
+    ("reduction", r"triton_(red|per|spl)"),
+    ("elementwise", ""),
+)
+"""Patterns of Inductor's fused kernels. Their products are templates; a product or a collective
+among the operations of another kernel is that which made its input."""
 
 
 def is_communication(kernel: str) -> bool:
@@ -94,7 +154,8 @@ def is_communication(kernel: str) -> bool:
 
     Only the function's own name counts, not the types among its template arguments.
     """
-    return _COMMUNICATION.search(kernel.partition("<")[0] or kernel) is not None
+    own = kernel.partition("<")[0] or kernel
+    return _COMMUNICATION.search(own) is not None and not _FUSED.match(own)
 
 
 def is_optimizer(kernel: str) -> bool:
@@ -108,43 +169,45 @@ def family_of(name: str) -> str:
         return "communication"
     if is_optimizer(name):
         return "optimizer"
-    if converts_layout(name) or _LAYOUT.search(_plain(name)):
-        return "layout"
     own = bare_name(name)
-    return next((family for family, rule in _RULES if re.search(rule, own, re.IGNORECASE)), "other")
+    if _FUSED.match(own):
+        return _first(_FUSED_RULES, own) or "elementwise"
+    if _WRAPPER.search(function_name(name)) and "cutlass" in own:
+        return _first(_MATH, own) or "gemm"
+    # A namespace counts only where the function itself says nothing.
+    family = _first(_RULES, own.rsplit("::", 1)[-1]) or _first(_RULES, own) or "other"
+    # The functor that PyTorch's general kernels apply, where it says more than they do:
+    if family in ("elementwise", "reduction"):
+        inside = _bare(name)[len(own) :]
+        if "_norm_" in inside or "NormKernelImpl" in inside or "NormBackwardKernelImpl" in inside:
+            return "normalisation"
+        if "LpNorm" in inside:
+            return "reduction"
+    return family
+
+
+def _first(rules: tuple[tuple[str, str], ...], name: str) -> str | None:
+    """Return the family of the first rule that a name matches."""
+    return next((family for family, rule in rules if re.search(rule, name, re.IGNORECASE)), None)
 
 
 def converts_layout(name: str) -> bool:
     """Return whether a kernel only converts a tensor's layout."""
-    return _CONVERSION.search(_plain(name)) is not None
-
-
-_FUSED: Final = re.compile(r"triton_[a-z]{3}_fused_")
-_MOVING: Final = re.compile(
-    r"triton_poi_fused_(_*(unsafe_view|transpose|permute|clone|view|reshape|contiguous|t)(?![a-z]))+"
-    r"_*\d*"
-)
-"""Inductor's fused kernels, whose names list what they do, and those that only move data."""
-
-
-def _plain(name: str) -> str:
-    """Return the function's own name; empty for kernels in whose names layouts are no purpose:
-    CUTLASS's, whose types name them, and fused ones that compute as well.
-    """
-    own = function_name(name)
-    computes = "cutlass" in own or (_FUSED.match(own) and not _MOVING.fullmatch(own))
-    return "" if computes else own
+    return family_of(name) == "layout" and _CONVERSION.search(function_name(name)) is not None
 
 
 _UNNAMED: Final = re.compile(r"(\(anonymous namespace\)|<unnamed>|\{anonymous\})::")
 _RETURNS: Final = re.compile(r"^(std::enable_if<.*?>::type|void|bool|int)\s+")
-_WRAPPER: Final = re.compile(r"(^|::)(Kernel2?|device_kernel|GemmUniversal|run_kernel|kernel)$")
-"""Functions of CUTLASS that carry the name of the kernel proper as a template argument."""
+_WRAPPER: Final = re.compile(
+    r"(^|::)(Kernel2?|device_kernel|GemmUniversal|run_kernel|kernel|kentry)$"
+)
+"""Wrappers of CUTLASS and AMD's ck_tile, whose kernel proper is a template argument."""
 _CUTLASS: Final = re.compile(r"cutlass\w*_(tensorop|simt|wmma)\w*|cutlass\w*?_\d+_\w+")
 _TEMPLATE: Final = re.compile(r"\w+(?=<)")
 _INSIDE: Final = re.compile(r"\w*(Functor\w*|_kernel_cuda|_kernel_impl|Ops)\b")
 """Operation of an elementwise or reducing kernel of PyTorch, among its template arguments."""
 
+_LENGTH: Final = re.compile(r"\d+")
 _LONGEST: Final = 120
 
 
@@ -162,7 +225,18 @@ def bare_name(name: str) -> str:
 
 
 def _bare(name: str) -> str:
+    if name.startswith("_Z"):
+        return _demangled(name)
     return _RETURNS.sub("", _UNNAMED.sub("", name))
+
+
+def _demangled(name: str) -> str:
+    """Return a mangled name with its function in clear, ``a::b<`` and the rest as it is."""
+    at, parts = 3 if name.startswith("_ZN") else 2, []
+    while (digits := _LENGTH.match(name, at)) is not None:
+        at = digits.end() + int(digits[0])
+        parts.append(name[digits.end() : at])
+    return "::".join(part for part in parts if "_GLOBAL__N_" not in part) + "<" + name[at:]
 
 
 def short_name(name: str) -> str:
@@ -184,7 +258,8 @@ PRODUCTS: Final = ("gemm", "convolution", "attention")
 _HELPER: Final = re.compile(
     r"splitk_?reduce|reducesplitk|reduce_wgrad|reduce_1block|offsets|im2col|col2im|workspace"
     r"|winograd(Forward|Wgrad|Dgrad)?(Data|Filter|Output|Delta)|generatewinograd|precompute_indices"
-    r"|gemv|dot_kernel|depthwise|dwconv|scalepacked|converttensor",
+    r"|gemv|dot_kernel|depthwise|dwconv|scalepacked|converttensor|_gemm_starts|gemmprecompute"
+    r"|compute_dot_do_o|convert_dq|(combine|metadata)\w*_kernel|prepare_|fused_attn::|::thd_",
     re.IGNORECASE,
 )
 """Kernels beside a product: they prepare or sum up, or multiply by a vector, channel by channel."""
@@ -198,18 +273,33 @@ _YES: Final = re.compile(
     re.IGNORECASE,
 )
 _PLAIN: Final = re.compile(
-    r"[sdchz]gemm|scudnn|convolve_[sd]gemm|(dgrad|wgrad|fprop|dgrad2d|wgrad2d)\w*_engine|wgrad_alg\d"
+    r"(?<![a-z])[sdchz]gemm|scudnn|convolve_[sd]gemm|(dgrad|wgrad|fprop|dgrad2d|wgrad2d)\w*_engine|wgrad_alg\d"
     r"|convolve_common_engine|winograd|fmha_cutlass[fb]_f32\w*sm50",
     re.IGNORECASE,
 )
 
-_HALF: Final = re.compile(
-    r"half|bfloat16|(?<![a-z])b?f16|fp16|bf16|e4m3|e5m2|hgemm|nvjet_(sm\d+_)?[htq]", re.IGNORECASE
+_PRECISIONS: Final = (
+    # Weights of fewer bits are widened first: the activations say what is multiplied.
+    ("bf16", r"(?<![a-z])bf16x(bf16x)?mxfp4|bmm_bfloat16|marlin\w*<__nv_bfloat16"),
+    ("fp4", r"nvfp4|mxfp4|e2m1|float_e2m1|(?<![a-z0-9])fp4"),
+    ("fp8", r"e4m3|e5m2|fp8|(?<![a-z])f8|qgmma|nvjet_(sm\d+_)?q|cijk_a\w{3}_b\w{3}_[fb]8"),
+    ("bf16", r"bf16|bfloat16|DF16b|nvjet_(sm\d+_)?t|cijk_a\w{3}_b\w{3}_b(?!8)"),
+    ("half", r"native_sdpa\w*_f16"),
+    (
+        "fp16",
+        r"half|(?<![a-z])f16|fp16|hgemm|(?<![a-z])h\d+(gemm|cudnn|fprop|dgrad|wgrad)"
+        r"|nvjet_(sm\d+_)?h|cijk_a\w{3}_b\w{3}_h",
+    ),
+    ("int8", r"int8|imma|i8i8|s8s8|[is]8gemm|cijk_a\w{3}_b\w{3}_i8|mul_mat_q"),
+    ("fp64", r"double|(?<![a-z])d\d*(gemm|fma)|(?<![a-z])[fd]64|zgemm|cijk_a\w{3}_b\w{3}_[dz]"),
+    ("tf32", r"tf32|xf32|tfloat32|nvjet_(sm\d+_)?s|tensorop_s1688(gemm|fprop|dgrad|wgrad)"),
+    ("fp32", r"float|f32|sgemm|scudnn|(?<![a-z])s\d+gemm|gcgemm|cijk_\w*?(?<![a-z])s_?b"),
 )
-_DOUBLE: Final = re.compile(r"double|(?<![a-z])d(gemm|fma)|(?<![a-z])[fd]64|zgemm", re.IGNORECASE)
-_SINGLE: Final = re.compile(
-    r"float|f32|tf32|sgemm|scudnn|(?<![a-z])s\d+gemm|nvjet_(sm\d+_)?s", re.IGNORECASE
-)
+"""Precisions of what is multiplied; ``half`` has 16 bits of either kind. cuBLAS's nvjet names the
+types of its operands by a letter each, AMD's Tensile after the layouts."""
+
+SIXTEEN: Final = ("half", "fp16", "bf16")
+"""Precisions of 16 bits."""
 
 _WITHOUT: Final = re.compile(
     r"(?<![a-z0-9])(K[248]0|M[46]0?|P(4|6|40|100)|GTX|GT ?\d+|TITAN (X|Xp|Black|Z)|Quadro [KMP]\d+"
@@ -245,9 +335,8 @@ def on_tensor_cores(name: str, family: str) -> str | None:
 
 
 def precision_of(name: str) -> str:
-    """Return the precision of what is multiplied: ``half``, ``fp32``, ``fp64``, or ``unknown``."""
-    rules = (("half", _HALF), ("fp64", _DOUBLE), ("fp32", _SINGLE))
-    return next((precision for precision, rule in rules if rule.search(name)), "unknown")
+    """Return the precision of what is multiplied, of `_PRECISIONS`, or ``unknown``."""
+    return _first(_PRECISIONS, name) or "unknown"
 
 
 def generation(card: str, kernels: Iterable[str] = ()) -> int | None:

@@ -45,26 +45,26 @@ from gputrace.model.trace import FROM_THE_START, Progress, Trace
 _MOST: Final = 50
 _MOST_OF_FIRST_GPU: Final = 20
 _STRAY: Final = 0.01
-"""A GPU with a smaller part of the busiest one's kernels does not count."""
+"""Minimum number of kernels of a GPU that counts, as a fraction of the busiest one's."""
 
 
 def count_kernels(gpus: PerGpu, measured: Sequence[Step]) -> Kernels | None:
-    """The kernels that start in the measured steps, or in the lanes' windows where there are none.
+    """Count the kernels that start in the measured steps, or in the lanes' windows without any.
 
     Counts the GPUs that do the work; None where no kernel does.
     """
-    names, codes = same_names(gpus, [own.kernels for own in gpus.operations])
-    codes_of = dict(zip((own.gpu for own in gpus.operations), codes, strict=True))
+    names, codes = same_names(gpus, [summary.kernels for summary in gpus.operations])
+    codes_of = dict(zip((summary.gpu for summary in gpus.operations), codes, strict=True))
     steps_of = StepsOf(measured)
     steps = [steps_of(lane.gpu) for lane in gpus.lanes]
-    windows = [stretches(own, lane.window) for lane, own in zip(gpus.lanes, steps, strict=True)]
+    windows = [stretches(mine, lane.window) for lane, mine in zip(gpus.lanes, steps, strict=True)]
     lane_codes = [codes_of[lane.gpu] for lane in gpus.lanes]
     most = min(_MOST_OF_ONE, _MOST_OF_ALL // max(len(gpus.lanes), 1))
     counted = gpus.each(count_by_name, gpus.lanes, windows, lane_codes, same=(most,), keeps=True)
     # Only GPUs with measured steps count, if any has some, and with a relevant amount of work.
     rows = list(zip(gpus.lanes, counted, map(len, steps), windows, strict=True))
     rows = [row for row in rows if row[2]] or rows
-    busiest = max((own.kernels for _, own, _, _ in rows), default=0)
+    busiest = max((counted.kernels for _, counted, _, _ in rows), default=0)
     rows = [row for row in rows if row[1].kernels >= max(_STRAY * busiest, 1)]
     kernels = None
     if rows:
@@ -97,7 +97,7 @@ def count_kernels(gpus: PerGpu, measured: Sequence[Step]) -> Kernels | None:
             has_tensor_cores=_all_have(cards, 7),
             has_tf32=_all_have(cards, 8),
             first_gpu_only=tuple(alone[:_MOST_OF_FIRST_GPU]) if len(lanes) > 1 else (),
-            launches=_launch_cost([own.launches for own in counts]),
+            launches=_launch_cost([counted.launches for counted in counts]),
         )
     gpus.each(forget_counts, gpus.lanes, keeps=True)
     return kernels
@@ -117,10 +117,10 @@ def _uses(
     counts: Sequence[Counted],
     span: int,
 ) -> list[KernelUse]:
-    """Every kernel, by its time, most first."""
+    """Return every kernel, most time first."""
     on_gpus: dict[int, list[KernelOnGpu]] = defaultdict(list)
-    for lane, own in zip(lanes, counts, strict=True):
-        columns = (own.code, own.count, own.total, own.median)
+    for lane, counted in zip(lanes, counts, strict=True):
+        columns = (counted.code, counted.count, counted.total, counted.median)
         for code, *figures in zip(*(column.tolist() for column in columns), strict=True):
             on_gpus[code].append(KernelOnGpu(lane.gpu.gpu, lane.gpu.rank, *figures))
     middle = medians(gpus, lanes, counts)
@@ -148,23 +148,23 @@ def _uses(
 def _summed(
     uses: Sequence[KernelUse], key: Callable[[KernelUse], tuple[str, ...]]
 ) -> list[tuple[tuple[str, ...], int, int]]:
-    """Launches and nanoseconds by a key, most time first."""
+    """Return launches and nanoseconds by a key, most time first."""
     sums: dict[tuple[str, ...], list[int]] = {}
     for use in uses:
-        own = sums.setdefault(key(use), [0, 0])
-        own[0] += use.count
-        own[1] += use.total_ns
+        sums_of = sums.setdefault(key(use), [0, 0])
+        sums_of[0] += use.count
+        sums_of[1] += use.total_ns
     ordered = sorted(sums.items(), key=lambda item: -item[1][1])
     return [(name, count, total) for name, (count, total) in ordered]
 
 
 _LENGTH_BITS: Final = 40
-"""A kernel's nanoseconds fit in so many bits: 18 minutes."""
+"""Number of bits for a kernel's nanoseconds: 18 minutes."""
 _LONGEST: Final = (1 << _LENGTH_BITS) - 1
 _PACKED: Final = "packed kernels"
 _NOTHING: Final = np.empty(0, np.int64)
 _ASKED: Final = 16
-"""Lengths of each name that are asked about at once."""
+"""Number of lengths of each name in a query."""
 _TOGETHER: Final = 512
 """GPUs that are asked at once."""
 
@@ -173,7 +173,7 @@ Codes = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Counted:
-    """The kernels of one GPU that start in some stretches of time, by name; arrays of one length.
+    """Kernels of one GPU that start in some intervals, by name; arrays of equal length.
 
     Attributes:
         code: of each name, in order.
@@ -196,7 +196,7 @@ class Counted:
 
 
 def count_by_name(
-    one: GpuShardView, windows: Intervals, codes: dict[int, int], most: int
+    view: GpuShardView, windows: Intervals, codes: dict[int, int], most: int
 ) -> Counted:
     """Count the kernels of a GPU.
 
@@ -206,15 +206,15 @@ def count_by_name(
         codes: by name id.
         most: kernels of which calls are looked up at most.
     """
-    own = one.operations
-    rows = np.flatnonzero((own.events.kind == Kind.KERNEL) & windows.contains(own.start))
-    lengths, launches = own.end[rows] - own.start[rows], _launch_times(one, rows, most)
+    ops = view.operations
+    rows = np.flatnonzero((ops.events.kind == Kind.KERNEL) & windows.contains(ops.start))
+    lengths, launches = ops.end[rows] - ops.start[rows], _launch_times(view, rows, most)
     # The code of each kernel's name, and in the lower bits its length; in order.
-    distinct, where = number_ids(own.events.name[rows])
+    distinct, where = number_ids(ops.events.name[rows])
     packed = np.array([codes[id] << _LENGTH_BITS for id in distinct.tolist()], np.int64).take(where)
     packed |= np.minimum(lengths, _LONGEST)
     packed.sort()
-    packed = one.keep(_PACKED, packed)
+    packed = view.keep(_PACKED, packed)
     if not len(packed):
         return Counted(_NOTHING, _NOTHING, _NOTHING, _NOTHING, launches)
     edges = np.searchsorted(
@@ -227,21 +227,21 @@ def count_by_name(
 
 
 def medians(gpus: PerGpu, of: Sequence[HasGpu], counted: Sequence[Counted]) -> dict[int, int]:
-    """By code, nanoseconds of the (lower) middle one of all kernels of some GPUs."""
-    codes, place = np.unique(np.concatenate([own.code for own in counted]), return_inverse=True)
-    known = np.concatenate([own.median for own in counted])
+    """Return the lower median of the nanoseconds of all kernels of some GPUs, by code."""
+    codes, number = np.unique(np.concatenate([part.code for part in counted]), return_inverse=True)
+    known = np.concatenate([part.median for part in counted])
     low, high = np.full(len(codes), _LONGEST), np.zeros(len(codes), np.int64)
-    np.minimum.at(low, place, known)
-    np.maximum.at(high, place, known)
+    np.minimum.at(low, number, known)
+    np.maximum.at(high, number, known)
     count = np.zeros(len(codes), np.int64)
-    np.add.at(count, place, np.concatenate([own.count for own in counted]))
+    np.add.at(count, number, np.concatenate([part.count for part in counted]))
     wanted = (count - 1) // 2 + 1
     while len(left := np.flatnonzero(low < high)):
         asked = low[left, None] + (high - low)[left, None] * np.arange(_ASKED) // _ASKED
         no_longer = np.zeros(asked.shape, np.int64)
         for at in range(0, len(of), _TOGETHER):
-            for own in gpus.each(_no_longer, of[at : at + _TOGETHER], same=(codes[left], asked)):
-                no_longer += own
+            for part in gpus.each(_no_longer, of[at : at + _TOGETHER], same=(codes[left], asked)):
+                no_longer += part
         # A median lies above the last length of too few kernels, up to the next one.
         enough = no_longer >= wanted[left, None]
         first, rows = (
@@ -254,23 +254,23 @@ def medians(gpus: PerGpu, of: Sequence[HasGpu], counted: Sequence[Counted]) -> d
     return dict(zip(codes.tolist(), low.tolist(), strict=True))
 
 
-def _no_longer(one: GpuShardView, codes: Codes, lengths: Times) -> NDArray[np.int64]:
+def _no_longer(view: GpuShardView, codes: Codes, lengths: Times) -> NDArray[np.int64]:
     """Count the kernels of each name that are no longer than some lengths."""
-    packed, names = one.kept(_PACKED), codes[:, None] << _LENGTH_BITS
-    found: NDArray[np.int64] = np.searchsorted(packed, names | lengths, "right")
-    return found - np.searchsorted(packed, names)
+    packed, names = view.kept(_PACKED), codes[:, None] << _LENGTH_BITS
+    upto: NDArray[np.int64] = np.searchsorted(packed, names | lengths, "right")
+    return upto - np.searchsorted(packed, names)
 
 
-def forget_counts(one: GpuShardView) -> None:
-    """Gives back what `count` keeps for `medians`."""
-    one.keep(_PACKED, None)
+def forget_counts(view: GpuShardView) -> None:
+    """Release what `count` keeps for `medians`."""
+    view.keep(_PACKED, None)
 
 
 _TINY_NS: Final = 5_000
-"""A launching call takes a host about so long: shorter kernels cannot keep a GPU fed."""
+"""Usual duration of a launching call: shorter kernels cannot keep a GPU fed."""
 _MOST_OF_ONE: Final = 20_000
 _MOST_OF_ALL: Final = 160_000
-"""Kernels of which calls are looked up; evenly taken from all."""
+"""Maximum number of kernels whose calls are looked up, evenly spaced."""
 
 Rows = NDArray[np.intp]
 
@@ -281,25 +281,25 @@ class LaunchTimes(NamedTuple):
     tiny: Times
     """Nanoseconds of kernels too short to keep a GPU fed."""
     calls: Times
-    """Nanoseconds of the calls that launched some of them."""
+    """Nanoseconds of the calls that launched a sample of them."""
     delays: Times
-    """From those calls to kernels that an idle GPU started: it had done all before the call."""
+    """Nanoseconds from those calls to kernels that a GPU started that was idle before the call."""
 
 
-def _launch_times(one: GpuShardView, rows: Rows, most: int) -> LaunchTimes:
+def _launch_times(view: GpuShardView, rows: Rows, most: int) -> LaunchTimes:
     """Measure the launches of kernels of a GPU; the calls of ``most`` of them are looked up."""
-    own, calls = one.operations, one.calls
-    lengths = own.end[rows] - own.start[rows]
+    ops, calls = view.operations, view.calls
+    lengths = ops.end[rows] - ops.start[rows]
     tiny = lengths[lengths < _TINY_NS]
     if calls is None or not len(rows):
         return LaunchTimes(tiny, _NOTHING, _NOTHING)
     rows = rows[:: len(rows) // most + 1]
-    issued_by = calls.issued_by(own.events.having("process", "correlation").select(rows))
+    issued_by = calls.issued_by(ops.events.having("process", "correlation").select(rows))
     known = issued_by != NOBODY
     rows, issued_by = rows[known], issued_by[known]
     began = calls.start[issued_by]
-    done = np.where(rows > 0, own.reach[np.maximum(rows - 1, 0)], 0)
-    delay = own.start[rows] - began
+    done = np.where(rows > 0, ops.reach[np.maximum(rows - 1, 0)], 0)
+    delay = ops.start[rows] - began
     return LaunchTimes(tiny, calls.end[issued_by] - began, delay[(done <= began) & (delay > 0)])
 
 
@@ -328,28 +328,28 @@ _WRITTEN_DIFFERENTLY: Final = {
     *("void", "const", "volatile", "true", "false", "0", "1", "auto", "std", "__1", "operator"),
     *("anonymous", "namespace", "unnamed", "lambda", "instance"),
 }
-"""Words of a C++ name that depend on who made it readable."""
+"""Words of a C++ name that depend on the demangler."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """A kernel, and the launch of it to look at: one in a steady step on its busiest GPU."""
+    """Kernel, and the launch of it to look at: one in a steady step on its busiest GPU."""
 
     kernel: KernelUse
     place: int
-    """Its place by time, from 1."""
+    """Rank by time, from 1."""
     gpu: int
     rank: int
     device: int
-    """The CUDA ordinal in that rank's process."""
+    """CUDA ordinal in that rank's process."""
     pattern: str
-    """An expression that finds the kernel in a readable name, whoever made it readable."""
+    """Regular expression that matches the kernel in the output of any demangler."""
     alike: int
-    """Different kernels of the trace that it finds, this one among them."""
+    """Number of different kernels of the trace that it matches, this one included."""
     skip: int
-    """Launches on that device that it finds before the one to look at."""
+    """Number of launches on that device that it matches before the one to look at."""
     step: int | None
-    """The step that the launch is in; None where none was found."""
+    """Step that contains the launch; None without steps."""
     from_start: bool
     """True if the trace holds the run from its beginning, so that all launches are counted."""
 
@@ -357,19 +357,19 @@ class Launches:
 def find_launches(
     trace: Trace, analysis: Analysis, which: str, progress: Progress | None = None
 ) -> Launches:
-    """The kernel of a name, of a part of one, or of a place by time (``1`` takes most).
+    """Find a kernel by its name, a part of it, or its rank by time (``1`` takes most).
 
     Raises UsageError where there is none, or one that cannot be profiled alone.
     """
-    place, use = _choose(analysis, trace.title, which)
-    busiest = max(use.by_gpu, key=lambda one: one.total_ns)
+    index, use = _choose(analysis, trace.title, which)
+    busiest = max(use.by_gpu, key=lambda on_gpu: on_gpu.total_ns)
     totals = next(t for t in analysis.gpus if (t.gpu, t.rank) == (busiest.gpu, busiest.rank))
     key = totals.gpu, totals.rank
     operations = read_operations(trace, progress)
-    own = next(gpu for gpu in operations if (gpu.gpu.gpu, gpu.gpu.rank) == key)
+    ops = next(gpu for gpu in operations if (gpu.gpu.gpu, gpu.gpu.rank) == key)
     pattern = pattern_of(use.name)
-    of_process = own.events.process == own.gpu.process
-    kernels = own.events.select((own.events.kind == Kind.KERNEL) & of_process)
+    of_process = ops.events.process == ops.gpu.process
+    kernels = ops.events.select((ops.events.kind == Kind.KERNEL) & of_process)
     names = trace.names(distinct_ids(kernels.name))
     alike = {id for id, name in names.items() if re.search(pattern, _in_words(name))}
     ours = {id for id, name in names.items() if name == use.name}
@@ -379,12 +379,12 @@ def find_launches(
         if (step.gpu, step.rank, step.phase) == (*key, "steady")
     ]
     start, step = min(steady, default=(totals.start_ns, None))
-    found = kernels.select(np.isin(kernels.name, sorted(alike)))
-    wanted = np.isin(found.name, sorted(ours)) & (found.start >= start)
+    launches = kernels.select(np.isin(kernels.name, sorted(alike)))
+    wanted = np.isin(launches.name, sorted(ours)) & (launches.start >= start)
     skip = int(np.flatnonzero(wanted)[0]) if wanted.any() else 0
     return Launches(
         kernel=use,
-        place=place,
+        place=index,
         gpu=busiest.gpu,
         rank=busiest.rank,
         device=totals.device,
@@ -392,12 +392,12 @@ def find_launches(
         alike=len({names[id] for id in alike}),
         skip=skip,
         step=step if wanted.any() else None,
-        from_start=not own.windows or own.windows[0].start <= FROM_THE_START,
+        from_start=not ops.windows or ops.windows[0].start <= FROM_THE_START,
     )
 
 
 def pattern_of(name: str) -> str:
-    """An expression for the kernel's own name and then the words of its template arguments.
+    """Return an expression for a kernel's name, followed by the words of its template arguments.
 
     What is in parentheses is left out: different tools write parameters differently (ncu has
     ``const T2 *`` where others have ``c10::BFloat16 const*``), and numbers, as ``(int)4``. It needs
@@ -409,12 +409,12 @@ def pattern_of(name: str) -> str:
     while nested:  # Parentheses within others are taken out first.
         rest, nested = _PARAMETERS.subn("", rest)
     words = [word for word in _WORD.findall(rest) if word not in _WRITTEN_DIFFERENTLY]
-    own = f"(^|[^A-Za-z0-9_]){re.escape(function)}([^A-Za-z0-9_]|$)"
-    return ".*".join([own, *words[:_MOST_WORDS]])
+    whole = f"(^|[^A-Za-z0-9_]){re.escape(function)}([^A-Za-z0-9_]|$)"
+    return ".*".join([whole, *words[:_MOST_WORDS]])
 
 
 def _in_words(name: str) -> str:
-    """A name in which a pattern finds what it finds in the readable one."""
+    """Return a name in which a pattern matches what it matches in the demangled one."""
     return " ".join(words_of_mangled(name)) if name.startswith("_Z") else name
 
 
@@ -423,19 +423,19 @@ def _choose(analysis: Analysis, title: str, which: str) -> tuple[int, KernelUse]
     if not top:
         raise InputError(title, "no kernels in it; record a run on a GPU")
     if which.isdecimal():
-        found = [(i, use) for i, use in enumerate(top, 1) if i == int(which)]
+        matches = [(i, use) for i, use in enumerate(top, 1) if i == int(which)]
     else:
         # Kernels of exactly that name, else those that contain it; the longest first.
         pairs = list(enumerate(top, 1))
-        found = [pair for pair in pairs if which in (pair[1].name, pair[1].short)]
-        found = found or [pair for pair in pairs if which.lower() in pair[1].name.lower()]
-    if not found:
+        matches = [pair for pair in pairs if which in (pair[1].name, pair[1].short)]
+        matches = matches or [pair for pair in pairs if which.lower() in pair[1].name.lower()]
+    if not matches:
         shown = ", ".join(f"{i} {use.short}" for i, use in enumerate(top[:5], 1))
         raise UsageError(f"{title}: no kernel {which!r} among the {len(top)} longest: {shown}, …")
-    place, use = found[0]
+    index, use = matches[0]
     if use.family == "communication":
         raise UsageError(
             f"{use.short} waits for other GPUs and cannot be profiled alone: ncu would hang; "
             "`gputrace analyze` tells of communication"
         )
-    return place, use
+    return index, use

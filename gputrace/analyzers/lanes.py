@@ -1,11 +1,11 @@
-"""Lanes: the exact partition of the time of one GPU, or of one rank of which no GPU was seen."""
+"""Lanes: the exact partition of the time of one GPU, or of one host-only rank."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -40,32 +40,32 @@ class Timeline:
 
     gpu: Gpu
     window: Window
-    """From the first start to the last end of an operation, or the part of that asked for."""
+    """Window from the first start to the last end of an operation, or the requested part of it."""
     classes: tuple[Intervals, ...]
-    """For each `OperationClass`, when it ran and none of higher precedence, not clipped."""
+    """Intervals in which each `OperationClass` ran and none of higher precedence, not clipped."""
     busy: Intervals
-    """When anything ran on the GPU."""
+    """Intervals in which anything ran."""
     kernels: int
     copies: int
     opaque_graphs: int
-    """CUDA graphs recorded as a whole; they count as compute."""
+    """Number of CUDA graphs recorded as a whole; they count as compute."""
     recorded: Intervals
     """Recorded parts of the window, not clipped; the rest is unknown."""
 
     def of_class(self, which: OperationClass) -> Intervals:
-        """When the class ran and none of higher precedence."""
+        """Return when the class ran and none of higher precedence."""
         return self.classes[which]
 
     def split(self, starts: ArrayLike, ends: ArrayLike) -> NDArray[np.int64]:
-        """Partition of many windows: shape (windows, classes + 1), the last of them idle.
+        """Partition windows: shape (windows, classes + 1), the last column idle.
 
-        What was not recorded of a window is in none of them.
+        The parts of a window that were not recorded are in no column.
         """
         starts, ends = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
-        own = np.stack([times.within(starts, ends) for times in self.classes], axis=-1)
+        busy = np.stack([times.within(starts, ends) for times in self.classes], axis=-1)
         known = self.recorded.within(starts, ends) if len(self.recorded) > 1 else ends - starts
-        idle = known - own.sum(axis=-1)
-        return np.concatenate([own, idle[..., None]], axis=-1)
+        idle = known - busy.sum(axis=-1)
+        return np.concatenate([busy, idle[..., None]], axis=-1)
 
     @property
     def shares(self) -> dict[str, int]:
@@ -81,7 +81,7 @@ class Timeline:
 
 
 def build_timeline(operations: GpuOperations, window: Window | None = None) -> Timeline:
-    """The timeline of one GPU; a window narrows the GPU's own span and never widens it."""
+    """Return the timeline of one GPU; a window narrows the GPU's span and never widens it."""
     start, end, kind = operations.start, operations.end, operations.events.kind
     span = Window(int(start[0]), int(end.max()))
     if window is not None:
@@ -95,7 +95,7 @@ def build_timeline(operations: GpuOperations, window: Window | None = None) -> T
         times = union(start[rows], end[rows], is_sorted=True)
         classes.append(times.difference(busy))
         if len(times) and len(busy):
-            # At once, of all rows so far: to put the new ones among the others takes longer.
+            # The union of all rows so far is quicker than merging the new ones into `busy`.
             rows = operations.classes <= which
             times = union(start[rows], end[rows], is_sorted=True)
         busy = times if len(times) else busy
@@ -113,7 +113,7 @@ def build_timeline(operations: GpuOperations, window: Window | None = None) -> T
 
 @dataclass(frozen=True)
 class Waiting:
-    """One GPU in collectives, as far as it is waiting."""
+    """Time that one GPU spends in collectives, waiting for other ranks."""
 
     waits: Intervals
     """When it ran a collective to which the last rank had not come."""
@@ -121,55 +121,18 @@ class Waiting:
     """When it ran one of which the last arrival is not known."""
 
     def intersection(self, time: Intervals) -> Waiting:
-        """The part of it in some stretches of time."""
+        """Return the waiting within some intervals."""
         return Waiting(self.waits.intersection(time), self.unknown.intersection(time))
 
     def within(self, starts: Times, ends: Times) -> NDArray[np.int64]:
-        """Nanoseconds of windows spent waiting; `UNKNOWN` where any of it is not known."""
+        """Return nanoseconds of each window spent waiting; `UNKNOWN` if any of it is unknown."""
         unknown = self.unknown.within(starts, ends) > 0
         return np.where(unknown, UNKNOWN, self.waits.within(starts, ends))
 
 
-class Place(Protocol):
-    """Subject of a row of results: a GPU, or a host-only rank (None)."""
-
-    @property
-    def gpu(self) -> int | None: ...
-    @property
-    def gpu_known(self) -> bool: ...
-    @property
-    def device(self) -> int | None: ...
-    @property
-    def rank(self) -> int: ...
-
-
-class AnyLane(Protocol):
-    """One place, with what is known about its time."""
-
-    @property
-    def gpu(self) -> Place: ...
-    @property
-    def window(self) -> Window: ...
-    @property
-    def host_data(self) -> Intervals | None: ...
-    @property
-    def with_calls(self) -> Intervals | None:
-        """The parts of the window with all CUDA calls; None where that is all of it."""
-
-    def split(self, starts: Times, ends: Times) -> NDArray[np.int64]:
-        """Shape (windows, len(CLASSES)); (windows, 0) where no class is known."""
-
-    def idle(self, start: int, end: int) -> int | None: ...
-
-    def waited(self, starts: Times, ends: Times) -> NDArray[np.int64]:
-        """Return the communication of each window spent waiting for other ranks; `UNKNOWN` if
-        unknown.
-        """
-
-
 @dataclass(frozen=True)
 class Lane:
-    """One GPU with everything that has been found about its time."""
+    """Partition of the time of one GPU, with the causes of its idle time."""
 
     timeline: Timeline
     causes: Causes
@@ -188,68 +151,46 @@ class Lane:
 
     @property
     def window(self) -> Window:
-        """The GPU's span, or the part of it that was asked for."""
         return self.timeline.window
 
-    @property
-    def operations(self) -> int:
-        """Return the numbers of kernels, copies and graphs that ran."""
-        return self.timeline.kernels + self.timeline.copies + self.timeline.opaque_graphs
-
     def split(self, starts: Times, ends: Times) -> NDArray[np.int64]:
-        """Partition of windows with idle time by cause: shape (windows, len(CLASSES)).
+        """Partition windows, idle time by cause: shape (windows, len(CLASSES)).
 
         A step of the rank may begin before this GPU's first operation and end after its last. That
-        is no gap, so no cause is known of it.
+        is no gap, so its cause is unknown.
         """
         shares, causes = self.timeline.split(starts, ends), self.causes.within(starts, ends)
         causes[:, IDLE_CAUSES.index("other_idle")] += shares[:, -1] - causes.sum(axis=1)
         return np.concatenate([shares[:, :-1], causes], axis=1)
 
     def idle(self, start: int, end: int) -> int:
-        """Nanoseconds of a stretch in which the GPU runs nothing."""
+        """Return the nanoseconds of a window in which the GPU runs nothing."""
         return int(self.timeline.split([start], [end])[0, -1])
 
     def waited(self, starts: Times, ends: Times) -> NDArray[np.int64]:
-        """Return the communication of each window spent waiting for other ranks; `UNKNOWN` if
-        unknown.
-        """
+        """Return nanoseconds of communication spent waiting for other ranks, or `UNKNOWN`."""
         if self.waiting is None:
             return np.full(len(starts), UNKNOWN)
         return self.waiting.within(starts, ends)
 
 
-class AnyLaneSummary(Protocol):
-    """A lane in brief."""
-
-    @property
-    def gpu(self) -> Place: ...
-    @property
-    def window(self) -> Window: ...
-    @property
-    def with_calls(self) -> Intervals | None: ...
-
-
 @dataclass(frozen=True)
 class LaneSummary:
-    """The lane of a GPU in brief: where it reaches, and what ran in it."""
+    """Fields of a `Lane` and its `Timeline` that do not grow with the trace."""
 
     gpu: Gpu
     window: Window
     with_calls: Intervals | None
-    """These three as of `Lane`."""
     kernels: int
     copies: int
     opaque_graphs: int
     shares: Mapping[str, int]
-    """These four as of `Timeline`."""
 
     @classmethod
     def of(cls, lane: Lane) -> LaneSummary:
-        """A lane in brief."""
-        own = lane.timeline
-        counts = own.kernels, own.copies, own.opaque_graphs
-        return cls(lane.gpu, lane.window, lane.with_calls, *counts, own.shares)
+        timeline = lane.timeline
+        counts = timeline.kernels, timeline.copies, timeline.opaque_graphs
+        return cls(lane.gpu, lane.window, lane.with_calls, *counts, timeline.shares)
 
     @property
     def operations(self) -> int:
@@ -267,37 +208,37 @@ def find_lanes(
     has_calls: bool = True,
     cost: RecorderCost | None = None,
 ) -> list[Lane]:
-    """Timelines and causes of all GPUs with anything in the window.
+    """Return the timelines and causes of all GPUs with anything in the window.
 
     Args:
-        trace: whose rows they are.
-        operations: of the GPUs.
-        calls: of the host threads that feed them.
-        steps: of the GPUs' ranks.
-        window: the part of the time that was asked for.
-        scratch: for what is not held in memory.
-        has_calls: whether there are calls of other ranks where there are none of these.
-        cost: of recording the steps, where it is known.
+        trace: trace of the rows.
+        operations: operations of the GPUs.
+        calls: calls of the host threads that feed them.
+        steps: steps by rank.
+        window: part of the time to analyze; None for all.
+        scratch: file for lanes that are not held in memory.
+        has_calls: True if calls of other ranks were recorded, even if none of these.
+        cost: cost of recording the steps, if known.
     """
     has_calls = has_calls or calls is not None
     evidence = read_evidence(trace) if has_calls else HostEvidence({}, {})
     waits = _waits(trace, operations, calls, scratch) if calls is not None else {}
     lanes = []
-    for own in operations:
-        timeline = build_timeline(own, window)
+    for of_gpu in operations:
+        timeline = build_timeline(of_gpu, window)
         if window is not None and timeline.window.start >= timeline.window.end:
             continue
-        gaps = build_timeline(own).gaps if window is not None else timeline.gaps
-        gaps = _with_edges(gaps, own, steps.get(own.gpu.rank))
+        marked = steps.get(of_gpu.gpu.rank)
+        gaps = build_timeline(of_gpu).gaps if window is not None else timeline.gaps
+        gaps = _with_edges(gaps, of_gpu, marked)
         lane = Lane(timeline, without_calls(gaps), None)
         if has_calls:
-            mine = waits.get(own.gpu.process, {})
-            lane = _with_host(lane, own, evidence, calls, mine)
+            mine = waits.get(of_gpu.gpu.process, {})
+            lane = _with_host(lane, of_gpu, evidence, calls, mine)
         if calls is not None:
-            causes = find_causes(own, gaps, calls, evidence, mine)
-            marked = steps.get(own.gpu.rank)
+            causes = find_causes(of_gpu, gaps, calls, evidence, mine)
             if cost is not None and marked is not None:
-                causes = charge_recorder(causes, own.start, marked, cost)
+                causes = charge_recorder(causes, of_gpu.start, marked, cost)
             lane = replace(lane, causes=causes)
         lanes.append(scratch.keep(lane) if scratch else lane)
     return lanes
@@ -305,24 +246,24 @@ def find_lanes(
 
 def _with_host(
     lane: Lane,
-    own: GpuOperations,
+    operations: GpuOperations,
     evidence: HostEvidence,
     calls: CudaApiCalls | None,
     waits: dict[int, Intervals],
 ) -> Lane:
     """Return a lane with the feeding thread's time in the data loader.
 
-    Of several threads, the busiest one's. The calls show it only where none was recorded; while the
-    GPU was not recorded, neither counts.
+    Of several threads, the one with most counts. The calls show it only where no waits were
+    recorded; while the GPU was not recorded, neither counts.
     """
-    process = own.gpu.process
+    process = operations.gpu.process
     known = [time for pair, time in evidence.data.items() if pair[0] == process]
     data = max(known or waits.values(), key=lambda time: time.total, default=None)
-    if data is not None and len(own.recorded) > 1:
-        data = data.intersection(own.recorded)
+    if data is not None and len(operations.recorded) > 1:
+        data = data.intersection(operations.recorded)
     with_calls = None
-    if own.calls_recorded is not None:
-        starts, ends = np.array(own.calls_recorded, np.int64).reshape(-1, 2).T
+    if operations.calls_recorded is not None:
+        starts, ends = np.array(operations.calls_recorded, np.int64).reshape(-1, 2).T
         with_calls = union(starts, ends).clip(*lane.window)
     all_data = all_waits(process, calls, evidence, waits)
     return replace(lane, host_data=data, data=all_data, with_calls=with_calls)
@@ -334,11 +275,11 @@ def _waits(
     calls: CudaApiCalls,
     scratch: SpillFile | None,
 ) -> dict[int, dict[int, Intervals]]:
-    """For each process, when its threads were on their way to an input copy."""
+    """Return when each thread prepared an input copy, by process and thread."""
     waits = {}
-    for process in dict.fromkeys(own.gpu.process for own in operations):
-        gpus = [own for own in operations if own.gpu.process == process]
-        inputs = [own.events.select(find_input_copies(trace, own)) for own in gpus]
+    for process in dict.fromkeys(of_gpu.gpu.process for of_gpu in operations):
+        gpus = [of_gpu for of_gpu in operations if of_gpu.gpu.process == process]
+        inputs = [of_gpu.events.select(find_input_copies(trace, of_gpu)) for of_gpu in gpus]
         waits[process] = waits_for_data(calls, inputs)
         if scratch:
             scratch.let_go()
@@ -346,7 +287,7 @@ def _waits(
 
 
 def _with_edges(gaps: Intervals, operations: GpuOperations, steps: StepWindows | None) -> Intervals:
-    """The gaps, and where a profiler's steps reach beyond the GPU's operations, those stretches."""
+    """Add the time by which a profiler's steps reach beyond the GPU's operations to its gaps."""
     if steps is None or steps.source != "profiler":
         return gaps
     first, last = int(operations.start[0]), int(operations.reach[-1])
@@ -358,8 +299,8 @@ def _with_edges(gaps: Intervals, operations: GpuOperations, steps: StepWindows |
 
 
 @dataclass(frozen=True, slots=True)
-class Unseen:
-    """The GPU of a rank of which no GPU was seen."""
+class HostRank:
+    """Host-only rank: it stands where other lanes have their `Gpu`."""
 
     rank: int
     gpu: None = None
@@ -369,9 +310,9 @@ class Unseen:
 
 @dataclass(frozen=True)
 class HostLane:
-    """One rank, with what its host threads tell of its time."""
+    """Time of a host-only rank, as its host threads show it."""
 
-    gpu: Place
+    gpu: HostRank
     window: Window
     """From the first start to the last end of its steps and waits, or the part asked for."""
     host_data: Intervals | None
@@ -386,13 +327,18 @@ class HostLane:
         """Return no time: it is unknown whether a GPU ran nothing."""
 
     def waited(self, starts: Times, _ends: Times) -> NDArray[np.int64]:
-        """Nor is whether it waited for other ranks."""
+        """Return `UNKNOWN` for each window: communication was not recorded."""
         return np.full(len(starts), UNKNOWN)
+
+
+AnyGpu = Gpu | HostRank
+AnyLane = Lane | HostLane
+AnyLaneSummary = LaneSummary | HostLane
 
 
 @dataclass(frozen=True)
 class _Marked:
-    """The steps of one process, in order and disjoint, and the threads that marked them."""
+    """Disjoint steps of one process, in order, and the threads that marked them."""
 
     start: Times
     end: Times
@@ -407,10 +353,10 @@ _Waits = Mapping[tuple[int, int], Intervals]
 def find_host_lanes(
     trace: Trace, window: Window | None, chosen: tuple[int, int] | None = None
 ) -> tuple[list[HostLane], FoundSteps]:
-    """A lane for every rank that has anything in the window, and everyone's steps.
+    """Return a lane for every rank that has anything in the window, and the steps of all ranks.
 
-    Where some process marks steps, only those that do are ranks; else those that wait for data.
-    Raises InputError where there is neither.
+    Ranks are the processes that mark steps; if none does, those that wait for data. Raises
+    InputError where there is neither.
     """
     waits = {thread: time for thread, time in read_evidence(trace).data.items() if len(time)}
     marked = _read_marked(trace, waits)
@@ -426,7 +372,7 @@ def find_host_lanes(
         if window is not None:
             first, last = max(first, window.start), min(last, window.end)
         if first < last:
-            lanes.append(HostLane(Unseen(rank), Window(first, last), data))
+            lanes.append(HostLane(HostRank(rank), Window(first, last), data))
         if steps is not None:
             windows[rank] = StepWindows(
                 rank=rank,
@@ -454,32 +400,35 @@ _RANKS_UNKNOWN: Final = " (ranks were not recorded: processes in order of their 
 
 
 def _read_marked(trace: Trace, waits: _Waits) -> dict[int, _Marked]:
-    """By process, its steps; those that a broken file makes begin within another are left out."""
+    """Return the steps by process; those that begin within another, as in broken files, are
+    left out.
+    """
     events = trace.events([Kind.STEP], ("start", "end", "name", "process", "thread"))
-    found = {}
+    marked = {}
     for process in np.unique(events.process).tolist():
         rows = np.flatnonzero(events.process == process)
         rows = rows[np.argsort(events.start[rows], kind="stable")]
         before = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, events.end[rows][:-1]))
-        own = events.select(rows[events.start[rows] >= before])
-        threads = frozenset(own.thread.tolist())
+        steps = events.select(rows[events.start[rows] >= before])
+        threads = frozenset(steps.thread.tolist())
         # Nothing marks the start of the first step: it begins with its first wait for data;
         # without a wait its length is not known, and it is left out.
-        data, start, end = _waits_of(process, waits, threads), own.start.copy(), own.end
+        data, start, end = _waits_of(process, waits, threads), steps.start.copy(), steps.end
         if data is None or data.start[0] >= end[0]:
             start, end = start[1:], end[1:]
         else:
             start[0] = min(int(start[0]), int(data.start[0]))
         if len(start):
-            name = int(own.name[0])
-            found[process] = _Marked(start, end, threads, trace.names([name])[name])
-    return found
+            name = int(steps.name[0])
+            marked[process] = _Marked(start, end, threads, trace.names([name])[name])
+    return marked
 
 
 def ranks_of(trace: Trace, work: Mapping[int, int]) -> tuple[dict[int, int], bool]:
-    """The process of each rank, and whether ranks were recorded; else by machine and process id.
+    """Return the process of each rank, and True if ranks were recorded; if not, ranks are
+    processes in order of host and process id.
 
-    Of several processes of a rank, as loaders' workers are, the one with most steps.
+    Of several processes of a rank, such as a loader's workers, the one with most steps counts.
     """
     recorded = {process: trace.processes[process].rank for process in work}
     if UNKNOWN not in recorded.values():
@@ -490,13 +439,13 @@ def ranks_of(trace: Trace, work: Mapping[int, int]) -> tuple[dict[int, int], boo
 
 
 def _waits_of(process: int, waits: _Waits, threads: Collection[int] | None) -> Intervals | None:
-    """The waits of the threads that mark the steps, or of all; of several, the one that waits most.
+    """Return the waits of the thread that waits most, among those that mark the steps, or all.
 
-    What another thread waits for, the training does not wait for.
+    Training does not wait for what other threads wait for.
     """
-    own = (
-        found
-        for (of, thread), found in waits.items()
+    by_thread = (
+        times
+        for (of, thread), times in waits.items()
         if of == process and (threads is None or thread in threads)
     )
-    return max(own, key=lambda found: found.total, default=None)
+    return max(by_thread, key=lambda times: times.total, default=None)

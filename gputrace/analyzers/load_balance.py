@@ -96,30 +96,25 @@ _ALL_LAUNCHES: Final = 1.01
 
 
 def more_than_others(work: Work, index: int, others: Others) -> dict[int, int]:
-    """Return the nanoseconds of work, in all steps, beyond that of any other GPU; by sort."""
+    """Return the nanoseconds of work, in all steps, beyond that of any other GPU; by sort.
+
+    Kernels count only as far as all kernels together take longer than the median of the other
+    GPUs, and not at all where a GPU launches no more of them: libraries select kernels on each GPU
+    separately, so one that only this GPU runs may replace one that only the others run.
+    """
     extra = {}
     for sort in work.amount:
         highest, amount = others.most(sort, index), work.each(sort)
         if amount > _MORE * highest and (sort < 0 or amount - highest >= _LAUNCHES):
             extra[sort] = round(work.ns[sort] * (1 - highest / amount))
-    kernels = [sort for sort in extra if sort >= 0]
-    room = _more_kernel_time(work, index, others)
-    if kernels and sum(extra[sort] for sort in kernels) > room:
-        scale = room / sum(extra[sort] for sort in kernels)
-        extra |= {sort: int(extra[sort] * scale) for sort in kernels}
+    kernels, of_extra = work.kernels(), [sort for sort in extra if sort >= 0]
+    room, total = 0, sum(extra[sort] for sort in of_extra)
+    if work.launches(kernels) / work.turns >= _ALL_LAUNCHES * others.launches(index):
+        room = max(0, work.spent(kernels) - round(others.spent(index) * work.turns))
+    if total > room:
+        scale = room / total
+        extra |= {sort: int(extra[sort] * scale) for sort in of_extra}
     return {sort: ns for sort, ns in extra.items() if ns > 0}
-
-
-def _more_kernel_time(work: Work, index: int, others: Others) -> int:
-    """Return how much longer all its kernels take than the median of the other GPUs', in ns.
-
-    0 where it launches no more of them: libraries select kernels on each GPU separately, so one
-    that only this GPU runs may replace one that only the others run.
-    """
-    if work.launches(work.kernels()) / work.turns < _ALL_LAUNCHES * others.launches(index):
-        return 0
-    spent = work.spent(work.kernels())
-    return max(0, spent - round(others.spent(index) * work.turns))
 
 
 def by_name(extra: dict[int, int]) -> dict[str, int]:
@@ -301,12 +296,10 @@ def find_works(gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence[St
     steps = [steps_of(lane.gpu) for lane in lanes]
     shared = overlap([lane.window for lane in lanes])
     windows = [stretches(ran, shared) for ran in steps]
-    own_numbers = [numbers_of[lane.gpu] for lane in lanes]
-    sums = gpus.each(_sum_up, lanes, windows, own_numbers)
-    rows = zip(lanes, map(len, steps), windows, own_numbers, sums, strict=True)
-    return [
-        Work(lane, count, window, known, *sums_of) for lane, count, window, known, sums_of in rows
-    ]
+    by_lane = [numbers_of[lane.gpu] for lane in lanes]
+    sums = gpus.each(_sum_up, lanes, windows, by_lane)
+    rows = zip(lanes, map(len, steps), windows, by_lane, sums, strict=True)
+    return [Work(lane, count, window, ids, *totals) for lane, count, window, ids, totals in rows]
 
 
 _Sums = tuple[dict[int, int], dict[int, int], int, int]
@@ -332,15 +325,9 @@ def compared(
     copies = np.isin(kinds, list(COPIES.values()))
     count = copies | (operations.classes == OperationClass.COMPUTE)
     rows = np.flatnonzero(count & windows.contains(operations.start))
-    copies, kinds = copies[rows], kinds[rows].astype(np.int64)
-    return rows, np.where(copies, -1 - kinds, _numbered(operations.events.name[rows], numbers))
-
-
-def _numbered(ids: NDArray[np.int32], numbers: Mapping[int, int]) -> NDArray[np.int64]:
-    distinct, where = number_ids(ids)
-    known = np.array([numbers.get(id, 0) for id in distinct.tolist()], np.int64)
-    numbered: NDArray[np.int64] = known.take(where)
-    return numbered
+    ids, inverse = number_ids(operations.events.name[rows])
+    known = np.array([numbers.get(id, 0) for id in ids.tolist()], np.int64)
+    return rows, np.where(copies[rows], -1 - kinds[rows].astype(np.int64), known.take(inverse))
 
 
 def _sums(keys: Column, values: Column) -> dict[int, int]:
@@ -348,6 +335,3 @@ def _sums(keys: Column, values: Column) -> dict[int, int]:
     sums = np.zeros(len(distinct), np.int64)
     np.add.at(sums, where, values)
     return dict(zip(distinct.tolist(), sums.tolist(), strict=True))
-
-
-__all__ = ["compare_loads", "most_memory"]

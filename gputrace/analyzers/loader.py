@@ -124,12 +124,12 @@ def measure_loaders(
         processes: of each rank that trains.
         paces: steps by rank.
     """
-    found = []
+    loaders = []
     for rank, process in sorted(processes.items()):
         if rank in paces and paces[rank].steps:
             loader = _measure(events, rank, process, paces[rank])
-            found += [] if loader is None else [loader]
-    return tuple(found)
+            loaders += [] if loader is None else [loader]
+    return tuple(loaders)
 
 
 def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loader | None:
@@ -141,26 +141,26 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
     # Of several, such as one for validation, the one that is asked most.
     owners, counts = np.unique(asked.owner, return_counts=True)
     owner = int(owners[np.argmax(counts)])
-    own = main.select(main.owner == owner)
-    asks, at_work = asked.select(asked.owner == owner), own
-    workers = _last(own, "start workers", 0)
+    mine = main.select(main.owner == owner)
+    asks, at_work = asked.select(asked.owner == owner), mine
+    workers = _last(mine, "start workers", 0)
     if workers:
         asks = asks.of("ask")
-        at_work = _workers_of(events, own.of("loader"))
+        at_work = _workers_of(events, mine.of("loader"))
     batches = _Batches(at_work, pace.time)
     if len(batches.keys) < _FEWEST:
         return None
-    cores = max(1, _last(own, "cores", 1))
-    received = own.of("receive")
+    cores = max(1, _last(mine, "cores", 1))
+    received = mine.of("receive")
     received = received.select(pace.time.contains(received.end))
     receive = float(received.lengths.mean()) if len(received.end) else 0.0
     per_step = len(asks.end) / pace.steps
     by_worker = batches.by_worker(at_work) if workers else ()
     loader = _Prediction(
-        pace, per_step, workers, cores, receive, _last(own, "prefetch factor", 2), batches
+        pace, per_step, workers, cores, receive, _last(mine, "prefetch factor", 2), batches
     )
-    loader.pins = bool(_last(own, "pins memory", 0))
-    starts = own.of("start workers").lengths
+    loader.pins = bool(_last(mine, "pins memory", 0))
+    starts = mine.of("start workers").lengths
     return Loader(
         rank,
         workers,
@@ -192,11 +192,11 @@ def _last(events: LoaderEvents, name: str, otherwise: int) -> int:
 
 def _workers_of(events: LoaderEvents, began: LoaderEvents) -> LoaderEvents:
     """Return the events of a loader's workers, which tell one of the numbers that it told."""
-    told = events.of("loader")
-    mine = np.isin(told.host, began.host) & np.isin(told.number, began.number)
+    loaders = events.of("loader")
+    mine = np.isin(loaders.host, began.host) & np.isin(loaders.number, began.number)
     # A process that makes workers of its own is none.
     makers = np.unique(events.of("cores").process)
-    processes = np.setdiff1d(told.process[mine], makers)
+    processes = np.setdiff1d(loaders.process[mine], makers)
     return events.select(np.isin(events.process, processes))
 
 
@@ -260,14 +260,14 @@ class _Batches:
 
     def by_worker(self, events: LoaderEvents) -> tuple[LoaderWorker, ...]:
         """Return each worker's batches, and what it waited and read."""
-        found = []
+        loaders = []
         idle = self._sums(events.of("wait for work"))
         for owner in distinct_ids(self.worker).tolist():
             rows = self.worker == owner
             work, waited = float(self.work[rows].sum()), float(idle[rows].sum())
-            own = events.select(events.owner == owner)
-            read, disk = (own.of(name).number for name in ("KiB read", "KiB read from disk"))
-            found.append(
+            mine = events.select(events.owner == owner)
+            read, disk = (mine.of(name).number for name in ("KiB read", "KiB read from disk"))
+            loaders.append(
                 LoaderWorker(
                     owner - 1,
                     int(rows.sum()),
@@ -277,7 +277,7 @@ class _Batches:
                     int(disk.sum()) * _KIB if len(disk) else None,
                 )
             )
-        return tuple(found)
+        return tuple(loaders)
 
     def rows(self, values: Floats) -> Sequence[Floats]:
         """Return the values of each worker's batches, in order."""

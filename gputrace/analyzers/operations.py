@@ -48,13 +48,13 @@ class GpuOperations:
 
     gpu: Gpu
     events: Events
-    """The `COLUMNS`."""
+    """Events with the `COLUMNS`."""
     classes: NDArray[np.int8]
-    """The `OperationClass` of each."""
+    """`OperationClass` of each."""
     windows: tuple[Window, ...] = ()
-    """When the GPU's process was recorded, in order; none where the trace does not tell."""
+    """Windows in which the GPU's process was recorded, in order; none if unknown."""
     calls_recorded: tuple[Window, ...] | None = None
-    """When all calls of the process were, where that is not all that time."""
+    """Windows in which all calls of the process were recorded; None if always."""
 
     @property
     def start(self) -> Times:
@@ -66,24 +66,24 @@ class GpuOperations:
 
     @property
     def span(self) -> Window:
-        """From the first start to the last end."""
+        """Window from the first start to the last end."""
         return Window(int(self.start[0]), int(self.reach[-1]))
 
     @cached_property
     def reach(self) -> Times:
-        """By when each operation and all before it had ended."""
+        """Moments at which each operation and all before it had ended."""
         return np.maximum.accumulate(self.events.end)
 
     @cached_property
     def recorded(self) -> Intervals:
-        """From the first operation's start to the last one's end in each window.
+        """Intervals from the first operation's start to the last one's end in each window.
 
         What a GPU does at the edges of a window was issued outside, and is not known.
         """
         begins = [window.start for window in self.windows] or [int(self.start[0])]
-        place = np.maximum(np.searchsorted(begins, self.start, "right") - 1, 0)
-        first = np.flatnonzero(np.diff(place, prepend=-1))
-        last = np.append(first[1:], len(place)) - 1
+        index = np.maximum(np.searchsorted(begins, self.start, "right") - 1, 0)
+        first = np.flatnonzero(np.diff(index, prepend=-1))
+        last = np.append(first[1:], len(index)) - 1
         return union(self.start[first], self.reach[last])
 
     def moved(self, ns: int) -> GpuOperations:
@@ -116,23 +116,23 @@ class GpuSummary:
     communicates: bool
     """True if any operation does."""
     names: NDArray[np.int64]
-    """The different ids of the names of all operations, in order."""
+    """Distinct ids of the names of all operations, in order."""
     kernels: NDArray[np.int64]
     """Number of kernels."""
     computing: NDArray[np.int64]
     """Number of kernels that compute."""
 
     @classmethod
-    def of(cls, own: GpuOperations) -> GpuSummary:
-        """The operations of a GPU in brief."""
-        kinds, names, classes = own.events.kind, own.events.name, own.classes
+    def of(cls, operations: GpuOperations) -> GpuSummary:
+        """Summarize the operations of a GPU."""
+        kinds, names, classes = operations.events.kind, operations.events.name, operations.classes
         kernels = kinds == Kind.KERNEL
         return cls(
-            own.gpu,
-            own.span,
-            own.windows,
-            own.calls_recorded,
-            own.recorded,
+            operations.gpu,
+            operations.span,
+            operations.windows,
+            operations.calls_recorded,
+            operations.recorded,
             frozenset(map(Kind, distinct_ids(kinds).tolist())),
             bool((classes == OperationClass.COMMUNICATION).any()),
             distinct_ids(names),
@@ -142,7 +142,7 @@ class GpuSummary:
 
 
 def read_operations(trace: Trace, progress: Progress | None = None) -> list[GpuOperations]:
-    """The operations of every GPU that did anything, in order of GPU.
+    """Return the operations of every active GPU, in order of GPU.
 
     Peer copies are on both their GPUs.
     """
@@ -150,10 +150,10 @@ def read_operations(trace: Trace, progress: Progress | None = None) -> list[GpuO
     if not len(events):
         return []
     classes = classify(trace, events)
-    gpus, place = find_gpus(trace, events)
+    gpus, gpu_index = find_gpus(trace, events)
     rows = np.argsort(events.start, kind="stable")
-    rows = rows[np.argsort(place[rows], kind="stable")]  # Sixteen bits sort in two passes.
-    edges = [0, *np.cumsum(np.bincount(place)).tolist()]
+    rows = rows[np.argsort(gpu_index[rows], kind="stable")]  # Sixteen bits sort in two passes.
+    edges = [0, *np.cumsum(np.bincount(gpu_index)).tolist()]
     return [
         GpuOperations(
             gpu,
@@ -167,7 +167,7 @@ def read_operations(trace: Trace, progress: Progress | None = None) -> list[GpuO
 
 
 def call_windows(trace: Trace, gpu: Gpu) -> tuple[Window, ...] | None:
-    """When all calls of a GPU's process were recorded; None where they always were."""
+    """Return when all calls of a GPU's process were recorded; None if always."""
     windows = trace.calls_recorded(gpu.process)
     return None if windows is None else tuple(windows)
 
@@ -177,7 +177,7 @@ def _later(window: Window, ns: int) -> Window:
 
 
 class OperationClass(IntEnum):
-    """Classes of busy GPU time, in order of precedence: of two at once, the first counts."""
+    """Classes of busy GPU time, in order of precedence: of two at a time, the first counts."""
 
     COMPUTE = BUSY_CLASSES.index("compute")
     COMMUNICATION = BUSY_CLASSES.index("communication")
@@ -199,7 +199,7 @@ _CLASS_OF_KIND: Final = {
 
 
 def classify(trace: Trace, events: Events) -> NDArray[np.int8]:
-    """The `OperationClass` of each GPU operation; needs the columns ``kind`` and ``name``."""
+    """Return the `OperationClass` of each GPU operation, by its ``kind`` and ``name``."""
     of_kind = np.zeros(max(_CLASS_OF_KIND) + 1, np.int8)
     for kind, operation_class in _CLASS_OF_KIND.items():
         of_kind[kind] = operation_class
@@ -213,7 +213,7 @@ def classify(trace: Trace, events: Events) -> NDArray[np.int8]:
 
 
 def communication_names(trace: Trace, kernel_names: NDArray[np.int32]) -> NDArray[np.int32]:
-    """The name ids, of those given, whose kernels communicate."""
+    """Return those of some name ids whose kernels communicate."""
     names = trace.names(distinct_ids(kernel_names))
     return np.array([id for id, text in names.items() if is_communication(text)], np.int32)
 
@@ -223,7 +223,7 @@ _PEER_COLUMNS: Final = ("source_device", "destination_device")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as the tables of results name it."""
+    """GPU, as results name it."""
 
     gpu: int
     """Physical index where ``gpu_known``, else the CUDA ordinal."""
@@ -233,27 +233,27 @@ class Gpu:
     process: int
     """Index of that process."""
     rank: int
-    """Rank of that process: as recorded, else its place among the processes by their GPU."""
+    """Rank of that process: as recorded, else its position in the order of GPUs."""
     rank_known: bool
     name: str
-    """The card's model, or nothing."""
+    """Model of the card; empty if unknown."""
     host: int
-    """Tells machines apart."""
+    """Index of the host."""
     host_name: str
-    """The machine's name, or nothing."""
+    """Name of the host; empty if unknown."""
     pairs: tuple[tuple[int, int], ...]
-    """All (process, device) that are this GPU."""
+    """All pairs (process, device) that are this GPU."""
 
 
 def both_ends(trace: Trace, events: Events) -> Events:
-    """The events, with each peer copy also on the GPU at its other end."""
+    """Return the events, with each peer copy also on the GPU at its other end."""
     if not (events.kind == Kind.COPY_PEER).any():
         return events
     return concatenate([events, other_ends(trace, events.columns)], events.columns)
 
 
 def other_ends(trace: Trace, columns: Sequence[str]) -> Events:
-    """The peer copies of a trace as they are on the GPU at their other end."""
+    """Return the peer copies of a trace as events of the GPU at their other end."""
     peers = trace.events([Kind.COPY_PEER], [*columns, *_PEER_COLUMNS])
     arrays = {name: getattr(peers, name) for name in columns}
     source, destination = peers.source_device, peers.destination_device
@@ -272,7 +272,7 @@ def _physical(
 
 
 def find_gpus(trace: Trace, events: Events) -> tuple[list[Gpu], NDArray[np.int16]]:
-    """The GPUs that do something, in order of host and index, and each event's place among them.
+    """Return the active GPUs, in order of host and index, and the index of each event's GPU.
 
     Needs the columns ``process`` and ``device``.
     """
@@ -287,7 +287,7 @@ _Pair = tuple[int, int]
 
 
 def pair_keys(events: Events) -> NDArray[np.int32]:
-    """One number for the process and the device of each event; needs these columns."""
+    """Return a number for the process and the device of each event; needs these columns."""
     keys: NDArray[np.int32] = (
         events.process.astype(np.int32) << 16 | events.device.astype(np.int32) & 0xFFFF
     )
@@ -295,12 +295,12 @@ def pair_keys(events: Events) -> NDArray[np.int32]:
 
 
 def pair_of(key: int) -> _Pair:
-    """The process and the device of a number of `pair_keys`."""
+    """Return the process and the device of a number of `pair_keys`."""
     return key >> 16, int(np.int16(np.uint16(key & 0xFFFF)))
 
 
 def group_gpus(trace: Trace, work: Mapping[_Pair, int]) -> list[Gpu]:
-    """The GPUs in order of host and index, by the events of each process and device, in order."""
+    """Return the GPUs in order of host and index, given counts of events by (process, device)."""
     groups = _group(trace, work)
     ranks = _ranks(trace, groups, work)
     gpus = [_gpu(trace, pairs, ranks, work) for pairs in groups]
@@ -313,7 +313,7 @@ def order_of(gpu: Gpu) -> tuple[int, bool, int, int]:
 
 
 def _group(trace: Trace, work: Mapping[_Pair, int]) -> list[list[_Pair]]:
-    """Pairs of process and device that are one card, put together.
+    """Group the pairs of process and device that are one card.
 
     Where the card is not recorded, processes of a host that mostly use different ordinals see the
     same numbering, so equal ordinals are one card; processes that mostly use the same ordinal each
@@ -335,16 +335,16 @@ def _group(trace: Trace, work: Mapping[_Pair, int]) -> list[list[_Pair]]:
 
 
 def _with_own_numbering(trace: Trace, work: Mapping[_Pair, int]) -> set[int]:
-    """The processes of hosts where two mostly use the same ordinal."""
+    """Return the processes of hosts where two mostly use the same ordinal."""
     main = _main_devices(work)
-    place = {process: (trace.processes[process].host, main[process]) for process in main}
-    shared = Counter(place.values())
+    placement = {process: (trace.processes[process].host, main[process]) for process in main}
+    shared = Counter(placement.values())
     hosts = {host for (host, _), processes in shared.items() if processes > 1}
-    return {process for process, (host, _) in place.items() if host in hosts}
+    return {process for process, (host, _) in placement.items() if host in hosts}
 
 
 def _main_devices(work: Mapping[_Pair, int]) -> dict[int, int]:
-    """The device that each process uses most."""
+    """Return the device that each process uses most."""
     main: dict[int, int] = {}
     for (process, device), count in work.items():
         if process not in main or count > work[process, main[process]]:
@@ -355,18 +355,18 @@ def _main_devices(work: Mapping[_Pair, int]) -> dict[int, int]:
 def _ranks(
     trace: Trace, groups: list[list[_Pair]], work: Mapping[_Pair, int]
 ) -> dict[int, tuple[int, bool]]:
-    """Rank of each process and whether it was recorded; else by host, main GPU and pid."""
+    """Return the rank of each process, and True if recorded; if not, by host, main GPU and pid."""
     recorded = {process: trace.processes[process].rank for process, _ in work}
     if all(rank != UNKNOWN for rank in recorded.values()):
         return {process: (rank, True) for process, rank in recorded.items()}
     main = _main_devices(work)
 
-    def place(process: int) -> tuple[int, int, int]:
+    def sort_key(process: int) -> tuple[int, int, int]:
         device = trace.device(process, main[process])
         gpu = device.gpu if device.gpu != UNKNOWN else device.device
         return trace.processes[process].host, gpu, trace.processes[process].pid
 
-    ordered = sorted(main, key=place)
+    ordered = sorted(main, key=sort_key)
     return {process: (rank, False) for rank, process in enumerate(ordered)}
 
 

@@ -49,7 +49,7 @@ from gputrace.model.results import (
     Step,
 )
 from gputrace.model.trace import Progress, Trace
-from gputrace.plugins import Plugin, call, expect, load_function, plugins, tell
+from gputrace.plugins import Plugin, call, expect, load_function, plugins, warn
 from gputrace.store.spill_file import spill_file_for
 
 
@@ -274,7 +274,7 @@ def run_plugins(facts: Facts) -> PluginResults:
         try:
             found += _run(plugin, facts)
         except PluginError as error:
-            tell(error)
+            warn(error)
     findings = tuple(one for one in found if isinstance(one, Finding))
     return findings, tuple(one for one in found if isinstance(one, ExtraTable))
 

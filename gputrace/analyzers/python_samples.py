@@ -1,4 +1,4 @@
-"""Python lines that the user's program was at, from the samples of its stacks."""
+"""Python lines of the user's program, from samples of its stacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching
 from gputrace.model.trace import Trace
 
 _LINE: Final = re.compile(r"(.*):(\d+) (\S+)")
-"""A name of a sample: file, line, function."""
+"""Name of a sample: file, line, function."""
 
 Thread = tuple[int, int]
 """(process index, system thread id)."""
@@ -28,14 +28,14 @@ Thread = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The line that most samples of some stretches of time are at."""
+    """Line with most samples in some intervals."""
 
     line: str
     """Text such as ``train.py:48 load_batch``, with as much of the path as makes it unique."""
     count: int
-    """Samples at that line."""
+    """Number of samples at that line."""
     samples: int
-    """Samples in all."""
+    """Number of all samples."""
 
     @property
     def share(self) -> float:
@@ -49,13 +49,13 @@ class PythonLines:
     times: Mapping[Thread, Times]
     names: Mapping[Thread, NDArray[np.int32]]
     waited: Mapping[Thread, Times]
-    """Nanoseconds for which the thread was still at each sample's line, at least."""
+    """Minimum nanoseconds that the thread stayed at each sample's line."""
     text: Mapping[int, str]
     stand_ins: Mapping[int, Thread]
-    """For each process, the thread that tells for those without samples, such as autograd's."""
+    """Thread that stands for those without samples, such as autograd's, by process."""
 
     def teller(self, thread: Thread) -> Thread | None:
-        """The thread whose samples say where the program was while a thread fed the GPU."""
+        """Return the thread whose samples show where the program was while a thread fed the GPU."""
         return thread if thread in self.times else self.stand_ins.get(thread[0])
 
     def within(self, thread: Thread, time: Intervals) -> NDArray[np.intp]:
@@ -64,7 +64,7 @@ class PythonLines:
 
     def place(self, samples: Mapping[Thread, NDArray[np.intp]]) -> Place | None:
         """Return the line with most of some samples of some threads."""
-        parts = [self.names[thread][own] for thread, own in samples.items()]
+        parts = [self.names[thread][mine] for thread, mine in samples.items()]
         if not any(len(part) for part in parts):
             return None
         names, counts = np.unique(np.concatenate(parts), return_counts=True)
@@ -78,7 +78,7 @@ def find_python_lines(shard: Shard) -> PythonLines | None:
 
 
 def read_python_lines(trace: Trace) -> PythonLines | None:
-    """The samples of a trace; None where it has none."""
+    """Return the samples of a trace; None if there are none."""
     if Kind.SAMPLE not in trace.kinds:
         return None
     columns = ("start", "end", "name", "process", "thread", "bytes")
@@ -98,7 +98,7 @@ def _threads(process: NDArray[np.int16], thread: NDArray[np.int32]) -> set[Threa
 
 
 def _stand_ins(trace: Trace, sampled: Mapping[Thread, Times]) -> dict[int, Thread]:
-    """The most sampled threads, but where it is another that steps and waits for data."""
+    """Return the most sampled thread of each process, preferring those that mark steps or waits."""
     marks = trace.events([Kind.STEP, Kind.DATA_WAIT], ("process", "thread"))
     marking = _threads(marks.process, marks.thread)
     elsewhere = {process for process, _ in marking - sampled.keys()}
@@ -123,15 +123,15 @@ def dominating(
         cause: one of `IDLE_CAUSES`.
     """
     seen: dict[Thread, set[int]] = {}
-    for found in gpus.each(_samples, lanes, idle, same=(cause,)):
-        for thread, samples in found.items():
+    for by_thread in gpus.each(_samples, lanes, idle, same=(cause,)):
+        for thread, samples in by_thread.items():
             seen.setdefault(thread, set()).update(samples.tolist())
-    return lines.place({thread: np.array(sorted(own)) for thread, own in seen.items()})
+    return lines.place({thread: np.array(sorted(numbers)) for thread, numbers in seen.items()})
 
 
-def _samples(one: GpuShardView, time: Intervals, cause: str) -> dict[Thread, NDArray[np.intp]]:
-    """By thread, its samples in the time for which a GPU is idle for a cause."""
-    lines, calls, causes = one.once(find_python_lines), one.calls, one.lane.causes
+def _samples(view: GpuShardView, time: Intervals, cause: str) -> dict[Thread, NDArray[np.intp]]:
+    """Return the samples of each thread while a GPU is idle for a cause."""
+    lines, calls, causes = view.once(find_python_lines), view.calls, view.lane.causes
     if lines is None or calls is None:
         return {}
     idle = causes.of[cause].intersection(time)
@@ -142,16 +142,16 @@ def _samples(one: GpuShardView, time: Intervals, cause: str) -> dict[Thread, NDA
     for feeder in np.unique(feeders[feeders != NOBODY]).tolist():
         thread = lines.teller(calls.threads[feeder])
         if thread is not None:
-            own = Intervals(idle.start[feeders == feeder], idle.end[feeders == feeder])
-            within[thread] = merge_touching(within.get(thread, EMPTY), own)
-    return {thread: lines.within(thread, own) for thread, own in within.items()}
+            mine = Intervals(idle.start[feeders == feeder], idle.end[feeders == feeder])
+            within[thread] = merge_touching(within.get(thread, EMPTY), mine)
+    return {thread: lines.within(thread, mine) for thread, mine in within.items()}
 
 
 def _shortened(names: Mapping[int, str]) -> dict[int, str]:
-    """Names with as much of the end of each path as tells it from the others."""
-    found = {id: match for id, name in names.items() if (match := _LINE.fullmatch(name))}
-    short = _short_paths({match[1] for match in found.values()})
-    return dict(names) | {id: f"{short[m[1]]}:{m[2]} {m[3]}" for id, m in found.items()}
+    """Return the shortest ends of paths that distinguish them."""
+    matches = {id: match for id, name in names.items() if (match := _LINE.fullmatch(name))}
+    short = _short_paths({match[1] for match in matches.values()})
+    return dict(names) | {id: f"{short[m[1]]}:{m[2]} {m[3]}" for id, m in matches.items()}
 
 
 def _short_paths(paths: set[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf
-from gputrace.analyzers.host_calls import Call, CudaApiCalls
+from gputrace.analyzers.host_calls import Call, CudaApiCalls, find_captures
 from gputrace.analyzers.kernel_names import PRODUCTS, family_of
 from gputrace.analyzers.lanes import AnyLane, AnyLaneSummary, Lane, LaneSummary
 from gputrace.analyzers.operations import GpuOperations
@@ -27,57 +27,58 @@ from gputrace.model.trace import Trace
 from gputrace.units import format_ns, format_ranges
 
 _WORKS: Final = 0.1
-"""A rank works in a phase if it computes and copies this part of what the busiest one does."""
-_TOLD: Final = 0.05
-"""Causes of warm-up from this part of its cost are named."""
+"""Minimum work of a rank in a phase, relative to the busiest rank, for it not to be waiting."""
+_WORTH: Final = 0.05
+"""Minimum part of the cost of warm-up for a cause to be named."""
 
 
 def list_phases(
     gpus: PerGpu,
     lanes: Sequence[AnyLaneSummary],
-    found: FoundSteps,
+    all_steps: FoundSteps,
     steps: Sequence[Step] = (),
     causes: Mapping[int, Mapping[str, int]] | None = None,
 ) -> tuple[Phase, ...]:
-    """Warm-up, validation and checkpoints of every rank, and what begins its epochs.
+    """List warm-up, validation, checkpoints and first steps of epochs of every rank.
 
     Args:
-        gpus: whose lanes they are.
-        lanes: of all GPUs; the first of each rank stands for it.
-        found: the steps, with what lies between them.
+        gpus: GPUs of the run.
+        lanes: lanes of all GPUs; the first of each rank stands for it.
+        all_steps: steps by rank, with the interludes between them.
         steps: all steps on all GPUs.
-        causes: of warm-up, by rank.
+        causes: causes of warm-up, by rank.
     """
+    by_rank, blocked = all_steps.by_rank, list(find_blocked_steps(all_steps.by_rank))
     first_of = {lane.gpu.rank: lane for lane in reversed(lanes)}
-    lanes = [lane for lane in reversed(first_of.values()) if lane.gpu.rank in found.by_rank]
-    held, steps_of, given = list(find_blocked_steps(found.by_rank)), StepsOf(steps), []
+    lanes = [lane for lane in reversed(first_of.values()) if lane.gpu.rank in by_rank]
+    steps_of, arguments = StepsOf(steps), []
     for lane in lanes:
         rank, waits = lane.gpu.rank, {}
         for step in steps_of(lane.gpu):
             waits[step.step] = (
                 step.host_data_ns if step.gpu is None else step.data_feeding_ns
             ) or 0
-        blocked = [own for own in held if own.rank == rank]
-        given.append((found.by_rank[rank], (causes or {}).get(rank, {}), blocked, waits))
-    columns = zip(*given, strict=True) if given else ((), (), (), ())
-    listed = gpus.each(_phases, lanes, *columns, same=(found.warmup,))
+        held = [step for step in blocked if step.rank == rank]
+        arguments.append((by_rank[rank], (causes or {}).get(rank, {}), held, waits))
+    columns = zip(*arguments, strict=True) if arguments else ((), (), (), ())
+    listed = gpus.each(_phases, lanes, *columns, same=(all_steps.warmup,))
     return tuple(_who_waits([phase for phases in listed for phase in phases]))
 
 
 def _phases(
-    one: GpuShardView,
+    view: GpuShardView,
     windows: StepWindows,
     causes: Mapping[str, int],
-    held: Sequence[BlockedSteps],
+    blocked: Sequence[BlockedSteps],
     waits: Mapping[int, int],
     warmup: int,
 ) -> list[Phase]:
     """List the phases of one rank; ``waits``: nanoseconds of each step waiting for data."""
-    lane = one.any_lane
+    lane = view.any_lane
     return [
         *_warmup(lane, windows, warmup, causes),
         *(_interlude(lane, windows, interlude) for interlude in windows.interludes),
-        *(_held_up(lane, blocked) for blocked in held),
+        *(_blocked(lane, steps) for steps in blocked),
         *_epochs(lane, windows, warmup, waits),
     ]
 
@@ -95,9 +96,9 @@ def _warmup(
         f"{warm} step{'' if warm == 1 else 's'} before three in a row at the later steps' speed"
     )
     largest = sorted(causes.items(), key=lambda item: -item[1])
-    told = [f"{WARMUP_CAUSES[c].told} {format_ns(ns)}" for c, ns in largest if ns > _TOLD * cost]
-    if told and cost > 0:
-        evidence += f"; of {format_ns(cost)} more than steady steps take: {', '.join(told)}"
+    named = [f"{WARMUP_CAUSES[c].told} {format_ns(ns)}" for c, ns in largest if ns > _WORTH * cost]
+    if named and cost > 0:
+        evidence += f"; of {format_ns(cost)} more than steady steps take: {', '.join(named)}"
     yield Phase(
         "warmup",
         lane.gpu.rank,
@@ -127,8 +128,8 @@ def _interlude(lane: AnyLane, windows: StepWindows, interlude: Interlude) -> Pha
         return phase
     # Idle time from the start of the phase to its first operation, and before the next step's.
     busy, begins = lane.timeline.busy, int(windows.busy_from[interlude.after + 1])
-    place = int(np.searchsorted(busy.end, start, "right"))
-    first = int(busy.start[place]) if place < len(busy) else end
+    following = int(np.searchsorted(busy.end, start, "right"))
+    first = int(busy.start[following]) if following < len(busy) else end
     last = int(np.searchsorted(busy.end, begins, "right")) - 1
     idle_from = max(int(busy.end[last]), start) if last >= 0 else start
     before, after = max(min(first, end) - start, 0), max(begins - idle_from, 0)
@@ -136,24 +137,24 @@ def _interlude(lane: AnyLane, windows: StepWindows, interlude: Interlude) -> Pha
     return replace(phase, before_ns=before, after_ns=after if is_last else None)
 
 
-def _held_up(lane: AnyLane, held: BlockedSteps) -> Phase:
-    start, end = held.start, held.end
+def _blocked(lane: AnyLane, steps: BlockedSteps) -> Phase:
+    start, end = steps.start, steps.end
     idle, joint = lane.idle(start, end), _of(lane, "communication", start, end)
     return Phase(
-        held.interlude.phase,
+        steps.interlude.phase,
         lane.gpu.rank,
         start,
         end,
         idle,
-        _told_of_waiting((held.by,), joint, idle),
-        step=held.interlude.after,
+        _describe_wait((steps.by,), joint, idle),
+        step=steps.interlude.after,
         cost_ns=end - start,
         communication_ns=joint,
-        waits_for=(held.by,),
+        waits_for=(steps.by,),
     )
 
 
-def _told_of_waiting(ranks: Sequence[int], joint: int | None, idle: int | None) -> str:
+def _describe_wait(ranks: Sequence[int], joint: int | None, idle: int | None) -> str:
     return (
         f"waits for rank{'' if len(ranks) == 1 else 's'} {format_ranges(ranks)}: "
         f"{format_ns(joint or 0)} in communication, {format_ns(idle or 0)} idle"
@@ -166,12 +167,12 @@ def _of(lane: AnyLane, name: str, start: int, end: int) -> int | None:
 
 
 def _epochs(
-    lane: AnyLane, windows: StepWindows, warmup: int, told: Mapping[int, int]
+    lane: AnyLane, windows: StepWindows, warmup: int, by_step: Mapping[int, int]
 ) -> Iterator[Phase]:
-    """The waits for data that begin epochs, from those of all steps of the lane's GPU."""
-    if len(told) != len(windows):
+    """Yield the waits for data that begin epochs, given the waits in all steps of the lane."""
+    if len(by_step) != len(windows):
         return
-    waits = np.array([told[number] for number in range(len(windows))], np.int64)
+    waits = np.array([by_step[number] for number in range(len(windows))], np.int64)
     waits[:warmup] = np.median(waits)
     begins = find_epochs(waits, windows.lengths, {i.after + 1 for i in windows.interludes})
     usual = int(np.median(waits))
@@ -195,7 +196,7 @@ def _epochs(
 
 
 def _who_waits(phases: Sequence[Phase]) -> Iterator[Phase]:
-    """The phases, those of ranks that only wait for others with the others' names."""
+    """Yield the phases; those of ranks that only wait for others name the others."""
     # By step, nanoseconds in which the GPU of a rank computes or copies.
     by_step: dict[int | None, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for phase in phases:
@@ -210,38 +211,36 @@ def _who_waits(phases: Sequence[Phase]) -> Iterator[Phase]:
             yield phase
             continue
         working = tuple(sorted(rank for rank, work in done.items() if work >= enough))
-        evidence = _told_of_waiting(working, phase.communication_ns, phase.idle_ns)
+        evidence = _describe_wait(working, phase.communication_ns, phase.idle_ns)
         yield replace(phase, waits_for=working, evidence=evidence)
 
 
 _BETWEEN: Final = ("validation", "checkpoint")
 """Phases between steps."""
-
-
 _LONGER: Final = 3.0
-"""A wait this many times the usual one may be a loader that begins anew,"""
+"""Minimum ratio to the usual wait of one in which a loader may begin anew."""
 _PART: Final = 0.2
-"""if it is longer than the usual one by this part of a step."""
+"""Minimum surplus of such a wait, as a fraction of a step."""
 _SHORTEST: Final = 3
-"""Steps of an epoch that can be told from a loader that stutters."""
+"""Minimum number of steps of an epoch; shorter ones may be a loader that stutters."""
 
 
 def find_epochs(waits: Times, lengths: Times, after_phases: Collection[int] = ()) -> list[int]:
-    """The steps that begin an epoch, but for the very first; none where no loader begins anew.
+    """Return the steps that begin an epoch, without the first step of the run.
 
     Args:
         waits: nanoseconds that each step waits for data.
         lengths: nanoseconds of each step.
         after_phases: steps that come right after a validation or a checkpoint.
 
-    Three waits at one distance are a rule; two are, where each comes after such a phase. The run
-    may begin and end within an epoch, but none of the waits is missing between.
+    Three long waits at equal distances make epochs; two do if each follows such a phase. The run
+    may begin and end within an epoch, but no wait in between may be missing.
     """
     if len(waits) < 2 * _SHORTEST:
         return []
     usual, step = float(np.median(waits)), float(np.median(lengths))
     far = (waits > _LONGER * usual) & (waits > usual + _PART * step)
-    begins = [place for place in np.flatnonzero(far).tolist() if place > 0]
+    begins = [number for number in np.flatnonzero(far).tolist() if number > 0]
     enough = 2 if begins and set(begins) <= set(after_phases) else 3
     if len(begins) < enough:
         return []
@@ -264,6 +263,9 @@ WARMUP_CAUSES: Final = {
         "compilation",
         "keep what was compiled: a cache on disk (TORCHINDUCTOR_CACHE_DIR, CUDA_CACHE_PATH)",
     ),
+    "graph_capture": WarmupCause(
+        "capturing CUDA graphs", "capture once for each shape of the input, and replay it"
+    ),
     "module_loading": WarmupCause(
         "loading modules",
         "leave CUDA_MODULE_LOADING=LAZY, its default, so that only what runs is loaded",
@@ -281,48 +283,58 @@ WARMUP_CAUSES: Final = {
         "libraries, compilation and plans of convolutions are made on the host in the first steps",
     ),
 }
-"""In order of precedence: a nanosecond counts for the first that is shown."""
+"""Causes in order of precedence: a nanosecond counts for the first one proven."""
 
 _COMPARED: Final = 30
-"""Steady steps that tell what is usual."""
+"""Number of steady steps to compare with."""
 _LOADS: Final = re.compile(
     r"cu(Library|Module)(Load|Get|Unload)|cuKernelGet(Function|Library)|cudaLibraryLoad"
+    r"|hipModuleLoad|(cuda|hip)(SetDevice|StreamCreate|DeviceGetStreamPriorityRange)"
 )
 _COMPILES: Final = re.compile(r"cuLink|nvrtc")
 _COMPILE_RANGE: Final = re.compile(
-    r"compil|inductor|dynamo|nvrtc|(?<![a-z])(jit|ptxas|xla.?build)(?![a-z])", re.IGNORECASE
+    r"compil(?!ed)|inductor(?!.*call)|dynamo(?!.*cache)|nvrtc|(?<![a-z])(jit|ptxas|xla.?build)(?![a-z])",
+    re.IGNORECASE,
 )
+"""Ranges that compile: what was compiled ("Torch-Compiled Region") and what is looked up in a cache
+runs in each step."""
 _COMPILE_OVERHEAD: Final = re.compile(r"JIT|compiler", re.IGNORECASE)
 _LOAD_OVERHEAD: Final = re.compile(r"module loading|function loading|lazy", re.IGNORECASE)
 _MOST_BETWEEN: Final = 3
-"""Kernels from one that was tried to the next in one search."""
+"""Maximum number of kernels between two that were tried in one search."""
+_ONCE: Final = ("compilation", "graph_capture", "module_loading", "allocation")
+_LONG_ONCE_NS: Final = 1_000_000
+"""Causes of warm-up that a process has once, and the shortest call that is taken for one of them in
+a trace without steps."""
 _LONG_LAUNCH_NS: Final = 500_000
-"""A launch in the first steps that takes longer loads the code that it launches."""
+"""Minimum duration of a launch in the first steps that loads the code that it launches."""
 
 
-def find_warmup_causes(gpus: PerGpu, found: FoundSteps) -> dict[int, dict[str, int]]:
-    """By rank, and by `WARMUP_CAUSES`, nanoseconds that its warm-up has beyond as many steady
-    steps; what is not shown is not there. Nothing where no calls were recorded.
+def find_warmup_causes(gpus: PerGpu, all_steps: FoundSteps) -> dict[int, dict[str, int]]:
+    """Return nanoseconds of warm-up beyond as many steady steps, by rank and proven cause.
+
+    Causes are those of `WARMUP_CAUSES`. Empty where no calls were recorded.
     """
-    if not gpus.has_calls or not found.warmup:
+    warmup, by_rank = all_steps.warmup, all_steps.by_rank
+    if not gpus.has_calls or not warmup:
         return {}
     lanes: dict[int, LaneSummary] = {}
     for lane in gpus.lanes:
-        if len(found.by_rank.get(lane.gpu.rank, ())) > found.warmup:
+        if len(by_rank.get(lane.gpu.rank, ())) > warmup:
             lanes.setdefault(lane.gpu.rank, lane)
-    first, windows = slice(found.warmup + _COMPARED), []
-    for own in (found.by_rank[rank] for rank in lanes):
-        times = {name: getattr(own, name)[first] for name in ("start", "end", "busy_from")}
-        windows.append(replace(own, **times, interludes=()))
-    causes = gpus.each(_causes, lanes.values(), windows, same=(found.warmup,))
+    first, windows = slice(warmup + _COMPARED), []
+    for steps in (by_rank[rank] for rank in lanes):
+        times = {name: getattr(steps, name)[first] for name in ("start", "end", "busy_from")}
+        windows.append(replace(steps, **times, interludes=()))
+    causes = gpus.each(_causes, lanes.values(), windows, same=(warmup,))
     return dict(zip(lanes, causes, strict=True))
 
 
 def _named_spans(shard: Shard) -> Mapping[str, Mapping[int, Intervals]]:
-    """Ranges and overheads that name a cause themselves, by process."""
+    """Return ranges and overheads whose names show a cause, by cause and process."""
     trace = shard.trace
     columns = ("start", "end", "name", "process")
-    found: dict[str, dict[int, Intervals]] = {"compilation": {}, "module_loading": {}}
+    spans: dict[str, dict[int, Intervals]] = {"compilation": {}, "module_loading": {}}
     for kind, cause, pattern in (
         (Kind.RANGE, "compilation", _COMPILE_RANGE),
         (Kind.OVERHEAD, "compilation", _COMPILE_OVERHEAD),
@@ -336,23 +348,23 @@ def _named_spans(shard: Shard) -> Mapping[str, Mapping[int, Intervals]]:
         for process in distinct_ids(events.process).tolist():
             rows = events.process == process
             more = union(events.start[rows], events.end[rows])
-            known = found[cause].get(process, EMPTY)
-            found[cause][process] = merge_touching(known, more)
-    return found
+            spans[cause][process] = merge_touching(spans[cause].get(process, EMPTY), more)
+    return spans
 
 
-def _causes(one: GpuShardView, windows: StepWindows, warmup: int) -> dict[str, int]:
+def _causes(view: GpuShardView, windows: StepWindows, warmup: int) -> dict[str, int]:
     """Return the time by cause of the steps of one rank."""
-    spans, process = one.once(_named_spans), one.operations.gpu.process
+    spans, process = view.once(_named_spans), view.operations.gpu.process
     proofs = {
         "compilation": spans["compilation"].get(process, EMPTY),
+        "graph_capture": EMPTY,
         "module_loading": spans["module_loading"].get(process, EMPTY),
         "allocation": EMPTY,
-        "autotuning": _tried(one.trace, one.operations, windows, warmup),
-        "data_feeding": one.lane.causes.of["data_feeding"],
+        "autotuning": _tried(view.trace, view.operations, windows, warmup),
+        "data_feeding": view.lane.causes.of["data_feeding"],
         "host": EMPTY,
     }
-    for cause, called in _on_host(one, windows).items():
+    for cause, called in _on_host(view, int(windows.start[0]), int(windows.end[-1])).items():
         proofs[cause] = merge_touching(proofs[cause], called)
     given, beyond = EMPTY, {}
     for cause in WARMUP_CAUSES:
@@ -364,33 +376,52 @@ def _causes(one: GpuShardView, windows: StepWindows, warmup: int) -> dict[str, i
     return beyond
 
 
-def _on_host(one: GpuShardView, windows: StepWindows) -> dict[str, Intervals]:
-    """When some causes are shown by the calls of the GPU's process, where there are any."""
-    calls, first = one.calls, (int(windows.start[0]), int(windows.end[-1]))
+def find_start_up(view: GpuShardView) -> dict[str, Intervals]:
+    """Return by cause when a GPU idles for what a process does once: code is compiled and loaded,
+    memory allocated in calls of a millisecond and more.
+    """
+    spans, process = view.once(_named_spans), view.operations.gpu.process
+    shown = _on_host(view, *view.lane.window)
+    gaps, given, once = view.lane.timeline.gaps, EMPTY, {}
+    for cause in _ONCE:
+        known = spans.get(cause, {}).get(process, EMPTY)
+        proven = merge_touching(known, shown.get(cause, EMPTY))
+        proven = proven.select(proven.lengths >= _LONG_ONCE_NS)
+        once[cause] = proven.intersection(gaps).difference(given)
+        given = merge_touching(given, once[cause])
+    return once
+
+
+def _on_host(view: GpuShardView, start: int, end: int) -> dict[str, Intervals]:
+    """Return when the calls of the GPU's process show some of the causes."""
+    calls, first = view.calls, (start, end)
     if calls is None:
         return {}
     rows = [np.empty(0, np.intp)]
     for index, (process, _) in enumerate(calls.threads):
-        if process == one.operations.gpu.process:
+        if process == view.operations.gpu.process:
             low, high = calls.first[index : index + 2].tolist()
             rows.append(np.arange(low, low + np.searchsorted(calls.start[low:high], first[1])))
     mine = np.concatenate(rows)
     if not len(mine):
         return {}
-    names = one.trace.names(distinct_ids(calls.name[mine]))
+    names = view.trace.names(distinct_ids(calls.name[mine]))
     issues = mine[calls.sort[mine] == Call.ISSUE]
     launch = issues[calls.end[issues] - calls.start[issues] > _LONG_LAUNCH_NS]
     busy_threads = distinct_ids(
         calls.thread[mine[np.isin(calls.sort[mine], (Call.ISSUE, Call.COPY))]]
     )
     inside = mine[np.isin(calls.thread[mine], busy_threads)]
+    captures = find_captures(view.trace, calls)
+    captures = captures[np.isin(captures[:, 0], mine)]
     return {
+        "graph_capture": union(calls.start[captures[:, 0]], calls.end[captures[:, 1]]),
         "compilation": _called(calls, mine, names, _COMPILES),
         "module_loading": merge_touching(
             _called(calls, mine, names, _LOADS), _spans(calls, launch)
         ),
         "allocation": _spans(calls, mine[calls.sort[mine] == Call.ALLOC]),
-        "host": one.lane.timeline.gaps.clip(*first).difference(_spans(calls, inside)),
+        "host": view.lane.timeline.gaps.clip(*first).difference(_spans(calls, inside)),
     }
 
 
@@ -405,27 +436,22 @@ def _called(
     return _spans(calls, rows[np.isin(calls.name[rows], wanted)])
 
 
-def _tried(trace: Trace, own: GpuOperations, windows: StepWindows, warmup: int) -> Intervals:
-    """From one product of the first steps that no later step uses to the next: algorithms tried.
+def _tried(trace: Trace, ops: GpuOperations, windows: StepWindows, warmup: int) -> Intervals:
+    """Return the searches for algorithms: products in the first steps that no later step uses.
 
-    A search runs one after another, with those that are chosen among them.
+    A search runs one algorithm after another, those that are chosen among them.
     """
-    kernels = own.events.kind == Kind.KERNEL
-    early = kernels & (own.start < windows.end[warmup - 1])
-    later = kernels & (own.start >= windows.start[warmup])
-    only = np.setdiff1d(
-        distinct_ids(own.events.name[early]),
-        distinct_ids(own.events.name[later]),
-        assume_unique=True,
-    )
-    names = trace.names(only)
-    tried = [id for id, name in names.items() if family_of(name) in PRODUCTS]
+    kernels, names = ops.events.kind == Kind.KERNEL, ops.events.name
+    early = kernels & (ops.start < windows.end[warmup - 1])
+    later = kernels & (ops.start >= windows.start[warmup])
+    only = np.setdiff1d(distinct_ids(names[early]), distinct_ids(names[later]), assume_unique=True)
+    tried = [id for id, name in trace.names(only).items() if family_of(name) in PRODUCTS]
     among = np.flatnonzero(kernels)
-    place = np.flatnonzero((early & np.isin(own.events.name, tried))[among])
-    rows = among[place]
-    soon = np.flatnonzero(np.diff(place) <= _MOST_BETWEEN)
-    searches = union(own.start[rows[soon]], own.end[rows[soon + 1]])
-    return merge_touching(searches, union(own.start[rows], own.end[rows]))
+    positions = np.flatnonzero((early & np.isin(names, tried))[among])
+    rows = among[positions]
+    soon = np.flatnonzero(np.diff(positions) <= _MOST_BETWEEN)
+    searches = union(ops.start[rows[soon]], ops.end[rows[soon + 1]])
+    return merge_touching(searches, union(ops.start[rows], ops.end[rows]))
 
 
-__all__ = ["WARMUP_CAUSES", "find_warmup_causes", "list_phases"]
+__all__ = ["WARMUP_CAUSES", "find_start_up", "find_warmup_causes", "list_phases"]

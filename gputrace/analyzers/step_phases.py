@@ -63,12 +63,12 @@ def read_phases_of(trace: Trace) -> Mapping[int, PhaseTimes]:
     events = trace.events([Kind.PHASE, Kind.DATA_WAIT, Kind.STEP], columns)
     called = events.kind == Kind.PHASE
     names = trace.names(distinct_ids(events.name[called]))
-    found = {}
+    by_process = {}
     for process in distinct_ids(events.process[called]).tolist():
-        own = events.select(events.process == process)
-        own = own.select(own.thread == _training_thread(own))
-        found[process] = _phase_times(own, names)
-    return found
+        mine = events.select(events.process == process)
+        mine = mine.select(mine.thread == _training_thread(mine))
+        by_process[process] = _phase_times(mine, names)
+    return by_process
 
 
 def _training_thread(events: Events) -> int:
@@ -76,8 +76,8 @@ def _training_thread(events: Events) -> int:
     called = events.select(events.kind == Kind.PHASE)
 
     def length(thread: int) -> int:
-        own = called.thread == thread
-        return union(called.start[own], called.end[own]).total
+        mine = called.thread == thread
+        return union(called.start[mine], called.end[mine]).total
 
     threads: list[int] = distinct_ids(called.thread).tolist()
     return max(threads, key=length)
@@ -147,21 +147,22 @@ def idle_by_phase(
 
 
 def _idle_of(
-    one: GpuShardView, time: Intervals, causes: Sequence[str]
+    view: GpuShardView, time: Intervals, causes: Sequence[str]
 ) -> dict[str, NDArray[np.int64]]:
-    phases = one.once(read_phases).get(one.operations.gpu.process)
+    phases = view.once(read_phases).get(view.operations.gpu.process)
     if phases is None:
         return {}
     idle = {}
     for cause in causes:
+        of_cause = view.lane.causes.of
         idle[cause] = phases.within(
-            _idle_time(one, time) if cause == ALL else one.lane.causes.of[cause].intersection(time)
+            _idle_time(view, time) if cause == ALL else of_cause[cause].intersection(time)
         )
     return idle
 
 
-def _idle_time(one: GpuShardView, time: Intervals) -> Intervals:
-    timeline = one.lane.timeline
+def _idle_time(view: GpuShardView, time: Intervals) -> Intervals:
+    timeline = view.lane.timeline
     idle = time.difference(timeline.busy)
     return idle.intersection(timeline.recorded) if len(timeline.recorded) > 1 else idle
 

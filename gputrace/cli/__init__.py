@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from gputrace.cli.console import tell
+from gputrace.cli.console import log
 from gputrace.errors import ExitCode, GputraceError
 from gputrace.version import __version__
 
@@ -38,7 +38,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "gputrace analyze rank0.sqlite rank1.sqlite --format markdown",
         ),
         "browse": (
-            "browse.command",
+            "analyze.browse",
             "gputrace browse trace.sqlite",
             "gputrace browse before.sqlite --beside after.sqlite",
             "gputrace browse --demo",
@@ -52,6 +52,11 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "analyze.export",
             "gputrace export trace.sqlite --to perfetto",
             "gputrace export trace.sqlite --to trace --time 12s:14s --redact",
+        ),
+        "log": (
+            "analyze.log",
+            "gputrace log trace.sqlite --to tensorboard:runs/resnet",
+            "gputrace log trace.sqlite --to wandb:resnet --to mlflow:resnet",
         ),
         "kernel": (
             "kernel.command",
@@ -83,6 +88,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         ),
     },
     "Operate": {
+        "mcp": ("mcp.command", "gputrace mcp", "gputrace mcp runs/"),
         "doctor": ("installation.doctor", "gputrace doctor"),
         "plugins": ("installation.plugins", "gputrace plugins --check"),
         "recipe": (
@@ -206,14 +212,14 @@ def run(arguments: list[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, OSError):
             _drop_output()
-        problem = _explain(error)
+        problem = explain(error)
         if problem is None:
             raise
-        tell(problem[0])
+        log(problem[0])
         return problem[1]
 
 
-def _explain(error: BaseException) -> tuple[str, ExitCode] | None:
+def explain(error: BaseException) -> tuple[str, ExitCode] | None:
     """Return the line and the exit code for a failure; None for one that nobody foresaw."""
     match error:
         case click.UsageError():

@@ -1,15 +1,17 @@
-"""Commands that read traces and write what is in them: analyze, compare, report, export."""
+"""Commands that read traces: analyze, compare, report, export, browse, log."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from gputrace.cli import options
-from gputrace.cli.console import progress_bar, reading, tell
-from gputrace.errors import ExitCode, UsageError
+from gputrace.cli import console, options
+from gputrace.cli.console import progress_bar, reading
+from gputrace.errors import ExitCode, MissingError, UsageError
 
 _SUFFIXES: Final = {"perfetto": ".perfetto.json.gz", "parquet": ".parquet", "csv": ".csv"}
 
@@ -62,7 +64,7 @@ def analyze(
         ) as opened,
     ):
         report = opened.analyze(steps=steps, time=time, gaps=gaps, progress=progress)
-        code = options.tell_left_out(opened)
+        code = options.log_left_out(opened)
     options.show(report, form)
     return code
 
@@ -150,7 +152,7 @@ def report(
 
         check_target(target, traces, force)
         _compared(traces, labels, part["steps"], batch, global_batch).save(target, force=force)
-        tell(f"wrote {target}")
+        console.log(f"wrote {target}")
         return ExitCode.DONE
     if labels or batch or global_batch:
         raise UsageError("--label, --batch and --global-batch compare runs: give --compare, too")
@@ -164,11 +166,11 @@ def report(
                 material = opened.material(**part, progress=progress)
             else:
                 opened.report(target, **part, force=force, progress=progress)
-        code = options.tell_left_out(opened)
+        code = options.log_left_out(opened)
     if show is not None:
-        show(material, port, lambda at: tell(f"the page is at {at}"))
+        show(material, port, lambda at: console.log(f"the page is at {at}"))
     else:
-        tell(f"wrote {target}")
+        console.log(f"wrote {target}")
     return code
 
 
@@ -209,6 +211,110 @@ def export(
         progress_bar(f"exporting {_named(traces)}") as progress,
     ):
         opened.export(form, target, time=time, redact=redact, force=force, progress=progress)
-        code = options.tell_left_out(opened)
-    tell(f"wrote {target}")
+        code = options.log_left_out(opened)
+    console.log(f"wrote {target}")
+    return code
+
+
+@click.command("browse")
+@click.argument("traces", metavar="TRACE...", nargs=-1, type=options.UNCHECKED)
+@click.option(
+    "--beside",
+    metavar="TRACE",
+    multiple=True,
+    type=options.UNCHECKED,
+    help="A trace of another run, on the same time axis; several are the parts of that run.",
+)
+@click.option("--demo", is_flag=True, help="Show the recording that `gputrace demo` analyses.")
+def browse(traces: tuple[Path, ...], beside: tuple[Path, ...], demo: bool) -> int:
+    """Show TRACE: what each GPU did when, and the gaps between the batches.
+
+    TRACE is whatever `gputrace analyze` takes; several are the parts of one run. The worst gap is
+    shown first. Press ? for the keys, q to leave.
+
+    For a recording under way (NAME.sqlite.spool), the current speed of the steps, the last steps'
+    time and the GPUs' clocks are shown.
+    """
+    if bool(traces) == demo:
+        raise UsageError("browse takes either a TRACE or --demo (see gputrace browse --help)")
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if not is_terminal or os.environ.get("TERM") == "dumb":
+        raise UsageError(
+            "browse draws on a terminal, and stdin or stdout is none; "
+            "use `gputrace analyze` where there is none"
+        )
+    try:
+        return _browse(traces, beside, demo)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("textual"):
+            raise
+        raise MissingError("browse needs textual; install it with `pip install textual`") from None
+
+
+def _browse(traces: tuple[Path, ...], beside: tuple[Path, ...], demo: bool) -> int:
+    from gputrace.report.tui import app
+
+    if demo:
+        from gputrace.data import unpacked
+
+        with unpacked("demo.sqlite.xz") as path:
+            return app.browse((path,), beside)
+    if (folder := _under_way(traces)) is None:
+        return app.browse(traces, beside)
+    from gputrace.cli.record_live import RecordingFeed
+    from gputrace.report.tui.live import watch
+
+    code, trace = watch(RecordingFeed(folder))
+    return code if trace is None else app.browse((trace,))
+
+
+def _under_way(traces: tuple[Path, ...]) -> Path | None:
+    """Return the folder of a recording under way, given its own path or the trace's; else None.
+
+    Raises UsageError if the recording has ended without a trace.
+    """
+    if len(traces) != 1:
+        return None
+    from gputrace.collectors.job_tasks import is_ours
+    from gputrace.collectors.live import Following
+
+    trace = traces[0]
+    folder = trace if trace.is_dir() else trace.with_name(f"{trace.name}.spool")
+    if (trace.exists() and folder != trace) or not is_ours(folder):
+        return None
+    if not Following(folder).is_under_way:
+        raise UsageError(
+            f"{folder}: the recorder has ended without making a trace; "
+            f"`gputrace recover {folder}` makes one"
+        )
+    return folder
+
+
+@click.command("log")
+@options.traces
+@click.option(
+    "--to",
+    "trackers",
+    required=True,
+    multiple=True,
+    metavar="TRACKER",
+    help="tensorboard:FOLDER, wandb:PROJECT or mlflow:EXPERIMENT; may be given several times.",
+)
+@options.keep_going
+def log(traces: tuple[Path, ...], trackers: tuple[str, ...], keep_going: bool) -> int:
+    """Send what became of TRACE to an experiment tracker.
+
+    It gets the time of each step and of each class in it, the verdict, the report and the page.
+    TRACE is whatever `gputrace analyze` takes; several are the parts of one run. What the training
+    logged itself stays apart, as a run of its own; the callbacks of `gputrace.loggers` log into the
+    training's.
+    """
+    import gputrace
+    from gputrace import loggers
+
+    with gputrace.open(*traces, keep_going=keep_going) as opened, reading(_named(traces)):
+        loggers.log(opened, *trackers)
+        code = options.log_left_out(opened)
+    for tracker in trackers:
+        console.log(f"logged to {tracker}")
     return code

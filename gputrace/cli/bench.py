@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gputrace.cli import options
-from gputrace.cli.console import progress_bar, signals_as_interrupt, tell
+from gputrace.cli.console import log, progress_bar, signals_as_interrupt
 from gputrace.errors import ExitCode, MissingError, UsageError
 from gputrace.sanitize import clean, message
 from gputrace.units import format_ns
@@ -118,7 +118,11 @@ def command(study: Path, form: str, dry_run: bool, show: bool, **given: Any) -> 
     from gputrace.studies.database import Folder
     from gputrace.studies.runner import prepare
 
-    _check_slurm(given)
+    alone = [name for name in _SLURM_ONLY if given[name] and not given["slurm"]]
+    if alone:
+        raise UsageError(f"--{alone[0]} is of a batch script: give --slurm, too")
+    if given["nodes"] > 1 and not given["gpus_per_node"]:
+        raise UsageError("--nodes: say how many GPUs each has with --gpus-per-node")
     request = _request(study, given)
     if show:
         return _show(Folder(request.output), form, ExitCode.DONE)
@@ -132,15 +136,6 @@ def command(study: Path, form: str, dry_run: bool, show: bool, **given: Any) -> 
     return code if code == ExitCode.INTERRUPTED else _show(work.folder, form, code)
 
 
-def _check_slurm(given: Mapping[str, Any]) -> None:
-    """Raise UsageError for options whose prerequisite is missing."""
-    alone = [name for name in _SLURM_ONLY if given[name] and not given["slurm"]]
-    if alone:
-        raise UsageError(f"--{alone[0]} is of a batch script: give --slurm, too")
-    if given["nodes"] > 1 and not given["gpus_per_node"]:
-        raise UsageError("--nodes: say how many GPUs each has with --gpus-per-node")
-
-
 def _write_job(work: Work, given: Mapping[str, Any]) -> int:
     """Write the batch script into the current folder, and submit it with ``--submit``."""
     from gputrace.report.output_file import check_target, unfinished_file
@@ -150,7 +145,7 @@ def _write_job(work: Work, given: Mapping[str, Any]) -> int:
     text = _batch_script(work, given)
     with unfinished_file(target) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
-    tell(f"wrote {target}")
+    log(f"wrote {target}")
     if given["submit"]:
         click.echo(message(_submit(target.absolute())))
     return ExitCode.DONE
@@ -251,7 +246,7 @@ def _show(folder: Folder, form: str, code: int) -> int:
     from gputrace.studies.runner import write_page
     from gputrace.studies.summary import summarize
 
-    gather(folder, tell)
+    gather(folder, log)
     with Database(folder.path) as database:
         measure_runs(database, lambda name: progress_bar(f"measuring {name}"))
         summary = summarize(read_results(database))
@@ -262,7 +257,7 @@ def _show(folder: Folder, form: str, code: int) -> int:
         except OSError as error:
             # The results may be in a folder of another user.
             written = ""
-            tell(f"{page}: {error.strerror}; there is no page of these results")
+            log(f"{page}: {error.strerror}; there is no page of these results")
         if form == "text":
             shown = render_text(summary, options.width(), options.use_color()) + written
         else:
@@ -310,7 +305,7 @@ def _carry_out(work: Work) -> int:
         except KeyboardInterrupt:
             pass
     kept = f"what is over is kept in {work.folder.path}"
-    tell(f"interrupted; {kept}, the same command goes on")
+    log(f"interrupted; {kept}, the same command goes on")
     return ExitCode.INTERRUPTED
 
 
@@ -324,7 +319,7 @@ def _plan(work: Work) -> str:
     if (work.folder.path / FILE).exists():
         with Database(work.folder.path) as database:
             finished = finished_runs(database)
-    pending = {planned.place for planned in work.pending(finished)}
+    pending = {planned.key for planned in work.pending(finished)}
     lines = []
     for number, planned in enumerate(work.chosen, 1):
         reason = why_not(planned, len(work.gpus))
@@ -332,7 +327,7 @@ def _plan(work: Work) -> str:
         how = "recorded" if planned.recorded else "bare"
         lines.append(
             f"{number}/{len(work.chosen)}  repeat {planned.repeat}  {how}  "
-            f"{state if planned.place in pending else finished[planned.place].state}  "
+            f"{state if planned.key in pending else finished[planned.key].state}  "
             f"{shlex.join([planned.framework.script.name, *arguments_of(planned)])}\n"
         )
     return "".join(lines)
@@ -359,8 +354,8 @@ class Lines:
         self._begun = ""
         self._skipped: set[tuple[str, str]] = set()
 
-    def tell(self, line: str) -> None:
-        tell(line)
+    def log(self, line: str) -> None:
+        log(line)
 
     def begin(self, planned: Planned, label: str, number: int, total: int) -> None:
         bare = "" if planned.recorded else ", bare"
@@ -376,7 +371,7 @@ class Lines:
             rate = run.result["samples_per_second"]
             time = format_ns(run.ended_ns - run.started_ns)
             outcome = f"{rate:,.1f} samples/s, done in {time}"
-        self.tell(f"{self._begun}: {outcome}")
+        self.log(f"{self._begun}: {outcome}")
 
 
 class Bar(Lines):
@@ -387,7 +382,7 @@ class Bar(Lines):
         self._bar = bar
         self._task = bar.add_task("", total=None)
 
-    def tell(self, line: str) -> None:
+    def log(self, line: str) -> None:
         self._bar.console.print(
             f"gputrace: {message(line)}", markup=False, highlight=False, soft_wrap=True
         )

@@ -26,7 +26,7 @@ _after_program: list[None] = []
 """Not empty where a program has written to stderr and this process not yet."""
 
 
-def tell(text: str) -> None:
+def log(text: str) -> None:
     """Write ``gputrace: `` and the text to stderr, as one line without control characters."""
     if _after_program:
         _after_program.clear()
@@ -34,7 +34,7 @@ def tell(text: str) -> None:
     click.echo(f"gputrace: {message(text)}", err=True)
 
 
-def tell_after_program() -> None:
+def log_after_program() -> None:
     """Have the next message begin a line, where a program may have left one without an end."""
     _after_program[:] = [None]
 

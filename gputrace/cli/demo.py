@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gputrace.cli import options
-from gputrace.cli.console import tell
+from gputrace.cli.console import log
 from gputrace.errors import ExitCode, GputraceError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def command(form: str, no_record: bool, output: Path | None, force: bool) -> int
     with unpacked("demo.sqlite.xz") as path, gputrace.open(path) as opened:
         bundled = opened.analyze()
     if form != "json":
-        _tell(_BUNDLED, form)
+        _explain(_BUNDLED, form)
         options.show(bundled, form)
     recorded, problem = (None, "not asked for") if no_record else _record(form)
     if form == "json":
@@ -69,10 +69,10 @@ def command(form: str, no_record: bool, output: Path | None, force: bool) -> int
     elif recorded is not None:
         click.echo()
         options.show(recorded, form)
-    _tell(_YOURS, form)
+    _explain(_YOURS, form)
     if recorded is not None or no_record:
         return ExitCode.DONE
-    tell(f"nothing was recorded here: {problem}")
+    log(f"nothing was recorded here: {problem}")
     return ExitCode.DONE_IN_PART
 
 
@@ -84,11 +84,11 @@ def _write(target: Path, force: bool) -> int:
     path = check_target(target, (), force)
     with unpacked("demo.sqlite.xz") as recording, unfinished_file(path) as unfinished:
         shutil.copyfile(recording, unfinished)
-    tell(f"wrote {target}")
+    log(f"wrote {target}")
     return ExitCode.DONE
 
 
-def _tell(message: str, form: str) -> None:
+def _explain(message: str, form: str) -> None:
     """Write an explanation to stderr, unless the output is for programs."""
     if form == "text":
         click.echo(message, err=True)
@@ -99,7 +99,7 @@ def _record(form: str) -> tuple[Report | None, str]:
     import gputrace
     from gputrace.data import unpacked
 
-    _tell(_HERE, form)
+    _explain(_HERE, form)
     record = [sys.executable, "-m", "gputrace", "record", "--", sys.executable, "train.py"]
     try:
         with unpacked("train.py") as script:
@@ -112,10 +112,10 @@ def _record(form: str) -> tuple[Report | None, str]:
                 errors="replace",
                 check=False,
             )
-            _tell((ran.stdout + ran.stderr).rstrip(), form)
+            _explain((ran.stdout + ran.stderr).rstrip(), form)
             if ran.returncode:
                 return None, why_not(ran)
-            _tell("\n$ gputrace analyze trace.sqlite", form)
+            _explain("\n$ gputrace analyze trace.sqlite", form)
             with gputrace.open(script.with_name("trace.sqlite")) as opened:
                 return opened.analyze(), ""
     except (OSError, GputraceError) as error:

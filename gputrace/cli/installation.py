@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gputrace.cli import options
-from gputrace.cli.console import tell
+from gputrace.cli.console import log
 from gputrace.errors import ExitCode, PluginError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def doctor() -> int:
     for check in checks:
         state = click.style(f"{check.state:<8}", fg=_COLORS[check.state])
         advice = f"; {check.advice}" if check.advice else ""
-        click.echo(f"{state}{check.what}: {check.found}{advice}", color=color)
+        click.echo(f"{state}{check.what}: {check.result}{advice}", color=color)
     missing = any(check.state == "missing" for check in checks)
     return ExitCode.MISSING_HERE if missing else ExitCode.DONE
 
@@ -47,7 +47,7 @@ def recipe() -> None:
     """
     click.echo(Path(__file__).parents[1] / "data" / "recipe")
     if sys.stdout.isatty():
-        tell(f"use it as {_USE}")
+        log(f"use it as {_USE}")
 
 
 @click.command("plugins")
@@ -68,7 +68,7 @@ def plugins(check: bool) -> int:
         seen.add(key)
         click.echo(f"{kind:<9} {plugin.name} ({plugin.package}, {plugin.value}){hidden}")
         if check and (problem := _problem(plugin)):
-            tell(problem)
+            log(problem)
             code = ExitCode.MISSING_HERE
     return code
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gputrace.cli import options
-from gputrace.cli.console import reading, tell
+from gputrace.cli.console import log, reading
 from gputrace.errors import ExitCode, MissingError, UsageError
 from gputrace.units import format_ns
 
@@ -129,5 +129,5 @@ def _profile(chosen: Filter, output: Path, command: tuple[str, ...]) -> int:
         click.echo(f"{kernel.name}: {kernel.verdict}")
         for label, (value, unit) in kernel.figures.items():
             click.echo(f"  {label:<{wide}}  {show.get(unit, '{:,.4g}'.format)(value)}")
-    tell(f"wrote {output}")
+    log(f"wrote {output}")
     return ExitCode.DONE

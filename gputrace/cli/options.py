@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from gputrace.cli.console import tell
+from gputrace.cli.console import log
 from gputrace.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -154,8 +154,8 @@ def default_target(trace: Path, suffix: str) -> Path:
     return Path((trace.resolve().name.partition(".")[0] or "trace") + suffix)
 
 
-def tell_left_out(opened: OpenTrace) -> int:
+def log_left_out(opened: OpenTrace) -> int:
     """List on stderr what could not be read; return the resulting exit code."""
     for file in opened.left_out:
-        tell(f"not all read: {file}")
+        log(f"not all read: {file}")
     return ExitCode.DONE_IN_PART if opened.left_out else ExitCode.DONE

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gputrace.cli import options
-from gputrace.cli.console import signals_as_interrupt, tell, tell_after_program
+from gputrace.cli.console import log, log_after_program, signals_as_interrupt
 from gputrace.errors import ExitCode, GputraceError, InputError, MissingError, UsageError
 from gputrace.units import format_bytes, format_count, format_ns, parse_duration
 
 if TYPE_CHECKING:
-    from gputrace.collectors.backend import Every, Merged, Plan
+    from gputrace.collectors.backend import Merged, Plan, RepeatedWindow
     from gputrace.collectors.limits import Limits, Size
     from gputrace.collectors.session import Prepared
 
@@ -100,14 +100,14 @@ def command(command: tuple[str, ...], live: bool, force: bool, **given: Any) -> 
         terminal = _terminal() if live else None
         prepared = prepare(plan, command, force)
     except CannotRun as error:
-        return _say(str(error), error.code)
+        return _fail(str(error), error.code)
     except GputraceError as error:
-        return _say(str(error), ExitCode.RECORDING_FAILED)
+        return _fail(str(error), ExitCode.RECORDING_FAILED)
     except OSError as error:
         at = error.filename or given["output"]
-        return _say(f"{at}: {error.strerror}", ExitCode.RECORDING_FAILED)
+        return _fail(f"{at}: {error.strerror}", ExitCode.RECORDING_FAILED)
     if bound := _bound(plan.limits):
-        tell(bound)
+        log(bound)
     if terminal is None:
         return _record(prepared)
     from gputrace.cli.record_live import record_live
@@ -130,13 +130,13 @@ def _record(prepared: Prepared) -> int:
 
     has_run = True
     try:
-        code = record(prepared, _say, _tell_size, LARGE_AT_A_TERMINAL if _is_ours() else LARGE)
+        code = record(prepared, _fail, _log_size, LARGE_AT_A_TERMINAL if _is_ours() else LARGE)
     except CannotRun as error:
-        code, has_run = _say(str(error), error.code), False
+        code, has_run = _fail(str(error), error.code), False
     except GputraceError as error:
-        code, has_run = _say(str(error), ExitCode.RECORDING_FAILED), False
+        code, has_run = _fail(str(error), ExitCode.RECORDING_FAILED), False
     if has_run:
-        tell_after_program()
+        log_after_program()
     made = _conclude(prepared, has_run, failed=code != 0)
     return code or made
 
@@ -163,10 +163,10 @@ def _conclude(prepared: Prepared, has_run: bool, *, failed: bool) -> int:
         problem = str(error)
     else:
         if merged is not None:
-            _tell_merged(merged, output, prepared.traces, failed=failed)
+            _log_merged(merged, output, prepared.traces, failed=failed)
         return ExitCode.DONE
     safe = f"what was recorded is safe: gputrace recover {prepared.folder} -o FILE"
-    tell(f"{problem}; {safe}")
+    log(f"{problem}; {safe}")
     return ExitCode.RECORDING_FAILED
 
 
@@ -179,26 +179,26 @@ _LEAST_STEPS: Final = 2
 """Marks of steps that an analysis needs where no GPU was seen: from one to the next is a step."""
 
 
-def _tell_merged(merged: Merged, output: Path, traces: str, *, failed: bool) -> None:
+def _log_merged(merged: Merged, output: Path, traces: str, *, failed: bool) -> None:
     size = output.stat().st_size / 1e6
     for line in (f"{output}: {_counts(merged)}, {size:,.1f} MB", *merged.notes):
-        tell(line)
+        log(line)
     if merged.cut:
         lost = "what they had not written, a second at most where the disk took it, is missing"
-        tell(f"{merged.cut} ended without warning; {lost}")
+        log(f"{merged.cut} ended without warning; {lost}")
     if merged.kernels or merged.steps >= _LEAST_STEPS:
-        tell(f"next: gputrace analyze {traces}")
+        log(f"next: gputrace analyze {traces}")
     elif failed:
-        tell("the program failed before its second step: there is nothing to analyze yet")
+        log("the program failed before its second step: there is nothing to analyze yet")
     else:
         seen = "only one step was" if merged.steps else "no steps were"
-        tell(
+        log(
             f"{seen} seen: call gputrace.step() at the end of each, or wrap each in "
             "`with gputrace.step():`, and record again"
         )
 
 
-def _tell_size(size: Size) -> None:
+def _log_size(size: Size) -> None:
     """Report a large recording on a line of its own, below what the program has printed."""
     state = f"{size.bytes / 1e9:,.1f} GB recorded in {format_ns(size.elapsed_ns)}"
     line = f"gputrace: {state} ({size.rate / 1e6:,.0f} MB/s); --duration or --steps records less\n"
@@ -219,8 +219,8 @@ def _is_ours() -> bool:
         return False
 
 
-def _say(message: str, code: int = 0) -> int:
-    tell(message)
+def _fail(message: str, code: int = 0) -> int:
+    log(message)
     return code
 
 
@@ -322,18 +322,18 @@ def _steps(text: str) -> tuple[int, int]:
     return int(first), int(end)
 
 
-def _every(text: str) -> Every:
+def _every(text: str) -> RepeatedWindow:
     """Parse ``1000:10`` (steps) or ``10min:5s`` (times)."""
-    from gputrace.collectors.backend import Every
+    from gputrace.collectors.backend import RepeatedWindow
 
     parts = (distance, _, length) = text.partition(":")
     if distance.isdecimal() and length.isdecimal():
-        every = Every(int(distance), int(length), in_steps=True)
+        every = RepeatedWindow(int(distance), int(length), in_steps=True)
     else:
         try:
             if not all(part.strip()[-1:].isalpha() for part in parts[::2]):
                 raise ValueError
-            every = Every(parse_duration(distance), parse_duration(length), in_steps=False)
+            every = RepeatedWindow(parse_duration(distance), parse_duration(length), in_steps=False)
         except ValueError:
             steps = "steps, as 1000:10 (10 of each 1,000)"
             raise UsageError(f"--every {text}: write {steps}, or times, as 10min:5s") from None
@@ -417,4 +417,4 @@ def recover(folder: Path, output: Path | None, force: bool, keep: bool) -> None:
     except OSError as error:
         raise InputError(target, f"cannot be written ({error.strerror})") from error
     for line in (f"{target}: {_counts(merged)}", *merged.notes):
-        tell(line)
+        log(line)

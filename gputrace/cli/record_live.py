@@ -16,7 +16,7 @@ import numpy as np
 
 from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.timeline_model.cells import CURVES, make_curve
-from gputrace.cli.console import tell
+from gputrace.cli.console import log
 from gputrace.collectors.launch.pty_session import PtySession
 from gputrace.collectors.live import Following, RankSteps
 from gputrace.collectors.nvml.log import NvmlLog
@@ -143,30 +143,32 @@ def record_live(prepared: Prepared, terminal: int, record: Callable[[], int]) ->
     output = prepared.plan.output
     sys.stdout.flush()
     sys.stderr.flush()
-    aside = PtySession(terminal, output.with_name(f"{output.name}.log"))
-    if aside.divide():
+    session = PtySession(terminal, output.with_name(f"{output.name}.log"))
+    if session.divide():
         return record()
     prepared.team.forget()
     # Python's standard streams are those of the terminal now.
     sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", closefd=False)  # type: ignore[misc]
-    problem = _show(prepared, aside)
-    for line in (problem, aside.give_terminal()):
+    problem = _show(prepared, session)
+    for line in (problem, session.give_terminal()):
         if line:
             # The terminal may be gone; the exit code is still the program's.
             with suppress(OSError):
-                tell(line)
-    return aside.code if aside.code is not None else ExitCode.RECORDING_FAILED
+                log(line)
+    return session.code if session.code is not None else ExitCode.RECORDING_FAILED
 
 
-def _show(prepared: Prepared, aside: PtySession) -> str:
+def _show(prepared: Prepared, session: PtySession) -> str:
     """Run the live view until the program ends or the user quits; return the error, if any."""
     try:
         from gputrace.report.tui.live import LiveApp
 
         feed = RecordingFeed(prepared.folder)
-        app = LiveApp(feed, aside.lines, aside.interrupt, lambda: aside.is_over() or aside.hung_up)
+        app = LiveApp(
+            feed, session.lines, session.interrupt, lambda: session.is_over() or session.hung_up
+        )
         app.run()
     except Exception as error:
         # A failure of the view must not end the program.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gputrace.cli import options
-from gputrace.cli.console import progress_bar, signals_as_interrupt, tell
+from gputrace.cli.console import log, progress_bar, signals_as_interrupt
 from gputrace.errors import ExitCode, UsageError
 from gputrace.units import format_ns, parse_duration
 
@@ -89,7 +89,7 @@ def command(
         raise UsageError("name the program after --, as gputrace try workers=8 -- python train.py")
     request = _request(cures, ctx.meta[_PROGRAM], given)
     if request.workdir is None:
-        tell(
+        log(
             "each run starts the program here, and what it writes is written again; "
             "--workdir . gives it copies"
         )
@@ -103,9 +103,9 @@ def command(
 
         apply(outcome.patch)
         for edit in outcome.patch.edits:
-            tell(f"wrote {edit.path}")
+            log(f"wrote {edit.path}")
     if outcome.interrupted:
-        tell("interrupted; what was known by then is shown")
+        log("interrupted; what was known by then is shown")
         return ExitCode.INTERRUPTED
     return ExitCode.DONE if outcome.best is not None else ExitCode.GATE_NOT_MET
 
@@ -143,7 +143,7 @@ def _progress() -> Iterator[Progress]:
             if bar is not None:
                 bar(round(spent), round(budget))
             else:
-                tell(f"run {runs}, {label}; {spent:.0f} of {budget:.0f} s")
+                log(f"run {runs}, {label}; {spent:.0f} of {budget:.0f} s")
 
         yield show
 

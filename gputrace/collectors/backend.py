@@ -12,8 +12,8 @@ from gputrace.collectors.limits import NONE, Limits
 
 
 @dataclass(frozen=True, slots=True)
-class Every:
-    """Windows that come again: so long out of each distance, in steps or in nanoseconds."""
+class RepeatedWindow:
+    """Repeated windows of a length at a distance, in steps or in nanoseconds."""
 
     distance: int
     length: int
@@ -30,7 +30,7 @@ class Plan:
 
     output: Path
     backend: str = "auto"
-    """The name of a backend, or ``auto``: the best one that works on this machine."""
+    """Name of a backend, or ``auto``: the best one that works on this machine."""
     delay_ns: int = 0
     duration_ns: int = 0
     steps: tuple[int, int] | None = None
@@ -39,7 +39,7 @@ class Plan:
     nvml: bool = True
     python: bool = False
     """Sample the lines that Python programs are at."""
-    every: Every | None = None
+    every: RepeatedWindow | None = None
     limits: Limits = NONE
     api: str = "all"
     """CUDA calls to record: ``all``, ``none``, or ``auto``: where there are too many, of some
@@ -76,9 +76,9 @@ class Merged:
 
 
 def run_directly(
-    launch: Launch, _folder: Path, _tell: Callable[[str], object], meanwhile: Callable[[], None]
+    launch: Launch, _folder: Path, _log: Callable[[str], object], meanwhile: Callable[[], None]
 ) -> int:
-    """Runs a command that is the program itself."""
+    """Run a command that is the program itself."""
     often = (launch.look_s,) if launch.look_s else ()
     return run(launch.command, launch.environment, meanwhile, *often)
 
@@ -89,18 +89,18 @@ class Backend:
 
     Attributes:
         name: as ``--backend`` takes it.
-        obstacle: why it cannot record here, and what to do about it; None where it can. Takes
+        obstacle: returns why it cannot record here, and what to do about it; None if it can. Takes
             the environment that the program would inherit.
-        launch: how to start a command so that it leaves its files in a folder. Its environment
-            is the one given, which has the hooks already, and what the backend needs.
-        merge: makes the trace (second path) of the folder (first path) with what meta.json said;
-            raises InputError where nothing in it can be read, OSError where it cannot be written.
-        run: runs what was launched, to its end; the program's exit code. Takes the folder, what
-            tells a person a line, and what is to be called every few seconds. Raises CannotRun
-            where the program cannot be run, MissingError where what records it cannot.
-        heeds_long: whether it can do windows that come again, rings and limits.
-        shares: whether several recorders of one machine may use one folder at once; where not,
-            each task of a job gets a trace of its own.
+        launch: returns how to start a command so that it leaves its files in a folder. Takes the
+            environment, which has the hooks already, and adds what the backend needs.
+        merge: makes the trace (second path) of the folder (first path) and its meta.json; raises
+            InputError if nothing in it can be read, OSError if it cannot be written.
+        run: runs what was launched to its end, and returns the program's exit code. Takes the
+            folder, a logger of lines, and a callback for every few seconds. Raises CannotRun if the
+            program cannot be run, MissingError if its recorder cannot.
+        heeds_long: True if it supports repeated windows, rings and limits.
+        shares: True if several recorders of one machine may use one folder at once; else each task
+            of a job gets a trace of its own.
     """
 
     name: str
@@ -120,12 +120,12 @@ def has_driver() -> bool:
     return Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia/version").exists()
 
 
-def other_recorder(inherited: Mapping[str, str], own: Path | None = None) -> str | None:
+def other_recorder(inherited: Mapping[str, str], library: Path | None = None) -> str | None:
     """Return what else would record CUDA in an environment, and what to do about it; or None."""
     if any(variable in inherited for variable in _OTHER_TOOLS):
         return "this shell runs under nsys, and CUDA has room for one recorder; run without nsys"
     other = inherited.get("CUDA_INJECTION64_PATH")
-    if other and Path(other) != own:
+    if other and Path(other) != library:
         return f"CUDA_INJECTION64_PATH names another tool ({other}); unset it to record"
     return None
 
@@ -138,6 +138,6 @@ HOW_TO_BUILD: Final = (
 
 
 def built_library(name: str) -> Path | None:
-    """The library of that name; None where the package was built without a compiler."""
+    """Return the path of a C library; None if the package was built without a compiler."""
     path = Path(__file__).with_name(f"{name}.so")
     return path if path.exists() else None

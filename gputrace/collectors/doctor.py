@@ -26,7 +26,7 @@ from gputrace.readers.nsys_export import find_nsys, nsys_version
 _VERSION_FILE: Final = Path("/proc/driver/nvidia/version")
 _PARAMETERS: Final = Path("/proc/driver/nvidia/params")
 _NVPROF_ENDS: Final = (8, 0)
-"""The compute capability from which on nvprof refuses cards, in its own words."""
+"""Compute capability from which on nvprof refuses cards."""
 _CUPTI_PLACES: Final = (
     "/usr/local/cuda*/extras/CUPTI/lib64/libcupti.so.1?",
     "/usr/local/cuda*/targets/*/lib/libcupti.so.1?",
@@ -36,17 +36,17 @@ _CUPTI_PLACES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     what: str
     state: str
     """``ok``, ``missing`` (recording with CUPTI cannot work), or ``note``."""
-    found: str
+    result: str
     advice: str = ""
 
 
 def examine() -> list[Check]:
-    """All checks, in the order in which recording needs the things."""
+    """Return all checks, in the order in which recording needs their subjects."""
     cards, capabilities = _find_cards()
     checks = [*_driver(), *_container(), *cards, *_collector(), *_nsys()]
     return [*checks, *_nvprof(capabilities), *_others()]
@@ -75,16 +75,16 @@ def _container() -> Iterator[Check]:
     if name := container():
         yield Check("container", "ok", name)
     for capability, what in missing_capabilities().items():
-        found = f"without {capability}"
+        result = f"without {capability}"
         advice = f"so no {what}; start the container with it in that list, or with all"
-        yield Check("NVIDIA_DRIVER_CAPABILITIES", "note", found, advice)
+        yield Check("NVIDIA_DRIVER_CAPABILITIES", "note", result, advice)
 
 
 _Capability = tuple[int, int] | None
 
 
 def _find_cards() -> tuple[list[Check], list[_Capability]]:
-    """Checks of the cards by NVML; and their compute capabilities, None where it does not say."""
+    """Check the cards by NVML; also return their compute capabilities, None if unknown."""
     if not has_driver():
         return [], []
     try:
@@ -92,7 +92,7 @@ def _find_cards() -> tuple[list[Check], list[_Capability]]:
         nvml.nvmlInit()
         cards = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
         names = [nvml.nvmlDeviceGetName(card) for card in cards]
-    except Exception as error:  # whatever NVML, or the lack of it, raises is the finding
+    except Exception as error:  # Whatever NVML, or the lack of it, raises.
         why = str(error) or type(error).__name__
         return [Check("NVML", "note", why, "clocks and power are not sampled without it")], []
     capabilities = [ask(nvml, "nvmlDeviceGetCudaComputeCapability", card) for card in cards]
@@ -122,8 +122,10 @@ def _collector() -> Iterator[Check]:
         cupti.add(str(Path(named)))
     if cupti:
         files = {Path(path).resolve(): path for path in sorted(cupti)}
-        found = ", ".join(f"{_cupti_version(path)} ({path})" for path in files.values())
-        yield Check("libcupti", "ok", found, "a program takes that beside its CUDA runtime first")
+        versions = ", ".join(f"{_cupti_version(path)} ({path})" for path in files.values())
+        yield Check(
+            "libcupti", "ok", versions, "a program takes that beside its CUDA runtime first"
+        )
     else:
         advice = "PyTorch and JAX bring their own; else pip install 'gputrace[cuda13]', or cuda12"
         yield Check("libcupti", "note", "none in this Python or the usual places", advice)
@@ -159,17 +161,17 @@ def _nsys() -> Iterator[Check]:
         yield Check("nsys", "note", "not found", advice)
         return
     try:
-        found, obstacle = f"{nsys_version(nsys)} ({nsys})", importer_obstacle(nsys)
+        version, obstacle = f"{nsys_version(nsys)} ({nsys})", importer_obstacle(nsys)
     except (OSError, MissingError) as error:
         advice = "GPUTRACE_NSYS or the PATH names it; let them name one that runs"
         why = error.strerror if isinstance(error, OSError) else error
         yield Check("nsys", "note", f"{nsys} cannot be run ({why})", advice)
         return
-    yield Check("nsys", "note" if obstacle else "ok", found, obstacle or "")
+    yield Check("nsys", "note" if obstacle else "ok", version, obstacle or "")
 
 
 def _nvprof(capabilities: list[_Capability]) -> Iterator[Check]:
-    """Worth a word where it is there, or there is a card that it serves."""
+    """Check nvprof, if it is installed or there is a card that it supports."""
     serves = any(capability and capability < _NVPROF_ENDS for capability in capabilities)
     what = f"it serves cards of compute capability below {_NVPROF_ENDS[0]}.{_NVPROF_ENDS[1]} only"
     nvprof = find_nvprof()
@@ -183,13 +185,13 @@ def _nvprof(capabilities: list[_Capability]) -> Iterator[Check]:
         yield Check("nvprof", "note", f"{nvprof} cannot be run ({error.strerror})")
         return
     version = re.search(r"Release version (\S+)", run.stdout)
-    found = f"{version[1] if version else 'of unknown version'} ({nvprof})"
+    result = f"{version[1] if version else 'of unknown version'} ({nvprof})"
     none_here = ": none here" if capabilities and not serves else ""
-    yield Check("nvprof", "note" if none_here else "ok", found, what + none_here)
+    yield Check("nvprof", "note" if none_here else "ok", result, what + none_here)
 
 
 def _others() -> Iterator[Check]:
-    """Ncu and the installed plugins, which are not imported: recording does without them."""
+    """Check ncu and the installed plugins, which recording does not need; no plugin is imported."""
     if ncu := find_ncu():
         yield Check("ncu", "ok", f"{ncu}, which gputrace kernel hands kernels to")
     if plugins := ", ".join(map(str, all_plugins())):
@@ -223,7 +225,7 @@ _NEEDED: Final = {"compute": "recording", "utility": "clocks and power"}
 
 
 def container(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> str | None:
-    """Name what runs the container that we are in, by the marks it leaves; None outside."""
+    """Return the name of the runtime of this container, by its traces; None outside of one."""
     if "KUBERNETES_SERVICE_HOST" in environment:
         return "Kubernetes"
     if "APPTAINER_CONTAINER" in environment or "SINGULARITY_CONTAINER" in environment:
@@ -241,7 +243,7 @@ def how_to_get_gpus(name: str) -> str:
 
 
 def missing_capabilities(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Needed capabilities that NVIDIA_DRIVER_CAPABILITIES leaves out, each with its purpose."""
+    """Return needed capabilities missing in NVIDIA_DRIVER_CAPABILITIES, with their purposes."""
     given = environment.get("NVIDIA_DRIVER_CAPABILITIES")
     if not given or "all" in given.split(","):
         return {}

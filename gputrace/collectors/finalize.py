@@ -1,4 +1,4 @@
-"""The trace file of a recording, made of what its processes left behind."""
+"""Making of a recording's trace file from the files of its processes."""
 
 from __future__ import annotations
 
@@ -49,10 +49,9 @@ LEAD_NS: Final = 1000
 
 
 def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
-    """Writes the trace of a recording's folder.
+    """Write the trace of a recording's folder.
 
-    Raises InputError where nothing of what the folder holds can be read, OSError where the file
-    cannot be written.
+    Raises InputError if nothing in the folder can be read, OSError if the trace cannot be written.
     """
     problems: list[InputError] = []
     spools: list[Spool] = read_all(folder, "*.spool", read_spool, join_spools, problems)
@@ -83,9 +82,9 @@ def write_all(
     start: int,
     meta: Mapping[str, str],
 ) -> int:
-    """Writes the session, its processes and what the collector saw of each; how many there are.
+    """Write the session and its processes with the collector's records; return their number.
 
-    ``start`` is the session's on CLOCK_REALTIME. What the hooks and NVML saw is not in it.
+    ``start`` is the session's on CLOCK_REALTIME.
     """
     write_session(writer, start, meta)
     cards = _write_cards(writer, spools)
@@ -98,7 +97,7 @@ def write_all(
 def _notes(
     spools: Sequence[Spool], hosts: Sequence[HostEvents], start: int, meta: Mapping[str, str]
 ) -> list[str]:
-    """Why processes have no GPU activity, each reason once; and whose files end early."""
+    """Return why processes have no GPU activity, each reason once, and whose files end early."""
     reasons = {spool.info.get("no_gpu_activity", "") for spool in spools}
     if not spools and meta.get("backend") != "host":
         reasons.add("no process of the program started CUDA")
@@ -122,7 +121,7 @@ _MARK, _START_END, DOMAIN_CREATED = 1, 2, 3
 
 
 class _Activity:
-    """Writes what the collector recorded in one process."""
+    """Writer of the collector's records of one process."""
 
     def __init__(self, writer: TraceWriter, spool: Spool, start: int) -> None:
         self._writer, self._spool, self._start = writer, spool, start
@@ -244,7 +243,7 @@ class _Activity:
         self._writer.add("NVTX_EVENTS", columns)
 
     def _on_gpu(self, rows: Records) -> dict[str, Any]:
-        # Of what the GPU was still at when CUPTI had to hand it over, one time or both are 0.
+        # Unfinished operations that CUPTI had to hand over have one time or both 0.
         timed = (rows["start"] != 0) & (rows["end"] != 0)
         span = {name: np.where(timed, times, 0) for name, times in self._span(rows).items()}
         return span | {
@@ -271,8 +270,8 @@ class _Activity:
 def _string_ids(
     writer: TraceWriter, ids: NDArray[np.uint32], text: Callable[[int], str]
 ) -> list[int]:
-    """The ids in StringIds of the texts that a file's ids stand for."""
-    # All at once: a program may name each of its ranges anew.
+    """Return the ids in StringIds of the texts of a file's ids."""
+    # All at once: a program may give each range a new name.
     unique, inverse = np.unique(ids, return_inverse=True)
     known = writer.strings([text(id) for id in unique.tolist()])
     return [known[i] for i in inverse.tolist()]
@@ -284,12 +283,12 @@ def _nsys_memory(kinds: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _where(there: NDArray[np.bool_], values: NDArray[Any]) -> list[Any]:
-    """The values, and None where there is none."""
+    """Return the values, with None for missing ones."""
     return [value if here else None for here, value in zip(there, values.tolist(), strict=True)]
 
 
 def _write_cards(writer: TraceWriter, spools: Sequence[Spool]) -> dict[bytes, int]:
-    """Writes the cards that any process saw, in the order of PCI addresses; their ids by uuid."""
+    """Write the cards of all processes in order of PCI address; return their ids by uuid."""
     seen: dict[bytes, Any] = {}
     for spool in spools:
         for row in spool.records[b"DEVI"]:
@@ -324,45 +323,49 @@ def _text(value: bytes) -> str:
 
 LARGEST: Final = 1 << 62
 """Largest integer of SQLite, which a corrupt file may exceed."""
-OWN: Final = 1
-"""This machine in the upper 16 bits of global ids, where no nsys has numbered it."""
+THIS_MACHINE: Final = 1
+"""Upper 16 bits of global ids, unless nsys has numbered the machine."""
 
 
 def session_time(moments: NDArray[np.uint64], start: int) -> NDArray[np.int64]:
-    """Nanoseconds since the session's start on CLOCK_REALTIME; 0 means no moment, and stays."""
+    """Convert CLOCK_REALTIME to nanoseconds since the session's start; 0 means none, and stays."""
     signed = moments.astype(np.int64)
     return np.where(signed == 0, 0, signed - start)
 
 
-def global_pid(pid: int, machine: int = OWN) -> int:
-    """A process in the form of nsys's globalPid: 16 bits of host, 24 of pid, 24 of thread."""
+def global_pid(pid: int, machine: int = THIS_MACHINE) -> int:
+    """Return nsys's globalPid of a process: 16 bits of host, 24 of pid, 24 of thread."""
     return machine << 48 | (pid & 0xFFFFFF) << 24
 
 
-def global_tids(pid: int, threads: NDArray[np.uint32], machine: int = OWN) -> NDArray[np.int64]:
-    """Threads of a process in the form of nsys's globalTid."""
+def global_tids(
+    pid: int, threads: NDArray[np.uint32], machine: int = THIS_MACHINE
+) -> NDArray[np.int64]:
+    """Return nsys's globalTid of threads of a process."""
     return threads.astype(np.int64) & 0xFFFFFF | global_pid(pid, machine)
 
 
-DATA_WAIT: Final = 1
-ANNOTATION: Final = 2
-COLLECTION: Final = 3
-PHASE: Final = 4
-LOADER: Final = 5
-COMPILATION: Final = 6
+_RANGES: Final = {"data_wait": 1, "annotation": 2, "gc": 3, "phase": 4, "compilation": 6}
+_LOADER: Final = 5
 """Values of ``kind`` in GPUTRACE_HOST_RANGE."""
 
 
 def write_signals(
-    writer: TraceWriter, folder: Path, hosts: Sequence[HostEvents], start: int, machine: int = OWN
+    writer: TraceWriter,
+    folder: Path,
+    hosts: Sequence[HostEvents],
+    start: int,
+    machine: int = THIS_MACHINE,
 ) -> int:
-    """Writes what every backend records of the host and of the cards; the number of steps."""
+    """Write what every backend records of the host and the cards; return the number of steps."""
     write_nvml(writer, sorted(folder.glob("*.nvml.jsonl")), start)
     return sum(write_host(writer, host, start, machine) for host in hosts)
 
 
-def write_host(writer: TraceWriter, host: HostEvents, start: int, machine: int = OWN) -> int:
-    """Writes all that the hooks of a process recorded; gives back the number of steps.
+def write_host(
+    writer: TraceWriter, host: HostEvents, start: int, machine: int = THIS_MACHINE
+) -> int:
+    """Write the records of a process's hooks; return the number of steps.
 
     ``start`` is the session's on CLOCK_REALTIME, ``machine`` the upper 16 bits of global ids.
     """
@@ -380,14 +383,12 @@ def write_host(writer: TraceWriter, host: HostEvents, start: int, machine: int =
 
     steps = host.records["step"]
     writer.add("GPUTRACE_STEP", spans(steps) | {"step": steps["number"]})
-    kinds = {DATA_WAIT: "data_wait", ANNOTATION: "annotation", COLLECTION: "gc", PHASE: "phase"}
-    kinds[COMPILATION] = "compilation"
-    for kind, name in kinds.items():
+    for name, kind in _RANGES.items():
         rows = host.records[name]
         writer.add("GPUTRACE_HOST_RANGE", spans(rows) | {"kind": [kind] * len(rows)})
     rows = host.records["loader"]
     numbers = rows["rank"].astype(np.int64) << 32 | rows["number"]
-    loader = {"kind": [LOADER] * len(rows), "number": numbers}
+    loader = {"kind": [_LOADER] * len(rows), "number": numbers}
     writer.add("GPUTRACE_HOST_RANGE", spans(rows) | loader)
     counters = host.records["counter"]
     writer.add("GPUTRACE_HOST_COUNTER", spans(counters) | {"value": counts(counters)})
@@ -407,7 +408,7 @@ def write_host(writer: TraceWriter, host: HostEvents, start: int, machine: int =
 
 
 def write_losses(writer: TraceWriter, process: int, losses: Sequence[Loss], start: int) -> None:
-    """Writes what a process lost; ``process`` is its globalPid."""
+    """Write the losses of a process; ``process`` is its globalPid."""
     rows = [
         (process, (at - start) % LARGEST, count % LARGEST or None, why) for at, count, why in losses
     ]
@@ -416,21 +417,21 @@ def write_losses(writer: TraceWriter, process: int, losses: Sequence[Loss], star
 
 
 def write_unreadable(writer: TraceWriter, problems: Sequence[InputError]) -> list[str]:
-    """Writes which files of a recording could not be read, and why; a line each."""
+    """Write which files could not be read, and why; return a line for each."""
     lost = [f"{problem.path.name}: {problem.problem}" for problem in problems]
     writer.add("GPUTRACE_LOSS", {"reason": lost})
     return lost
 
 
 def hold_something(problems: Sequence[InputError]) -> bool:
-    """Return whether any unreadable file is worth keeping: an empty one is not."""
+    """Return True if any unreadable file is not empty, and thus worth keeping."""
     return any(problem.path.stat().st_size for problem in problems)
 
 
 def write_nvml(writer: TraceWriter, paths: Iterable[Path], start: int) -> None:
-    """Writes the cards, their samples and their topology; ``timeNs`` on the session's clock.
+    """Write the cards, their samples and their topology; ``timeNs`` is on the session's clock.
 
-    Several files are of recorders that sampled in turn, or of a ring: they describe the same cards.
+    Several files, of successive recorders or a ring, describe the same cards.
     """
     logs = []
     for path in paths:
@@ -459,10 +460,10 @@ def write_logs(writer: TraceWriter, logs: Iterable[NvmlLog], start: int) -> None
 def write_processes(
     writer: TraceWriter, spools: Sequence[Spool], hosts: Sequence[HostEvents]
 ) -> int:
-    """Writes a row for every process that left a file; gives back how many there are.
+    """Write a row for every process that left a file; return the number of processes.
 
-    A process that runs another program (exec) leaves a host file of each. Of what the files say,
-    the collector's counts, then the last host file's.
+    A process that runs another program (exec) leaves a host file for each. Information from the
+    collector takes precedence, then the last host file's.
     """
     infos: dict[tuple[str, int], dict[str, str]] = {}
     whole: dict[tuple[str, int], bool] = {}
@@ -484,9 +485,9 @@ def write_process(
     host: str,
     info: Mapping[str, str],
     whole: bool,
-    machine: int = OWN,
+    machine: int = THIS_MACHINE,
 ) -> None:
-    """Writes who a process was, by what it said of itself."""
+    """Write a process's identity, from its environment."""
     rank, size, local = (_number(info, keys) for keys in (_RANKS, _SIZES, _LOCAL))
     note = info.get("no_gpu_activity", info.get("last_flush"))
     columns = ["globalPid", "pid", "host", "rank", "worldSize", "localRank", "whole", "note"]
@@ -506,7 +507,7 @@ _LOCAL: Final = (
 
 
 def rank_of(info: Mapping[str, str]) -> int | None:
-    """The rank of a process by what it said of itself."""
+    """Return the rank of a process from its environment."""
     return _number(info, _RANKS)
 
 
@@ -515,7 +516,7 @@ def _number(info: Mapping[str, str], keys: Sequence[str]) -> int | None:
 
 
 def write_session(writer: TraceWriter, start: int, meta: Mapping[str, str]) -> None:
-    """Writes when and how a recording was made that is no nsys export."""
+    """Write when and how a recording other than an nsys export was made."""
     seconds = start / 1e9
     form = "%Y-%m-%dT%H:%M:%S"
     utc, local = (time.strftime(form, t(seconds)) for t in (time.gmtime, time.localtime))
@@ -535,6 +536,6 @@ def write_session(writer: TraceWriter, start: int, meta: Mapping[str, str]) -> N
 
 
 def write_meta(writer: TraceWriter, start: int, meta: Mapping[str, str]) -> None:
-    """Writes what makes the file a trace of ours; ``start`` is the session's (CLOCK_REALTIME)."""
-    own = {"format": "1", "version": __version__, "start_realtime_ns": str(start), **meta}
-    writer.add_rows("GPUTRACE_META", ["name", "value"], own.items())
+    """Write GPUTRACE_META; ``start`` is the session's on CLOCK_REALTIME."""
+    rows = {"format": "1", "version": __version__, "start_realtime_ns": str(start), **meta}
+    writer.add_rows("GPUTRACE_META", ["name", "value"], rows.items())

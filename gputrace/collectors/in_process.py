@@ -1,4 +1,4 @@
-"""Recording of the current process, a stretch at a time: the cells of a notebook."""
+"""Recording of the current process in stretches: the cells of a notebook."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from gputrace.collectors.backend import Merged, has_driver
 from gputrace.collectors.backends.cupti import CUPTI, collector_library, cupti_folders
 from gputrace.collectors.finalize import merge
 from gputrace.collectors.nvml import Sampler
-from gputrace.collectors.session import HOOKS
+from gputrace.collectors.session import HOOKS, can_be_read_meanwhile, finish
 from gputrace.collectors.spool.chunks import CHUNK, HEADER, ChunkFile
+from gputrace.errors import UsageError
 
 _FOR_CUDA: Final = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
 _LATE: Final = (
@@ -31,13 +32,13 @@ _LATE: Final = (
 _NO_DRIVER: Final = "there is no NVIDIA driver on this machine"
 
 
-class Inside:
-    """Records this process from each `begin` to the `end` that follows.
+class ProcessRecorder:
+    """Recorder of this process from each `begin` to the following `end`.
 
     Attributes:
         obstacle: why the GPUs cannot be recorded in this process, and after a semicolon what to do;
-            None where they can.
-        notice: what was missing of the samples of the cards; known at the end of a stretch.
+            None if they can.
+        notice: what is missing of the samples of the cards; known at the end of a stretch.
     """
 
     def __init__(self) -> None:
@@ -61,11 +62,11 @@ class Inside:
             self._steps: Any = import_module("_gputrace_hooks.steps")
         finally:
             sys.path.remove(str(HOOKS))
-        marks.look_again()
+        marks.reload_hooks()
         self._forget()
 
     def begin(self, gpu: bool) -> None:
-        """Begins a stretch, with the GPUs where ``gpu`` says so and nothing is in the way."""
+        """Begin a stretch; with ``gpu``, record the GPUs unless there is an obstacle."""
         self._asked, self.notice = gpu, ""
         self._gpu = gpu and self.obstacle is None
         self._cells += 1
@@ -88,7 +89,7 @@ class Inside:
             os.environ["GPUTRACE_CAPTURE"] = "all"
 
     def end(self) -> None:
-        """Ends the stretch, once the GPUs have done what they were given."""
+        """End the stretch once the GPUs have finished their work."""
         collector = self._collector()
         if self._gpu and collector is not None:
             finish_work()
@@ -106,7 +107,7 @@ class Inside:
             self._sampler = None
 
     def save(self, trace: Path) -> Merged:
-        """Writes the trace of the stretch that has ended; raises OSError where that cannot be."""
+        """Write the trace of the ended stretch; raise OSError if that fails."""
         for path in self._files():
             copy_since(path, self._cell / path.name, self._sizes.get(path.name, 0), self._began)
         meta = {
@@ -130,28 +131,44 @@ class Inside:
         return sorted(path for kind in kinds for path in self._folder.glob(kind))
 
     def _forget(self) -> None:
-        """Unsets the variables that CUDA has read by now: children must not get them."""
+        """Unset the variables that CUDA has read by now, since children must not inherit them."""
         if self.obstacle is None and self._collector() is None:
             return
         for name in (*_FOR_CUDA, "GPUTRACE_CAPTURE", "GPUTRACE_DIR"):
             os.environ.pop(name, None)
 
 
+def save_so_far(folder: Path, trace: Path) -> Merged:
+    """Writes the trace of a recording under way of which this process is a part.
+
+    Other processes are in it but for their last second. Raises UsageError where the backend writes
+    nothing before the program ends, OSError where the trace cannot be written.
+    """
+    if not can_be_read_meanwhile(folder):
+        raise UsageError(f"{folder}: what records writes nothing before the program has ended")
+    library = collector_library()
+    if library is not None and (collector := loaded(library)) is not None:
+        collector.gputrace_write()
+    if (recorder := sys.modules.get("_gputrace_hooks.recorder")) is not None:
+        recorder.write(time.time_ns())
+    return finish(folder, trace, keep=True)
+
+
 def _remove(folder: Path, owner: int) -> None:
-    """At the end of the process; a forked child has nothing to remove."""
+    """Remove the folder at exit, unless in a forked child."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 _LASTING: Final = frozenset((b"FULL", b"NAME", b"INFO", b"THRD", b"DEVI"))
-"""Chunks that explain what comes after them, whenever that is."""
+"""Tags of chunks that describe any later ones."""
 
 
 def copy_since(source: Path, target: Path, offset: int, began: tuple[int, int]) -> None:
-    """Copies a spool or a host file without the records that end before ``offset`` bytes.
+    """Copy a spool or a host file without the records that end before ``offset`` bytes.
 
-    ``began`` is the moment of CLOCK_REALTIME and CLOCK_MONOTONIC that the copy is to begin at.
-    Raises OSError where that cannot be done.
+    ``began`` is the start of the copy on CLOCK_REALTIME and CLOCK_MONOTONIC. Raises OSError if that
+    fails.
     """
     raw = source.read_bytes()
     if len(raw) < HEADER.size:
@@ -174,7 +191,7 @@ _DRIVER: Final = "libcuda.so.1"
 
 
 def loaded(library: str | Path) -> ctypes.CDLL | None:
-    """A library that this process has loaded; None where it has not."""
+    """Return a library that this process has loaded; None if it has not."""
     try:
         return ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:
@@ -188,10 +205,9 @@ def has_started() -> bool:
 
 
 def finish_work() -> None:
-    """Waits until the GPUs have done what this process gave them.
+    """Wait until the GPUs have finished the work of this process.
 
-    That is what is in the primary context of each device, which all frameworks use. A GPU in an
-    error has nothing left to do.
+    Covers the primary context of each device, which all frameworks use, and skips failed GPUs.
     """
     driver = loaded(_DRIVER)
     if driver is None:

@@ -1,4 +1,4 @@
-"""The recorders of one job: task and rank, output names, and who shares a folder."""
+"""Recorders of one job: task and rank, output names, and sharing of a folder."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from gputrace.collectors.launch import wait_for
 from gputrace.errors import InputError, UsageError
 
 PATIENCE_S: Final = 10.0
-"""After its own start, how long a recorder that is done waits for those that have not begun."""
+"""Seconds after its start for which a finished recorder waits for others to begin."""
 _BUSY_S: Final = 2.0
-"""Seconds to wait for others to enter or leave; after that they are making the trace."""
+"""Seconds to wait for others to enter or leave; after that, they are making the trace."""
 _POLL_S: Final = 0.05
 _TEAM: Final = "team.json"
 _LEFT: Final = ("spool", "host", "nvvp")
-"""Suffixes of what processes leave in the folder, save nsys, which always has a team.json."""
+"""Suffixes of the processes' files; nsys's may be missing, but it has a team.json."""
 _ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class CannotShare(Exception):
-    """The others have ended, or the file system has no locks: the recorder must work alone."""
+    """Error for a recorder that must work alone: others have ended, or locks do not work."""
 
 
 class Team:
-    """Membership in the recorders that share ``folder``; if ``shares``, there may be others."""
+    """Membership in the recorders that share ``folder``; with ``shares``, there may be others."""
 
     def __init__(
         self,
@@ -46,11 +46,11 @@ class Team:
         size: int = 1,
         patience: float = PATIENCE_S,
     ) -> None:
-        """Makes the folder, or joins those who did; ``size`` is how many are to come, if known.
+        """Make the folder, or join its recorders; ``size`` is the expected number, if known.
 
-        ``job`` is empty where it has no name of its own, None for a recorder that works alone.
-        Raises UsageError where another recording left the folder or it cannot be made, CannotShare
-        where a recorder that is not alone must become so.
+        ``job`` is empty for an unnamed job, None for a recorder that works alone. Raises UsageError
+        if another recording left the folder or it cannot be made, CannotShare if a recorder of a
+        job must work alone.
         """
         self.folder, self.shares, self._size = folder, job is not None, size
         self._patient_until = time.monotonic() + patience
@@ -78,14 +78,14 @@ class Team:
         try:
             fcntl.flock(task, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            # Who works alone needs no lock.
+            # A lone recorder needs no lock.
             if self.shares:
                 raise
         return task
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
-        """While no other recorder enters or leaves; TimeoutError where one is long at it."""
+        """Keep others from entering and leaving; raise TimeoutError if one takes long."""
         if self.shares:
             until = time.monotonic() + _BUSY_S
             while not _lock(self._gate):
@@ -100,10 +100,10 @@ class Team:
 
     @contextmanager
     def leave(self) -> Iterator[bool]:
-        """Ends the part of this recorder; True for the last, which makes the trace meanwhile.
+        """Leave the recorders; yield True for the last one, which makes the trace meanwhile.
 
-        Waits for those that have not begun while patience lasts, so that what ends at once does
-        not become a trace without the others; a signal to end ends patience.
+        First waits a while for those that have not begun, so that a short run does not become a
+        trace without them; a signal to end ends the wait.
         """
         self._await_beginners()
         with self._undisturbed():
@@ -113,7 +113,7 @@ class Team:
                 os.close(self._task)
 
     def forget(self) -> None:
-        """Leaves the membership to a process that was forked from this one, and records."""
+        """Leave the membership to a forked process, which records."""
         os.close(self._task)
         os.close(self._gate)
 
@@ -132,22 +132,22 @@ class Team:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _has_company(self) -> bool:
-        """Return whether another recorder is at work; call it while undisturbed."""
+        """Return True if another recorder is at work; call it while undisturbed."""
         return self.shares and _any_alive(self.folder, but=self._task)
 
     def dissolve(self) -> None:
-        """Removes the folder, once the trace is made."""
+        """Remove the folder, once the trace is made."""
         gone = self.folder.with_name(f".{self.folder.name}.{os.getpid()}")
         self.folder.rename(gone)
         for _ in range(10):
-            # On NFS, a file that somebody has open keeps its folder for a while.
+            # On NFS, an open file keeps its folder for a while.
             shutil.rmtree(gone, ignore_errors=True)
             if not gone.exists():
                 break
             time.sleep(_POLL_S)
 
     def let_one(self, work: str, begin: Callable[[], object]) -> None:
-        """Calls ``begin`` in one recorder of the team; when that one ends, in another."""
+        """Call ``begin`` in one recorder of the team; when that one ends, in another."""
         if self.shares:
             with suppress(OSError):
                 file = _open(self.folder / f"{work}.lock")
@@ -158,7 +158,7 @@ class Team:
 
     @staticmethod
     def _begin_later(file: int, begin: Callable[[], object]) -> None:
-        # The program's signals are the main thread's to pass on.
+        # Only the main thread forwards signals to the program.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -171,7 +171,7 @@ def ranks_in(folder: Path) -> list[int]:
 
 
 def is_recording(folder: Path) -> bool:
-    """Return whether a recorder is still at work in a folder."""
+    """Return True if a recorder is still at work in a folder."""
     with suppress(OSError):
         return _any_alive(folder)
     return False
@@ -188,30 +188,35 @@ def holds_lock(folder: Path) -> bool:
 
 
 def began(folder: Path) -> float:
-    """When the folder was made, in seconds since 1970; now, where it does not say."""
+    """Return when the folder was made, in seconds since 1970; the present time if unknown."""
     try:
         return float(json.loads((folder / _TEAM).read_text(encoding="utf-8"))["time"])
     except (OSError, ValueError, LookupError, TypeError):
         return time.time()
 
 
+def is_ours(folder: Path) -> bool:
+    """Return True if a recorder made the folder."""
+    paths = [folder / _TEAM, *(p for end in _LEFT for p in folder.glob(f"*.{end}"))]
+    return any(path.is_file() for path in paths)
+
+
 def assert_ours(folder: Path) -> None:
-    """Raises InputError where no recorder made the folder: it must not be removed then."""
+    """Raise InputError if no recorder made the folder, which must not be removed then."""
     if not folder.is_dir():
         raise InputError(folder, "no such folder of a recording")
-    ours = [folder / _TEAM, *(p for end in _LEFT for p in folder.glob(f"*.{end}"))]
-    if not any(path.is_file() for path in ours):
+    if not is_ours(folder):
         raise InputError(folder, "not the NAME.spool of a recording")
 
 
 def _make(folder: Path, job: str) -> tuple[bool, int]:
-    """Makes the folder with its team.json, at once; False where it is there. And its owner's id."""
+    """Make the folder with its team.json atomically; return whether it is new, and our user id."""
     new = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         new.mkdir(mode=0o700)
         team = {"job": job, "host": os.uname().nodename, "time": time.time()}
         (new / _TEAM).write_text(json.dumps(team), encoding="utf-8")
-        # On a network's disk, root may be somebody else.
+        # On a network file system, root may be mapped to another user.
         owner = new.lstat().st_uid
     except OSError as error:
         raise UsageError(f"{folder}: cannot be made ({error.strerror})") from None
@@ -226,9 +231,9 @@ def _make(folder: Path, job: str) -> tuple[bool, int]:
 
 
 def _is_open_to(folder: Path, job: str, owner: int) -> bool:
-    """Return whether the folder is of the same job; for a job without a name, whether it is fresh.
+    """Return True if the folder is of the same job, or, for an unnamed job, recent.
 
-    One that another user made, or may write into, is not: what we write would be theirs.
+    A folder that another user made or may write into is not trusted.
     """
     try:
         status = folder.lstat()
@@ -239,7 +244,7 @@ def _is_open_to(folder: Path, job: str, owner: int) -> bool:
             return False
         return bool(job) or time.time() - team["time"] < PATIENCE_S or is_recording(folder)
     except FileNotFoundError:
-        # Whoever ended meanwhile has removed it.
+        # The last recorder has removed it.
         return not folder.exists()
     except (OSError, ValueError, LookupError, TypeError):
         return False
@@ -258,7 +263,7 @@ def _any_alive(folder: Path, but: int | None = None) -> bool:
 
 
 def _lock(file: int) -> bool:
-    """Return whether nobody else has it."""
+    """Lock a file; return False if another process has it locked."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -280,25 +285,25 @@ def _in_the_way(folder: Path) -> UsageError:
 
 
 _SPECIAL_STEPS: Final = 0xFFFFFFF0
-"""Steps of Slurm from here on are batch scripts and shells of salloc: one process."""
+"""Slurm steps from here on are batch scripts and shells of salloc, of a single process."""
 _BATCH_JOBS: Final = "SLURM_JOB_ID PBS_JOBID LSB_JOBID"
 _MOST: Final = 1 << 20
-"""Tasks; a larger number is no number of tasks."""
+"""Maximum plausible number of tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One of the tasks that a launcher started, each with its recorder."""
+    """Task of a launcher, each of which has its own recorder."""
 
     job: str
-    """The launcher's name of the run; nothing where it gave none that is the run's alone."""
+    """The launcher's unique name of the run; empty if there is none."""
     rank: int
     tasks: int
-    """In all."""
+    """Total number."""
     local_rank: int
-    """Tells the tasks of this node apart."""
+    """Index among the tasks of this node."""
     local_tasks: int
-    """On this node; 1 where that is not known."""
+    """Number on this node; 1 if unknown."""
 
 
 _LAUNCHERS: Final = {
@@ -318,16 +323,16 @@ _LAUNCHERS: Final = {
         *("MPI_LOCALRANKID PMI_LOCAL_RANK", "MPI_LOCALNRANKS PMI_LOCAL_SIZE"),
     ),
 }
-"""Name of each launcher and its variables of the job, rank, tasks, local rank and local tasks, the
-first of each that is set; by the variables of which it sets one."""
+"""Launchers by variables of which each sets one: its name, and its variables of the job, rank,
+tasks, local rank and local tasks, of each of which the first that is set counts."""
 
 
 def find_task(environment: Mapping[str, str]) -> Task | None:
-    """The task that this process is; None where no launcher started it, or it started but one."""
+    """Return this process's task; None without a launcher, or if there is only one task."""
     for marks, (launcher, job, *numbers) in _LAUNCHERS.items():
         if any(name in environment for name in marks.split()):
             run = _text(environment, *job.split()) or "none"
-            # What torchrun calls a run that nobody named.
+            # torchrun's id of an unnamed run.
             run = "" if run == "none" else f"{launcher} {run}"
             task = _task(run, *(_number(environment, *names.split()) for names in numbers))
             if task is not None:
@@ -347,7 +352,7 @@ def _task(
 
 
 def _of_slurm(environment: Mapping[str, str]) -> Task | None:
-    """The task of srun; in a script of sbatch all variables but the step's are the allocation's."""
+    """Return the task of srun; in an sbatch script, most variables are of the allocation."""
     step = _number(environment, "SLURM_STEP_ID", "SLURM_STEPID", most=1 << 32)
     if step is None or step >= _SPECIAL_STEPS:
         return None
@@ -366,7 +371,7 @@ _TASKS: Final = re.compile(r"(\d{1,7})(?:\(x(\d{1,7})\))?")
 
 
 def tasks_on_node(text: str, node: int) -> int | None:
-    """Tasks on the nth node by Slurm's ``4(x2),3``: 4, 4 and 3; None where it does not say."""
+    """Return the tasks on the nth node from Slurm's ``4(x2),3`` (4, 4 and 3); None if unknown."""
     for part in text.split(","):
         match = _TASKS.fullmatch(part.strip())
         if match is None:
@@ -403,13 +408,13 @@ _NODES_OPTION: Final = re.compile(r"--(nnodes|num[-_]machines)(=(?P<count>.*))?"
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """The output of this recorder."""
+    """Output of this recorder."""
 
     path: Path
     pattern: str
-    """Shell pattern of the files of all nodes; the file where it is the only one."""
+    """Shell pattern of the files of all nodes; the path itself of a single file."""
     is_tasks_own: bool
-    """True if each task of a node has a name of its own."""
+    """True if each task of a node has its own name."""
 
 
 def name_output(
@@ -420,10 +425,10 @@ def name_output(
     host: str,
     pid: int,
 ) -> Name:
-    """Replaces ``%h`` (host), ``%p`` (pid), ``%q{VARIABLE}`` and ``%%`` in what was given to -o.
+    """Replace ``%h`` (host), ``%p`` (pid), ``%q{VARIABLE}`` and ``%%`` in the argument of -o.
 
-    Where several hosts, or several tasks of one, would write one file, the host is put into the
-    name. Any other ``%`` stays: folders may have it in their names.
+    If several hosts would write one file, the host is added to the name. Any other ``%`` stays,
+    since names of folders may contain it.
 
     Raises UsageError for a variable that is not set.
     """
@@ -459,23 +464,23 @@ def _with(path: Path, part: str) -> Path:
 
 
 def of_task(path: Path, task: Task) -> Path:
-    """The output of a task that cannot share one with the other tasks of its node."""
+    """Return the output of a task that cannot share one with the others of its node."""
     return _with(path, f"task{task.rank}")
 
 
 def spans_nodes(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Return whether the program is a launcher (torchrun, accelerate) of more than one node."""
+    """Return True if the program is a launcher (torchrun, accelerate) of more than one node."""
     counts = [environment.get("PET_NNODES", "")]
     for word, following in zip(command, [*command[1:], ""], strict=True):
         if (match := _NODES_OPTION.fullmatch(word)) is not None:
             counts.append(following if match["count"] is None else match["count"])
-    # Elastic ones have a least and a most, as 1:4.
+    # Elastic runs give a minimum and a maximum, as 1:4.
     most = [count.rpartition(":")[2] for count in counts]
     return any(count.isdecimal() and int(count) > 1 for count in most)
 
 
 def write_meta(folder: Path, meta: Mapping[str, str]) -> None:
-    """At once: other recorders may be at it too."""
+    """Write meta.json atomically, since other recorders may write it too."""
     new = folder / f"meta.{os.getpid()}"
     new.write_text(json.dumps(meta), encoding="utf-8")
     new.replace(folder / "meta.json")

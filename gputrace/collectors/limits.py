@@ -1,4 +1,4 @@
-"""Limits on the size of a long recording, and how large it has become."""
+"""Limits on the size of a long recording, and its growth."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ SECOND_NS: Final = 1_000_000_000
 class Limits:
     """Limits of every process that writes into a recording's folder.
 
-    In a ring each process begins a new file every so often, and removes the oldest of its own.
+    In a ring, each process starts a new file periodically and removes its oldest one.
     """
 
     segment_ns: int = 0
-    """After how many nanoseconds a new file follows; 0 where all goes into one."""
+    """Nanoseconds after which a new file follows; 0 for a single file."""
     keep: int = 0
     """Number of older files that stay."""
     max_bytes: int = 0
-    """Bytes that the folder may hold; 0 for no limit."""
+    """Maximum bytes of the folder; 0 for no limit."""
 
     @property
     def kept_ns(self) -> int:
-        """Nanoseconds of a ring that are kept at least."""
+        """Minimum nanoseconds kept by a ring."""
         return self.segment_ns * self.keep
 
     @property
     def longest_ns(self) -> int:
-        """Nanoseconds of a ring that are on disk at most; processes check once a second."""
+        """Maximum nanoseconds of a ring on disk; processes check once a second."""
         return self.segment_ns * (self.keep + 1) + SECOND_NS if self.segment_ns else 0
 
     def variables(self) -> dict[str, str]:
@@ -48,14 +48,13 @@ NONE: Final = Limits()
 
 
 def ring(keep_ns: int, max_bytes: int) -> Limits:
-    """A ring of so many nanoseconds, and a tenth more at most; or a limit of bytes; or none."""
+    """Return a ring that keeps ``keep_ns`` to a tenth more; else the limit of bytes, 0 for none."""
     if not keep_ns:
         return Limits(max_bytes=max_bytes)
     segment = max(-(-keep_ns // _SEGMENTS), SECOND_NS)
     return Limits(segment, -(-keep_ns // segment), max_bytes)
 
 
-Clock = Callable[[], int]
 _BETWEEN_LOOKS_NS: Final = 4_000_000_000
 
 
@@ -68,33 +67,37 @@ class Size:
 
     @property
     def rate(self) -> float:
-        """Bytes a second, from the beginning on."""
+        """Mean bytes per second."""
         return self.bytes / max(self.elapsed_ns, 1) * 1e9
 
 
 class Growth:
-    """Tells the size when it has passed a number of bytes, and when it has passed a doubling."""
+    """Watch that reports the size at a number of bytes, and each time it has doubled."""
 
     def __init__(
-        self, folder: Path, first: int, tell: Callable[[Size], None], now: Clock = time.monotonic_ns
+        self,
+        folder: Path,
+        first: int,
+        report: Callable[[Size], None],
+        now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._folder, self._next, self._tell, self._now = folder, first, tell, now
+        self._folder, self._next, self._report, self._now = folder, first, report, now
         self._began = self._looked = now()
 
     def look_now_and_then(self) -> None:
-        """Looks if it has not for some seconds."""
+        """Check the size if the last check was some seconds ago."""
         if self._now() - self._looked >= _BETWEEN_LOOKS_NS:
             self._looked = self._now()
             self.look()
 
     def look(self) -> None:
-        """Costs a stat of each file of the folder."""
+        """Check the size, at the cost of a stat of each file."""
         held = bytes_in(self._folder)
         if held < self._next:
             return
         while self._next <= held:
             self._next *= 2
-        self._tell(Size(held, self._now() - self._began))
+        self._report(Size(held, self._now() - self._began))
 
 
 def bytes_in(folder: Path) -> int:

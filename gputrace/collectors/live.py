@@ -1,4 +1,4 @@
-"""A recording under way: its steps, its NVML samples, and a trace of its last seconds."""
+"""Recording in progress: its steps, its NVML samples, and a trace of its last seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gputrace.collectors.finalize import DOMAIN_CREATED as DOMAIN
 from gputrace.collectors.finalize import LEAD_NS, rank_of, write_all, write_host, write_logs
-from gputrace.collectors.job_tasks import assert_ours, began, holds_lock, read_meta
+from gputrace.collectors.job_tasks import began, holds_lock, read_meta
 from gputrace.collectors.launch import orphans_of
 from gputrace.collectors.limits import bytes_in
 from gputrace.collectors.nvml.log import NvmlLines, NvmlLog
@@ -35,16 +35,16 @@ from gputrace.errors import InputError
 from gputrace.store.writer import TraceWriter
 
 _ALWAYS: Final = frozenset({b"DEVI", b"CLOK"})
-"""Records that are few, and are kept from the start on."""
+"""Tags of the few records that are kept from the start on."""
 _TIMED: Final = frozenset(RECORDS) - _ALWAYS
 _MOST_CHUNKS: Final = 256
-"""Reads of at most 64 KiB for each process."""
+"""Maximum chunks, of at most 64 KiB, kept of each process."""
 ON_GPU: Final = (b"KERN", b"COPY", b"MSET", b"GRPH")
 _HOST_KEPT_NS: Final = 120_000_000_000
 
 
 class _Kept(NamedTuple):
-    """One chunk of records, and when the last of them ended."""
+    """Chunk of records, and the last end of any."""
 
     tag: bytes
     rows: Records
@@ -60,10 +60,10 @@ class RecentSpool:
         self._few: dict[bytes, list[Records]] = {tag: [] for tag in RECORDS}
         self._spool: Spool | None = None
         self.latest = 0
-        """When the last GPU operation that is known ended (CLOCK_REALTIME, ns)."""
+        """End of the last known GPU operation (CLOCK_REALTIME, ns)."""
 
     def read(self) -> None:
-        """Takes in what was written since; raises InputError where it is no spool file."""
+        """Read what has been written since; raise InputError if it is no spool file."""
         chunks = self._tail.read(_TIMED)
         if self._spool is None and (head := self._tail.head) is not None:
             self._spool = Spool(head.pid, head.host, head.started)
@@ -88,18 +88,18 @@ class RecentSpool:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the process came to its end and wrote that down."""
+        """Return True if the process has recorded its regular end."""
         return self._spool is not None and "ended" in self._spool.info
 
     def let_go(self, before: int) -> None:
-        """Forgets what ended before a moment; what is not in order is kept a little longer."""
+        """Drop what ended before a moment; rows out of order are kept a little longer."""
         while self._chunks and self._chunks[0].end < before:
             self._chunks.popleft()
 
     def last_ends(self, until: int, most: int) -> NDArray[np.int64]:
-        """When records up to a moment ended, in any order: of each kind ``most``, and a few more.
+        """Return the ends of records up to a moment: ``most`` of each kind, and a few more.
 
-        Kinds are told apart as a chunk of one may reach further back than ten of another.
+        Kinds are counted separately, as a chunk of one may reach further back than ten of another.
         """
         parts, counts = [np.empty(0, np.int64)], Counter[bytes]()
         for kept in reversed(self._chunks):
@@ -110,7 +110,7 @@ class RecentSpool:
         return np.concatenate(parts)
 
     def between(self, since: int, until: int) -> Spool | None:
-        """Activity within a stretch of CLOCK_REALTIME; None where nothing was written yet."""
+        """Return the activity in a window of CLOCK_REALTIME; None if nothing was written yet."""
         if self._spool is None:
             return None
         records = {}
@@ -133,7 +133,7 @@ class RecentHost:
         self._clocks: Records = np.empty(0, CLOCKS)
 
     def read(self) -> None:
-        """Takes in what was written since; raises InputError where it is no host file."""
+        """Read what has been written since; raise InputError if it is no host file."""
         chunks = self._tail.read({b"EVNT"})
         if self.host is None and (head := self._tail.head) is not None:
             records = by_kind(self._events, head.started)
@@ -155,9 +155,9 @@ class RecentHost:
         self.host.records = by_kind(self._events, self.host.started)
 
     def between(self, since: int, until: int, done: Mapping[int, int]) -> HostEvents | None:
-        """Events that ended in a stretch of CLOCK_REALTIME; None where nothing was written yet.
+        """Return events that ended in a window of CLOCK_REALTIME; None if nothing was written yet.
 
-        Steps are those that lie in it and, by process, ended before a moment of ``done``.
+        Steps must lie in it, and have ended by the moment of ``done`` for the process.
         """
         if self.host is None:
             return None
@@ -171,18 +171,18 @@ class RecentHost:
 
 
 WINDOW_NS: Final = 10_000_000_000
-"""Nanoseconds of its end that are made a trace at most."""
+"""Maximum nanoseconds in a trace of the end of the recording."""
 MOST_RECORDS: Final = 40_000
-"""Records of all processes together, in such a trace."""
+"""Maximum records of all processes in such a trace."""
 _NVML_NS: Final = 120_000_000_000
 _SILENT_NS: Final = 5_000_000_000
-"""A process whose GPU has done nothing for so long does not hold up the others."""
+"""Nanoseconds without GPU activity after which a process does not hold up the others."""
 _LEAST_NS: Final = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class RankSteps:
-    """The last steps of a rank, as the hooks in its process saw them."""
+    """Last steps of a rank, as recorded by the hooks in its process."""
 
     rank: int
     number: int
@@ -197,7 +197,7 @@ _Kind = TypeVar("_Kind", RecentSpool, RecentHost)
 
 
 class Following:
-    """Reads what a recording's folder gains."""
+    """Follower of a recording's folder, which reads what is added to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -210,25 +210,25 @@ class Following:
 
     @property
     def is_under_way(self) -> bool:
-        """Return whether a recorder is at work in the folder."""
+        """Return True if a recorder is at work in the folder."""
         return self.folder.is_dir() and (
             holds_lock(self.folder) or bool(orphans_of(self.folder.resolve()))
         )
 
     @property
     def has_ended(self) -> bool:
-        """Return whether all processes have written down that they ended."""
+        """Return True if all processes have recorded their regular ends."""
         last = {base_of(path): self._spools[path] for path in in_order(self._spools)}
         return bool(last) and all(spool.has_ended for spool in last.values())
 
     @property
     def elapsed_ns(self) -> int:
-        """Since the recording began."""
+        """Nanoseconds since the recording began."""
         return max(time.time_ns() - round(self._began * 1e9), 0)
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total bytes of all files."""
         return bytes_in(self.folder)
 
     @property
@@ -237,7 +237,7 @@ class Following:
         return len({base_of(path).split(".")[-1] for path in (*self._spools, *self._hosts)})
 
     def read(self) -> None:
-        """Takes in what was written since the last call; what cannot be read is left out."""
+        """Read what has been written since the last call; unreadable files are left out."""
         self.meta = self.meta or read_meta(self.folder)
         self._read(self._spools, "*.spool", RecentSpool)
         self._read(self._hosts, "*.host", RecentHost)
@@ -269,7 +269,7 @@ class Following:
         return [lines.log() for _, lines in self._nvml.values()]
 
     def steps(self, most: int) -> list[RankSteps]:
-        """The last steps of each rank that tells of some, by rank."""
+        """Return the last steps of each rank that has any, in order of rank."""
         steps: dict[int, RankSteps] = {}
         for host in (recent.host for recent in self._hosts.values()):
             if host is not None and len(rows := host.records["step"][-most:]):
@@ -280,9 +280,9 @@ class Following:
         return [steps[rank] for rank in sorted(steps)]
 
     def window(self) -> tuple[int, int] | None:
-        """The stretch of which all is known and that is not too much; None before there is any.
+        """Return the last window in which everything is known, of bounded size; None without any.
 
-        Where no GPU is at work, the last seconds of the steps.
+        Without GPU activity, it covers the last seconds of the steps.
         """
         began_ns = round(self._began * 1e9)
         ends = [spool.latest for spool in self._spools.values() if spool.latest]
@@ -301,7 +301,7 @@ class Following:
         return since, until
 
     def write(self, output: Path, window: tuple[int, int]) -> None:
-        """Makes a trace of a window (CLOCK_REALTIME); raises OSError where it cannot be written."""
+        """Write the trace of a window (CLOCK_REALTIME); raise OSError if that fails."""
         since, until = window
         parts: dict[str, list[Spool]] = {}
         for path in in_order(self._spools):
@@ -309,12 +309,12 @@ class Following:
                 parts.setdefault(base_of(path), []).append(part)
         spools = [join_spools(files) for files in parts.values()]
         done = {spool.pid: _issued(spool) or until for spool in spools}
-        recent = (host.between(since, until, done) for host in self._hosts.values())
-        hosts = [host for host in recent if host is not None]
+        parts_of_hosts = (host.between(since, until, done) for host in self._hosts.values())
+        hosts = [host for host in parts_of_hosts if host is not None]
         logs = [log for log in self.nvml() if log.devices]
         for log in logs:
-            late = log.samples["timeNs"] >= since
-            log.samples = {name: column[late] for name, column in log.samples.items()}
+            recent = log.samples["timeNs"] >= since
+            log.samples = {name: column[recent] for name, column in log.samples.items()}
         start = since - LEAD_NS
         with TraceWriter(output) as writer:
             write_all(writer, spools, hosts, start, self.meta)
@@ -323,17 +323,8 @@ class Following:
             write_logs(writer, logs, start)
 
 
-def is_recordings(folder: Path) -> bool:
-    """Return whether a recorder made the folder."""
-    try:
-        assert_ours(folder)
-    except InputError:
-        return False
-    return True
-
-
 def _issued(spool: Spool) -> int | None:
-    """When the process issued its GPU's last operation; steps that it ended later are not done."""
+    """Return when the last GPU operation was issued, before which steps must end to be done."""
     ran = [rows[["end", "correlation"]] for tag in ON_GPU if len(rows := spool.records[tag])]
     if not ran:
         return None

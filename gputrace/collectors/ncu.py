@@ -1,4 +1,4 @@
-"""Nsight Compute (ncu) over some launches of one kernel, and what its report says."""
+"""Nsight Compute (ncu): profiles of some launches of one kernel, and their reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WHERE: Final = (
     "by GPUTRACE_NCU"
 )
 _HIGH: Final = 60.0
-"""Per cent of the peak from which ncu's own rules call a kernel bound by something."""
+"""Per cent of the peak from which ncu's rules call a kernel bound by something."""
 
 COMPUTE: Final = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
 MEMORY: Final = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"
@@ -39,7 +39,7 @@ METRICS: Final = {
     "launch__block_size": "threads a block",
     "launch__waves_per_multiprocessor": "waves",
 }
-"""The figures that are shown, of the sections that ncu collects if not told otherwise."""
+"""Metrics to show, from the sections that ncu collects by default, and their labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Filter:
     """Filter of the launches to profile."""
 
     pattern: str
-    """An expression on the readable name."""
+    """Regular expression on the demangled name."""
     skip: int
     count: int
     device: int
@@ -55,11 +55,11 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One launch in a report."""
+    """Launch in a report."""
 
     name: str
     figures: dict[str, tuple[float, str]]
-    """Value and unit by the labels of `METRICS`; those that the report has."""
+    """Value and unit by the labels of `METRICS`, as far as the report has them."""
 
     @property
     def verdict(self) -> str:
@@ -73,13 +73,13 @@ class Measured:
 
 
 def find_ncu() -> str | None:
-    """The ncu of GPUTRACE_NCU, of the PATH, or the newest in the usual places."""
+    """Return the ncu of GPUTRACE_NCU, of the PATH, or the newest in the usual folders."""
     installed = (path for pattern in _INSTALLED for path in sorted(glob(pattern), reverse=True))
     return os.environ.get("GPUTRACE_NCU") or shutil.which("ncu") or next(installed, None)
 
 
 def words(chosen: Filter, report: Path, command: Sequence[str]) -> list[str]:
-    """The command that profiles these launches of a program into a report."""
+    """Return the command that profiles launches of a program into a report."""
     return [
         *("ncu", "--target-processes", "all", "--devices", str(chosen.device)),
         *("--kernel-name-base", "demangled", "--kernel-name", f"regex:{chosen.pattern}"),
@@ -89,10 +89,9 @@ def words(chosen: Filter, report: Path, command: Sequence[str]) -> list[str]:
 
 
 def profile(chosen: Filter, report: Path, command: Sequence[str]) -> None:
-    """Runs the program under ncu; there is a report afterwards.
+    """Run the program under ncu, which writes a report.
 
-    Raises MissingError without ncu, and where it writes no report; CannotRun where there is no
-    such program.
+    Raises MissingError without ncu or a report, CannotRun if there is no such program.
     """
     ncu = find_ncu()
     if ncu is None:
@@ -108,13 +107,13 @@ def profile(chosen: Filter, report: Path, command: Sequence[str]) -> None:
 
 
 def read_report(report: Path) -> list[Measured] | None:
-    """The launches in a report; None where ncu-report is not installed, or crashes.
+    """Read the launches in a report; return None if ncu-report is not installed, or crashes.
 
-    Raises InputError where the report cannot be read.
+    Raises InputError if the report cannot be read.
     """
     if find_spec("ncu_report") is None:
         return None
-    # Native code that has been seen to crash the Python that loaded it (Nsight Compute 2025.3).
+    # In a process of its own: NVIDIA's native code may crash (seen with Nsight Compute 2025.3).
     reader = [sys.executable, "-P", "-m", "gputrace.collectors.ncu"]
     ran = subprocess.run(
         [*reader, str(report.absolute()), *METRICS],
@@ -138,7 +137,7 @@ def read_report(report: Path) -> list[Measured] | None:
 
 
 def show_report(report: Path) -> str:
-    """The report as ncu itself tells it; raises MissingError where ncu cannot."""
+    """Return the report as ncu prints it; raise MissingError if it cannot."""
     command = [find_ncu() or "ncu", "--import", str(report), "--page", "details"]
     try:
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -152,7 +151,7 @@ def show_report(report: Path) -> str:
 
 
 def _print_report(report: str, *metrics: str) -> None:
-    """Prints JSON: name and [metric, [value, unit]] of each launch, or an object with the error."""
+    """Print JSON: name and [metric, [value, unit]] of each launch, or an object with the error."""
     launches: Any = []
     try:
         context = import_module("ncu_report").load_report(report)

@@ -26,9 +26,8 @@ from gputrace.collectors.backend import (
     built_library,
     has_driver,
 )
-from gputrace.collectors.backends import backend_named, choose
+from gputrace.collectors.backends import HOST, backend_named, choose
 from gputrace.collectors.backends.cupti import CUPTI
-from gputrace.collectors.backends.host import HOST
 from gputrace.collectors.launch import Launch, find_program, load_numpy
 from gputrace.collectors.limits import Growth, Limits, Size
 from gputrace.collectors.nvml import Sampler
@@ -43,16 +42,16 @@ if TYPE_CHECKING:
 
 def record(
     prepared: Prepared,
-    tell: Callable[[str], object],
-    tell_size: Callable[[Size], None],
+    log: Callable[[str], object],
+    report_size: Callable[[Size], None],
     from_bytes: int,
 ) -> int:
-    """Runs the program to its end; its exit code.
+    """Run the program to its end; return its exit code.
 
-    ``tell`` tells a person a line, ``tell_size`` is called when the recording has so many bytes,
-    and each time they have doubled.
+    ``log`` takes lines for the user; ``report_size`` is called when the recording has
+    ``from_bytes``, and each time its size has doubled.
 
-    Raises CannotRun where the program does not start, MissingError where what records it does not.
+    Raises CannotRun if the program does not start, MissingError if its recorder does not.
     """
     plan, team, task = prepared.plan, prepared.team, prepared.task
     meta = {
@@ -66,35 +65,36 @@ def record(
     job_tasks.write_meta(prepared.folder, meta)
     if prepared.backend is HOST and (names := _given(plan, *_NOT_BY_HOST)):
         why = "without a GPU to record, the host's signals are recorded from start to end"
-        tell(f"{names}: not heeded: {why}; `gputrace analyze --steps` takes a part")
+        log(f"{names}: not heeded: {why}; `gputrace analyze --steps` takes a part")
     sampler = None
     # Of tasks that share no folder, the first one samples the GPUs.
     if plan.nvml and has_driver() and (task is None or team.shares or task.local_rank == 0):
         sampler = Sampler()
         team.let_one("nvml", partial(sampler.start, prepared.folder, limits=plan.limits))
     try:
-        with _watched(prepared, tell, Growth(prepared.folder, from_bytes, tell_size)) as meanwhile:
-            return prepared.backend.run(prepared.launch, prepared.folder, tell, meanwhile)
+        growth = Growth(prepared.folder, from_bytes, report_size)
+        with _watched(prepared, log, growth) as meanwhile:
+            return prepared.backend.run(prepared.launch, prepared.folder, log, meanwhile)
     finally:
         if sampler is not None:
             sampler.stop()
             if sampler.notice:
-                tell(sampler.notice)
+                log(sampler.notice)
 
 
 @contextmanager
 def _watched(
-    prepared: Prepared, tell: Callable[[str], object], growth: Growth
+    prepared: Prepared, log: Callable[[str], object], growth: Growth
 ) -> Iterator[Callable[[], None]]:
-    """Give what is to be called now and then while the program runs."""
+    """Yield the function to call now and then while the program runs."""
     plan, folder = prepared.plan, prepared.folder
-    bounds = Bounds(folder, plan.limits, tell)
+    bounds = Bounds(folder, plan.limits, log)
     slow: list[SlowSteps] = []
     if plan.when_slow:
         load_numpy()
         from gputrace.collectors.slow_steps import SlowSteps
 
-        steps = SlowSteps(folder, plan.output, plan.when_slow, plan.limits.longest_ns, tell)
+        steps = SlowSteps(folder, plan.output, plan.when_slow, plan.limits.longest_ns, log)
         prepared.team.let_one("slow", lambda: slow.append(steps))
 
     def look() -> None:
@@ -109,10 +109,10 @@ def _watched(
 
 
 def conclude(prepared: Prepared, has_run: bool = True) -> Merged | None:
-    """Makes the trace, if this recorder is the last of its machine's; None if it is not.
+    """Make the trace if this recorder is the last one of its machine; else return None.
 
-    Where the program did not start and nobody else recorded, nothing is made. Raises InputError
-    where nothing recorded can be read, OSError where the trace cannot be written; the folder stays.
+    Nothing is made if the program did not start and nobody else recorded. Raises InputError if
+    nothing can be read, OSError if the trace cannot be written; the folder stays.
     """
     team = prepared.team
     with team.leave() as is_last:
@@ -132,10 +132,10 @@ def can_be_read_meanwhile(folder: Path) -> bool:
 
 
 def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
-    """Makes the trace of a folder and removes the folder, unless it has what could not be read.
+    """Make the trace of a folder, and remove the folder unless it has unreadable files.
 
-    Raises InputError where nothing in it can be read, OSError where the trace cannot be written;
-    the folder stays then.
+    Raises InputError if nothing in it can be read, OSError if the trace cannot be written; the
+    folder stays then.
     """
     load_numpy()
     from gputrace.store.writer import remove_unfinished
@@ -162,7 +162,7 @@ HOOKS: Final = Path(__file__).parent / "hooks"
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A recording that may begin."""
+    """Recording that is ready to start."""
 
     plan: Plan
     command: tuple[str, ...]
@@ -182,10 +182,10 @@ class Prepared:
 
 
 def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
-    """Makes all ready: the backend is chosen, the folder is there.
+    """Choose the backend and make the folder.
 
-    Raises CannotRun where there is no such program, UsageError where something is in the way,
-    MissingError where the backend asked for cannot work here.
+    Raises CannotRun if there is no such program, UsageError if something is in the way,
+    MissingError if the requested backend cannot work here.
     """
     find_program(command[0])
     backend = choose(plan, os.environ)
@@ -212,7 +212,7 @@ _LONG: Final = ("--every", "--keep", "--max-size", "--api")
 
 
 def _given(plan: Plan, *options: str) -> str:
-    """The options of these that a plan has, for a message."""
+    """Return those of some options that a plan has, for a message."""
     given = {
         "--steps": plan.steps is not None,
         "--delay": plan.delay_ns > 0,
@@ -229,7 +229,7 @@ def _given(plan: Plan, *options: str) -> str:
 def _gather(
     name: job_tasks.Name, task: job_tasks.Task | None, backend: Backend, force: bool
 ) -> tuple[job_tasks.Team, Path]:
-    """The recorder's part among those of its machine, and the trace that they write."""
+    """Join the recorders of this machine; return the membership, and the trace to write."""
     output = name.path
     if task is not None and not name.is_tasks_own:
         if backend.shares and not _is_of(output, task.job):
@@ -241,14 +241,14 @@ def _gather(
 
 
 def _folder(output: Path, force: bool) -> Path:
-    """The folder of a trace; raises UsageError where that is there already."""
+    """Return the folder of a trace; raise UsageError if the trace exists."""
     if output.exists() and not (force and output.is_file()):
         raise UsageError(f"{output}: exists; name another with -o, or give --force")
     return output.with_name(f"{output.name}.spool")
 
 
 def _is_of(output: Path, job: str) -> bool:
-    """Return whether tasks of the job have already written the trace: this one is late."""
+    """Return True if tasks of the job have already written the trace."""
     try:
         with closing(sqlite_security.connect(f"{output.absolute().as_uri()}?mode=ro")) as trace:
             sql = "SELECT value FROM GPUTRACE_META WHERE name = 'job'"
@@ -258,7 +258,7 @@ def _is_of(output: Path, job: str) -> bool:
 
 
 def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The inherited environment, and what makes the program's host threads record themselves."""
+    """Return the inherited environment with what loads the hooks into the program's Python."""
     changed = dict(inherited) | {"GPUTRACE_DIR": str(folder.absolute())}
     if plan.python:
         library = built_library("_ticker")
@@ -282,27 +282,27 @@ _OF_A_PROCESS: Final = re.compile(r"\.(\d+)(?:[-.]\d+)?(?:~\d+)?\.(spool|host)")
 
 
 class Bounds:
-    """Removes what processes that ended have left of a ring, and reports that a limit was met."""
+    """Enforcement of a ring for ended processes, and report of a reached limit."""
 
-    def __init__(self, folder: Path, limits: Limits, tell: Callable[[str], object]) -> None:
-        self._folder, self._limits, self._tell = folder, limits, tell
+    def __init__(self, folder: Path, limits: Limits, log: Callable[[str], object]) -> None:
+        self._folder, self._limits, self._log = folder, limits, log
         self._began, self._is_reported = time.monotonic(), False
 
     def look(self) -> None:
-        """Costs a stat of each file, or a read of its first bytes."""
+        """Check all files, at the cost of a stat or a short read of each."""
         if self._limits.segment_ns:
             prune(self._folder, self._limits.kept_ns, time.time_ns())
         if self._limits.max_bytes and not self._is_reported and has_stopped(self._folder):
             self._is_reported = True
             after = time.monotonic() - self._began
-            self._tell(
+            self._log(
                 f"the recording is as large as --max-size lets it, after {after:,.0f} s; the "
                 "program goes on, not recorded"
             )
 
 
 def prune(folder: Path, older_ns: int, now: int) -> None:
-    """Removes files that nobody writes any more and that were last written so long ago."""
+    """Remove files that nobody writes any more, last written over ``older_ns`` ago."""
     by_process: dict[tuple[str, str], list[tuple[int, Path]]] = defaultdict(list)
     for path in folder.iterdir():
         if match := _OF_A_PROCESS.search(path.name):
@@ -318,7 +318,7 @@ def prune(folder: Path, older_ns: int, now: int) -> None:
 
 
 def has_stopped(folder: Path) -> bool:
-    """Return whether any process says in its first chunk, FULL, that it writes no more."""
+    """Return True if the first chunk of any process, FULL, says that it has stopped writing."""
     for path in (*folder.glob("*.spool"), *folder.glob("*.host")):
         with suppress(OSError), path.open("rb") as file:
             file.seek(HEADER.size + CHUNK.size)
@@ -362,7 +362,7 @@ _WITHIN: Final = (
 
 
 def masked(command: Sequence[str]) -> list[str]:
-    """The words of a command line with the values of what looks secret replaced."""
+    """Return the words of a command line with secret-looking values replaced."""
     return [
         HIDDEN
         if before.startswith("-") and _ENDS_SECRET.search(before)

@@ -24,18 +24,17 @@ from gputrace.errors import InputError
 from gputrace.units import format_ns
 
 MOST: Final = 3
-"""Traces of slow steps that a recording makes."""
+"""Maximum traces of slow steps in a recording."""
 _COMPARED: Final = 100
-"""Steps whose median is the usual time,"""
 _LEAST: Final = 20
-"""or as many as there are, from so many on."""
+"""Maximum and minimum number of preceding steps whose median is the usual time."""
 _SETTLED_S: Final = 2.0
-"""After so long, all that belongs to a step is written."""
+"""Seconds after which all records of a step are written."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowStep:
-    """A step that took too long, by its process's own clock."""
+    """Step that took too long, by its process's clock."""
 
     number: int
     length_ns: int
@@ -48,15 +47,15 @@ class SlowStep:
 
 @dataclass(slots=True)
 class Pace:
-    """The last steps of one process."""
+    """Lengths of the last steps of one process, in nanoseconds."""
 
     factor: float
     rank: int = 0
-    """Times of the steps of the best source; the events of others are no steps."""
+    """Rank of the best source of steps so far; events of other sources are ignored."""
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=_COMPARED))
 
     def take(self, rank: int, number: int, start: int, end: int) -> SlowStep | None:
-        """Takes a step; the same if it is a slow one."""
+        """Record a step; return it if it is slow."""
         if rank < self.rank:
             return None
         if rank > self.rank:
@@ -70,9 +69,9 @@ class Pace:
 
 
 class SlowSteps:
-    """Looks for slow steps in a recording's folder, and makes a trace of the ring for each.
+    """Detector of slow steps in a recording's folder, which saves a trace of the ring for each.
 
-    After one it looks away for as long as the ring is: the next trace shall not show the same.
+    It then pauses for the length of the ring, so that traces do not overlap.
     """
 
     def __init__(
@@ -81,10 +80,10 @@ class SlowSteps:
         output: Path,
         factor: float,
         ring_ns: int,
-        tell: Callable[[str], object],
+        log: Callable[[str], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder, self._output, self._tell, self._clock = folder, output, tell, clock
+        self._folder, self._output, self._log, self._clock = folder, output, log, clock
         self._factor, self._ring_s = factor, ring_ns / 1e9
         self._tails: dict[Path, ChunkTail] = {}
         self._paces: dict[str, Pace] = {}
@@ -93,21 +92,21 @@ class SlowSteps:
         self._made: list[tuple[Path, subprocess.Popen[bytes]]] = []
 
     def look(self) -> None:
-        """Reads what was written since, and puts aside what is due."""
+        """Read new events, and save the ring if a slow step is due."""
         for slow in self._new():
             if self._due is None and self._clock() >= self._quiet_until and len(self._made) < MOST:
                 self._due = self._clock() + _SETTLED_S, slow
         if self._due is not None and self._clock() >= self._due[0]:
-            self._put_aside(self._due[1])
+            self._save(self._due[1])
 
     def finish(self) -> None:
-        """Looks once more, puts aside what is still due, and waits for the traces."""
+        """Check once more, save the ring for a step that is still due, and wait for the traces."""
         self.look()
         if self._due is not None:
-            self._put_aside(self._due[1])
+            self._save(self._due[1])
         for folder, process in self._made:
             if process.wait():
-                self._tell(f"no trace could be made of it; gputrace recover {folder}")
+                self._log(f"no trace could be made of it; gputrace recover {folder}")
 
     def _new(self) -> Iterator[SlowStep]:
         paths = in_order(self._folder.glob("*.host"))
@@ -125,7 +124,7 @@ class SlowSteps:
                     if slow := pace.take(*numbers):
                         yield slow
 
-    def _put_aside(self, slow: SlowStep) -> None:
+    def _save(self, slow: SlowStep) -> None:
         self._due = None
         self._quiet_until = self._clock() + self._ring_s
         trace, folder = _free(self._output)
@@ -134,7 +133,7 @@ class SlowSteps:
             write_meta(folder, read_meta(folder) | {"slow_step": str(slow)})
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
-            self._tell(f"{trace}: {slow}, but it cannot be kept ({error.strerror})")
+            self._log(f"{trace}: {slow}, but it cannot be kept ({error.strerror})")
             return
         words = [sys.executable, "-P", "-m", "gputrace", "recover", str(folder), "-o", str(trace)]
         process = subprocess.Popen(
@@ -146,11 +145,11 @@ class SlowSteps:
             start_new_session=True,
         )
         self._made.append((folder, process))
-        self._tell(f"{trace}: {slow} ({len(self._made)} of at most {MOST})")
+        self._log(f"{trace}: {slow} ({len(self._made)} of at most {MOST})")
 
 
 def _free(output: Path) -> tuple[Path, Path]:
-    """A trace, and the folder that it is made of, of which neither is there."""
+    """Return a trace and the folder to make it of, neither of which exists."""
     for number in count(1):
         trace = output.with_name(f"{output.stem}.slow{number}{output.suffix}")
         folder = trace.with_name(f"{trace.name}.spool")
@@ -160,9 +159,9 @@ def _free(output: Path) -> tuple[Path, Path]:
 
 
 def copy_ring(source: Path, target: Path) -> None:
-    """Copies the current content of a ring into a new folder; raises OSError where it cannot.
+    """Copy the current content of a ring into a new folder; raise OSError if that fails.
 
-    Files that are complete are linked: they take no room until the ring lets go of them.
+    Complete files are linked, which takes no space until the ring removes them.
     """
     target.mkdir(mode=0o700)
     growing = [source / "meta.json", source / "team.json"]
@@ -172,7 +171,7 @@ def copy_ring(source: Path, target: Path) -> None:
         growing += {base_of(path): path for path in paths}.values()
         complete += [path for path in paths if path not in growing]
     for path in (*complete, *growing):
-        # A ring lets go of files meanwhile.
+        # The ring may have removed it.
         with suppress(FileNotFoundError):
             _take(path, target / path.name, path in growing)
 

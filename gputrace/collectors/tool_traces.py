@@ -1,4 +1,4 @@
-"""Recordings of nsys and nvprof, joined with what our hooks recorded meanwhile, as traces."""
+"""Conversion of recordings of nsys and nvprof, joined with the records of our hooks, to traces."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _OTHERS: Final = re.compile(
     r"|ANALYSIS_DETAILS"
 )
 _ABOUT: Final = ("META_DATA_EXPORT", "EXPORT_META_DATA")
-"""Table about the export, under its name and its old one; paths and the user are in it too."""
+"""Table about the export under its present and its old name; also has paths and the user."""
 _STARTED_CUDA: Final = ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_KERNEL")
 
 
@@ -50,8 +50,8 @@ def convert_nsys(
 ) -> Merged:
     """Write the trace of a recording's folder; without a report, of the host's signals alone.
 
-    Raises InputError where what nsys left cannot be read, MissingError where nsys is not there to
-    read it, OSError where the trace cannot be written.
+    Raises InputError if nsys's report cannot be read, MissingError if it takes an nsys that is not
+    there, OSError if the trace cannot be written.
     """
     nsys = find_nsys()
     report = find_report(folder, nsys)
@@ -73,7 +73,7 @@ def convert_nsys(
 
 
 def _export(nsys: str, report: Path, local: Path) -> Path:
-    """The report as SQLite: beside it, or where its file system has no locks, in a local folder."""
+    """Export the report to SQLite beside it; to a local folder if its file system has no locks."""
     beside = report.with_name("export.sqlite")
     beside.unlink(missing_ok=True)
     try:
@@ -107,7 +107,9 @@ def _write(
     start = int(rows[0][0])
     # This machine in the upper 16 bits of the export's global ids.
     with_events = [name for name in tables if _EVENTS.fullmatch(name)]
-    machine = next((process >> 24 for process in _processes(writer, with_events)), finalize.OWN)
+    machine = next(
+        (process >> 24 for process in _processes(writer, with_events)), finalize.THIS_MACHINE
+    )
     finalize.write_meta(writer, start, meta)
     for host in hosts:
         finalize.write_process(writer, host.pid, host.host, host.info, host.whole, machine)
@@ -124,7 +126,7 @@ def _write(
 
 
 def _complaints(export: Path, declared: Mapping[str, str], severities: str) -> tuple[str, ...]:
-    """Complaints in nsys's report: errors (3) alone, or warnings (2) too."""
+    """Return complaints in nsys's report: errors (3) alone, or warnings (2) too."""
     if "DIAGNOSTIC_EVENT" not in declared:
         return ()
     with closing(sqlite3.connect(export)) as database:
@@ -133,7 +135,7 @@ def _complaints(export: Path, declared: Mapping[str, str], severities: str) -> t
 
 
 def _kept(declared: Mapping[str, str], pids: Iterable[int]) -> dict[str, str]:
-    """The tables to take, each with the condition of the rows to take."""
+    """Return the tables to copy, each with the SQL condition of the rows to copy."""
     events = {name: sql for name, sql in declared.items() if _EVENTS.fullmatch(name)}
     kept = {name: "1" for name in declared if name in events or _OTHERS.fullmatch(name)}
     for name in declared.keys() & set(_ABOUT):
@@ -161,14 +163,14 @@ def _union(selects: Sequence[str]) -> str:
 
 
 def _processes(writer: TraceWriter, tables: Iterable[str]) -> set[int]:
-    """The processes of rows: globalPids without their thread bits."""
-    found = set()
+    """Return the processes of rows: globalPids without their thread bits."""
+    processes: set[int] = set()
     for table in tables:
         columns = {row[1] for row in writer.query(f'PRAGMA table_info("{table}")')}
         for column in columns & {"globalPid", "globalTid"}:
             sql = f'SELECT DISTINCT {column} >> 24 FROM "{table}" WHERE {column} IS NOT NULL'
-            found |= {int(row[0]) for row in writer.query(sql)}
-    return found
+            processes |= {int(row[0]) for row in writer.query(sql)}
+    return processes
 
 
 _IMPORTERS: Final = (
@@ -183,7 +185,7 @@ _PACKAGES: Final = {"libdw.so.1": "libdw1", "libelf.so.1": "libelf1", "libssh.so
 
 
 def find_report(folder: Path, nsys: str | None) -> Path | None:
-    """The largest report in a folder, if any; raises MissingError where it cannot be imported."""
+    """Return the largest report in a folder, if any; raise MissingError if it is not importable."""
     files = [path for path in folder.iterdir() if path.is_file()]
     files.sort(key=lambda path: -path.stat().st_size)
     for path in files:
@@ -207,13 +209,13 @@ def find_report(folder: Path, nsys: str | None) -> Path | None:
 
 
 def find_importer(nsys: str) -> str | None:
-    """The importer that belongs to an nsys."""
+    """Return the importer that belongs to an nsys."""
     here = Path(nsys).resolve().parent
     return next((p for pattern in _IMPORTERS for p in sorted(glob(str(here / pattern)))), None)
 
 
 def importer_obstacle(nsys: str) -> str | None:
-    """Why the importer of an nsys cannot run here, and what to do; None where it can."""
+    """Return why the importer of an nsys cannot run here, and what to do; None if it can."""
     importer = find_importer(nsys)
     if importer is None:
         return "its QdstrmImporter is not beside it; install all of Nsight Systems"
@@ -232,7 +234,7 @@ def _why_not_imported(output: str) -> str:
 
 
 THREAD: Final = "pthread."
-"""Before the system's id of a thread, what the hooks say of its pthread id."""
+"""Prefix of the hooks' keys for the pthread id of a thread, before its system id."""
 
 
 def convert_nvprof(
@@ -240,9 +242,8 @@ def convert_nvprof(
 ) -> Merged:
     """Write the trace of a recording's folder; without a file of nvprof, of the host's signals.
 
-    A file that cannot be read costs nothing but itself, and a note. Raises InputError where the
-    recording goes on or a file breaks off while it is read, OSError where the trace cannot be
-    written.
+    An unreadable file is left out with a note. Raises InputError if a file turns out to be broken
+    while it is copied, OSError if the trace cannot be written.
     """
     files: list[schema.NvprofFile] = []
     notes: list[str] = []
@@ -285,7 +286,7 @@ def _pid(file: schema.NvprofFile) -> int:
 def _write_process(
     writer: TraceWriter, file: schema.NvprofFile, hosts: Sequence[HostEvents], start: int
 ) -> list[str]:
-    """Writes one process; notes on it for the user."""
+    """Write one process; return notes on it for the user."""
     pid = _pid(file)
     host = next((host for host in hosts if host.pid == pid), HostEvents(pid, "", start))
     process = finalize.global_pid(pid)
@@ -304,7 +305,7 @@ def _write_process(
 
 
 def _threads(host: HostEvents) -> dict[int, int]:
-    """Thread ids by the low 32 bits of pthread ids, save those that two threads had in turn."""
+    """Return thread ids by the low 32 bits of pthread ids, without reused ones."""
     said = {
         int(key.removeprefix(THREAD)): int(value) & 0xFFFFFFFF
         for key, value in host.info.items()
@@ -319,7 +320,7 @@ _FIRST_UNKNOWN: Final = 1 << 23
 
 
 class _NvprofRows:
-    """Writes the rows of one process."""
+    """Writer of the rows of one process."""
 
     def __init__(
         self,
@@ -334,7 +335,7 @@ class _NvprofRows:
         self._process, self._threads = process, threads
 
     def write(self) -> int:
-        """Writes them; the nanoseconds by which the GPU's clock was ahead, which are taken out."""
+        """Write the rows; return the nanoseconds by which the GPU's clock was ahead."""
         try:
             with self._writer.attached(self._file.path, "nvprof") as database:
                 for name, columns in schema.TEMPORARY.items():
@@ -360,7 +361,7 @@ class _NvprofRows:
         return late
 
     def _fill_names(self, database: sqlite3.Connection) -> None:
-        """Only of what is named in rows to be written: others hold the command line."""
+        """Fill in the strings that written rows name: others hold the command line."""
         database.text_factory = lambda raw: raw.decode("utf-8", "replace")
         named = {
             id
@@ -379,7 +380,7 @@ class _NvprofRows:
         _insert(database, "names", rows, 4)
 
     def _fill_threads(self, database: sqlite3.Connection) -> None:
-        """Threads whose system id is unknown get numbers of their own, and a name that says so."""
+        """Fill in the threads; those of unknown system id get a number and a name that says so."""
         numbers = set(self._distinct(database, schema.CALLS, "r.threadId & 0xffffffff"))
         objects = self._distinct(database, ("MARKER", "OVERHEAD", "NAME"), schema.OBJECT_THREAD)
         numbers |= {int.from_bytes(raw, "little") for raw in objects}
@@ -396,7 +397,7 @@ class _NvprofRows:
         self._writer.add("ThreadNames", columns)
 
     def _fill_numbered(self, database: sqlite3.Connection) -> None:
-        """Calls and kinds of overhead, which have names by their numbers alone."""
+        """Fill in calls and kinds of overhead, which are named by number."""
         for event_class, table in ((schema.RUNTIME, "RUNTIME"), (schema.DRIVER, "DRIVER")):
             numbers = self._distinct(database, (table,), "r.cbid")
             kept = self._writer.strings(
@@ -413,8 +414,8 @@ class _NvprofRows:
     def _distinct(
         self, database: sqlite3.Connection, tables: Iterable[str], expression: str
     ) -> list[Any]:
-        """Different values in those of the tables that hold rows."""
-        found = {
+        """Return the distinct values in those of the tables that hold rows."""
+        values = {
             value
             for table in tables
             if table in self._file.columns
@@ -422,7 +423,7 @@ class _NvprofRows:
                 f"SELECT DISTINCT {expression} FROM nvprof.{schema.PREFIX}{table} AS r"
             )
         }
-        return sorted(found - {None})
+        return sorted(values - {None})
 
     def _write_losses(self, database: sqlite3.Connection) -> None:
         tables = (*schema.ON_GPU, *schema.CALLS)
@@ -450,16 +451,16 @@ _FIGURES: Final = {
     "l2CacheSize": "l2CacheSize",
     "numMultiprocessors": "smCount",
 }
-"""Columns of nvprof's DEVICE and of TARGET_INFO_GPU; the first two are in thousands there."""
+"""Columns of nvprof's DEVICE and of TARGET_INFO_GPU; the first two are in thousands in DEVICE."""
 
 
 def _write_cards(writer: TraceWriter, files: Sequence[schema.NvprofFile], folder: Path) -> None:
-    """Writes the cards, by NVML's numbers if it knows all, and the ordinals that processes use."""
+    """Write the cards, by NVML's index if it knows all, and the ordinals that processes use."""
     cards: dict[object, tuple[Any, ...]] = {}
     ordinals: list[tuple[object, int, int]] = []
     for file in files:
         for ordinal, name, uuid, *figures in _devices(file):
-            # Without a uuid, each process's cards are its own.
+            # Without a uuid, cards of different processes are not identified.
             key = uuid or (_pid(file), ordinal)
             cards.setdefault(key, (name, uuid, *figures))
             ordinals.append((key, ordinal, _pid(file)))
@@ -478,7 +479,7 @@ def _write_cards(writer: TraceWriter, files: Sequence[schema.NvprofFile], folder
 
 
 def _nvml_cards(folder: Path) -> dict[object, tuple[int, str]]:
-    """Index and PCI address by uuid (hexadecimal digits alone)."""
+    """Return index and PCI address by uuid (hexadecimal digits alone)."""
     cards: dict[object, tuple[int, str]] = {}
     for path in folder.glob("*.nvml.jsonl"):
         for device in read_nvml(path).devices:
@@ -488,7 +489,7 @@ def _nvml_cards(folder: Path) -> dict[object, tuple[int, str]]:
 
 
 def _devices(file: schema.NvprofFile) -> Iterator[tuple[Any, ...]]:
-    """Ordinal, name, uuid (hexadecimal digits) and figures of the cards that a process saw."""
+    """Yield ordinal, name, uuid (hexadecimal digits) and figures of a process's cards."""
     known = file.columns.get("DEVICE", frozenset())
     if "id" not in known:
         return

@@ -16,10 +16,14 @@ def unpacked(name: str) -> Iterator[Path]:
     """Yield a bundled file in its own temporary folder; ``.xz`` files decompressed, without .xz."""
     with tempfile.TemporaryDirectory(prefix="gputrace-") as folder:
         path = Path(folder) / name.removesuffix(".xz")
-        with (
-            files(__name__).joinpath(name).open("rb") as packed,
-            lzma.open(packed) if name.endswith(".xz") else packed as data,
-            path.open("wb") as file,
-        ):
-            shutil.copyfileobj(data, file)
+        try:
+            with (
+                files(__name__).joinpath(name).open("rb") as packed,
+                lzma.open(packed) if name.endswith(".xz") else packed as data,
+                path.open("wb") as file,
+            ):
+                shutil.copyfileobj(data, file)
+        except OSError as error:
+            hint = f"cannot be written ({error.strerror}); TMPDIR names another folder"
+            raise OSError(error.errno, hint, folder) from None
         yield path

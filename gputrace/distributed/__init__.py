@@ -14,7 +14,7 @@ import sys
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
@@ -27,12 +27,13 @@ from gputrace.analyzers.gpu_shards import PerGpu, Shard, ShardTask
 from gputrace.analyzers.host_calls import CudaApiCalls, read_calls
 from gputrace.analyzers.operations import Gpu, group_gpus
 from gputrace.distributed import worker
-from gputrace.distributed.worker import Batch, Census, File, Placing, Recorded, Reply, Request
+from gputrace.distributed.worker import Batch, Census, File, Reply, Request, RunNumbering
 from gputrace.errors import GputraceError, InputError, MissingError, UsageError
 from gputrace.model.events import Column, Events, Kind, concatenate
 from gputrace.model.nvml import Nvml
 from gputrace.model.options import Window
 from gputrace.model.trace import Device, Process, Progress, Session, Trace
+from gputrace.store import cache_folder
 from gputrace.store.merge import MergedTrace
 from gputrace.store.spill_file import LARGE
 from gputrace.version import __version__
@@ -41,41 +42,20 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 
-_TOGETHER: Final = 16
-"""Maximum number of requests in a task: a task costs the scheduler a millisecond."""
-_TASKS_EACH: Final = 4
-"""Minimum number of tasks per worker, so that none waits long for another's last."""
 _LOOKED_AFTER_S: Final = 2.0
 """Seconds after which a task is checked for being stuck."""
 _PARTING_S: Final = 1.0
 """Seconds that workers get to close their files."""
 
 
+@dataclass(slots=True)
 class Ticket:
     """Pending request."""
 
-    def __init__(self, cluster: Cluster, request: Request) -> None:
-        self.request, self.path = request, request.file.path
-        self.task: _Task | None = None
-        self.answer: bytes | None = None
-        self.error: BaseException | None = None
-        self._cluster = cluster
-
-    def reply(self) -> Reply:
-        """Return the answer; raises the error that kept the file from being read."""
-        if self.answer is None and self.error is None:
-            self._cluster.fetch(self)
-        return self._cluster.read(self)
-
-
-class _Task:
-    """Requests that one worker answers, one after the other."""
-
-    def __init__(self, tickets: Sequence[Ticket], future: Future, home: str) -> None:
-        """``home`` is the worker that has the files open, if any has."""
-        self.tickets, self.future, self.home = tickets, future, home
-        for ticket in tickets:
-            ticket.task = self
+    request: Request
+    home: str
+    """Address of the worker that has the file open; empty if none has."""
+    future: Future
 
 
 class Cluster:
@@ -92,12 +72,10 @@ class Cluster:
         """
         self.received = 0
         self._run, self._where = uuid.uuid4().hex, where
-        self._waiting: list[Ticket] = []
         self._homes: dict[str, str] = {}
         """Address of the worker that has each file open."""
         self._closing = ExitStack()
         self._client: Client = self._closing.enter_context(connected(where))
-        self._workers = len(self._client.nthreads())
 
     def open_each(
         self,
@@ -112,7 +90,7 @@ class Cluster:
         for file, ticket in zip(asked, tickets, strict=True):
             trace: Trace | GputraceError
             try:
-                trace = RemoteTrace(self, file, ticket.reply())
+                trace = RemoteTrace(self, file, self.receive(ticket))
             except MissingError:
                 raise
             except GputraceError as error:
@@ -122,102 +100,64 @@ class Cluster:
                 return
 
     def ask(self, request: Request) -> Ticket:
-        """Queue a request; it goes with others to the worker that has its file open, or to any."""
-        ticket = Ticket(self, request)
-        self._waiting.append(ticket)
-        return ticket
+        """Send a request to the worker that has its file open, or to any."""
+        return self._submit(request, self._homes.get(request.file.path, ""))
 
-    def fetch(self, ticket: Ticket) -> None:
-        """Send the queue and fetch the answers of one task."""
-        from distributed.client import FutureCancelledError
-
-        try:
-            self._send()
-            assert ticket.task is not None
-            self._collect(ticket.task)
-        except (FutureCancelledError, TimeoutError, OSError) as error:
-            raise MissingError(
-                f"the scheduler of {self._where} does not answer any more; look at its log"
-            ) from error
-
-    def _send(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        together = min(_TOGETHER, -(-len(waiting) // (_TASKS_EACH * self._workers)))
-        by_home: dict[str, list[Ticket]] = {}
-        for ticket in waiting:
-            by_home.setdefault(self._homes.get(ticket.path, ""), []).append(ticket)
-        for home, tickets in sorted(by_home.items()):
-            for first in range(0, len(tickets), together):
-                self._submit(tickets[first : first + together], home)
-
-    def _submit(self, tickets: Sequence[Ticket], home: str) -> _Task:
+    def _submit(self, request: Request, home: str = "") -> Ticket:
         future = self._client.submit(
             worker.answer,
-            [ticket.request for ticket in tickets],
+            request,
             workers=[home] if home else None,
             allow_other_workers=bool(home),
             pure=False,
         )
-        return _Task(tickets, future, home)
+        return Ticket(request, home, future)
 
-    def _collect(self, task: _Task, alone: bool = False) -> None:
-        """Store the answers of a task.
-
-        If its worker died, the requests are repeated one by one, which isolates the deadly file.
-        """
+    def receive(self, ticket: Ticket) -> Reply:
+        """Wait for the answer; raises the error that kept the file from being read."""
+        from distributed.client import FutureCancelledError
         from distributed.scheduler import KilledWorker
 
-        error = self._outcome(task)
-        if error is None:
-            for ticket, raw in zip(task.tickets, task.future.result(), strict=True):
-                ticket.answer = raw
-                self.received += len(raw)
-        elif isinstance(error, KilledWorker) and not alone:
-            for ticket in task.tickets:
-                self._collect(self._submit([ticket], ""), alone=True)
-        else:
-            for ticket in task.tickets:
-                ticket.error = _error_of(error, ticket.path, self._where)
-        task.future.release()
-
-    def _outcome(self, task: _Task) -> Any:
-        """Wait for a task and return its exception, if any."""
-        while True:
-            try:
-                return task.future.exception(timeout=_LOOKED_AFTER_S)
-            except TimeoutError:
-                if self._is_stuck(task):
-                    again = self._submit(task.tickets, "")
-                    task.future.release()
-                    task.future, task.home = again.future, ""
-
-    def _is_stuck(self, task: _Task) -> bool:
-        """Return whether a task waits for a worker that is gone although there are others.
-
-        Dask moves it while other workers exist; if all died at once, it forgets that it may, and
-        new workers do not get it.
-        """
-        running = self._client.processing() if task.home else {}
-        if not running or task.home in running:
-            return False
-        return not any(task.future.key in keys for keys in running.values())
-
-    def read(self, ticket: Ticket) -> Reply:
-        """Decode the answer of a fetched ticket; raises the error that it carries."""
-        if ticket.error is not None:
-            raise ticket.error
-        assert ticket.answer is not None
-        reply: Reply = worker.load(ticket.answer)
-        ticket.answer = None
+        path = ticket.request.file.path
+        try:
+            ticket, error = self._outcome(ticket)
+            if isinstance(error, KilledWorker):
+                # Its worker may have died of another file: try this one by itself.
+                ticket, error = self._outcome(self._submit(ticket.request))
+            if error is None:
+                raw: bytes = ticket.future.result()
+        except (FutureCancelledError, TimeoutError, OSError) as problem:
+            raise MissingError(
+                f"the scheduler of {self._where} does not answer any more; look at its log"
+            ) from problem
+        if error is not None:
+            raise _error_of(error, path, self._where)
+        self.received += len(raw)
+        reply: Reply = worker.load(raw)
         if reply.version != __version__:
             raise MissingError(
                 f"the workers of {self._where} have gputrace {reply.version}, and this is "
                 f"{__version__}: install one version on all"
             )
-        self._homes[ticket.path] = reply.worker
+        self._homes[path] = reply.worker
         if reply.problem is not None:
             raise reply.problem
         return reply
+
+    def _outcome(self, ticket: Ticket) -> tuple[Ticket, Any]:
+        """Wait until a request is answered; return its ticket and its exception, if any.
+
+        A request for a worker that is gone is sent to another one. Dask does so by itself, unless
+        all workers died at once: new ones do not get it then.
+        """
+        while True:
+            try:
+                return ticket, ticket.future.exception(timeout=_LOOKED_AFTER_S)
+            except TimeoutError:
+                running = self._client.processing() if ticket.home else {}
+                is_taken = any(ticket.future.key in keys for keys in running.values())
+                if running and ticket.home not in running and not is_taken:
+                    ticket = self._submit(ticket.request)
 
     def close(self) -> None:
         """Close the workers' files, and what was started for this."""
@@ -273,8 +213,7 @@ class RemoteTrace(Trace):
         self.no_gpu, self.held = self._about.no_gpu, self._about.held
         self._names: dict[int, str] = {}
         self._devices: dict[tuple[int, int], Device] = {}
-        self._recorded: dict[int, Recorded] = {}
-        self._named: set[frozenset[Kind]] = set()
+        self._recorded: dict[int, tuple[Sequence[Window], Sequence[Window] | None]] = {}
         self._ahead: tuple[tuple[Any, ...], Ticket] | None = None
         self._nvml: Nvml | Ticket | None = None
         self._take(reply)
@@ -285,7 +224,7 @@ class RemoteTrace(Trace):
 
     def receive(self, ticket: Ticket) -> Any:
         """Return the function's result, and store what came with it."""
-        reply = ticket.reply()
+        reply = self._cluster.receive(ticket)
         self._take(reply)
         return reply.value
 
@@ -305,12 +244,12 @@ class RemoteTrace(Trace):
         if self.held and not self.cut_bytes:
             return self  # The worker already has it in memory.
         file = replace(self._file, part=window)
-        reply = self._cluster.ask(Request(file, worker.about)).reply()
-        return RemoteTrace(self._cluster, file, reply)
+        ticket = self._cluster.ask(Request(file, worker.about))
+        return RemoteTrace(self._cluster, file, self._cluster.receive(ticket))
 
     def ask(self, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None) -> None:
         if kinds & self.kinds:
-            arguments = self._reading(kinds, columns, window)
+            arguments = kinds, columns, window
             self._ahead = arguments, self.send(worker.read, *arguments)
 
     def read(
@@ -322,32 +261,20 @@ class RemoteTrace(Trace):
     ) -> Events:
         if not kinds & self.kinds:
             return concatenate([], columns)
-        arguments = self._reading(kinds, columns, window)
-        ahead, self._ahead = self._ahead, None
+        arguments, ahead, self._ahead = (kinds, columns, window), self._ahead, None
         same = ahead is not None and ahead[0] == arguments
         ticket = ahead[1] if ahead and same else self.send(worker.read, *arguments)
-        reply = ticket.reply()
+        reply = self._cluster.receive(ticket)
         numbers = self._take(reply)
         rows: worker.Rows = reply.value
         events = rows.events
-        for device in rows.devices:
-            process = int(numbers[device.process])
-            self._devices[process, device.device] = replace(device, process=process)
-        self._names |= {id: sys.intern(text) for id, text in rows.names.items()}
-        if arguments[-1] and (rows.names or not len(events)):
-            self._named.add(kinds)
+        self._learn_names(rows.names)
         if progress is not None:
             progress(len(events), len(events))
         if "process" not in events.columns or (numbers == np.arange(len(numbers))).all():
             return events
         arrays = {name: getattr(events, name) for name in events.columns}
         return Events(arrays | {"process": numbers[events.process]})
-
-    def _reading(
-        self, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None
-    ) -> tuple[Any, ...]:
-        with_names = "name" in columns and kinds not in self._named
-        return kinds, tuple(columns), window, with_names
 
     def _take(self, reply: Reply) -> Column:
         """Store what comes with an answer; return our number of each process of the worker."""
@@ -363,21 +290,20 @@ class RemoteTrace(Trace):
             # A file that was opened again repeats what is known.
             ours += [text for text in theirs if not (reply.again and text in ours)]
         quality.left_out += [item for item in news.left_out if item not in quality.left_out]
-        for reason, where, rows in news.dropped:
+        for (reason, where), rows in news.places.items():
             quality.drop(reason, rows, where)
         return np.array(numbers, np.int64)
 
     def recorded(self, process: int) -> Sequence[Window]:
-        return self._recorded[process].windows if process in self._recorded else ()
+        return self._recorded[process][0] if process in self._recorded else ()
 
     def calls_recorded(self, process: int) -> Sequence[Window] | None:
-        return self._recorded[process].calls if process in self._recorded else None
+        return self._recorded[process][1] if process in self._recorded else None
 
     def names(self, ids: Collection[int] | Column) -> dict[int, str]:
         wanted = [int(id) for id in ids]
         if lacking := tuple(id for id in wanted if id not in self._names):
-            texts = self.receive(self.send(worker.call, "names", lacking))
-            self._names |= {id: sys.intern(text) for id, text in texts.items()}
+            self._learn_names(self.receive(self.send(worker.call, "names", lacking)))
         return {id: self._names[id] for id in wanted}
 
     def search(self, ids: Collection[int] | Column, pattern: re.Pattern[str]) -> dict[int, str]:
@@ -387,8 +313,11 @@ class RemoteTrace(Trace):
         texts: dict[int, str] = self.receive(
             self.send(worker.call, "search", np.array(wanted, np.int64), pattern)
         )
-        self._names |= {id: sys.intern(text) for id, text in texts.items()}
+        self._learn_names(texts)
         return texts
+
+    def _learn_names(self, texts: Mapping[int, str]) -> None:
+        self._names |= {id: sys.intern(text) for id, text in texts.items()}
 
     def device(self, process: int, device: int) -> Device:
         if (process, device) not in self._devices:
@@ -403,7 +332,7 @@ class RemoteTrace(Trace):
         for (process, ordinal), device in devices.items():
             number = self.processes.index(process)
             self._devices[number, ordinal] = replace(device, process=number)
-        self._names |= {id: sys.intern(text) for id, text in names.items()}
+        self._learn_names(names)
 
     def ask_nvml(self) -> None:
         if self._nvml is None:
@@ -435,25 +364,27 @@ def spread(trace: Trace) -> PerGpu | None:
         counted: list[Census] = gpus.in_each_place(worker.RemoteShard.count, changes=True)
         if isinstance(trace, MergedTrace):
             trace.check_spans([census.span for census in counted])
-        placings = [_placing(trace, remote[n], n, census) for n, census in enumerate(counted)]
+        numberings = [_numbering(trace, remote[n], n, census) for n, census in enumerate(counted)]
         work: dict[tuple[int, int], int] = {}
         file_of: dict[frozenset[tuple[int, int]], int] = {}
-        for number, (placing, census) in enumerate(zip(placings, counted, strict=True)):
-            work |= {placing.pair(pair): count for pair, count in census.work.items()}
+        for number, (numbering, census) in enumerate(zip(numberings, counted, strict=True)):
+            work |= {numbering.pair(pair): count for pair, count in census.work.items()}
             # Pairs of each GPU, as far as the file alone shows.
-            file_of |= {frozenset(map(placing.pair, gpu)): number for gpu in census.together}
+            file_of |= {frozenset(map(numbering.pair, gpu)): number for gpu in census.together}
         by_file = _by_file(group_gpus(trace, dict(sorted(work.items()))), file_of, len(remote))
         if by_file is None:
             return None
         whole = [
-            replace(each, gpus=tuple(own)) for each, own in zip(placings, by_file, strict=True)
+            replace(each, gpus=tuple(part)) for each, part in zip(numberings, by_file, strict=True)
         ]
-        gpus.take(gpus.in_places(worker.RemoteShard.place, [(placing,) for placing in whole]))
+        gpus.take(
+            gpus.in_places(worker.RemoteShard.renumber, [(numbering,) for numbering in whole])
+        )
         undone.pop_all()
     return gpus
 
 
-def _placing(trace: Trace, remote: RemoteTrace, number: int, census: Census) -> Placing:
+def _numbering(trace: Trace, remote: RemoteTrace, number: int, census: Census) -> RunNumbering:
     """Return the mapping of a file, without its GPUs."""
     remote.learn(census.devices, census.texts)
     processes: Sequence[int] = range(len(remote.processes))
@@ -462,7 +393,7 @@ def _placing(trace: Trace, remote: RemoteTrace, number: int, census: Census) -> 
         shift, processes = trace.shifts[number], trace.processes_of(number)
         names = trace.number_names(number, census.names)
     by_process = dict(zip(remote.processes, processes, strict=True))
-    return Placing(by_process, census.names, names, shift)
+    return RunNumbering(by_process, census.names, names, shift)
 
 
 def _by_file(
@@ -527,9 +458,9 @@ class RemoteGpus(PerGpu):
     def close(self) -> None:
         """Release what the workers have computed."""
         used = [number for number, past in enumerate(self._past) if past]
-        for ticket in [self._send(number, [], anew=True) for number in used]:
+        for number, ticket in [(number, self._send(number, [], anew=True)) for number in used]:
             with suppress(GputraceError):
-                ticket.reply()
+                self.files[number].receive(ticket)
 
     def calls_within(self, window: Window) -> CudaApiCalls | None:
         return read_calls(self.trace, window=window)
@@ -594,16 +525,39 @@ def connected(where: str) -> Iterator[Client]:
         yield client
 
 
+def _credentials(where: str) -> Any:
+    """Return those of Dask's configuration if it requires encryption, else new ones.
+
+    Without any, every user who can reach the scheduler or a worker runs code as this one.
+    """
+    from distributed import Security
+
+    configured = Security()
+    if configured.require_encryption:
+        return configured
+    try:
+        return Security.temporary()
+    except ImportError:
+        raise MissingError(f"{where}: needs cryptography, to keep others out: {HINT}") from None
+
+
 def _local(where: str, workers: int) -> Any:
+    import dask
     from distributed import LocalCluster
 
-    with _without_interrupts():
+    # Status pages would be open to all users of the machine.
+    parts = ("scheduler", "worker", "nanny")
+    nothing: dict[str, Any] = {f"distributed.{part}.http.routes": [] for part in parts}
+    with _without_interrupts(), dask.config.set(nothing):
         try:
             return LocalCluster(
                 n_workers=workers,
                 threads_per_worker=1,
-                dashboard_address=None,
+                # Any port: with none given, it warns where another cluster has its favourite.
+                dashboard_address="127.0.0.1:0",
+                scheduler_kwargs={"dashboard": False},
                 silence_logs=logging.CRITICAL,
+                security=_credentials(where),
             )
         except (OSError, RuntimeError) as error:
             raise MissingError(f"{where}: the workers did not start ({error!r})") from error
@@ -632,9 +586,14 @@ def _slurm(where: str, workers: int) -> Any:
         raise MissingError(f"{where}: no sbatch on this machine; use it where jobs are submitted")
     known = dask.config.get("jobqueue.slurm", {})
     usual = {"cores": 1, "memory": "4GB", "processes": 1}
-    lacking = {name: value for name, value in usual.items() if not known.get(name)}
+    lacking: dict[str, Any] = {name: value for name, value in usual.items() if not known.get(name)}
     try:
-        cluster = SLURMCluster(**lacking)
+        if not known.get("shared-temp-directory"):
+            # Jobs read their credentials there.
+            folder = cache_folder() / "slurm"
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lacking["shared_temp_directory"] = str(folder)
+        cluster = SLURMCluster(security=_credentials(where), **lacking)
         cluster.scale(workers)
     except (OSError, ValueError, RuntimeError) as error:
         raise MissingError(f"{where}: {error}") from error

@@ -30,9 +30,8 @@ from gputrace.analyzers.operations import (
     pair_keys,
     pair_of,
 )
-from gputrace.errors import GputraceError, LeftOut
+from gputrace.errors import GputraceError
 from gputrace.model.events import (
-    GPU_KINDS,
     UNKNOWN,
     Column,
     Events,
@@ -91,24 +90,6 @@ class About:
     cut_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """Windows in which a process was recorded; ``calls`` if its calls were not always."""
-
-    windows: tuple[Window, ...]
-    calls: tuple[Window, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """Quality problems found since the last answer."""
-
-    warnings: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
-    dropped: list[tuple[str, str, int]] = field(default_factory=list)
-
-
 @dataclass(slots=True)
 class Reply:
     """Answer to a `Request`: the function's result, and what reading has brought with it."""
@@ -121,17 +102,17 @@ class Reply:
     problem: GputraceError | None = None
     value: Any = None
     processes: list[Process] = field(default_factory=list)
-    recorded: list[Recorded] = field(default_factory=list)
-    """For each of these."""
-    news: News = field(default_factory=News)
+    recorded: list[tuple[Sequence[Window], Sequence[Window] | None]] = field(default_factory=list)
+    """Results of `Trace.recorded` and `Trace.calls_recorded` for each process."""
+    news: Quality = field(default_factory=Quality)
+    """Quality problems found since the last answer; of dropped rows, all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a file, the devices in them, and their names if these are few and wanted."""
+    """Rows of a file, and their names if these are few."""
 
     events: Events
-    devices: list[Device]
     names: dict[int, str]
 
 
@@ -164,7 +145,7 @@ class OpenFile:
         self.lock = Lock()
         self.trace = open_trace(Path(file.path), file.keep_going, file.windows)
         self.closing.callback(self.trace.close)
-        self.reported = Quality()
+        self._reported = 0, 0, 0
         self.shard: RemoteShard | None = None
         self.past = 0
         """Number of batches that have changed the shard."""
@@ -172,27 +153,20 @@ class OpenFile:
             folder = self.closing.enter_context(tempfile.TemporaryDirectory(prefix="gputrace-"))
             self.trace = slice_window(self.trace, file.part, Path(folder), self.closing)
 
-    def news(self) -> News:
-        """Return the quality problems found since the last call."""
-        quality, reported = self.trace.quality, self.reported
-        news = News(
-            quality.warnings[len(reported.warnings) :],
-            quality.notes[len(reported.notes) :],
-            quality.left_out[len(reported.left_out) :],
-            [(reason, where, rows) for (reason, where), rows in quality.places.items()],
+    def news(self) -> Quality:
+        """Return the quality problems found since the last call; of dropped rows, all."""
+        quality, (warnings, notes, left_out) = self.trace.quality, self._reported
+        self._reported = len(quality.warnings), len(quality.notes), len(quality.left_out)
+        return Quality(
+            quality.warnings[warnings:],
+            quality.notes[notes:],
+            quality.left_out[left_out:],
+            quality.places,
         )
-        reported.warnings, reported.notes = list(quality.warnings), list(quality.notes)
-        reported.left_out = list(quality.left_out)
-        return news
 
 
 _open: Final[dict[File, OpenFile]] = {}
 _opening: Final = Lock()
-
-
-def answer(requests: Sequence[Request]) -> list[bytes]:
-    """Return the `Reply` to each request, serialized."""
-    return [dump(_reply(request)) for request in requests]
 
 
 def forget(run: str) -> None:
@@ -204,7 +178,8 @@ def forget(run: str) -> None:
             opened.lock.release()
 
 
-def _reply(request: Request) -> Reply:
+def answer(request: Request) -> bytes:
+    """Return the `Reply` to a request, serialized."""
     from distributed import get_worker
 
     reply = Reply(__version__, get_worker().address)
@@ -218,14 +193,14 @@ def _reply(request: Request) -> Reply:
             trace = opened.trace
             reply.value = request.function(opened, *request.arguments)
             reply.processes = trace.processes
-            for number in range(len(trace.processes)):
-                calls = trace.calls_recorded(number)
-                windows = tuple(trace.recorded(number))
-                reply.recorded.append(Recorded(windows, None if calls is None else tuple(calls)))
+            reply.recorded = [
+                (trace.recorded(number), trace.calls_recorded(number))
+                for number in range(len(trace.processes))
+            ]
             reply.news = opened.news()
     except GputraceError as error:
         reply.problem = error
-    return reply
+    return dump(reply)
 
 
 def about(opened: OpenFile) -> About:
@@ -238,19 +213,11 @@ def read(
     kinds: frozenset[Kind],
     columns: Sequence[str],
     window: Window | None,
-    with_names: bool,
 ) -> Rows:
     """Read rows, as `Trace.read` does."""
-    trace = opened.trace
-    events = trace.read(kinds, columns, window, None)
-    pairs: set[tuple[int, int]] = set()
-    if {"process", "device", "kind"} <= set(events.columns):
-        gpu = np.isin(events.kind, GPU_KINDS)
-        both = np.stack([events.process[gpu], events.device[gpu]], axis=-1)
-        pairs = set(map(tuple, np.unique(both, axis=0).tolist()))
-    ids = np.unique(events.name) if with_names else np.empty(0, np.int32)
-    names = trace.names(ids) if len(ids) <= _FEW else {}
-    return Rows(events, [trace.device(*pair) for pair in pairs], names)
+    events = opened.trace.read(kinds, columns, window, None)
+    ids = distinct_ids(events.name) if "name" in columns else ()
+    return Rows(events, opened.trace.names(ids) if len(ids) <= _FEW else {})
 
 
 def call(opened: OpenFile, method: str, *arguments: Any) -> Any:
@@ -311,7 +278,7 @@ class Census:
 
 
 @dataclass(frozen=True)
-class Placing:
+class RunNumbering:
     """Mapping of a file, with its GPUs, to the numbering and the clock of the run."""
 
     processes: Mapping[Process, int]
@@ -356,32 +323,32 @@ class RemoteShard(Shard):
     def _pair(self, pair: tuple[int, int]) -> Pair:
         return self.trace.processes[pair[0]], pair[1]
 
-    def place(self, placing: Placing) -> list[GpuSummary]:
+    def renumber(self, numbering: RunNumbering) -> list[GpuSummary]:
         """Map the shard to the numbering and clock of the run."""
-        trace = PlacedTrace(self.trace, placing)
+        trace = RenumberedTrace(self.trace, numbering)
         self.trace = trace
-        gpu_of = {pair: gpu for gpu in placing.gpus for pair in gpu.pairs}
+        gpu_of = {pair: gpu for gpu in numbering.gpus for pair in gpu.pairs}
         return self.take(
-            trace.placed(operations, gpu_of[trace.pair(operations.gpu.pairs[0])])
+            trace.renumbered(operations, gpu_of[trace.pair(operations.gpu.pairs[0])])
             for operations in self.operations
         )
 
     def move(self, shifts: Mapping[int, int]) -> list[GpuSummary]:
-        assert isinstance(self.trace, PlacedTrace)
+        assert isinstance(self.trace, RenumberedTrace)
         self.trace.shift += next((shifts[operations.gpu.host] for operations in self.operations), 0)
         return super().move(shifts)
 
 
-class PlacedTrace(Trace):
+class RenumberedTrace(Trace):
     """Trace of a file in the numbering and on the clock of the run."""
 
-    def __init__(self, trace: Trace, placing: Placing) -> None:
+    def __init__(self, trace: Trace, numbering: RunNumbering) -> None:
         super().__init__(trace.path)
         self.source, self.quality, self.no_gpu = trace.source, trace.quality, trace.no_gpu
-        self.shift = placing.shift
-        self._trace, self._number_of = trace, placing.processes
+        self.shift = numbering.shift
+        self._trace, self._number_of = trace, numbering.processes
         self._numbers: dict[int, int] = dict(
-            zip(placing.ids.tolist(), placing.names.tolist(), strict=True)
+            zip(numbering.ids.tolist(), numbering.names.tolist(), strict=True)
         )
         self._ids = {number: id for id, number in self._numbers.items()}
 
@@ -389,7 +356,7 @@ class PlacedTrace(Trace):
         """Map a pair of the file to one with the run's process number."""
         return self._process(pair[0]), pair[1]
 
-    def placed(self, operations: GpuOperations, gpu: Gpu) -> GpuOperations:
+    def renumbered(self, operations: GpuOperations, gpu: Gpu) -> GpuOperations:
         """Map the operations of a GPU to the run."""
         events = self._translated(operations.events)
         windows = tuple(self.recorded(gpu.process))
@@ -420,17 +387,17 @@ class PlacedTrace(Trace):
         return self._trace.kinds
 
     def names(self, ids: Collection[int] | Column) -> dict[int, str]:
-        numbers = self._own(ids)
+        numbers = self._numbers_of(ids)
         texts = self._trace.names(list(numbers))
         unknown = {int(id): f"<name {id}>" for id in ids}
         return unknown | {number: texts[id] for id, number in numbers.items()}
 
     def search(self, ids: Collection[int] | Column, pattern: re.Pattern[str]) -> dict[int, str]:
-        numbers = self._own(ids)
+        numbers = self._numbers_of(ids)
         texts = self._trace.search(list(numbers), pattern)
         return {numbers[id]: text for id, text in texts.items()}
 
-    def _own(self, ids: Collection[int] | Column) -> dict[int, int]:
+    def _numbers_of(self, ids: Collection[int] | Column) -> dict[int, int]:
         """Return the run's number of each known name by its id in the file."""
         return {self._ids[int(id)]: int(id) for id in ids if int(id) in self._ids}
 
@@ -451,20 +418,20 @@ class PlacedTrace(Trace):
         return map(self._translated, self._trace.read_parts(kinds, columns, progress))
 
     def recorded(self, process: int) -> Sequence[Window]:
-        return [self._later(window) for window in self._trace.recorded(self._own_number(process))]
+        return [self._later(window) for window in self._trace.recorded(self._local(process))]
 
     def calls_recorded(self, process: int) -> Sequence[Window] | None:
-        windows = self._trace.calls_recorded(self._own_number(process))
+        windows = self._trace.calls_recorded(self._local(process))
         return None if windows is None else [self._later(window) for window in windows]
 
     def control_stretches(self, process: int) -> Sequence[Window]:
-        own = self._own_number(process)
-        return [self._later(window) for window in self._trace.control_stretches(own)]
+        windows = self._trace.control_stretches(self._local(process))
+        return [self._later(window) for window in windows]
 
     def _process(self, number: int) -> int:
         return self._number_of.get(self._trace.processes[number], _IDLE - number)
 
-    def _own_number(self, process: int) -> int:
+    def _local(self, process: int) -> int:
         numbers = range(len(self._trace.processes))
         return next(number for number in numbers if self._process(number) == process)
 
@@ -472,7 +439,7 @@ class PlacedTrace(Trace):
         return Window(window.start + self.shift, window.end + self.shift)
 
     def device(self, process: int, device: int) -> Device:
-        return replace(self._trace.device(self._own_number(process), device), process=process)
+        return replace(self._trace.device(self._local(process), device), process=process)
 
     def close(self) -> None:
         """Do nothing: whoever opened the file closes it."""

@@ -53,7 +53,7 @@ class Intervals:
         return np.where(index > 0, self._covered[index] - unfinished, 0)
 
     def within(self, starts: ArrayLike, ends: ArrayLike) -> Times:
-        """Nanoseconds of the set inside each window ``[start, end)``."""
+        """Return the nanoseconds of the set inside each window ``[start, end)``."""
         return self.before(ends) - self.before(starts)
 
     def contains(self, times: ArrayLike) -> NDArray[np.bool_]:
@@ -65,21 +65,21 @@ class Intervals:
         return (index >= 0) & (times < self.end[np.maximum(index, 0)])
 
     def select(self, rows: NDArray[np.bool_] | slice) -> Intervals:
-        """Some of the intervals, in their order."""
+        """Return some of the intervals, in their order."""
         return Intervals(self.start[rows], self.end[rows])
 
     def clip(self, start: int, end: int) -> Intervals:
-        """The part of the set inside ``[start, end)``."""
+        """Return the part of the set inside ``[start, end)``."""
         if start >= end:
             return EMPTY
         first = int(np.searchsorted(self.end, start, "right"))
-        found = self.select(slice(first, int(np.searchsorted(self.start, end, "left"))))
-        if len(found) and (found.start[0] < start or found.end[-1] > end):
-            found = Intervals(np.maximum(found.start, start), np.minimum(found.end, end))
-        return found
+        inside = self.select(slice(first, int(np.searchsorted(self.start, end, "left"))))
+        if len(inside) and (inside.start[0] < start or inside.end[-1] > end):
+            inside = Intervals(np.maximum(inside.start, start), np.minimum(inside.end, end))
+        return inside
 
     def complement(self, start: int, end: int) -> Intervals:
-        """The nanoseconds of ``[start, end)`` that are not in the set."""
+        """Return the nanoseconds of ``[start, end)`` that are not in the set."""
         inside = self.clip(start, end)
         starts = np.concatenate([[start], inside.end])
         ends = np.concatenate([inside.start, [end]])
@@ -89,7 +89,7 @@ class Intervals:
         return Intervals(starts[rows], ends[rows])
 
     def intersection(self, other: Intervals) -> Intervals:
-        """The nanoseconds that are in both sets."""
+        """Return the nanoseconds that are in both sets."""
         if not len(self) or not len(other):
             return EMPTY
         mine, theirs = _pairs(*self._met(other))
@@ -99,15 +99,15 @@ class Intervals:
         )
 
     def difference(self, other: Intervals) -> Intervals:
-        """The nanoseconds of this set that are not in the other."""
+        """Return the nanoseconds of this set that are not in the other."""
         if not len(self) or not len(other):
             return self
         first, end = self._met(other)
         met = first < end
         if not met.any():
             return self
-        one = np.minimum(first, len(other) - 1)
-        gone = met & (other.start[one] <= self.start) & (other.end[one] >= self.end)
+        row = np.minimum(first, len(other) - 1)
+        gone = met & (other.start[row] <= self.start) & (other.end[row] >= self.end)
         cut = met & ~gone
         left = self.select(cut)._without(other, first[cut], end[cut])
         return _merged(self.select(~met), left)
@@ -136,7 +136,7 @@ class Intervals:
 
 
 def _pairs(first: IndexArray, end: IndexArray) -> tuple[IndexArray, IndexArray]:
-    """Each place of one set with each of its range of places in another."""
+    """Pair each index of one set with each index of its range in another."""
     counts = end - first
     mine = np.repeat(np.arange(len(first)), counts)
     offsets = np.arange(len(mine)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -154,7 +154,7 @@ def _merged(first: Intervals, second: Intervals) -> Intervals:
 
 
 def merge_touching(first: Intervals, second: Intervals) -> Intervals:
-    """The nanoseconds that are in either set."""
+    """Return the nanoseconds that are in either set."""
     few, many = sorted((first, second), key=len)
     both = _merged(many, few.difference(many))
     apart = both.start[1:] > both.end[:-1]
@@ -169,7 +169,7 @@ EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def union(start: ArrayLike, end: ArrayLike, *, is_sorted: bool = False) -> Intervals:
-    """The union of any intervals; those that overlap or touch become one, empty ones vanish.
+    """Return the union of any intervals: overlapping or touching ones joined, empty ones dropped.
 
     Args:
         start, end: nanoseconds, of one length, in any order unless ``is_sorted`` by start.

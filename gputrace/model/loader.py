@@ -100,7 +100,7 @@ class Loader:
     @property
     def now(self) -> LoaderChoice | None:
         """The step as predicted for the present number of workers; None if nothing is predicted."""
-        return next((own for own in self.predictions if own.workers == self.workers), None)
+        return next((row for row in self.predictions if row.workers == self.workers), None)
 
     @property
     def better(self) -> LoaderChoice | None:

@@ -110,14 +110,14 @@ class Samples:
         return len(self.time)
 
     def __getitem__(self, name: str) -> Floats:
-        """Raises KeyError for what is not in `VALUES`."""
+        """Return a column; raise KeyError for a name that is not in `VALUES`."""
         if name not in VALUES:
             raise KeyError(name)
-        found = self.values.get(name)
-        return np.full(len(self), np.nan) if found is None else found
+        column = self.values.get(name)
+        return np.full(len(self), np.nan) if column is None else column
 
     def select(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Samples:
-        """The rows that a mask or indices name."""
+        """Return the rows selected by a mask or indices."""
         values = {name: column[rows] for name, column in self.values.items()}
         return Samples(self.time[rows], self.host[rows], self.gpu[rows], values)
 
@@ -169,7 +169,7 @@ class Nvml:
 
 
 def plain_uuid(uuid: str) -> str:
-    """A card's uuid as its digits alone; NVML, CUDA and nsys write it in their own ways."""
+    """Return the digits of a card's uuid, which NVML, CUDA and nsys write differently."""
     return uuid.lower().removeprefix("gpu-").replace("-", "")
 
 

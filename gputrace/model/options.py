@@ -31,14 +31,14 @@ class Options:
 def read_options(
     steps: str | tuple[int, int] | None, time: str | tuple[int, int] | None, gaps: int
 ) -> Options:
-    """Reads them as `OpenTrace.analyze` takes them; raises UsageError for what makes no sense."""
+    """Parse the arguments of `OpenTrace.analyze`; raise UsageError for invalid ones."""
     if gaps < 0:
         raise UsageError(f"{gaps} gaps cannot be listed; give a number from 0 on")
     return Options(read_window(time), read_steps(steps), gaps)
 
 
 def read_steps(steps: str | tuple[int, int] | None) -> tuple[int, int] | None:
-    """First and end of ``"8:25"`` or of two numbers; raises UsageError for what names no steps."""
+    """Parse first and end of ``"8:25"`` or of two numbers; raise UsageError for anything else."""
     if steps is None:
         return None
     if not isinstance(steps, str):
@@ -54,7 +54,7 @@ def read_steps(steps: str | tuple[int, int] | None) -> tuple[int, int] | None:
 
 
 def read_window(time: str | tuple[int, int] | None) -> Window | None:
-    """Start and end of ``"12s:14s"`` or of two nanosecond counts; raises UsageError for others."""
+    """Parse ``"12s:14s"`` or two nanosecond counts; raise UsageError for anything else."""
     if time is None:
         return None
     try:

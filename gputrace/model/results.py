@@ -528,7 +528,8 @@ class Product:
     tensor_cores: str
     """``yes``, ``no`` or ``unknown``."""
     precision: str
-    """``half``, ``fp32``, ``fp64`` or ``unknown``, by the names."""
+    """``fp4``, ``fp8``, ``int8``, ``bf16``, ``fp16``, ``half`` (16 bits of either kind), ``tf32``,
+    ``fp32``, ``fp64`` or ``unknown``, by the names."""
     count: int
     total_ns: int
     share: float

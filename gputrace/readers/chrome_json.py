@@ -10,8 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from gputrace.errors import InputError
-from gputrace.readers.error_policy import STOP, ErrorPolicy
+from gputrace.errors import STOP, ErrorPolicy, InputError
 from gputrace.readers.gzip_io import Content, peek, read_content
 
 T = TypeVar("T")

@@ -26,10 +26,9 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from gputrace.errors import GputraceError, InputError, MissingError, UsageError
+from gputrace.errors import ErrorPolicy, GputraceError, InputError, MissingError, UsageError
 from gputrace.model.events import COLUMN_TYPES, Events
 from gputrace.model.trace import Device, NoGpu, Process, Quality, Session, Trace
-from gputrace.readers.error_policy import ErrorPolicy
 from gputrace.readers.gzip_io import text_size
 from gputrace.readers.in_memory import MemoryTrace
 from gputrace.readers.kineto import LargeKineto

@@ -10,8 +10,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Final, cast
 
-from gputrace.errors import InputError
-from gputrace.readers.error_policy import STOP, ErrorPolicy
+from gputrace.errors import STOP, ErrorPolicy, InputError
 from gputrace.store.sqlite_reader import open_input
 
 GZIP: Final = b"\x1f\x8b"

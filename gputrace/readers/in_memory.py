@@ -20,8 +20,7 @@ from gputrace.model.events import (
 )
 from gputrace.model.names import bounded
 from gputrace.model.options import Window
-from gputrace.model.trace import Device, NoGpu, Process, Progress, Session, Trace
-from gputrace.readers.error_policy import drop_invalid_rows
+from gputrace.model.trace import Device, NoGpu, Process, Progress, Session, Trace, drop_invalid_rows
 
 _DEFAULTS: Final[Mapping[str, int]] = dict.fromkeys(COLUMN_TYPES, UNKNOWN) | {"process": 0}
 

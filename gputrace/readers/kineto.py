@@ -17,7 +17,7 @@ from msgspec import DecodeError, Raw, Struct, ValidationError, field, structs
 from msgspec.json import Decoder
 from numpy.typing import NDArray
 
-from gputrace.errors import UsageError
+from gputrace.errors import STOP, ErrorPolicy, UsageError
 from gputrace.model.events import (
     COLUMN_TYPES,
     GPU_KINDS,
@@ -31,7 +31,6 @@ from gputrace.model.events import (
 from gputrace.model.options import Window
 from gputrace.model.trace import Device, NoGpu, Process, Progress, Session, Trace
 from gputrace.readers.chrome_json import BadJson, Document
-from gputrace.readers.error_policy import STOP, ErrorPolicy
 from gputrace.readers.gzip_io import Content
 from gputrace.readers.in_memory import MemoryTrace, Names
 
@@ -151,7 +150,7 @@ def properties(text: bytes) -> Properties:
 def _repair(text: bytes) -> bytes:
     """Replace not-a-numbers by 0, and bytes that are not UTF-8, keeping the length."""
     text = text.decode("utf-8", "surrogateescape").encode("utf-8", "replace")
-    return _NO_NUMBER.sub(lambda found: found[1] + b"0".ljust(len(found[2])), text)
+    return _NO_NUMBER.sub(lambda match: match[1] + b"0".ljust(len(match[2])), text)
 
 
 def _bad(error: DecodeError | RecursionError) -> BadJson:
@@ -434,7 +433,7 @@ class Rows:
         return self._first
 
     def parts(self, shift: int) -> list[Events]:
-        """All rows, with so many nanoseconds added to their times."""
+        """Return all rows, with ``shift`` nanoseconds added to their times."""
         # A GPU's rows do not say whose they are: the process that makes most CUDA calls.
         main = min(self._calls, key=lambda process: (-self._calls[process], process), default=0)
         if self._kept is not None:

@@ -9,11 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.errors import InputError
+from gputrace.errors import STOP, ErrorPolicy, InputError
 from gputrace.model.events import Events, Kind
 from gputrace.model.trace import Process, Session
 from gputrace.readers.chrome_json import ChromeEvent, Key, key, nanoseconds, read_events, read_names
-from gputrace.readers.error_policy import STOP, ErrorPolicy
 from gputrace.readers.in_memory import MemoryTrace, Names
 
 _DEVICES: Final = re.compile(rb'"name"\s*:\s*"[cg]pu/\d+"')

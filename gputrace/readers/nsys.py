@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -29,8 +30,16 @@ from gputrace.model.events import (
 from gputrace.model.names import bounded
 from gputrace.model.nvml import Nvml
 from gputrace.model.options import Window
-from gputrace.model.trace import FROM_THE_START, Device, NoGpu, Process, Progress, Quality, Session
-from gputrace.readers.error_policy import drop_invalid_rows
+from gputrace.model.trace import (
+    FROM_THE_START,
+    Device,
+    NoGpu,
+    Process,
+    Progress,
+    Quality,
+    Session,
+    drop_invalid_rows,
+)
 from gputrace.readers.nsys_schema import (
     KIND_OF,
     MEMORY_OF,
@@ -44,22 +53,27 @@ from gputrace.readers.nsys_schema import (
     read_nvml,
     read_session,
 )
+from gputrace.store import sqlite_security
 from gputrace.store.slice import read_export_notes
 from gputrace.store.sqlite_reader import (
     NULL,
     Database,
-    Integers,
-    Query,
-    Rows,
     SqliteTables,
     SqliteTrace,
-    map_in_threads,
-    quote_identifier,
     read_batches,
     read_integers,
     row_chunks,
     row_ranges,
     sqlite_error,
+)
+from gputrace.store.table_scan import (
+    Condition,
+    Integers,
+    Query,
+    Rows,
+    Value,
+    map_in_threads,
+    quote_identifier,
     within,
 )
 
@@ -300,7 +314,7 @@ class OwnTrace(NsysTrace):
 
 def _usable(database: Database, table: Table) -> bool:
     required = ["start"] if table.name == "NVTX_EVENTS" else ["start", *table.columns["end"]]
-    if table.where:
+    if table.types:
         required.append("eventType")
     return database.has(table.name, *required)
 
@@ -335,39 +349,35 @@ def build_query(
     database: Database, table: Table, columns: Collection[str], window: Window | None
 ) -> Query:
     """Build the query for some event columns, from the nsys columns that are there."""
-    expressions = {}
-    for column in columns:
-        there = (c for c in table.columns.get(column, ()) if database.has(table.name, c))
-        if (candidate := next(there, None)) is not None:
-            expressions[column] = quote_identifier(candidate)
-    _adapt(database, table, expressions)
-    if table.kinds == (Kind.GRAPH,) and "name" in expressions:
-        expressions["name"] = f"{GRAPHS} - {expressions['name']}"
-    if expressions.pop("thread", None):  # globalTid holds both
-        expressions["process"] = quote_identifier("globalTid")
-    # Ids that are packed or translated are read whole, the rest in the contract's type.
-    whole = dict.fromkeys(("process", "thread", "kind"), np.int64)
-    types = {name: whole.get(name, COLUMN_TYPES[name]) for name in expressions}
-    conditions = [table.where] if table.where else []
-    if window is not None:
-        end = expressions.get("end", '"end"')
-        conditions.append(f'"start" < {window.end} AND {end} >= {window.start}')
-    return Query(table.name, expressions, types, " AND ".join(conditions))
-
-
-def _adapt(database: Database, table: Table, expressions: dict[str, str]) -> None:
+    there = {
+        column: next((c for c in candidates if database.has(table.name, c)), None)
+        for column, candidates in table.columns.items()
+        if column in columns
+    }
+    names = {column: name for column, name in there.items() if name is not None}
+    if names.pop("thread", None):  # globalTid holds both
+        names["process"] = "globalTid"
+    values = {column: Value.of(name) for column, name in names.items()}
+    if table.kinds == (Kind.GRAPH,) and "name" in names:
+        values["name"] = Value.subtracted(GRAPHS, names["name"])
     if table.name == "NVTX_EVENTS":
         # Marks have no end; texts that were not registered have no id and stand for themselves.
-        start = expressions["start"]
-        expressions["end"] = f"COALESCE({expressions.get('end', 'NULL')}, {start})"
-        if "name" in expressions and database.has("NVTX_EVENTS", "text"):
-            expressions["name"] = f"COALESCE({expressions['name']}, {INLINE_TEXT} - rowid)"
+        start = names["start"]
+        values["end"] = Value.coalesce(names["end"], start) if "end" in names else values["start"]
+        if "name" in names and database.has("NVTX_EVENTS", "text"):
+            values["name"] = Value.coalesce_rowid(names["name"], INLINE_TEXT)
     ends = ("srcDeviceId", "dstDeviceId")
-    if table.kinds == COPY_KINDS and "kind" in expressions and database.has(table.name, *ends):
+    if table.kinds == COPY_KINDS and "kind" in names and database.has(table.name, *ends):
         # A device-to-device copy whose ends are two devices is a peer copy.
-        kind = expressions["kind"]
-        within_device = f"{kind} = {_WITHIN_DEVICE} AND srcDeviceId <> dstDeviceId"
-        expressions["kind"] = f"CASE WHEN {within_device} THEN {_PEER} ELSE {kind} END"
+        values["kind"] = Value.replaced(names["kind"], _WITHIN_DEVICE, ends, _PEER)
+    # Ids that are packed or translated are read whole, the rest in the contract's type.
+    whole = dict.fromkeys(("process", "thread", "kind"), np.int64)
+    types = {name: whole.get(name, COLUMN_TYPES[name]) for name in values}
+    where = [Condition.among(Value.of("eventType"), table.types)] if table.types else []
+    if window is not None:
+        where.append(Condition.below(Value.of("start"), window.end))
+        where.append(Condition.at_least(values.get("end", Value.of("end")), window.start))
+    return Query(table.name, values, types, tuple(where))
 
 
 def plain(value: object) -> str:
@@ -421,7 +431,7 @@ class Texts:
     """Distinct texts of a column, numbered from 0, and the text number of each row."""
 
     def __init__(self, rowids: NDArray[np.int64], numbers: Integers, distinct: Any) -> None:
-        """Take an Arrow array of distinct texts as bytes; ``rowids`` are in any order."""
+        """Take distinct texts as bytes, a list or an Arrow array; ``rowids`` are in any order."""
         if (np.diff(rowids) < 0).any():
             order = np.argsort(rowids, kind="stable")
             rowids, numbers = rowids[order], numbers[order]
@@ -440,14 +450,16 @@ class Texts:
 
     def texts(self, numbers: Sequence[int]) -> dict[int, str]:
         """Return texts by number, skipping unknown numbers."""
+        known = [number for number in numbers if 0 <= number < len(self._distinct)]
+        if isinstance(self._distinct, list):
+            return {number: _decoded(self._distinct[number]) for number in known}
         import pyarrow
 
-        known = [number for number in numbers if 0 <= number < len(self._distinct)]
         # pyarrow.array() would import pandas.
         buffer = pyarrow.py_buffer(np.array(known, np.int64))
         rows = pyarrow.Array.from_buffers(pyarrow.int64(), len(known), [None, buffer])
         texts = self._distinct.take(rows)
-        return dict(zip(known, _decoded(texts), strict=True))
+        return dict(zip(known, map(_decoded, texts.to_pylist()), strict=True))
 
     def matching(self, pattern: re.Pattern[str], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers whose texts match a pattern, which must treat all digits alike."""
@@ -460,18 +472,43 @@ class Texts:
 
 def read_texts(database: Database, table: str, column: str, where: str) -> Texts:
     """Read the non-NULL texts of a column in the rows that meet an SQL condition."""
-    import pyarrow
-
     sql = (
         f"SELECT rowid, CAST({quote_identifier(column)} AS TEXT) FROM {quote_identifier(table)} "
         f"WHERE {quote_identifier(column)} IS NOT NULL AND {where}"
     )
+    bounds = database.row_bounds(table)
+    if bounds is not None and bounds[1] - bounds[0] < _FEW_TEXTS:
+        return _read_few_texts(database, sql)
+    import pyarrow
+
     ranges = row_ranges(database, table)
     parts = map_in_threads(lambda rows: _read_text_range(database, sql, rows), ranges)
     batches = list(chain.from_iterable(parts))
     rowids = [np.frombuffer(ids.buffers()[1], np.int64, len(ids)) for ids, _ in batches]
     texts = pyarrow.chunked_array([texts for _, texts in batches], pyarrow.large_binary())
     return Texts(np.concatenate([np.empty(0, np.int64), *rowids]), *_encode(texts))
+
+
+_FEW_TEXTS: Final = 50_000
+"""Rows for whose texts pyarrow, which takes a tenth of a second to import, is not worth it."""
+
+
+def _read_few_texts(database: Database, sql: str) -> Texts:
+    try:
+        with closing(sqlite_security.connect(database.uri)) as connection:
+            connection.text_factory = bytes
+            rows = connection.execute(sql).fetchmany(_FEW_TEXTS)
+    except (*sqlite_security.ERRORS, MemoryError) as error:
+        raise sqlite_error(database.path, error) from error
+    rowids = np.array([rowid for rowid, _ in rows], np.int64)
+    return Texts(rowids, *_numbered([text for _, text in rows]))
+
+
+def _numbered(texts: Sequence[bytes]) -> tuple[Integers, list[bytes]]:
+    """Return the number of each text, and the distinct texts."""
+    numbers: dict[bytes, int] = {}
+    number_of = [numbers.setdefault(text, len(numbers)) for text in texts]
+    return np.array(number_of, np.int32), list(numbers)
 
 
 def _read_text_range(database: Database, sql: str, rows: Rows) -> list[tuple[Any, Any]]:
@@ -502,6 +539,9 @@ def _encode(texts: Any) -> tuple[Integers, Any]:
 
 def _shapes(texts: Any) -> tuple[Integers, list[str]]:
     """Dictionary-encode texts with every digit replaced by 0."""
+    if isinstance(texts, list):
+        numbers, shapes = _numbered([text.translate(_ZERO_DIGITS) for text in texts])
+        return numbers, list(map(_decoded, shapes))
     import pyarrow
 
     if len(texts):
@@ -510,8 +550,8 @@ def _shapes(texts: Any) -> tuple[Integers, list[str]]:
         buffers = [None, offsets, letters]
         texts = pyarrow.Array.from_buffers(texts.type, len(texts), buffers, offset=texts.offset)
     numbers, distinct = _encode(pyarrow.chunked_array([texts]))
-    return numbers, _decoded(distinct)
+    return numbers, list(map(_decoded, distinct.to_pylist()))
 
 
-def _decoded(texts: Any) -> list[str]:
-    return [bounded(text.decode("utf-8", "replace")) for text in texts.to_pylist()]
+def _decoded(text: bytes) -> str:
+    return bounded(text.decode("utf-8", "replace"))

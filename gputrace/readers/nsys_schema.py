@@ -17,8 +17,8 @@ from gputrace.store.sqlite_reader import (
     EventTable,
     SqliteTables,
     TimedTable,
-    quote_identifier,
 )
+from gputrace.store.table_scan import quote_identifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class Table(EventTable):
     """Table of events; ``columns`` are nsys's columns for each event column, best first."""
 
     columns: Mapping[str, tuple[str, ...]]
-    where: str = ""
+    types: tuple[int, ...] = ()
+    """Values of ``eventType`` of the rows that are events; empty where all are."""
 
 
 _SPAN: Final = {"start": ("start",), "end": ("end",)}
@@ -82,7 +83,7 @@ TABLES: Final = (
         "NVTX_EVENTS",
         (Kind.RANGE, Kind.MARK),
         {**_ON_HOST, "kind": ("eventType",), "name": ("textId",)},
-        f"eventType IN {RANGE_TYPES + MARK_TYPES}",
+        RANGE_TYPES + MARK_TYPES,
     ),
     Table("PROFILER_OVERHEAD", (Kind.OVERHEAD,), _ON_HOST),
     # gputrace's own, in its traces and in exports that it has added to:

@@ -185,7 +185,7 @@ def _join(log: SmiLog, run: _Run, zone: int | None) -> Nvml:
         log.notes.append(f"{name} cannot be joined: none of its times is of this run")
         return Nvml()
     first, last = run.start + offset - _MARGIN, run.end + offset + _MARGIN
-    kept = [(at[place], row) for place, row in rows if place in at and first < row.time < last]
+    kept = [(at[slot], row) for slot, row in rows if slot in at and first < row.time < last]
     kept.sort(key=lambda pair: pair[1].time)
     gpus = sorted({gpu for _, gpu in at.values()})
     minutes = (offset if log.has_date else (offset + _DAY // 2) % _DAY - _DAY // 2) // (60 * 10**9)
@@ -212,8 +212,8 @@ def _nvml(kept: Sequence[tuple[_Place, Row]], begin: int) -> Nvml:
         },
     )
     latest: dict[_Place, dict[str, Any]] = {}
-    for place, row in kept:
-        latest.setdefault(place, {}).update(row.cells)
+    for slot, row in kept:
+        latest.setdefault(slot, {}).update(row.cells)
     known = {column.name for column in fields(Card)} - {"gpu", "host"}
     cards = tuple(
         Card(gpu, host, **{name: value for name, value in cells.items() if name in known})
@@ -223,22 +223,22 @@ def _nvml(kept: Sequence[tuple[_Place, Row]], begin: int) -> Nvml:
 
 
 def _places(rows: Sequence[tuple[int, Row]], run: _Run) -> dict[int, _Place]:
-    """Return host and index by place in the log: by uuid if both sides know it, else as they are.
+    """Return host and index by slot in the log: by uuid if both sides know it, else as they are.
 
     Empty if the trace is of several machines, and no uuid shows which.
     """
-    uuids = {place: plain_uuid(str(row.cells.get("uuid", ""))) for place, row in rows}
-    known = {place: run.by_uuid[uuid] for place, uuid in uuids.items() if uuid in run.by_uuid}
+    uuids = {slot: plain_uuid(str(row.cells.get("uuid", ""))) for slot, row in rows}
+    known = {slot: run.by_uuid[uuid] for slot, uuid in uuids.items() if uuid in run.by_uuid}
     hosts = {host for host, _ in known.values() or run.places}
     if known:
         taken = set(known.values())
-        others = {place: (min(hosts), place) for place in uuids if place not in known}
-        return known | {place: at for place, at in others.items() if at not in taken}
+        others = {slot: (min(hosts), slot) for slot in uuids if slot not in known}
+        return known | {slot: at for slot, at in others.items() if at not in taken}
     if len(hosts) > 1:
         return {}
     if len(uuids) == len(run.places) and not all("gpu" in row.cells for _, row in rows):
         return dict(zip(sorted(uuids), sorted(run.places), strict=True))
-    return {place: (min(hosts, default=0), place) for place in uuids}
+    return {slot: (min(hosts, default=0), slot) for slot in uuids}
 
 
 def _offset(log: SmiLog, run: _Run, zone: int | None) -> int | None:
@@ -527,7 +527,7 @@ _WHOLE: Final = 0.9
 
 
 def _gpu_of_each_row(log: SmiLog) -> list[tuple[int, Row]]:
-    """Return the rows, each with the place of its GPU: the index if it is known, else the order.
+    """Return the rows, each with the slot of its GPU: the index if it is known, else the order.
 
     nvidia-smi asks the GPUs in the order of their indices, one after another, and then waits.
     Raises InputError if that does not show in the times either.
@@ -557,4 +557,4 @@ def _gpu_of_each_row(log: SmiLog) -> list[tuple[int, Row]]:
         log.notes.append(
             f"{log.path.name} does not name its {size} GPUs; they are told by the order of its rows"
         )
-    return [(place, row) for rows in whole for place, row in enumerate(rows)]
+    return [(slot, row) for rows in whole for slot, row in enumerate(rows)]

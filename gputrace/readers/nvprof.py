@@ -16,8 +16,7 @@ from gputrace.errors import InputError
 from gputrace.model.events import COLUMN_TYPES, GPU_KINDS, UNKNOWN, Column, Events, Kind, Memory
 from gputrace.model.names import bounded, demangle_all
 from gputrace.model.options import Window
-from gputrace.model.trace import Device, Process, Progress, Session
-from gputrace.readers.error_policy import drop_invalid_rows
+from gputrace.model.trace import Device, Process, Progress, Session, drop_invalid_rows
 from gputrace.readers.nvprof_schema import (
     CALLS,
     HAS_TIMES,
@@ -36,16 +35,20 @@ from gputrace.readers.nvprof_schema import (
 from gputrace.store import sqlite_security
 from gputrace.store.sqlite_reader import (
     Database,
-    Integers,
-    Query,
-    Rows,
     SqliteTables,
     SqliteTrace,
-    map_in_threads,
-    quote_identifier,
     read_integers,
     row_ranges,
     sqlite_error,
+)
+from gputrace.store.table_scan import (
+    Condition,
+    Integers,
+    Query,
+    Rows,
+    Value,
+    map_in_threads,
+    quote_identifier,
     within,
 )
 from gputrace.units import format_ns
@@ -139,13 +142,14 @@ class NvprofTrace(SqliteTrace[Table]):
         for column, expression in table.columns.items():
             read = OBJECT_COLUMNS if "objectId" in expression else (expression.strip('"'),)
             if column in wanted and self._database.has(table.full_name, *read):
-                there[column] = expression
+                there[column] = Value(expression) if "objectId" in expression else Value.of(*read)
         # Columns to translate are read whole, the rest in the contract's type.
         types = {**COLUMN_TYPES, **dict.fromkeys(("kind", "thread", "device"), np.int64)}
         types = {column: types.get(column, np.int64) for column in there}
-        where = ""
+        where: tuple[Condition, ...] = ()
         if window is not None and table is not MARKERS:
-            where = f'"start" < {window.end} AND "end" >= {window.start}'
+            start, end = Value.of("start"), Value.of("end")
+            where = Condition.below(start, window.end), Condition.at_least(end, window.start)
         return Query(table.full_name, there, types, where)
 
     def _translate(self, table: Table, column: str, raw: Mapping[str, Integers]) -> Column:

@@ -18,12 +18,18 @@ from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind
 from gputrace.store.sqlite_reader import (
     Database,
     EventTable,
-    Integers,
     SqliteTables,
     TimedTable,
-    quote_identifier,
 )
-from gputrace.store.writer import OVERHEADS, UNKNOWN_OVERHEAD
+from gputrace.store.table_scan import Integers, quote_identifier
+from gputrace.store.writer import (
+    DOMAIN,
+    MARK,
+    OVERHEADS,
+    PUSH_POP,
+    START_END,
+    UNKNOWN_OVERHEAD,
+)
 
 PREFIX: Final = "CUPTI_ACTIVITY_KIND_"
 KERNELS: Final = ("CONCURRENT_KERNEL", "KERNEL", "CDP_KERNEL")
@@ -104,8 +110,6 @@ HAS_TIMES: Final = "r.start > 0 AND r.end > 0"
 """nvprof writes 0 where it had no room left to take a time."""
 OBJECT_THREAD: Final = "CASE r.objectKind WHEN 2 THEN substr(r.objectId, 5, 4) ELSE x'00000000' END"
 """Parts of a union of pid and thread, device and stream; kind 2 is a thread."""
-_PUSH_POP, _START_END, _MARK, _DOMAIN = 59, 60, 34, 75
-"""Types of nsys's NVTX events."""
 _LAUNCH: Final = (
     *("registersPerThread", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
     *("staticSharedMemory", "dynamicSharedMemory", "localMemoryPerThread", "localMemoryTotal"),
@@ -267,13 +271,13 @@ def _markers(table: str, known: Columns) -> Iterator[Rows]:
         "(SELECT id, min(timestamp) AS timestamp, min(objectId) AS objectId "
         f"FROM nvprof.{PREFIX}MARKER WHERE flags & 4 GROUP BY id)"
     )
-    kind = f"CASE WHEN e.objectId <> r.objectId THEN {_START_END} ELSE {_PUSH_POP} END"
+    kind = f"CASE WHEN e.objectId <> r.objectId THEN {START_END} ELSE {PUSH_POP} END"
     ranges = shared | {"end": "e.timestamp - :origin", "eventType": kind}
     joined = f"{source} LEFT JOIN {ends} AS e ON e.id = r.id WHERE r.flags & 2"
     yield Rows("NVTX_EVENTS", ranges, joined)
-    yield Rows("NVTX_EVENTS", shared | {"eventType": str(_MARK)}, f"{source} WHERE r.flags & 1")
+    yield Rows("NVTX_EVENTS", shared | {"eventType": str(MARK)}, f"{source} WHERE r.flags & 1")
     if "domain" in known:
-        created = shared | {"eventType": str(_DOMAIN), "start": "min(r.timestamp) - :origin"}
+        created = shared | {"eventType": str(DOMAIN), "start": "min(r.timestamp) - :origin"}
         named = f"{source.replace('r.name', 'r.domain')} WHERE r.domain > 0 GROUP BY r.domain"
         yield Rows("NVTX_EVENTS", created, named)
 
@@ -312,16 +316,12 @@ def call_name(event_class: int, number: int) -> str:
     Numbers beyond CUDA 12.9 get a name that says so.
     """
     prefix = "cuda" if event_class == RUNTIME else "cu"
-    return _names().get((event_class, number), f"{prefix}(unknown call {number})")
-
-
-def call_numbers() -> dict[tuple[int, str], int]:
-    """Return CUPTI's numbers by interface and name, to write such files."""
-    return {(event_class, name): number for (event_class, number), name in _names().items()}
+    return call_names().get((event_class, number), f"{prefix}(unknown call {number})")
 
 
 @cache
-def _names() -> dict[tuple[int, int], str]:
+def call_names() -> dict[tuple[int, int], str]:
+    """Return CUPTI's names of calls by interface and number."""
     text = files(__package__).joinpath("nvprof_calls.txt").read_text(encoding="ascii")
     rows = (line.split() for line in text.splitlines() if not line.startswith("#"))
     return {(int(event_class), int(number)): name for event_class, number, name in rows}

@@ -262,7 +262,7 @@ _BLOCK: Final = 8 << 20
 """Bytes copied at a time."""
 
 
-def here_of(paths: Sequence[str], progress: Progress | None = None) -> list[str]:
+def fetch_urls(paths: Sequence[str], progress: Progress | None = None) -> list[str]:
     """Replace each URL by a local file or folder, downloaded unless cached."""
     here = []
     for path in paths:

@@ -15,10 +15,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Final
 
-from gputrace.errors import InputError, LeftOut, PluginError
+from gputrace.errors import STOP, ErrorPolicy, InputError, LeftOut, PluginError
 from gputrace.model.trace import Trace
-from gputrace.plugins import Plugin, call, expect, load, plugins, tell
-from gputrace.readers.error_policy import STOP, ErrorPolicy
+from gputrace.plugins import Plugin, call, expect, load, plugins, warn
 from gputrace.readers.gzip_io import peek
 from gputrace.readers.nsys_export import is_report, is_table_folder
 from gputrace.store.sqlite_reader import MAGIC, Database, open_input
@@ -201,14 +200,14 @@ def _of_plugin(plugin: Plugin) -> Reader | None:
     try:
         reader: Reader = load(plugin, Reader)
     except PluginError as error:
-        tell(error)
+        warn(error)
         return None
 
     def recognises(candidate: Candidate) -> bool:
         try:
             return bool(call(plugin, reader.recognises, candidate))
         except PluginError as error:
-            tell(error)
+            warn(error)
             return False
 
     def opens(candidate: Candidate) -> Trace:

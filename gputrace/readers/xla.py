@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.errors import STOP, ErrorPolicy
 from gputrace.model.events import UNKNOWN, Column, Events, Kind, Mask, Memory
 from gputrace.model.trace import Device, NoGpu, Process, Session
 from gputrace.readers.chrome_json import (
@@ -22,7 +23,6 @@ from gputrace.readers.chrome_json import (
     read_events,
     read_names,
 )
-from gputrace.readers.error_policy import STOP, ErrorPolicy
 from gputrace.readers.in_memory import MemoryTrace, Names
 
 
@@ -241,13 +241,13 @@ def _call(name: str) -> str:
 
 
 def _number(pattern: re.Pattern[str], details: str) -> int:
-    found = pattern.search(details)
-    return int(found[1]) if found else UNKNOWN
+    match = pattern.search(details)
+    return int(match[1]) if match else UNKNOWN
 
 
 def _memory(side: str, details: str) -> int:
-    found = _MEMORIES[side].search(details)
-    return Memory[found[1].upper()] if found else Memory.UNKNOWN
+    match = _MEMORIES[side].search(details)
+    return Memory[match[1].upper()] if match else Memory.UNKNOWN
 
 
 def _thread(id: int) -> int:

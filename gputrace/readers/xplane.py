@@ -15,9 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.errors import InputError
+from gputrace.errors import STOP, ErrorPolicy, InputError
 from gputrace.model.events import UNKNOWN
-from gputrace.readers.error_policy import STOP, ErrorPolicy
 from gputrace.readers.gzip_io import read_content
 from gputrace.readers.xla import Line, Recording, XlaTrace
 
@@ -145,11 +144,11 @@ class _Reader:
             self._recording.lines.append(events)
 
     def _events(
-        self, plane: _Plane, name: str, id: int, began: int, starts: Places, ends: Places
+        self, plane: _Plane, name: str, id: int, began: int, starts: Positions, ends: Positions
     ) -> Line:
         """Decode events of a line together."""
         columns = {number: np.zeros(len(starts), np.int64) for number in (1, 2, 3)}
-        stats: list[tuple[Places, Places, Places]] = []
+        stats: list[tuple[Positions, Positions, Positions]] = []
         """Rows of events, and starts and ends of stats of them."""
         for fields in self._wire.fields_of_all(starts, ends):
             for number, column in columns.items():
@@ -160,7 +159,7 @@ class _Reader:
                 start = fields.value[of].astype(np.int64)
                 stats.append((fields.row[of], start, fields.end[of]))
         kinds, offset, duration = columns.values()
-        ids, place = np.unique(kinds, return_inverse=True)
+        ids, row = np.unique(kinds, return_inverse=True)
         texts = [plane.events.get(id, f"<event {id}>") for id in ids.tolist()]
         numbers = list(map(self._recording.names.number, texts))
         line = Line(
@@ -169,7 +168,7 @@ class _Reader:
             id=id,
             start=began + offset // 1000,
             end=began + (offset + duration) // 1000,
-            text=np.array(numbers, np.int32)[place],
+            text=np.array(numbers, np.int32)[row],
             correlation=np.full(len(kinds), UNKNOWN, np.int64),
             details=np.full(len(kinds), UNKNOWN, np.int32),
             step=np.zeros(len(kinds), bool),
@@ -179,7 +178,7 @@ class _Reader:
         return line
 
     def _add_stats(
-        self, plane: _Plane, line: Line, event: Places, start: Places, end: Places
+        self, plane: _Plane, line: Line, event: Positions, start: Positions, end: Positions
     ) -> None:
         ids, values = np.zeros(len(event), np.int64), np.zeros(len(event), np.int64)
         numbers, ends = np.zeros(len(event), np.int64), np.zeros(len(event), np.int64)
@@ -223,7 +222,7 @@ BYTES: Final = 2
 FIXED32: Final = 5
 
 Numbers = NDArray[np.uint64]
-Places = NDArray[np.int64]
+Positions = NDArray[np.int64]
 
 _MOST_VARINT_BYTES: Final = 10
 _PADDING: Final = 16
@@ -248,13 +247,13 @@ class Field(NamedTuple):
 class Fields(NamedTuple):
     """At most one field of each of many messages."""
 
-    row: Places
+    row: Positions
     """Index of the message."""
-    number: Places
+    number: Positions
     wire: NDArray[np.uint8]
     value: Numbers
     """Values as in `Field`; for numbers of fixed width, where they start."""
-    end: Places
+    end: Positions
 
 
 class Wire:
@@ -289,53 +288,53 @@ class Wire:
                 raise WireError(f"cut short at byte {self.size:,}")
             yield Field(tag >> 3, wire, value, start)
 
-    def _varint(self, place: int) -> tuple[int, int]:
+    def _varint(self, position: int) -> tuple[int, int]:
         value = shift = 0
-        for byte in self._data[place : place + _MOST_VARINT_BYTES]:
-            place += 1
+        for byte in self._data[position : position + _MOST_VARINT_BYTES]:
+            position += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
-                return value & 0xFFFFFFFFFFFFFFFF, place
+                return value & 0xFFFFFFFFFFFFFFFF, position
             shift += 7
-        raise WireError(f"no number at byte {place:,}")
+        raise WireError(f"no number at byte {position:,}")
 
-    def fields_of_all(self, start: Places, end: Places) -> Iterator[Fields]:
+    def fields_of_all(self, start: Positions, end: Positions) -> Iterator[Fields]:
         """Yield the first field of all messages that have one, then the second, and so on."""
         row = np.flatnonzero(start < end)
-        place, end = start[row], end[row]
+        position, end = start[row], end[row]
         while len(row):
-            tag, place = self._varints(place)
+            tag, position = self._varints(position)
             wire = (tag & np.uint64(7)).astype(np.uint8)
-            value, place = self._values(wire, place)
-            if (place > end).any():
+            value, position = self._values(wire, position)
+            if (position > end).any():
                 raise WireError(f"cut short at byte {self.size:,}")
-            yield Fields(row, (tag >> np.uint64(3)).astype(np.int64), wire, value, place)
-            more = place < end
-            row, place, end = row[more], place[more], end[more]
+            yield Fields(row, (tag >> np.uint64(3)).astype(np.int64), wire, value, position)
+            more = position < end
+            row, position, end = row[more], position[more], end[more]
 
-    def _values(self, wire: NDArray[np.uint8], place: Places) -> tuple[Numbers, Places]:
+    def _values(self, wire: NDArray[np.uint8], position: Positions) -> tuple[Numbers, Positions]:
         known = np.isin(wire, (VARINT, FIXED64, BYTES, FIXED32))
         if not known.all():
             bad = int(np.argmin(known))
-            raise WireError(f"wire type {wire[bad]} at byte {place[bad]:,}")
-        value, after = place.astype(np.uint64), place.copy()
+            raise WireError(f"wire type {wire[bad]} at byte {position[bad]:,}")
+        value, after = position.astype(np.uint64), position.copy()
         after[wire == FIXED64] += 8
         after[wire == FIXED32] += 4
         for of, is_size in ((VARINT, False), (BYTES, True)):
             rows = np.flatnonzero(wire == of)
-            number, after[rows] = self._varints(place[rows])
+            number, after[rows] = self._varints(position[rows])
             value[rows] = after[rows].astype(np.uint64) if is_size else number
             if is_size:
                 # A length beyond the data is as wrong as one beyond 64 bits.
                 after[rows] += np.minimum(number, np.uint64(self.size + 1)).astype(np.int64)
         return value, after
 
-    def _varints(self, place: Places) -> tuple[Numbers, Places]:
-        """Return the varint at each place, and the places after them."""
-        # Places past the end decode as zeros, and exceed the ends of their messages.
+    def _varints(self, position: Positions) -> tuple[Numbers, Positions]:
+        """Return the varint at each position, and the positions after them."""
+        # Positions past the end decode as zeros, and exceed the ends of their messages.
         last = len(self._array) - 1
-        byte = self._array[np.minimum(place, last)]
-        value, after = (byte & 0x7F).astype(np.uint64), place + 1
+        byte = self._array[np.minimum(position, last)]
+        value, after = (byte & 0x7F).astype(np.uint64), position + 1
         rows = np.flatnonzero(byte >= 0x80)
         shift = 7
         while len(rows):
@@ -348,7 +347,9 @@ class Wire:
             shift += 7
         return value, after
 
-    def messages(self, start: int, end: int, number: int) -> tuple[Places, Places, list[Field]]:
+    def messages(
+        self, start: int, end: int, number: int
+    ) -> tuple[Positions, Positions, list[Field]]:
         """Return starts and ends of the messages in one field of a message, and other fields."""
         starts, ends, others = array("q"), array("q"), []
         data, tag = self._data, number << 3 | BYTES

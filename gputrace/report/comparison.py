@@ -9,7 +9,7 @@ from typing import Final
 
 from rich.text import Text
 
-from gputrace.analyzers.compare import NARROW
+from gputrace.analyzers.compare import NARROW, UNITS
 from gputrace.analyzers.compare.results import (
     Change,
     ClassChange,
@@ -102,7 +102,6 @@ NAMES: Final = CLASS_NAMES | {
     "communication_wait": "(wait in comm.)",
 }
 """Names of the classes, and in brackets of times beside them or part of one."""
-UNITS: Final = {"step": "a step", "iteration": "an iteration", "span": "the span"}
 _MOST_KERNELS: Final = 8
 _MOST_GPUS: Final = 2
 _LEAST_SHARE: Final = 0.001

@@ -51,10 +51,12 @@ def _named(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename and not Path(error.filename).is_relative_to(target.parent):
+        names = [name for name in (error.filename, error.filename2) if name]
+        if names and not any(Path(name).is_relative_to(target.parent) for name in names):
             raise
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise OSError(error.errno or EIO, reason, str(target)) from None
+        hint = f"cannot be written ({reason}); name another with -o"
+        raise OSError(error.errno or EIO, hint, str(target)) from None
 
 
 @contextmanager

@@ -344,7 +344,7 @@ def phases_table(analysis: Analysis) -> Table | None:
     if any(phase.idle_ns is not None for phase in rows):
         idle = [phase.idle_ns or 0 for phase in rows]
         idle.append(sum(idle))
-        body = [(*row, format_ns(own)) for row, own in zip(body, idle, strict=True)]
+        body = [(*row, format_ns(ns)) for row, ns in zip(body, idle, strict=True)]
         header = (*header, "GPU idle meanwhile")
     title = f"What the host does in {a_turn}{of} (mean of {most.steps})"
     return Table(title, header, tuple(body))
@@ -501,11 +501,11 @@ def kernel_labels(names: Sequence[str], longest: int) -> list[str]:
     Longer ones than ``longest`` are cut in the middle, as their ends distinguish kernels.
     """
     labels = {name: _cut(short_name(name), longest) for name in names}
-    labels |= _told_apart(labels, longest)
+    labels |= _distinct(labels, longest)
     return [labels[name] for name in names]
 
 
-def _told_apart(labels: Mapping[str, str], longest: int) -> dict[str, str]:
+def _distinct(labels: Mapping[str, str], longest: int) -> dict[str, str]:
     """Return labels that show where names part, for those that have the same label."""
     apart: dict[str, str] = {}
     for label in set(labels.values()):
@@ -525,7 +525,7 @@ def _told_apart(labels: Mapping[str, str], longest: int) -> dict[str, str]:
             name: cut(f"{head}…{text[start:]}", longest)
             for name, text in zip(names, texts, strict=True)
         }
-        apart |= parted | _told_apart(parted, longest)
+        apart |= parted | _distinct(parted, longest)
     return apart
 
 

@@ -120,9 +120,9 @@ def print_table(console: Console, table: Table) -> None:
             parts.append([0])
         parts[-1] += group
     for part in parts:
-        told = sentences if part is parts[-1] else []
+        last = sentences if part is parts[-1] else []
         for row in (table.header, *table.rows):
-            _print_row(console, row, widths, part, told, is_header=row is table.header)
+            _print_row(console, row, widths, part, last, is_header=row is table.header)
         console.print()
 
 

@@ -32,9 +32,9 @@ from gputrace.store.sqlite_reader import (
     SqliteTables,
     SqliteTrace,
     TimedTable,
-    quote_identifier,
     sqlite_error,
 )
+from gputrace.store.table_scan import quote_identifier
 from gputrace.store.writer import TraceWriter
 from gputrace.units import format_window
 

@@ -4,7 +4,8 @@ Files are opened read-only and immutable: no lock is taken and nothing is writte
 SQLite then ignores locks and journals, so these are checked here first. `sqlite_security` prevents
 anything in the file from being executed.
 
-Integer columns are read as Arrow batches over ADBC, several row ranges at a time with one
+Integer columns are read by `table_scan` where that can be. Else they are read as Arrow batches over
+ADBC, several row ranges at a time with one
 connection each (SQLite takes no lock that would serialize read-only connections, and ADBC releases
 the GIL), and copied into preallocated numpy arrays. Where a column defeats ADBC (text among
 integers, floats), the row range is read again through the standard library with casts.
@@ -21,7 +22,6 @@ import struct
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from copy import copy
 from dataclasses import dataclass
@@ -33,13 +33,22 @@ from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import quote
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gputrace.errors import InputError
 from gputrace.model.events import Events, Kind, concatenate
 from gputrace.model.options import Window
 from gputrace.model.trace import Progress, Trace
 from gputrace.store import sqlite_security
+from gputrace.store.table_scan import (
+    Integers,
+    Query,
+    Rows,
+    Scanner,
+    TableLayout,
+    count_threads,
+    map_in_threads,
+    quote_identifier,
+)
 
 MAGIC: Final = b"SQLite format 3\0"
 
@@ -59,6 +68,7 @@ class Database:
         self.most_rows = path.stat().st_size // LEAST_BYTES_A_ROW
         """Upper bound of the rows of any table."""
         self._checking = Lock()
+        self._layouts: dict[str, TableLayout | None] = {}
         try:
             self._connection = sqlite_security.connect(self.uri, check_same_thread=False)
         except sqlite_security.ERRORS as error:
@@ -69,6 +79,24 @@ class Database:
 
     def close(self) -> None:
         self._connection.close()
+        if (scanner := self.__dict__.get("scanner")) is not None:
+            scanner.close()
+
+    @cached_property
+    def scanner(self) -> Scanner | None:
+        """Scanner of the same file; None where SQLite alone can read it."""
+        try:
+            scanner = Scanner(self.path)
+        except (OSError, ValueError, struct.error):
+            return None
+        weakref.finalize(self, scanner.close)
+        return scanner
+
+    def layout(self, table: str) -> TableLayout | None:
+        """Return the layout of a table, which must exist; None if it cannot be scanned."""
+        if table not in self._layouts:
+            self._layouts[table] = TableLayout.read(self.query, table)
+        return self._layouts[table]
 
     def has_rows(self, table: str) -> bool:
         """Return True if a table, which must exist, has any row."""
@@ -144,11 +172,6 @@ class Database:
         except sqlite_security.ERRORS as error:
             raise sqlite_error(self.path, error) from error
         return None if first is None or first > last else (first, last)
-
-
-def quote_identifier(name: str) -> str:
-    """Quote an SQL identifier."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def sqlite_error(path: Path, error: Exception) -> InputError:
@@ -243,7 +266,6 @@ def _is_locked(descriptor: int) -> bool:
 
 NULL: Final = -1
 """Value that represents NULL."""
-Integers = NDArray[np.signedinteger[Any]]
 
 
 def _fitting(values: Any, kind: np.dtype[Any]) -> Any:
@@ -282,57 +304,23 @@ def _plain_values(chunk: Any) -> Any:
 
 _BATCH_ROWS: Final = 16_384
 """Rows of an Arrow batch: 128 KiB a column, so that malloc reuses the previous batch."""
-_ROWS_WORTH_A_THREAD: Final = 50_000
 ROWS_AT_ONCE: Final = 1 << 21
 """Rows of a chunk; a multiple of the rows of a zone."""
-
-Rows = tuple[int, int] | None
-"""Rowids ``first <= rowid < end``, or None for all rows."""
-_Part = TypeVar("_Part")
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """Selection of columns and rows: SQL expressions by result name, and their numpy types."""
-
-    table: str
-    expressions: Mapping[str, str]
-    types: Mapping[str, type[np.signedinteger[Any]]]
-    where: str = ""
-    """SQL condition; empty for all rows."""
-
-    def sql(self, rows: Rows = None, cast: bool = False) -> str:
-        """Return the statement for a row range; ``cast`` converts every value to an integer."""
-        pattern = "CAST({} AS INTEGER)" if cast else "{}"
-        columns = ", ".join(pattern.format(text) for text in self.expressions.values())
-        where = f"({self.where or '1'}){within(rows)}"
-        order = " ORDER BY rowid" if rows is not None else ""  # The natural order, made explicit.
-        return f"SELECT {columns} FROM {quote_identifier(self.table)} WHERE {where}{order}"
-
-
-def within(rows: Rows) -> str:
-    """Return the end of an SQL condition, which restricts it to a row range."""
-    return "" if rows is None else f" AND rowid >= {rows[0]} AND rowid < {rows[1]}"
 
 
 def read_integers(
     database: Database, query: Query, progress: Progress | None = None, rows: Rows = None
 ) -> dict[str, Integers]:
     """Read the columns of a query in order of rowid, if there is any, with -1 for NULL."""
+    if (scanned := scan_integers(database, query, progress, rows)) is not None:
+        return scanned
     ranges = _split(*rows) if rows else row_ranges(database, query.table)
     first = ranges[0][0] if ranges[0] else 0
     total = ranges[-1][1] - first if ranges[-1] else 0
     columns: dict[str, Integers] = {
-        name: np.empty(total or _BATCH_ROWS, query.types[name]) for name in query.expressions
+        name: np.empty(total or _BATCH_ROWS, query.types[name]) for name in query.values
     }
-    done, lock = 0, Lock()
-
-    def count(more: int) -> None:
-        nonlocal done
-        with lock:
-            done += more
-            if progress is not None:
-                progress(done, max(total, done))
+    count = _counter(progress, total)
 
     def read(rows: Rows) -> dict[str, Integers]:
         # Adjacent ranges fill one array, to save a copy.
@@ -349,6 +337,37 @@ def read_integers(
         filled = inside and sum(map(len, pieces)) == len(column)
         columns[name] = column if filled else np.concatenate(pieces)
     return columns
+
+
+def scan_integers(
+    database: Database, query: Query, progress: Progress | None = None, rows: Rows = None
+) -> dict[str, Integers] | None:
+    """Read columns as `read_integers` does, past SQLite; None where that cannot be done."""
+    scanner = database.scanner
+    if scanner is None or (layout := database.layout(query.table)) is None:
+        return None
+    if rows is None:
+        bounds = database.row_bounds(query.table)
+        if bounds is None and layout.select(query) and not database.has_rows(query.table):
+            return {name: np.empty(0, query.types[name]) for name in query.values}
+        if bounds is None or bounds[1] - bounds[0] >= database.most_rows:
+            return None
+        rows = bounds[0], bounds[1] + 1
+    return scanner.read(layout, query, *rows, _counter(progress, rows[1] - rows[0]))
+
+
+def _counter(progress: Progress | None, total: int) -> Callable[[int], None]:
+    """Return a function that adds to the rows read so far, and reports them; thread-safe."""
+    done, lock = 0, Lock()
+
+    def count(more: int) -> None:
+        nonlocal done
+        with lock:
+            done += more
+            if progress is not None:
+                progress(done, max(total, done))
+
+    return count
 
 
 def row_ranges(database: Database, table: str) -> Sequence[Rows]:
@@ -371,17 +390,8 @@ def row_chunks(database: Database, table: str) -> list[Rows]:
     return [(low, min(low + ROWS_AT_ONCE, end)) for low in range(first, end, ROWS_AT_ONCE)]
 
 
-def map_in_threads(read: Callable[[Rows], _Part], ranges: Sequence[Rows]) -> list[_Part]:
-    """Read all ranges concurrently; return the results in order."""
-    if len(ranges) == 1:
-        return [read(ranges[0])]
-    with ThreadPoolExecutor(len(ranges)) as pool:
-        return list(pool.map(read, ranges))
-
-
 def _split(first: int, end: int) -> list[tuple[int, int]]:
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    parts = max(1, min(threads or 1, (end - first) // _ROWS_WORTH_A_THREAD, 16))
+    parts = count_threads(end - first)
     # Integer arithmetic, since rowids may exceed the precision of a float.
     return list(pairwise(first + (end - first) * at // parts for at in range(parts + 1)))
 
@@ -449,10 +459,10 @@ def _read_casting(database: Database, query: Query, rows: Rows) -> dict[str, Int
                 raise database.endless()
     except (sqlite3.Error, OverflowError, MemoryError) as error:
         raise sqlite_error(database.path, error) from error
-    table = flat.reshape(-1, len(query.expressions))
+    table = flat.reshape(-1, len(query.values))
     return {
         name: _fitting(table[:, i], np.dtype(query.types[name])).astype(query.types[name])
-        for i, name in enumerate(query.expressions)
+        for i, name in enumerate(query.values)
     }
 
 

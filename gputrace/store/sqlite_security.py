@@ -60,7 +60,7 @@ _UPDATE_SCHEMA: Final = (sqlite3.SQLITE_UPDATE, "sqlite_master")
 reading: Final = _authorizer(
     {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE},
     # SQLite updates the schema to register json_each; the file is read-only anyway.
-    {(sqlite3.SQLITE_PRAGMA, "table_info"), _UPDATE_SCHEMA},
+    {*((sqlite3.SQLITE_PRAGMA, f"table_{pragma}") for pragma in ("info", "xinfo")), _UPDATE_SCHEMA},
 )
 """Authorizes reading of tables, and nothing else."""
 copying: Final = _authorizer(

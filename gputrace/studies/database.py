@@ -176,7 +176,7 @@ class Database:
     def _drop(self, runs: Iterable[Run]) -> None:
         self._connection.executemany(
             "DELETE FROM runs WHERE configuration = ? AND repeat = ? AND recorded = ?",
-            [run.place for run in runs],
+            [run.key for run in runs],
         )
 
     def save_measure(self, run: Run, measure: object) -> None:
@@ -264,7 +264,7 @@ class Run:
     """None until saved."""
 
     @property
-    def place(self) -> tuple[str, int, bool]:
+    def key(self) -> tuple[str, int, bool]:
         """Return the key that identifies the run in its study."""
         return self.configuration, self.repeat, self.recorded
 
@@ -329,7 +329,7 @@ class Folder:
                 path.unlink()
 
 
-def gather(folder: Folder, tell: Callable[[str], None]) -> None:
+def gather(folder: Folder, log: Callable[[str], None]) -> None:
     """Merge newer runs from the parts of a Slurm array; parts whose job still runs are skipped."""
     parts = sorted(path for path in (folder.path / PARTS).glob("*") if (path / FILE).exists())
     if not parts:
@@ -341,16 +341,16 @@ def gather(folder: Folder, tell: Callable[[str], None]) -> None:
                 with Folder(path).held(), Database(path) as part:
                     _take(part, whole)
             except UsageError:
-                tell(f"{path.name} is not over; its results are left for later")
+                log(f"{path.name} is not over; its results are left for later")
 
 
 def _take(part: Database, whole: Database) -> None:
     """Merge a part; every job plans the whole study, so each part has its description."""
     whole.set_plan(part.plan())
-    known = {run.place: run for run in whole.runs()}
+    known = {run.key: run for run in whole.runs()}
     measures = part.measures()
     for run in part.runs():
-        old = known.get(run.place)
+        old = known.get(run.key)
         if old is None or old.state == "skipped" or (run.ended_ns or 0) > (old.ended_ns or 0):
             moved = replace(
                 run,

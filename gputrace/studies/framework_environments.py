@@ -69,7 +69,7 @@ class Environments:
     """Pythons that the user named, by framework."""
     installer: str | None
     """``pip`` or ``uv``; None to install nothing, and use only what exists."""
-    tell: Callable[[str], None]
+    log: Callable[[str], None]
     """Called with a line before something takes long."""
     _pythons: dict[str, Path | Unavailable] = field(default_factory=dict)
 
@@ -132,10 +132,10 @@ class Environments:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    self.tell(f"{folder}: being made; waiting")
+                    self.log(f"{folder}: being made; waiting")
                     fcntl.flock(lock, fcntl.LOCK_EX)
                 if not environment.exists:
-                    self.tell(f"{framework.name}: making an environment in {folder}")
+                    self.log(f"{framework.name}: making an environment in {folder}")
                     environment.make()
         except (OSError, ValueError) as error:
             raise Unavailable(f"cannot be installed: {error}") from None
@@ -359,7 +359,7 @@ _Models = Literal[
     "resnet20", "resnet44", "resnet110", "resnet50", "inception3", "densenet121", "alexnet"
 ]
 
-MADE: Final = ("png", "jpeg")
+GENERATED: Final = ("png", "jpeg")
 """Values of ``data`` for images that are generated for the study."""
 
 CORES: Final = "cores"

@@ -23,9 +23,9 @@ from gputrace.errors import MissingError, UsageError
 from gputrace.studies.database import Configuration, Recording, Settings
 from gputrace.studies.framework_environments import (
     CORES,
+    GENERATED,
     KINDS,
     LAUNCHERS,
-    MADE,
     OPTIONS,
     Count,
     Framework,
@@ -77,7 +77,7 @@ class Study:
     timeout_ns: int | None
     """Limit of one run."""
     images: int
-    """Number of images to generate for a ``data`` of `MADE`."""
+    """Number of images to generate for a ``data`` of `GENERATED`."""
     combinations: tuple[Settings, ...]
     """Settings of the matrix and [[include]], without [[exclude]]."""
     cards: Cards | None
@@ -164,11 +164,11 @@ def _read(path: Path, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
 
 def _data(path: Path, name: str, word: str) -> str:
     """Check ``data``; a folder is relative to the study file."""
-    if word in ("synthetic", "learnable", *MADE):
+    if word in ("synthetic", "learnable", *GENERATED):
         return word
     folder = path.parent / word
     if not os.path.isdir(folder):  # noqa: PTH112 - what cannot be looked at is none either
-        known = f"synthetic, learnable, {', '.join(MADE)}"
+        known = f"synthetic, learnable, {', '.join(GENERATED)}"
         raise UsageError(f"{path}: {name} data: {word!r} is no folder, and none of {known}")
     return str(folder.resolve())
 
@@ -200,8 +200,8 @@ class Planned:
     recorded: bool
 
     @property
-    def place(self) -> tuple[str, int, bool]:
-        """Return the key of the run, equal to `Run.place`."""
+    def key(self) -> tuple[str, int, bool]:
+        """Return the key of the run, equal to `Run.key`."""
         return self.configuration.key, self.repeat, self.recorded
 
     @property
@@ -224,7 +224,7 @@ def make_plan(study: Study, frameworks: Mapping[str, Framework], gpus: int) -> l
             whole = {**settings, "gpus": count}
             if visible:
                 whole["visible"] = list(visible)
-            if settings.get("data") in MADE:
+            if settings.get("data") in GENERATED:
                 whole["images"] = study.images
             # Two ways to write the same settings are one configuration.
             key = key_of(whole)

@@ -220,18 +220,13 @@ def tables(summary: Summary) -> list[Table]:
 
 def _table(title: str, columns: _Columns, rows: Iterable[Any]) -> Table:
     """Build a table with a row for each object."""
-    body = [[cell(row) for _, cell in columns] for row in rows]
-    return _lay_out(title, [header for header, _ in columns], body)
+    header, cells = zip(*columns, strict=True)
+    return _fill(title, header, ([show(row) for show in cells] for row in rows))
 
 
-def _lay_out(title: str, header: Sequence[str], body: Sequence[Sequence[str]]) -> Table:
-    """Build a table without empty columns, and with a dash in empty cells."""
-    kept = [at for at in range(len(header)) if not at or any(row[at] for row in body)]
-    return Table(
-        title,
-        tuple(header[at] for at in kept),
-        tuple(tuple(row[at] or "–" for at in kept) for row in body),
-    )
+def _fill(title: str, header: Sequence[str], body: Iterable[Sequence[str]]) -> Table:
+    """Build a table with a dash in empty cells."""
+    return Table(title, tuple(header), tuple(tuple(cell or "–" for cell in row) for row in body))
 
 
 def _formatter(template: str) -> Callable[[float | None], str]:
@@ -385,7 +380,7 @@ def _losses_tables(summary: Summary) -> Iterator[Table]:
         total = [(row.step_ns or 0) - (row.base_step_ns or 0) for row in rows]
         body.append(["total", *map(_signed_time, total)])
         title = "Where the efficiency goes: what a step has more of than that of the fewest GPUs"
-        yield _lay_out(title, ["", *(row.label for row in rows)], body)
+        yield _fill(title, ["", *(row.label for row in rows)], body)
 
 
 def _amount(loss: Loss | None, row: Efficiency) -> str:
@@ -433,7 +428,7 @@ def _placements_table(summary: Summary) -> Table:
             for share in row.shares
         ]
         body.append([row.label, _times(row.skew), *cells, *[""] * (most - len(cells))])
-    return _lay_out("Compute time a step, and memory, of each GPU", header, body)
+    return _fill("Compute time a step, and memory, of each GPU", header, body)
 
 
 _PAIRS: Final[_Columns] = (
@@ -501,7 +496,7 @@ def _classes_table(summary: Summary) -> Table:
             for row, classes in known
         ]
     over = "steps and GPUs" if any(row.gpus > 1 for row in rows) else "steps"
-    return _lay_out(f"Where the time of a step goes (mean over {over})", header, body)
+    return _fill(f"Where the time of a step goes (mean over {over})", header, body)
 
 
 _GREEN: Final = "#009e73"

@@ -19,10 +19,11 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from gputrace.collectors.launch import orphans_of
 from gputrace.errors import ExitCode, UsageError
 from gputrace.studies.database import Database, Folder, Plan, Run, Settings, StudyRow
 from gputrace.studies.framework_environments import (
-    MADE,
+    GENERATED,
     Environments,
     Unavailable,
     check_names,
@@ -75,7 +76,7 @@ class Request:
 class Watcher(Protocol):
     """Observer of a study's progress."""
 
-    def tell(self, line: str) -> None: ...
+    def log(self, line: str) -> None: ...
     def begin(self, planned: Planned, label: str, number: int, total: int) -> None: ...
     def end(self, run: Run) -> None: ...
 
@@ -103,8 +104,8 @@ class Work:
             planned
             for planned in self.chosen
             if self.request.force
-            or planned.place not in finished
-            or finished[planned.place].state in again
+            or planned.key not in finished
+            or finished[planned.key].state in again
         ]
 
 
@@ -127,8 +128,8 @@ def prepare(request: Request) -> Work:
 
 
 def finished_runs(database: Database) -> dict[Any, Run]:
-    """Return the study's finished runs by `Run.place`."""
-    return {run.place: run for run in database.runs()}
+    """Return the study's finished runs by `Run.key`."""
+    return {run.key: run for run in database.runs()}
 
 
 def carry_out(work: Work, watcher: Watcher) -> ExitCode:
@@ -144,7 +145,7 @@ def carry_out(work: Work, watcher: Watcher) -> ExitCode:
             file = str(study.path.resolve())
             row = StudyRow(study.title, study.question, study.repeats, study.recording, file)
             if before is not None and before.study.file != row.file:
-                watcher.tell(
+                watcher.log(
                     f"{work.folder.path} is of {before.study.file} so far; of its runs, those "
                     f"that {study.path} does not ask for are kept, and not shown"
                 )
@@ -152,19 +153,17 @@ def carry_out(work: Work, watcher: Watcher) -> ExitCode:
             done = finished_runs(database)
             pending = work.pending(done)
             # Deleted first, so that an interrupted study resumes without --force or --retry.
-            database.drop(done[each.place] for each in pending if each.place in done)
+            database.drop(done[each.key] for each in pending if each.key in done)
             asked = (run.configuration for run in pending)
             if any(each.gpus > 1 and "learning-rate" in each.settings for each in asked):
-                watcher.tell(
-                    "learning-rate is that of 1 GPU, times gpus; batch is that of each GPU"
-                )
+                watcher.log("learning-rate is that of 1 GPU, times gpus; batch is that of each GPU")
             request = work.request
-            environments = Environments(request.pythons, request.installer, watcher.tell)
+            environments = Environments(request.pythons, request.installer, watcher.log)
             for number, planned in enumerate(pending, 1):
                 watcher.begin(planned, work.label(planned), number, len(pending))
                 watcher.end(_make_run(work, database, environments, planned))
             finished = finished_runs(database)
-    states = {finished[planned.place].state for planned in work.chosen}
+    states = {finished[planned.key].state for planned in work.chosen}
     if states == {"skipped"}:
         return ExitCode.MISSING_HERE
     if work.request.skip_missing:
@@ -189,7 +188,7 @@ _SIDES: Final = {"inception3": 320}
 
 def _make_run(work: Work, database: Database, environments: Environments, planned: Planned) -> Run:
     """Make one run and save it; after a KeyboardInterrupt, nothing of it is saved."""
-    run, nodes = Run(*planned.place, "done"), work.request.nodes
+    run, nodes = Run(*planned.key, "done"), work.request.nodes
     spreads = nodes.spreads(planned)
     reason = nodes.why_not(planned) if spreads else why_not(planned, len(work.gpus))
     if not reason:
@@ -305,12 +304,12 @@ class _Attempt:
         """Return the folder of images for the run, generated if need be; None for other data."""
         settings = self._planned.configuration.settings
         form = settings.get("data")
-        if form not in MADE:
+        if form not in GENERATED:
             return None
         side, count = _SIDES.get(settings.get("model", ""), _SIDE), self._work.study.images
         folder = self._folder.images / f"{form}-{side}-{count}"
         if not (folder / "done.json").exists():
-            self._environments.tell(f"making images in {folder}")
+            self._environments.log(f"making images in {folder}")
             script = self._planned.framework.script.with_name("images.py")
             # Use gputrace's own Python: a framework's may lack what the script needs.
             words = [sys.executable, script, folder, "--count", count, "--size", side]
@@ -364,17 +363,10 @@ def _ask_to_end(process: subprocess.Popen[bytes], number: signal.Signals) -> Non
 
 def end_all(folder: Path) -> None:
     """Kill all remaining processes of runs in a folder of results."""
-    deadline = time.monotonic() + _GONE_S
-    wanted = os.fsencode(f"{MARK}={folder}")
-    looks = 0
+    deadline, looks = time.monotonic() + _GONE_S, 0
     # Look twice: a process being started has no environment for a moment.
     while looks < _LOOKS and time.monotonic() < deadline:
-        left = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            # Skip processes that have ended or belong to other users.
-            with suppress(OSError):
-                if wanted in path.read_bytes().split(b"\0"):
-                    left.append(int(path.parent.name))
+        left = orphans_of(folder, MARK)
         looks = 0 if left else looks + 1
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):

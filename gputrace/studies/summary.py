@@ -173,7 +173,7 @@ def summarize(results: Results) -> Summary:
     recorded = ([run for run in group.runs if run.recorded] for group in groups)
     # A configuration's check is that of the run that agrees least.
     checks = tuple(
-        max((check_run(group.label, run) for run in runs), key=_badness)
+        max((check_run(group.label, run) for run in runs), key=_disagreement)
         for group, runs in zip(groups, recorded, strict=True)
         if runs
     )
@@ -312,7 +312,7 @@ SLACK_S: Final = 100e-6
 """Allowed difference of each wait in seconds: time between the two clocks on a busy machine."""
 
 
-def _badness(check: Check) -> tuple[int, float]:
+def _disagreement(check: Check) -> tuple[int, float]:
     """Sort key: failed highest, then skipped, then by the difference of the waits."""
     return {False: 2, None: 1, True: 0}[check.ok], abs(check.difference or 0.0)
 

@@ -320,14 +320,14 @@ CURES: Final = (
 @cache
 def all_cures() -> Mapping[str, Cure]:
     """Return all cures by id: ours, then those of plugins; of one name, the first counts."""
-    from gputrace.plugins import load, plugins, tell
+    from gputrace.plugins import load, plugins, warn
 
     cures = {cure.id: cure for cure in CURES}
     for plugin in plugins("cures"):
         try:
             cures.setdefault(plugin.name, load(plugin, Cure))
         except PluginError as error:
-            tell(error)
+            warn(error)
     return cures
 
 

@@ -1,6 +1,7 @@
-"""The C library under sanitizers: its decoder with libFuzzer, its tests with ASan and UBSan.
+"""The C libraries under sanitizers: the decoder with libFuzzer, the scan of SQLite's pages on
+changed ones, the collector's tests with ASan and UBSan.
 
-``python -m tests.fuzz.native`` does both. AddressSanitizer and UndefinedBehaviorSanitizer are part
+``python -m tests.fuzz.native`` does all. AddressSanitizer and UndefinedBehaviorSanitizer are part
 of gcc and clang; libFuzzer is clang's alone, and left out where there is no clang.
 """
 
@@ -18,6 +19,7 @@ from typing import Final
 
 from gputrace.collectors.spool.activity import read_spool
 from tests.command import ROOT
+from tests.fuzz import pages
 
 SANITIZED: Final = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 ASAN: Final = "detect_leaks=0:handle_segv=0"
@@ -27,6 +29,8 @@ _LEFT_OUT: Final = (
 )
 """It loads the library into a Python that was not built with sanitizers, which they refuse."""
 TESTS: Final = ("tests/test_collector.py", "tests/test_spool.py", "tests/test_ring.py")
+SCANS: Final = 200_000
+"""Tables with changed pages that are scanned."""
 _NATIVE: Final = ROOT / "gputrace" / "collectors" / "native"
 _SOURCES: Final = ("decode", "spool", "names", "threads", "thread_names", "nvtx")
 _DONE: Final = re.compile(r"Done (\d+) runs")
@@ -67,6 +71,29 @@ def fuzz(folder: Path, seconds: int, seed: int = 1, runs: int = -1) -> int:
     return int(found[1])
 
 
+def scan_pages(folder: Path, runs: int, seed: int = 1) -> tuple[int, int]:
+    """Scan tables with changed pages, under sanitizers; how many scans gave rows, and none.
+
+    Raises CalledProcessError where a scan reads or writes what it may not.
+    """
+    program = folder / "scan_pages"
+    source = ROOT / "tests" / "native" / "scan_pages.c"
+    options = ["-std=gnu11", "-O1", "-Wall", "-Wextra", *SANITIZED]
+    subprocess.run(["cc", *options, "-o", str(program), str(source)], check=True, timeout=300)
+    counts = [0, 0]
+    for part, (rows, page) in enumerate(((3, 512), (300, 512), (900, 1024), (2000, 4096))):
+        path = folder / f"pages-{part}.sqlite"
+        root = pages.write_table(path, seed + part, rows, page)
+        words = (path, root, len(pages.COLUMNS) - 1, runs // 4, seed)
+        command = [str(program), *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.stderr.write(done.stderr[-6000:])
+            raise subprocess.CalledProcessError(done.returncode, command)
+        counts = [a + int(b) for a, b in zip(counts, done.stdout.split(), strict=True)]
+    return counts[0], counts[1]
+
+
 def run_tests() -> int:
     """The tests of the C library, compiled with sanitizers; pytest's exit code."""
     environment = os.environ | {
@@ -83,12 +110,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=60, help="for the decoder")
     parser.add_argument("--without-tests", action="store_true")
     options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="gputrace-fuzz-"))
     if shutil.which("clang") is None:
         sys.stdout.write("fuzz: decoder left out: clang, which has libFuzzer, is not installed\n")
     else:
-        folder = Path(tempfile.mkdtemp(prefix="gputrace-fuzz-"))
         inputs = fuzz(folder, options.seconds)
         sys.stdout.write(f"fuzz: decoder: {inputs:,} inputs, none failed\n")
+    scanned, refused = scan_pages(folder, SCANS)
+    sys.stdout.write(f"fuzz: scans of pages: {scanned:,} gave rows, {refused:,} none\n")
     return 0 if options.without_tests else run_tests()
 
 

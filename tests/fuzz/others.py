@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -14,10 +13,7 @@ import msgspec
 import pyarrow
 from pyarrow import parquet
 
-from gputrace.analyzers.findings.context import Facts
-from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.pipeline import analyze
-from gputrace.analyzers.timeline_model import Scene, full_scene
+from gputrace.analyzers.timeline_model import Scene, read_scene
 from gputrace.readers.registry import open_trace
 from gputrace.store import cache
 from gputrace.store.cache import dump_columns, load_columns
@@ -74,20 +70,10 @@ def kernels() -> list[bytes]:
 def entries() -> list[bytes]:
     """What is kept of a trace."""
 
-    class Watcher:
-        facts: Facts
-
-        def operations_read(self, operations: Sequence[GpuOperations]) -> None:
-            pass
-
-        def facts_found(self, facts: Facts) -> None:
-            self.facts = facts
-
     with tempfile.TemporaryDirectory() as folder:
-        watcher, kept = Watcher(), Path(folder, "entry")
+        kept = Path(folder, "entry")
         with open_trace(_example(".sqlite", Path(folder))) as trace:
-            analysis = analyze(trace, watcher=watcher)
-            cache._write(kept, dump_columns(full_scene(watcher.facts, analysis)))
+            cache._write(kept, dump_columns(read_scene(trace)))
         return [kept.read_bytes()]
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.readers.nvprof_schema import DRIVER, RUNTIME, call_numbers
+from gputrace.readers.nvprof_schema import DRIVER, RUNTIME, call_names
 from tests.synthetic.nsys import COPY_KINDS
 from tests.synthetic.nsys_info import UTC_EPOCH_NS, visible
 from tests.synthetic.recording import Ints, Kind, Process, Recording, Table
@@ -185,7 +185,7 @@ class _Writer:
         rows = self.own(self.recording.api)
         names = self.recording.names
         driver = np.array([int(not name.startswith("cuda")) for name in names])
-        numbers = call_numbers()
+        numbers = {(kind, name): number for (kind, number), name in call_names().items()}
         pairs = zip(driver.tolist(), names, strict=True)
         cbid = np.array([numbers.get(pair, 0) for pair in pairs])
         for table, event_class in (("RUNTIME", RUNTIME), ("DRIVER", DRIVER)):

@@ -12,7 +12,6 @@ from gputrace.analyzers.compare.results import (
     Change,
     ClassChange,
     Comparison,
-    Loss,
     Pair,
     RunSummary,
     Scaling,
@@ -148,7 +147,7 @@ NARROW: Final = 0.05
 """Half-width of the bounds, as a fraction of the step, within which two runs are the same."""
 _MOST: Final = 3
 """Maximum number of classes in a sentence."""
-_UNIT: Final = {"step": "a step", "iteration": "an iteration", "span": "the span"}
+UNITS: Final = {"step": "a step", "iteration": "an iteration", "span": "the span"}
 
 
 def judge(pair: Pair) -> str:
@@ -181,7 +180,7 @@ def _speed(verdict: str, pair: Pair, labels: Sequence[str], unit: str) -> str:
     step = pair.step
     if step is None:
         return f"no steps to compare: {a} and {b} can only be compared by shares of their time"
-    lengths = f"{_UNIT[unit]} takes {format_ns(step.b_ns)} instead of {format_ns(step.a_ns)}"
+    lengths = f"{UNITS[unit]} takes {format_ns(step.b_ns)} instead of {format_ns(step.a_ns)}"
     if pair.work_ratio != 1:
         lengths += f" and does {pair.work_ratio:.3g}x the work"
     if verdict in ("faster", "slower"):
@@ -253,16 +252,15 @@ def describe_scaling(scaling: Scaling, runs: Sequence[RunSummary], unit: str) ->
     )
     losses = sorted((loss for loss in last.losses if loss.changed), key=lambda loss: -abs(loss.ns))
     if losses:
-        causes = ", ".join(_share_of_loss(loss) for loss in losses[:_MOST])
+        causes = ", ".join(
+            f"{'+' if loss.ns > 0 else ''}{format_ns(loss.ns)} {WORDS[loss.name]}"
+            for loss in losses[:_MOST]
+        )
         lost = last.mean_ns - last.ideal_ns
         sentence += (
             f"; {format_ns(abs(lost))} {'more' if lost > 0 else 'less'} than ideal: {causes}"
         )
     return sentence
-
-
-def _share_of_loss(loss: Loss) -> str:
-    return f"{'+' if loss.ns > 0 else ''}{format_ns(loss.ns)} {WORDS[loss.name]}"
 
 
 def _factor(row: ScalingRow) -> str:
@@ -273,4 +271,4 @@ def _factor(row: ScalingRow) -> str:
 
 
 def _lengths(row: ScalingRow, base: ScalingRow, unit: str) -> str:
-    return f"{_UNIT[unit]} takes {format_ns(row.mean_ns)} instead of {format_ns(base.mean_ns)}"
+    return f"{UNITS[unit]} takes {format_ns(row.mean_ns)} instead of {format_ns(base.mean_ns)}"

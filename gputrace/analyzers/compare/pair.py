@@ -225,7 +225,7 @@ def work_ratio(a: Run, b: Run) -> tuple[float, str, str]:
 
 
 _NEAR: Final = 0.25
-"""Maximum distance from weak (0) or strong (1) scaling on the scale of `_place`."""
+"""Maximum distance from weak (0) or strong (1) scaling on the scale of `_position`."""
 
 
 def scale(runs: Sequence[Run]) -> Scaling:
@@ -243,7 +243,7 @@ def _kind(runs: Sequence[Run]) -> tuple[str, str]:
     def kind(amount: Callable[[Run], float | None]) -> str:
         """Return the kind by the amount of input of a step on all GPUs."""
         parts = [(amount(run) or 0) / (amount(base) or 1) for run in others]
-        return _told([_place(part / n, n) for part, n in zip(parts, gpus, strict=True)])
+        return _agreed([_position(part / n, n) for part, n in zip(parts, gpus, strict=True)])
 
     if all(run.samples for run in runs):
         return kind(lambda run: run.samples), "batch"
@@ -254,22 +254,22 @@ def _kind(runs: Sequence[Run]) -> tuple[str, str]:
         if by_bytes != "unknown":
             return by_bytes, "input_bytes"
     work = [kernel_ns(run) / max(kernel_ns(base), 1) for run in others]
-    by_kernels = _told([_place(part, n) for part, n in zip(work, gpus, strict=True)])
+    by_kernels = _agreed([_position(part, n) for part, n in zip(work, gpus, strict=True)])
     return by_kernels, "kernels" if by_kernels != "unknown" else "none"
 
 
-def _place(work: float, gpus: float) -> float:
+def _position(work: float, gpus: float) -> float:
     """Return 0 if the work per GPU is that of the first run, 1 if it is divided among the GPUs."""
     return -log(max(work, 1e-9)) / log(gpus)
 
 
-def _told(places: Sequence[float]) -> str:
-    """Return the kind of scaling that the places of all runs agree on."""
-    if not places:
+def _agreed(positions: Sequence[float]) -> str:
+    """Return the kind of scaling that the positions of all runs agree on."""
+    if not positions:
         return "same"
-    if all(abs(at) <= _NEAR for at in places):
+    if all(abs(at) <= _NEAR for at in positions):
         return "weak"
-    return "strong" if all(abs(at - 1) <= _NEAR for at in places) else "unknown"
+    return "strong" if all(abs(at - 1) <= _NEAR for at in positions) else "unknown"
 
 
 def _row(base: Run, run: Run, kind: str) -> ScalingRow:

@@ -42,6 +42,7 @@ RULES: Final[tuple[Rule, ...]] = (
     host.recompilation,
     busy.h2d_exposed,
     busy.h2d_pageable,
+    busy.copies_exposed,
     busy.communication_exposed,
     stragglers.straggler,
     stragglers.late_host,
@@ -104,6 +105,14 @@ _UNCONFIRMED: Final = 0.01
 _CURED_BY_REPLAY: Final = ("launch-bound", "communication-exposed")
 """Findings about idle time that all GPUs share: if a replay without their cause gains nothing,
 another cause explains that time."""
+_OF_THE_WAY_THERE: Final = (
+    "data-feeding",
+    "alloc-stall",
+    "sync-bound",
+    "launch-bound",
+    "idle-unexplained",
+)
+"""Findings about idle time, which matters little where it ends before a trace's later half."""
 
 
 def order(
@@ -114,7 +123,8 @@ def order(
     A recorder that distorts the run, or rows that are missing, come before all others: no other
     figure can be trusted then.
     A cost counts, and makes severe, as far as a prediction may confirm it. GPUs that compute nearly
-    all the time come before costs below `MEDIUM`.
+    all the time come before costs below `MEDIUM`; where they do so in the later half of a trace
+    without steps, before idle time below `HIGH`.
 
     Args:
         findings: all findings.
@@ -125,13 +135,19 @@ def order(
     for cure in predictions:
         gains[cure.finding] = max(gains.get(cure.finding, 0), cure.now_ns - cure.low_ns)
 
+    settled = any("settled_share" in finding.evidence for finding in findings)
+
     def rank(finding: Finding) -> tuple[bool, int, float]:
         distorts = finding.id in _DISTORTING and finding.severity == "high"
         severity, gain = finding.severity, float(finding.impact_ns)
         if finding.id == "compute-bound":
             severity, gain = "medium", MEDIUM * mean_ns
+        elif settled and finding.id in _OF_THE_WAY_THERE and severity == "medium":
+            severity = "low"
         elif finding.id in gains or (predictions and finding.id in _CURED_BY_REPLAY):
-            gain = min(gain, gains.get(finding.id, _UNCONFIRMED * mean_ns))
+            # No cure that is predicted ends pauses of the host.
+            pauses = float(finding.evidence.get("long_waits_ns") or 0)
+            gain = min(gain, max(gains.get(finding.id, _UNCONFIRMED * mean_ns), pauses))
             confirmed = severity_of(gain / max(mean_ns, 1)) or "low"
             severity = max(severity, confirmed, key=SEVERITIES.index)
         return not distorts, SEVERITIES.index(severity), -gain

@@ -6,10 +6,16 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+import numpy as np
+
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.gpu0_skew import told_by_skew
-from gputrace.analyzers.findings.gpu_links import told_by_links
+from gputrace.analyzers.findings.gpu_links import host_staged_comm, told_by_links
+from gputrace.analyzers.gpu_shards import GpuShardView
+from gputrace.analyzers.kernel_names import SIXTEEN
+from gputrace.model.events import Kind
 from gputrace.model.results import Finding, Kernels
+from gputrace.model.time_class import CLASSES
 from gputrace.units import format_ns
 
 _PAGEABLE_SHARE: Final = 0.01
@@ -33,6 +39,14 @@ _SEND_LESS: Final = (
 _WAIT_LESS: Final = (
     "make the ranks come at the same time (none is always the last): hosts that launch sooner, "
     "batches of one size, loaders without hiccups; sending less gains little"
+)
+_READ_LESS: Final = (
+    "read less on the host: reduce on the GPU first, read rarely, into pinned memory on a side "
+    "stream (non_blocking=True)"
+)
+_MOVE_LESS: Final = (
+    "move less within a GPU: views and in-place operations for clone, contiguous and cat, outputs "
+    "written where they are needed"
 )
 _COPY_LESS: Final = "copy less: smaller types, decoding on the GPU, weights that stay on the GPU"
 
@@ -59,6 +73,35 @@ def h2d_exposed(facts: Facts) -> Iterator[Finding]:
         "{cost} go to host-to-device copies with nothing running beside them",
         f"{how}; {_COPY_LESS}",
     )
+
+
+def copies_exposed(facts: Facts) -> Iterator[Finding]:
+    """Copies to the host, or within the memory of a GPU, run with nothing beside them.
+
+    Cost: class `other_copy`, less what GPUs exchange through the host's memory
+    (`host-staged-comm`).
+
+    Wrong if: the step is no shorter with the copies taken out (results left on the GPU).
+    """
+    staged = sum(finding.impact_ns for finding in host_staged_comm(facts))
+    spent = np.sum(facts.per_gpu.each(_spent_on_copies, facts.working), axis=0)
+    to_host = bool(spent[0] >= spent[1])
+    yield from facts.costly(
+        "copies-exposed",
+        "other_copy",
+        "{cost} go to copies "
+        + ("to the host" if to_host else "within the GPUs' memory")
+        + " with nothing running beside them",
+        _READ_LESS if to_host else _MOVE_LESS,
+        beside=-min(staged, facts.mean("other_copy")),
+    )
+
+
+def _spent_on_copies(gpu: GpuShardView) -> tuple[int, int]:
+    """Return the nanoseconds that a GPU copies to the host, and within its memory."""
+    kinds, lengths = gpu.operations.events.kind, gpu.operations.end - gpu.operations.start
+    to_host, within = (int(lengths[kinds == k].sum()) for k in (Kind.COPY_D2H, Kind.COPY_D2D))
+    return to_host, within
 
 
 def h2d_pageable(facts: Facts) -> Iterator[Finding]:
@@ -138,26 +181,52 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
 
 _MOSTLY_COMPUTE: Final = 0.7
 """Share of the time in which GPUs compute from which their speed is reported as the limit."""
+_SETTLED: Final = 0.9
+"""The share of a trace's later half from which what came before counts as the way there."""
 
 
 def compute_bound(facts: Facts) -> Iterator[Finding]:
-    """The GPUs compute 70 % of the time or more (`info`).
+    """The GPUs compute 70 % of the time or more (`info`); or, in a trace without steps, 90 % of its
+    later half: what they idled for before was the way there.
 
     Cost: class `compute`.
 
     Wrong if: a batch half as large takes as long.
     """
-    share = facts.share("compute")
-    if share < _MOSTLY_COMPUTE:
+    share, settled = facts.share("compute"), _settled_share(facts)
+    if max(share, settled) < _MOSTLY_COMPUTE or sum(lane.kernels for lane in facts.working) < 2:
         return
+    later = f", {settled:.0%} of its later half" if settled else ""
     yield facts.finding(
         "compute-bound",
         "info",
         facts.mean("compute"),
-        f"the GPUs compute {share:.0%} of the time: their speed is the limit",
+        f"the GPUs compute {share:.0%} of the time{later}: their speed is the limit",
         "make the kernels cheaper: " + _how_to_compute_less(facts),
-        {"share": round(share, 4)},
+        {"share": round(share, 4)} | ({"settled_share": round(settled, 4)} if settled else {}),
     )
+
+
+def _settled_share(facts: Facts) -> float:
+    """Return the share of the later half of a trace without steps that the GPUs compute in, if it
+    is most of that, and more than before; else 0.
+    """
+    if facts.measured:
+        return 0.0
+    halves = facts.per_gpu.each(_computes_in_halves, facts.working)
+    before, after = (sum(own[half] for own in halves) for half in (0, 1))
+    length = sum(lane.window.end - lane.window.start for lane in facts.working) / 2
+    share = after / max(length, 1)
+    return share if share >= _SETTLED and before < (1 - MEDIUM) * after else 0.0
+
+
+def _computes_in_halves(gpu: GpuShardView) -> tuple[int, int]:
+    """Return the nanoseconds of class `compute` in both halves of a GPU's time."""
+    start, end = gpu.lane.window
+    middle = (start + end) // 2
+    parts = gpu.lane.split(np.array([start, middle]), np.array([middle, end]))
+    first, second = parts[:, CLASSES.index("compute")].tolist()
+    return first, second
 
 
 _MOSTLY_ON_THEM: Final = 0.25
@@ -252,7 +321,7 @@ def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
     kernels = facts.kernels
     if kernels is None or not kernels.has_tensor_cores:
         return
-    single, half = (_beside(kernels, precision) for precision in ("fp32", "half"))
+    single, half = (_beside(kernels, precisions) for precisions in (("fp32",), SIXTEEN))
     touched = single + half
     share = touched / max(kernels.total_ns, 1)
     if share < _PRODUCTS_WORTH:
@@ -277,10 +346,10 @@ def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _beside(kernels: Kernels, precision: str) -> int:
-    """Return the nanoseconds of products in a precision that are known to miss the tensor cores."""
-    sort = ("no", precision)
-    return sum(p.total_ns for p in kernels.products if (p.tensor_cores, p.precision) == sort)
+def _beside(kernels: Kernels, precisions: tuple[str, ...]) -> int:
+    """Return the nanoseconds of products in precisions that are known to miss the tensor cores."""
+    missing = (p for p in kernels.products if p.tensor_cores == "no")
+    return sum(product.total_ns for product in missing if product.precision in precisions)
 
 
 def _of_sort(kernels: Kernels, sort: str) -> int:

@@ -24,6 +24,7 @@ from gputrace.analyzers.load_balance import compare_loads, most_memory
 from gputrace.analyzers.loader import Pace, measure_loaders, read_loaders
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.python_samples import Place, PythonLines, dominating
+from gputrace.analyzers.run_phases import find_start_up
 from gputrace.analyzers.step_phases import (
     ALL,
     IdleOfRank,
@@ -312,9 +313,30 @@ class Known:
         return compare_loads(self.per_gpu, lanes, self.measured, memory)
 
     @cached_property
+    def start_up(self) -> dict[str, dict[str, int]]:
+        """Nanoseconds of a trace without steps that its GPUs idle for what a process does once, on
+        average: by cause, as of warm-up, and by class of idle time. Empty where there are steps.
+        """
+        if self.measured or not self.per_gpu.has_calls or not self.working:
+            return {}
+        each = self.per_gpu.each(_measure_start_up, self.working)
+        return {
+            cause: {name: sum(own[cause][name] for own in each) // len(each) for name in names}
+            for cause, names in each[0].items()
+        }
+
+    @cached_property
     def links(self) -> Links | None:
         """Links between the GPUs and their traffic; None where there is one GPU."""
         return measure_links(self.per_gpu, self.collectives)
+
+
+def _measure_start_up(gpu: GpuShardView) -> dict[str, dict[str, int]]:
+    causes = gpu.lane.causes.of
+    return {
+        cause: {name: own.intersection(time).total for name, own in causes.items()}
+        for cause, time in find_start_up(gpu).items()
+    }
 
 
 HIGH: Final = 0.20
@@ -419,8 +441,9 @@ class Facts(Known):
 
         In the message, ``{cost}`` stands for the cost per step: ``25.1 ms of a step of 62.8 ms
         (40%)``. ``beside`` is what belongs to the cost beside the class, in nanoseconds per step;
-        negative where a part of the class belongs to another finding.
+        negative where a part of the class belongs to another finding, as start-up does to `warmup`.
         """
+        beside -= sum(names.get(name, 0) for names in self.start_up.values())
         cost = self.mean(name) + beside
         share = self.share(name) + beside / max(self.mean_ns, 1)
         severity = severity_of(share, medium, high)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
 from typing import Final
 
 import numpy as np
@@ -11,9 +13,9 @@ import numpy as np
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.feeding import explained
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
-from gputrace.analyzers.host_calls import Call
+from gputrace.analyzers.host_calls import NOBODY, Call
 from gputrace.model.events import distinct_ids
-from gputrace.model.intervals import Intervals, Times, union
+from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import Finding
 from gputrace.units import format_ns
 
@@ -53,8 +55,8 @@ ONE_PROCESS_ELSE: Final = (
 _LONG_GAP_NS: Final = 1_000_000
 """Gaps longer than this are no late launches: the host did something else."""
 
-_NEXT_LAUNCH_NS: Final = 100_000
-"""Maximum wait for the launch after a synchronisation that is the synchronisation's doing."""
+_NEARLY_ALL: Final = 0.9
+"""Part of the waits for launches from which another finding that costs as much explains them."""
 _HANDOVER_NS: Final = 5_000
 """Gaps up to this before work that had been issued are the GPU's own price of a launch: 1 to 2.5 µs
 from kernel to kernel."""
@@ -148,47 +150,88 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
 
 
 def sync_bound(facts: Facts) -> Iterator[Finding]:
-    """The host is still in a synchronising call when the GPU has run out of work.
+    """The host is still in a synchronising call when the GPU has run out of work, or launches late
+    because it waited in one: with nothing to wait for, it would have been ahead of the GPU.
 
-    Cost: idle time with that cause, and the wait for the launch that follows the call.
+    Cost: idle time with that cause, and the waits for launches after such calls, up to the time
+    that the host was in them.
 
     Wrong if: the step is no shorter without the synchronising call.
     """
+    late = _launches_after_waits(facts)
+    clause = ""
+    if late:
+        clause = f", {format_ns(late)} of it before launches that come late after the call"
     yield from facts.costly(
         "sync-bound",
         "sync",
-        "the GPUs idle {cost} because the host waits in a synchronising call first",
+        "the GPUs idle {cost} because the host waits in a synchronising call first" + clause,
         "let the host run ahead: no .item(), .cpu() or print of a loss in every step, "
         "non_blocking copies, no cudaDeviceSynchronize",
-        beside=facts.mean_over_gpus(_launches_after_waits),
+        beside=late,
     )
 
 
 def _launches_of_sync_bound(facts: Facts) -> int:
-    """Return the nanoseconds per step of waits for launches that `sync_bound` counts; 0 if it is
-    not reported.
+    """Return the nanoseconds per step of waits for launches that `sync_bound` alone counts: those
+    after its calls, if a host that does not wait would gain more than one that launches sooner.
     """
-    if next(sync_bound(facts), None) is None:
+    found = next(sync_bound(facts), None)
+    if found is None or found.impact_ns < _NEARLY_ALL * facts.mean("launch"):
         return 0
-    return facts.mean_over_gpus(_launches_after_waits)
+    return _launches_after_waits(facts)
 
 
-def _launches_after_waits(gpu: GpuShardView, time: Intervals) -> int:
-    """Return the nanoseconds of waits for launches that begin where a synchronising call ends.
+def _launches_after_waits(facts: Facts) -> int:
+    """Return the nanoseconds per step of waits for launches that synchronising calls cause.
 
-    Of long ones, the host does something else.
+    Threads of a process that feeds several GPUs wait for each other too: of them nothing is told.
     """
-    causes = gpu.lane.causes.of
-    waits = causes["launch"].intersection(time)
-    follows = np.isin(waits.start, causes["sync"].end) & (waits.lengths <= _NEXT_LAUNCH_NS)
-    return int(waits.lengths[follows].sum())
+    return 0 if _feeds_several(facts) else facts.mean_over_gpus(_late_after_waits)
+
+
+def _feeds_several(facts: Facts) -> bool:
+    """Return whether one process feeds several GPUs."""
+    processes = [lane.gpu.process for lane in facts.working]
+    return len(processes) > len(set(processes))
+
+
+def _late_after_waits(gpu: GpuShardView, time: Intervals) -> int:
+    """Return the nanoseconds of waits for launches in some time that a host would not come late
+    for, had it not waited in synchronising calls before.
+
+    Without a wait, all that follows on the host is earlier by its length. That lead is used up by
+    the times in which the GPU idles.
+    """
+    calls, causes = gpu.calls, gpu.lane.causes.of
+    if calls is None:
+        return 0
+    issued_by = calls.issued_by(gpu.operations.events)
+    feeders = distinct_ids(calls.thread[issued_by[issued_by != NOBODY]]).tolist()
+    blocked = reduce(
+        merge_touching, (calls.of_thread(one, Call.SYNC, Call.COPY) for one in feeders), EMPTY
+    ).intersection(time)
+    idle = {name: own.intersection(time) for name, own in causes.items() if name != "sync"}
+    moments = np.concatenate([blocked.end, *(own.start for own in idle.values())])
+    gained = blocked.lengths - causes["sync"].within(blocked.start, blocked.end)
+    change = np.concatenate([gained, *(-own.lengths for own in idle.values())])
+    is_launch = np.repeat(
+        [False, *(name == "launch" for name in idle)],
+        [len(blocked), *(len(own) for own in idle.values())],
+    )
+    order = np.argsort(moments, kind="stable")
+    total = np.cumsum(change[order])
+    lead = total - np.minimum(np.minimum.accumulate(total), 0)
+    used = -np.diff(lead, prepend=0)[is_launch[order]]
+    return int(used.sum())
 
 
 def launch_bound(facts: Facts) -> Iterator[Finding]:
     """The GPUs wait for the host to launch work; or gaps below 5 µs between kernels, of which the
     next had been launched already, take 5 % of the time.
 
-    Cost: idle time with that cause, and these gaps; less what `sync-bound` has of it.
+    Cost: idle time with that cause, and these gaps; less what `sync-bound` has of it, where that
+    costs more.
 
     Wrong if: the step is no shorter with a batch half as large, or in a CUDA graph.
     """
@@ -196,13 +239,16 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     clause = _tiny_kernels(facts)
     if between:
         clause = f", {format_ns(between)} of it between kernels that follow each other" + clause
-    yield from facts.costly(
+    found = facts.costly(
         "launch-bound",
         "launch",
         "the GPUs wait {cost} for the host to launch work" + clause,
         _advice_on_launches(facts),
         beside=between - _launches_of_sync_bound(facts),
     )
+    for finding in found:
+        evidence = {**finding.evidence, "long_waits_ns": _long_waits(facts)[0]}
+        yield replace(finding, evidence=evidence)
 
 
 def _between_kernels(facts: Facts) -> int:
@@ -229,9 +275,16 @@ def _tiny_kernels(facts: Facts) -> str:
 
 def _waits_are_long(facts: Facts) -> bool:
     """Return whether few long gaps, not many short ones, take most of the time."""
+    long, total = _long_waits(facts)
+    return long > 0.5 * total
+
+
+def _long_waits(facts: Facts) -> tuple[int, int]:
+    """Return the nanoseconds per step that the GPUs wait for launches, in long gaps and in all."""
     times = [facts.time_of(lane) for lane in facts.working]
     waits = facts.per_gpu.each(_launch_waits, facts.working, times)
-    return sum(long for long, _ in waits) > 0.5 * sum(total for _, total in waits)
+    steps = max(1, sum(max(row.steps, 1) for row in facts.rows))
+    return sum(long for long, _ in waits) // steps, sum(total for _, total in waits) // steps
 
 
 def _launch_waits(gpu: GpuShardView, time: Intervals) -> tuple[int, int]:
@@ -244,8 +297,7 @@ def _advice_on_launches(facts: Facts) -> str:
     """Return the advice: threads of one process hold each other up, and few long gaps have another
     remedy than many short ones.
     """
-    processes = [lane.gpu.process for lane in facts.working]
-    if len(processes) > len(set(processes)):
+    if _feeds_several(facts):
         return ONE_PROCESS.get(facts.framework, ONE_PROCESS_ELSE)
     if _waits_are_long(facts):
         return (

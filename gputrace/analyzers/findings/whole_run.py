@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -262,35 +262,57 @@ def _shares(step: Step) -> dict[str, int]:
 
 def warmup(facts: Facts) -> Iterator[Finding]:
     """Steps at the start are left out (`info`); the message names the two largest causes that are
-    proven, if 10 % or more.
+    proven, if 10 % or more. In a trace without steps, the GPUs idle for 5 % of it (`medium`; `high`
+    from 20 %) while code is compiled or loaded, or memory allocated, as a process does once.
 
-    Cost: their time beyond the usual, spread over all steps.
+    Cost: their time beyond the usual, spread over all steps; without steps, that idle time.
 
     Wrong if: later steps are as long.
     """
+    once = {cause: sum(names.values()) for cause, names in facts.start_up.items()}
+    severity = severity_of(sum(once.values()) / max(facts.mean_ns, 1))
+    if severity is not None:
+        spent = sum(once.values())
+        parts, advice = _name_causes(once, spent)
+        yield facts.finding(
+            "warmup",
+            severity,
+            spent,
+            f"the GPUs idle {format_ns(spent)} of {facts.per} ({spent / facts.mean_ns:.0%}) for "
+            f"what a process does once{parts}: the recording shows a start, not training",
+            f"record later steps (--steps 20:40; a profiler's warm-up); {advice}",
+            {"warmup_ns": spent, "share": round(spent / facts.mean_ns, 4)}
+            | {f"{name}_ns": ns for name, ns in once.items()},
+        )
     count, chosen = facts.found.warmup, facts.found.chosen
-    if not count or (chosen is not None and chosen[0] < count):
+    if once or not count or (chosen is not None and chosen[0] < count):
         return
     windows = max(facts.found.by_rank.values(), key=len)
     spent = int(windows.end[count - 1] - windows.start[0])
     more = max(spent - facts.mean_ns * count, 0)
     causes = _warmup_causes(facts)
-    largest = sorted(causes, key=lambda cause: -causes[cause])[:_MOST_CAUSES]
-    shown = [cause for cause in largest if causes[cause] > _PART_OF_WARMUP * more]
-    parts = [f"{format_ns(causes[cause])} of {WARMUP_CAUSES[cause].told}" for cause in shown]
-    with_causes = f", with {' and '.join(parts)}" if parts else ""
-    advice = "a long warm-up is autotuning, compilation or allocation"
-    if shown:
-        advice = WARMUP_CAUSES[shown[0]].advice
+    parts, advice = _name_causes(causes, more)
     yield facts.finding(
         "warmup",
         "info",
         more // max(len(windows), 1),
         f"the first {f'{count} steps take' if count > 1 else 'step takes'} {format_ns(spent)}: "
-        f"left out as warm-up{with_causes}",
+        f"left out as warm-up{parts}",
         f"measure without them; {advice}",
         {"steps": count, "warmup_ns": spent, "beyond_ns": more}
         | {f"{name}_ns": ns for name, ns in causes.items()},
+    )
+
+
+def _name_causes(causes: Mapping[str, int], whole: int) -> tuple[str, str]:
+    """Return a clause on the largest causes of warm-up, and advice on the first of them."""
+    largest = sorted(causes, key=lambda cause: -causes[cause])[:_MOST_CAUSES]
+    shown = [cause for cause in largest if causes[cause] > _PART_OF_WARMUP * whole]
+    parts = [f"{format_ns(causes[cause])} of {WARMUP_CAUSES[cause].told}" for cause in shown]
+    advice = "a long warm-up is autotuning, compilation or allocation"
+    return (
+        f", with {' and '.join(parts)}" if parts else "",
+        WARMUP_CAUSES[shown[0]].advice if shown else advice,
     )
 
 

@@ -84,16 +84,23 @@ _NOISE: Final = 3 * 1.4826
 """unless they scatter so much: three standard deviations, from the median deviation."""
 _IN_A_ROW: Final = 3
 """So many steps at speed end the warm-up: one slow step later on is a hiccup."""
+_FIRST_SLOWER: Final = 1.5
+_OTHERS_ALIKE: Final = 1.25
+"""A first of less than six steps is warm-up if it takes this many times as long as the longest of
+the others, which are alike within this factor."""
 
 
 def count_warmup(lengths: ArrayLike) -> int:
     """Steps before the first three in a row at speed, where speed is the later half's median.
 
-    At most half of the steps; fewer than six steps have no warm-up that could be told.
+    At most half of the steps; of three to five, the first alone may be warm-up.
     """
     lengths = np.asarray(lengths, np.int64)
     if len(lengths) < 2 * _IN_A_ROW:
-        return 0
+        first, others = lengths[:1], lengths[1:]
+        if len(others) < 2 or others.max() > _OTHERS_ALIKE * others.min():
+            return 0
+        return int(first[0] > _FIRST_SLOWER * others.max())
     half = len(lengths) // 2
     usual = np.median(lengths[half:])
     scatter = np.median(np.abs(lengths[half:] - usual))

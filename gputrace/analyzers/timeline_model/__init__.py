@@ -6,7 +6,7 @@ when the analysis is done.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Final
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.lanes import Lane, build_timeline, find_host_lanes
 from gputrace.analyzers.operations import Gpu, GpuOperations
+from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.analyzers.timeline_model.cells import (
@@ -28,12 +29,10 @@ from gputrace.analyzers.timeline_model.cells import (
 )
 from gputrace.model.events import distinct_ids
 from gputrace.model.intervals import EMPTY, Times
-from gputrace.model.options import Window
+from gputrace.model.options import Options, Window
 from gputrace.model.results import Analysis
 from gputrace.model.time_class import IDLE_CAUSES
-from gputrace.model.trace import Process, Trace
-
-_NO_STEPS: Final = FoundSteps({}, 0)
+from gputrace.model.trace import Process, Progress, Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +84,34 @@ class Scene:
         return windows or next(iter(self.found.by_rank.values()), None)
 
 
-def first_scene(trace: Trace, operations: Sequence[GpuOperations]) -> Scene:
-    """Build the scene that is known once the GPUs' operations are read."""
-    lanes = [busy_lane(gpu_operations) for gpu_operations in operations]
-    return _scene(trace, lanes, _NO_STEPS, join([]), operations)
+def read_scene(
+    trace: Trace,
+    options: Options | None = None,
+    progress: Progress | None = None,
+    early: Callable[[Scene], None] | None = None,
+) -> Scene:
+    """Analyze a trace for its timeline; raise what `analyze` raises.
+
+    ``early`` gets the scene without causes and steps that is known before the analysis.
+    """
+    watcher = _Watcher(trace, early)
+    analysis = analyze(trace, options, progress, watcher)
+    return full_scene(watcher.facts, analysis)
+
+
+@dataclass
+class _Watcher:
+    trace: Trace
+    early: Callable[[Scene], None] | None
+    facts: Facts = field(init=False)
+
+    def operations_read(self, operations: Sequence[GpuOperations]) -> None:
+        if operations and self.early is not None:
+            lanes = [busy_lane(of_gpu) for of_gpu in operations]
+            self.early(_scene(self.trace, lanes, FoundSteps({}, 0), join([]), operations))
+
+    def facts_found(self, facts: Facts) -> None:
+        self.facts = facts
 
 
 def busy_lane(operations: GpuOperations, part: str = "") -> SceneLane:
@@ -108,7 +131,7 @@ def _scene(
     analysis: Analysis | None = None,
 ) -> Scene:
     spans = [lane.window for lane in lanes] or [Window(0, 1)]
-    ids = [distinct_ids(gpu_operations.events.name) for gpu_operations in operations]
+    ids = [distinct_ids(of_gpu.events.name) for of_gpu in operations]
     return Scene(
         trace.title,
         trace.origin,
@@ -123,10 +146,7 @@ def _scene(
 
 
 def full_scene(facts: Facts, analysis: Analysis) -> Scene:
-    """Build the complete scene of an analyzed trace.
-
-    Without GPU activity, from each rank's waits for data.
-    """
+    """Build the complete scene of an analyzed trace; for host-only ranks, from waits for data."""
     trace, lanes = facts.trace, []
     if not facts.lanes:
         host_lanes, steps = find_host_lanes(trace, None)
@@ -151,49 +171,31 @@ def index_in(trace: Trace, process: Process) -> int:
     return trace.processes.index(process) if process in trace.processes else -1
 
 
-def operations_between(lane: SceneLane, start: int, end: int) -> NDArray[np.intp]:
-    """Return the rows of a lane's operations that touch a window, in order of start."""
-    operations = lane.operations
-    if operations is None:
-        return np.empty(0, np.intp)
-    first = int(np.searchsorted(operations.reach, start, "right"))
-    last = int(np.searchsorted(operations.start, end))
-    return np.flatnonzero(operations.end[first:last] > start) + first
-
-
 def most_visible(lane: SceneLane, start: int, end: int) -> int | None:
     """Return the operation that has most of a window; ties go to the first class."""
-    operations, rows = lane.operations, operations_between(lane, start, end)
-    if operations is None or not len(rows):
+    operations = lane.operations
+    if operations is None:
+        return None
+    first = int(np.searchsorted(operations.reach, start, "right"))
+    last = int(np.searchsorted(operations.start, end))
+    rows = np.flatnonzero(operations.end[first:last] > start) + first
+    if not len(rows):
         return None
     inside = np.minimum(operations.end[rows], end) - np.maximum(operations.start[rows], start)
     return int(rows[np.lexsort((operations.classes[rows], -inside))[0]])
 
 
 def next_named(
-    lanes: Sequence[SceneLane], ids: NDArray[np.int64], after: Sequence[int], *, forward: bool
-) -> tuple[int, int] | None:
-    """Return the lane and row of the next operation with one of some names, in any lane.
-
-    Args:
-        lanes: lanes to search.
-        ids: ids of the names.
-        after: the moment to search from in each lane, itself excluded.
-        forward: search later operations, not earlier ones.
-    """
-    best: tuple[int, int, int] | None = None
-    for number, (lane, moment) in enumerate(zip(lanes, after, strict=True)):
-        operations = lane.operations
-        if operations is None:
-            continue
-        rows = np.flatnonzero(np.isin(operations.events.name, ids))
-        index = int(np.searchsorted(operations.start[rows], moment, "right" if forward else "left"))
-        index -= not forward
-        if 0 <= index < len(rows):
-            row = int(rows[index])
-            away = abs(int(operations.start[row]) - moment)
-            best = min(best, (away, number, row)) if best else (away, number, row)
-    return None if best is None else best[1:]
+    lane: SceneLane, ids: NDArray[np.int64], moment: int, *, forward: bool
+) -> int | None:
+    """Return the next operation with one of some names after a moment, or before it."""
+    operations = lane.operations
+    if operations is None:
+        return None
+    rows = np.flatnonzero(np.isin(operations.events.name, ids))
+    index = int(np.searchsorted(operations.start[rows], moment, "right" if forward else "left"))
+    index -= not forward
+    return int(rows[index]) if 0 <= index < len(rows) else None
 
 
 NO_STEP: Final = -1

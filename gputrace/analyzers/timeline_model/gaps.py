@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.breakdown import evidence_of, line_of, range_of, read_ranges
+from gputrace.analyzers.breakdown import NO_ISSUER, evidence_of, line_of, range_of, read_ranges
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls, read_calls
 from gputrace.analyzers.host_state import read_state_of
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.python_samples import read_python_lines
-from gputrace.analyzers.timeline_model import NO_STEP, Scene, SceneLane, index_in
+from gputrace.analyzers.timeline_model import NO_STEP, Scene, index_in
 from gputrace.model.events import Events, Kind
 from gputrace.model.intervals import union
 from gputrace.model.options import Window
@@ -66,31 +66,83 @@ class HostTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """Activity of another GPU during a gap."""
-
-    lane: int
-    shares: Mapping[str, int]
-    """Nanoseconds by class, the longest first, without zeros."""
-
-
-@dataclass(frozen=True, slots=True)
 class GapDetail:
-    """Gap with its context."""
+    """Gap with its context; mappings are in nanoseconds, the longest first."""
 
     gap: Gap
+    lane: int
+    """Index of its lane."""
     by_cause: Mapping[str, int]
-    """Nanoseconds of the gap by cause, the longest first."""
     before: Operation | None
+    """Operation that ended where it begins."""
     after: Operation | None
-    launch: Launch | None
-    """Call that issued the operation after it."""
-    thread: int | None
-    """Feeding thread, by the number of the operating system."""
-    host: tuple[HostTime, ...]
-    """Activity of the feeding thread meanwhile, by kind, the longest of each kind first."""
-    others: tuple[Elsewhere, ...]
+    """Operation that starts where it ends."""
+    others: Mapping[int, Mapping[str, int]]
+    """Time of all other lanes by class, by the index of the lane."""
     finding: Finding | None
+    """Finding that it belongs to."""
+    launch: Launch | None = None
+    """Call that issued the operation after it."""
+    host: tuple[HostTime, ...] = ()
+    """Activity of the feeding thread meanwhile, by kind."""
+
+    @property
+    def elsewhere(self) -> Mapping[str, int]:
+        """Time of all other lanes together by class."""
+        return _summed(self.others.values())
+
+    @property
+    def itself(self) -> Window:
+        """The gap with a microsecond on either side."""
+        return Window(self.gap.start_ns - 1_000, self.gap.end_ns + 1_000)
+
+    @property
+    def around(self) -> Window:
+        """The gap with half its length, or a millisecond, on either side."""
+        margin = max(self.gap.length_ns // 2, 10**6)
+        return Window(self.gap.start_ns - margin, self.gap.end_ns + margin)
+
+
+def worst_gaps(scene: Scene, analysis: Analysis) -> tuple[GapDetail, ...]:
+    """Return the largest gaps of the measured steps, then those of the whole run not among them."""
+    in_steps = analysis.gaps.largest_in_steps
+    rest = [gap for gap in analysis.gaps.largest if gap not in in_steps]
+    index_of = {(lane.gpu, lane.rank): index for index, lane in enumerate(scene.lanes)}
+    return tuple(
+        _detail(scene, index_of[gap.gpu, gap.rank], gap, analysis) for gap in (*in_steps, *rest)
+    )
+
+
+def _detail(scene: Scene, lane: int, gap: Gap, analysis: Analysis | None) -> GapDetail:
+    """Return a gap with what a scene shows of it."""
+    operations = scene.lanes[lane].operations
+    assert operations is not None
+    times = (gap.start_ns, gap.end_ns)
+    shares = [
+        _summed([dict(zip(layers.classes, layers.split(times)[0].tolist(), strict=True))])
+        for layers in (other.layers for other in scene.lanes)
+    ]
+    before, after = (
+        None if row is None else operation_at(scene, operations, row)
+        for row in _neighbours(operations, *times)
+    )
+    return GapDetail(
+        gap=gap,
+        lane=lane,
+        by_cause={cause: ns for cause, ns in shares[lane].items() if cause in IDLE_CAUSES},
+        before=before,
+        after=after,
+        others={index: other for index, other in enumerate(shares) if index != lane},
+        finding=finding_of(gap, analysis) if analysis else None,
+    )
+
+
+def _summed(times: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Sum nanoseconds by class, the longest first, without zeros."""
+    total: Counter[str] = Counter()
+    for by_class in times:
+        total.update(by_class)
+    return {name: ns for name, ns in total.most_common() if ns}
 
 
 def describe_gap(trace: Trace, scene: Scene, row: int) -> GapDetail:
@@ -100,7 +152,7 @@ def describe_gap(trace: Trace, scene: Scene, row: int) -> GapDetail:
     number, step = int(table.lane[row]), int(table.step[row])
     operations = scene.lanes[number].operations
     assert operations is not None
-    before, after = _neighbours(operations, start, end)
+    after = _neighbours(operations, start, end)[1]
     issued = None if after is None else find_issuer(trace, scene, operations, after, start)
     evidence = ""
     if issued is not None:
@@ -112,7 +164,7 @@ def describe_gap(trace: Trace, scene: Scene, row: int) -> GapDetail:
         lines = read_python_lines(trace)
         evidence += line_of(lines, issued.pair, start, end) if lines is not None else ""
     elif Kind.API in trace.kinds:
-        evidence = "no row tells which thread issued the operation that ends it"
+        evidence = NO_ISSUER
     gap = Gap(
         operations.gpu.gpu,
         operations.gpu.rank,
@@ -122,20 +174,10 @@ def describe_gap(trace: Trace, scene: Scene, row: int) -> GapDetail:
         IDLE_CAUSES[int(table.cause[row])],
         evidence,
     )
-    shares = [_shares([lane], start, end) for lane in scene.lanes]
-    return GapDetail(
-        gap=gap,
-        by_cause={cause: ns for cause, ns in shares[number].items() if cause in IDLE_CAUSES},
-        before=None if before is None else operation_at(scene, operations, before),
-        after=None if after is None else operation_at(scene, operations, after),
-        launch=issued.launch if issued else None,
-        thread=issued.launch.thread if issued else None,
-        host=_host(trace, issued.pair, start, end) if issued else (),
-        others=tuple(
-            Elsewhere(index, other) for index, other in enumerate(shares) if index != number
-        ),
-        finding=finding_of(gap, scene.analysis) if scene.analysis else None,
-    )
+    detail = _detail(scene, number, gap, scene.analysis)
+    if issued is None:
+        return detail
+    return replace(detail, launch=issued.launch, host=_host(trace, issued.pair, start, end))
 
 
 def _neighbours(operations: GpuOperations, start: int, end: int) -> tuple[int | None, int | None]:
@@ -198,77 +240,6 @@ def _host(trace: Trace, pair: tuple[int, int], start: int, end: int) -> tuple[Ho
         if inside.total:
             activity.append(HostTime(kind, names[id], int(rows.sum()), inside.total))
     return tuple(sorted(activity, key=lambda time: (_HOST_KINDS.index(time.kind), -time.ns)))
-
-
-def _shares(lanes: Iterable[SceneLane], start: int, end: int) -> dict[str, int]:
-    """Return the nanoseconds of some lanes by class between two moments, the longest first."""
-    total: Counter[str] = Counter()
-    for lane in lanes:
-        shares = lane.layers.split([start, end])[0].tolist()
-        total.update(dict(zip(lane.layers.classes, shares, strict=True)))
-    return {name: ns for name, ns in total.most_common() if ns}
-
-
-@dataclass(frozen=True, slots=True)
-class WorstGap:
-    """Gap that a page shows in full."""
-
-    gap: Gap
-    lane: int
-    """Index of its lane."""
-    in_steps: bool
-    """True if it lies in the measured steps."""
-    by_cause: Mapping[str, int]
-    """Nanoseconds by cause, the longest first."""
-    before: str
-    """Name of the operation that ended where it begins; empty if none did."""
-    after: str
-    """Name of the operation that starts where it ends; empty if none does."""
-    others: Mapping[str, int]
-    """Nanoseconds of all other lanes during it by class, the longest first."""
-    finding: str
-    """Id of the finding that it belongs to; empty if there is none."""
-
-    @property
-    def itself(self) -> Window:
-        """The gap with a microsecond on either side."""
-        return Window(self.gap.start_ns - 1_000, self.gap.end_ns + 1_000)
-
-    @property
-    def around(self) -> Window:
-        """The gap with half its length, or a millisecond, on either side."""
-        margin = max(self.gap.length_ns // 2, 10**6)
-        return Window(self.gap.start_ns - margin, self.gap.end_ns + margin)
-
-
-def worst_gaps(scene: Scene, analysis: Analysis) -> tuple[WorstGap, ...]:
-    """Return the largest gaps of the measured steps, then those of the whole run not among them."""
-    in_steps = analysis.gaps.largest_in_steps
-    rest = [gap for gap in analysis.gaps.largest if gap not in in_steps]
-    places = {(lane.gpu, lane.rank): index for index, lane in enumerate(scene.lanes)}
-    worst = []
-    for number, gap in enumerate([*in_steps, *rest]):
-        index, start, end = places[gap.gpu, gap.rank], gap.start_ns, gap.end_ns
-        lane, finding, names = scene.lanes[index], finding_of(gap, analysis), ["", ""]
-        if lane.operations is not None:
-            names = [
-                "" if row is None else operation_at(scene, lane.operations, row).name
-                for row in _neighbours(lane.operations, start, end)
-            ]
-        others = [other for other in scene.lanes if other is not lane]
-        worst.append(
-            WorstGap(
-                gap,
-                index,
-                number < len(in_steps),
-                _shares([lane], start, end),
-                names[0],
-                names[1],
-                _shares(others, start, end),
-                "" if finding is None else finding.id,
-            )
-        )
-    return tuple(worst)
 
 
 _BEFORE_NS: Final = (1_000_000, 100_000_000)

@@ -45,7 +45,7 @@ class Track:
 
     name: str
     events: Events
-    place: int = 0
+    kind_index: int = 0
     """Index in `HOST_TRACKS`, for a host thread."""
 
 
@@ -78,9 +78,9 @@ def _touching(events: Events, within: Intervals) -> NDArray[np.bool_]:
     """Return which rows touch any of some intervals."""
     if not len(within):
         return np.zeros(len(events), bool)
-    place = np.searchsorted(within.end, events.start, "right")
-    last = np.minimum(place, len(within) - 1)
-    return (place < len(within)) & (within.start[last] < events.end)
+    following = np.searchsorted(within.end, events.start, "right")
+    last = np.minimum(following, len(within) - 1)
+    return (following < len(within)) & (within.start[last] < events.end)
 
 
 def _streams(events: Events) -> list[Track]:
@@ -202,9 +202,9 @@ def read_track_rows(
     busy = Counter[tuple[int, str]]()
     for row in threads:
         # Idle threads wait in the system, often.
-        if row.track.place != _SYSTEM_CALLS:
+        if row.track.kind_index != _SYSTEM_CALLS:
             busy[row.process, row.group] += len(row.track.events)
-    threads.sort(key=lambda row: (-busy[row.process, row.group], row.group, row.track.place))
+    threads.sort(key=lambda row: (-busy[row.process, row.group], row.group, row.track.kind_index))
     return sorted([*rows, *threads], key=lambda row: row.lane), within
 
 
@@ -212,23 +212,15 @@ def _windows_that_fit(scene: Scene, windows: Sequence[Window], most: int) -> Int
     """Return the first windows with at most so many operations; None if the whole trace has."""
     if sum(len(lane.operations or ()) for lane in scene.lanes) <= most:
         return None
+    lanes = [lane.operations for lane in scene.lanes if lane.operations is not None]
     within = EMPTY
     for window in windows:
         more = union([*within.start, window.start], [*within.end, window.end])
-        within = more if _operations_in(scene, more) <= most else within
+        # Operations that touch them; a few count twice where operations overlap.
+        begun = sum(int(np.searchsorted(lane.start, more.end).sum()) for lane in lanes)
+        ended = sum(int(np.searchsorted(lane.reach, more.start, "right").sum()) for lane in lanes)
+        within = more if begun - ended <= most else within
     return within
-
-
-def _operations_in(scene: Scene, within: Intervals) -> int:
-    """Count the operations that touch some intervals; a few too many where they overlap."""
-    return sum(
-        int(
-            np.searchsorted(lane.operations.start, within.end).sum()
-            - np.searchsorted(lane.operations.reach, within.start, "right").sum()
-        )
-        for lane in scene.lanes
-        if lane.operations is not None
-    )
 
 
 _CALLS: Final = (
@@ -269,9 +261,9 @@ def thread_lanes(trace: Trace, scene: Scene) -> list[SceneLane]:
         else:
             sets = [*(EMPTY for _ in _CALLS), *sets]
         covered = EMPTY
-        for index, each in enumerate(sets):  # Where two overlap, the first counts.
-            sets[index], covered = each.difference(covered), merge_touching(covered, each)
-        known = [each for each in sets if len(each)]
+        for index, times in enumerate(sets):  # Where two overlap, the first counts.
+            sets[index], covered = times.difference(covered), merge_touching(covered, times)
+        known = [times for times in sets if len(times)]
         if (gpu := gpus.get(pair[0])) is None or not known:
             continue
         span = Window(min(int(s.start[0]) for s in known), max(int(s.end[-1]) for s in known))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ctypes
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import cache
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.host_calls import Call, CudaApiCalls
 from gputrace.analyzers.whatif.step_rows import SCENE, Rows
-from gputrace.model.events import Mask, distinct_ids, number_ids
+from gputrace.model.events import distinct_ids, number_ids
 from gputrace.model.intervals import Times
 
 Index = NDArray[np.int64]
@@ -258,111 +260,6 @@ def is_sort(calls: CudaApiCalls, call: Index, *sorts: Call) -> NDArray[np.bool_]
     return (call >= 0) & np.isin(calls.sort[call], sorts)
 
 
-_LONGEST: Final = 500
-"""Maximum items in a segment, so that no launch needs the slot of another in it: see `QUEUE`."""
-
-
-class Segments(NamedTuple):
-    """Items in replay order, divided into parts: segments, and single items.
-
-    The items of a segment depend only on their thread and stream, so it is replayed as arrays.
-    """
-
-    items: Index
-    first: Index
-    """First position of each part in ``items``."""
-    last: Index
-    """Last position of each part in ``items``."""
-    inside: Index
-    """Positions in ``items`` of those in segments."""
-    stretch: Index
-    """Segment of each of these."""
-    alone: Mask
-    """Mask of single items; like all columns below, by position in ``items``."""
-    calls: Times
-    """Time from when the thread is free for the part until the call returns."""
-    busy: Times
-    """Time from when the stream is free for the part until the operation ends."""
-    lead: Times
-    """Time from when the thread is free for the part until the operation ends, minus ``busy``."""
-    ahead: Times
-    """Running maximum of ``lead`` in the part."""
-
-    def ends(self, threads: Times, streams: Times) -> tuple[Times, Times]:
-        """Return when the calls in segments return, and when their operations end.
-
-        Args:
-            threads, streams: when thread and stream are free for the segment of each item.
-        """
-        ended = np.maximum(streams, threads + self.ahead[self.inside]) + self.busy[self.inside]
-        return threads + self.calls[self.inside], ended
-
-    def queued(
-        self, rows: slice, thread_free: int, stream_free: int, slot_free: Times
-    ) -> tuple[Times, Times]:
-        """Return the times of `ends` for one segment whose launches wait for a queue slot.
-
-        Args:
-            rows: positions of the segment.
-            thread_free, stream_free: when its thread and stream are free.
-            slot_free: when the slot of each launch becomes free.
-        """
-        calls = self.calls[rows]
-        free = np.maximum.accumulate(np.maximum(slot_free - calls, thread_free))
-        before = np.concatenate([[thread_free], free[:-1]])
-        ended = np.maximum.accumulate(np.maximum(before + self.lead[rows], stream_free))
-        return free + calls, ended + self.busy[rows]
-
-
-def divide(graph: Graph, shortest: int) -> Segments:
-    """Divide the items into segments of at least ``shortest`` items, and single items."""
-    g, items = graph, graph.order
-    alone = _tied(g)[items]
-    new = _begins(g, alone)
-    alone |= np.diff(np.flatnonzero(new), append=len(items))[np.cumsum(new) - 1] < shortest
-    new = _begins(g, alone)
-    first, part = np.flatnonzero(new), np.cumsum(new) - 1
-    ran = g.residual + g.ns
-    calls = _sums((g.gap + g.own)[items], first, part)
-    busy = _sums((g.spacing + ran)[items], first, part)
-    lead = calls + (g.latency + ran - g.own)[items] - busy
-    last, inside = np.append(first[1:], len(items)) - 1, np.flatnonzero(~alone)
-    stretch = (np.cumsum(~alone[first]) - 1)[part[inside]]
-    ahead = _highest(lead, part)
-    return Segments(items, first, last, inside, stretch, alone, calls, busy, lead, ahead)
-
-
-def _begins(graph: Graph, alone: Mask) -> Mask:
-    """Return a mask, in replay order, of the items that begin a part."""
-    thread, stream = graph.thread[graph.order], graph.stream[graph.order]
-    new: Mask = np.arange(len(graph)) % _LONGEST == 0
-    new[1:] |= alone[1:] | alone[:-1] | (thread[1:] != thread[:-1]) | (stream[1:] != stream[:-1])
-    return new
-
-
-def _tied(graph: Graph) -> Mask:
-    """Return a mask of items with dependencies, in either direction, beyond thread and stream."""
-    tied = (graph.thread < 0) | (graph.stream < 0) | (graph.group >= 0) | (graph.hand >= 0)
-    tied[graph.hand[graph.hand >= 0]] = True
-    tied |= (graph.slot >= 0) & (np.arange(len(graph)) - graph.slot < _LONGEST)
-    for edges in (graph.waits, graph.after):
-        tied[list(edges)] = True
-        tied[[cause for cause, _ in chain.from_iterable(edges.values())]] = True
-    return tied
-
-
-def _sums(values: Times, first: Index, part: Index) -> Times:
-    """Return running sums that restart at each part."""
-    sums = np.cumsum(values)
-    return sums - (sums - values)[first][part]
-
-
-def _highest(values: Times, part: Index) -> Times:
-    """Return running maxima that restart at each part."""
-    apart = part * (np.ptp(values) + 1) if len(values) else part
-    return np.maximum.accumulate(values + apart) - apart
-
-
 def order_items(
     process: Index, before: Index, group: Index, after: Edges, waits: Edges
 ) -> tuple[Index, Index]:
@@ -421,153 +318,99 @@ def _needs(before: Index, group: Index, after: Edges, waits: Edges) -> dict[int,
     return needs
 
 
-_WORTH_ARRAYS: Final = 16
-"""Minimum items for which a segment with a full launch queue is faster as arrays."""
+LIBRARY: Final = Path(__file__).with_name("_replay.so")
+REPLAYED: Final = (
+    *("order", "thread", "gap", "hand", "hand_lag", "own", "slot"),
+    *("stream", "latency", "spacing", "residual", "ns", "group"),
+)
+"""Columns of a graph that its replay depends on, in the order of `native/replay.c`."""
 
 
 def replay(graph: Graph) -> Times:
-    """Return when the operation of each item ends; for items without one, when the call does.
-
-    The first pass assumes unlimited launch queues. If a launch then returns before its slot in the
-    queue is free, a second pass models the queues.
-    """
-    endless = _Replay(graph, queued=False)
-    return (endless if endless.fits else _Replay(graph, queued=True)).ended
+    """Return when the operation of each item ends; for items without one, when the call does."""
+    library = _library()
+    return walk(graph) if library is None else _replay_by(library, graph)
 
 
-class _Replay:
-    """Replay of a graph: when each item begins on the GPU and ends, and when its call returns."""
+@cache
+def _library() -> ctypes.CDLL | None:
+    """Return the C library; None where the package was built without a compiler."""
+    try:
+        return ctypes.CDLL(str(LIBRARY))
+    except OSError:
+        return None
 
-    def __init__(self, graph: Graph, queued: bool) -> None:
-        self.graph = graph
-        self.parts = parts = divide(graph, _WORTH_ARRAYS if queued else 1)
-        self.ended, self.returned = np.zeros((2, len(graph)), np.int64)
-        self.began = np.zeros(len(graph) + 1, np.int64)
-        self.began[-1] = LONG_AGO  # Index `NONE`: the slot of launches that need none.
-        free = self._walk(queued)
-        if not queued:
-            self._store(parts.inside, *parts.ends(*free[:, parts.stretch]))
 
-    @property
-    def fits(self) -> bool:
-        """True if the slot of each launch is free when its call returns."""
-        early = self.began[self.graph.slot] > self.returned
-        return not (early & (self.graph.thread >= 0)).any()
+def _replay_by(library: ctypes.CDLL, graph: Graph) -> Times:
+    columns = [np.ascontiguousarray(getattr(graph, name), np.int64) for name in REPLAYED]
+    edges = [_flat(edges, len(graph)) for edges in (graph.waits, graph.after)]
+    counts = (int(lane.max(initial=NONE)) + 1 for lane in (graph.thread, graph.stream, graph.group))
+    ended = np.zeros(len(graph), np.int64)
+    failed = library.gputrace_replay(
+        *(_pointers(arrays) for arrays in (columns, *edges)),
+        *(ctypes.c_int64(count) for count in (len(graph), *counts)),
+        ctypes.c_void_p(ended.ctypes.data),
+    )
+    if failed:
+        raise MemoryError
+    return ended
 
-    def _store(self, rows: slice | Index, returned: Times, ended: Times) -> None:
-        items = self.parts.items[rows]
-        self.returned[items], self.ended[items] = returned, ended
-        self.began[items] = ended - self.graph.ns[items]
 
-    def _queued_segment(self, part: int, thread_free: int, stream_free: int) -> tuple[int, int]:
-        """Replay a segment whose launches wait for slots; return the end on thread and stream."""
-        rows = slice(self.parts.first[part], self.parts.last[part] + 1)
-        slot_free = self.began[self.graph.slot[self.parts.items[rows]]]
-        returned, ended = self.parts.queued(rows, thread_free, stream_free, slot_free)
-        self._store(rows, returned, ended)
-        return int(returned[-1]), int(ended[-1])
+def _flat(edges: Edges, items: int) -> tuple[Index, Index, Times]:
+    """Return the first edge of each item, and cause and lag of all edges."""
+    waiting = sorted(edges)
+    counts = np.zeros(items + 1, np.int64)
+    counts[np.array(waiting, np.int64) + 1] = [len(edges[item]) for item in waiting]
+    pairs = np.array([pair for item in waiting for pair in edges[item]], np.int64).reshape(-1, 2)
+    return np.cumsum(counts), pairs[:, 0].copy(), pairs[:, 1].copy()
 
-    def _walk(self, queued: bool) -> Times:  # noqa: C901 (see below)
-        """Replay the parts in order.
 
-        A single loop over plain integers, about half a microsecond a part: function calls would
-        double that.
+def _pointers(arrays: Sequence[Index]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
 
-        Returns:
-            When the thread (row 0) and the stream (row 1) are free for each segment.
-        """
-        g, parts = self.graph, self.parts
-        waits, after = g.waits, g.after
-        thread_free = [0] * (int(g.thread.max(initial=0)) + 1)
-        stream_free = [LONG_AGO] * (int(g.stream.max(initial=0)) + 1)
-        began, ended, returned = [0] * len(g), [0] * len(g), [0] * len(g)
-        missing = np.bincount(g.group[g.group >= 0], minlength=1).tolist()
-        arrived = [LONG_AGO] * len(missing)
-        members: list[list[tuple[int, int, int]]] = [[] for _ in missing]
-        segments_free = []
 
-        # Columns by part: sums over a segment, and those of the graph for the part's first item.
-        calls, busy, ahead = (
-            column[parts.last].tolist() for column in (parts.calls, parts.busy, parts.ahead)
-        )
-        items = parts.items[parts.first]
-        gap, call_ns, latency, spacing, residual, run_ns = (
-            column[items].tolist()
-            for column in (g.gap, g.own, g.latency, g.spacing, g.residual, g.ns)
-        )
-        group, hand, hand_lag = (column[items].tolist() for column in (g.group, g.hand, g.hand_lag))
-        slot = g.slot[items].tolist() if queued else [NONE] * len(items)
-        single = parts.alone[parts.first].tolist()
-        threads, streams = g.thread[items].tolist(), g.stream[items].tolist()
-
-        for part, (item, thread, stream) in enumerate(
-            zip(items.tolist(), threads, streams, strict=True)
-        ):
-            if not single[part]:
-                host, gpu = thread_free[thread], stream_free[stream]
-                segments_free.append((host, gpu))
-                if queued:
-                    host, gpu = self._queued_segment(part, host, gpu)
-                    thread_free[thread], stream_free[stream] = host, gpu
-                else:
-                    ready = host + ahead[part]
-                    thread_free[thread] = host + calls[part]
-                    stream_free[stream] = (gpu if gpu > ready else ready) + busy[part]
-                continue
-            call_begin = call_end = 0
-            if thread >= 0:
-                call_begin = thread_free[thread] + gap[part]
-                if hand[part] >= 0:
-                    handed_over = returned[hand[part]] + hand_lag[part]
-                    if handed_over > call_begin:
-                        call_begin = handed_over
-                call_end = call_begin + call_ns[part]
-            if stream >= 0:
-                start = call_begin + latency[part]
-                ready = stream_free[stream] + spacing[part]
-                if ready > start:
-                    start = ready
-                if item in after:
-                    for cause, lag in after[item]:
-                        if ended[cause] + lag > start:
-                            start = ended[cause] + lag
-                start += residual[part]
-                began[item] = start
-                if queued:
-                    self.began[item] = start
-                collective = group[part]
-                if collective < 0:
-                    ended[item] = stream_free[stream] = start + run_ns[part]
-                else:
-                    members[collective].append((item, stream, run_ns[part]))
-                    missing[collective] -= 1
-                    if start > arrived[collective]:
-                        arrived[collective] = start
-                    if not missing[collective]:
-                        for member, member_stream, ns in members[collective]:
-                            end = arrived[collective] + ns
-                            ended[member] = stream_free[member_stream] = end
-            if thread >= 0:
-                if item in waits:
-                    for cause, lag in waits[item]:
-                        if ended[cause] + lag > call_end:
-                            call_end = ended[cause] + lag
-                if slot[part] >= 0:
-                    slot_free = int(self.began[slot[part]])
-                    if slot_free > call_end:
-                        call_end = slot_free
-                returned[item] = thread_free[thread] = call_end
-                if stream < 0:
-                    ended[item] = call_end
-
-        alone = parts.items[parts.alone].tolist()
-        for times, replayed in (
-            (self.began, began),
-            (self.ended, ended),
-            (self.returned, returned),
-        ):
-            times[alone] = [replayed[item] for item in alone]
-        return np.array(segments_free, np.int64).reshape(-1, 2).T
+def walk(graph: Graph) -> Times:  # noqa: C901 (one loop over plain integers: calls would double it)
+    """Replay a graph as `replay` does, without the C library: half a microsecond an item."""
+    columns = (getattr(graph, name)[graph.order].tolist() for name in REPLAYED[1:])
+    thread_free = [0] * (int(graph.thread.max(initial=NONE)) + 1)
+    stream_free = [LONG_AGO] * (int(graph.stream.max(initial=NONE)) + 1)
+    began, ended, returned = ([0] * len(graph) for _ in range(3))
+    missing = np.bincount(graph.group[graph.group >= 0]).tolist()
+    arrived = [LONG_AGO] * len(missing)
+    members: list[list[tuple[int, int, int]]] = [[] for _ in missing]
+    for item, thread, gap, hand, hand_lag, own, slot, *on_gpu in zip(
+        graph.order.tolist(), *columns, strict=True
+    ):
+        stream, latency, spacing, residual, ns, group = on_gpu
+        begin = end = 0
+        if thread >= 0:
+            begin = thread_free[thread] + gap
+            if hand >= 0:
+                begin = max(begin, returned[hand] + hand_lag)
+            end = begin + own
+        if stream >= 0:
+            start = max(begin + latency, stream_free[stream] + spacing)
+            for cause, lag in graph.after.get(item, ()):
+                start = max(start, ended[cause] + lag)
+            began[item] = start = start + residual
+            if group < 0:
+                ended[item] = stream_free[stream] = start + ns
+            else:
+                members[group].append((item, stream, ns))
+                arrived[group] = max(arrived[group], start)
+                missing[group] -= 1
+                # The last to arrive lets all of them begin.
+                for member, member_stream, length in () if missing[group] else members[group]:
+                    ended[member] = stream_free[member_stream] = arrived[group] + length
+        if thread >= 0:
+            for cause, lag in graph.waits.get(item, ()):
+                end = max(end, ended[cause] + lag)
+            if slot >= 0:
+                end = max(end, began[slot])
+            returned[item] = thread_free[thread] = end
+            if stream < 0:
+                ended[item] = end
+    return np.array(ended, np.int64)
 
 
 class Measure(NamedTuple):

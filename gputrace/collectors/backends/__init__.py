@@ -1,4 +1,4 @@
-"""The list of backends, and which one records here."""
+"""List of backends, and the choice of the one that records here."""
 
 from __future__ import annotations
 
@@ -9,19 +9,28 @@ from typing import Any, Final
 
 from gputrace.collectors.backend import Backend, Merged, Plan, has_driver
 from gputrace.collectors.backends.cupti import CUPTI
-from gputrace.collectors.backends.host import HOST
 from gputrace.collectors.backends.nsys import NSYS
 from gputrace.collectors.backends.nvprof import NVPROF
 from gputrace.collectors.launch import CannotRun, Launch
 from gputrace.errors import MissingError, PluginError
 from gputrace.plugins import Plugin, call, expect, load, named
 
+HOST: Final = replace(
+    CUPTI,
+    name="host",
+    obstacle=lambda _inherited: None,
+    launch=lambda plan, _folder, command, environment: Launch(
+        tuple(command), environment, look_s=plan.look_s
+    ),
+)
+"""Backend that records the host's signals alone, which every backend records, and no GPU."""
+
 BACKENDS: Final = {backend.name: backend for backend in (CUPTI, NSYS, NVPROF, HOST)}
-"""By name, the best first."""
+"""Backends by name, the best first."""
 
 
 def choose(plan: Plan, inherited: Mapping[str, str]) -> Backend:
-    """The backend that a plan means; raises MissingError where it cannot record on this machine."""
+    """Return the backend that a plan asks for; raise MissingError if it cannot record here."""
     if plan.backend == "auto" and not has_driver():
         return HOST
     backend = CUPTI if plan.backend == "auto" else backend_named(plan.backend)
@@ -32,7 +41,7 @@ def choose(plan: Plan, inherited: Mapping[str, str]) -> Backend:
 
 
 def backend_named(name: str) -> Backend:
-    """One of `BACKENDS`, or a plugin's; raises MissingError for any other name."""
+    """Return one of `BACKENDS`, or a plugin's; raise MissingError for any other name."""
     if name in BACKENDS:
         return BACKENDS[name]
     plugin = named("collectors", name)
@@ -42,14 +51,14 @@ def backend_named(name: str) -> Backend:
 
 
 def backend_of(plugin: Plugin) -> Backend:
-    """A plugin's backend, whose mistakes are reported as the plugin's."""
+    """Load a plugin's backend, whose errors are reported as the plugin's."""
     backend: Backend = load(plugin, Backend)
     if backend.name != plugin.name:
         raise PluginError(f"{plugin} does not work: its Backend is called {backend.name!r}")
 
     def guard(function: Callable[..., Any], *kinds: type) -> Callable[..., Any]:
         def attempt(*arguments: Any) -> Any:
-            # The errors that the contract of a backend names pass unchanged.
+            # Errors that the contract of a backend names pass unchanged.
             try:
                 return function(*arguments), None
             except (CannotRun, OSError) as error:

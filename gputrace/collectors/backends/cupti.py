@@ -19,18 +19,18 @@ from gputrace.collectors.launch import Launch
 
 
 def collector_library() -> Path | None:
-    """The C library that processes load; None where the package was built without a compiler."""
+    """Return the C library that processes load; None if it was not built."""
     return built_library("_collector")
 
 
 def libcuptis() -> list[Path]:
-    """Each libcupti of NVIDIA's wheels in this Python, as the extras cuda12 and cuda13 bring it."""
+    """Return each libcupti of NVIDIA's wheels in this Python (extras cuda12 and cuda13)."""
     pattern = "nvidia/*/lib/libcupti.so.1?"
     return sorted(path for folder in sys.path for path in Path(folder).glob(pattern))
 
 
 def cupti_folders() -> dict[str, str]:
-    """The variable that tells the collector where they are; nothing where there are none."""
+    """Return the environment variable that lists their folders; empty if there are none."""
     folders = dict.fromkeys(str(path.parent) for path in libcuptis())
     return {"GPUTRACE_CUPTI_FOLDERS": ":".join(folders)} if folders else {}
 
@@ -70,7 +70,7 @@ def _launch(
 
 
 def _merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
-    """Make the trace; what it takes is imported once the program has ended."""
+    """Make the trace; the writer is imported once the program has ended."""
     from gputrace.collectors.finalize import merge
 
     return merge(folder, output, meta)

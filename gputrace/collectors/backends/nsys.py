@@ -1,4 +1,4 @@
-"""NVIDIA Nsight Systems as the recorder: run around the program, and its report made a trace."""
+"""NVIDIA Nsight Systems as the recorder, run around the program; its report is converted."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def _lines(folder: Path) -> list[str]:
 
 
 _PATIENCE_S: Final = 3.0
-"""So long nsys may write after the program's end before we say that it does."""
+"""Seconds that nsys may write after the program's end before the user is informed."""
 
 
 def run_under_nsys(
-    launch: Launch, folder: Path, tell: Callable[[str], object], meanwhile: Callable[[], None]
+    launch: Launch, folder: Path, log: Callable[[str], object], meanwhile: Callable[[], None]
 ) -> int:
-    """Runs the program to its end and nsys to its own; the program's exit code."""
+    """Run the program and nsys to their ends; return the program's exit code."""
 
     def why_not(code: int) -> str:
         said = _cause(folder) or (_lines(folder) or ["it said nothing"])[-1]
@@ -82,14 +82,14 @@ def run_under_nsys(
         if stop and supervision.has_begun():
             due = due or now + launch.stop_after_ns / 1e9
             if now >= due:
-                with (folder / LOG).open("ab") as log:
+                with (folder / LOG).open("ab") as output:
                     # It ends when nsys has written the report; the program need not wait for that.
-                    subprocess.Popen(stop, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                    subprocess.Popen(stop, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
                 stop = ()
         if supervision.is_writing():
             patient_until = patient_until or now + _PATIENCE_S
             if now > patient_until:
-                tell("the program has ended; nsys is still writing its report")
+                log("the program has ended; nsys is still writing its report")
                 patient_until = float("inf")
         meanwhile()
 
@@ -118,7 +118,7 @@ _SECOND: Final = 1_000_000_000
 
 
 def options_known(nsys: str) -> dict[str, str]:
-    """Options of `nsys profile` with their help; raises MissingError where nsys cannot be run."""
+    """Return the options of `nsys profile` with their help; raise MissingError if it cannot run."""
     known: dict[str, str] = {}
     name = ""
     for line in supervised.ask([nsys, "profile", "--help"])[1].splitlines():
@@ -153,7 +153,7 @@ def _launch(
 
 
 def _options(nsys: str, window: dict[str, str], folder: Path) -> list[str]:
-    """The wanted options that this nsys knows; raises MissingError where it lacks a needed one."""
+    """Return the wanted options that nsys knows; raise MissingError if it lacks a needed one."""
     known = options_known(nsys)
     missing = [name for name in (*_NEEDED, *window) if name not in known]
     if missing:
@@ -174,7 +174,7 @@ def _options(nsys: str, window: dict[str, str], folder: Path) -> list[str]:
 
 
 def _window(plan: Plan) -> dict[str, str]:
-    """The options that record a part; steps begin and end it by calls of CUDA's profiler API."""
+    """Return the options that record a part; steps delimit it through CUDA's profiler API."""
     options = {}
     if plan.delay_ns:
         # All that every version takes are whole seconds.
@@ -192,7 +192,7 @@ def _window(plan: Plan) -> dict[str, str]:
 
 
 def _merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
-    """Make the trace; what it takes is imported once the program has ended."""
+    """Make the trace; the writer is imported once the program has ended."""
     from gputrace.collectors.tool_traces import convert_nsys
 
     supervised.check_ended(folder, "nsys")

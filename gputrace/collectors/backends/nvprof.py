@@ -64,7 +64,7 @@ _CAUSES: Final[supervised.Causes] = (
 
 
 def _explain(folder: Path, otherwise: str) -> str:
-    """The first cause that nvprof's words show; ``otherwise`` goes before its last words."""
+    """Return the cause that nvprof's output shows; else ``otherwise`` and its last line."""
     # nvprof marks its lines with ``==PID== Warning:``, or with ``========`` for the PID.
     texts = [p.read_text("utf-8", "replace") for p in sorted(folder.glob(LOGS)) if p.is_file()]
     lines = [" ".join(line.split()) for text in texts for line in text.splitlines()]
@@ -76,9 +76,9 @@ def _explain(folder: Path, otherwise: str) -> str:
 
 
 def run_under_nvprof(
-    launch: Launch, folder: Path, _tell: Callable[[str], object], meanwhile: Callable[[], None]
+    launch: Launch, folder: Path, _log: Callable[[str], object], meanwhile: Callable[[], None]
 ) -> int:
-    """Runs the program to its end and nvprof to its own; the program's exit code."""
+    """Run the program and nvprof to their ends; return the program's exit code."""
 
     def why_not(code: int) -> str:
         return _explain(folder, f"nvprof did not start the program (exit code {code})")
@@ -103,7 +103,7 @@ _OPTION: Final = re.compile(r"^\s*(?:-\w,\s*)?(--[a-z][a-z0-9-]*)", re.MULTILINE
 
 
 def find_nvprof() -> str | None:
-    """The nvprof of GPUTRACE_NVPROF, of the PATH, or the newest in the usual places."""
+    """Return the nvprof of GPUTRACE_NVPROF, of the PATH, or the newest in the usual folders."""
     installed = (path for pattern in _INSTALLED for path in sorted(glob(pattern), reverse=True))
     return os.environ.get("GPUTRACE_NVPROF") or shutil.which("nvprof") or next(installed, None)
 
@@ -136,7 +136,7 @@ def _launch(
 
 
 def _options(nvprof: str, window: dict[str, str], folder: Path) -> list[str]:
-    """The wanted options that this nvprof knows; raises MissingError where it lacks one needed."""
+    """Return the wanted options that this nvprof knows; raise MissingError if it lacks one."""
     known = frozenset(_OPTION.findall(supervised.ask([nvprof, "--help"])[1]))
     missing = [name for name in _NEEDED if name not in known]
     if missing:
@@ -154,7 +154,7 @@ def _options(nvprof: str, window: dict[str, str], folder: Path) -> list[str]:
 
 
 def _merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
-    """Make the trace; what it takes is imported once the program has ended."""
+    """Make the trace; the writer is imported once the program has ended."""
     from gputrace.collectors.tool_traces import convert_nvprof
 
     supervised.check_ended(folder, "nvprof")

@@ -32,10 +32,10 @@ def _run_next():
     if sys.version_info < (3, 6):
         imp = __import__("imp")
         try:
-            found = imp.find_module("sitecustomize", others)
+            description = imp.find_module("sitecustomize", others)
         except ImportError:
             return
-        imp.load_module("sitecustomize", *found)
+        imp.load_module("sitecustomize", *description)
         return
     # Loaded in every Python; importlib.machinery would cost each process milliseconds.
     finder = __import__("_frozen_importlib_external").PathFinder

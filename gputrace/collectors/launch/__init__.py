@@ -1,4 +1,4 @@
-"""The recorded program as a child: its terminal, signals and exit code are its own."""
+"""Recorded program as a child process with its own terminal, signals and exit code."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from typing import Final, NamedTuple
 NOT_FOUND: Final = 127
 NOT_RUNNABLE: Final = 126
 LOOK_S: Final = 5.0
-"""Seconds between two calls of what is to be done meanwhile."""
+"""Seconds between two calls of ``meanwhile``."""
 
 PYTHONS: Final = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Signals that Python ignores, and a program that it starts should not."""
+"""Signals that Python ignores, but programs that it starts should not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,15 @@ class Launch:
     command: tuple[str, ...]
     environment: Mapping[str, str]
     stop: tuple[str, ...] = ()
-    """A command that ends the recording while the program goes on, where one is to be run."""
+    """Command that ends the recording while the program goes on; empty for none."""
     stop_after_ns: int = 0
-    """When to run it, from the program's start."""
+    """Nanoseconds from the program's start after which to run it."""
     look_s: float = 0.0
-    """Seconds from one look at what is recorded to the next; 0 for the usual ones."""
+    """Seconds between checks of the recording; 0 for the default."""
 
 
 class CannotRun(Exception):
-    """The program cannot be started; ``code`` is what shells exit with then."""
+    """Error for a program that cannot be started; ``code`` is a shell's exit code for it."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class CannotRun(Exception):
 
 
 def find_program(name: str) -> str:
-    """The file that a command's first word means; raises CannotRun as a shell would."""
+    """Return the file of a command's first word; raise CannotRun where a shell would fail."""
     if (program := shutil.which(name)) is not None:
         return program
     if os.sep in name and os.path.exists(name):  # noqa: PTH110
@@ -62,10 +62,10 @@ def run(
     meanwhile: Callable[[], None] = lambda: None,
     every_s: float = LOOK_S,
 ) -> int:
-    """Runs the program to its end and gives back its exit code, -N where signal N ended it.
+    """Run the program to its end; return its exit code, -N if signal N ended it.
 
-    Signals sent to us go on to it, save those that the terminal has sent to both. ``meanwhile`` is
-    called every so many seconds while it runs.
+    Signals are forwarded to it, except those that the terminal has sent to both. ``meanwhile`` is
+    called every ``every_s`` seconds while it runs.
     """
     program = find_program(command[0])
     watched = {*FORWARDED, signal.SIGCHLD}
@@ -75,7 +75,7 @@ def run(
         while True:
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
-                # Signals that were for the program, and came too late for it.
+                # Discard signals that came too late for the program.
                 while wait_for(watched, 0) is not None:
                     pass
                 return os.waitstatus_to_exitcode(status)
@@ -103,7 +103,7 @@ def _spawn(
         except OSError as error:
             if error.errno != errno.ENOEXEC:
                 raise
-            # A script without #! is for the shell, as execvp and the shells themselves have it.
+            # Like execvp and shells, run a script without #! by the shell.
             return spawn("/bin/sh", ["/bin/sh", program, *command[1:]])
     except OSError as error:
         raise CannotRun(f"{command[0]}: cannot be run ({error.strerror})", NOT_RUNNABLE) from None
@@ -123,23 +123,22 @@ _OF_THE_KERNEL: Final = 0x80
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
-class Came(NamedTuple):
-    """A signal that came."""
+class ReceivedSignal(NamedTuple):
+    """Received signal."""
 
     number: int
     is_typed: bool
-    """True if the kernel sent it, as it sends what is typed at the terminal to the whole group.
+    """True if the kernel sent it, as it does to the whole group for a key at the terminal.
 
-    The sender's id tells less: it is 0 for one outside our container too, as `docker stop` is.
+    The sender's id does not show this: it is 0 also for senders outside the container.
     """
 
 
-def wait_for(signals: Iterable[int], seconds: float) -> Came | None:
-    """Takes one of some blocked signals; None where none comes in so many seconds.
+def wait_for(signals: Iterable[int], seconds: float) -> ReceivedSignal | None:
+    """Wait for one of some blocked signals; return None if none arrives in time.
 
-    As Python's own sigtimedwait, which gives a signal that never came where the process is stopped
-    (Ctrl+Z, `docker pause`) and goes on after its time was up. No other thread may let the signals
-    through, or it takes some.
+    Replaces Python's sigtimedwait, which returns a signal that never came if the process is stopped
+    (Ctrl+Z, `docker pause`) until after the timeout. All threads must block the signals.
     """
     until = time.monotonic() + seconds
     wanted = (ctypes.c_uint64 * 16)()  # sigset_t
@@ -151,7 +150,7 @@ def wait_for(signals: Iterable[int], seconds: float) -> Came | None:
         span = (ctypes.c_long * 2)(int(left), int(left % 1 * 1e9))  # timespec
         number = _LIBC.sigtimedwait(wanted, info, span)
         if number > 0:
-            return Came(number, info[2] == _OF_THE_KERNEL)
+            return ReceivedSignal(number, info[2] == _OF_THE_KERNEL)
         problem = ctypes.get_errno()
         if problem == errno.EAGAIN:
             return None
@@ -159,8 +158,8 @@ def wait_for(signals: Iterable[int], seconds: float) -> Came | None:
             raise OSError(problem, os.strerror(problem))
 
 
-def orphans_of(folder: Path) -> list[int]:
-    """Pids of this user's processes that were started to write into a recording's folder."""
+def orphans_of(folder: Path, variable: str = "GPUTRACE_DIR") -> list[int]:
+    """Return the pids of this user's processes with a variable that names the folder."""
     wanted = os.path.realpath(folder)
     pids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
@@ -168,7 +167,7 @@ def orphans_of(folder: Path) -> list[int]:
             variables = os.fsdecode(path.read_bytes()).split("\0")
         except OSError:
             continue
-        named = [v.partition("=")[2] for v in variables if v.startswith("GPUTRACE_DIR=")]
+        named = [v.partition("=")[2] for v in variables if v.startswith(f"{variable}=")]
         if any(os.path.realpath(name) == wanted for name in named):
             pids.append(int(path.parent.name))
     return sorted(pids)
@@ -176,14 +175,14 @@ def orphans_of(folder: Path) -> list[int]:
 
 _THREADS: Final = "OPENBLAS_NUM_THREADS"
 _ROOM: Final = 96 << 20
-"""Bytes of address space that numpy takes, and some more."""
+"""Bytes of address space that importing numpy takes, with a margin."""
 
 
 def load_numpy() -> None:
-    """Imports numpy without the threads of its linear algebra, of which there are as many as cores.
+    """Import numpy without the threads of its linear algebra, one for each core.
 
-    A recorder multiplies no matrices, and they would take signals from it that are its program's.
-    Raises MemoryError where there is no room: OpenBLAS would end the process, and say so its way.
+    A recorder needs none, and they would receive signals meant for its program. Raises MemoryError
+    if there is not enough address space, for which OpenBLAS would end the process.
     """
     if "numpy" in sys.modules:
         return

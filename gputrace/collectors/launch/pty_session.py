@@ -1,4 +1,4 @@
-"""A terminal of its own for a program whose own terminal is drawn on meanwhile."""
+"""Pseudo-terminal for a program whose terminal shows the live view meanwhile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STREAMS: Final = (0, 1, 2)
 
 
 def open_terminal() -> int:
-    """The terminal that we are at; raises UsageError where there is none, or it is another's."""
+    """Open the controlling terminal; raise UsageError without one, or if another program has it."""
     try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError:
@@ -41,10 +41,10 @@ def open_terminal() -> int:
 
 
 class PtySession:
-    """A child on a terminal of its own; ``hung_up`` says that our own terminal is gone."""
+    """Child process on a pseudo-terminal; ``hung_up`` is True once our terminal is gone."""
 
     def __init__(self, terminal: int, log: Path) -> None:
-        """``terminal`` is ours; what the child says goes to ``log`` where it becomes too much."""
+        """``terminal`` is ours; output of the child that exceeds the buffer goes to ``log``."""
         self.code: int | None = None
         self.hung_up = False
         self._terminal, self._held = terminal, OutputBuffer(log)
@@ -58,7 +58,7 @@ class PtySession:
         self._pump = threading.Thread(target=self._take, name="output", daemon=True)
 
     def divide(self) -> bool:
-        """Makes the child; True in it, which has its terminal then, False in the parent."""
+        """Fork the child; return True in it, on its own terminal, and False in the parent."""
         self._pid = os.fork()
         if not self._pid:
             os.close(self._master)
@@ -93,17 +93,17 @@ class PtySession:
         self.type(self._settings[6][termios.VINTR])
 
     def type(self, keys: bytes) -> None:
-        """Types at its terminal."""
+        """Type at its terminal."""
         with suppress(OSError):
             os.write(self._master, keys)
 
     def lines(self, most: int) -> list[str]:
-        """The last lines that it wrote, without what moves the cursor or colours."""
+        """Return the last lines that it wrote, without escape sequences."""
         with self._lock:
             return self._held.lines(most)
 
     def is_over(self) -> bool:
-        """Return whether it has ended; ``code`` is its exit code then, -N for signal N."""
+        """Return True once it has ended; ``code`` is its exit code then, -N for signal N."""
         if self.code is None:
             ended, status = os.waitpid(self._pid, os.WNOHANG)
             if ended:
@@ -111,12 +111,12 @@ class PtySession:
         return self.code is not None
 
     def give_terminal(self) -> str:
-        """Writes all that is held to our terminal, and goes on as if that were its own.
+        """Connect it to our terminal until it ends, after writing its buffered output there.
 
-        Until it has ended; gives a line to tell where its output is, if not there.
+        Returns a line on where its output is, if it is in a file.
         """
         with suppress(termios.error):
-            # What comes has line ends as for a terminal already.
+            # The output already has line ends for a terminal.
             tty.setraw(self._terminal, termios.TCSADRAIN)
         try:
             with self._lock:
@@ -139,7 +139,7 @@ class PtySession:
         return said
 
     def _take(self) -> None:
-        """Takes what it writes, at once, so that it never waits for us."""
+        """Read its output as it comes, so that it never waits for us."""
         while True:
             self._fit()
             piece = b""
@@ -147,7 +147,7 @@ class PtySession:
                 try:
                     piece = os.read(self._master, _PIECE)
                 except OSError:
-                    # Nobody has the other side open; perhaps nobody has yet.
+                    # The other side is not open, or not yet.
                     if self.code is None:
                         time.sleep(_POLL_S)
             if not piece:
@@ -161,7 +161,7 @@ class PtySession:
                     self._held.add(piece)
 
     def _fit(self) -> None:
-        """Makes its terminal as large as ours; the kernel reports a change to it."""
+        """Give its terminal the size of ours; the kernel reports a change to it."""
         with suppress(OSError):
             ours = fcntl.ioctl(self._terminal, termios.TIOCGWINSZ, bytes(8))
             theirs = fcntl.ioctl(self._master, termios.TIOCGWINSZ, bytes(8))
@@ -170,14 +170,14 @@ class PtySession:
 
 
 def _write(file: int, data: bytes) -> None:
-    """Writes all of it; nothing more once the terminal is gone."""
+    """Write all data, unless the terminal is gone."""
     with suppress(OSError):
         while data:
             data = data[os.write(file, data) :]
 
 
 MOST: Final = 4 << 20
-"""Bytes that are held for the terminal; more go into a file."""
+"""Maximum bytes buffered in memory; more go into a file."""
 _TAIL: Final = 1 << 14
 _ESCAPES: Final = re.compile(
     # Strings (OSC, DCS, ...) to their end, CSI sequences, and those of a letter or two.
@@ -187,7 +187,7 @@ _ESCAPES: Final = re.compile(
 
 
 class OutputBuffer:
-    """Output, whole: in memory, or from `MOST` bytes on in a file."""
+    """Complete output, in memory, or from `MOST` bytes on in a file."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -196,20 +196,20 @@ class OutputBuffer:
         self._next = MOST
 
     def add(self, data: bytes) -> None:
-        """Takes some more."""
+        """Append output."""
         self._tail = (self._tail + data)[-_TAIL:]
         self._bytes += data
         if self._file is not None or len(self._bytes) > self._next:
             self._save()
 
     def lines(self, most: int) -> list[str]:
-        """The last lines, as plain text; of a line that was written over, its last state."""
+        """Return the last lines as plain text, in their last state if they were overwritten."""
         text = _ESCAPES.sub("", self._tail.decode("utf-8", "replace"))
         lines = text.replace("\r\n", "\n").rstrip("\n").split("\n")
         return [line.rstrip("\r").rpartition("\r")[2] for line in lines[-most:]]
 
     def release(self, terminal: int) -> str:
-        """Writes all to the terminal, or tells where it is."""
+        """Write everything to the terminal; return a line on the file, if there is one."""
         if self._file is not None:
             self._save()
             self._file.close()
@@ -217,7 +217,7 @@ class OutputBuffer:
         return f"what the program wrote meanwhile is in {self._log}" if self._file else ""
 
     def _save(self) -> None:
-        """Moves what is in memory to the file; where that cannot be written, memory must do."""
+        """Move the output from memory to the file, if that can be written."""
         try:
             if self._file is None:
                 self._log, self._file = _fresh(self._log)
@@ -228,7 +228,7 @@ class OutputBuffer:
 
 
 def _fresh(log: Path) -> tuple[Path, FileIO]:
-    """The file, or one beside it of the same name and a number: no other's is replaced."""
+    """Create the file, or one with a number in its name; no existing file is replaced."""
     for number in count():
         path = log.with_name(f"{log.stem}-{number}{log.suffix}") if number else log
         with suppress(FileExistsError):

@@ -1,4 +1,4 @@
-"""A program below a tool that records it (nsys, nvprof), run as if the tool were not there."""
+"""Run of a program under a tool that records it (nsys, nvprof), as if the tool were not there."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from gputrace.errors import InputError, MissingError
 
 SUPERVISOR: Final = Path(__file__).with_name("tool_shim.py")
 _STREAMS: Final = "STREAMS"
-"""Stands on the command line for the descriptors, which are known when the tool starts."""
+"""Placeholder on the command line for the descriptors, which are known when the tool starts."""
 _HIGH: Final = 200
 _LOOK_S: Final = 0.2
-"""Seconds between looks at the program, which is no child of ours."""
+"""Seconds between checks of the program, which is not our child."""
 _WATCHED: Final = frozenset({*FORWARDED, signal.SIGCHLD})
 
 
@@ -39,26 +39,26 @@ def prefix(folder: Path) -> list[str]:
 
 
 class Supervision:
-    """A program below a tool, from their start to the end of both.
+    """Program under a tool, from the start to the end of both.
 
-    The tool's pid is in ``NAME.pid`` of the folder while it runs, what it says in ``NAME.log``. One
-    that is apart puts the program into a session of its own, which no terminal reaches: it gets a
-    process group of its own then, and what is typed goes to the program from here.
+    The tool's pid is in ``NAME.pid`` of the folder while it runs, its output in ``NAME.log``. A
+    tool that is ``apart`` puts the program into a session that no terminal reaches: it then gets
+    its own process group, and signals from the terminal are forwarded to the program.
     """
 
     def __init__(
         self, name: str, launch: Launch, folder: Path, apart: bool, why_not: Callable[[int], str]
     ) -> None:
-        """``why_not`` gives a message for a tool that ended, with this code, before it began."""
+        """``why_not`` returns the message for a tool that exited with a code before the program."""
         self._launch, self._folder, self._apart, self._why_not = launch, folder, apart, why_not
         self._pid: int | None = None
         self._pid_file, self._log, self._code = folder / f"{name}.pid", folder / f"{name}.log", 0
 
     def run(self, meanwhile: Callable[[], None]) -> int:
-        """Runs the tool to its end and the program to its own; the program's exit code, or -N.
+        """Run the tool and the program to their ends; return the program's exit code, or -N.
 
-        ``meanwhile`` is called several times a second. Raises CannotRun where the program cannot
-        be run, MissingError where the tool cannot or does not start it.
+        ``meanwhile`` is called several times a second. Raises CannotRun if the program cannot be
+        run, MissingError if the tool cannot be run or does not start it.
         """
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         try:
@@ -79,11 +79,11 @@ class Supervision:
         return int(code) if code is not None else self._code
 
     def has_begun(self) -> bool:
-        """Return whether the program has been started."""
+        """Return True once the program has been started."""
         return _number(self._folder, "program.pid") is not None
 
     def is_writing(self) -> bool:
-        """Return whether the program has ended and the tool has not."""
+        """Return True if the program has ended and the tool has not."""
         return self._pid is not None and _left(self._folder, "program.code") is not None
 
     def _start(self, mask: set[int] | set[signal.Signals]) -> int:
@@ -115,7 +115,7 @@ class Supervision:
 
     def _pass_on(self, number: int, typed: bool) -> None:
         if typed and not self._apart:
-            # The terminal has sent it to the program too.
+            # The terminal has sent it to the program, too.
             return
         program = _running_program(self._folder)
         with suppress(ProcessLookupError):
@@ -130,7 +130,7 @@ class Supervision:
 
 
 def check_ended(folder: Path, tool: str) -> None:
-    """Raises InputError where the program of a recording that was cut short, or the tool, runs."""
+    """Raise InputError if the program of an interrupted recording, or the tool, still runs."""
     pid = _alive(folder, f"{tool}.pid") or _running_program(folder)
     if pid is not None:
         problem = f"the recording goes on (process {pid}); wait for its end, or end it"
@@ -139,11 +139,11 @@ def check_ended(folder: Path, tool: str) -> None:
 
 @contextmanager
 def _handed_down() -> Iterator[str]:
-    """Our streams under numbers out of the tool's way, as the shim takes them."""
+    """Duplicate our streams to high descriptors; yield these as the shim takes them."""
     streams: dict[int, int] = {}
     for stream in range(3):
         with suppress(OSError):
-            # Python's own files are closed at exec: one of them sits where a stream is closed.
+            # A closed stream's number may be that of a file of Python's, which is closed at exec.
             if not fcntl.fcntl(stream, fcntl.F_GETFD) & fcntl.FD_CLOEXEC:
                 streams[stream] = fcntl.fcntl(stream, fcntl.F_DUPFD, _HIGH)
     try:
@@ -155,7 +155,7 @@ def _handed_down() -> Iterator[str]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """A fresh file under a number that is none of a standard stream."""
+    """Create a file with a descriptor above those of the standard streams."""
     low = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
     high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _HIGH)
     os.close(low)
@@ -166,12 +166,12 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _running_program(folder: Path) -> int | None:
-    """The program's pid while it runs."""
+    """Return the program's pid while it runs."""
     return None if _left(folder, "program.code") is not None else _alive(folder, "program.pid")
 
 
 def _alive(folder: Path, name: str) -> int | None:
-    """The pid in a file of the folder, where there is such a process."""
+    """Return the pid in a file of the folder, if there is such a process."""
     pid = _number(folder, name)
     if pid is None:
         return None
@@ -198,11 +198,11 @@ def _left(folder: Path, name: str) -> str | None:
 
 
 Causes = Sequence[tuple[str, str]]
-"""Patterns of lines, any case, each with a message to the user; ``{said}`` means the line."""
+"""Patterns of lines, ignoring case, each with a message to the user; ``{said}`` is the line."""
 
 
 def ask(words: Sequence[str]) -> tuple[int, str]:
-    """The exit code of a command and all that it said; raises MissingError where it cannot run."""
+    """Return exit code and output of a command; raise MissingError if it cannot be run."""
     try:
         run = subprocess.run(
             words,

@@ -1,11 +1,10 @@
-"""Runs between a tool that records (nsys, nvprof) and the program: `python -I -S FILE`.
+"""Shim between a recording tool (nsys, nvprof) and the program: `python -I -S FILE`.
 
-By a Python that imports nothing else. Such a tool gives what it starts other streams or ignored
-signals, and may end before it, as nsys does when the window to record is over. So this gives the
-program the streams that `gputrace record` has and the signals as they are by default, and leaves
-its pid and its exit code, -N for signal N, in files of the folder.
+Such a tool may change the streams and signals of its child, and end before it, as nsys does at the
+end of the recorded window. The shim gives the program the streams of `gputrace record` and default
+signals, and writes its pid and its exit code, -N for signal N, to files of the folder.
 
-Arguments: the folder, the descriptors of the three streams (``200,201,-``; ``-`` is a closed one),
+Arguments: the folder, the descriptors of the three streams (``200,201,-``; ``-`` for a closed one),
 the program and its arguments.
 """
 
@@ -15,14 +14,14 @@ import sys
 
 
 def main(folder: str, streams: str, command: list[str]) -> int:
-    """The exit code of the program, 128 + N for signal N, as a shell has it."""
+    """Run the program; return its exit code, 128 + N for signal N, as a shell does."""
     for target, source in enumerate(streams.split(",")):
         if source == "-":
             os.close(target)
         else:
             os.dup2(int(source), target)
             os.close(int(source))
-    # What is typed at the terminal is for the program; this waits for its end.
+    # Signals from the terminal are for the program.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     program = os.fork()
     if not program:
@@ -35,9 +34,9 @@ def main(folder: str, streams: str, command: list[str]) -> int:
 
 
 def _become(folder: str, command: list[str], mask: set[int | signal.Signals]) -> None:
-    """Turns this process into the program, whose pid is known before its first word."""
+    """Turn this process into the program, after writing its pid."""
     _leave(folder, "program.pid", str(os.getpid()))
-    # What Python ignores or handles on its own account.
+    # Undo what Python ignores or handles.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -52,7 +51,7 @@ def _become(folder: str, command: list[str], mask: set[int | signal.Signals]) ->
 
 
 def _leave(folder: str, name: str, text: str) -> None:
-    """A file that is there as a whole or not at all."""
+    """Write a file atomically."""
     path = os.path.join(folder, name)  # noqa: PTH118
     with open(f"{path}.tmp", "w") as file:  # noqa: PTH123
         file.write(text)

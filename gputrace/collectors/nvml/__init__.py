@@ -1,7 +1,7 @@
-"""NVML sampling beside a recording, in a process of its own.
+"""NVML sampling beside a recording, in a separate process.
 
-What the driver's library does to the process that it is loaded into, a crash at worst, must not
-cost the recording: glibc has been seen to abort a recorder for a heap that was broken meanwhile.
+The driver's library may crash the process that it is loaded into, which must not cost the
+recording: glibc has been seen to abort a recorder for a corrupted heap.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Final
 from gputrace.collectors.limits import NONE, Limits
 
 _OURS: Final = ("GPUTRACE_", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
-"""Variables by which a program is recorded; the sampling process is none."""
+"""Prefixes of variables by which a program is recorded, which the sampling process must not be."""
 
 
 class Sampler:
-    """Samples every GPU of this machine, in a process that ends with this one.
+    """Sampler of every GPU of this machine, in a process that ends with this one.
 
-    ``notice`` is a line for the user where something is missing, else empty; known at the end.
+    ``notice`` is a line for the user if something is missing, else empty; known at the end.
     """
 
     def __init__(self, share: float = 0.005) -> None:
-        """`share` of a core is what the rings and counters of all cards may take at most."""
+        """``share`` is the maximum part of a core for the rings and counters of all cards."""
         self.notice = ""
         self._share = share
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, folder: Path, hz: float = 4.0, limits: Limits = NONE) -> None:
-        """Begins, with `hz` ticks a second (0.1 to 1000) and one at the end."""
-        # Out of the terminal's reach: what is typed there is for the program.
+        """Start with ``hz`` ticks a second (0.1 to 1000) and one at the end."""
+        # In a session of its own: what is typed at the terminal is for the program.
         try:
             self._process = subprocess.Popen(
                 [
@@ -52,7 +52,7 @@ class Sampler:
             self.notice = f"no GPU sampling: {error.strerror}"
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Has a last sample taken; a driver that hangs is left alone after `timeout` s."""
+        """Take a last sample; abandon a hanging driver after ``timeout`` seconds."""
         process = self._process
         if process is None:
             return
@@ -71,6 +71,6 @@ class Sampler:
 
 
 def own_environment() -> dict[str, str]:
-    """Ours, with the modules that we have and nothing that records."""
+    """Return this process's environment and module path, without what records."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -1,4 +1,4 @@
-"""Reading back what the NVML sampler wrote, as columns and as tables of the trace file."""
+"""Reader of the NVML sampler's files, as columns and as tables of the trace file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gputrace.collectors.nvml.queries import COLUMNS, DEVICE, NULL, SAMPLE, TOPOLOGY, Row, ranges
 
 _STEADY_NS: Final = 100_000
-"""Drift of the wall clock below which it is left as it is, as for processes."""
+"""Drift of the wall clock below which it is not corrected, as for processes."""
 
 Table = tuple[list[str], list[tuple[Any, ...]]]
 
@@ -24,15 +24,15 @@ class NvmlLog:
 
     Attributes:
         host: its name.
-        driver: version of the NVIDIA driver, or nothing.
-        interval_ns: from tick to tick, as was asked for.
+        driver: version of the NVIDIA driver, or empty.
+        interval_ns: requested time between ticks.
         devices: the columns of DEVICE for each card; and `lostNs`, CLOCK_REALTIME, or None.
         topology: the columns of TOPOLOGY for each ordered pair of cards.
         samples: `gpu` and the columns of SAMPLE, a row for each card and tick, in the order of
             time; int64, `utilization` float64; NULL is -1.
         clocks: (CLOCK_REALTIME, CLOCK_MONOTONIC) in ns at each tick.
-        cpu_ns: what the sampling thread cost; None where it was killed.
-        skipped: lines that could not be understood, the cut last one among them.
+        cpu_ns: processor time of the sampling; None if it was killed.
+        skipped: number of invalid lines, including an incomplete last one.
     """
 
     host: str = ""
@@ -47,56 +47,56 @@ class NvmlLog:
 
 
 class NvmlLines:
-    """Takes in a file line by line, whatever it holds; ``rows`` are the samples not let go yet."""
+    """Parser of a file line by line, whatever it holds; ``rows`` are the samples kept."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self._log, self._columns = NvmlLog(), list(SAMPLE)
 
     def take(self, line: bytes) -> None:
-        """Takes one line, without its end."""
+        """Parse one line, without its end."""
         if not line:
             return
         try:
-            said = json.loads(line)
-            if "devices" in said:
-                self._take_header(said)
-            elif "gpus" in said:
-                self._take_tick(said)
+            parsed = json.loads(line)
+            if "devices" in parsed:
+                self._take_header(parsed)
+            elif "gpus" in parsed:
+                self._take_tick(parsed)
             else:
-                self._log.cpu_ns = int(said["end"]["cpu_ns"])
+                self._log.cpu_ns = int(parsed["end"]["cpu_ns"])
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             self._log.skipped += 1
 
-    def _take_header(self, said: dict[str, Any]) -> None:
+    def _take_header(self, parsed: dict[str, Any]) -> None:
         log = self._log
-        devices = [{name: device.get(name) for name in DEVICE} for device in said["devices"]]
+        devices = [{name: device.get(name) for name in DEVICE} for device in parsed["devices"]]
         log.devices = [device | {"lostNs": None} for device in devices]
-        log.topology = [tuple(pair) for pair in said["topology"] if len(pair) == len(TOPOLOGY)]
-        log.host, log.driver = str(said["host"]), str(said["driver"] or "")
-        log.interval_ns = int(said["interval_ns"])
-        self._columns = [str(name) for name in said["columns"]]
+        log.topology = [tuple(pair) for pair in parsed["topology"] if len(pair) == len(TOPOLOGY)]
+        log.host, log.driver = str(parsed["host"]), str(parsed["driver"] or "")
+        log.interval_ns = int(parsed["interval_ns"])
+        self._columns = [str(name) for name in parsed["columns"]]
 
-    def _take_tick(self, said: dict[str, Any]) -> None:
-        now, monotonic = int(said["time_ns"]), int(said["monotonic_ns"])
+    def _take_tick(self, parsed: dict[str, Any]) -> None:
+        now, monotonic = int(parsed["time_ns"]), int(parsed["monotonic_ns"])
         rows: list[Row] = []
-        for gpu, values in enumerate(said["gpus"]):
+        for gpu, values in enumerate(parsed["gpus"]):
             row = {"timeNs": now} if values is None else zip(self._columns, values, strict=True)
             named = dict(row)
             rows.append([gpu, *(_checked(named.get(name)) for name in SAMPLE)])
-        for gpu in said.get("lost", {}):
+        for gpu in parsed.get("lost", {}):
             self._log.devices[int(gpu)]["lostNs"] = now
         self._log.clocks.append((now, monotonic))
         self.rows += rows
 
     def let_go(self, before: int) -> None:
-        """Forgets what was sampled before a moment of CLOCK_REALTIME."""
+        """Drop samples from before a moment of CLOCK_REALTIME."""
         time = COLUMNS.index("timeNs")
         self.rows = [row for row in self.rows if (row[time] or 0) >= before]
         self._log.clocks = [clock for clock in self._log.clocks if clock[0] >= before]
 
     def log(self) -> NvmlLog:
-        """All that was taken in and not let go."""
+        """Return everything that was parsed and kept."""
         samples = {}
         for at, name in enumerate(COLUMNS):
             kind = float if name == "utilization" else np.int64
@@ -105,7 +105,7 @@ class NvmlLines:
 
 
 def read_nvml(path: Path) -> NvmlLog:
-    """Reads a file, whatever of it is there; nothing is raised for what it holds."""
+    """Read a file, however incomplete; no content of it raises an error."""
     lines = NvmlLines()
     for line in path.read_bytes().split(b"\n"):
         lines.take(line)
@@ -113,7 +113,7 @@ def read_nvml(path: Path) -> NvmlLog:
 
 
 def make_steady(log: NvmlLog, axis: int) -> None:
-    """Undoes changes of the wall clock, in place; ``axis`` is its lead over CLOCK_MONOTONIC."""
+    """Undo changes of the wall clock, in place; ``axis`` is its lead over CLOCK_MONOTONIC."""
     realtime, monotonic = np.array(log.clocks, np.int64).reshape(-1, 2).T
     shift = realtime - monotonic - axis
     if np.abs(shift).max(initial=0) <= _STEADY_NS:
@@ -134,11 +134,11 @@ def _checked(value: Any) -> float | int:
 
 
 def tables(log: NvmlLog) -> dict[str, Table]:
-    """Columns and rows by table of the trace file; NULL is None.
+    """Return columns and rows by table of the trace file; NULL is None.
 
     GPUTRACE_NVML_DEVICE has the columns of DEVICE, driverVersion, and lostNs: CLOCK_REALTIME when
-    the card was found gone. GPUTRACE_NVML_SAMPLE has gpu and the columns of SAMPLE,
-    GPUTRACE_TOPOLOGY those of TOPOLOGY.
+    the card was lost. GPUTRACE_NVML_SAMPLE has gpu and the columns of SAMPLE, GPUTRACE_TOPOLOGY
+    those of TOPOLOGY.
     """
     samples = [[None if v == NULL else v for v in log.samples[name].tolist()] for name in COLUMNS]
     devices = []

@@ -1,4 +1,4 @@
-"""Queries of NVML: what each card is, how the cards hang together, and what they do."""
+"""Queries of NVML: description, topology and activity of the cards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 NULL: Final = -1
-"""Stands for NULL in the columns of NvmlLog.samples; NVML itself gives nothing below 0."""
+"""NULL in the columns of NvmlLog.samples; NVML itself gives nothing below 0."""
 
 QUICK: Final = {
     "timeNs": "ns of CLOCK_REALTIME just before the card was asked",
@@ -74,17 +74,17 @@ _MEMBERS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal
 
 
 class Lost(Exception):
-    """The card is gone for good."""
+    """Error for a card that is permanently gone."""
 
 
 class _Question:
-    """One or more columns with the calls that can fill them, the best first."""
+    """Columns with the calls that can fill them, the best first."""
 
     def __init__(self, nv: Any, columns: int, *calls: Callable[[], Sequence[Value]]) -> None:
         self._nv, self._columns, self._calls = nv, columns, list(calls)
 
     def ask(self) -> Sequence[Value]:
-        """Values, or nulls; a call that is refused gives way to the next for good."""
+        """Return values, or nulls; the next call permanently replaces one that is refused."""
         while self._calls:
             try:
                 return self._calls[0]()
@@ -100,7 +100,7 @@ class _Question:
 
 
 class _Ring:
-    """The driver's own samples of utilization, each taken once."""
+    """Reader of the driver's own samples of utilization, each once."""
 
     def __init__(self, nv: Any, handle: Any) -> None:
         self._nv, self._handle, self._last = nv, handle, 0
@@ -116,18 +116,18 @@ class _Ring:
         kind, samples = answer
         new = [sample for sample in samples if sample.timeStamp > self._last]
         self._last = max((sample.timeStamp for sample in new), default=self._last)
-        # What was sampled before the recording began says nothing of it.
+        # Skip samples from before the recording.
         known = [getattr(s.sampleValue, _MEMBERS[kind]) for s in new] if self._primed else []
         self._primed = True
         return (round(sum(known) / len(known), 2) if known else None), len(known)
 
 
 class _Fields:
-    """The counters: those that answer when asked alone at first are asked together later."""
+    """Reader of the counters: those that answer a single query first are then queried together."""
 
     def __init__(self, nv: Any, handle: Any) -> None:
         self._nv, self._handle = nv, handle
-        # Newer drivers add the NVLinks up; else each is asked.
+        # Newer drivers sum up the NVLinks; else each is queried.
         first, links = _NVLINK_FIELDS[0], [_ALL_LINKS]
         if not self._answers(first, _ALL_LINKS):
             links = [link for link in range(MAX_LINKS) if self._answers(first, link)]
@@ -245,10 +245,10 @@ TOPOLOGY: Final = {
 
 REFUSED: Final = frozenset({2, 3, 4, 13, 25, 26})
 """InvalidArgument, NotSupported, NoPermission, FunctionNotFound, ArgumentVersionMismatch and
-Deprecated: who asks again gets the same answer."""
+Deprecated, which are permanent."""
 
 LOST: Final = frozenset({15, 16, 28})
-"""GpuIsLost, ResetRequired, GpuNotFound: nothing more will come from that card."""
+"""GpuIsLost, ResetRequired, GpuNotFound: no more data will come from that card."""
 
 _ANCESTORS: Final = {0: "INT", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _P2P: Final = ("OK", "CNS", "GNS", "TNS", "DR", "NS", "U")
@@ -261,7 +261,7 @@ _NODE_WORDS: Final = 16
 _SWITCH: Final = "switch"
 _SWITCH_TYPE: Final = 2
 MAX_LINKS: Final = 36
-"""NVLinks of one card, at most."""
+"""Maximum NVLinks of a card."""
 
 
 def ask(nv: Any, name: str, *arguments: Any) -> Any:
@@ -275,7 +275,7 @@ def ask(nv: Any, name: str, *arguments: Any) -> Any:
 
 
 def describe(nv: Any, gpu: int, handle: Any) -> dict[str, Any]:
-    """The columns of DEVICE for one card."""
+    """Return the columns of DEVICE for one card."""
     of_pci = ask(nv, "nvmlDeviceGetPciInfo", handle)
     bus = None if of_pci is None else address(of_pci)
     memory = ask(nv, "nvmlDeviceGetMemoryInfo", handle)
@@ -300,7 +300,7 @@ def describe(nv: Any, gpu: int, handle: Any) -> dict[str, Any]:
 
 
 def address(of_pci: Any) -> str:
-    """PCI address as Linux writes it; NVML gives the domain eight digits."""
+    """Return the PCI address as Linux writes it; NVML gives the domain eight digits."""
     raw = of_pci.busId
     text = raw.decode("ascii", "replace") if isinstance(raw, bytes) else str(raw)
     domain, _, rest = text.lower().partition(":")
@@ -313,7 +313,7 @@ def address(of_pci: Any) -> str:
 def relate(
     nv: Any, handles: Sequence[Any], buses: Sequence[str | None]
 ) -> list[tuple[int | str | None, ...]]:
-    """The columns of TOPOLOGY for every ordered pair of cards."""
+    """Return the columns of TOPOLOGY for every ordered pair of cards."""
     ends = [_link_ends(nv, handle) for handle in handles]
     pairs = []
     for a, from_a in enumerate(ends):
@@ -328,7 +328,7 @@ def relate(
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """0, 1, 2, 8 as `0-2,8`, the way nvidia-smi and taskset write CPUs."""
+    """Format 0, 1, 2, 8 as `0-2,8`, as nvidia-smi and taskset write CPUs."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -353,7 +353,7 @@ def _p2p_status(nv: Any, card: Any, peer: Any, kind: int) -> str | None:
     try:
         status = ask(nv, "nvmlDeviceGetP2PStatus", card, peer, kind)
     except TypeError:
-        # Some releases of the binding want a place for the answer.
+        # Some releases of the binding take a pointer for the answer.
         answer = ctypes.c_uint(len(_P2P))
         ask(nv, "nvmlDeviceGetP2PStatus", card, peer, kind, ctypes.byref(answer))
         status = answer.value
@@ -361,7 +361,7 @@ def _p2p_status(nv: Any, card: Any, peer: Any, kind: int) -> str | None:
 
 
 def _link_ends(nv: Any, handle: Any) -> Counter[str] | None:
-    """Active NVLinks by what is at their other end: a PCI address, or NVSwitch."""
+    """Count active NVLinks by their other end: a PCI address, or NVSwitch."""
     states = [ask(nv, "nvmlDeviceGetNvLinkState", handle, link) for link in range(MAX_LINKS)]
     if all(state is None for state in states):
         return None
@@ -376,14 +376,14 @@ def _link_ends(nv: Any, handle: Any) -> Counter[str] | None:
 
 
 def _bits(words: Iterable[int] | None) -> list[int]:
-    """Numbers of the bits set in words of 64 bits."""
+    """Return the indices of the bits set in words of 64 bits."""
     return [
         64 * at + bit for at, word in enumerate(words or ()) for bit in range(64) if word >> bit & 1
     ]
 
 
 def _numa_node(nv: Any, handle: Any, bus: str | None) -> int | None:
-    """nvmlDeviceGetNumaNodeId would be the node that the card's own memory is (Grace)."""
+    """Return the nearest node; nvmlDeviceGetNumaNodeId is that of the card's memory (Grace)."""
     nodes = _bits(ask(nv, "nvmlDeviceGetMemoryAffinity", handle, _NODE_WORDS, _NODE_SCOPE))
     if len(nodes) == 1:
         return nodes[0]

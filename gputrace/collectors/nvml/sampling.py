@@ -1,17 +1,17 @@
 """The process that samples: `python -P -m gputrace.collectors.nvml.sampling FOLDER HZ SHARE ...`.
 
-It ends when its standard input does, as it does when the recorder ends, however that ends; its
-standard output is what the user is to be told, at most a line.
+It ends with its standard input, that is, with the recorder, however that ends; its standard output
+is a message for the user, of at most one line.
 
-`<folder>/<hostname>.nvml.jsonl` (`<hostname>.<pid>.nvml.jsonl` of a process that goes on where
-another one was ended): the first line says what the cards are, each further one what they
-did at one tick, the last one how the sampling went. A line is one write, so a kill costs the last
-line at most. Last come the `Limits`; in a ring each `<hostname>~<number>…` has the first line.
-What is not supported is null and is not asked again.
+`<folder>/<hostname>.nvml.jsonl` (`<hostname>.<pid>.nvml.jsonl` of a process that continues after
+another one): the first line describes the cards, each further one their activity at one tick, the
+last one the cost of the sampling. A line is one write, so a kill loses at most the last one. In a
+ring (the last arguments are `Limits`), each `<hostname>~<number>…` has the first line. Unsupported
+values are null and are not queried again.
 
 nvmlDeviceGetPcieThroughput (21 ms a direction) is never called: its byte counters are read instead.
-The sample ring and the counters lose nothing by being read seldom; where that is slow (3 ms a card
-on an H200) they are read at every n-th tick only, and take half a percent of a core at most.
+The sample ring and the counters lose nothing by being read rarely; where that is slow (3 ms a card
+on an H200), they are read at every n-th tick only, for at most half a percent of a core.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _NO_NVML: Final = {
 
 
 def sample(folder: Path, hz: float, share: float, limits: Limits = NONE) -> str:
-    """Samples every GPU of this machine until standard input ends; what the user is to be told."""
+    """Sample every GPU of this machine until standard input ends; return a message for the user."""
     try:
         nv = _open_nvml()
         writer = _Writer(folder, limits)
@@ -66,7 +66,7 @@ def sample(folder: Path, hz: float, share: float, limits: Limits = NONE) -> str:
 
 
 def _open_nvml() -> Any:
-    """The module pynvml, ready to be asked; it carries no types."""
+    """Return the initialized module pynvml, which has no types."""
     try:
         nv: Any = import_module("pynvml")
     except ImportError:
@@ -82,7 +82,7 @@ def _open_nvml() -> Any:
 
 
 class _Writer:
-    """Writes lines of JSON, each at once; a full disk does not end the sampling."""
+    """Writer of lines of JSON, each in one write; a full disk does not end the sampling."""
 
     def __init__(self, folder: Path, limits: Limits) -> None:
         self._folder, self._limits, self._stem = folder, limits, socket.gethostname()
@@ -96,7 +96,7 @@ class _Writer:
         self.problem = ""
 
     def rotate(self, header: dict[str, Any]) -> bool:
-        """Goes on in a new file, if it is time; whether it was."""
+        """Start a new file if it is time; return True if so."""
         if not self._limits.segment_ns or time.monotonic_ns() < self._next:
             return False
         self._next += self._limits.segment_ns
@@ -114,7 +114,7 @@ class _Writer:
 
     @property
     def is_full(self) -> bool:
-        """Return whether the recording has reached its size limit."""
+        """Return True if the recording has reached its size limit."""
         limit = self._limits.max_bytes
         return bool(limit) and bytes_in(self._folder) >= limit
 
@@ -133,7 +133,7 @@ class _Writer:
 
 
 class _Ticks:
-    """The cards of this machine, asked at a steady beat."""
+    """Cards of this machine, queried at regular ticks."""
 
     def __init__(self, nv: Any, writer: _Writer, interval: int, share: float) -> None:
         self._nv, self._writer, self._interval = nv, writer, interval
@@ -145,14 +145,14 @@ class _Ticks:
         self._ticks = self._slow_reads = self._slow_ns = 0
 
     def run(self) -> None:
-        """To the end; a tick that is missed is left out, and the later ones come when due."""
+        """Sample until standard input ends; a missed tick is skipped."""
         self._describe()
         start, tick, last = time.monotonic_ns(), 0, False
         self._sample(tick, last)
         while not last:
             tick = max(tick, (time.monotonic_ns() - start) // self._interval) + 1
             wait_s = (start + tick * self._interval - time.monotonic_ns()) / 1e9
-            # Standard input ends when the recording does.
+            # Standard input ends with the recording.
             last = bool(select.select([0], [], [], max(0.0, wait_s))[0])
             self._sample(tick, last)
         cost = {"time_ns": time.time_ns(), "ticks": self._ticks, "cpu_ns": time.process_time_ns()}
@@ -194,7 +194,7 @@ class _Ticks:
         cost = self._slow_ns / max(1, self._slow_reads) * len(self._gpus)
         seldom = max(1, int(_SELDOM * 1e9 / self._interval))
         every = min(seldom, max(1, math.ceil(cost / self._allowed)))
-        # Not all cards at one tick: that would be a long one.
+        # Slow reads of different cards are spread over ticks.
         line["gpus"] = [
             self._ask(gpu, last or (tick + gpu) % every == 0) for gpu in range(len(self._gpus))
         ]
@@ -226,6 +226,6 @@ if __name__ == "__main__":
     limits = Limits(*map(int, sys.argv[4:]))
     sys.stdout.write(sample(Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), limits))
     sys.stdout.flush()
-    # Neither nvmlShutdown nor Python's own end: on H200s with driver 580.159.04 glibc has found the
-    # heap broken there (SIGABRT), after all was written.
+    # Skip nvmlShutdown and Python's exit: on H200s with driver 580.159.04, glibc has aborted there
+    # for a corrupted heap, after all was written.
     os._exit(0)

@@ -1,1 +1,1 @@
-"""Files that recorded processes leave behind."""
+"""Files of recorded processes."""

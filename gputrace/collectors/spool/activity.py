@@ -1,4 +1,4 @@
-"""Spool files: what the collector inside each process left behind, as numpy records."""
+"""Spool files: records of the collector in each process, as numpy arrays."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _SPAN: Final = (("start", "<u8"), ("end", "<u8"))
 _ON_GPU: Final = _u4("device", "context", "stream", "correlation")
 
 Switch = tuple[int, bool, int]
-"""When (nanoseconds of CLOCK_REALTIME) something was switched, whether on, and how many looks at
-the clocks came before that in the files."""
+"""Time of a switch (nanoseconds of CLOCK_REALTIME), True for on, and the number of clock readings
+before it in the files."""
 
 RECORDS: Final[dict[bytes, np.dtype[Any]]] = {
     b"KERN": _record(
@@ -72,7 +72,7 @@ _CAPTURES: Final = {"capture_on": True, "capture_off": False}
 _CALLS: Final = {"calls_on": True, "calls_off": False}
 _CONTROL: Final = {"let_go": True, "idle": True, "capture_on": False, "paused": False}
 _DOMAIN: Final = 3
-"""NVTX_DOMAIN of native/spool.h: the creation of a domain, which each file tells."""
+"""NVTX_DOMAIN of native/spool.h: creation of a domain, repeated in each file."""
 
 
 @dataclass(slots=True)
@@ -83,20 +83,20 @@ class Spool:
         pid: its process id.
         host: the machine, from the file's name.
         started: nanoseconds of CLOCK_REALTIME when the file was opened; ``began`` is the same
-            moment on CLOCK_MONOTONIC, 0 where that is not known.
-        records: by tag, everything of that kind, in the order written.
-        names: text by id, as bytes that were written.
-        threads: name of a thread by its id in the system.
-        info: what the process said of itself; the last of each key.
-        captures: when recording began and ended, in the order written.
-        calls: the same of CUDA calls, where they were not recorded all the time that the GPUs were.
-        control: when CUPTI was let go of or idle, and when it came back.
-        losses: what was dropped, the end of writing included.
-        stopped: whether writing failed before the process ended.
-        seen_until: the last moment at which the process looked at its clocks.
-        after: by tag, how many looks at the clocks came before each record in the file.
-        whole: whether the process came to its end and wrote that down.
-        continues: whether there was a file before it.
+            moment on CLOCK_MONOTONIC, 0 if unknown.
+        records: records by tag, in the order written.
+        names: text by id, as bytes.
+        threads: name by system thread id.
+        info: key-value pairs that the process wrote; the last of each key.
+        captures: starts and ends of recording, in the order written.
+        calls: starts and ends of recording CUDA calls, if not always recorded with the GPUs.
+        control: starts and ends of stretches without CUPTI.
+        losses: dropped records, including the end of writing.
+        stopped: True if writing failed before the process ended.
+        seen_until: last time that the process read its clocks.
+        after: number of clock readings before each record in the file, by tag.
+        whole: True if the process recorded its regular end.
+        continues: True if another file precedes it.
     """
 
     pid: int
@@ -118,12 +118,12 @@ class Spool:
     continues: bool = False
 
     def name(self, id: int) -> str:
-        """The text of an id; nothing where it was never written."""
+        """Return the text of an id; empty if it was never written."""
         return self.names.get(id, b"").decode("utf-8", "replace")
 
 
 def read_spool(path: Path) -> Spool:
-    """Reads one file; raises InputError where it is no spool of a version that is known."""
+    """Read one file; raise InputError if it is no spool of a known version."""
     file = chunks.read_chunk_file(path, SPOOL)
     spool = Spool(file.pid, file.host, file.started, began=file.began)
     parts: dict[bytes, list[Records]] = {tag: [np.empty(0, kind)] for tag, kind in RECORDS.items()}
@@ -150,7 +150,7 @@ def join_spools(parts: Sequence[Spool]) -> Spool:
         return first
     records = {tag: np.concatenate([part.records[tag] for part in parts]) for tag in RECORDS}
     looks = np.cumsum([0, *(len(part.records[b"CLOK"]) for part in parts)]).tolist()
-    # Of a recording under way, nobody asks for it.
+    # Not known for a recording in progress, and not needed.
     after = {
         tag: np.concatenate(
             [
@@ -186,7 +186,7 @@ def join_spools(parts: Sequence[Spool]) -> Spool:
 
 
 def take_text(spool: Spool, tag: bytes, body: bytes, looks: int = 0) -> None:
-    """Takes in a chunk without records, after so many looks at the clocks."""
+    """Parse a chunk without records, after a number of clock readings."""
     if tag == b"NAME" and (named := chunks.read_numbered(body)):
         spool.names[named[0]] = named[1]
     elif tag == b"THRD" and (named := chunks.read_numbered(body)):
@@ -208,10 +208,10 @@ def take_text(spool: Spool, tag: bytes, body: bytes, looks: int = 0) -> None:
 
 
 def windows_of(spool: Spool) -> list[tuple[int, int]]:
-    """The stretches in which the GPUs were recorded, in order; the last may reach to the end.
+    """Return the ordered windows in which the GPUs were recorded; the last may reach to the end.
 
-    The first begins at 0 where it began with the process's use of CUDA: nothing is missing before.
-    A moment that says what is known already is one that a further file begins with.
+    The first begins at 0 if it began with the process's use of CUDA. A repeated switch is the
+    beginning of a further file.
     """
     windows = _stretches(spool.captures, _latest(spool))
     if windows and not spool.continues and spool.info.get("capture_from") == "start":
@@ -220,22 +220,22 @@ def windows_of(spool: Spool) -> list[tuple[int, int]]:
 
 
 def control_stretches_of(spool: Spool) -> list[tuple[int, int]]:
-    """The stretches in which CUPTI was out of the process, in order; the last may reach to the end.
+    """Return the ordered stretches without CUPTI; the last may reach to the end.
 
-    They follow a window: of the time before the first one nothing is said.
+    They follow a window: nothing is known of the time before the first one.
     """
     return _stretches(spool.control, _latest(spool))
 
 
 def call_windows_of(spool: Spool) -> list[tuple[int, int]] | None:
-    """The parts of these stretches in which all CUDA calls were recorded; None where they all were.
+    """Return the parts of the windows with all CUDA calls recorded; None if all parts have them.
 
-    Where none were, one without length.
+    An empty window stands for no part.
     """
     if all(on for _, on, _ in spool.calls):
         return None
     first = spool.calls[0][0]
-    # Without a word before anything is recorded, they are too.
+    # Without a switch before anything is recorded, they were recorded.
     at_first = [(0, True, 0)] if first > (spool.captures[0][0] if spool.captures else 0) else []
     with_calls = _stretches([*at_first, *spool.calls], _latest(spool))
     parts = [(max(a, c), min(b, d)) for a, b in windows_of(spool) for c, d in with_calls]
@@ -243,7 +243,7 @@ def call_windows_of(spool: Spool) -> list[tuple[int, int]] | None:
 
 
 def _stretches(switches: Sequence[Switch], latest: int) -> list[tuple[int, int]]:
-    """From each moment at which something was on to the next at which it was off."""
+    """Return the intervals from each switch on to the next switch off."""
     stretches: list[tuple[int, int]] = []
     began = None
     for moment, on, _ in switches:
@@ -258,6 +258,6 @@ def _stretches(switches: Sequence[Switch], latest: int) -> list[tuple[int, int]]
 
 
 def _latest(spool: Spool) -> int:
-    """The last moment that is in a process's records."""
+    """Return the last time in a process's records."""
     ends = [rows["end"] for rows in spool.records.values() if "end" in (rows.dtype.names or ())]
     return max(spool.seen_until, *(int(of.max(initial=0)) for of in ends))

@@ -1,6 +1,4 @@
-"""Files of tagged chunks that recorded processes leave behind, read as numpy records, also while
-they grow.
-"""
+"""Files of tagged chunks, as recorded processes write them, read whole or while they grow."""
 
 from __future__ import annotations
 
@@ -18,19 +16,19 @@ HEADER: Final = struct.Struct("<8sIIQQ")
 CHUNK: Final = struct.Struct("<4sI")
 _STOP: Final = struct.Struct("<QQI4x")
 LATEST: Final = 1 << 62
-"""Nanoseconds since 1970 that no clock shows, and arithmetic with them would exceed 64 bits."""
+"""Nanoseconds since 1970 beyond any clock; arithmetic with later ones would exceed 64 bits."""
 _ERRORS: Final = 4096
-"""Bound of errno."""
+"""Upper bound of errno."""
 TOO_LARGE: Final = 5000
-"""STOP_SIZE of native/spool.h: the recording has become as large as it may."""
+"""STOP_SIZE of native/spool.h: the recording has reached its size limit."""
 
 Loss = tuple[int, int, str]
-"""When (nanoseconds of CLOCK_REALTIME), how many records (0: not counted), and why."""
+"""Time (nanoseconds of CLOCK_REALTIME), number of records (0 if not counted), and reason."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of such files: how one begins, and what messages call it."""
+    """Kind of file: its header, and its name in messages."""
 
     magic: bytes
     version: int
@@ -40,11 +38,11 @@ class Format:
 
 @dataclass(frozen=True)
 class ChunkFile:
-    """One file, read whole; times are in nanoseconds."""
+    """Content of a file; times are in nanoseconds."""
 
     pid: int
     host: str
-    """From the file's name, which is HOST.PID.KIND."""
+    """Host in the file's name, HOST.PID.KIND."""
     started: int
     """On CLOCK_REALTIME."""
     raw: bytes
@@ -52,7 +50,7 @@ class ChunkFile:
     """The moment of ``started`` on CLOCK_MONOTONIC."""
 
     def chunks(self) -> Iterator[tuple[bytes, memoryview, bool]]:
-        """Tag, body and wholeness of each chunk; only the last may be cut short, by a kill."""
+        """Yield tag, body and completeness of each chunk; a kill may cut the last one short."""
         view, at = memoryview(self.raw), HEADER.size
         while at < len(self.raw):
             if at + CHUNK.size > len(self.raw):
@@ -65,7 +63,7 @@ class ChunkFile:
 
 
 def read_chunk_file(path: Path, known: Format) -> ChunkFile:
-    """Reads a file; raises InputError where it is not of the format, or of another version."""
+    """Read a file; raise InputError if it is of another format or version."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -74,7 +72,7 @@ def read_chunk_file(path: Path, known: Format) -> ChunkFile:
 
 
 def open_chunk_file(path: Path, known: Format, raw: bytes) -> ChunkFile:
-    """A file by its bytes, or by those of its beginning; raises InputError as `read_chunk_file`."""
+    """Parse the content, or only the header; raise InputError like `read_chunk_file`."""
     if not raw:
         raise InputError(path, "empty: its process was ended at once, or the disk was full")
     if len(raw) < HEADER.size or not raw.startswith(known.magic):
@@ -89,7 +87,7 @@ def open_chunk_file(path: Path, known: Format, raw: bytes) -> ChunkFile:
 
 
 def read_stop(body: bytes) -> Loss | None:
-    """Return why and when writing ended, from a FULL chunk; None if it did not."""
+    """Return when and why writing ended, from a FULL chunk; None if it did not."""
     if len(body) < _STOP.size:
         return None
     time, records, error = _STOP.unpack_from(body)
@@ -100,7 +98,7 @@ def read_stop(body: bytes) -> Loss | None:
 
 
 def read_numbered(body: bytes) -> tuple[int, bytes] | None:
-    """The number and the text of a chunk that names something; None where it is too short."""
+    """Return the number and the text of a chunk with a name; None if it is too short."""
     return (int.from_bytes(body[:4], "little"), body[4:]) if len(body) >= 4 else None
 
 
@@ -108,12 +106,12 @@ _File = TypeVar("_File")
 
 
 def base_of(path: Path) -> str:
-    """The name that a process's files share: HOST.PID.KIND, in a ring then HOST.PID~NUMBER.KIND."""
+    """Return the common stem of a process's files, HOST.PID.KIND or, in a ring, HOST.PID~N.KIND."""
     return path.name.removesuffix(path.suffix).partition("~")[0]
 
 
 def in_order(paths: Iterable[Path]) -> list[Path]:
-    """Files by process, those of each in the order written."""
+    """Sort files by process, and those of each in the order written."""
     return sorted(paths, key=lambda path: (base_of(path), len(path.name), path.name))
 
 
@@ -124,36 +122,36 @@ def read_all(
     join: Callable[[Sequence[_File]], _File],
     problems: list[InputError],
 ) -> list[_File]:
-    """Read the files of each process; unreadable ones are reported and cost no other."""
+    """Read and join the files of each process; append errors of unreadable ones to ``problems``."""
     files: dict[str, list[_File]] = {}
     for path in in_order(folder.glob(pattern)):
         try:
             files.setdefault(base_of(path), []).append(read(path))
         except InputError as error:
-            if path.exists():  # else a ring has let go of it
+            if path.exists():  # Else a ring has removed it.
                 problems.append(error)
     return [join(parts) for parts in files.values() if parts]
 
 
 _FAR: Final = 16 << 20
-"""So many bytes of records are read at once at most; what lies before them is left out."""
+"""Maximum bytes of records read at once; earlier ones are skipped."""
 _LINES: Final = 4 << 20
 
 
 class ChunkTail:
-    """The whole chunks that a file gains. The file is open only while it is read."""
+    """Reader of new complete chunks of a growing file, which is open only while it is read."""
 
     def __init__(self, path: Path, known: Format) -> None:
         self._path, self._known = path, known
         self._at = HEADER.size
         self.head: ChunkFile | None = None
-        """Who wrote it; None until that is there."""
+        """Header of the file; None until it is written."""
 
     def read(self, records: Collection[bytes]) -> list[tuple[bytes, bytes]]:
-        """Tag and body of the chunks since the last call; raises InputError for no such file.
+        """Return tag and body of the chunks since the last call; raise InputError for other files.
 
-        Of chunks with the tags in ``records`` only the last `_FAR` bytes, so that a large file is
-        begun to be read at once; of the others, which name and describe things, all.
+        Chunks with the tags in ``records`` are limited to the last `_FAR` bytes, so that a large
+        file is soon read; those with names and descriptions are not.
         """
         try:
             file = self._path.open("rb")
@@ -177,7 +175,7 @@ class ChunkTail:
         return chunks
 
     def _walk(self, file: int, size: int) -> Iterator[tuple[bytes, int, int]]:
-        """Tag, position and length of each whole chunk."""
+        """Yield tag, position and length of each complete chunk."""
         while self._at + CHUNK.size <= size:
             head = os.pread(file, CHUNK.size, self._at)
             if len(head) < CHUNK.size:
@@ -191,13 +189,13 @@ class ChunkTail:
 
 
 class LineTail:
-    """The whole lines that a file gains."""
+    """Reader of new complete lines of a growing file."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._at = path, 0
 
     def read(self) -> list[bytes]:
-        """The lines since the last call, without ends; the first and the last `_LINES` bytes."""
+        """Return the new lines without ends: at most the first one and the last `_LINES` bytes."""
         try:
             with self._path.open("rb") as file:
                 first = [] if self._at else [file.readline()]

@@ -1,4 +1,4 @@
-"""Host files: the data waits, steps and annotations that the hooks in a process left behind."""
+"""Host files: data waits, steps, annotations and other events recorded by a process's hooks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gputrace.collectors.spool.chunks import Format, Loss, read_chunk_file, read
 Records = NDArray[np.void]
 
 CLOCKS: Final = np.dtype([("realtime", "<u8"), ("monotonic", "<u8"), ("raw", "<u8")])
-"""Records of CLOK, in both kinds of files: the same moment on three clocks, nanoseconds."""
+"""Records of CLOK in both kinds of files: readings of three clocks at one moment, nanoseconds."""
 
 
 def read_records(body: memoryview, kind: np.dtype[Any]) -> Records:
-    """The whole records of a chunk."""
+    """Return the complete records of a chunk."""
     return np.frombuffer(body[: len(body) - len(body) % kind.itemsize], kind)
 
 
@@ -56,26 +56,24 @@ class HostEvents:
         pid: its process id.
         host: the machine.
         started: nanoseconds of CLOCK_REALTIME when the process began or was forked; ``began`` is
-            the same moment on CLOCK_MONOTONIC, 0 where that is not known.
-        records: by kind (``KINDS``), the events in the order of their ends, with the fields start,
-            end (nanoseconds of CLOCK_REALTIME), thread (of the system), name (see ``names``), kind,
-            rank and number. Data waits: those within another are left out; number is 1 where the
-            wait ended with an exception, StopIteration mostly; none where those of the steps were
-            not seen, which a record with 2 says. Steps: those of the source that
-            knows best (the user's marks, else a framework's loop, else an optimizer); number counts
-            from 0, and each starts where the one before ended, the first with its first data wait,
-            or else at ``started``; where that was later, it is left out. Samples: start is their
-            moment, name the user's line, number the name of the innermost line of all. Collections
-            of garbage (``gc``): the name says which generation. Compilations: the name says of
-            what, and why again. Phases: calls that are a part of a step, by name, also within each
-            other. Counters: what was counted from start to end, as ``counts`` reads it.
-        events: all of them, in the order written.
+            the same moment on CLOCK_MONOTONIC, 0 if unknown.
+        records: events by kind (``KINDS``) in the order of their ends, with the fields start, end
+            (nanoseconds of CLOCK_REALTIME), thread (system id), name (see ``names``), kind, rank
+            and number. Data waits: without nested ones; number is 1 if the wait ended with an
+            exception, mostly StopIteration; none if those of the steps were not seen, which a
+            record with 2 says. Steps: those of the best source (the user's marks, else a
+            framework's loop, else an optimizer), numbered from 0; each starts at the end of the one
+            before, the first with its first data wait or at ``started``; it is left out if that is
+            later than its end. Samples: at start; name is the user's line, number the name of the
+            innermost line. Garbage collections (``gc``): by generation. Compilations: of what, and
+            why again. Phases: parts of a step, which may be nested. Counters: see ``counts``.
+        events: all events, in the order written.
         names: text by id.
-        info: what the process said of itself.
-        clocks: the same moment on three clocks: realtime, monotonic, raw.
-        after: for each of ``events``, how many of ``clocks`` came before it in the file.
-        stopped: the end of writing, where it failed before the process ended.
-        whole: whether the file ends with a whole chunk.
+        info: key-value pairs that the process wrote.
+        clocks: readings of three clocks at one moment each: realtime, monotonic, raw.
+        after: number of ``clocks`` before each of ``events`` in the file.
+        stopped: end of writing, if it failed before the process ended.
+        whole: True if the file ends with a complete chunk.
     """
 
     pid: int
@@ -123,7 +121,7 @@ def join_hosts(parts: Sequence[HostEvents]) -> HostEvents:
     looks = np.cumsum([0, *(len(part.clocks) for part in parts)]).tolist()
     events = np.concatenate([part.events for part in parts])
     after = np.concatenate([part.after + n for part, n in zip(parts, looks, strict=False)])
-    # Each file repeats what all readers must know: notes, and that waits were not seen.
+    # Each file repeats notes, and that waits were not seen.
     known = np.flatnonzero((events["kind"] == KINDS["note"]) | _is_unseen(events))
     _, first_of_each = np.unique(events[known], return_index=True)
     repeated = np.delete(known, first_of_each)
@@ -134,7 +132,7 @@ def join_hosts(parts: Sequence[HostEvents]) -> HostEvents:
 
 
 def take_text(host: HostEvents, tag: bytes, body: bytes) -> None:
-    """Takes in what a chunk says that holds no records."""
+    """Parse a chunk without records."""
     if tag == b"NAME" and (named := read_numbered(body)):
         host.names[named[0]] = named[1].decode("utf-8", "replace")
     elif tag == b"INFO":
@@ -145,11 +143,11 @@ def take_text(host: HostEvents, tag: bytes, body: bytes) -> None:
 
 
 def by_kind(events: Records, since: int) -> dict[str, Records]:
-    """Events as `HostEvents.records` has them; ``since`` is when the process began."""
+    """Group events as in `HostEvents.records`; ``since`` is when the process began."""
     events = events[np.argsort(events["end"], kind="stable")]
     kinds = {name: events[events["kind"] == number] for name, number in KINDS.items()}
     waits, steps = kinds["data_wait"], kinds["step"]
-    # Where those of the steps were not seen, the rest would look as if they were all.
+    # If those of the steps were not seen, the rest must not pass for all.
     kinds["data_wait"] = waits = waits[:0] if _is_unseen(waits).any() else _outermost(waits)
     if len(steps):
         steps = steps[steps["rank"] == steps["rank"].max()]
@@ -174,7 +172,7 @@ def _is_unseen(events: Records) -> NDArray[np.bool_]:
 
 
 def _outermost(waits: Records) -> Records:
-    """Leaves out waits within another one of the same thread, as one iterator uses another."""
+    """Drop waits nested in another one of the same thread, as of an iterator that uses another."""
     kept = np.ones(len(waits), dtype=bool)
     for thread in np.unique(waits["thread"]):
         # Later ends last: of two, the outer one comes after the inner one.

@@ -13,19 +13,19 @@ from gputrace.collectors.spool.chunks import LATEST, Loss
 from gputrace.collectors.spool.host_events import HostEvents, by_kind
 
 STEADY_NS: Final = 100_000
-"""A wall clock that wanders less than this against the monotonic one is left as it is."""
+"""Maximum drift in nanoseconds from the monotonic clock that is not corrected."""
 _EARLY_NS: Final = 1_000_000_000
-"""Nanoseconds before the first look at the clocks in which events may lie."""
+"""Nanoseconds before the first clock reading in which events may lie."""
 _FAR: Final = np.int64(1 << 62)
 
 Times = NDArray[np.int64]
 
 
 class _Clock:
-    """The wall clock of one process: stretches in which nobody set it, in order."""
+    """Wall clock of one process, as ordered stretches between its adjustments."""
 
     def __init__(self, looks: Times, axis: int) -> None:
-        """``looks`` are pairs of both clocks, ``axis`` by how much the first is to be ahead."""
+        """``looks`` are readings of both clocks, ``axis`` the intended lead of the first."""
         monotonic = looks[:, 1]
         wander = looks[:, 0] - monotonic - axis
         starts, values = [0], wander.tolist()
@@ -38,48 +38,50 @@ class _Clock:
         self.until = int(monotonic[-1]) + axis
         self._wander = wander[first]
         self._stretch = np.repeat(np.arange(len(first)), np.diff([*first, len(wander)]))
-        # One more on both sides: records are from between the last look but one and the next.
+        # Records lie between the last reading but one and the next.
         early = monotonic[:1] - _EARLY_NS
         self._looks = np.concatenate((early + axis, monotonic + axis, [_FAR]))
-        # It was set at some time between the last look before and the first one after.
+        # An adjustment lies between two readings.
         self._begin = np.concatenate((early, monotonic[first[1:] - 1])) + axis
         self._end = np.concatenate((monotonic[first[1:]] + axis, [_FAR]))
 
     def correct(self, moments: Times, after: Times) -> Times:
-        """Moments by the clock that nobody sets, where 0 means none.
+        """Return moments on the clock without adjustments; 0 means none, and stays.
 
-        ``after`` says how many looks at the clocks came before each, that of the header included.
-        Most are from just before and after the last of these; others, as the start of what took
-        long, from any stretch before.
+        ``after`` is the number of clock readings before each, including that of the header. Most
+        moments are close to the last of these; others, such as starts of long events, may lie in
+        any earlier stretch.
         """
         look = np.clip(after - 1, 0, len(self._stretch) - 1)
         hint, result, rest = self._stretch[look], moments.copy(), np.flatnonzero(moments)
         since, until = self._looks[look], self._looks[look + 2]
         for further in (0, 1, -1):
-            rest = self._place(result, rest, hint + further, since, until)
+            rest = self._correct_in(result, rest, hint + further, since, until)
         for further in range(0, -len(self._wander), -1):
             if not len(rest):
                 return result
             which = np.clip(hint + further, 0, len(self._wander) - 1)
-            rest = self._place(result, rest, which, self._begin[which], self._end[which])
+            rest = self._correct_in(result, rest, which, self._begin[which], self._end[which])
         result[rest] = np.clip(moments[rest] - self._wander[hint[rest]], since[rest], until[rest])
         return np.maximum(result, 0)
 
-    def _place(self, result: Times, rest: Times, which: Times, since: Times, until: Times) -> Times:
-        """Corrects moments that a stretch's clock puts between two others; gives back the rest."""
+    def _correct_in(
+        self, result: Times, rest: Times, which: Times, since: Times, until: Times
+    ) -> Times:
+        """Correct moments that a stretch's clock puts between two others; return the rest."""
         which = np.clip(which[rest], 0, len(self._wander) - 1)
-        found = result[rest] - self._wander[which]
-        fits = (since[rest] <= found) & (found <= until[rest])
-        result[rest[fits]] = found[fits]
+        corrected = result[rest] - self._wander[which]
+        fits = (since[rest] <= corrected) & (corrected <= until[rest])
+        result[rest[fits]] = corrected[fits]
         return rest[~fits]
 
-    def one(self, moment: int, after: int) -> int:
+    def correct_moment(self, moment: int, after: int) -> int:
         """Correct one moment."""
         return int(self.correct(np.array([min(moment, LATEST)]), np.array([after]))[0])
 
 
 def correct_clocks(spools: Sequence[Spool], hosts: Sequence[HostEvents]) -> None:
-    """Corrects all moments in place; they are on one axis then, that of the first process."""
+    """Correct all times in place; they are then on one axis, that of the first process."""
     processes: list[Spool | HostEvents] = [*spools, *hosts]
     looks = [_looks(process) for process in processes]
     firsts = [pairs[0].tolist() for pairs in looks if len(pairs)]
@@ -92,17 +94,17 @@ def correct_clocks(spools: Sequence[Spool], hosts: Sequence[HostEvents]) -> None
 
 
 def _looks(process: Spool | HostEvents) -> Times:
-    """Both clocks at the same moments, the first of them when the file began."""
+    """Return readings of both clocks at the same moments, the first at the file's start."""
     rows = process.records[b"CLOK"] if isinstance(process, Spool) else process.clocks
     pairs = np.stack([rows["realtime"], rows["monotonic"]], axis=1)
-    # Differences of what no clock tells must stay numbers of 64 bits.
+    # Differences of impossible times must fit into 64 bits.
     pairs = np.minimum(pairs, LATEST - 1).astype(np.int64)
     first = (process.started, process.began) if process.began else pairs[:1].ravel().tolist()
     return np.concatenate([np.array(first, np.int64).reshape(-1, 2), pairs])
 
 
 def _correct(process: Spool | HostEvents, clock: _Clock) -> None:
-    process.started = clock.one(process.started, 1)
+    process.started = clock.correct_moment(process.started, 1)
     if isinstance(process, HostEvents):
         _correct_rows(process.events, process.after, clock)
         if process.stopped:
@@ -113,9 +115,9 @@ def _correct(process: Spool | HostEvents, clock: _Clock) -> None:
         if "end" in (rows.dtype.names or ()):
             _correct_rows(rows, process.after[tag], clock)
     process.seen_until = clock.until
-    process.captures = [(clock.one(at, n + 1), on, n) for at, on, n in process.captures]
-    process.calls = [(clock.one(at, n + 1), on, n) for at, on, n in process.calls]
-    process.control = [(clock.one(at, n + 1), on, n) for at, on, n in process.control]
+    process.captures = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.captures]
+    process.calls = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.calls]
+    process.control = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.control]
     process.losses = [_corrected(loss, clock) for loss in process.losses]
 
 
@@ -125,6 +127,6 @@ def _correct_rows(rows: NDArray[Any], after: NDArray[Any], clock: _Clock) -> Non
 
 
 def _corrected(loss: Loss, clock: _Clock) -> Loss:
-    """Most are the last thing that a process wrote."""
+    """Correct a loss, which is mostly the last thing that a process wrote."""
     at, records, why = loss
-    return clock.one(at, clock.last), records, why
+    return clock.correct_moment(at, clock.last), records, why

@@ -82,8 +82,8 @@ class _Writer:
         """Add a thread, which is a track, and return its id; sort it by ``order``, else last."""
         id = next(self._threads)
         self._about(process, id, "thread_name", {"name": name})
-        place = {"sort_index": id if order is None else order}
-        self._about(process, id, "thread_sort_index", place)
+        sort_index = id if order is None else order
+        self._about(process, id, "thread_sort_index", {"sort_index": sort_index})
         return id
 
     def slices(self, process: int, thread: int, slices: Iterable[_Slice]) -> None:
@@ -224,5 +224,7 @@ def _write_host(writer: _Writer, process: int, thread: int, track: Track, trace:
     host = f" on {known.host_name}" if known.host_name else ""
     writer.process(id, f"{rank}process {known.pid}{host} {known.name}".rstrip())
     # Keeps the tracks of a thread together.
-    row_thread = writer.thread(id, f"{thread} {track.name}", thread * _MOST_TRACKS + track.place)
+    row_thread = writer.thread(
+        id, f"{thread} {track.name}", thread * _MOST_TRACKS + track.kind_index
+    )
     writer.rows(id, row_thread, track.events, _names(trace, track.events))

@@ -23,13 +23,13 @@ from bokeh.plotting import figure
 from bokeh.resources import INLINE
 from jinja2 import Environment, FunctionLoader, Template, select_autoescape
 
-from gputrace.analyzers.compare.results import Comparison
-from gputrace.analyzers.timeline_model.gaps import WorstGap
+from gputrace.analyzers.compare import UNITS, Comparison
+from gputrace.analyzers.timeline_model.gaps import GapDetail
 from gputrace.model.names import short
 from gputrace.model.results import Analysis, Gaps, GpuLink
 from gputrace.model.time_class import CLASSES
-from gputrace.report.comparison import UNITS, tables
 from gputrace.report.comparison import notes as comparison_notes
+from gputrace.report.comparison import tables
 from gputrace.report.comparison import verdict as comparison_verdict
 from gputrace.report.html.charts import (
     CURVES,
@@ -205,7 +205,7 @@ def _content(material: Material) -> SimpleNamespace:
         ),
         has_gpus=bool(analysis.gpus),
         gaps=tuple(_gap_row(worst, analysis) for worst in material.gaps),
-        gap_findings={worst.finding for worst in material.gaps},
+        gap_findings={worst.finding.id if worst.finding else "" for worst in material.gaps},
         places=_places(analysis),
         gap_summary=_gap_summary(analysis.gaps),
         breakdown=main_table(analysis, _MOST_GPUS_ACROSS),
@@ -229,16 +229,19 @@ def _places(analysis: Analysis) -> dict[str, tuple[str, str]]:
     there |= {"h-kernels"} if kernels_table(analysis, 1) else set()
     there |= {"h-links"} if analysis.links or collectives_table(analysis) else set()
     there |= {"steps"} if analysis.step_list else set()
-    return {id: place for id, place in _PLACES.items() if place[0] in there}
+    return {id: link for id, link in _PLACES.items() if link[0] in there}
 
 
-def _gap_row(worst: WorstGap, analysis: Analysis) -> SimpleNamespace:
+def _gap_row(worst: GapDetail, analysis: Analysis) -> SimpleNamespace:
     """Return a row of the list of gaps; a click moves the timeline to its lane and times."""
     gap, origin = worst.gap, analysis.origin_ns
     causes = _causes(worst.by_cause.items())
-    whole = sum(worst.others.values())
-    most = list(worst.others.items())[:3]
+    elsewhere = worst.elsewhere
+    whole, most = sum(elsewhere.values()), list(elsewhere.items())[:3]
     others = (f"{class_label(name)} {format_share(ns, whole)}" for name, ns in most)
+    before, after = (
+        short(each.name[:4000]) if each else "" for each in (worst.before, worst.after)
+    )
     cells = (
         format_ns(gap.length_ns),
         gpu_label(gap, analysis),
@@ -246,16 +249,16 @@ def _gap_row(worst: WorstGap, analysis: Analysis) -> SimpleNamespace:
         "" if gap.step is None else str(gap.step),
         ", ".join(causes[:3]),
         gap.evidence,
-        short(worst.before[:4000]),
-        short(worst.after[:4000]),
+        before,
+        after,
         ", ".join(others),
-        worst.finding,
+        worst.finding.id if worst.finding else "",
     )
     return SimpleNamespace(
         lane=worst.lane,
         start_ns=gap.start_ns - origin,
         end_ns=gap.end_ns - origin,
-        in_steps=worst.in_steps,
+        in_steps=gap in analysis.gaps.largest_in_steps,
         cells=[plain_text(text, _NAME if 6 <= at <= 7 else 200) for at, text in enumerate(cells)],
     )
 

@@ -60,11 +60,11 @@ async def _serve(material: Material, port: int, ready: Callable[[str], None]) ->
     except OSError as error:
         advice = "give another with --port, or leave it out"
         raise UsageError(f"port {port}: {error.strerror}; {advice}") from None
-    own = [f"{host}:{port}" for host in (_HOST, "localhost")]
+    names = [f"{host}:{port}" for host in (_HOST, "localhost")]
     # Overrides the environment: pages of other origins must not open the web socket.
-    settings.allowed_ws_origin = own
+    settings.allowed_ws_origin = names
     site = _Site({"/": application}, prefix=f"/{token}", use_index=False, redirect_root=False)
-    site.own = own
+    site.names = names
     http = HTTPServer(site)
     http.add_sockets(sockets)
     server = BaseServer(IOLoop.current(), site, http)
@@ -79,12 +79,12 @@ async def _serve(material: Material, port: int, ready: Callable[[str], None]) ->
 
 
 class _Site(BokehTornado):
-    """Site that answers to its own names only, not to one that an attacker lets resolve to it."""
+    """Site that answers to these names only, not to one that an attacker lets resolve to it."""
 
-    own: Collection[str] = ()
+    names: Collection[str] = ()
 
     def find_handler(self, request: HTTPServerRequest, **more: Any) -> Any:
-        if request.host in self.own:
+        if request.host in self.names:
             return super().find_handler(request, **more)
         return self.get_handler_delegate(request, ErrorHandler, {"status_code": _FORBIDDEN})
 

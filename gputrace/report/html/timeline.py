@@ -14,20 +14,18 @@ import numpy as np
 from bokeh.models import ColumnDataSource, HoverTool, Range1d, RangeTool, TapTool, WheelZoomTool
 from bokeh.plotting import figure
 
-from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.kernel_names import short_name
-from gputrace.analyzers.operations import GpuOperations, classify
-from gputrace.analyzers.pipeline import analyze
-from gputrace.analyzers.timeline_model import Scene, SceneLane, full_scene
+from gputrace.analyzers.operations import classify
+from gputrace.analyzers.timeline_model import Scene, SceneLane
 from gputrace.analyzers.timeline_model.cells import Runs, Tiled, reduce, tile
-from gputrace.analyzers.timeline_model.gaps import WorstGap, worst_gaps
+from gputrace.analyzers.timeline_model.gaps import GapDetail, worst_gaps
 from gputrace.analyzers.timeline_model.trace_rows import HOST_TRACKS, TrackRow, read_track_rows
 from gputrace.errors import InputError
 from gputrace.model.events import Kind
 from gputrace.model.intervals import Intervals
-from gputrace.model.options import Options, Window
+from gputrace.model.options import Window
 from gputrace.model.results import Analysis
-from gputrace.model.trace import Progress, Trace
+from gputrace.model.trace import Trace
 from gputrace.report.html.charts import (
     GROUND,
     PHASES,
@@ -167,7 +165,7 @@ def _step_source(analysis: Analysis, scene: Scene) -> ColumnDataSource:
     )
 
 
-def _first_window(scene: Scene, gaps: Sequence[WorstGap]) -> Window:
+def _first_window(scene: Scene, gaps: Sequence[GapDetail]) -> Window:
     """Return the initial window: steps around the worst gap."""
     steps = scene.analysis.step_list if scene.analysis is not None else ()
     start, end = scene.span
@@ -269,7 +267,7 @@ class Material:
 
     analysis: Analysis
     scene: Scene
-    gaps: tuple[WorstGap, ...]
+    gaps: tuple[GapDetail, ...]
     lanes: tuple[Tiled, ...]
     """All runs of each lane of the scene, over the scene's span."""
     runs: tuple[Runs, ...]
@@ -290,25 +288,6 @@ class Material:
         span = self.scene.span
         window = Window(max(start, span.start), min(end, span.end))
         return reduce(self.lanes, span, most, [window], between=window)
-
-
-class _Watched:
-    """Observer that keeps the facts of an analysis."""
-
-    facts: Facts
-
-    def operations_read(self, operations: Sequence[GpuOperations]) -> None:
-        pass
-
-    def facts_found(self, facts: Facts) -> None:
-        self.facts = facts
-
-
-def read_scene(trace: Trace, options: Options, progress: Progress | None = None) -> Scene:
-    """Analyze a trace for its timeline; raise what `analyze` raises."""
-    watched = _Watched()
-    analysis = analyze(trace, options, progress, watched)
-    return full_scene(watched.facts, analysis)
 
 
 def gather(scene: Scene, most: int = MOST_RUNS, rows: str = "") -> Material:
@@ -379,7 +358,7 @@ def _packed(trace: Trace, scene: Scene, rows: Sequence[TrackRow], within: Interv
                 "group": row.group,
                 "label": plain_text(row.track.name, 40),
                 "process": row.process,
-                "track": -1 if row.on_gpu else row.track.place,
+                "track": -1 if row.on_gpu else row.track.kind_index,
                 "kind": classify(trace, row.track.events).tolist() if row.on_gpu else [],
                 "start": np.diff(row.track.events.start, prepend=scene.origin).tolist(),
                 "length": (row.track.events.end - row.track.events.start).tolist(),

@@ -30,8 +30,7 @@ from gputrace.analyzers.timeline_model.gaps import GapDetail, Launch, describe_g
 from gputrace.analyzers.timeline_model.trace_rows import stream_lanes, thread_lanes
 from gputrace.report.palette import LOOKS, SEVERITIES, Palette
 from gputrace.report.tables import moment, verdict
-from gputrace.report.tui.gaps import GapList, gap_text, operation_text
-from gputrace.report.tui.panes import PANES
+from gputrace.report.tui.panes import PANES, GapList, gap_text, operation_text
 from gputrace.report.tui.screen import (
     KEYS,
     Help,
@@ -234,7 +233,7 @@ class BrowseApp(TerminalApp[None]):
         if table is not self.board.table:
             return
         self.board.rows = rows
-        self.gap_list.place = 0
+        self.gap_list.index = 0
         if then is not None:
             then()
         self.show()
@@ -304,19 +303,16 @@ class BrowseApp(TerminalApp[None]):
         scene = self.board.scenes[shown.trace if shown else 0]
         if not has_gaps and scene is not None and scene.analysis is not None:
             width = self.size.width - 4
-            text = PANES[self.pane](scene.analysis, width, self._pane_height(), self.palette)
+            height = max(box.size.height or self.query_one("#below").size.height, 6)
+            text = PANES[self.pane](scene.analysis, width, height, self.palette)
             self.update_text("#pane-text", text)
-
-    def _pane_height(self) -> int:
-        """Return the rows below the lanes that the list of gaps has, or a pane."""
-        return max(self.query_one("#pane").size.height or self.query_one("#below").size.height, 6)
 
     def _show_status(self) -> None:
         board, view = self.board, self.board.view
         parts = [f"window {format_ns(view.length)}", f"cursor {moment(board.cursor)}"]
         if len(board.marks) == 2:
             parts.insert(0, f"a to b {format_ns(abs(board.marks[1] - board.marks[0]))}")
-        number = self.gap_list.place + 1 if len(board.rows) else 0
+        number = self.gap_list.index + 1 if len(board.rows) else 0
         which = "of steady steps" if board.gap_filter.steady else ""
         parts.append(f"gap {number:,} of {len(board.rows):,} {which}".rstrip())
         self.update_text("#status", Text(" · ".join(parts), no_wrap=True, overflow="ellipsis"))
@@ -338,7 +334,7 @@ class BrowseApp(TerminalApp[None]):
         self.action_pick()
 
     def on_gap_list_chosen(self, message: GapList.Chosen) -> None:
-        self.select(message.place)
+        self.select(message.index)
 
     def action_zoom(self, factor: float) -> None:
         self.show_window(self.board.view.zoom(factor, self.board.cursor))
@@ -396,10 +392,10 @@ class BrowseApp(TerminalApp[None]):
         self.show()
 
     def action_gap(self, by: int) -> None:
-        self.select(self.gap_list.place + by if self.board.selected is not None else 0)
+        self.select(self.gap_list.index + by if self.board.selected is not None else 0)
 
     def action_gap_page(self, by: int) -> None:
-        self.select(self.gap_list.place + by * max(self.gap_list.size.height - 1, 1))
+        self.select(self.gap_list.index + by * max(self.gap_list.size.height - 1, 1))
 
     def action_gap_first(self) -> None:
         self.select(0)
@@ -409,8 +405,8 @@ class BrowseApp(TerminalApp[None]):
         board = self.board
         if not len(board.rows):
             return
-        self.gap_list.place = min(max(index, 0), len(board.rows) - 1)
-        row = int(board.rows[self.gap_list.place])
+        self.gap_list.index = min(max(index, 0), len(board.rows) - 1)
+        row = int(board.rows[self.gap_list.index])
         self.select_gap(row)
         board.view = board.view.reveal(*board.gap_span(row))
         self.timeline.reveal_cursor()
@@ -421,11 +417,11 @@ class BrowseApp(TerminalApp[None]):
         board = self.board
         board.selected, board.picked = row, None
         board.cursor = board.gap_span(row)[0]
-        index = board.place_of(board.gpus[int(board.table.lane[row])])
+        index = board.index_of(board.gpus[int(board.table.lane[row])])
         board.cursor_lane = board.cursor_lane if index is None else index
         listed = np.flatnonzero(board.rows == row)
         if len(listed):
-            self.gap_list.place = int(listed[0])
+            self.gap_list.index = int(listed[0])
         self.show_detail()
 
     def action_sort(self) -> None:
@@ -620,7 +616,8 @@ class BrowseApp(TerminalApp[None]):
         board = self.board
         shown = board.gpus[int(board.table.lane[row])]
         source, scene = self.sources[shown.trace], board.scenes[shown.trace]
-        in_trace = row - board.first_gap(shown.trace)
+        before = board.scenes[: shown.trace]
+        in_trace = row - sum(len(other.gaps) for other in before if other is not None)
 
         def read() -> None:
             if scene is not None and board.selected == row and board.picked is None:
@@ -715,7 +712,7 @@ class BrowseApp(TerminalApp[None]):
         """Update the lanes that are shown; the cursor stays on its lane."""
         board, shown = self.board, self.board.lane_at_cursor
         board.filter_lanes()
-        index = board.place_of(shown) if shown else None
+        index = board.index_of(shown) if shown else None
         board.cursor_lane = index if index is not None else board.cursor_lane
         self.timeline.reveal_cursor()
         self.show()

@@ -23,10 +23,9 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.pipeline import analyze
-from gputrace.analyzers.timeline_model import GapFilter, Scene, first_scene, full_scene
+from gputrace.analyzers.timeline_model import GapFilter, Scene, read_scene
 from gputrace.analyzers.timeline_model.gaps import Launch, find_issuer
 from gputrace.model.options import Options, Window
 from gputrace.model.time_class import IDLE_CAUSES
@@ -178,7 +177,6 @@ class Source:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._trace: Trace | None = None
-        self._facts: Facts | None = None
         # A daemon, so that no job keeps the program from exiting.
         self._thread = threading.Thread(target=self._work, name="trace", daemon=True)
 
@@ -232,25 +230,14 @@ class Source:
             self._trace.close()
 
     def _load(self) -> None:
-        earlier = ResultCache(self.paths)
-        if (known := earlier.find(Scene, Options())) is not None:
-            self._listener.scene(self.number, known)
+        cache, show = ResultCache(self.paths), partial(self._listener.scene, self.number)
+        if (cached := cache.find(Scene, Options())) is not None:
+            show(cached)
             return
-        analysis = analyze(self.trace, None, self._progress, self)
-        assert self._facts is not None
-        scene = full_scene(self._facts, analysis)
-        # The facts take as much memory as the scene, and are not needed any more.
-        self._facts = None
-        self._listener.scene(self.number, scene)
-        earlier.keep(scene, Options())
-
-    def operations_read(self, operations: Sequence[GpuOperations]) -> None:
-        """Show the work of the GPUs while the host's rows are still being read."""
-        if operations:
-            self._listener.scene(self.number, first_scene(self.trace, operations))
-
-    def facts_found(self, facts: Facts) -> None:
-        self._facts = facts
+        # The work of the GPUs is shown while the host's rows are still being read.
+        scene = read_scene(self.trace, None, self._progress, early=show)
+        show(scene)
+        cache.keep(scene, Options())
 
     def _progress(self, done: int, total: int) -> None:
         if self._stopped.is_set():

@@ -219,9 +219,9 @@ class Board:
         hits = []
         for shown in self.lanes:
             if shown.number >= 0 and shown.trace in matches:
-                after, ids = [self.cursor + shown.zero], matches[shown.trace]
-                hit = next_named([shown.lane], ids, after, forward=forward)
-                hits += [] if hit is None else [Picked(shown, hit[1])]
+                ids, moment = matches[shown.trace], self.cursor + shown.zero
+                row = next_named(shown.lane, ids, moment, forward=forward)
+                hits += [] if row is None else [Picked(shown, row)]
         return min(hits, key=lambda picked: abs(picked.span[0] - self.cursor), default=None)
 
     def pick(self, picked: Picked) -> None:
@@ -230,7 +230,7 @@ class Board:
         self.picked = picked
         self.cursor = start
         self.view = self.view.reveal(start, end)
-        index = self.place_of(picked.lane)
+        index = self.index_of(picked.lane)
         self.cursor_lane = self.cursor_lane if index is None else index
 
     def step_span(self, moment: int) -> tuple[int, int] | None:
@@ -271,11 +271,7 @@ class Board:
             return None
         return self.gap_span(self.selected)
 
-    def first_gap(self, trace: int) -> int:
-        """Return the index in the table of the first gap of a trace."""
-        return sum(len(scene.gaps) for scene in self.scenes[:trace] if scene is not None)
-
-    def place_of(self, shown: ShownLane) -> int | None:
+    def index_of(self, shown: ShownLane) -> int | None:
         """Return the index of a lane in ``lanes``; None if it is not shown."""
         return next((index for index, each in enumerate(self.lanes) if each is shown), None)
 

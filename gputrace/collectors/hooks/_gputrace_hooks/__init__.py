@@ -6,8 +6,7 @@ loader           the parts of a batch of torch's DataLoader
 compilation      times compilations, and keeps their reasons
 wrappers         time a wait, mark a step, make way for a profiler
 steps            counts the steps, opens and closes the window of ``--steps A:B``
-garbage          keeps garbage collections
-load             looks how threads came by their time, and what else wants cores
+load             records how threads spend their time, what else wants cores, and collections
 stretches        leaves steps unrecorded, to know and to bound what recording costs
 control          reaches the collector's library in this process
 cures            changes the program as `gputrace try` asks, and measures its steps

@@ -4,7 +4,7 @@ from functools import wraps
 
 from .host_file import is_handlers, time_ns
 from .recorder import COMPILATION, note_failure, record, thread_id, word
-from .wrappers import ours, own
+from .wrappers import defined, ours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _begun: "dict[int, int]" = {}
 
 def dynamo_frames(module: "Any") -> None:
     """Time the compiling of functions, and of the rest of one after a graph break."""
-    compile_frame = own(module, "_compile")
+    compile_frame = defined(module, "_compile")
     if compile_frame is None:
         return
 
@@ -49,20 +49,20 @@ def dynamo_frames(module: "Any") -> None:
 
 def _listened(find_reasons: "Any") -> "Any":
     @wraps(find_reasons)
-    def found(*args: "Any", **keywords: "Any") -> "Any":
+    def collected(*args: "Any", **keywords: "Any") -> "Any":
         reasons = find_reasons(*args, **keywords)
         said = _running.get(thread_id())
         if said is not None and reasons:
             said.extend([reasons] if isinstance(reasons, str) else reasons)
         return reasons
 
-    return ours(found)
+    return ours(collected)
 
 
 def dynamo_callbacks(module: "Any") -> None:
     """Time what torch.compile leaves for later: backward passes, graphs that it captures."""
     cls = module.CompilationCallbackHandler
-    begin, end = own(cls, "run_start_callbacks"), own(cls, "run_end_callbacks")
+    begin, end = defined(cls, "run_start_callbacks"), defined(cls, "run_end_callbacks")
     if begin is None or end is None:
         return
 
@@ -90,7 +90,7 @@ def dynamo_callbacks(module: "Any") -> None:
 
 def jax_events(module: "Any") -> None:
     """JAX says how long each part of a compilation took: tracing, lowering, XLA."""
-    said = own(module, "record_event_duration_secs")
+    said = defined(module, "record_event_duration_secs")
     if said is None:
         return
 
@@ -112,7 +112,7 @@ def _name_of(code: "Any") -> str:
 
 
 def _keep(start: int, name: str, reasons: "list[str]") -> None:
-    """A reason may have a number before it, code behind it, and a stack below."""
+    """Keep a reason without the number before it, the code behind it, and the stack below."""
     try:
         if reasons:
             reason = reasons[0].splitlines()[0].partition("  #")[0]

@@ -23,12 +23,12 @@ _step: "list[Callable[[], object]]" = []
 
 
 def pause(on: bool) -> None:
-    """Makes way for another user of CUPTI, or comes back."""
+    """Make way for another user of CUPTI, or come back."""
     _ask("gputrace_pause", int(on))
 
 
 def capture(on: bool) -> None:
-    """Begins or ends the window to record.
+    """Begin or end the window to record.
 
     For a tool that follows the program's calls: nsys records all processes from the first start
     until each that started has stopped (seen with 2025.3), nvprof each process by itself.
@@ -44,7 +44,7 @@ def capture(on: bool) -> None:
 
 
 def rest(hold_ns: int, stays: bool) -> bool:
-    """Begins a control stretch, which ``capture(True)`` ends; returns whether it has begun.
+    """Begin a control stretch, which ``capture(True)`` ends; return True if it has begun.
 
     After ``hold_ns``, which the GPU has to end what it was given, CUPTI is idle or, unless it
     ``stays``, out of the process.
@@ -63,13 +63,13 @@ def rest(hold_ns: int, stays: bool) -> bool:
 
 
 def step_ended() -> None:
-    """Tells the collector, which may record calls in some steps alone."""
+    """Notify the collector, which may record the calls of some steps only."""
     if _step:
         _step[0]()
 
 
 def _find_step() -> None:
-    """Looks each second, until the collector is loaded: a step must cost next to nothing."""
+    """Look for the collector's function each second, since a step must cost next to nothing."""
     if _step or not os.environ.get("GPUTRACE_LIBRARY"):
         return
     try:
@@ -93,7 +93,7 @@ def _keep(function: str, *values: int) -> None:
 
 
 def deliver() -> None:
-    """Makes the calls that are still to be made."""
+    """Make the pending calls."""
     if not _pending:
         return
     try:
@@ -125,7 +125,7 @@ def _loaded_library() -> "ctypes.CDLL | None":
 
 
 def _pass_on(error: Exception) -> None:
-    """Raises again what a signal handler of the program raised: ctypes raises OSError as well."""
+    """Raise an error again if a signal handler of the program, and not ctypes, raised it."""
     import ctypes
 
     if is_handlers(error, ctypes.__file__):

@@ -51,7 +51,7 @@ if sys.version_info >= (3, 7):
 else:
 
     def time_ns() -> int:
-        """Nanoseconds of CLOCK_REALTIME."""
+        """Return nanoseconds of CLOCK_REALTIME."""
         return int(time.time() * 1e9)
 
 
@@ -83,7 +83,7 @@ class HostFile:
         self._segment = 0
 
     def open(self) -> None:
-        """Opens the file unless it is open; a new one begins with who the process is."""
+        """Open the file unless it is open; a new one begins with the process's identity."""
         if self._is_open():
             return
         host = os.uname().nodename
@@ -101,7 +101,7 @@ class HostFile:
             raise
 
     def rotate(self, keep: int) -> None:
-        """Goes on in a new file, which is there with its beginning or not at all.
+        """Continue in a new file, which appears together with its header.
 
         Where none can be made, the one that is open goes on.
         """
@@ -126,7 +126,7 @@ class HostFile:
         self._segment += 1
 
     def append(self, data: bytes, holds: int = 0) -> None:
-        """Writes whole chunks at the end of the file, which is open, or nothing of them.
+        """Append complete chunks to the open file, all or none of them.
 
         ``held`` is ``holds`` then, whatever a signal handler does next.
         """
@@ -140,8 +140,8 @@ class HostFile:
             os.ftruncate(self._file, size)
             raise
 
-    def tell_stop(self, stopped: int, lost: int, errno: int) -> None:
-        """Says in FULL when writing has ended, and how many events are lost: that takes no room."""
+    def write_stop(self, stopped: int, lost: int, errno: int) -> None:
+        """Write in FULL when writing ended, and how many events are lost, which takes no space."""
         import fcntl
 
         if self._is_open() and os.fstat(self._file).st_size > _PLACE:
@@ -151,19 +151,19 @@ class HostFile:
             _quietly(os.pwrite, self._file, pack("<QQI4x", stopped, lost, errno), _PLACE)
 
     def close(self) -> None:
-        """Closes what a forked child has open of its parent's."""
+        """Close the parent's file in a forked child."""
         if self._is_open():
             os.close(self._file)
 
     def _is_open(self) -> bool:
         # The program may have closed all descriptors and opened its own.
         try:
-            found = os.fstat(self._file)
+            status = os.fstat(self._file)
         except OSError as error:
             if error.errno != _NOT_OPEN and is_handlers(error):
                 raise
             return False
-        return (found.st_dev, found.st_ino) == self._identity
+        return (status.st_dev, status.st_ino) == self._identity
 
     def _create(self, host: str) -> None:
         folder = os.environ.get("GPUTRACE_DIR") or FOLDER
@@ -185,8 +185,8 @@ class HostFile:
 
     def _open_as(self, path: str, flags: int) -> None:
         self._file = _open_high(path, flags)
-        found = os.fstat(self._file)
-        self._identity = (found.st_dev, found.st_ino)
+        status = os.fstat(self._file)
+        self._identity = (status.st_dev, status.st_ino)
         self._path = path
 
 
@@ -252,7 +252,7 @@ def _open_high(path: str, flags: int) -> int:
 
 
 def both_clocks() -> "tuple[int, int]":
-    """This moment, in nanoseconds of CLOCK_REALTIME and of CLOCK_MONOTONIC."""
+    """Return the present time in nanoseconds of CLOCK_REALTIME and of CLOCK_MONOTONIC."""
     return time_ns(), _clock_ns(time.CLOCK_MONOTONIC)
 
 
@@ -264,17 +264,17 @@ def _beginning(pid: int, began: "tuple[int, int]", host: str) -> bytes:
 
 
 def chunk(tag: bytes, body: bytes) -> bytes:
-    """A chunk, as it is in the file."""
+    """Return a chunk in the form of the file."""
     return pack("<4sI", tag, len(body)) + body
 
 
 def info(key: str, value: object) -> bytes:
-    """The chunk that says something of the process."""
+    """Return the chunk of a key-value pair about the process."""
     return chunk(b"INFO", f"{key}={value}".encode("utf-8", "replace"))
 
 
 def clocks() -> bytes:
-    """The chunk that says the same moment on three clocks."""
+    """Return the chunk of a reading of three clocks."""
     others = _clock_ns(time.CLOCK_MONOTONIC), _clock_ns(time.CLOCK_MONOTONIC_RAW)
     return chunk(b"CLOK", pack("<QQQ", time_ns(), *others))
 

@@ -77,7 +77,7 @@ PATCHES = {
 
 
 class Finder:
-    """Finds nothing by itself."""
+    """Finder that watches modules found by the others."""
 
     def find_spec(
         self,
@@ -115,7 +115,7 @@ def _watch(spec: "ModuleSpec") -> None:
 
 
 def patch(module: "ModuleType") -> None:
-    """Does what is to be done with the module, if anything; it never raises."""
+    """Apply the hooks of a module, if there are any; never raises."""
     names = PATCHES.get(module.__name__)
     if names is None:
         return
@@ -132,7 +132,7 @@ def patch(module: "ModuleType") -> None:
 
 
 def install() -> None:
-    """Watches imports from now on, and patches what is there already."""
+    """Watch imports from now on, and patch modules that are already imported."""
     if os.environ.get("GPUTRACE_TRY"):
         from . import cures
 

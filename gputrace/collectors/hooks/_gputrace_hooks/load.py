@@ -1,23 +1,29 @@
-"""How the thread that trains came by its time: on a core, queued for one, or neither.
+"""Load of the host: time of the thread that trains on a core or queued for one; collections.
 
-Counters of the kernel, read as a step ends, but no sooner than 10 ms after the last look: a look
-takes 15 µs. Each is kept as the difference since then. Once a second or later, such that it takes
-0.3 % of the time, the same is asked of the other threads of the process, and what its cores and its
-cgroup allow.
+Counters of the kernel are read at the end of a step, but at most every 10 ms, since a read takes
+15 µs. Each is recorded as the difference since the last read. Once a second or later, such that it
+takes 0.3 % of the time, the counters of the other threads of the process are read, and the limits
+of its cores and its cgroup.
+
+Garbage collections of a fifth of a millisecond or more are recorded by ``gc.callbacks``. A program
+that empties that list is left alone.
 """
 
+import gc
 import os
 from resource import RUSAGE_THREAD, getrusage
 from time import process_time
 
-from . import garbage, recorder
+from . import recorder
 from .host_file import is_handlers, time_ns
-from .recorder import COUNTER, note_failure, on_fork, on_write, record_of, word
+from .recorder import COUNTER, GC, note_failure, on_fork, on_write, record_of, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any
 
+_LEAST_COLLECTION_NS = 200000
 _BETWEEN_LOOKS = 10000000
 _BETWEEN_SCANS = 1000000000
 _PATIENCE = 300
@@ -39,18 +45,20 @@ class _Looks:
         self.threads: dict[str, tuple[int, int]] = {}
         self.throttled = self.pressure = -1
         self.is_blind = False
+        self.collection_began = 0
 
 
 _looks = _Looks()
 
 
 def step_ended(now: int) -> None:
-    """Keeps what the thread that marks steps has used since the last look."""
+    """Record what the thread that marks steps has used since the last read."""
     looks = _looks
     if looks.at <= now < looks.due or looks.is_blind:
         return
-    if not looks.at:
-        garbage.watch()
+    # From the first step on: a process that trains nothing should leave no file.
+    if not looks.at and _watch_collection not in gc.callbacks:
+        gc.callbacks.append(_watch_collection)
     looks.due = now + _BETWEEN_LOOKS
     try:
         thread, counts = recorder.thread_id(), _count()
@@ -67,6 +75,19 @@ def step_ended(now: int) -> None:
     looks.at, looks.thread, looks.counts = now, thread, counts
 
 
+def _watch_collection(phase: str, info: "dict[str, Any]") -> None:
+    """Record a collection; raise nothing, which Python would print."""
+    looks = _looks
+    try:
+        now = time_ns()
+        start, looks.collection_began = looks.collection_began, now if phase == "start" else 0
+        if phase == "stop" and 0 < start <= now - _LEAST_COLLECTION_NS:
+            what = word("generation {}".format(info.get("generation")))
+            record_of(recorder.thread_id(), start, now, what, GC)
+    except Exception:
+        looks.collection_began = 0
+
+
 def _count() -> "tuple[int, ...]":
     on_core, queued = _scheduled("/proc/thread-self/schedstat")
     used = getrusage(RUSAGE_THREAD)
@@ -75,7 +96,7 @@ def _count() -> "tuple[int, ...]":
 
 
 def _scheduled(path: str) -> "tuple[int, int]":
-    """Nanoseconds that a thread was on a core, and those that it was queued for one."""
+    """Return the nanoseconds that a thread was on a core, and queued for one."""
     numbers = _read(path).split()
     return int(numbers[0]), int(numbers[1])
 
@@ -89,12 +110,12 @@ def _read(path: str) -> bytes:
 
 
 def _kind(value: int) -> int:
-    """A count of 48 bits, in the place of an event's rank and number."""
+    """Return the kind of an event with a count of 48 bits in place of its rank and number."""
     return COUNTER | (value >> 32 & 0xFFFF) << 16 | (value & 0xFFFFFFFF) << 32
 
 
 def scan() -> None:
-    """Keeps what else wants cores, when it is time: where a step ended, and nowhere else."""
+    """Record what else wants cores, when it is due; called at the end of a step only."""
     looks, now = _looks, time_ns()
     if not looks.at or looks.is_blind or looks.scanned <= now < looks.scan_due:
         return
@@ -120,7 +141,7 @@ def _scan_threads(looks: _Looks, since: int, now: int) -> None:
     names = word("on core"), word("queued")
     for thread in threads:
         try:
-            own = looks.threads[thread] = _scheduled("/proc/self/task/" + thread + "/schedstat")
+            times = looks.threads[thread] = _scheduled("/proc/self/task/" + thread + "/schedstat")
         except OSError as error:
             if is_handlers(error):
                 raise
@@ -128,13 +149,13 @@ def _scan_threads(looks: _Looks, since: int, now: int) -> None:
         then = before.get(thread)
         if then is None or not since or int(thread) == looks.thread:
             continue
-        for name, old, new in zip(names, then, own):
+        for name, old, new in zip(names, then, times):
             if new - old >= _WORTH_NS:
                 record_of(int(thread), since, now, name, _kind(new - old))
 
 
 def _of_machine(looks: _Looks) -> "Iterator[tuple[str, int]]":
-    """Counts since the last scan, and of what is not counted, what it is now."""
+    """Yield counts since the last scan, and the present values of what is not counted."""
     yield "cores", len(os.sched_getaffinity(0))
     yield "runnable", int(_read("/proc/loadavg").split()[3].split(b"/")[0])
     quota = _quota()
@@ -151,7 +172,7 @@ _cgroups: "list[str]" = []
 
 
 def _groups() -> "list[str]":
-    """The folders of the control groups that may limit the process's cores, its own first."""
+    """Return the folders of the control groups that may limit its cores, innermost first."""
     if not _cgroups:
         for line in _read("/proc/self/cgroup").decode().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -167,7 +188,7 @@ def _groups() -> "list[str]":
 
 
 def _quota() -> int:
-    """Thousandths of a core that the groups allow at most; 0 where they set no limit."""
+    """Return the maximum thousandths of a core that the groups allow; 0 without a limit."""
     limits = []
     for folder in _groups():
         try:
@@ -186,7 +207,7 @@ def _quota() -> int:
 
 
 def _throttled() -> int:
-    """Nanoseconds for which a group's quota has stopped a core's worth of threads."""
+    """Return the nanoseconds for which a group's quota has stopped a core's worth of threads."""
     most = 0
     for folder in _groups():
         if folder:
@@ -198,7 +219,7 @@ def _throttled() -> int:
 
 
 def _pressure() -> int:
-    """Nanoseconds for which some thread of the machine was queued; 0 where the kernel has none."""
+    """Return the nanoseconds for which some thread of the machine was queued; 0 if unknown."""
     try:
         return 1000 * int(_read("/proc/pressure/cpu").split()[4].partition(b"=")[2])
     except OSError as error:

@@ -19,7 +19,7 @@ from types import FunctionType
 from . import BEGAN, wrappers
 from .host_file import is_handlers, time_ns
 from .recorder import note_failure, record, word, write
-from .wrappers import after, ours, own
+from .wrappers import after, defined, ours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,36 +104,36 @@ def _name(item: "Any") -> str:
 
 def _composes(dataset: "Any") -> "list[Any]":
     """Return the objects within a dataset that hold a list of transforms, each once."""
-    found: dict[int, Any] = {id(value): value for value in _search(dataset, 0)}
-    return list(found.values())
+    composes: dict[int, Any] = {id(value): value for value in _search(dataset, 0)}
+    return list(composes.values())
 
 
 def _search(dataset: "Any", depth: int) -> "list[Any]":
     """Return the ones of a dataset, and of the datasets in it."""
     held = getattr(dataset, "__dict__", {})
-    found = []
+    composes = []
     for value in list(held.values()):
         inner = getattr(value, "__dict__", {}).get("transforms")
         if callable(value) and isinstance(inner, list) and inner and all(map(callable, inner)):
-            found.append(value)
+            composes.append(value)
     if depth < _MOST_DEPTH:
         within = held.get("datasets")
         datasets = [held.get("dataset"), *(within if isinstance(within, (list, tuple)) else ())]
         for inner in datasets:
-            found += _search(inner, depth + 1)
-    return found
+            composes += _search(inner, depth + 1)
+    return composes
 
 
 def fetchers(module: "ModuleType") -> None:
-    """Times what a batch is fetched and collated with."""
+    """Time the functions that fetch and collate a batch."""
     base = module._BaseDatasetFetcher
-    begin = own(base, "__init__")
+    begin = defined(base, "__init__")
     if begin is None:
         return
     base.__init__ = after(begin, _watch_fetcher)
     for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
         cls = getattr(module, name, None)
-        function = own(cls, "fetch") if cls else None
+        function = defined(cls, "fetch") if cls else None
         if function is not None:
             cls.fetch = _timed_fetch(function)  # type: ignore[union-attr]
 
@@ -169,7 +169,7 @@ class _Fetching:
         self.loader = self.count = self.rest = 0
 
     def begin(self) -> "list[Any]":
-        """Takes up the next batch; the lists of transforms to time, and what holds them."""
+        """Begin the next batch; return the lists of transforms to time, and their holders."""
         if not _worker[0]:
             _now.batch = self.loader, self.count
         self.count += 1
@@ -182,7 +182,7 @@ class _Fetching:
         return [swap for swap in map(_swap, self.composes) if swap is not None]
 
     def end(self, swapped: "list[Any]", start: int, end: int, used: int) -> None:
-        """Puts the lists back and records the batch."""
+        """Restore the lists and record the batch."""
         batch = getattr(_now, "batch", (0, 0))
         _add(start, _now.collating or end, FETCH, *batch)
         spent = 0
@@ -216,7 +216,7 @@ def _timed_fetch(function: "Callable[..., Any]") -> "Callable[..., Any]":
 
 
 def _swap(compose: "Any") -> "Any":
-    """Puts a timed list in the place of the plain one, for one batch."""
+    """Replace a plain list by a timed one, for one batch."""
     held = compose.__dict__
     plain = held.get("transforms")
     if type(plain) is not list:
@@ -234,8 +234,8 @@ def _swap_back(held: "dict[str, Any]", timed: "_Timed", plain: "list[Any]") -> N
 
 
 def worker_loop(module: "Any") -> None:
-    """Watches the queues of each worker from within it."""
-    function = own(module, "_worker_loop")
+    """Watch the queues of each worker from within it."""
+    function = defined(module, "_worker_loop")
     if function is None:
         return
     code = function.__code__
@@ -341,7 +341,7 @@ class _Buffer(deque):  # type: ignore[type-arg]
 
 
 def _watch_results(queue: "Any", owner: int) -> None:
-    """Times what the queue's thread does, which starts with the first batch."""
+    """Time the work of the queue's thread, which starts with the first batch."""
     send, held = queue._send_bytes, queue._buffer
     if type(held) is not deque or held or queue._thread is not None:
         return
@@ -359,15 +359,15 @@ def _watch_results(queue: "Any", owner: int) -> None:
 
 
 def dataloader(module: "Any") -> None:
-    """Times waits for batches, as of every iterator, and what makes them."""
+    """Time waits for batches, as of every iterator, and the making of batches."""
     wrappers.iterators(module)
     single = getattr(module, "_SingleProcessDataLoaderIter", None)
     several = getattr(module, "_MultiProcessingDataLoaderIter", None)
     for cls in (single, several):
-        begin = own(cls, "__init__") if cls else None
+        begin = defined(cls, "__init__") if cls else None
         if begin is not None:
             setattr(cls, "__init__", _announced(begin))  # noqa: B010
-    ask = own(several, "_next_data") if several else None
+    ask = defined(several, "_next_data") if several else None
     if ask is not None:
         several._next_data = _asking(ask)  # type: ignore[union-attr]
 
@@ -413,7 +413,7 @@ def _announce(iterator: "Any", loader: "Any", start: int) -> None:
 
 
 def _watch_receiving(queue: "Any", owner: int) -> None:
-    """Times reading and unpickling; the wait until there is something to read is none of it."""
+    """Time reading and unpickling, without the wait until there is something to read."""
     get, receive = queue.get, queue._recv_bytes
     begun = [0]
 

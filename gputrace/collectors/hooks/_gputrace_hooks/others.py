@@ -7,13 +7,13 @@ from .steps import LOOP, OPTIMIZER, step_ended
 from .wrappers import (
     after,
     classes,
+    defined,
     hides_waits,
     iterator,
     iterators,
     makes_way,
     marks_step,
     ours,
-    own,
     timed,
     timed_generator,
 )
@@ -60,9 +60,9 @@ def keras_callbacks(module: "ModuleType") -> None:
 
 
 def keras_epoch_iterator(module: "Any") -> None:
-    """Gets each batch of ``fit``, but with TensorFlow, which does so inside a graph."""
+    """Time each batch of ``fit``, except with TensorFlow, which gets it inside a graph."""
     iterators(module)
-    function = own(module.EpochIterator, "enumerate_epoch")
+    function = defined(module.EpochIterator, "enumerate_epoch")
     if function is not None and "__next__" not in vars(module.EpochIterator):
         name = f"{module.__name__}.EpochIterator"
         module.EpochIterator.enumerate_epoch = timed_generator(function, name)
@@ -71,19 +71,19 @@ def keras_epoch_iterator(module: "Any") -> None:
 def keras_jax_trainer(module: "Any") -> None:
     """``fit`` with JAX gets a batch within each step, from what this returns."""
     cls = module.JAXEpochIterator
-    function = own(cls, "_get_iterator")
+    function = defined(cls, "_get_iterator")
     if function is not None:
         cls._get_iterator = timed_generator(function, f"{module.__name__}.{cls.__name__}")
 
 
 def tensorflow_profiler(module: "ModuleType") -> None:
-    """It uses CUPTI, as torch's does."""
+    """Make way for TensorFlow's profiler, which uses CUPTI."""
     makes_way(module, "start", "stop", "TensorFlow's profiler")
 
 
 def tensorpack_callbacks(module: "Any") -> None:
-    """Its trainers call them after each step; one of them may raise, to end the training."""
-    function = own(module.Callbacks, "trigger_step")
+    """Count calls of callbacks, after each step, as steps; one may raise to end the training."""
+    function = defined(module.Callbacks, "trigger_step")
     if function is None:
         return
     what = word("tensorpack.Trainer.run_step")
@@ -97,9 +97,9 @@ def tensorpack_callbacks(module: "Any") -> None:
 
 
 def tensorpack_input(module: "Any") -> None:
-    """A step is fed here, or from a queue inside the graph, which a thread fills."""
+    """Time feeds of a step; one may come from a queue inside the graph, which a thread fills."""
     cls = module.FeedInput._FeedCallback
-    feeds, fills = own(cls, "_before_run"), own(module.EnqueueThread, "run")
+    feeds, fills = defined(cls, "_before_run"), defined(module.EnqueueThread, "run")
     if feeds is None or fills is None:
         return
     cls._before_run = timed(feeds, f"{module.__name__}.FeedInput")
@@ -113,7 +113,7 @@ def tensorpack_input(module: "Any") -> None:
 
 
 def jax_profiler(module: "Any") -> None:
-    """It uses CUPTI too; and its step annotations, where the program has some, are steps."""
+    """Make way for JAX's profiler, which uses CUPTI; its step annotations are steps."""
     makes_way(module, "start_trace", "stop_trace", "JAX's profiler")
     annotation = getattr(module, "StepTraceAnnotation", None)
     if annotation is not None:
@@ -123,43 +123,43 @@ def jax_profiler(module: "Any") -> None:
 
 
 def grain_data_loader(module: "Any") -> None:
-    """The one that programs see; the others run within it, or in its workers."""
+    """Time the iterator that programs see; others run within it, or in its workers."""
     iterator(module.DataLoaderIterator)
 
 
 def mxnet_dataloader(module: "Any") -> None:
-    """Its loader's iterator is a generator, or one of the classes."""
+    """Time the loader's iterator, which is a generator or one of the classes."""
     iterators(module)
     for cls in classes(module):
-        function = own(cls, "__iter__")
+        function = defined(cls, "__iter__")
         if function is not None and cls.__name__.startswith("DataLoader"):
             cls.__iter__ = timed_generator(function, f"{module.__name__}.{cls.__name__}")
 
 
 def chainer_nccl_worker(module: "Any") -> None:
-    """The other processes of MultiprocessParallelUpdater have no updater, and end a step so."""
-    function = own(module, "scatter_params")
+    """Count steps of the processes of MultiprocessParallelUpdater that have no updater."""
+    function = defined(module, "scatter_params")
     if function is not None:
         what = word("chainer.training.MultiprocessParallelUpdater")
         module.scatter_params = after(function, lambda link: step_ended(what, LOOP, module))
 
 
 def marked_steps(module: "ModuleType") -> None:
-    """Marks the steps that `_STEPS` has for the module."""
+    """Mark the steps that `_STEPS` has for the module."""
     for step in _STEPS[module.__name__]:
         marks_step(module, *step)
 
 
 def cntk_sources(module: "Any") -> None:
-    """CNTK's own source, and each class of those that are written in Python."""
+    """Time CNTK's own source, and each class of those that are written in Python."""
     _times_source(module.MinibatchSource)
-    function = own(module.UserMinibatchSource, "__init__")
+    function = defined(module.UserMinibatchSource, "__init__")
     if function is not None:
         begin = after(function, lambda self: _times_source(type(self)))
         module.UserMinibatchSource.__init__ = begin
 
 
 def _times_source(cls: "Any") -> None:
-    function = own(cls, "next_minibatch")
+    function = defined(cls, "next_minibatch")
     if function is not None:
         cls.next_minibatch = timed(function, f"{cls.__module__}.{cls.__name__}")

@@ -11,7 +11,7 @@ from . import steps
 from .host_file import time_ns
 from .recorder import PHASE, note_failure, record, word
 from .steps import OPTIMIZER, step_ended
-from .wrappers import after, classes, iterator, makes_way, ours, own, phase
+from .wrappers import after, classes, defined, iterator, makes_way, ours, phase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _quiet: "list[None]" = []
 
 
 def optimizer(module: "Any") -> None:
-    """Uses the hook of all optimizers where torch has it, else wraps ``step`` of each class."""
+    """Use torch's hook of all optimizers if there is one, else wrap ``step`` of each class."""
     register = getattr(module, "register_optimizer_step_post_hook", None)
     if register is not None:
         register(lambda optimizer, args, keywords: _own_step(optimizer))
@@ -36,23 +36,23 @@ def optimizer(module: "Any") -> None:
         if before is not None:
             before(lambda optimizer, args, keywords: _own_begin(optimizer))
         return
-    function = own(module.Optimizer, "__init__")
+    function = defined(module.Optimizer, "__init__")
     if function is not None:
         module.Optimizer.__init__ = after(function, lambda self: _wrap(type(self)))
 
 
 def torchdata_loader(module: "Any") -> None:
-    """The last of a chain of nodes; those before run within it, or in its threads."""
+    """Time the last of a chain of nodes; earlier ones run within it, or in its threads."""
     iterator(module.LoaderIterator)
 
 
 def backward(module: "Any") -> None:
-    """The function that ``Tensor.backward`` calls."""
+    """Time the function that ``Tensor.backward`` calls."""
     phase(module, "backward", "backward", _is_compiling)
 
 
 def clipping(module: "Any") -> None:
-    """Its module and the package that has it from there: either may be there first."""
+    """Time clipping in its module and in the package that imports it, whichever comes first."""
     phase(module, "clip_grad_norm_", "gradient clipping", _is_compiling)
 
 
@@ -67,7 +67,7 @@ def _begin(optimizer: object) -> None:
 
 
 def _own_step(optimizer: object) -> None:
-    """A step as torch's classes make it, unless Horovod's is around it."""
+    """Count a step of one of torch's classes, unless Horovod's is around it."""
     if not hasattr(type(optimizer), "_step_of_gputrace"):
         _step(optimizer)
 
@@ -94,7 +94,7 @@ def _wrap(cls: "Any") -> None:
 def _between(
     before: "Callable[[Any], None]", function: "Any", then: "Callable[[Any], None]"
 ) -> "Any":
-    """The method, between two others with the object it is of."""
+    """Return a method that calls two others with its object before and after."""
 
     @wraps(function)
     def method(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
@@ -153,12 +153,12 @@ def _calls_hooks(step: "Any") -> bool:
 
 
 def grad_scaler(module: "Any") -> None:
-    """A step whose gradients overflowed is one too, though its optimizer is not called.
+    """Count steps whose gradients overflow, too, for which the optimizer is not called.
 
     The optimizer's phase begins where the scaler looks for infinities, which waits for the GPU.
     """
     phase(module.GradScaler, "unscale_", "gradient unscaling", _is_compiling)
-    function = own(module.GradScaler, "step")
+    function = defined(module.GradScaler, "step")
     if function is None:
         return
 
@@ -188,16 +188,16 @@ def _records_gpu(profile: "Any") -> bool:
 
 
 def horovod_optimizer(module: "ModuleType") -> None:
-    """Its classes call torch's ``step`` within theirs, or once a parameter; theirs counts."""
+    """Count Horovod's steps, which call torch's ``step`` within, or once a parameter."""
     for cls in classes(module):
-        function = own(cls, "step")
+        function = defined(cls, "step")
         if function is not None:
             cls.step, cls._step_of_gputrace = _between(_begin, function, _step), True
 
 
 def horovod_functions(module: "Any") -> None:
-    """An optimizer that has no state yet to broadcast makes a step with gradients of 0."""
-    function = own(module, "broadcast_optimizer_state")
+    """Ignore the step with gradients of 0 that an optimizer without state makes to broadcast it."""
+    function = defined(module, "broadcast_optimizer_state")
     if function is None:
         return
 

@@ -99,7 +99,7 @@ _written, _due, _wait_due = 0, 0, 0
 
 
 def record(start: int, end: int, what: int, kind: int) -> None:
-    """Adds an event. ``what`` is from ``word``, ``kind`` is kind | rank << 16 | number << 32."""
+    """Add an event. ``what`` is from ``word``, ``kind`` is kind | rank << 16 | number << 32."""
     try:
         _events.extend((start, end, what | thread_id(), kind))
         within_step = kind in _WITHIN_STEPS
@@ -117,7 +117,7 @@ def record(start: int, end: int, what: int, kind: int) -> None:
 
 
 def record_of(thread: int, start: int, end: int, what: int, kind: int) -> None:
-    """Adds an event of another thread, which is written with what comes next."""
+    """Add an event of another thread, which is written with the next events."""
     _events.extend((start, end, what | thread, kind))
 
 
@@ -131,7 +131,7 @@ def thread_id() -> int:
 
 
 def _put_off(now: int) -> None:
-    """Has the first event written with the first step, or with what comes a second later."""
+    """Defer writing of the first event to the first step, or to an event a second later."""
     global _written, _wait_due
     if _state.file.pid == os.getpid():
         _written, _wait_due = now, now + _SECOND
@@ -140,7 +140,7 @@ def _put_off(now: int) -> None:
 
 
 def word(name: str) -> int:
-    """The name as ``record`` wants it."""
+    """Return a name in the form that ``record`` takes."""
     number = _names.get(name)
     if number is None:
         with _names_lock:
@@ -151,31 +151,31 @@ def word(name: str) -> int:
 
 
 def record_for_good(now: int, what: int, kind: int) -> None:
-    """Adds a moment that a reader must know of, however much of a ring is gone."""
+    """Add an instant that each file of a ring repeats."""
     if len(_lasting) < _MOST_LASTING:
         _lasting.extend((now, now, what | _native_thread_id(), kind))
     record(now, now, what, kind)
 
 
 def note(text: str) -> None:
-    """Leaves a line for the reader of the trace."""
+    """Add a note for the reader of the trace."""
     record_for_good(time_ns(), word(text), NOTE)
 
 
 def note_failure(doing: str) -> None:
-    """Leaves a line about the exception under way."""
+    """Add a note about the exception being handled."""
     problem = " ".join(repr(sys.exc_info()[1]).split())[:300]
     note(f"the hooks failed in {doing}: {problem}")
 
 
 def write(now: int) -> None:
-    """Writes what is there, unless another thread is at it."""
+    """Write the pending events, unless another thread is writing."""
     global _written, _due, _wait_due
     if _state.file.pid != os.getpid():
         _in_forked_child()
-    state, own = _state, object()
+    state, token = _state, object()
     try:
-        if state.writer.setdefault(0, own) is not own:
+        if state.writer.setdefault(0, token) is not token:
             return
         backwards = now < _written
         # Where steps take longer, a wait would be too old by the end of its step.
@@ -190,19 +190,19 @@ def write(now: int) -> None:
             raise
         state.failed = True
     finally:
-        if 0 in state.writer and state.writer[0] is own:
+        if 0 in state.writer and state.writer[0] is token:
             del state.writer[0]
     for call in on_write:
         call()
 
 
 def finish() -> None:
-    """Writes what is there, at the end of the process."""
-    state, own = _state, object()
+    """Write the pending events at the end of the process."""
+    state, token = _state, object()
     if state.file.pid != os.getpid() or not _events:
         return
     for _ in range(_PATIENCE):
-        if state.writer.setdefault(0, own) is own:
+        if state.writer.setdefault(0, token) is token:
             break
         sleep(_A_MOMENT_S)
     else:
@@ -216,7 +216,7 @@ def finish() -> None:
 
 
 def finish_with(util: "Any") -> None:
-    """Takes multiprocessing.util: its processes leave by ``os._exit``, after their finalizers."""
+    """Hook multiprocessing.util, whose processes exit by ``os._exit``, after their finalizers."""
 
     def register(_: object) -> None:
         util.Finalize(None, finish, exitpriority=-100)
@@ -228,7 +228,7 @@ def finish_with(util: "Any") -> None:
 
 
 def _meet_thread() -> int:
-    """The system's id of this thread; its pthread id, where those are asked for, is to be told."""
+    """Return the system's id of this thread, and note its pthread id if those are wanted."""
     thread = _native_thread_id()
     if os.environ.get("GPUTRACE_PTHREADS"):
         _pthreads.append((thread, _thread.get_ident()))
@@ -243,7 +243,7 @@ def _native_thread_id() -> int:
 
 
 def _write_events(state: _State, now: int) -> None:
-    """Writes what is there; it stays where that fails, and goes with the next."""
+    """Write the pending events; if that may succeed later, keep them for the next time."""
     # Where a signal handler raised between the writing of these and the line that forgets them.
     del _events[: state.file.held]
     state.file.held = 0
@@ -266,7 +266,7 @@ def _write_events(state: _State, now: int) -> None:
     del _events[:count]
     state.file.held = 0
     if state.failed:
-        _tell_stop(state, count // 4)
+        _write_stop(state, count // 4)
 
 
 def _may_pass(problem: Exception) -> bool:
@@ -275,10 +275,10 @@ def _may_pass(problem: Exception) -> bool:
     return passes and len(_events) < _MOST_KEPT
 
 
-def _tell_stop(state: _State, lost: int) -> None:
+def _write_stop(state: _State, lost: int) -> None:
     state.stopped = state.stopped or time_ns()
     state.lost += lost
-    state.file.tell_stop(state.stopped, state.lost, state.errno)
+    state.file.write_stop(state.stopped, state.lost, state.errno)
 
 
 def _limit(name: str) -> int:
@@ -294,7 +294,7 @@ _max_bytes = _limit("GPUTRACE_MAX_BYTES")
 
 
 def _keep_size(state: _State, now: int, more: int) -> None:
-    """Raises OSError where as much again as of late would make the recording too large."""
+    """Raise OSError if as much growth as lately would make the recording too large."""
     state.since += more
     often = state.since < _max_bytes // _PART
     if not _max_bytes or (0 <= now - state.looked < _SECOND and often):
@@ -307,7 +307,7 @@ def _keep_size(state: _State, now: int, more: int) -> None:
 
 
 def _keep_segments(state: _State, now: int) -> bytes:
-    """Begins a new file when it is time; the events that it is to repeat."""
+    """Begin a new file when it is due; return the events that it repeats."""
     if not _segment_ns or 0 <= now - state.segment_began < _segment_ns:
         return b""
     first, state.segment_began = not state.segment_began, state.segment_began + _segment_ns
@@ -346,7 +346,7 @@ def _write_chunks(state: _State, numbers: "list[int]", now: int) -> None:
 
 
 def _in_forked_child() -> None:
-    """Leaves the file to the parent, with what the parent has not written yet."""
+    """Leave the file and the unwritten events to the parent."""
     global _state, _names_lock, _written, _due, _wait_due
     left = _state
     _state = _State()

@@ -17,7 +17,7 @@ import fcntl  # noqa: F401 (so that what we do in the midst of the program need 
 import os
 import sys
 
-from . import control, garbage, host_file, load, recorder, steps, stretches
+from . import control, host_file, load, recorder, steps, stretches
 from .host_file import time_ns
 from .recorder import SAMPLE, note, record, word
 
@@ -41,7 +41,7 @@ _package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__fil
 _BEGUN = 8 if sys.version_info >= (3, 11) else 0
 
 _sides = dict.fromkeys(
-    [m.__file__ for m in (recorder, host_file, control, garbage, load, steps, stretches)],
+    [m.__file__ for m in (recorder, host_file, control, load, steps, stretches)],
     _RECORDING,
 )
 _lines: "dict[tuple[str, int, str], int]" = {}
@@ -54,7 +54,7 @@ _asleep = False
 
 
 def install(path: str) -> None:
-    """Samples from now on; leaves a note where that cannot be. It never raises."""
+    """Start sampling, or add a note if that is impossible; never raises."""
     global _clock
     try:
         import ctypes
@@ -125,13 +125,13 @@ def _wake_up() -> None:
 
 
 def _look(ticks: int, since: int) -> None:
-    """Records where the program is, for each tick since the first of them."""
+    """Record the current line of the program for each tick since the first one."""
     try:
         now = time_ns()
-        place, inner = _place(sys._getframe(1))
-        if place is None or inner is None:
+        frame, inner = _user_frame(sys._getframe(1))
+        if frame is None or inner is None:
             return
-        what, kind = _line(place) << 32, SAMPLE | _line(inner) << 32
+        what, kind = _line(frame) << 32, SAMPLE | _line(inner) << 32
         count = min(ticks, _MOST_TICKS)
         for tick in range(count):
             record(since + (now - since) * tick // count, now, what, kind)
@@ -140,8 +140,8 @@ def _look(ticks: int, since: int) -> None:
             raise
 
 
-def _place(frame: "FrameType | None") -> "tuple[FrameType | None, FrameType | None]":
-    """The innermost frame of the user's program, and of all; None where that is nobody's.
+def _user_frame(frame: "FrameType | None") -> "tuple[FrameType | None, FrameType | None]":
+    """Return the innermost frame of the user's program, and of all; None if it is nobody's.
 
     Of a program that is itself an installed package, the outermost frame of such: it has no other.
     """
@@ -167,7 +167,7 @@ def _place(frame: "FrameType | None") -> "tuple[FrameType | None, FrameType | No
 
 
 def _side(file: str) -> int:
-    """Whose code a file is."""
+    """Return the side that a file is of."""
     if len(_sides) > _MOST_LINES:
         return _STANDARD
     if file.startswith(_package):
@@ -180,7 +180,7 @@ def _side(file: str) -> int:
 
 
 def _line(frame: "FrameType") -> int:
-    """The number of the name of a frame's line."""
+    """Return the number of the name of a frame's line."""
     code = frame.f_code
     key = code.co_filename, frame.f_lineno or 0, getattr(code, "co_qualname", code.co_name)
     number = _lines.get(key)

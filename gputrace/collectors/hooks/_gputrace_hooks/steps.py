@@ -41,7 +41,7 @@ class _Source:
         self.held: list[int] = []
 
     def ends(self, owner: object, end: int) -> "list[int]":
-        """The ends of steps that a call by the owner proves."""
+        """Return the ends of steps that a call by the owner proves."""
         leader = self.leader()
         if leader is owner:
             if self.held:
@@ -70,7 +70,7 @@ def _nobody() -> None:
 
 
 def weak(owner: object) -> "Callable[[], object | None]":
-    """A reference that does not keep the owner alive, where it can be had."""
+    """Return a weak reference to the owner, if it supports one."""
     import _weakref
 
     try:
@@ -88,7 +88,7 @@ _stretches = Stretches()
 
 
 def step_ended(what: int, rank: int, owner: object) -> None:
-    """Takes note of the end of a step, at this moment; it raises nothing of ours."""
+    """Count the end of a step, now; raises no error of ours."""
     try:
         end = time_ns()
         source = _sources.get(rank)
@@ -136,15 +136,15 @@ def _apply_window(source: _Source) -> None:
         control.capture(True)
         # What a recorder takes to begin is no part of a step.
         source.last = time_ns()
-        _tell(f"recording from step {first}")
+        _note_window(f"recording from step {first}")
     if end is not None and source.count >= end:
         _window[1] = None
         control.capture(False)
-        _tell(f"recorded to the end of step {end - 1}")
+        _note_window(f"recorded to the end of step {end - 1}")
         _set_next(source.count)
 
 
-def _tell(text: str) -> None:
+def _note_window(text: str) -> None:
     """Note the window; of recurring windows the trace has all in a table."""
     if _again[0] is None:
         note(text)
@@ -162,7 +162,7 @@ def _set_next(count: int) -> None:
 
 
 def read_window() -> None:
-    """Takes GPUTRACE_STEPS, ``A:B``, of which one may be missing, and GPUTRACE_EVERY, ``N:M``."""
+    """Parse GPUTRACE_STEPS, ``A:B``, of which one may be missing, and GPUTRACE_EVERY, ``N:M``."""
     text, every = os.environ.get("GPUTRACE_STEPS", ""), os.environ.get("GPUTRACE_EVERY", "")
     first, _, end = text.partition(":")
     try:
@@ -187,7 +187,7 @@ def _restart_stretches() -> None:
 
 
 def restart() -> None:
-    """Counts from 0 again, the first step from its first wait for data: a cell of a notebook."""
+    """Count from 0 again, for a cell of a notebook; the first step begins with its data wait."""
     _sources.clear()
 
 

@@ -57,7 +57,7 @@ class Stretches:
         self.missed = 0
 
     def look(self, count: int, now: int) -> int:
-        """Goes on after so many steps, of which the last ended now; when the next one began."""
+        """Proceed after ``count`` steps, the last ended ``now``; return when the next one began."""
         # The clock may have been set back.
         pace = max(now - self.since[1], 1) // max(count - self.since[0], 1)
         self.since = (count, now)
@@ -81,7 +81,7 @@ class Stretches:
         return now
 
     def _rest(self, count: int) -> None:
-        """Begins a stretch, unless it would be too long."""
+        """Begin a stretch, unless it would be too long."""
         pace, steps = self.recorded, _LEAST
         hold = _HOLD_NS + _HELD * pace
         # No number of steps is enough where the clock was set back.
@@ -102,14 +102,14 @@ class Stretches:
             self._plan(count)
 
     def _costs_much(self) -> bool:
-        """Returns whether recording would cost too much before the next stretch."""
+        """Return True if recording would cost too much before the next stretch."""
         cost = sorted(self.costs)[len(self.costs) // 2]
         # The next stretch begins after twice as many steps.
         lost = (2 * self.begin - self.missed) * cost
         return cost > _NOTHING * self.free and lost > _FREELY_NS
 
     def _cycle(self, count: int) -> int:
-        """Steps of which 35 may be recorded, a power of two; at most sixteen times those so far.
+        """Return the power of two of steps of which to record 35, at most 16 times those so far.
 
         It stays as it is for a while, so that ranks that differ a little do not part ways.
         """
@@ -122,7 +122,7 @@ class Stretches:
         return self.cycle
 
     def _plan(self, count: int) -> None:
-        """Chooses when the next stretch begins."""
+        """Choose when the next stretch begins."""
         self.state = _BEFORE
         if self.share and self.free:
             self.begin = count + _SETTLES + _PACE

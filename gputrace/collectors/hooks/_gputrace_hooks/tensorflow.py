@@ -10,7 +10,7 @@ from types import FunctionType
 
 from .recorder import note_failure, word
 from .steps import OPTIMIZER, step_ended, weak
-from .wrappers import after, classes, hides_waits, ours, own, timed
+from .wrappers import after, classes, defined, hides_waits, ours, timed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ _applied = word("tf.keras.optimizers.Optimizer")
 
 
 def iterators(module: "ModuleType") -> None:
-    """Times what programs call to get a batch."""
+    """Time the methods that programs call to get a batch."""
     for cls in classes(module):
         for method in ("__next__", "get_next", "get_next_as_optional"):
-            function = own(cls, method)
+            function = defined(cls, method)
             if function is not None:
                 name = f"{module.__name__}.{cls.__name__}"
                 setattr(cls, method, _outside_graphs(function, name))
@@ -66,9 +66,9 @@ def _optimized(optimizer: object) -> None:
 
 
 def functions(module: "ModuleType") -> None:
-    """Calls of graphs, be it from a tf.function or of their own."""
+    """Count calls of graphs, from a tf.function or directly."""
     cls: Any = getattr(module, "ConcreteFunction", None)
-    function = own(cls, "_call_flat") if cls else None
+    function = defined(cls, "_call_flat") if cls else None
     if function is not None:
         cls._call_flat = after(function, _ran)
 
@@ -89,7 +89,7 @@ def _is_eager() -> bool:
 
 
 def _mark(name: str, value: object) -> None:
-    """Leaves a mark on the graph being made and those it becomes a part of.
+    """Mark the graph being made and those it becomes a part of.
 
     None on one that has it in a loop: how often that comes round is not known.
     """

@@ -26,13 +26,13 @@ _hidden: "list[str]" = []
 
 
 def ours(function: "Any") -> "Any":
-    """Marks a wrapper, so that none is wrapped again."""
+    """Mark a wrapper, so that it is not wrapped again."""
     function._of_gputrace = True
     return function
 
 
-def own(holder: "Any", name: str) -> "Any":
-    """A function that the class or module defines itself, unless it is wrapped already."""
+def defined(holder: "Any", name: str) -> "Any":
+    """Return a function that a class or module defines itself, unless it is wrapped already."""
     function = vars(holder).get(name)
     if isinstance(function, FunctionType) and not hasattr(function, "_of_gputrace"):
         return function
@@ -46,7 +46,7 @@ def classes(module: "ModuleType") -> "list[Any]":
 
 
 def timed(function: "Callable[..., Any]", name: str) -> "Callable[..., Any]":
-    """A function that gets the next item; the wait for it is recorded."""
+    """Wrap a function that gets the next item, to record the wait for it."""
     what = word(name)
 
     @wraps(function)
@@ -64,7 +64,7 @@ def timed(function: "Callable[..., Any]", name: str) -> "Callable[..., Any]":
 
 
 def hides_waits(name: str, why: str) -> None:
-    """Says that those waits are not seen on which the steps depend, whatever others are."""
+    """Note that the waits on which steps depend are not seen, even if others are."""
     if not _hidden:
         _hidden.append(name)
         record_for_good(time_ns(), word(name), _UNSEEN)
@@ -72,7 +72,7 @@ def hides_waits(name: str, why: str) -> None:
 
 
 def timed_generator(function: "Callable[..., Any]", name: str) -> "Callable[..., Any]":
-    """A function that returns a generator, whose items are waited for."""
+    """Wrap a function that returns a generator, to record the waits for its items."""
     advance = timed(next, name)
 
     def each(items: "Any") -> "Iterator[Any]":
@@ -95,7 +95,7 @@ def timed_generator(function: "Callable[..., Any]", name: str) -> "Callable[...,
 
 
 def after(function: "Callable[..., Any]", then: "Callable[[Any], None]") -> "Callable[..., Any]":
-    """The method, and then the other with the object it is of."""
+    """Wrap a method so that another function is then called with its object."""
 
     @wraps(function)
     def method(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
@@ -107,8 +107,8 @@ def after(function: "Callable[..., Any]", then: "Callable[[Any], None]") -> "Cal
 
 
 def phase(holder: "Any", name: str, called: str, is_untimed: "Callable[[], bool]") -> None:
-    """Times each call of a function as a part of a step, unless it is not to be timed now."""
-    function = own(holder, name)
+    """Time each call of a function as a part of a step, unless ``is_untimed``."""
+    function = defined(holder, name)
     if function is None:
         return
     what = word(called)
@@ -127,9 +127,9 @@ def phase(holder: "Any", name: str, called: str, is_untimed: "Callable[[], bool]
 
 
 def marks_step(module: "ModuleType", cls: str, method: str, name: str, rank: int) -> None:
-    """Each call is a step; of optimizers, each call of the one that leads."""
+    """Count each call as a step; of optimizers, each call of the leading one."""
     holder = getattr(module, cls, None)
-    function = own(holder, method) if holder else None
+    function = defined(holder, method) if holder else None
     if function is None:
         return
     what = word(name)
@@ -141,16 +141,16 @@ def marks_step(module: "ModuleType", cls: str, method: str, name: str, rank: int
 
 
 def iterator(cls: "Any") -> None:
-    """Times one class, which may inherit how to get the next item."""
+    """Time a class that may inherit ``__next__``."""
     function = cls.__next__
     if isinstance(function, FunctionType) and not hasattr(function, "_of_gputrace"):
         cls.__next__ = timed(function, f"{cls.__module__}.{cls.__name__}")
 
 
 def iterators(module: "ModuleType") -> None:
-    """Times every class that says how to get the next item."""
+    """Time every class that defines ``__next__``."""
     for cls in classes(module):
-        function = own(cls, "__next__")
+        function = defined(cls, "__next__")
         if function is None:
             continue
         wrapper = timed(function, f"{module.__name__}.{cls.__name__}")
@@ -169,8 +169,8 @@ def makes_way(
     name: str,
     uses_gpu: "Callable[..., bool]" = lambda *args: True,
 ) -> None:
-    """Pauses the collector from one function to the other, between which CUPTI is in use."""
-    start, stop = own(holder, begin), own(holder, end)
+    """Pause the collector between two functions, while another tool uses CUPTI."""
+    start, stop = defined(holder, begin), defined(holder, end)
     if start is None or stop is None:
         return
 

@@ -1,0 +1,390 @@
+"""Columns of integers of SQLite tables: what to read, and the scan that reads it past SQLite.
+
+SQLite's virtual machine takes most of the time that reading a trace costs. `native/table_scan.c`
+reads the pages of a table instead, on several threads, in the format of
+sqlite.org/fileformat2.html. SQLite says which tables and columns there are, and answers itself
+where the scan cannot: without the library, or where a table has anything but integers and NULL in
+the columns asked for, is WITHOUT ROWID, has generated columns, or is broken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import struct
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+LIBRARY: Final = Path(__file__).with_name("_native.so")
+Integers = NDArray[np.signedinteger[Any]]
+Rows = tuple[int, int] | None
+"""Rowids ``first <= rowid < end``, or None for all rows."""
+
+_Part = TypeVar("_Part")
+_Result = TypeVar("_Result")
+_INT64: Final = np.iinfo(np.int64)
+_COLUMN, _COALESCE, _COALESCE_ROWID, _SUBTRACTED, _UNLESS_EQUAL = range(5)
+
+
+def quote_identifier(name: str) -> str:
+    """Quote an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Integer computed from a row: SQL, and its equivalent for the scan, if there is one."""
+
+    sql: str
+    columns: tuple[str, ...] = ()
+    """Columns of the table that it takes; empty for what SQLite alone can compute."""
+    operation: int = _COLUMN
+    constant: int = 0
+    equal: int = 0
+
+    @classmethod
+    def of(cls, column: str) -> Value:
+        """Return a column's value."""
+        return cls(quote_identifier(column), (column,))
+
+    @classmethod
+    def coalesce(cls, column: str, other: str) -> Value:
+        """Return a column's value, and where that is NULL another's."""
+        sql = f"COALESCE({quote_identifier(column)}, {quote_identifier(other)})"
+        return cls(sql, (column, other), _COALESCE)
+
+    @classmethod
+    def coalesce_rowid(cls, column: str, constant: int) -> Value:
+        """Return a column's value, and where that is NULL a constant minus the rowid."""
+        sql = f"COALESCE({quote_identifier(column)}, {constant} - rowid)"
+        return cls(sql, (column,), _COALESCE_ROWID, constant)
+
+    @classmethod
+    def subtracted(cls, constant: int, column: str) -> Value:
+        """Return a constant minus a column's value."""
+        return cls(f"{constant} - {quote_identifier(column)}", (column,), _SUBTRACTED, constant)
+
+    @classmethod
+    def replaced(cls, column: str, equal: int, ends: tuple[str, str], constant: int) -> Value:
+        """Return a column's value, but a constant where it equals one and two others differ."""
+        name, (first, second) = quote_identifier(column), map(quote_identifier, ends)
+        condition = f"{name} = {equal} AND {first} <> {second}"
+        sql = f"CASE WHEN {condition} THEN {constant} ELSE {name} END"
+        return cls(sql, (column, *ends), _UNLESS_EQUAL, constant, equal)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A value within one of some ranges, both ends included; not NULL."""
+
+    value: Value
+    ranges: tuple[tuple[int, int], ...]
+    sql: str
+
+    @classmethod
+    def below(cls, value: Value, limit: int) -> Condition:
+        return cls(value, ((_INT64.min, _clipped(limit - 1)),), f"{value.sql} < {limit}")
+
+    @classmethod
+    def at_least(cls, value: Value, limit: int) -> Condition:
+        return cls(value, ((_clipped(limit), _INT64.max),), f"{value.sql} >= {limit}")
+
+    @classmethod
+    def among(cls, value: Value, numbers: tuple[int, ...]) -> Condition:
+        ranges = tuple((number, number) for number in numbers)
+        return cls(value, ranges, f"{value.sql} IN ({', '.join(map(str, numbers))})")
+
+
+def _clipped(number: int) -> int:
+    return max(int(_INT64.min), min(number, int(_INT64.max)))
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Selection of columns and rows: values by result name, and their numpy types."""
+
+    table: str
+    values: Mapping[str, Value]
+    types: Mapping[str, type[np.signedinteger[Any]]]
+    where: tuple[Condition, ...] = ()
+    """Conditions that a row has to meet, all of them."""
+
+    def sql(self, rows: Rows = None, cast: bool = False) -> str:
+        """Return the statement for a row range; ``cast`` converts every value to an integer."""
+        pattern = "CAST({} AS INTEGER)" if cast else "{}"
+        columns = ", ".join(pattern.format(value.sql) for value in self.values.values())
+        where = " AND ".join(condition.sql for condition in self.where) or "1"
+        order = " ORDER BY rowid" if rows is not None else ""  # The natural order, made explicit.
+        table = quote_identifier(self.table)
+        return f"SELECT {columns} FROM {table} WHERE ({where}){within(rows)}{order}"
+
+
+def within(rows: Rows) -> str:
+    """Return the end of an SQL condition, which restricts it to a row range."""
+    return "" if rows is None else f" AND rowid >= {rows[0]} AND rowid < {rows[1]}"
+
+
+class _File(ctypes.Structure):
+    _fields_ = [
+        ("pages", ctypes.c_int64),
+        ("descriptor", ctypes.c_int32),
+        ("page_size", ctypes.c_int32),
+        ("usable", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    ]
+
+
+class _Column(ctypes.Structure):
+    _fields_ = [
+        ("index", ctypes.c_int32),
+        ("absence", ctypes.c_int32),
+        ("constant", ctypes.c_int64),
+    ]
+
+
+class _Value(ctypes.Structure):
+    _fields_ = [
+        ("operation", ctypes.c_int32),
+        ("columns", ctypes.c_int32 * 3),
+        ("equal", ctypes.c_int64),
+        ("constant", ctypes.c_int64),
+        ("output", ctypes.c_void_p),
+        ("width", ctypes.c_int32),
+        ("ranges", ctypes.c_int32),
+        ("limits", ctypes.c_void_p),
+    ]
+
+
+_NO_DEFAULT, _NULL_DEFAULT, _INTEGER_DEFAULT, _ROWID = range(4)
+_MOST_COLUMNS: Final = 24
+_LEAVES_AT_ONCE: Final = 2048
+_ROWS_WORTH_A_THREAD: Final = 50_000
+
+
+@cache
+def library(path: Path = LIBRARY) -> ctypes.CDLL | None:
+    """Return the C library; None where the package was built without a compiler."""
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError:
+        return None
+    int32, int64, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+    file, root = ctypes.POINTER(_File), ctypes.c_uint32
+    loaded.gputrace_list_leaves.argtypes = [
+        *(file, root, int64, int64, pointer, pointer, int64),
+        ctypes.POINTER(int64),
+    ]
+    loaded.gputrace_scan_leaves.argtypes = [
+        *(file, pointer, pointer, int64, int64, int64, int64, root),
+        *(ctypes.POINTER(_Column), int32, ctypes.POINTER(_Value), int32, int64, int64),
+    ]
+    for function in (loaded.gputrace_list_leaves, loaded.gputrace_scan_leaves):
+        function.restype = int64
+    return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """Where a table is in its file, and the columns of its records."""
+
+    root: int
+    columns: Mapping[str, _Column]
+    """By name, those that can be read."""
+
+    @classmethod
+    def read(cls, query: Callable[..., Iterable[Any]], table: str) -> TableLayout | None:
+        """Return the layout of a table by SQLite's schema; None if it cannot be scanned."""
+        sql = "SELECT rootpage, sql FROM sqlite_master WHERE type = 'table' AND name = ?"
+        entries = list(query(sql, (table,)))
+        rows = list(query(f"PRAGMA table_xinfo({quote_identifier(table)})"))
+        # Generated and hidden columns are not where their number says.
+        if len(entries) != 1 or any(hidden for *_, hidden in rows):
+            return None
+        ((root, declaration),) = entries
+        keys = [name for _, name, _, _, _, key, _ in rows if key]
+        columns = {}
+        for index, name, type_, _, default, key, _ in rows:
+            if not _holds_integers(str(type_)):
+                continue
+            column = _Column(index, *_absence(str(type_), default))
+            if key and len(keys) == 1 and str(type_).upper() == "INTEGER":
+                # That is the rowid, unless the column's definition says DESC.
+                if re.search(r"\bDESC\b", str(declaration), re.IGNORECASE):
+                    continue
+                column.absence = _ROWID
+            columns[name] = column
+        return cls(root, columns) if isinstance(root, int) and 1 < root < 1 << 32 else None
+
+    def select(self, query: Query) -> dict[str, int] | None:
+        """Return a position for each column that a query takes; None if one cannot be read."""
+        values = [*query.values.values(), *(condition.value for condition in query.where)]
+        names = dict.fromkeys(name for value in values for name in value.columns)
+        if not all(value.columns for value in values) or not names.keys() <= self.columns.keys():
+            return None
+        return {name: position for position, name in enumerate(names)}
+
+
+def _holds_integers(type_: str) -> bool:
+    """Return True for a column type whose integers are returned as they are stored."""
+    # Rules of affinity, sqlite.org/datatype3.html, section 3.1.
+    type_ = type_.upper()
+    return "INT" in type_ or not re.search("CHAR|CLOB|TEXT|REAL|FLOA|DOU[B]", type_)
+
+
+def _absence(type_: str, default: object) -> tuple[int, int]:
+    """Return what a column is in records from before it was added."""
+    if default is None or str(default).upper() == "NULL":
+        return _NULL_DEFAULT, 0
+    if "INT" in type_.upper() and re.fullmatch(r"-?[0-9]{1,18}", str(default)):
+        return _INTEGER_DEFAULT, int(str(default))
+    return _NO_DEFAULT, 0
+
+
+class Scanner:
+    """An open SQLite file whose tables are scanned; it must not change."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a file; raise OSError if that fails, and ValueError if it cannot be scanned."""
+        loaded = library()
+        if loaded is None:
+            raise ValueError("the package was built without a compiler")
+        self._library = loaded
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.close = weakref.finalize(self, os.close, self._descriptor)
+        head = os.pread(self._descriptor, 100, 0)
+        size, reserved, fractions, changes, pages, valid_for = struct.unpack(
+            ">16xH2xB3sII60xI4x", head
+        )
+        size = 65536 if size == 1 else size
+        in_file, rest = divmod(os.fstat(self._descriptor).st_size, size or 1)
+        # Old writers leave the page count stale.
+        pages = pages if pages and changes == valid_for else in_file
+        if rest or pages > in_file or fractions != b"\x40\x20\x20":
+            raise ValueError("a header that SQLite has to judge")
+        self._file = _File(pages, self._descriptor, size, size - reserved)
+
+    def read(
+        self, layout: TableLayout, query: Query, first: int, end: int, count: Callable[[int], None]
+    ) -> dict[str, Integers] | None:
+        """Read a query's columns in rows ``first <= rowid < end``; None where SQLite has to.
+
+        ``count`` is called with numbers of rows that have been read, by several threads.
+        """
+        positions = layout.select(query)
+        if positions is None or len(positions) > _MOST_COLUMNS or not positions:
+            return None
+        pages = np.empty(self._file.pages, np.uint32)
+        highs = np.empty(self._file.pages, np.int64)
+        low = ctypes.c_int64()
+        leaves = self._library.gputrace_list_leaves(
+            self._file,
+            layout.root,
+            first,
+            end - 1,
+            pages.ctypes.data,
+            highs.ctypes.data,
+            len(pages),
+            low,
+        )
+        if leaves <= 0:
+            return None
+        pages, highs = pages[:leaves], highs[:leaves]
+        lows = np.concatenate([[low.value], highs[:-1] + 1])
+        # Each leaf's rows have ids of their own, as many elements as rows fit between them.
+        starts = np.concatenate([np.maximum(lows, first) - first, [end - first]])
+        outputs = {name: np.empty(end - first, query.types[name]) for name in query.values}
+        columns = (_Column * len(positions))(*(layout.columns[name] for name in positions))
+        threads = min(count_threads(end - first), leaves)
+        edges = [leaves * part // threads for part in range(threads + 1)]
+
+        def read_part(part: int) -> int:
+            """Read the leaves of a part; return how many rows there are, or -1."""
+            begin, row = edges[part], 0
+            base = int(starts[begin])
+            room = int(starts[edges[part + 1]]) - base
+            values, _limits = _values(query, positions, outputs, base)
+            for leaf in range(begin, edges[part + 1], _LEAVES_AT_ONCE):
+                size = min(_LEAVES_AT_ONCE, edges[part + 1] - leaf)
+                before = row
+                row = self._library.gputrace_scan_leaves(
+                    self._file,
+                    pages[leaf:].ctypes.data,
+                    highs[leaf:].ctypes.data,
+                    size,
+                    int(lows[leaf]),
+                    first,
+                    end - 1,
+                    layout.root,
+                    columns,
+                    len(columns),
+                    values,
+                    len(values),
+                    row,
+                    room,
+                )
+                if row < 0:
+                    return -1
+                count(row - before)
+            return row
+
+        rows = map_in_threads(read_part, range(threads))
+        if min(rows) < 0:
+            return None
+        pieces = [
+            slice(base := int(starts[edge]), base + length)
+            for edge, length in zip(edges, rows, strict=False)
+        ]
+        if sum(rows) == end - first:
+            return dict(outputs)
+        return {
+            name: np.concatenate([column[piece] for piece in pieces])
+            for name, column in outputs.items()
+        }
+
+
+def _values(
+    query: Query, positions: Mapping[str, int], outputs: Mapping[str, Integers], base: int
+) -> tuple[Any, list[Any]]:
+    """Return the values of a query as the library takes them, and what has to outlive them."""
+    values, kept = [], []
+    for name, value in query.values.items():
+        output = outputs[name][base:]
+        values.append(_value(value, positions))
+        values[-1].output, values[-1].width = output.ctypes.data, output.itemsize
+    for condition in query.where:
+        limits = np.array(condition.ranges, np.int64)
+        values.append(_value(condition.value, positions))
+        values[-1].limits, values[-1].ranges = limits.ctypes.data, len(limits)
+        kept.append(limits)
+    return (_Value * len(values))(*values), kept
+
+
+def _value(value: Value, positions: Mapping[str, int]) -> _Value:
+    indices = [positions[name] for name in value.columns]
+    columns = (ctypes.c_int32 * 3)(*(indices + [indices[0]] * 2)[:3])
+    return _Value(value.operation, columns, value.equal, value.constant)
+
+
+def count_threads(rows: int) -> int:
+    """Return by how many threads so many rows are best read."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
+    return max(1, min(cores or 1, rows // _ROWS_WORTH_A_THREAD, 16))
+
+
+def map_in_threads(work: Callable[[_Part], _Result], parts: Sequence[_Part]) -> list[_Result]:
+    """Do the work of all parts concurrently; return the results in order."""
+    if len(parts) == 1:
+        return [work(parts[0])]
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return list(pool.map(work, parts))
