@@ -352,6 +352,22 @@ def test_each_cure_has_its_answer_and_the_best_go_together(
     assert kept["trials"] == result["rows"]
 
 
+def test_a_program_that_fails_later_leaves_what_is_known_by_then(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_at_the_tenth_run(candidate: Candidate, *given: Any) -> Measured:
+        if len(simulated.made) >= 9:
+            raise Failed("exit code 1: no space left")
+        return run(candidate, *given)
+
+    run = simulated.run
+    monkeypatch.setattr(simulated, "run", fail_at_the_tenth_run)
+    simulated.factors, simulated.noise = {"gc": 0.5}, 0.05
+    outcome = gputrace.try_cures(["x"], "gc")
+    assert (outcome.best, outcome.rows[0].rounds) == ("gc", 4)
+    assert outcome.notes == ("no more rounds were made: x: exit code 1: no space left",)
+
+
 def test_what_is_left_of_the_budget_goes_to_what_is_open(simulated: Simulated) -> None:
     simulated.noise, simulated.factors = 0.03, {"gc": 0.5}
     outcome = gputrace.try_cures(["x"], "gc,foreach")

@@ -198,6 +198,7 @@ class _Trial:
         self._bare: list[Measured] = []
         self._rows: list[_Row] = []
         self._runs = 0
+        self._notes: list[str] = []
         self._pilot: Measured | None = None
 
     def run(self) -> Outcome:
@@ -292,7 +293,14 @@ class _Trial:
             needed = last + sum(row.seconds or last for row in active)
             if self._bare and self._spent() + needed > until_s:
                 return
-            self._round([None, *active], len(self._bare))
+            try:
+                self._round([None, *active], len(self._bare))
+            except InputError as error:
+                if not self._bare:
+                    raise
+                # It ran before: what is known by then is the answer.
+                self._notes.append(f"no more rounds were made: {error}")
+                return
 
     def _round(self, turns: Sequence[_Row | None], number: int) -> None:
         bare: Measured | None = None
@@ -323,7 +331,8 @@ class _Trial:
 
     def _outcome(self, analysis: Analysis | None, interrupted: bool) -> Outcome:
         request, winners = self._request, self._winners()
-        entries, patch, notes = [self._entry(row) for row in self._rows], None, []
+        entries, patch = [self._entry(row) for row in self._rows], None
+        notes = list(dict.fromkeys(self._notes))
         if winners:
             main = self._bare[-1].main
             best = winners[0]
