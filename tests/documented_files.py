@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gputrace.data import unpacked
+from gputrace.trials.ledger import Entry, append
 from tests import command
 from tests.parts import Node, write_parts
 from tests.recordings import unpack
@@ -47,6 +48,37 @@ def _training(path: Path) -> None:
     whole = "STEPS, BATCH, CLASSES = 60"
     assert whole in text
     path.write_text(text.replace(whole, "STEPS, BATCH, CLASSES = 15"), encoding="utf-8")
+
+
+def _ledger(path: Path) -> None:
+    """Three answers of `gputrace try`, two of which were foretold."""
+    entry = Entry(
+        time_ns=1_795_510_440 * 1000 * MS,
+        program="python train.py",
+        host="node",
+        gpu="",
+        ranks=1,
+        versions="torch 2.13.0",
+        cure="workers=2",
+        verdict="faster",
+        why="",
+        ratio=0.365,
+        low=0.313,
+        high=0.426,
+        rounds=3,
+        steps=20,
+        bare_ns=125e6,
+        predicted=0.373,
+        predicted_low=None,
+        predicted_high=None,
+        numerics=False,
+        loss_differs=False,
+    )
+    more = replace(entry, cure="workers=4", ratio=0.305, low=0.279, high=0.332, predicted=0.26)
+    none = replace(
+        entry, cure="threads=1", verdict="cannot tell yet", ratio=0.998, low=0.852, high=1.167
+    )
+    append(path, [entry, more, replace(none, predicted=None)])
 
 
 def _pairs(path: Path) -> None:
@@ -97,6 +129,7 @@ def _folder(path: Path) -> None:
 
 
 FILES: Final[dict[str, Callable[[Path], object]]] = {
+    "ledger": _ledger,
     "demo": _demo,
     "training": _training,
     "sleeping loop": _unpacked("h200x4-ddp-starved-9-15.sqlite"),

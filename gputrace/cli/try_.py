@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -200,7 +201,7 @@ def _to_change(outcome: Outcome, diff: bool) -> Iterator[str]:
     yield f"To have {outcome.best} for good:"
     for edit in outcome.patch.edits:
         hint = "as below" if diff else "--diff shows the lines, --apply writes them"
-        yield f"  change {edit.path} ({hint})"
+        yield f"  change {os.path.relpath(edit.path)} ({hint})"
     for line in outcome.patch.by_hand:
         yield f"  {line}"
 
@@ -239,13 +240,15 @@ def said(row: Entry) -> str:
 
 
 def _predicted(row: Entry) -> str:
-    if row.predicted is None or row.predicted_low is None or row.predicted_high is None:
+    if row.predicted is None:
         return "–"
-    middle, low, high = (
-        100 * (1 / max(value, 1e-3) - 1)
-        for value in (row.predicted, row.predicted_high, row.predicted_low)
-    )
-    return f"{middle:+.0f}%" if low == high else f"{middle:+.0f}% ({low:+.0f}% to {high:+.0f}%)"
+    if row.predicted_low is None or row.predicted_high is None:
+        return _gain(row.predicted)
+    return f"{_gain(row.predicted)} ({_gain(row.predicted_high)} to {_gain(row.predicted_low)})"
+
+
+def _gain(ratio: float) -> str:
+    return f"{100 * (1 / max(ratio, 1e-3) - 1):+.0f}%"
 
 
 def _list(as_json: bool) -> int:
@@ -311,7 +314,7 @@ def _history(path: Path | None, as_json: bool) -> int:
             str(each.predicted),
             "–" if each.mean_error is None else f"{100 * each.mean_error:+.1f}",
             "–" if each.mean_size is None else f"{100 * each.mean_size:.1f}",
-            f"{each.within} of {each.predicted}" if each.predicted else "–",
+            f"{each.within} of {each.ranged}" if each.ranged else "–",
         )
         for each in by_cure
     )

@@ -36,6 +36,7 @@ WARMUP: Final = 10
 _PILOT_STEPS: Final = 40
 _RUN_NS: Final = 2 * 10**9
 _STEPS: Final = (20, 200)
+_LEAST_TIMEOUT_S: Final = 600.0
 _BEYOND: Final = 5
 """Steps of warm-up beyond those whose batches were ready before the first one."""
 _ALONE: Final = 0.7
@@ -185,13 +186,19 @@ class _Trial:
 
     def __init__(self, request: Request, progress: Progress) -> None:
         self._request, self._progress = request, progress
-        self._program = Program(request.command, request.workdir, request.keep_trackers)
+        self._program = Program(
+            request.command,
+            request.workdir,
+            request.keep_trackers,
+            max(request.budget_s, _LEAST_TIMEOUT_S),
+        )
         self._began = time.monotonic()
         self._warmup = request.warmup or WARMUP
         self._steps = request.steps or _PILOT_STEPS
         self._bare: list[Measured] = []
         self._rows: list[_Row] = []
         self._runs = 0
+        self._notes: list[str] = []
         self._pilot: Measured | None = None
 
     def run(self) -> Outcome:
@@ -206,12 +213,13 @@ class _Trial:
                 candidates = self._choose(analysis)
             self._set_lengths(candidates)
             self._rows = [_Row(c, predict(c, analysis) if analysis else None) for c in candidates]
-            several = len(self._rows) > 1
-            self._take_turns(list(self._rows), _ALONE if several else 1.0)
+            alone = _ALONE if len(self._rows) > 1 else 1.0
+            self._take_turns(self._rows, alone * request.budget_s)
             together = combine([row.candidate for row in self._winners()])
-            if len(self._winners()) > 1 and str(together) not in map(str, candidates):
+            if len(together.settings) > 1 and str(together) not in map(str, candidates):
                 self._rows.append(_Row(together, None))
-                self._take_turns(self._rows[-1:], 1.0)
+                self._take_turns(self._rows[-1:], request.budget_s)
+            self._take_turns(self._rows, request.budget_s)
         except KeyboardInterrupt:
             interrupted = True
         return self._outcome(analysis, interrupted)
@@ -246,12 +254,19 @@ class _Trial:
         return time.monotonic() - self._began
 
     def _choose(self, analysis: Analysis) -> tuple[Candidate, ...]:
-        assert self._pilot is not None
+        pilot = self._pilot
+        assert pilot is not None
+        there = {
+            "gpu": bool(pilot.gpu),
+            "ranks": pilot.ranks > 1,
+            "workers": any(loader.workers for loader in analysis.loader),
+        }
         better = next((loader.better for loader in analysis.loader if loader.better), None)
         return tuple(
             cures_for(
                 [finding.id for finding in analysis.findings],
-                self._pilot.versions,
+                pilot.versions,
+                [word for word, is_so in there.items() if is_so],
                 os.cpu_count() or 1,
                 better.workers if better else None,
             )
@@ -267,17 +282,25 @@ class _Trial:
             least, most = _STEPS
             self._steps = min(max(round(_RUN_NS / self._pilot.step_ns), least), most)
 
-    def _take_turns(self, rows: Sequence[_Row], share: float) -> None:
-        """Run rounds of the program as it is and with each cure that is not decided."""
-        number = 0
+    def _take_turns(self, rows: Sequence[_Row], until_s: float) -> None:
+        """Run rounds of the program as it is and with each cure that is not decided.
+
+        The very first round is made whatever the budget.
+        """
         while active := [row for row in rows if not row.over]:
             assert self._pilot is not None
-            last = self._bare[-1].seconds if self._bare else self._pilot.seconds
+            last = (self._bare or [self._pilot])[-1].seconds
             needed = last + sum(row.seconds or last for row in active)
-            if number and self._spent() + needed > share * self._request.budget_s:
+            if self._bare and self._spent() + needed > until_s:
                 return
-            self._round([None, *active], number)
-            number += 1
+            try:
+                self._round([None, *active], len(self._bare))
+            except InputError as error:
+                if not self._bare:
+                    raise
+                # It ran before: what is known by then is the answer.
+                self._notes.append(f"no more rounds were made: {error}")
+                return
 
     def _round(self, turns: Sequence[_Row | None], number: int) -> None:
         bare: Measured | None = None
@@ -308,7 +331,8 @@ class _Trial:
 
     def _outcome(self, analysis: Analysis | None, interrupted: bool) -> Outcome:
         request, winners = self._request, self._winners()
-        entries, patch, notes = [self._entry(row) for row in self._rows], None, []
+        entries, patch = [self._entry(row) for row in self._rows], None
+        notes = list(dict.fromkeys(self._notes))
         if winners:
             main = self._bare[-1].main
             best = winners[0]

@@ -6,7 +6,7 @@ To add one, give it an entry in `CURES`. What it does in the program is an entry
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -45,6 +45,8 @@ class Cure:
         variables: environment that it sets.
         line: statement that does the same in the program; empty where arguments of a call do.
         advice: how to do the same by hand, where neither says it.
+        needs: words for what it does nothing without: ``gpu``, several ``ranks``, loaders'
+            ``workers``.
         group: cures of one group exclude each other.
         hook: file of Python with ``patches(value)``, of a plugin's cure.
     """
@@ -60,6 +62,7 @@ class Cure:
     variables: tuple[Variable, ...] = ()
     line: str = ""
     advice: str = ""
+    needs: str = ""
     group: str = ""
     hook: Path | None = None
 
@@ -96,14 +99,22 @@ CURES: Final = (
         value=4,
         findings=_FEEDING,
         predictions=("prefetch",),
+        needs="workers",
     ),
-    Cure("persistent", "persistent_workers of DataLoaders", _TORCH, findings=_FEEDING),
+    Cure(
+        "persistent",
+        "persistent_workers of DataLoaders",
+        _TORCH,
+        findings=_FEEDING,
+        needs="workers",
+    ),
     Cure(
         "pinned",
         "pin_memory of DataLoaders",
         _TORCH,
         findings=(*_FEEDING, *_COPIES),
         predictions=("pinned",),
+        needs="gpu",
     ),
     Cure(
         "staging",
@@ -112,6 +123,7 @@ CURES: Final = (
         findings=(*_FEEDING, "h2d-exposed"),
         predictions=("pinned",),
         advice="copy the next batch on a second stream while the program trains",
+        needs="gpu",
     ),
     Cure(
         "non-blocking",
@@ -119,6 +131,7 @@ CURES: Final = (
         _TORCH,
         findings=_COPIES,
         predictions=("pinned",),
+        needs="gpu",
     ),
     Cure(
         "channels-last",
@@ -134,6 +147,7 @@ CURES: Final = (
         numerics=True,
         findings=_COMPUTE,
         line="torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True",
+        needs="gpu",
     ),
     Cure(
         "bf16",
@@ -173,14 +187,22 @@ CURES: Final = (
         value=100,
         findings=_EXCHANGE,
         predictions=("overlap",),
+        needs="ranks",
     ),
     Cure(
         "bucket-view",
         "gradient_as_bucket_view of DistributedDataParallel",
         _TORCH,
         findings=(*_EXCHANGE, "launch-bound"),
+        needs="ranks",
     ),
-    Cure("static-graph", "static_graph of DistributedDataParallel", _TORCH, findings=_EXCHANGE),
+    Cure(
+        "static-graph",
+        "static_graph of DistributedDataParallel",
+        _TORCH,
+        findings=_EXCHANGE,
+        needs="ranks",
+    ),
     Cure(
         "compile",
         "torch.compile of each model that is trained",
@@ -199,6 +221,7 @@ CURES: Final = (
         value="on",
         findings=("compute-bound", "autotune-repeated"),
         line="torch.backends.cudnn.benchmark = {}",
+        needs="gpu",
     ),
     Cure(
         "gc",
@@ -219,6 +242,7 @@ CURES: Final = (
         "cores of its own for each rank of a machine",
         findings=("cpu-starved", "late-host"),
         advice="start each rank under taskset or numactl",
+        needs="ranks",
     ),
     Cure(
         "expandable",
@@ -227,6 +251,7 @@ CURES: Final = (
         findings=("alloc-stall",),
         predictions=("alloc",),
         variables=(Variable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", ","),),
+        needs="gpu",
     ),
     Cure(
         "nccl-p2p",
@@ -236,6 +261,7 @@ CURES: Final = (
         findings=("host-staged-comm", "topology"),
         predictions=("peer-access",),
         variables=(Variable("NCCL_P2P_LEVEL", "{}"),),
+        needs="ranks",
     ),
     Cure(
         "nccl-algo",
@@ -244,6 +270,7 @@ CURES: Final = (
         value="Tree",
         findings=_EXCHANGE,
         variables=(Variable("NCCL_ALGO", "{}"),),
+        needs="ranks",
     ),
     Cure(
         "nccl-channels",
@@ -252,6 +279,7 @@ CURES: Final = (
         value=8,
         findings=_EXCHANGE,
         variables=(Variable("NCCL_MIN_NCHANNELS", "{}"),),
+        needs="ranks",
     ),
     Cure(
         "tf-parallel",
@@ -382,21 +410,30 @@ def _read_setting(word: str) -> Setting:
 
 
 def cures_for(
-    findings: Iterable[str], frameworks: Iterable[str], cores: int, wanted_workers: int | None
+    findings: Iterable[str],
+    frameworks: Iterable[str],
+    there: Collection[str],
+    cores: int,
+    wanted_workers: int | None,
 ) -> list[Candidate]:
     """Return the cures that belong to findings, in the order of the findings.
 
     Args:
         findings: ids, the most important first.
         frameworks: those that the program has loaded.
+        there: words of `Cure.needs` that are met.
         cores: of this machine, which bound the workers to try.
         wanted_workers: number of workers that the recording of the loader foretells as enough.
     """
     loaded, chosen = set(frameworks), dict[str, Candidate]()
+    able = [
+        cure
+        for cure in all_cures().values()
+        if (not cure.frameworks or loaded.intersection(cure.frameworks))
+        and (not cure.needs or cure.needs in there)
+    ]
     for finding in findings:
-        for cure in all_cures().values():
-            if finding not in cure.findings or not loaded.issuperset(cure.frameworks[:1]):
-                continue
+        for cure in (cure for cure in able if finding in cure.findings):
             values: list[Value | None] = [cure.value]
             if cure.id == "workers":
                 values = [*_numbers(cores, wanted_workers)]
@@ -430,8 +467,9 @@ class Prediction:
     """Step with a cure as a fraction of the step without, as a recording foretold it."""
 
     ratio: float
-    low: float
-    high: float
+    low: float | None = None
+    high: float | None = None
+    """Bounds; None where it comes without."""
 
 
 def predict(candidate: Candidate, analysis: Analysis) -> Prediction | None:
@@ -444,8 +482,7 @@ def predict(candidate: Candidate, analysis: Analysis) -> Prediction | None:
         for loader in loaders:
             for choice in loader.predictions:
                 if choice.workers == setting.value and loader.now is not None:
-                    ratio = choice.step_ns / max(loader.now.step_ns, 1)
-                    return Prediction(ratio, ratio, ratio)
+                    return Prediction(choice.step_ns / max(loader.now.step_ns, 1))
     for effect in analysis.what_if:
         if effect.id in setting.cure.predictions:
             now = max(effect.now_ns, 1)

@@ -163,8 +163,10 @@ class Record:
     """Mean of the predicted ratio less the measured one."""
     mean_size: float | None
     """Mean size of that error."""
+    ranged: int
+    """Trials whose prediction has a range."""
     within: int
-    """Trials in which the measured ratio lay in the predicted range."""
+    """Trials in which the measured ratio lay in that range."""
 
 
 def records(entries: Sequence[Entry]) -> list[Record]:
@@ -185,5 +187,6 @@ def _record(cure: str, entries: Sequence[Entry]) -> Record:
         len(errors),
         sum(errors) / len(errors) if errors else None,
         sum(map(abs, errors)) / len(errors) if errors else None,
+        sum(entry.within is not None for entry in entries),
         sum(entry.within is True for entry in entries),
     )

@@ -19,11 +19,13 @@ from gputrace.analyzers.compare.runs import student
 
 ALIKE: Final = 0.02
 """Part of a step up to which a difference is none."""
-FEWEST: Final = 3
-"""Rounds before anything is said."""
-MOST: Final = 15
-_LOOKS: Final = 5
-"""Intervals are looked at after each round; each must hold as if it were one of so many."""
+LOOKS: Final = (3, 4, 6, 8, 11, 15, 21, 29)
+"""Rounds after which it is decided whether that was enough. To look more often would make chance
+decide more often; the interval must hold at all of them together."""
+FEWEST: Final = LOOKS[0]
+MOST: Final = LOOKS[-1]
+_TRIMMED: Final = 0.1
+"""Part of the rounds left out at each end of the ratios."""
 _NARROW: Final = 0.02
 _NARROW_PART: Final = 0.1
 """Half-width at which the interval of a difference is narrow enough: of a step, of the gain."""
@@ -68,15 +70,21 @@ def compare(bare: Sequence[float], cured: Sequence[float]) -> Ratio | None:
     rounds = len(cured)
     if rounds < FEWEST:
         return None
-    logs = np.log(np.asarray(cured, float) / np.asarray(bare, float))
-    middle, error = float(logs.mean()), float(logs.std(ddof=1)) / math.sqrt(rounds)
-    shown, sure = (error * student(rows, rounds - 1) for rows in (1, _LOOKS))
+    logs = np.sort(np.log(np.asarray(cured, float) / np.asarray(bare, float)))
+    cut = int(_TRIMMED * rounds)
+    kept = logs[cut : rounds - cut]
+    # A trimmed mean with its error by the winsorized variance, after Yuen: a round in which the
+    # machine was busy with something else counts little.
+    scatter = float(np.clip(logs, kept[0], kept[-1]).std(ddof=1))
+    middle, error = float(kept.mean()), scatter * math.sqrt(rounds) / len(kept)
+    shown, sure = (error * student(rows, len(kept) - 1) for rows in (1, len(LOOKS)))
     verdict = _verdict(middle - sure, middle + sure)
     ratio = math.exp(middle)
     width = max(_NARROW, _NARROW_PART * abs(1 - ratio))
-    enough = verdict == Verdict.ALIKE or (verdict != Verdict.OPEN and shown <= width)
+    narrow = verdict == Verdict.ALIKE or (verdict != Verdict.OPEN and shown <= width)
     low, high = math.exp(middle - shown), math.exp(middle + shown)
-    return Ratio(ratio, low, high, rounds, verdict, enough or rounds >= MOST)
+    enough = rounds >= MOST or (rounds in LOOKS and narrow)
+    return Ratio(ratio, low, high, rounds, verdict, enough)
 
 
 def _verdict(low: float, high: float) -> Verdict:
@@ -120,4 +128,4 @@ def losses_differ(bare: Sequence[Sequence[float]], cured: Sequence[Sequence[floa
     batches = [float((np.diff(half) ** 2).mean()) / 2 / half.shape[1] for half in halves]
     runs = [float(side.var(ddof=1)) / len(side) if len(side) > 1 else 0.0 for side in means]
     error = math.sqrt(sum(map(max, batches, runs)))
-    return difference > error * student(_LOOKS, count // 2)
+    return difference > error * student(len(LOOKS), count // 2)

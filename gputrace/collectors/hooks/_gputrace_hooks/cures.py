@@ -21,7 +21,7 @@ from functools import wraps
 from types import FunctionType
 
 from . import recorder, steps
-from .host_file import is_handlers, time_ns
+from .host_file import time_ns
 from .wrappers import ours
 
 TYPE_CHECKING = False
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 asked: "dict[str, Any]" = {}
 cures: "dict[str, Any]" = {}
 
+_FRAMEWORKS = (
+    *("torch", "lightning", "transformers", "tensorflow", "keras", "jax", "flax"),
+    *("mxnet", "chainer", "cntk"),
+)
 _UNUSED = ("loader", "compilation")
 """Modules whose hooks only a recording needs: what they cost is left out."""
 _MOST_CALLS = 20
@@ -236,8 +240,7 @@ def _value(loss: "Any") -> "float | None":
 
 
 def _versions() -> "dict[str, str]":
-    names = ("torch", "tensorflow", "jax", "keras", "lightning", "transformers")
-    loaded = ((name, getattr(sys.modules.get(name), "__version__", None)) for name in names)
+    loaded = ((name, getattr(sys.modules.get(name), "__version__", None)) for name in _FRAMEWORKS)
     return {name: str(version) for name, version in loaded if version}
 
 
@@ -254,12 +257,10 @@ def _has_gpu() -> bool:
 
 
 def _guarded(cure: str, function: "Callable[..., Any]", *arguments: "Any") -> "Any":
-    """Call a function; an error of it is the cure's, and goes no further."""
+    """Call a function; an error of it, or of what it calls, is the cure's, and goes no further."""
     try:
         return function(*arguments)
     except Exception as error:
-        if is_handlers(error):
-            raise
         _trial.skip(cure, f"failed: {error!r}"[:200])
         return None
 
@@ -296,9 +297,7 @@ def change_call(holder: "Any", name: str, choose: "Choose", call: str = "") -> N
     def changed_call(*args: "Any", **keywords: "Any") -> "Any":
         try:
             args, keywords = changed(list(args), dict(keywords))
-        except Exception as error:
-            if is_handlers(error):
-                raise
+        except Exception:
             recorder.note_failure(f"changing {call}")
         return function(*args, **keywords)
 
@@ -692,9 +691,8 @@ def losses(module: "Any") -> None:
         if hasattr(tensors, "detach") and tensors.numel() == 1:
             try:
                 _trial.loss = tensors.detach().clone()
-            except Exception as error:
-                if is_handlers(error):
-                    raise
+            except Exception:
+                _trial.loss = None
         return function(tensors, *args, **keywords)
 
     module.backward = ours(backward)
