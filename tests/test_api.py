@@ -188,7 +188,7 @@ def test_the_package_has_no_other_names() -> None:
     with pytest.raises(AttributeError, match="no attribute 'analyse'"):
         _ = gputrace.analyse
     assert set(gputrace.__all__) == {
-        *("GputraceError", "__version__", "annotate", "compare", "open", "step"),
+        *("GputraceError", "__version__", "annotate", "compare", "open", "step", "try_cures"),
     }
     assert dir(gputrace) == sorted(gputrace.__all__)
 

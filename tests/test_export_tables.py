@@ -114,5 +114,6 @@ def test_what_could_not_be_written_is_named_and_nothing_is_left(
         text=True,
         check=False,
     )
-    assert (ran.returncode, ran.stderr) == (4, "gputrace: out: File too large\n")
+    said = "gputrace: out: cannot be written (File too large); name another with -o\n"
+    assert (ran.returncode, ran.stderr) == (4, said)
     assert not [path for path in tmp_path.iterdir() if path != training]

@@ -155,15 +155,17 @@ class Counters:
         """Return the load in the steps of the rank; None where nothing was counted in them."""
         events = self._events
         inside = time.contains((events.start + events.end) // 2)
-        of_step = inside & self._of_thread & (self._is("on core") | self._is("queued"))
+        counted = self._is("on core") | self._is("queued")
+        of_step = inside & self._of_thread & counted
         covered = union(events.start[of_step], events.end[of_step]).total
         if not covered:
             return None
         mine = inside & self._of_thread
         on_core, queued = (self._sum(mine, name) for name in ("on core", "queued"))
         # Each scan notes the cores, but of other threads only what is worth a millisecond.
-        scanned = self._length(inside & self._is("cores"))
-        others = self._others(inside & ~self._of_thread, scanned)
+        elsewhere = inside & ~self._of_thread
+        scanned = self._length(inside & self._is("cores")) or self._length(elsewhere & counted)
+        others = self._others(elsewhere, scanned)
         wanting = [(on_core + queued) / covered, *others.sum(axis=1).tolist()]
         wanting = [share for share in wanting if share >= _WANTS_A_CORE]
         starved = [own for own in others.tolist() if sum(own) >= _WANTS_A_CORE]

@@ -657,10 +657,10 @@ _plugged: "dict[str, list[tuple[str, Callable[[Any], None]]]]" = {}
 
 
 def _load(cure: str, path: str) -> "list[str]":
-    """Run a plugin's file; the modules that it wants to change."""
-    names: dict[str, Any] = {"__name__": "gputrace_cure", "__file__": path}
-    with open(path, "rb") as file:
-        exec(compile(file.read(), path, "exec"), names)
+    """Run a plugin's file; return the modules that it wants to change."""
+    import runpy
+
+    names = runpy.run_path(path, run_name="gputrace_cure")
     for module, function in names["patches"](cures[cure]).items():
         _plugged.setdefault(module, []).append((cure, function))
     return [module for module, entries in _plugged.items() if entries[-1][0] == cure]
