@@ -13,7 +13,7 @@ from gputrace.trials.ledger import Entry, append
 from tests import command
 from tests.parts import Node, write_parts
 from tests.recordings import unpack
-from tests.synthetic import NvmlCard, Plan, simulate, write_nsys, write_nvml, write_nvprof
+from tests.synthetic import NvmlCard, Plan, simulate, write_nsys, write_nvml
 from tests.synthetic.link_plants import write_two_sorts
 
 MS: Final = 1_000_000
@@ -123,11 +123,6 @@ def _of_node(node: int) -> Callable[[Path], None]:
     return write
 
 
-def _folder(path: Path) -> None:
-    """Files of nvprof, one for each of two ranks."""
-    write_nvprof(simulate(replace(RANKS, ranks=2)), path)
-
-
 FILES: Final[dict[str, Callable[[Path], object]]] = {
     "ledger": _ledger,
     "demo": _demo,
@@ -154,7 +149,6 @@ FILES: Final[dict[str, Callable[[Path], object]]] = {
     "cool cards": _cool,
     "node 1": _of_node(0),
     "node 2": _of_node(1),
-    "nvprof folder": _folder,
     "workloads": lambda path: shutil.copytree(command.ROOT / "workloads", path),
 }
 

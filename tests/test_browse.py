@@ -153,6 +153,7 @@ def scene_analysis(app: BrowseApp) -> Analysis:
 
 def test_letters_keep_the_columns_of_colours(starved: Path) -> None:
     async def drive(app: BrowseApp, pilot: Pilot[None]) -> None:
+        await press(pilot, "l", "l")  # Drawn anew, without what was shown while it was read.
         colored = screen(app)
         await press(pilot, "l")
         for before, after in zip(colored, screen(app), strict=True):

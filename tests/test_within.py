@@ -14,7 +14,7 @@ from gputrace.errors import InputError, UsageError
 from gputrace.model.options import Window
 from gputrace.model.trace import Trace
 from gputrace.readers import open as opening
-from gputrace.readers.registry import open_trace
+from gputrace.readers.registry import try_open
 from gputrace.store import slice as slicing
 from tests.kineto import event, kernel, write
 from tests.parts import Node, write_parts
@@ -175,10 +175,10 @@ class TestText:
         opened: list[Trace] = []
 
         def noting(*how: object) -> Trace:
-            opened.append(open_trace(*how))  # type: ignore[arg-type]
+            opened.append(try_open(*how))  # type: ignore[arg-type]
             return opened[-1]
 
-        monkeypatch.setattr(opening, "open_trace", noting)
+        monkeypatch.setattr(opening, "try_open", noting)
         for options, held in ((["--time", "0s:1s"], False), ([], True)):
             CliRunner().invoke(analyze.analyze, [str(ranks[0]), *options], catch_exceptions=False)
             assert opened[-1].held == held

@@ -9,7 +9,6 @@ unpickled: its opcodes are interpreted here, and those that import or call anyth
 from __future__ import annotations
 
 import json
-import pickletools
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
@@ -236,6 +235,8 @@ def plain_pickle(data: bytes) -> Any:
 
     Raises Refused for one that holds more, ValueError for what is no pickle.
     """
+    import pickletools
+
     stack: list[Any] = []
     memo: dict[Any, Any] = {}
     for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
