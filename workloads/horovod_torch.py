@@ -13,9 +13,9 @@
     python horovod_torch.py --gpus 2               # starts the ranks itself, with Gloo
     mpiexec -n 2 python horovod_torch.py           # or horovodrun -np 2, or srun with MPI
 
-Horovod 0.28.1 comes as source alone and needs a compiler and a word to it: workloads/README.md
-says how its wheel is made. With `--device cpu`, ranks stand in for GPUs. The last line on stdout
-is the result, as JSON.
+Horovod 0.28.1 comes as source alone: prepare_horovod.py builds its wheel, and workloads/README.md
+says how to with MPI. With `--device cpu`, ranks stand in for GPUs. The last line on stdout is the
+result, as JSON.
 """
 
 import argparse

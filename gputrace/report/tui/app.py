@@ -179,9 +179,14 @@ class BrowseApp(TerminalApp[None]):
     def progress(self, trace: int, done: int, total: int) -> None:
         share = f" {done / total:.0%}" if total else ""
         name = clean(self.sources[trace].paths[0].name, 60)
-        here = self.board.scenes[trace] is not None
-        what = f"{_LOOKING} in what the host did" if here else f"reading {name}"
-        self.later(lambda: self.update_text("#verdict", f"{what}{share}"))
+
+        def update() -> None:
+            # Asked on the screen's thread, where a scene that was sent before is taken by now.
+            here = self.board.scenes[trace] is not None
+            what = f"{_LOOKING} in what the host did" if here else f"reading {name}"
+            self.update_text("#verdict", f"{what}{share}")
+
+        self.later(update)
 
     def scene(self, trace: int, scene: Scene) -> None:
         self.later(lambda: self._take(trace, scene))
