@@ -7,7 +7,6 @@ The counters are the kernel's: ``/proc/*/task/*/schedstat`` (Documentation/sched
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -19,6 +18,7 @@ from gputrace.model.events import Events, Kind, Mask, distinct_ids
 from gputrace.model.host import OTHER, PHASES, HostLoad
 from gputrace.model.intervals import EMPTY, Intervals, union
 from gputrace.model.results import Step, Throughput
+from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 from gputrace.units import format_ns
 
@@ -30,8 +30,7 @@ _AROUND: Final = 5
 """Times as long as a gap that what was counted may be: longer, it says nothing of the gap."""
 
 
-@dataclass(frozen=True)
-class HostState:
+class HostState(Struct, frozen=True, dict=True):
     """Recorded state of the hosts of a trace.
 
     Attributes:

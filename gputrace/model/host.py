@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from gputrace.model.struct import Struct
 
-@dataclass(frozen=True, slots=True)
-class HostLoad:
+
+class HostLoad(Struct, frozen=True):
     """How the host thread of a rank that marks the steps came by its time, in the measured steps.
 
     The times sum to ``covered_ns``, the part of the steps that was counted.
@@ -69,8 +69,7 @@ PHASES: Final = {
 """Each phase in its order in a step, and its name in a sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepPhase:
+class StepPhase(Struct, frozen=True):
     """One phase of the steps of a rank, in mean nanoseconds of a step."""
 
     name: str
@@ -83,8 +82,7 @@ class StepPhase:
     """Part of it in which the GPU waited for a launch; None where calls were not recorded."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepPhases:
+class StepPhases(Struct, frozen=True):
     """The measured steps of a rank by phase.
 
     Times of the host sum to ``step_ns``, idle times to the idle time of the breakdown, both exactly

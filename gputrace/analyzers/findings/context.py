@@ -5,11 +5,11 @@ findings of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
 import numpy as np
+from msgspec import field
 from numpy.typing import NDArray
 
 from gputrace.analyzers.audit import find_missing
@@ -74,6 +74,7 @@ from gputrace.model.results import (
     Step,
     Throughput,
 )
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.model.trace import Trace
 from gputrace.units import format_ns
@@ -94,8 +95,7 @@ _FRAMEWORKS: Final = (
 """Parts of the names of kernels, marks and recorded waits that are unique to a framework."""
 
 
-@dataclass(frozen=True)
-class Known:
+class Known(Struct, frozen=True, dict=True):
     """Facts about a trace.
 
     A trace without GPU activity has no GPUs.
@@ -406,8 +406,7 @@ _DOMINATES: Final = 0.5
 """Minimum number and share of samples at a line for it to be named."""
 
 
-@dataclass(frozen=True)
-class Facts(Known):
+class Facts(Known, frozen=True, dict=True):
     """Facts about a trace, and helpers that make findings of them."""
 
     @property
