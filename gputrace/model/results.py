@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gputrace.errors import LeftOut
-from gputrace.model.host import HostLoad, StepPhases
+from gputrace.model.host import Allocator, HostLoad, StepPhases
 from gputrace.model.loader import Loader
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
 from gputrace.units import format_ns
@@ -908,6 +908,8 @@ class Analysis:
     """Samples and tokens of each rank; empty where the program gave none."""
     energy: tuple[Energy, ...] = ()
     """Energy of each GPU whose counter was read in the measured steps."""
+    allocators: tuple[Allocator, ...] = ()
+    """Allocator of torch on each rank in the measured steps; empty where it was not read."""
 
     def unrecorded(self, step_ns: int | None) -> int | None:
         """Return the length of a recorded step without the measured cost of recording."""
