@@ -49,8 +49,7 @@ class HostLoad(Struct, frozen=True):
         return round(share_ns / max(self.covered_ns, 1) * step_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class Allocator:
+class Allocator(Struct, frozen=True):
     """torch's caching allocator on the device of a rank, as it counts, in the measured steps."""
 
     rank: int

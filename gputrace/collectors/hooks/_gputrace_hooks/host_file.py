@@ -25,7 +25,9 @@ from . import FOLDER
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, TypeVar
+
+    _T = TypeVar("_T")
 
 MAGIC = b"GPUTRHST"
 VERSION = 1
@@ -190,7 +192,7 @@ class HostFile:
         self._path = path
 
 
-def quietly(write: "Callable[..., int]", *arguments: "Any") -> int:
+def quietly(write: "Callable[..., _T]", *arguments: "Any") -> "_T":
     """Write; the signal of a limit on the size of files is for those of the program, not ours."""
     import _signal  # type: ignore[import-not-found]
 
