@@ -49,6 +49,36 @@ class HostLoad(Struct, frozen=True):
         return round(share_ns / max(self.covered_ns, 1) * step_ns)
 
 
+class Allocator(Struct, frozen=True):
+    """torch's caching allocator on the device of a rank, as it counts, in the measured steps."""
+
+    rank: int
+    steps: int
+    retries: int
+    """Times that the GPU had no memory left: torch gave its cache back, and asked again."""
+    segments: int
+    """Segments taken from the GPU (cudaMalloc); with ``expandable_segments``, new or longer."""
+    segment_bytes: int
+    """Bytes of a mean one of these."""
+    segments_freed: int
+    """Segments given back (cudaFree)."""
+    emptied: int
+    """Calls of `torch.cuda.empty_cache`."""
+    emptying_ns: int
+    """Time of these in a mean step."""
+    allocated_bytes: int
+    """Bytes of tensors at the ends of steps, at most."""
+    reserved_bytes: int
+    """Bytes that are held of the GPU at the ends of steps, at most."""
+    split_bytes: int
+    """Unused bytes of these in segments that are in use, which cannot be given back, at most."""
+    peak_bytes: int | None
+    """Largest peak that was seen to be reached in these steps or before; None if it was before the
+    first."""
+    peak_phase: str | None
+    """The one of `PHASES` in which it was reached; None where that is unknown."""
+
+
 DATA: Final = "data"
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"

@@ -13,7 +13,7 @@ from msgspec import field
 from msgspec.structs import asdict
 
 from gputrace.errors import LeftOut
-from gputrace.model.host import HostLoad, StepPhases
+from gputrace.model.host import Allocator, HostLoad, StepPhases
 from gputrace.model.loader import Loader
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
@@ -878,6 +878,8 @@ class Analysis(Struct, frozen=True):
     """Samples and tokens of each rank; empty where the program gave none."""
     energy: tuple[Energy, ...] = ()
     """Energy of each GPU whose counter was read in the measured steps."""
+    allocators: tuple[Allocator, ...] = ()
+    """Allocator of torch on each rank in the measured steps; empty where it was not read."""
 
     def unrecorded(self, step_ns: int | None) -> int | None:
         """Return the length of a recorded step without the measured cost of recording."""

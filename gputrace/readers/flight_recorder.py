@@ -22,7 +22,10 @@ from gputrace.model.struct import Struct
 _LARGEST: Final = 1 << 28
 _MOST_OPCODES: Final = 50_000_000
 _MOST_RANKS: Final = 1 << 20
-_MALFORMED: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+_MALFORMED: Final = (
+    *(ValueError, TypeError, LookupError, AttributeError),
+    *(OverflowError, RecursionError),
+)
 
 
 class Collective(Struct, frozen=True):
@@ -101,14 +104,7 @@ def read_ranks(paths: Iterable[Path]) -> list[RankState]:
                 ranks += [_of_report(row, content) for row in content["ranks"]]
             else:
                 ranks.append(_of_dump(content, _rank_of(path.name, number)))
-        except (
-            ValueError,
-            TypeError,
-            KeyError,
-            IndexError,
-            AttributeError,
-            RecursionError,
-        ) as error:
+        except _MALFORMED as error:
             reason = str(error) if isinstance(error, Refused) else "is no dump of a flight recorder"
             raise InputError(path, reason) from error
     return sorted(ranks, key=lambda state: state.rank)
@@ -145,12 +141,13 @@ def _of_report(row: dict[str, Any], report: dict[str, Any]) -> RankState:
 
 
 def _members(text: str) -> tuple[int, ...]:
-    """Parse ``0-3`` or ``0,2,4``."""
+    """Parse ``0-3``, ``0-12/4`` (each fourth) or ``0,2,4``."""
     members: list[int] = []
     for part in filter(None, text.split(",")):
-        first, dash, last = part.partition("-")
-        group = range(int(first), int(last if dash else first) + 1)
-        if len(group) > _MOST_RANKS:
+        ends, _, stride = part.partition("/")
+        first, _, last = ends.partition("-")
+        group = range(int(first), int(last or first) + 1, int(stride or 1))
+        if len(members) + len(group) > _MOST_RANKS:
             raise ValueError("too many ranks")
         members += group
     return tuple(members)

@@ -119,6 +119,7 @@ READERS: Final = (
     _built_in("gputrace's traces", "nsys", "is_own", "OwnTrace"),
     _built_in("nsys SQLite exports", "nsys", "is_nsys", "NsysTrace"),
     _built_in("nvprof files", "nvprof", "is_nvprof", "NvprofTrace"),
+    _built_in("databases of AMD's rocprofv3", "rocpd", "is_rocpd", "RocpdTrace"),
     _converted("nsys reports", lambda file: is_report(file.path), "export_report"),
     _converted(
         "folders of tables that nsys exports", lambda file: file.is_folder, "convert_folder"

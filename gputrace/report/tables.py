@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import force_setattr
 
+from gputrace.model.host import PHASES
 from gputrace.model.names import short
 from gputrace.model.results import (
     Analysis,
@@ -353,6 +354,10 @@ def phases_table(analysis: Analysis) -> Table | None:
         body = [(*row, format_ns(ns)) for row, ns in zip(body, idle, strict=True)]
         header = (*header, "GPU idle meanwhile")
     title = f"What the host does in {a_turn}{of} (mean of {most.steps})"
+    for own in analysis.allocators:
+        if own.rank == most.rank and own.peak_bytes is not None and own.peak_phase is not None:
+            title += f"; its memory peaks at {format_bytes(own.peak_bytes)} in "
+            title += PHASES[own.peak_phase]
     return Table(title, header, tuple(body))
 
 

@@ -86,11 +86,9 @@ class Database:
     def scanner(self) -> Scanner | None:
         """Scanner of the same file; None where SQLite alone can read it."""
         try:
-            scanner = Scanner(self.path)
+            return Scanner(self.path)
         except (OSError, ValueError, struct.error):
             return None
-        weakref.finalize(self, scanner.close)
-        return scanner
 
     def layout(self, table: str) -> TableLayout | None:
         """Return the layout of a table, which must exist; None if it cannot be scanned."""

@@ -276,7 +276,7 @@ class Scanner:
         ``count`` is called with numbers of rows that have been read, by several threads.
         """
         positions = layout.select(query)
-        if positions is None or len(positions) > _MOST_COLUMNS or not positions:
+        if not positions or len(positions) > _MOST_COLUMNS or end > _INT64.max:
             return None
         pages = np.empty(self._file.pages, np.uint32)
         highs = np.empty(self._file.pages, np.int64)

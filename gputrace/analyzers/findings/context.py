@@ -19,6 +19,7 @@ from gputrace.analyzers.gpu_links import Links, Pageable, find_pageable, measure
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.host_state import (
+    measure_allocators,
     measure_load,
     measure_throughput,
     read_counters,
@@ -54,7 +55,7 @@ from gputrace.analyzers.stragglers import (
     kernel_ratios,
 )
 from gputrace.model.events import Kind, distinct_ids
-from gputrace.model.host import OTHER, PHASES, HostLoad, StepPhases
+from gputrace.model.host import OTHER, PHASES, Allocator, HostLoad, StepPhases
 from gputrace.model.intervals import Intervals, union
 from gputrace.model.loader import Loader
 from gputrace.model.nvml import Nvml
@@ -193,6 +194,13 @@ class Known(Struct, frozen=True, dict=True):
         """Time of the hosts' threads in the measured steps, by rank; empty where not counted."""
         counters = self.per_gpu.whole.once(read_counters)
         return measure_load(counters, self.processes, self.timed or self.steps)
+
+    @cached_property
+    def allocators(self) -> tuple[Allocator, ...]:
+        """Allocator of torch in the measured steps, by rank; empty where it was not read."""
+        shard = self.per_gpu.whole
+        counters, phases = shard.once(read_counters), shard.once(read_phases)
+        return measure_allocators(counters, self.processes, self.timed or self.steps, phases)
 
     @cached_property
     def throughput(self) -> tuple[Throughput, ...]:
