@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gputrace.errors import LeftOut
-from gputrace.model.host import HostLoad, StepPhases
-from gputrace.model.loader import Loader
+from gputrace.model.host import HostLoad, Loader, StepPhases
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
 from gputrace.units import format_ns
 

@@ -54,9 +54,8 @@ from gputrace.analyzers.stragglers import (
     kernel_ratios,
 )
 from gputrace.model.events import Kind, distinct_ids
-from gputrace.model.host import OTHER, PHASES, HostLoad, StepPhases
+from gputrace.model.host import OTHER, PHASES, HostLoad, Loader, StepPhases
 from gputrace.model.intervals import Intervals, union
-from gputrace.model.loader import Loader
 from gputrace.model.nvml import Nvml
 from gputrace.model.results import (
     Breakdown,
