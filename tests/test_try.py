@@ -19,7 +19,7 @@ from gputrace import trials
 from gputrace.cli import run as run_command
 from gputrace.errors import InputError, UsageError
 from gputrace.studies.runner import Failed
-from gputrace.trials import ledger
+from gputrace.trials import ALIKE, MOST, Verdict, compare, ledger, losses_differ, order
 from gputrace.trials.cures import (
     CURES,
     Candidate,
@@ -31,7 +31,6 @@ from gputrace.trials.cures import (
 from gputrace.trials.patch import make_patch
 from gputrace.trials.runs import Change, Measured
 from gputrace.trials.runs import Program as ProgramToTry
-from gputrace.trials.turns import ALIKE, MOST, Verdict, compare, losses_differ, order
 from tests import command
 from tests.command import Ran, assert_refused
 from tests.packages import install

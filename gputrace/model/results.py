@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from msgspec import field
 
 from gputrace.errors import LeftOut
-from gputrace.model.host import Allocator, HostLoad, StepPhases
-from gputrace.model.loader import Loader
+from gputrace.model.host import Allocator, HostLoad, Loader, StepPhases
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
 from gputrace.units import format_ns

@@ -55,9 +55,8 @@ from gputrace.analyzers.stragglers import (
     kernel_ratios,
 )
 from gputrace.model.events import Kind, distinct_ids
-from gputrace.model.host import OTHER, PHASES, Allocator, HostLoad, StepPhases
+from gputrace.model.host import OTHER, PHASES, Allocator, HostLoad, Loader, StepPhases
 from gputrace.model.intervals import Intervals, union
-from gputrace.model.loader import Loader
 from gputrace.model.nvml import Nvml
 from gputrace.model.results import (
     Breakdown,

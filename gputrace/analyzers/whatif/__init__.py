@@ -17,7 +17,6 @@ from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.host_calls import Call
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.stragglers import LateGains
-from gputrace.analyzers.whatif.attribution import attribute, with_quick_host
 from gputrace.analyzers.whatif.build import SHORT_NS, build_graph
 from gputrace.analyzers.whatif.graph import (
     NONE,
@@ -25,10 +24,12 @@ from gputrace.analyzers.whatif.graph import (
     Index,
     Measure,
     Recorded,
+    attribute,
     before_on,
     measure,
     replay,
     standard_error,
+    with_quick_host,
 )
 from gputrace.analyzers.whatif.step_rows import choose_steps, data_within, read_rows, when_issued
 from gputrace.model.events import Kind, distinct_ids
