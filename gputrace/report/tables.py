@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import force_setattr
 
-from gputrace.analyzers.kernel_names import short_name
 from gputrace.model.host import PHASES
 from gputrace.model.names import short
 from gputrace.model.results import (
@@ -666,19 +665,23 @@ def kernel_labels(names: Sequence[str], longest: int) -> list[str]:
 
     Longer ones than ``longest`` are cut in the middle, as their ends distinguish kernels.
     """
-    labels = {name: _cut(short_name(name), longest) for name in names}
-    labels |= _distinct(labels, longest)
+    # Its patterns take as long to compile as a cached answer to be shown.
+    from gputrace.analyzers.kernel_names import short_name
+
+    shorts = {name: short_name(name) for name in names}
+    labels = {name: _cut(short, longest) for name, short in shorts.items()}
+    labels |= _distinct(labels, shorts, longest)
     return [labels[name] for name in names]
 
 
-def _distinct(labels: Mapping[str, str], longest: int) -> dict[str, str]:
+def _distinct(labels: Mapping[str, str], short: Mapping[str, str], longest: int) -> dict[str, str]:
     """Return labels that show where names part, for those that have the same label."""
     apart: dict[str, str] = {}
     for label in set(labels.values()):
         names = [name for name in labels if labels[name] == label]
         if len(names) == 1:
             continue
-        shorts = [short_name(name) for name in names]
+        shorts = [short[name] for name in names]
         texts = shorts if len(set(shorts)) == len(names) else names
         ends = zip(min(texts), max(texts), strict=False)
         shared = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], ends))
@@ -691,7 +694,7 @@ def _distinct(labels: Mapping[str, str], longest: int) -> dict[str, str]:
             name: cut(f"{head}…{text[start:]}", longest)
             for name, text in zip(names, texts, strict=True)
         }
-        apart |= parted | _distinct(parted, longest)
+        apart |= parted | _distinct(parted, short, longest)
     return apart
 
 
