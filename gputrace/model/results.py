@@ -379,8 +379,8 @@ class Energy:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Work of one rank, by what ``gputrace.step(samples=…, tokens=…, flop=…)`` was given; None if
-    not.
+    """Work of one rank, by what ``gputrace.step(samples=…, tokens=…, flop=…)`` was given, and its
+    FLOPs also by the shapes of its operators; None if unknown.
     """
 
     rank: int
@@ -396,6 +396,8 @@ class Throughput:
     """Peak of the rank's cards, by their data sheets; None where unknown."""
     mfu: float | None = None
     """``flop_per_s`` as a fraction of the peak."""
+    flop_source: str | None = None
+    """``program``, or ``shapes`` of operators in the trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -669,6 +671,26 @@ class KernelOnGpu:
     count: int
     total_ns: int
     median_ns: int
+    flop: float | None = None
+    """Floating-point operations of all launches, where shapes of operators tell; None if not."""
+    traffic_bytes: float | None = None
+    """Least bytes that they move, likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Speed of a kernel that multiplies matrices, of known shapes, beside what its cards can do."""
+
+    flop_per_s: float
+    flop_per_byte: float | None
+    """Arithmetic intensity, if each operand is read once and each result written once."""
+    limit: str | None
+    """``compute`` or ``memory``, whichever bounds a kernel of that intensity more; None if the
+    peaks of the cards are unknown."""
+    limit_flop_per_s: float | None
+    """Speed at that bound."""
+    of_limit: float | None
+    """``flop_per_s`` as a fraction of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -693,6 +715,20 @@ class KernelUse:
     share: float
     """``total_ns`` as a fraction of the measured time of all GPUs."""
     by_gpu: tuple[KernelOnGpu, ...]
+    roofline: Roofline | None = None
+    """None for kernels whose work is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountedFlop:
+    """Floating-point operations of one GPU's kernels in the measured steps, by shapes."""
+
+    gpu: int
+    rank: int
+    steps: int
+    flop: float
+    known: float
+    """Fraction of the time of matrix products, convolutions and attention whose work is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -760,6 +796,8 @@ class Kernels:
     first_gpu_only: tuple[KernelUse, ...]
     """Kernels that only the first of several GPUs runs, at most 20, the longest first."""
     launches: LaunchCost
+    flop: tuple[CountedFlop, ...] = ()
+    """By GPU, where the trace has shapes of operators."""
 
 
 @dataclass(frozen=True, slots=True)
