@@ -170,12 +170,9 @@ def _enter(module: "Any", name: str, args: "Any", keywords: "Any") -> "tuple[int
         at = _GROUP_AT.get(name)
         if group is None and at is not None and len(args) > at:
             group = args[at]
-        peer = _PEER.get(name)
         other = None
-        if peer is not None:
-            other = keywords.get(peer)
-            if other is None and len(args) > 1:
-                other = args[1]
+        if name in _PEER:
+            other = keywords.get(_PEER[name], args[1] if len(args) > 1 else None)
         frame = program_frame(sys._getframe(2))
         # What stays the same from call to call is put into words once.
         of_group = None if group is None else getattr(group, "group_name", "") or id(group)

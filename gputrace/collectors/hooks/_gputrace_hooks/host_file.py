@@ -190,7 +190,7 @@ class HostFile:
         self._path = path
 
 
-def quietly(write: "Callable[..., int]", *arguments: "Any") -> int:
+def quietly(write: "Callable[..., Any]", *arguments: "Any") -> "Any":
     """Write; the signal of a limit on the size of files is for those of the program, not ours."""
     import _signal  # type: ignore[import-not-found]
 
