@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["OpenTrace", "Report", "open"]
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Report(Analysis):
+class Report(Analysis, frozen=True):
     """Analysis that can render itself."""
 
     def render(self, form: str = "text") -> str:

@@ -308,10 +308,8 @@ def test_a_ring_holds_large_groups_and_has_its_space_on_disk(tmp_path: Path) -> 
     assert ring is not None
     (entry,) = ring.collectives
     assert (entry["operation"], entry["members"]) == ("all_reduce", "3-4091/8")
-    report = {
-        "gputrace_hang": 1,
-        "ranks": [asdict(ring) | {"alive": True, "threads": []}],
-    }
+    rank = asdict(ring) | {"alive": True, "threads": []}
+    report = {"gputrace_hang": 1, "ranks": [rank]}
     (tmp_path / "hang.json").write_text(json.dumps(report, default=str))
     (state,) = read_ranks([tmp_path / "hang.json"])
     assert state.collectives[0].members == tuple(range(3, 4096, 8))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -23,6 +22,7 @@ from gputrace.model.events import UNKNOWN, Events, Kind, distinct_ids
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.options import Window
 from gputrace.model.results import Breakdown, Gap, Gaps, Step, Steps
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.model.trace import Trace
 from gputrace.sanitize import clean
@@ -45,8 +45,7 @@ def list_steps(
     )
 
 
-@dataclass(frozen=True)
-class _Table:
+class _Table(Struct, frozen=True, dict=True):
     """Shares, causes and waits of the windows of one lane."""
 
     classes: NDArray[np.int64]
@@ -242,8 +241,7 @@ def find_gaps(
 _Edges = tuple[Times, Times]
 
 
-@dataclass(frozen=True)
-class _GpuGaps:
+class _GpuGaps(Struct, frozen=True, dict=True):
     """Gaps of one GPU."""
 
     count: int
@@ -311,8 +309,7 @@ def _rows(
         yield Gap(gpu.gpu, gpu.rank, step, start, end, known.cause, evidence)
 
 
-@dataclass(frozen=True)
-class _Explained:
+class _Explained(Struct, frozen=True, dict=True):
     """Gap as the rows of its host explain it."""
 
     cause: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from random import Random
 from typing import Any, Final, NamedTuple
@@ -28,6 +27,7 @@ from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Events, Kind, Mask, dis
 from gputrace.model.intervals import Times, union
 from gputrace.model.options import Window
 from gputrace.model.results import CollectiveTotals, Step
+from gputrace.model.struct import Struct
 from gputrace.units import format_ns
 
 PEER_COPY: Final = "PeerCopy"
@@ -37,8 +37,7 @@ JOINT: Final = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll")
 _NEVER: Final = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True)
-class RankGroup:
+class RankGroup(Struct, frozen=True, dict=True):
     """GPUs that communicate: those of a communicator, or any that were matched."""
 
     lanes: tuple[int, ...]
@@ -57,8 +56,7 @@ class RankGroup:
         return None if self.communicator == UNKNOWN else f"{self.communicator % (1 << 64):#x}"
 
 
-@dataclass(frozen=True)
-class Collectives:
+class Collectives(Struct, frozen=True, dict=True):
     """Table of one row per collective and participating GPU, sorted by instance and lane.
 
     Attributes:
@@ -171,8 +169,7 @@ _SHARED: Final = 0.5
 """Minimum matched fraction of the shorter sequence where matching by order fails."""
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Struct, frozen=True, dict=True):
     """Kernels of one name on one GPU, in order of start."""
 
     lane: int
@@ -262,8 +259,7 @@ def _nearest(among: Times, moments: Times) -> NDArray[np.int64]:
     return order[np.where(nearer, before, after)]
 
 
-@dataclass(frozen=True)
-class Joined:
+class Joined(Struct, frozen=True, dict=True):
     """Rows of one group; ``instance`` counts within it."""
 
     operation: str
@@ -755,8 +751,7 @@ _WIDEST_NS: Final = 500_000
 """Maximum scatter of ends around a shift, if they are of the same collectives."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClockFit:
+class ClockFit(Struct, frozen=True):
     """Alignment of the clocks of hosts with that of the first.
 
     Attributes:

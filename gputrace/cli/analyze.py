@@ -47,9 +47,9 @@ def analyze(
     """Show where the time of TRACE went, and what to change.
 
     TRACE is what `gputrace record` wrote, an nsys export (SQLite, or a folder of Parquet or Arrow
-    tables), an nsys report where nsys is installed, a file of nvprof, or a profile of PyTorch,
-    TensorFlow, JAX or MXNet, packed or not. Several are the parts of one run, a file for each
-    machine or rank; a folder stands for the traces in it. Logs of nvidia-smi beside them
+    tables), an nsys report where nsys is installed, a file of nvprof or rocprofv3, or a profile of
+    PyTorch, TensorFlow, JAX or MXNet, packed or not. Several are the parts of one run, a file for
+    each machine or rank; a folder stands for the traces in it. Logs of nvidia-smi beside them
     (--query-gpu as CSV, or dmon -o DT) add the clocks and the use of the GPUs. URLs of object
     stores (s3://, gs://) are fetched first. Reports of hangs (`gputrace record --hang`) and dumps
     of PyTorch's flight recorder, one a rank, say which rank the others wait for.

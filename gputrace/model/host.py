@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from gputrace.model.struct import Struct
 
-@dataclass(frozen=True, slots=True)
-class HostLoad:
+
+class HostLoad(Struct, frozen=True):
     """How the host thread of a rank that marks the steps came by its time, in the measured steps.
 
     The times sum to ``covered_ns``, the part of the steps that was counted.
@@ -49,6 +49,36 @@ class HostLoad:
         return round(share_ns / max(self.covered_ns, 1) * step_ns)
 
 
+class Allocator(Struct, frozen=True):
+    """torch's caching allocator on the device of a rank, as it counts, in the measured steps."""
+
+    rank: int
+    steps: int
+    retries: int
+    """Times that the GPU had no memory left: torch gave its cache back, and asked again."""
+    segments: int
+    """Segments taken from the GPU (cudaMalloc); with ``expandable_segments``, new or longer."""
+    segment_bytes: int
+    """Bytes of a mean one of these."""
+    segments_freed: int
+    """Segments given back (cudaFree)."""
+    emptied: int
+    """Calls of `torch.cuda.empty_cache`."""
+    emptying_ns: int
+    """Time of these in a mean step."""
+    allocated_bytes: int
+    """Bytes of tensors at the ends of steps, at most."""
+    reserved_bytes: int
+    """Bytes that are held of the GPU at the ends of steps, at most."""
+    split_bytes: int
+    """Unused bytes of these in segments that are in use, which cannot be given back, at most."""
+    peak_bytes: int | None
+    """Largest peak that was seen to be reached in these steps or before; None if it was before the
+    first."""
+    peak_phase: str | None
+    """The one of `PHASES` in which it was reached; None where that is unknown."""
+
+
 DATA: Final = "data"
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
@@ -69,8 +99,7 @@ PHASES: Final = {
 """Each phase in its order in a step, and its name in a sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepPhase:
+class StepPhase(Struct, frozen=True):
     """One phase of the steps of a rank, in mean nanoseconds of a step."""
 
     name: str
@@ -83,8 +112,7 @@ class StepPhase:
     """Part of it in which the GPU waited for a launch; None where calls were not recorded."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepPhases:
+class StepPhases(Struct, frozen=True):
     """The measured steps of a rank by phase.
 
     Times of the host sum to ``step_ns``, idle times to the idle time of the breakdown, both exactly

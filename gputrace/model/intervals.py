@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gputrace.model.struct import Struct
+
 Times = NDArray[np.int64]
 IndexArray = NDArray[np.intp]
 
 
-@dataclass(frozen=True)
-class Intervals:
+class Intervals(Struct, frozen=True, dict=True):
     """A set of nanoseconds: ``start[i] <= t < end[i]``, sorted, none empty, none touching.
 
     Build one with `union`; the constructor trusts what it is given.

@@ -5,14 +5,13 @@ Times are integer nanoseconds; field names are those of the JSON.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from gputrace.model.struct import Struct
 
 READING, COLLATING, SENDING = "read", "collate", "send"
 """Parts of a batch beside its transforms: the samples without them, making a batch, sending it."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoaderPart:
+class LoaderPart(Struct, frozen=True):
     """One part of a batch, in the workers."""
 
     name: str
@@ -23,8 +22,7 @@ class LoaderPart:
     """Fraction of the workers' time at batches, 0 to 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoaderWorker:
+class LoaderWorker(Struct, frozen=True):
     """One worker; several processes, where each epoch starts new ones."""
 
     worker: int
@@ -39,8 +37,7 @@ class LoaderWorker:
     """Part of that which came from disks."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoaderChoice:
+class LoaderChoice(Struct, frozen=True):
     """A step as a simulation of the queue predicts it for a number of workers."""
 
     workers: int
@@ -49,8 +46,7 @@ class LoaderChoice:
     """Part of the step that waits for a batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loader:
+class Loader(Struct, frozen=True):
     """Data loader that feeds a rank, over its measured steps."""
 
     rank: int

@@ -13,11 +13,11 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from gputrace.errors import InputError
+from gputrace.model.struct import Struct
 
 _LARGEST: Final = 1 << 28
 _MOST_OPCODES: Final = 50_000_000
@@ -28,8 +28,7 @@ _MALFORMED: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(Struct, frozen=True):
     """One collective that a rank has entered.
 
     Attributes:
@@ -53,8 +52,7 @@ class Collective:
     size: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RankState:
+class RankState(Struct, frozen=True):
     """One rank at the time of a hang.
 
     Attributes:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import force_setattr
+
 from gputrace.analyzers.kernel_names import short_name
+from gputrace.model.host import PHASES
 from gputrace.model.names import short
 from gputrace.model.results import (
     Analysis,
@@ -23,6 +25,7 @@ from gputrace.model.results import (
     GpuTotals,
     Pipeline,
 )
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.sanitize import LONGEST, clean, cut, sentence
 from gputrace.units import format_bytes, format_count, format_ns, format_ranges, format_share
@@ -46,8 +49,7 @@ _UNKNOWN: Final = "–"
 _SILENT: Final = frozenset(("", "?", _UNKNOWN))
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """Title, column names, and rows of cells.
 
     The first column and `TEXT_COLUMNS` hold text, all others numbers. Columns that say nothing in
@@ -60,13 +62,12 @@ class Table:
 
     def __post_init__(self) -> None:
         """Sanitize all cells: they never contain control sequences."""
-        set_ = object.__setattr__
-        set_(self, "title", sentence(self.title))
+        force_setattr(self, "title", sentence(self.title))
         first, *others = zip(self.header, *self.rows, strict=True)
         kept = [first, *(c for c in others if not self.rows or not _SILENT.issuperset(c[1:]))]
         header, *rows = zip(*(map(sentence, column) for column in kept), strict=True)
-        set_(self, "header", header)
-        set_(self, "rows", tuple(rows))
+        force_setattr(self, "header", header)
+        force_setattr(self, "rows", tuple(rows))
 
 
 def verdict(analysis: Analysis) -> str:
@@ -283,8 +284,7 @@ def _cells(row: Breakdown, name: str) -> tuple[str, str]:
     return (format_ns(_mean(row, name)), format_share(part, row.total_ns)) if part else ("–", "")
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """Limits on what a format shows."""
 
     gpus_across: int
@@ -355,6 +355,10 @@ def phases_table(analysis: Analysis) -> Table | None:
         body = [(*row, format_ns(ns)) for row, ns in zip(body, idle, strict=True)]
         header = (*header, "GPU idle meanwhile")
     title = f"What the host does in {a_turn}{of} (mean of {most.steps})"
+    for own in analysis.allocators:
+        if own.rank == most.rank and own.peak_bytes is not None and own.peak_phase is not None:
+            title += f"; its memory peaks at {format_bytes(own.peak_bytes)} in "
+            title += PHASES[own.peak_phase]
     return Table(title, header, tuple(body))
 
 

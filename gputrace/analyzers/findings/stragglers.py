@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,6 +15,7 @@ from gputrace.analyzers.operations import Gpu
 from gputrace.analyzers.stragglers import KernelRatio, Straggler
 from gputrace.model.events import UNKNOWN
 from gputrace.model.results import Evidence, Finding
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import BY_ID, TIME_CLASSES
 from gputrace.units import format_ns, format_ranges
 
@@ -49,8 +49,7 @@ _WORK: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Kernels:
+class _Kernels(Struct, frozen=True):
     """Kernels of a late GPU compared with the others', in the steps in which it is late."""
 
     ratio: float | None

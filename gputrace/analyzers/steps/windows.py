@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -10,10 +9,10 @@ from numpy.typing import ArrayLike
 
 from gputrace.model.events import Mask
 from gputrace.model.intervals import Times
+from gputrace.model.struct import Struct
 
 
-@dataclass(frozen=True)
-class Interlude:
+class Interlude(Struct, frozen=True, dict=True):
     """A stretch between two steps of a rank that belongs to neither."""
 
     phase: str
@@ -25,8 +24,7 @@ class Interlude:
     evidence: str
 
 
-@dataclass(frozen=True)
-class MarkedSteps:
+class MarkedSteps(Struct, frozen=True, dict=True):
     """Steps of one rank as its host marked them, in order."""
 
     number: Times
@@ -43,8 +41,7 @@ class MarkedSteps:
         return MarkedSteps(*times, self.recorded[kept], self.control[kept])
 
 
-@dataclass(frozen=True)
-class StepWindows:
+class StepWindows(Struct, frozen=True, dict=True):
     """The steps of one rank, in GPU time, in order and disjoint."""
 
     rank: int

@@ -166,13 +166,8 @@ def _enter(module: "Any", name: str, args: "Any", keywords: "Any") -> "tuple[int
         ring = _rings[0] if _rings else _ring()
         if ring is None:
             return None
-        group = keywords.get("group")
-        at = _GROUP_AT.get(name)
-        if group is None and at is not None and len(args) > at:
-            group = args[at]
-        other = None
-        if name in _PEER:
-            other = keywords.get(_PEER[name], args[1] if len(args) > 1 else None)
+        group = _given("group", _GROUP_AT.get(name), args, keywords)
+        other = _given(_PEER[name], 1, args, keywords) if name in _PEER else None
         frame = program_frame(sys._getframe(2))
         # What stays the same from call to call is put into words once.
         of_group = None if group is None else getattr(group, "group_name", "") or id(group)
@@ -188,6 +183,12 @@ def _enter(module: "Any", name: str, args: "Any", keywords: "Any") -> "tuple[int
             raise
         note_failure("noting collectives")
         return None
+
+
+def _given(name: str, at: "int | None", args: "Any", keywords: "Any") -> "Any":
+    """Return an argument that may be given by its name or its place; None if it is not."""
+    value = keywords.get(name)
+    return args[at] if value is None and at is not None and len(args) > at else value
 
 
 _MOST_TEXTS = 2000

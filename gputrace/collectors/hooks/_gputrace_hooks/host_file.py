@@ -25,7 +25,9 @@ from . import FOLDER
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, TypeVar
+
+    _T = TypeVar("_T")
 
 MAGIC = b"GPUTRHST"
 VERSION = 1
@@ -59,13 +61,13 @@ def is_handlers(error: BaseException, used: str = "") -> bool:
     """Return whether a signal handler of the program raised it, which Python ran while we were at
     work.
 
-    ``used`` is the file of a module that we call, and that may raise by itself.
+    ``used`` is the file, or the folder, of what we call and that may raise by itself.
     """
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     file = _FOLDER if last is None else last.tb_frame.f_code.co_filename
-    return not file.startswith(_FOLDER) and file != used
+    return not file.startswith((_FOLDER, used or _FOLDER))
 
 
 class HostFile:
@@ -190,7 +192,7 @@ class HostFile:
         self._path = path
 
 
-def quietly(write: "Callable[..., Any]", *arguments: "Any") -> "Any":
+def quietly(write: "Callable[..., _T]", *arguments: "Any") -> "_T":
     """Write; the signal of a limit on the size of files is for those of the program, not ours."""
     import _signal  # type: ignore[import-not-found]
 
