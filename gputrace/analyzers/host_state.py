@@ -140,7 +140,7 @@ def read_work(shard: Shard) -> Mapping[int, Mapping[str, float]]:
         for process in distinct_ids(events.process[events.name == number]).tolist():
             if text in ("samples", "tokens", "MFLOP"):
                 rows = (events.process == process) & (events.name == number)
-                count = np.count_nonzero(steps.process == process)
+                count = int(np.count_nonzero(steps.process == process))
                 given = events.bytes[rows]
                 work.setdefault(process, {})[text] = float(given.sum()) / max(count, len(given))
     return work
