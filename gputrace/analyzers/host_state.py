@@ -125,18 +125,24 @@ def read_counters(shard: Shard) -> Mapping[int, Counters]:
 
 
 def read_work(shard: Shard) -> Mapping[int, Mapping[str, float]]:
-    """Read the samples, tokens and MFLOP of a mean step by process, as the program gave them."""
+    """Read the samples, tokens and MFLOP of a mean step by process, as the program gave them.
+
+    Steps that were given none, such as those of an evaluation, count as steps.
+    """
     trace = shard.trace
     if Kind.COUNTER not in trace.kinds:
         return {}
-    events = trace.events([Kind.COUNTER], ("name", "process", "bytes"))
+    events = trace.events([Kind.COUNTER, Kind.STEP], ("kind", "name", "process", "bytes"))
+    steps, events = (events.select(events.kind == kind) for kind in (Kind.STEP, Kind.COUNTER))
     names = trace.names(distinct_ids(events.name))
     work: dict[int, dict[str, float]] = {}
     for number, text in names.items():
         for process in distinct_ids(events.process[events.name == number]).tolist():
             if text in ("samples", "tokens", "MFLOP"):
                 rows = (events.process == process) & (events.name == number)
-                work.setdefault(process, {})[text] = float(events.bytes[rows].mean())
+                count = int(np.count_nonzero(steps.process == process))
+                given = events.bytes[rows]
+                work.setdefault(process, {})[text] = float(given.sum()) / max(count, len(given))
     return work
 
 
