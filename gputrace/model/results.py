@@ -830,6 +830,8 @@ class WhatIf:
     """Fraction of the recorded step time that the known dependencies leave unexplained, 0 to 1."""
     steps: int
     """Number of steps replayed."""
+    pairs: int
+    """Number of measured pairs, of a prediction and of what came, that the range allows for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ MODULES = {
     "torch.nn.parallel.distributed": "distributed",
     "torch.optim": "optimizers",
     "torch.utils.data.dataloader": "loaders",
+    "transformers.training_args": "trainer_arguments",
 }
 """Functions of this module by the module that they change."""
 LOSSES = {
@@ -105,12 +106,22 @@ class _Trial:
             json.dump(content, file)
         os.rename(path + ".new", path)
 
-    def change(self, cure: str, call: str, name: str, place: int, old: "Any", new: "Any") -> None:
+    def change(
+        self,
+        cure: str,
+        call: str,
+        name: str,
+        place: int,
+        old: "Any",
+        new: "Any",
+        beyond: "tuple[str, ...]" = (),
+    ) -> None:
         """Keep what was changed in a call, and the line that made it.
 
-        ``place`` is the argument's, -1 where it was given by name or not at all.
+        ``place`` is the argument's, -1 where it was given by name or not at all; lines of the
+        packages ``beyond`` which the call comes from are passed over.
         """
-        file, line = _caller()
+        file, line = _caller(beyond)
         entry = {
             "cure": cure,
             "call": call,
@@ -265,17 +276,18 @@ def _guarded(cure: str, function: "Callable[..., Any]", *arguments: "Any") -> "A
         return None
 
 
-def _caller() -> "tuple[str, int]":
+def _caller(beyond: "tuple[str, ...]" = ()) -> "tuple[str, int]":
     """Find the innermost line that is neither ours nor a framework's."""
     homes = [_FOLDER]
-    for name in ("torch", "tensorflow", "keras"):
+    for name in ("torch", "tensorflow", "keras", *beyond):
         file = getattr(sys.modules.get(name), "__file__", None)
         if file:
             homes.append(os.path.dirname(os.path.abspath(file)))
     frame: Any = sys._getframe(1)
     while frame is not None:
         file = os.path.abspath(frame.f_code.co_filename)
-        if not file.startswith(tuple(home + os.sep for home in homes)):
+        made = frame.f_code.co_filename == "<string>"  # the constructor of a dataclass
+        if not made and not file.startswith(tuple(home + os.sep for home in homes)):
             return file, frame.f_lineno
         frame = frame.f_back
     return "", 0
@@ -386,6 +398,42 @@ def _of_workers(workers: int, before: int) -> "dict[str, tuple[str, Any]]":
             if before:
                 wanted[name] = ("", None if cure == "prefetch" else False)
     return wanted
+
+
+_OF_TRAINER = {
+    "workers": "dataloader_num_workers",
+    "prefetch": "dataloader_prefetch_factor",
+    "persistent": "dataloader_persistent_workers",
+    "pinned": "dataloader_pin_memory",
+    "bucket-cap": "ddp_bucket_cap_mb",
+    "static-graph": "ddp_static_graph",
+}
+"""Arguments by which Hugging Face's Trainer makes loaders and DistributedDataParallel, by cure:
+they are in the program, where the calls that they lead to are not."""
+
+
+def trainer_arguments(module: "Any") -> None:
+    """Change the arguments of Hugging Face's Trainer, of whichever class they are."""
+    cls = module.TrainingArguments
+    begin = vars(cls).get("__post_init__")
+    wanted = {cure: name for cure, name in _OF_TRAINER.items() if cure in cures}
+    if not wanted or not isinstance(begin, FunctionType):
+        return
+
+    @wraps(begin)
+    def begin_changed(self: "Any") -> None:
+        for cure, name in wanted.items():
+            old, new = getattr(self, name, None), cures[cure]
+            needs_workers = cure in ("prefetch", "persistent")
+            if old == new or (needs_workers and not self.dataloader_num_workers):
+                continue
+            if hasattr(self, name) and (cure != "pinned" or _has_gpu()):
+                setattr(self, name, new)
+                call = type(self).__name__
+                _trial.change(cure, call, name, -1, old, new, ("transformers",))
+        begin(self)
+
+    cls.__post_init__ = ours(begin_changed)
 
 
 def _stage(module: "Any") -> None:
