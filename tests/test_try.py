@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,6 +37,7 @@ from tests import command
 from tests.command import Ran, assert_refused
 from tests.packages import install
 from tests.recordings import unpack
+from tests.studies import Bench
 from tests.test_hooks import torch_python
 
 FASTER, NOT_FASTER, USAGE, UNREADABLE = 0, 1, 2, 3
@@ -203,6 +205,44 @@ def test_event_files_of_trackers_are_written_elsewhere_unless_kept(real: Real) -
     assert not logs.exists()
     real.run("", writes + PROGRAM, keep_trackers=True)
     assert logs.exists()
+
+
+def test_arguments_of_a_trainer_are_changed_where_the_program_gives_them(real: Real) -> None:
+    package = real.folder / "modules" / "transformers"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "training_args.py").write_text(
+        "from dataclasses import dataclass\n"
+        "@dataclass\n"
+        "class TrainingArguments:\n"
+        "    dataloader_num_workers: int = 0\n"
+        "    dataloader_prefetch_factor: int | None = None\n"
+        "    def __post_init__(self): self.ready = True\n"
+    )
+    program = PROGRAM.replace("optimizer = ", "arguments = TrainingArguments()\noptimizer = ", 1)
+    program = program.replace("num_workers=1", "num_workers=arguments.dataloader_num_workers")
+    imported = "from transformers.training_args import TrainingArguments\n"
+    run = real.run("prefetch=3,workers=2", imported + program)
+    changes = {(c.cure, c.call, c.argument, c.new, c.line) for c in run.changes}
+    trainer = ("TrainingArguments", "dataloader_num_workers")
+    assert ("workers", *trainer, "2", 6) in changes
+    assert ("prefetch", trainer[0], "dataloader_prefetch_factor", "3", 6) in changes
+    assert {change.cure for change in run.changes if change.call == "DataLoader"} <= {"prefetch"}
+    patch = make_patch(combine(read_candidates("workers=2")), run.changes[:1], "", ["x"])
+    assert "+arguments = TrainingArguments(dataloader_num_workers=2)" in patch.diff
+
+
+def test_a_study_runs_its_programs_with_cures(real: Real) -> None:
+    loader = "from torch.utils.data import DataLoader\nloader = DataLoader([], num_workers=1)\n"
+    bench = Bench(real.folder).framework("stub", loader + "words['steps'] = loader.num_workers")
+    study = '[matrix]\nframework = ["stub"]\ncures = ["", "workers=4", "foreach", "threads=3"]\n'
+    ran = bench.write(study).run()
+    came = [run.why or (run.result or {})["steps"] for run in bench.runs()]
+    assert came == [1, 4, "nothing was changed: foreach: nothing to change was seen", 1]
+    assert "cures threads=3" not in ran.out
+    assert "threads=3" in ran.out
+    bench.write(study.replace("foreach", "magic"))
+    assert "no cure is called 'magic'" in bench.run().err
 
 
 def test_torch_itself_is_changed_at_every_place(
@@ -693,6 +733,35 @@ def test_a_file_that_is_no_ledger_is_refused_and_left_alone(tmp_path: Path) -> N
     assert path.read_text() == "mine"
 
 
-def test_python_offers_it_too() -> None:
+SCRIPT: Final = """\
+import gputrace
+from torch.optim import SGD
+from torch.utils.data import DataLoader
+
+def train():
+    optimizer, loader = SGD([], 0.1), DataLoader(range(500), num_workers=1)
+    for item in loader:
+        optimizer.step()
+
+if __name__ == "__main__":
+    outcome = gputrace.try_cures(train, "workers=8", warmup=2, steps=8)
+    print(outcome.best, *outcome.command, outcome.patch.diff)
+"""
+
+
+def test_a_function_of_a_script_is_tried(real: Real) -> None:
+    real.script.write_text(SCRIPT)
+    ran = subprocess.run([sys.executable, real.script], capture_output=True, text=True, check=False)
+    assert ran.stdout.startswith("workers=8 __main__.train()"), ran.stderr
+    assert "DataLoader(range(500), num_workers=8)" in ran.stdout
+    assert [entry.program for entry in ledger.read(ledger.default_ledger())] == ["__main__.train()"]
+
+
+def test_python_says_what_it_cannot_try(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="no cure is called 'magic'"):
         gputrace.try_cures(["python", "train.py"], "magic")
+    with pytest.raises(UsageError, match="define it at the top level of a file"):
+        gputrace.try_cures(lambda: None, "gc")
+    monkeypatch.setenv("GPUTRACE_TRY", "{}")
+    with pytest.raises(UsageError, match="__main__"):
+        gputrace.try_cures(os.getpid, "gc")

@@ -26,7 +26,7 @@ from gputrace.trials.cures import (
 )
 from gputrace.trials.ledger import Entry
 from gputrace.trials.patch import Patch, make_patch
-from gputrace.trials.runs import Change, Measured, Program
+from gputrace.trials.runs import Change, Measured, Program, call_command, why_idle
 from gputrace.trials.turns import FEWEST, Ratio, Verdict, compare, losses_differ, order
 from gputrace.units import parse_duration
 
@@ -51,6 +51,8 @@ class Request:
     """Program, cures and limits of a trial."""
 
     command: tuple[str, ...]
+    name: str = field(default="", kw_only=True)
+    """Name of the program in the ledger; empty for its command line."""
     candidates: tuple[Candidate, ...] | None = None
     """Cures to try; None for those that a recording asks for."""
     recording: Path | None = None
@@ -111,15 +113,9 @@ class _Row:
         self.cured.append(run.step_ns)
         self.losses.append(run.losses)
         self.changes, self.seconds = run.changes, run.seconds
-        idle = [
-            setting.cure.id
-            for setting in self.candidate.settings
-            if not setting.cure.variables
-            and all(change.cure != setting.cure.id for change in run.changes)
-        ]
-        if idle:
-            reasons = [f"{id}: {run.reasons.get(id, 'nothing to change was seen')}" for id in idle]
-            self._end(Verdict.NOTHING, "; ".join(reasons))
+        why = why_idle(self.candidate, {change.cure for change in run.changes}, run.reasons)
+        if why:
+            self._end(Verdict.NOTHING, why)
             return
         self.ratio = compare(self.bare, self.cured)
         if self.ratio is not None:
@@ -133,7 +129,7 @@ class _Row:
 
 
 def try_cures(
-    command: Sequence[str],
+    program: Sequence[str] | Callable[[], object],
     cures: str | None = None,
     *,
     budget: str = "10min",
@@ -146,7 +142,9 @@ def try_cures(
     """Try cures on a program, as `gputrace try` does.
 
     Args:
-        command: words of the command line that starts the program.
+        program: words of the command line that starts it; or a function that trains, of the top
+            level of a file. Each run calls it in a new process, which runs the script that it is
+            in first, under another name than ``__main__``.
         cures: as the command line takes them: ``workers=8,pinned+fused``; None for those that a
             recording asks for.
         budget: time to spend.
@@ -156,20 +154,31 @@ def try_cures(
         workdir: folder of which each run gets a copy.
         ledger: file to keep the answers in.
 
-    Raises UsageError for an unknown cure, InputError where the program as it is cannot be measured.
+    Raises UsageError for an unknown cure or a function that no other process can call, InputError
+    where the program as it is cannot be measured.
     """
-    return try_out(
-        Request(
-            tuple(command),
-            None if cures is None else tuple(read_candidates(cures)),
-            None if recording is None else Path(recording),
-            parse_duration(budget) / 1e9,
-            warmup,
-            steps,
-            None if workdir is None else Path(workdir),
-            ledger=None if ledger is None else Path(ledger),
+    with tempfile.TemporaryDirectory(prefix="gputrace-try-") as folder:
+        if callable(program):
+            if "GPUTRACE_TRY" in os.environ:
+                raise UsageError('call try_cures under `if __name__ == "__main__":` in a script')
+            command = call_command(program, Path(folder))
+            of = getattr(program, "func", program)
+            name = f"{of.__module__}.{of.__qualname__}()"
+        else:
+            command, name = tuple(program), ""
+        return try_out(
+            Request(
+                command,
+                None if cures is None else tuple(read_candidates(cures)),
+                None if recording is None else Path(recording),
+                parse_duration(budget) / 1e9,
+                warmup,
+                steps,
+                None if workdir is None else Path(workdir),
+                ledger=None if ledger is None else Path(ledger),
+                name=name,
+            )
         )
-    )
 
 
 def try_out(request: Request, progress: Progress = lambda *_: None) -> Outcome:
@@ -248,7 +257,8 @@ class _Trial:
         except Failed as error:
             if candidate.settings:
                 raise
-            raise InputError(shlex.join(self._request.command), str(error)) from None
+            name = self._request.name or shlex.join(self._request.command)
+            raise InputError(name, str(error)) from None
 
     def _spent(self) -> float:
         return time.monotonic() - self._began
@@ -336,7 +346,8 @@ class _Trial:
         if winners:
             main = self._bare[-1].main
             best = winners[0]
-            patch = make_patch(best.candidate, best.changes, main, request.command)
+            words = () if request.name else request.command
+            patch = make_patch(best.candidate, best.changes, main, words)
         if not self._rows and not interrupted:
             notes.append("the verdict names nothing that can be tried; `gputrace try --list` does")
         if any(not run.ended for run in self._bare):
@@ -350,7 +361,7 @@ class _Trial:
             notes.append(f"not kept: {error}")
         bare = [run.step_ns for run in self._bare]
         return Outcome(
-            command=request.command,
+            command=(request.name,) if request.name else request.command,
             warmup=self._warmup,
             steps=self._bare[-1].steps if self._bare else self._steps,
             runs=self._runs,
@@ -372,7 +383,7 @@ class _Trial:
         bare = [each.losses for each in self._bare]
         return Entry(
             time_ns=time.time_ns(),
-            program=shlex.join(masked(self._request.command)),
+            program=self._request.name or shlex.join(masked(self._request.command)),
             host=socket.gethostname(),
             gpu=run.gpu if run else "",
             ranks=run.ranks if run else 0,

@@ -4,7 +4,7 @@ GPUTRACE_TRY is JSON:
 
 cures     values by id, as the table in gputrace/trials/cures.py has them
 warmup    steps to pass
-steps     steps to measure then; after them the process ends by SystemExit
+steps     steps to measure then; after them the process ends by SystemExit, with null by itself
 folder    folder for what the process leaves
 hooks     files of plugins by id: Python that defines ``patches(value)``, functions by module
 recorded  true under ``gputrace record``, which needs its hooks
@@ -192,8 +192,9 @@ def _in_worker() -> None:
 
 
 def _finish() -> None:
-    if _trial.pid == os.getpid() and not _trial.stops and _trial.ends:
-        _trial.write()
+    trial = _trial
+    if trial.pid == os.getpid() and not trial.stops and (trial.ends or asked["steps"] is None):
+        trial.write()
 
 
 def _step_ended(rank: int, end: int) -> None:
@@ -205,7 +206,7 @@ def _step_ended(rank: int, end: int) -> None:
     trial.losses.append(trial.loss)
     trial.loss = None
     count = len(trial.ends)
-    if trial.stops or count >= asked["warmup"] + asked["steps"]:
+    if trial.stops or (asked["steps"] is not None and count >= asked["warmup"] + asked["steps"]):
         _stop(trial)
     for call in _between:
         call(count)
