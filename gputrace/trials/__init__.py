@@ -27,7 +27,7 @@ from gputrace.trials.cures import (
 from gputrace.trials.ledger import Entry
 from gputrace.trials.patch import Patch, make_patch
 from gputrace.trials.runs import Change, Measured, Program, call_command, why_idle
-from gputrace.trials.turns import FEWEST, Ratio, Verdict, compare, losses_differ, order
+from gputrace.trials.turns import FEWEST, LOOKS, Ratio, Verdict, compare, losses_differ, order
 from gputrace.units import parse_duration
 
 __all__ = ["Outcome", "Request", "try_cures", "try_out"]
@@ -39,6 +39,11 @@ _STEPS: Final = (20, 200)
 _LEAST_TIMEOUT_S: Final = 600.0
 _BEYOND: Final = 5
 """Steps of warm-up beyond those whose batches were ready before the first one."""
+_STRETCH_NS: Final = 250_000_000
+_STRETCH: Final = (5, 50)
+"""Fewest and most steps of a stretch within a run."""
+_PAIRS: Final = 8
+"""Pairs of stretches in a run."""
 _ALONE: Final = 0.7
 """Part of the budget for cures by themselves; the rest is for the best together."""
 
@@ -97,6 +102,8 @@ class _Row:
 
     candidate: Candidate
     prediction: Prediction | None
+    within: bool = field(init=False)
+    """True if its cures are switched off and on within runs."""
     bare: list[float] = field(default_factory=list)
     cured: list[float] = field(default_factory=list)
     losses: list[tuple[float, ...]] = field(default_factory=list)
@@ -107,17 +114,25 @@ class _Row:
     ratio: Ratio | None = None
     over: bool = False
 
-    def take(self, run: Measured, bare: Measured) -> None:
-        """Add the runs of a round."""
-        self.bare.append(bare.step_ns)
-        self.cured.append(run.step_ns)
-        self.losses.append(run.losses)
+    def __post_init__(self) -> None:
+        self.within = self.candidate.switched
+
+    def take(self, run: Measured, turns: Sequence[tuple[float, float]]) -> None:
+        """Add what a run measured: steps without the cures and with them, a pair a round."""
+        self.bare += [bare for bare, _ in turns]
+        self.cured += [cured for _, cured in turns]
         self.changes, self.seconds = run.changes, run.seconds
+        if not run.turns:
+            self.losses.append(run.losses)
         why = why_idle(self.candidate, {change.cure for change in run.changes}, run.reasons)
         if why:
             self._end(Verdict.NOTHING, why)
             return
-        self.ratio = compare(self.bare, self.cured)
+        # Stretches come several at a time; to look at other numbers of them would be one more look.
+        count = len(self.cured)
+        if run.turns:
+            count = max((look for look in LOOKS if look <= count), default=0)
+        self.ratio = compare(self.bare[:count], self.cured[:count])
         if self.ratio is not None:
             self.verdict, self.over = self.ratio.verdict, self.ratio.enough
 
@@ -248,12 +263,20 @@ class _Trial:
         self._pilot = self._go(candidate, "first run")
         return analysis
 
-    def _go(self, candidate: Candidate, label: str, record: Path | None = None) -> Measured:
+    def _go(
+        self,
+        candidate: Candidate,
+        label: str,
+        record: Path | None = None,
+        steps: int = 0,
+        stretch: int = 0,
+    ) -> Measured:
         """Make a run; raises InputError where the program as it is fails."""
         self._progress(label, self._spent(), self._request.budget_s)
         self._runs += 1
         try:
-            return self._program.run(candidate, self._warmup, self._steps, record)
+            steps = steps or self._steps
+            return self._program.run(candidate, self._warmup, steps, record, stretch)
         except Failed as error:
             if candidate.settings:
                 raise
@@ -293,24 +316,50 @@ class _Trial:
             self._steps = min(max(round(_RUN_NS / self._pilot.step_ns), least), most)
 
     def _take_turns(self, rows: Sequence[_Row], until_s: float) -> None:
-        """Run rounds of the program as it is and with each cure that is not decided.
+        """Run rounds of what is not decided, until the budget is spent.
 
-        The very first round is made whatever the budget.
+        A round is the program as it is and with each cure; or a run within which a cure is off and
+        on by turns. The very first round is made whatever the budget.
         """
         while active := [row for row in rows if not row.over]:
             assert self._pilot is not None
             last = (self._bare or [self._pilot])[-1].seconds
             needed = last + sum(row.seconds or last for row in active)
-            if self._bare and self._spent() + needed > until_s:
+            begun = any(row.cured for row in self._rows)
+            if begun and self._spent() + needed > until_s:
                 return
             try:
-                self._round([None, *active], len(self._bare))
+                for row in active:
+                    if row.within:
+                        self._switch(row)
+                whole = [row for row in active if not row.within]
+                if whole:
+                    self._round([None, *whole], len(self._bare))
             except InputError as error:
-                if not self._bare:
+                if not begun:
                     raise
                 # It ran before: what is known by then is the answer.
                 self._notes.append(f"no more rounds were made: {error}")
                 return
+
+    def _switch(self, row: _Row) -> None:
+        """Make a run in which a cure is off and on by turns.
+
+        What differs from run to run, and what changes slowly, is the same for both then.
+        """
+        assert self._pilot is not None
+        least, most = _STRETCH
+        stretch = 1 + min(max(round(_STRETCH_NS / self._pilot.step_ns), least), most)
+        try:
+            steps, label = 2 * _PAIRS * stretch, f"{row.candidate} by turns"
+            run = self._go(row.candidate, label, None, steps, stretch)
+        except Failed as error:
+            row.fail(error)
+            return
+        # A program of few steps is run as a whole.
+        row.within = len(run.turns) >= FEWEST
+        if row.within:
+            row.take(run, run.turns)
 
     def _round(self, turns: Sequence[_Row | None], number: int) -> None:
         bare: Measured | None = None
@@ -327,7 +376,7 @@ class _Trial:
                 row.fail(error)
         assert bare is not None
         for row, run in cured:
-            row.take(run, bare)
+            row.take(run, [(bare.step_ns, run.step_ns)])
 
     def _winners(self) -> list[_Row]:
         """Return the rows that are faster and may be in the best set, the fastest first."""
@@ -344,7 +393,7 @@ class _Trial:
         entries, patch = [self._entry(row) for row in self._rows], None
         notes = list(dict.fromkeys(self._notes))
         if winners:
-            main = self._bare[-1].main
+            main = next(run.main for run in (*self._bare, self._pilot) if run)
             best = winners[0]
             words = () if request.name else request.command
             patch = make_patch(best.candidate, best.changes, main, words)
@@ -360,6 +409,7 @@ class _Trial:
                 raise
             notes.append(f"not kept: {error}")
         bare = [run.step_ns for run in self._bare]
+        bare = bare or [step for row in self._rows for step in row.bare]
         return Outcome(
             command=(request.name,) if request.name else request.command,
             warmup=self._warmup,

@@ -95,6 +95,8 @@ class Measured:
     seconds: float
     ended: bool
     """True if the program ended by itself after its last step, without a signal of ours."""
+    turns: tuple[tuple[float, float], ...] = ()
+    """Mean step without the cures and with them, in nanoseconds, of stretches within the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,12 @@ class Program:
     """Longest time of one run."""
 
     def run(
-        self, candidate: Candidate, warmup: int, steps: int, record: Path | None = None
+        self,
+        candidate: Candidate,
+        warmup: int,
+        steps: int,
+        record: Path | None = None,
+        stretch: int = 0,
     ) -> Measured:
         """Run it to the end of its last step to measure.
 
@@ -118,17 +125,27 @@ class Program:
             warmup: steps to pass first.
             steps: steps to measure.
             record: trace to write, by `gputrace record`.
+            stretch: steps after which the cures are switched off and on; 0 to leave them on.
 
         Raises Failed where it fails, or measures no steps.
         """
         with tempfile.TemporaryDirectory(prefix="gputrace-try-") as name:
             folder = Path(name)
             began = monotonic()
-            code = self._go(folder, candidate, warmup, steps, record)
-            return self._read(folder, code, warmup, monotonic() - began)
+            asked = {
+                "warmup": warmup,
+                "steps": steps,
+                "stretch": stretch,
+                "folder": str(folder),
+                "recorded": record is not None,
+                "keep": self.keep_trackers,
+            }
+            code = self._go(folder, candidate, asked, record)
+            run = self._read(folder, code, warmup, monotonic() - began)
+            return replace(run, turns=_turns(_left_in(folder), warmup, stretch)) if stretch else run
 
     def _go(
-        self, folder: Path, candidate: Candidate, warmup: int, steps: int, record: Path | None
+        self, folder: Path, candidate: Candidate, asked: Mapping[str, Any], record: Path | None
     ) -> int | None:
         """Return the exit code, -N for signal N; None where it had to be ended after its steps."""
         command = list(self.command)
@@ -139,13 +156,6 @@ class Program:
         if self.workdir is not None:
             where = folder / "copy"
             shutil.copytree(self.workdir, where, symlinks=True)
-        asked = {
-            "warmup": warmup,
-            "steps": steps,
-            "folder": str(folder),
-            "recorded": record is not None,
-            "keep": self.keep_trackers,
-        }
         environment = self._environment(folder, candidate, asked)
         out, err = folder / "out", folder / "err"
         try:
@@ -354,6 +364,22 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _mean(left: _Left, warmup: int) -> float:
     return (left.ends[-1] - left.ends[warmup - 1]) / (len(left.ends) - warmup)
+
+
+def _turns(left: Sequence[_Left], warmup: int, stretch: int) -> tuple[tuple[float, float], ...]:
+    """Return the mean steps of stretches without and with the cures, of the slowest rank of each.
+
+    The first step of a stretch is passed over. Of each four stretches the hooks have the cures on
+    in the second and the third.
+    """
+    known = [each.ends[warmup - 1 :] for each in left if len(each.ends) >= warmup + stretch]
+    whole = min((len(ends) - 1) // stretch for ends in known) if known else 0
+    means = [
+        max((ends[at + stretch] - ends[at + 1]) / (stretch - 1) for ends in known)
+        for at in range(0, whole * stretch, stretch)
+    ]
+    pairs = zip(means[::2], means[1::2], strict=False)
+    return tuple(pair if at % 2 == 0 else pair[::-1] for at, pair in enumerate(pairs))
 
 
 def _why_no_steps(left: Sequence[_Left], warmup: int) -> str:

@@ -5,6 +5,7 @@ GPUTRACE_TRY is JSON:
 cures     values by id, as the table in gputrace/trials/cures.py has them
 warmup    steps to pass
 steps     steps to measure then; after them the process ends by SystemExit, with null by itself
+stretch   steps after which cures are switched: off, on, on, off, off, on, ...; 0 to leave them on
 folder    folder for what the process leaves
 hooks     files of plugins by id: Python that defines ``patches(value)``, functions by module
 recorded  true under ``gputrace record``, which needs its hooks
@@ -143,6 +144,9 @@ class _Trial:
 _trial = _Trial()
 _between: "list[Callable[[int], None]]" = []
 """Called between steps, with their number so far."""
+_switched: "list[Callable[[bool], None]]" = []
+"""Called where cures are switched within the run: off or on."""
+_on = True
 
 
 def install(patches: "dict[str, str]") -> None:
@@ -164,6 +168,7 @@ def install(patches: "dict[str, str]") -> None:
         _guarded("pin-cores", _pin_cores)
     if "gc" in cures:
         _between.append(_collect_between)
+        _switched.append(_switch_collector)
 
 
 def _leave_out(patches: "dict[str, str]") -> None:
@@ -210,9 +215,25 @@ def _step_ended(rank: int, end: int) -> None:
         _stop(trial)
     for call in _between:
         call(count)
-    if count == asked["warmup"]:
+    past, stretch = count - asked["warmup"], asked.get("stretch", 0)
+    # The first step of a stretch is passed over.
+    if past == 0 or (stretch and past > 0 and past % stretch in (0, 1)):
         _synchronize()
         trial.ends[-1] = time_ns()
+    if stretch and past >= 0 and past % stretch == 0:
+        _switch_cures(past // stretch % 4 in _CURED)
+
+
+_CURED = (1, 2)
+"""Of each four stretches, those with cures."""
+
+
+def _switch_cures(on: bool) -> None:
+    global _on
+    if on != _on:
+        _on = on
+        for call in _switched:
+            call(on)
 
 
 def _stop(trial: "_Trial") -> None:
@@ -526,7 +547,7 @@ def optimizers(module: "Any") -> None:
                 change_call(cls, "__init__", lambda _, cure=cure: {cure: (cure, True)})  # type: ignore[misc]
     if "set-to-none" in cures:
         forget = {"set_to_none": ("set-to-none", True)}
-        change_call(module.Optimizer, "zero_grad", lambda _: forget)
+        change_call(module.Optimizer, "zero_grad", lambda _: forget if _on else {})
 
 
 def distributed(module: "Any") -> None:
@@ -627,6 +648,9 @@ def settings(torch: "Any") -> None:
             if cure in cures:
                 _guarded(cure, _switch, cure, torch, path)
 
+    if "cudnn-benchmark" in cures and _has_gpu():
+        cudnn, asked_for = torch.backends.cudnn, bool(cures["cudnn-benchmark"])
+        _switched.append(lambda on: setattr(cudnn, "benchmark", on == asked_for))
     apply(0)
     _between.append(apply)
 
@@ -664,7 +688,7 @@ def _non_blocking(tensor: "Any", name: str) -> None:
     @wraps(copy)
     def copied(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
         waits = not keywords.get("non_blocking") and not any(arg is True for arg in args)
-        if waits and not self.is_cuda:
+        if _on and waits and not self.is_cuda:
             result = copy(self, *args, **dict(keywords, non_blocking=True))
             if result.is_cuda and len(_trial.changes) < _MOST_CALLS:
                 _trial.change("non-blocking", name, "non_blocking", -1, False, True)
@@ -679,12 +703,22 @@ def _collect_between(count: int) -> None:
     import gc
 
     if count == 1:
+        _switch_collector(True)
+        _trial.change("gc", "", "gc", -1, "", "")
+    elif _on and count % 10 == 0:
+        gc.collect(0)
+
+
+def _switch_collector(on: bool) -> None:
+    import gc
+
+    if on:
         gc.collect()
         gc.freeze()
         gc.disable()
-        _trial.change("gc", "", "gc", -1, "", "")
-    elif count % 10 == 0:
-        gc.collect(0)
+    else:
+        gc.unfreeze()
+        gc.enable()
 
 
 def _pin_cores() -> None:
