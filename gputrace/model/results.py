@@ -836,6 +836,8 @@ class WhatIf(Struct, frozen=True):
     """Fraction of the recorded step time that the known dependencies leave unexplained, 0 to 1."""
     steps: int
     """Number of steps replayed."""
+    pairs: int
+    """Number of measured pairs, of a prediction and of what came, that the range allows for."""
 
 
 class Analysis(Struct, frozen=True):

@@ -788,7 +788,8 @@ def savings(analysis: Analysis, finding: Finding) -> str:
         why = f"; more than {format_ns(finding.impact_ns)} because {cure.beyond}"
     if cure.high_ns >= cure.now_ns:
         return f" {cure.what} might save up to {most} of {now} a step{why}."
-    between = "" if least == most else f" ({format_range(least, most)})"
+    basis = f", from {cure.pairs} measured pairs" if cure.pairs else ""
+    between = "" if least == most else f" ({format_range(least, most)}{basis})"
     return f" {cure.what} would save about {gain} of {now} a step{between}{why}."
 
 
