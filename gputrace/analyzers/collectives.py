@@ -324,9 +324,10 @@ def match_collectives(gpus: PerGpu) -> Collectives:
     joined: list[Joined] = []
     for (id, operation), parts in _sequences(talks, ids_of):
         known = communicators.get(id, RankGroup(()))
-        if operation != SEND_RECV or not known.places:
-            groups = group(parts, joint=operation in JOINT, known=id != UNKNOWN)
-            joined += [join(spans, item, groups, operation, known) for item in groups]
+        if operation == SEND_RECV and known.places:
+            parts = _without_peers(talks, parts)
+        groups = group(parts, joint=operation in JOINT, known=id != UNKNOWN)
+        joined += [join(spans, item, groups, operation, known) for item in groups]
     sends: list[tuple[_Kernel, _Kernel]] = []
     for known in communicators.values():
         if known.places:
@@ -442,6 +443,15 @@ def _point_to_point(
         tuple((lane, int(talks[lane].row[row])) for lane, row in pair)  # type: ignore[misc]
         for pair in pairs
     ]
+
+
+def _without_peers(talks: Sequence[_Talk], parts: Sequence[Part]) -> list[Part]:
+    """Return the kernels whose peers are unknown; `_point_to_point` has the others."""
+    left = []
+    for part in parts:
+        talk = talks[part.lane]
+        left.append(part.select(~np.isin(part.row, talk.row[_are_exchanges(talk)])))
+    return [part for part in left if len(part)]
 
 
 def _are_exchanges(talk: _Talk) -> Mask:

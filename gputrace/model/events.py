@@ -70,6 +70,10 @@ class Kind(IntEnum):
     COMMUNICATOR = 33
     """A communicator, in each process that takes part; the name says what the program calls it. Its
     id is in ``correlation``, its number of ranks in ``bytes``, the process's rank in ``device``."""
+    OPERATOR = 34
+    """A call of a framework's operator on a host thread, of known shapes: its floating-point
+    operations in ``correlation``, the least bytes that it moves in ``bytes``, 0 if unknown. None
+    lies within another."""
 
 
 GPU_KINDS: Final = tuple(kind for kind in Kind if kind < Kind.API)

@@ -23,6 +23,7 @@ from gputrace.model.results import (
     GpuLink,
     GpuTotals,
     Pipeline,
+    Roofline,
 )
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import TIME_CLASSES
@@ -453,7 +454,10 @@ def throughput_table(analysis: Analysis) -> Table | None:
     )
     peak = rows[0].peak_flop_per_s
     of = f"; MFU of {peak / 1e12:,.0f} TFLOP/s in {rows[0].precision}" if peak else ""
-    return Table(f"Work, as gputrace.step was given it{of}", ("", *known), body)
+    by_shapes = rows[0].flop_source == "shapes"
+    told = ["as gputrace.step was given it"] if known.keys() - {"TFLOP/s", "MFU"} else []
+    source = " and ".join([*told, *(["by the shapes of operators"] if by_shapes else [])])
+    return Table(f"Work, {source}{of}", ("", *known), body)
 
 
 _LEAST_ENERGY: Final = 0.005
@@ -650,14 +654,23 @@ def kernels_table(analysis: Analysis, most: int, longest: int = 80) -> Table | N
             format_ns(use.median_ns),
             format_ns(use.total_ns / each),
             format_share(use.total_ns, kernels.total_ns),
+            *_speed_cells(use.roofline),
         )
         rows.append(cells)
     where = _loop(analysis)[1] if kernels.steps else "in all"
     of = f"{len(shown)} of {kernels.distinct}, {where} on a GPU"
     if {row[2] for row in rows} & {"yes", "no"}:
         of += "; tc: on tensor cores"
-    head = ("", "family", "tc", "times", "median", "time", "share")
+    head = ("", "family", "tc", "times", "median", "time", "share", "TFLOP/s", "of limit")
     return Table(f"Kernels that take most time ({of})", head, tuple(rows))
+
+
+def _speed_cells(line: Roofline | None) -> tuple[str, str]:
+    """Return the speed of a kernel, and its share of what the cards can do."""
+    if line is None:
+        return "", ""
+    speed = f"{line.flop_per_s / 1e12:.3g}"
+    return speed, "" if line.of_limit is None else f"{line.of_limit:.0%} {line.limit}"
 
 
 def kernel_labels(names: Sequence[str], longest: int) -> list[str]:
@@ -775,7 +788,8 @@ def savings(analysis: Analysis, finding: Finding) -> str:
         why = f"; more than {format_ns(finding.impact_ns)} because {cure.beyond}"
     if cure.high_ns >= cure.now_ns:
         return f" {cure.what} might save up to {most} of {now} a step{why}."
-    between = "" if least == most else f" ({format_range(least, most)})"
+    basis = f", from {cure.pairs} measured pairs" if cure.pairs else ""
+    between = "" if least == most else f" ({format_range(least, most)}{basis})"
     return f" {cure.what} would save about {gain} of {now} a step{between}{why}."
 
 

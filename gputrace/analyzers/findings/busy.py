@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
-from gputrace.analyzers.findings.gpu0_skew import told_by_skew
 from gputrace.analyzers.findings.gpu_links import host_staged_comm, told_by_links
+from gputrace.analyzers.findings.stragglers import told_by_skew
 from gputrace.analyzers.findings.whole_run import low_utilization
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.kernel_names import SIXTEEN
