@@ -323,19 +323,24 @@ def _explain_all(
 ) -> list[_Explained]:
     edges = [edge for gap in gaps for edge in gap]
     ranges = read_ranges(view.trace, Window(min(edges), max(edges))) if edges else None
-    return [_explain(view, start, end, has_calls, has_waits, ranges) for start, end in gaps]
+    causes = view.lane.causes.within(edges[::2], edges[1::2]).argmax(1).tolist()
+    return [
+        _explain(view, start, end, IDLE_CAUSES[cause], has_calls, has_waits, ranges)
+        for (start, end), cause in zip(gaps, causes, strict=True)
+    ]
 
 
 def _explain(
     view: GpuShardView,
     start: int,
     end: int,
+    cause: str,
     has_calls: bool,
     has_waits: bool,
     ranges: Events | None,
 ) -> _Explained:
     lane, calls = view.lane, view.calls
-    shares, feeder = lane.causes.within([start], [end])[0], lane.causes.feeder_of(end)
+    feeder = lane.causes.feeder_of(end)
     pair = calls.threads[feeder] if calls is not None and feeder != NOBODY else None
     evidence = NO_ISSUER if has_calls else ""
     if calls is not None and pair is not None:
@@ -349,7 +354,7 @@ def _explain(
             evidence = f"in the data loader {format_ns(waited)}, {evidence}"
     if pair is not None:
         evidence = ", ".join([evidence, *view.once(read_host_state).during(pair, start, end)])
-    return _Explained(IDLE_CAUSES[int(np.argmax(shares))], evidence, pair)
+    return _Explained(cause, evidence, pair)
 
 
 def _step_at(windows: StepWindows | None, start: int, end: int) -> int | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from functools import cached_property
 from itertools import combinations, islice, permutations
 from typing import Final
 
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import PEER_COPY, Collectives
@@ -312,7 +312,7 @@ class Traffic(Struct, frozen=True, dict=True):
         return len(self.start)
 
     def select(self, rows: Mask) -> Traffic:
-        return Traffic(*(getattr(self, field.name)[rows] for field in fields(self)))
+        return Traffic(*(column[rows] for column in astuple(self)))
 
     def of_pair(self, source: int, target: int) -> Traffic:
         return self.select((self.source == source) & (self.target == target))
@@ -323,7 +323,7 @@ class Traffic(Struct, frozen=True, dict=True):
         return union(self.start[rows], self.end[rows])
 
 
-_NO_TRAFFIC: Final = Traffic(*(np.empty(0, np.int64) for _ in fields(Traffic)))
+_NO_TRAFFIC: Final = Traffic(*[np.empty(0, np.int64)] * len(Traffic.__struct_fields__))
 
 
 def read_peer_copies(trace: Trace, operations: Sequence[GpuSummary]) -> Traffic:

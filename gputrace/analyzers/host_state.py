@@ -272,22 +272,27 @@ class Counters:
 
 
 def measure_throughput(
-    work: Mapping[int, Mapping[str, float]], processes: Mapping[int, int], steps: Sequence[Step]
+    work: Mapping[int, Mapping[str, float]],
+    flop: Mapping[int, float],
+    processes: Mapping[int, int],
+    steps: Sequence[Step],
 ) -> tuple[Throughput, ...]:
     """Return samples and tokens of each rank, by step and, in the measured steps, by second.
 
     Args:
         work: of a mean step, by process, of `read_work`.
+        flop: of a mean step by rank, by shapes of operators.
         processes: of each rank.
         steps: on all GPUs.
     """
     rows = []
     for rank, process in sorted(processes.items()):
         spans = {step.step: step.end_ns - step.start_ns for step in steps if step.rank == rank}
-        if process in work and spans:
-            counted, rate = work[process], len(spans) * 1e9 / sum(spans.values())
+        if (process in work or rank in flop) and spans:
+            counted, rate = work.get(process, {}), len(spans) * 1e9 / sum(spans.values())
             per_step = {name: counted.get(name) for name in ("samples", "tokens")}
-            per_step["flop"] = counted["MFLOP"] * 1e6 if "MFLOP" in counted else None
+            given = "MFLOP" in counted
+            per_step["flop"] = counted["MFLOP"] * 1e6 if given else flop.get(rank)
             per_s = {k: None if n is None else round(n * rate, 3) for k, n in per_step.items()}
             rows.append(
                 Throughput(
@@ -298,6 +303,7 @@ def measure_throughput(
                     samples_per_s=per_s["samples"],
                     tokens_per_s=per_s["tokens"],
                     flop_per_s=per_s["flop"],
+                    flop_source="program" if given else "shapes" if rank in flop else None,
                 )
             )
     return tuple(rows)

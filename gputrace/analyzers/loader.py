@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import Shard
 from gputrace.model.events import Kind, Mask, distinct_ids
-from gputrace.model.intervals import Intervals, Times
-from gputrace.model.loader import (
+from gputrace.model.host import (
     COLLATING,
     READING,
     SENDING,
@@ -28,6 +27,7 @@ from gputrace.model.loader import (
     LoaderPart,
     LoaderWorker,
 )
+from gputrace.model.intervals import Intervals, Times
 from gputrace.model.struct import Struct
 
 _TRANSFORM: Final = "transform "

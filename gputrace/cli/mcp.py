@@ -24,8 +24,8 @@ from gputrace.sanitize import message, sentence
 from gputrace.version import __version__
 
 if TYPE_CHECKING:
-    from gputrace.analyzers.compare.results import Comparison
     from gputrace.api import Report
+    from gputrace.model.comparison import Comparison
 
 _VERSIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 """Versions of the protocol, the newest first; in all, tools work alike."""

@@ -47,10 +47,10 @@ class Intervals(Struct, frozen=True, dict=True):
         times = np.asarray(times, np.int64)
         if not len(self.start):
             return np.zeros_like(times)
-        index = np.searchsorted(self.start, times, "right")
-        last = np.maximum(index - 1, 0)
-        unfinished = np.maximum(self.end[last] - times, 0)
-        return np.where(index > 0, self._covered[index] - unfinished, 0)
+        times = np.asarray(np.maximum(times, self.start[0]))
+        index = self.start.searchsorted(times, "right")
+        unfinished = np.maximum(self.end.take(index - 1) - times, 0)
+        return np.asarray(self._covered.take(index) - unfinished)
 
     def within(self, starts: ArrayLike, ends: ArrayLike) -> Times:
         """Return the nanoseconds of the set inside each window ``[start, end)``."""

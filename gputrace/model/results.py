@@ -7,14 +7,13 @@ Times are integer nanoseconds; moments are on the trace's own clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import field
+from msgspec.structs import asdict
 
 from gputrace.errors import LeftOut
-from gputrace.model.host import Allocator, HostLoad, StepPhases
-from gputrace.model.loader import Loader
+from gputrace.model.host import Allocator, HostLoad, Loader, StepPhases
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
 from gputrace.units import format_ns
@@ -367,8 +366,8 @@ class Energy(Struct, frozen=True):
 
 
 class Throughput(Struct, frozen=True):
-    """Work of one rank, by what ``gputrace.step(samples=…, tokens=…, flop=…)`` was given; None if
-    not.
+    """Work of one rank, by what ``gputrace.step(samples=…, tokens=…, flop=…)`` was given, and its
+    FLOPs also by the shapes of its operators; None if unknown.
     """
 
     rank: int
@@ -384,6 +383,8 @@ class Throughput(Struct, frozen=True):
     """Peak of the rank's cards, by their data sheets; None where unknown."""
     mfu: float | None = None
     """``flop_per_s`` as a fraction of the peak."""
+    flop_source: str | None = None
+    """``program``, or ``shapes`` of operators in the trace."""
 
 
 class CardUse(Struct, frozen=True):
@@ -647,6 +648,25 @@ class KernelOnGpu(Struct, frozen=True):
     count: int
     total_ns: int
     median_ns: int
+    flop: float | None = None
+    """Floating-point operations of all launches, where shapes of operators tell; None if not."""
+    traffic_bytes: float | None = None
+    """Least bytes that they move, likewise."""
+
+
+class Roofline(Struct, frozen=True):
+    """Speed of a kernel that multiplies matrices, of known shapes, beside what its cards can do."""
+
+    flop_per_s: float
+    flop_per_byte: float | None
+    """Arithmetic intensity, if each operand is read once and each result written once."""
+    limit: str | None
+    """``compute`` or ``memory``, whichever bounds a kernel of that intensity more; None if the
+    peaks of the cards are unknown."""
+    limit_flop_per_s: float | None
+    """Speed at that bound."""
+    of_limit: float | None
+    """``flop_per_s`` as a fraction of it."""
 
 
 class KernelUse(Struct, frozen=True):
@@ -670,6 +690,19 @@ class KernelUse(Struct, frozen=True):
     share: float
     """``total_ns`` as a fraction of the measured time of all GPUs."""
     by_gpu: tuple[KernelOnGpu, ...]
+    roofline: Roofline | None = None
+    """None for kernels whose work is unknown."""
+
+
+class CountedFlop(Struct, frozen=True):
+    """Floating-point operations of one GPU's kernels in the measured steps, by shapes."""
+
+    gpu: int
+    rank: int
+    steps: int
+    flop: float
+    known: float
+    """Fraction of the time of matrix products, convolutions and attention whose work is known."""
 
 
 class Family(Struct, frozen=True):
@@ -733,6 +766,8 @@ class Kernels(Struct, frozen=True):
     first_gpu_only: tuple[KernelUse, ...]
     """Kernels that only the first of several GPUs runs, at most 20, the longest first."""
     launches: LaunchCost
+    flop: tuple[CountedFlop, ...] = ()
+    """By GPU, where the trace has shapes of operators."""
 
 
 class GpuLink(Struct, frozen=True):
@@ -801,6 +836,8 @@ class WhatIf(Struct, frozen=True):
     """Fraction of the recorded step time that the known dependencies leave unexplained, 0 to 1."""
     steps: int
     """Number of steps replayed."""
+    pairs: int
+    """Number of measured pairs, of a prediction and of what came, that the range allows for."""
 
 
 class Analysis(Struct, frozen=True):
@@ -889,4 +926,4 @@ class Analysis(Struct, frozen=True):
 
 def as_subclass(result: Any, kind: type[_Result]) -> _Result:
     """Convert a result to a subclass of its class that adds no fields."""
-    return kind(**{field.name: getattr(result, field.name) for field in fields(result)})
+    return kind(**asdict(result))

@@ -133,7 +133,7 @@ READERS: Final = (
         decodes=True,
     ),
     _built_in("TensorFlow's and JAX's .xplane.pb", "xplane", "is_xspace", "open_xspace", text=True),
-    _built_in("their .trace.json.gz", "xla", "is_trace_viewer", "open_trace_viewer", text=True),
+    _built_in("their .trace.json.gz", "xplane", "is_trace_viewer", "open_trace_viewer", text=True),
     _built_in("MXNet's profiles", "mxnet", "is_mxnet", "MxnetTrace", text=True),
 )
 

@@ -67,7 +67,7 @@ def make_patch(
         candidate: cures to have for good.
         changes: calls that they changed, as the hooks saw them.
         main: path of the program, which gets the statements.
-        command: command line, which gets the variables.
+        command: command line, which gets the variables; empty where there is none.
     """
     by_file: dict[Path, list[Change]] = defaultdict(list)
     by_hand: list[str] = []
@@ -103,6 +103,8 @@ def _by_hand(setting: Setting, command: Sequence[str]) -> str:
         return f"{setting}: {setting.cure.advice}" if setting.cure.advice else ""
     variables = Candidate((setting,)).environment(os.environ)
     words = " ".join(f"{name}={shlex.quote(text)}" for name, text in variables.items())
+    if not command:
+        return f"{setting}: start it with {words} in its environment"
     return f"{setting}: run it as {words} {shlex.join(command)}"
 
 

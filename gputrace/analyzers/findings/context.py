@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.audit import find_missing
 from gputrace.analyzers.collectives import Collectives, total_collectives
-from gputrace.analyzers.device_metrics import add_use, find_cards
+from gputrace.analyzers.device_metrics import add_use, find_cards, flop_of_step
 from gputrace.analyzers.gpu_links import Links, Pageable, find_pageable, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, stretches
@@ -55,9 +55,8 @@ from gputrace.analyzers.stragglers import (
     kernel_ratios,
 )
 from gputrace.model.events import Kind, distinct_ids
-from gputrace.model.host import OTHER, PHASES, Allocator, HostLoad, StepPhases
+from gputrace.model.host import OTHER, PHASES, Allocator, HostLoad, Loader, StepPhases
 from gputrace.model.intervals import Intervals, union
-from gputrace.model.loader import Loader
 from gputrace.model.nvml import Nvml
 from gputrace.model.results import (
     Breakdown,
@@ -204,9 +203,10 @@ class Known(Struct, frozen=True, dict=True):
 
     @cached_property
     def throughput(self) -> tuple[Throughput, ...]:
-        """Samples, tokens and FLOPs of each rank; empty where the program gave none."""
+        """Samples, tokens and FLOPs of each rank; empty where neither program nor shapes tell."""
         work = self.per_gpu.whole.once(read_work)
-        rows = measure_throughput(work, self.processes, self.timed or self.steps)
+        flop = flop_of_step(self.kernels)
+        rows = measure_throughput(work, flop, self.processes, self.timed or self.steps)
         return add_use(rows, self.per_gpu.lanes, self.kernels)
 
     @cached_property

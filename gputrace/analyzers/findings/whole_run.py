@@ -9,9 +9,8 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.findings.context import HIGH, MEDIUM, Facts, severity_of
-from gputrace.analyzers.findings.feeding import explained
 from gputrace.analyzers.findings.host import COLLECT_BETWEEN, COMPILE_ONCE
-from gputrace.analyzers.findings.idle import how_to_feed_faster
+from gputrace.analyzers.findings.idle import explained, how_to_feed_faster
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.lanes import LaneSummary

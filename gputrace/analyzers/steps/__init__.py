@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.operations import GpuOperations, GpuSummary
-from gputrace.analyzers.steps.control import estimate_cost
 from gputrace.analyzers.steps.inferred import (
     Rows,
     find_bursts,
@@ -33,6 +32,7 @@ from gputrace.analyzers.steps.windows import (
     MarkedSteps,
     StepWindows,
     count_warmup,
+    estimate_cost,
 )
 from gputrace.model.events import Events, Kind, Mask, distinct_ids
 from gputrace.model.intervals import Intervals, Times

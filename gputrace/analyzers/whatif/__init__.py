@@ -17,18 +17,20 @@ from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.host_calls import Call
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.stragglers import LateGains
-from gputrace.analyzers.whatif.attribution import attribute, with_quick_host
 from gputrace.analyzers.whatif.build import SHORT_NS, build_graph
+from gputrace.analyzers.whatif.calibration import calibrate
 from gputrace.analyzers.whatif.graph import (
     NONE,
     Graph,
     Index,
     Measure,
     Recorded,
+    attribute,
     before_on,
     measure,
     replay,
     standard_error,
+    with_quick_host,
 )
 from gputrace.analyzers.whatif.step_rows import choose_steps, data_within, read_rows, when_issued
 from gputrace.model.events import Kind, distinct_ids
@@ -164,8 +166,10 @@ def predict(graph: Graph, run: Recorded, findings: Mapping[str, int]) -> Iterato
         step = max(step, floors[0])
         if mean_ns - step < WORTH * mean_ns:
             continue
-        low = min(max(round(low * (1 - _RUN_TO_RUN)), min(floors)), step)
-        high = max(min(round(high * (1 + _RUN_TO_RUN)), mean_ns), step)
+        known = calibrate(cure.id)
+        least = round(min(low * (1 - _RUN_TO_RUN), step * known.below))
+        most = round(max(high * (1 + _RUN_TO_RUN), step * known.above))
+        low, high = min(max(least, min(floors)), step), max(min(most, mean_ns), step)
         finding = max(having, key=lambda id: findings[id], default=None)
         yield WhatIf(
             id=cure.id,
@@ -180,6 +184,7 @@ def predict(graph: Graph, run: Recorded, findings: Mapping[str, int]) -> Iterato
             beyond=cure.beyond,
             replay_error=round(error, 4),
             steps=graph.steps,
+            pairs=known.pairs,
         )
 
 
