@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import Shard
+from gputrace.analyzers.python_samples import read_locks
 from gputrace.analyzers.step_phases import PhaseTimes, read_phases_of
 from gputrace.model.events import Events, Kind, Mask, distinct_ids
 from gputrace.model.host import OTHER, PHASES, Allocator, HostLoad
@@ -40,12 +42,16 @@ class HostState:
         collections: when each process collected garbage.
         compilations: when each process compiled a part of its program.
         queued: time for which threads were queued for a core, in ``bytes``, from look to look.
+        locks: when main threads waited for Python's lock, from a sample on, and the thread that
+            had it; ``holders`` are the lines that it was at, by name.
     """
 
     phases: Mapping[int, PhaseTimes]
     collections: Mapping[int, Intervals]
     compilations: Mapping[int, Intervals]
     queued: Events
+    locks: Events
+    holders: Mapping[int, str]
 
     def during(self, thread: tuple[int, int], start: int, end: int) -> Iterator[str]:
         """Yield what is known of a thread, by its process and its number, as clauses."""
@@ -61,6 +67,14 @@ class HostState:
             took = of_process.get(process, EMPTY).clip(start, end).total
             if took >= _WORTH_TELLING * (end - start):
                 yield f"{what} {format_ns(took)}"
+        held = self.locks
+        held = held.select((held.process == process) & (held.thread != number))
+        held = held.select((held.end > start) & (held.start < end))
+        took = union(held.start, held.end).clip(start, end).total
+        if len(held) and took >= _WORTH_TELLING * (end - start):
+            line = self.holders[int(held.name[np.argmax(held.end - held.start)])]
+            at = f", at {PurePath(line).name}" if line else ""
+            yield f"waits for Python's lock, which another thread has{at}"
         own = self.queued
         own = own.select((own.process == process) & (own.thread == number))
         own = own.select((own.end > start) & (own.start < end))
@@ -85,6 +99,7 @@ def read_state_of(trace: Trace) -> HostState:
         _by_process(trace, Kind.COLLECTION),
         _by_process(trace, Kind.COMPILATION),
         counted.select(queued),
+        *read_locks(trace),
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from gputrace.analyzers.findings.context import HIGH, Facts, severity_of
 from gputrace.analyzers.host_state import read_host_state
+from gputrace.analyzers.python_samples import Place
 from gputrace.model.events import Events, Kind, distinct_ids
 from gputrace.model.host import HostLoad
 from gputrace.model.intervals import EMPTY, Intervals, union
@@ -35,6 +36,10 @@ _BLOCKED: Final = 0.10
 """Share of a step that must be blocked, beyond waits for data, to be reported."""
 _WAITS_NS: Final = 2_000_000
 """Time after a sample for which the thread must be at its line to be said to wait there."""
+_LEAST_WAITS: Final = 5
+"""Samples that must meet a wait for Python's lock."""
+_LINE: Final = ":"
+"""Part of a line's name: without it, the thread is not known."""
 _AT_A_LINE: Final = 0.3
 """Share of the samples that must be at one line for it to be named."""
 
@@ -175,12 +180,12 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
     """The thread that trains waits for neither data nor a core nor a GPU, for 10 % of a step
     (`medium`), or 20 % (`high`); in traces without GPU activity.
 
-    Cost: time that it is blocked, less its waits for data, and what it compiles, which threads of
-    the compiler may do while it waits.
+    Cost: time that it is blocked, less its waits for data and for Python's lock, and what it
+    compiles, which threads of the compiler may do while it waits.
 
     Wrong if: the line that is named does not wait.
     """
-    compiled = facts.per_gpu.whole.once(read_host_state).compilations
+    compiled, locked = facts.per_gpu.whole.once(read_host_state).compilations, _locked(facts)
     for load in facts.host_load:
         steps = [step for step in facts.measured if step.rank == load.rank]
         if not steps:
@@ -189,6 +194,7 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
         waits = sum(step.host_data_ns or 0 for step in steps)
         waits += compiled.get(facts.processes[load.rank], EMPTY).intersection(time).total
         share = load.blocked_ns / load.covered_ns - waits / time.total
+        share -= locked[load.rank].share if load.rank in locked else 0.0
         if share < _BLOCKED:
             continue
         cost = round(share * facts.mean_ns)
@@ -224,6 +230,71 @@ def _line_of(facts: Facts, rank: int) -> tuple[str, float]:
     if place is None or place.share < _AT_A_LINE:
         return "", 0.0
     return place.line, place.share
+
+
+class _Locked(NamedTuple):
+    """Samples of a rank that met its main thread waiting for Python's lock in measured steps."""
+
+    waits: int
+    samples: int
+    place: Place | None
+    """Where other threads had it."""
+    share: float
+    """Part of the time: of the samples, and no more than the thread was blocked."""
+
+
+def _locked(facts: Facts) -> dict[int, _Locked]:
+    lines, ranks = facts.lines, {step.rank for step in facts.measured}
+    blocked = {load.rank: load.blocked_ns / load.covered_ns for load in facts.host_load}
+    found = {}
+    for rank, process in facts.processes.items():
+        if lines is not None and rank in ranks:
+            own = lines.waits_for_lock(process, _measured_time(facts, rank))
+            share = min(blocked.get(rank, 1.0), own[0] / max(own[1], 1))
+            found[rank] = _Locked(*own, share)
+    return found
+
+
+def gil_wait(facts: Facts) -> Iterator[Finding]:
+    """The thread that trains waits for Python's lock (GIL) while another thread runs Python code,
+    in 5 % of the samples of `--python` (`medium`), or 20 % (`high`), and in five at least.
+
+    Cost: that share of a step, at most what the thread is blocked; with GPUs, at most their idle
+    time that waits for the host.
+
+    Wrong if: the step is as long without the other thread.
+    """
+    by_rank = _locked(facts)
+    rank = max(by_rank, key=lambda rank: by_rank[rank].share, default=None)
+    if rank is None or by_rank[rank].waits < _LEAST_WAITS:
+        return
+    waits, samples, place, share = by_rank[rank]
+    cost = min(round(share * facts.mean_ns), _most(facts))
+    share = cost / max(facts.mean_ns, 1)
+    severity = severity_of(share)
+    if severity is None or place is None:
+        return
+    at = ""
+    if _LINE in place.line:
+        at = f"; in {place.share:.0%} of {waits:,} samples another thread has it, at {place.line}"
+    yield facts.finding(
+        "gil-wait",
+        severity,
+        cost,
+        f"the thread that trains waits for Python's lock (GIL) for {format_ns(cost)} of "
+        f"{facts.per} ({share:.0%}){at}",
+        "do what the other thread does in a process of its own, or in calls that let go of the "
+        "lock (NumPy, torch, input and output); sys.setswitchinterval(0.0005) makes each wait "
+        "shorter",
+        {
+            "rank": rank,
+            "waits": waits,
+            "samples": samples,
+            "share": round(share, 4),
+            "line": place.line if at else None,
+            "line_share": round(place.share, 4),
+        },
+    )
 
 
 def garbage_collection(facts: Facts) -> Iterator[Finding]:

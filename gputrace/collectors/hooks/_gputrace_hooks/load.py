@@ -89,13 +89,13 @@ def _watch_collection(phase: str, info: "dict[str, Any]") -> None:
 
 
 def _count() -> "tuple[int, ...]":
-    on_core, queued = _scheduled("/proc/thread-self/schedstat")
+    on_core, queued = scheduled("/proc/thread-self/schedstat")
     used = getrusage(RUSAGE_THREAD)
     faults = used.ru_minflt, used.ru_majflt, used.ru_nivcsw
     return (on_core, queued, int(process_time() * 1e9), *faults)
 
 
-def _scheduled(path: str) -> "tuple[int, int]":
+def scheduled(path: str) -> "tuple[int, int]":
     """Return the nanoseconds that a thread was on a core, and queued for one."""
     numbers = _read(path).split()
     return int(numbers[0]), int(numbers[1])
@@ -154,7 +154,7 @@ def _scan_threads(looks: _Looks, since: int, now: int) -> None:
     names = word("on core"), word("queued")
     for thread in threads:
         try:
-            times = looks.threads[thread] = _scheduled("/proc/self/task/" + thread + "/schedstat")
+            times = looks.threads[thread] = scheduled("/proc/self/task/" + thread + "/schedstat")
         except OSError as error:
             if is_handlers(error):
                 raise
