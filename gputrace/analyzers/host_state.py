@@ -114,6 +114,11 @@ def _by_process(trace: Trace, kind: Kind) -> Mapping[int, Intervals]:
 
 _WANTS_A_CORE: Final = 0.3
 """Share of the time that a thread is on a core or queued for one, to count as wanting one."""
+_OPENMP: Final = ("libiomp5", "libomp", "libgomp")
+_NEVER_WAITS: Final = 0.9
+"""Share of the time that a thread is on a core or queued for one, to be said never to wait."""
+_ALIKE: Final = 1.5
+"""Maximum ratio of the times on a core of threads of a team."""
 _WITHIN_PHASE: Final = 0.9
 """Part of the time in which a peak of memory was reached that is in one phase, for it to count."""
 _OF_STEPPING: Final = "process on core"
@@ -188,6 +193,7 @@ class Counters:
         wanting = [share for share in wanting if share >= _WANTS_A_CORE]
         starved = [own for own in others.tolist() if sum(own) >= _WANTS_A_CORE]
         quota = self._usual(inside, "quota")
+        openmp, team = self._team(on_core / covered, queued / covered, others)
         return HostLoad(
             rank,
             steps,
@@ -202,12 +208,32 @@ class Counters:
             cores=int(self._usual(inside, "cores") or 0),
             quota_cores=None if quota is None else quota / 1000,
             runnable=self._usual(inside, "runnable"),
+            openmp=openmp if team else None,
+            spinning=len(team),
+            at_once=float(np.prod(team)) if team else 0.0,
             throttled=self._sum(inside, "throttled") / scanned if scanned else 0.0,
             pressure=self._sum(inside, "pressure") / scanned if scanned else 0.0,
             minor_faults=self._sum(mine, "minor faults"),
             major_faults=self._sum(mine, "major faults"),
             preemptions=self._sum(mine, "preemptions"),
         )
+
+    def _team(
+        self, on_core: float, queued: float, others: NDArray[np.float64]
+    ) -> tuple[str, list[float]]:
+        """Return OpenMP's library, and the shares of the time in which its threads that never wait
+        have a core; none without a library, or where only the thread that marks steps is so.
+
+        Args:
+            on_core, queued: shares of the thread that marks steps.
+            others: of the other threads, shape (threads, 2).
+        """
+        loaded = [name for name in _OPENMP if self._is(name).any()]
+        alike = (others[:, 0] >= on_core / _ALIKE) & (others[:, 0] <= on_core * _ALIKE)
+        team = others[alike & (others.sum(axis=1) >= _NEVER_WAITS), 0].tolist()
+        if not loaded or not team or on_core + queued < _NEVER_WAITS:
+            return "", []
+        return loaded[0], [on_core, *team]
 
     def allocator_in(
         self, time: Intervals, rank: int, steps: int, phases: PhaseTimes | None

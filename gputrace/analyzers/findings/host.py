@@ -15,7 +15,7 @@ from gputrace.model.host import HostLoad
 from gputrace.model.intervals import EMPTY, Intervals, union
 from gputrace.model.results import Finding
 from gputrace.model.time_class import TIME_CLASSES
-from gputrace.units import format_ns
+from gputrace.units import format_count, format_ns
 
 _OF_THE_HOST: Final = tuple(row.id for row in TIME_CLASSES if row.waits_for_host)
 _STOPPED: Final = 0.02
@@ -47,8 +47,12 @@ _AT_A_LINE: Final = 0.3
 def cpu_starved(facts: Facts) -> Iterator[Finding]:
     """Threads that train are queued for a core for 5 % of the time (`medium`) or 20 % (`high`).
 
-    Cost: time that the thread that marks the steps, or another busy one of its process, is queued;
-    with GPUs, at most their idle time that waits for the host.
+    Where threads of OpenMP never wait, they spin until all of them have a core: they get on only
+    then, and the step with fewer of them is computed from that.
+
+    Cost: time that the thread that marks the steps, or another busy one of its process, is queued,
+    or what fewer threads that spin save; with GPUs, at most their idle time that waits for the
+    host.
 
     Wrong if: the step is as long with fewer threads, or with more cores.
     """
@@ -56,10 +60,11 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
     worst = max(loads, key=_queued, default=None)
     if worst is None:
         return
-    cost = min(round(_queued(worst) * facts.mean_ns), _most(facts))
-    severity = severity_of(cost / max(facts.mean_ns, 1))
+    queued = min(round(_queued(worst) * facts.mean_ns), _most(facts))
+    severity = severity_of(queued / max(facts.mean_ns, 1))
     if severity is None:
         return
+    cost = queued
     wanting = max(worst.wanted_cores, worst.runnable or 0.0)
     crowd = f"{_number(wanting)} threads want {_number(worst.cores)} core{'s' * (worst.cores > 1)}"
     fewer = max(1, worst.cores // max(1, len(facts.host_load)) - 1)
@@ -72,16 +77,40 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
             f"let fewer threads compute: OMP_NUM_THREADS={fewer} (torch.set_num_threads({fewer})), "
             "fewer workers of the loader; or more cores for each process"
         )
+    then = f"with a core for each, a step may take {format_ns(facts.mean_ns - cost)}"
+    ratio = _with_fewer(worst, fewer)
+    if ratio is not None:
+        cost = min(round((1 - ratio) * facts.mean_ns), _most(facts))
+        crowd += (
+            f"; the {worst.spinning} threads of OpenMP ({worst.openmp}) spin while one of them has "
+            f"none, and all have one for about {worst.at_once:.1%} of the time"
+        )
+        advice += "; OMP_WAIT_POLICY=passive lets threads that wait sleep"
+        then = f"with {format_count(fewer, 'thread')}, a step may take about "
+        then += format_ns(facts.mean_ns - cost)
     yield facts.finding(
         "cpu-starved",
         severity,
         cost,
-        f"the threads that train are queued for a core {format_ns(cost)} of {facts.per} "
-        f"({cost / max(facts.mean_ns, 1):.0%}): {crowd}; with a core for each, a step may take "
-        f"{format_ns(facts.mean_ns - cost)}",
+        f"the threads that train are queued for a core {format_ns(queued)} of {facts.per} "
+        f"({queued / max(facts.mean_ns, 1):.0%}): {crowd}; {then}",
         advice,
         _evidence(worst, facts.mean_ns),
     )
+
+
+def _with_fewer(load: HostLoad, fewer: int) -> float | None:
+    """Return the step with fewer threads that spin, as a share of the step; None if it is longer.
+
+    A team gets on only while all its threads have a core, and so much then as it has threads; fewer
+    have a core for as long as all that is ready to run on the machine lets them, in turn.
+    """
+    if load.spinning <= fewer:
+        return None
+    runnable = max(load.runnable or 0.0, load.wanted_cores) - load.spinning + fewer
+    share = min(1.0, load.cores / max(runnable, fewer))
+    ratio = load.spinning * load.at_once / (fewer * share**fewer)
+    return ratio if ratio < 1 else None
 
 
 def _queued(load: HostLoad) -> float:
@@ -109,6 +138,9 @@ def _evidence(load: HostLoad, mean_ns: int) -> dict[str, float | int | str | Non
         "wanted_cores": round(load.wanted_cores, 2),
         "cores": load.cores,
         "quota_cores": load.quota_cores,
+        "openmp": load.openmp,
+        "spinning": load.spinning,
+        "at_once": round(load.at_once, 4),
         "runnable": None if load.runnable is None else round(load.runnable, 1),
         "throttled": round(load.throttled, 4),
     }
