@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["ComparisonReport", "OpenTrace", "Report", "compare", "open"]
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Report(Analysis):
+class Report(Analysis, frozen=True):
     """Analysis that can render itself."""
 
     def render(self, form: str = "text") -> str:

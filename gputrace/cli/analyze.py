@@ -20,6 +20,7 @@ from gputrace.units import format_ns
 if TYPE_CHECKING:
     from gputrace.analyzers.kernels import Launches
     from gputrace.collectors.ncu import LaunchFilter
+    from gputrace.model.results import Roofline
 
 
 _SUFFIXES: Final = {"perfetto": ".perfetto.json.gz", "parquet": ".parquet", "csv": ".csv"}
@@ -54,9 +55,9 @@ def analyze(
     """Show where the time of TRACE went, and what to change.
 
     TRACE is what `gputrace record` wrote, an nsys export (SQLite, or a folder of Parquet or Arrow
-    tables), an nsys report where nsys is installed, a file of nvprof, or a profile of PyTorch,
-    TensorFlow, JAX or MXNet, packed or not. Several are the parts of one run, a file for each
-    machine or rank; a folder stands for the traces in it. Logs of nvidia-smi beside them
+    tables), an nsys report where nsys is installed, a file of nvprof or rocprofv3, or a profile of
+    PyTorch, TensorFlow, JAX or MXNet, packed or not. Several are the parts of one run, a file for
+    each machine or rank; a folder stands for the traces in it. Logs of nvidia-smi beside them
     (--query-gpu as CSV, or dmon -o DT) add the clocks and the use of the GPUs. URLs of object
     stores (s3://, gs://) are fetched first. Reports of hangs (`gputrace record --hang`) and dumps
     of PyTorch's flight recorder, one a rank, say which rank the others wait for.
@@ -431,6 +432,8 @@ def _launches_text(launches: Launches) -> str:
     )
     print_table(screen, Table(title, ("", "launches", "median", "total"), rows))
     screen.print(Text(use.name))
+    if use.roofline is not None:
+        screen.print(Text(_roofline(use.roofline)))
     where = "no step was found" if launches.step is None else f"in step {launches.step}"
     gpu = f"gpu {launches.gpu} (device {launches.device} of rank {launches.rank})"
     lines = [f"To look at: a launch on {gpu}, {where}, after {launches.skip:,} others of it."]
@@ -447,6 +450,20 @@ def _launches_text(launches: Launches) -> str:
     for line in lines:
         screen.print(Text(line))
     return without_blanks(screen)
+
+
+def _roofline(line: Roofline) -> str:
+    """Say how fast a kernel multiplies, and what bounds it."""
+    text = f"{line.flop_per_s / 1e12:,.3g} TFLOP/s by the shapes of its operators"
+    if line.flop_per_byte is not None:
+        text += f", {line.flop_per_byte:,.3g} FLOP for each byte"
+    if line.limit_flop_per_s is None or line.of_limit is None:
+        return f"{text}."
+    bound = "its arithmetic" if line.limit == "compute" else "its memory"
+    return (
+        f"{text}: {line.of_limit:.0%} of the {line.limit_flop_per_s / 1e12:,.3g} TFLOP/s to which "
+        f"{bound} limits the card."
+    )
 
 
 def _profile(chosen: LaunchFilter, output: Path, command: tuple[str, ...]) -> int:

@@ -6,12 +6,12 @@ Times are integer nanoseconds; field names are those of the JSON.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from gputrace.model.struct import Struct
 
-@dataclass(frozen=True, slots=True)
-class HostLoad:
+
+class HostLoad(Struct, frozen=True):
     """How the host thread of a rank that marks the steps came by its time, in the measured steps.
 
     The times sum to ``covered_ns``, the part of the steps that was counted.
@@ -39,6 +39,13 @@ class HostLoad:
     """Cores' worth of time that its control group allows; None without a limit."""
     runnable: float | None
     """Threads of the machine that were on a core or queued for one, on average."""
+    openmp: str | None
+    """OpenMP's library, where threads of the process spin: ``libgomp``, ``libiomp5``, ``libomp``."""
+    spinning: int
+    """Threads, with the one that marks steps, that want a core all the time and have it for as
+    long: those that wait for the others spin; 0 if there are none, or no such library."""
+    at_once: float
+    """Share of the time in which all of these have a core, if their turns are independent."""
     throttled: float
     """Share of the time for which the control group's quota stopped it, summed over cores."""
     pressure: float
@@ -51,6 +58,36 @@ class HostLoad:
     def of(self, share_ns: int, step_ns: int) -> int:
         """Return a time as nanoseconds of a step of the given length."""
         return round(share_ns / max(self.covered_ns, 1) * step_ns)
+
+
+class Allocator(Struct, frozen=True):
+    """torch's caching allocator on the device of a rank, as it counts, in the measured steps."""
+
+    rank: int
+    steps: int
+    retries: int
+    """Times that the GPU had no memory left: torch gave its cache back, and asked again."""
+    segments: int
+    """Segments taken from the GPU (cudaMalloc); with ``expandable_segments``, new or longer."""
+    segment_bytes: int
+    """Bytes of a mean one of these."""
+    segments_freed: int
+    """Segments given back (cudaFree)."""
+    emptied: int
+    """Calls of `torch.cuda.empty_cache`."""
+    emptying_ns: int
+    """Time of these in a mean step."""
+    allocated_bytes: int
+    """Bytes of tensors at the ends of steps, at most."""
+    reserved_bytes: int
+    """Bytes that are held of the GPU at the ends of steps, at most."""
+    split_bytes: int
+    """Unused bytes of these in segments that are in use, which cannot be given back, at most."""
+    peak_bytes: int | None
+    """Largest peak that was seen to be reached in these steps or before; None if it was before the
+    first."""
+    peak_phase: str | None
+    """The one of `PHASES` in which it was reached; None where that is unknown."""
 
 
 DATA: Final = "data"
@@ -73,8 +110,7 @@ PHASES: Final = {
 """Each phase in its order in a step, and its name in a sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepPhase:
+class StepPhase(Struct, frozen=True):
     """One phase of the steps of a rank, in mean nanoseconds of a step."""
 
     name: str
@@ -87,8 +123,7 @@ class StepPhase:
     """Part of it in which the GPU waited for a launch; None where calls were not recorded."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepPhases:
+class StepPhases(Struct, frozen=True):
     """The measured steps of a rank by phase.
 
     Times of the host sum to ``step_ns``, idle times to the idle time of the breakdown, both exactly
@@ -111,8 +146,7 @@ READING, COLLATING, SENDING = "read", "collate", "send"
 """Parts of a batch beside its transforms: the samples without them, making a batch, sending it."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoaderPart:
+class LoaderPart(Struct, frozen=True):
     """One part of a batch, in the workers."""
 
     name: str
@@ -123,8 +157,7 @@ class LoaderPart:
     """Fraction of the workers' time at batches, 0 to 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoaderWorker:
+class LoaderWorker(Struct, frozen=True):
     """One worker; several processes, where each epoch starts new ones."""
 
     worker: int
@@ -139,8 +172,7 @@ class LoaderWorker:
     """Part of that which came from disks."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoaderChoice:
+class LoaderChoice(Struct, frozen=True):
     """A step as a simulation of the queue predicts it for a number of workers."""
 
     workers: int
@@ -149,8 +181,7 @@ class LoaderChoice:
     """Part of the step that waits for a batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loader:
+class Loader(Struct, frozen=True):
     """Data loader that feeds a rank, over its measured steps."""
 
     rank: int

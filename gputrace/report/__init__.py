@@ -35,6 +35,7 @@ from gputrace.model.results import (
     Phase,
     Step,
 )
+from gputrace.model.struct import Struct
 from gputrace.plugins import call, expect, load_function, named, names
 from gputrace.sanitize import cell, json_text
 
@@ -84,11 +85,12 @@ _PLAIN: Final = frozenset({bool, int, float, str, type(None)})
 
 
 def plain(value: object) -> object:
-    """Convert dataclasses to dictionaries, recursively."""
-    if type(value) in _PLAIN:
+    """Convert structs and dataclasses to dictionaries, recursively."""
+    kind: Any = type(value)
+    if kind in _PLAIN:
         return value
-    if is_dataclass(value):
-        items = [(key, getattr(value, name)) for name, key in _keys(value.__class__)]
+    if (keys := _keys(kind)) is not None:
+        items = [(key, getattr(value, name)) for name, key in keys]
         return {key: item if type(item) in _PLAIN else plain(item) for key, item in items}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
@@ -98,9 +100,18 @@ def plain(value: object) -> object:
 
 
 @cache
-def _keys(kind: Any) -> list[tuple[str, str]]:
-    """Return field names with their JSON keys: fields named like Python keywords end in ``_``."""
-    return [(field.name, field.name.rstrip("_")) for field in fields(kind)]
+def _keys(kind: Any) -> list[tuple[str, str]] | None:
+    """Return field names with their JSON keys: fields named like Python keywords end in ``_``.
+
+    None for a type that is no dataclass.
+    """
+    if issubclass(kind, Struct):
+        names = kind.__struct_fields__
+    elif is_dataclass(kind):
+        names = tuple(field.name for field in fields(kind))
+    else:
+        return None
+    return [(name, name.rstrip("_")) for name in names]
 
 
 def render_csv(analysis: Analysis) -> str:

@@ -134,6 +134,8 @@ def value_text(settings: Settings, name: str) -> str:
     if name in ("gpus", "workers") and isinstance(value, int):
         word = device_word(settings) if name == "gpus" else "worker"
         return f"{value} {word}" if value == 1 else f"{value} {word}s"
+    if name == "cures":
+        return str(value) or "as it is"
     if name == "data":
         return PurePath(str(value)).name
     return plain_value(value) if name in _PLAIN else f"{name} {plain_value(value)}"

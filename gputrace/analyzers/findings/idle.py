@@ -15,14 +15,18 @@ from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.host_calls import NOBODY, Call
 from gputrace.analyzers.idle_causes import calls_held_by_copies
 from gputrace.model.events import distinct_ids
-from gputrace.model.host import COLLATING, READING, SENDING, Loader
+from gputrace.model.host import COLLATING, READING, SENDING, Allocator, Loader
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import Evidence, Finding
-from gputrace.units import format_count, format_ns
+from gputrace.units import format_bytes, format_count, format_ns
 
 _MANY_ALLOCS: Final = 20
 _MANY_SYNCS: Final = 20
 """Allocations and synchronisations per step and GPU that only a search for algorithms makes."""
+
+_FRAGMENTED: Final = 0.1
+"""Unused part of reserved memory that cannot be given back, from which it is fragmented."""
+_EXPANDABLE: Final = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 _IN_ORDER: Final = re.compile("Async")
 """Names of stream-ordered allocations, which do not block."""
@@ -135,20 +139,75 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
     """Memory is allocated or freed (cudaMalloc, cudaFree) while the GPU waits; `medium` from
     2 %.
 
+    Where torch's allocator was read, the message says whether it ran out of memory, the program
+    emptied its cache, or segments of which size are new in steady steps.
+
     Cost: idle time with that cause.
 
     Wrong if: the step is no shorter with shapes that stay equal.
     """
     advice = "keep memory allocated: equal shapes every step, a pool, a smaller batch"
     if facts.framework == "pytorch":
-        advice += "; no empty_cache() in the loop, PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-    yield from facts.costly(
+        advice += f"; no empty_cache() in the loop, {_EXPANDABLE}"
+    findings = facts.costly(
         "alloc-stall",
         "alloc",
         "the GPUs wait {cost} in cudaMalloc and cudaFree",
         advice,
         medium=0.02,
     )
+    worst = max(facts.allocators, key=lambda own: own.segments + own.segments_freed, default=None)
+    for finding in findings:
+        told = None if worst is None else _why_allocating(worst)
+        if worst is None or told is None:
+            yield finding
+            continue
+        evidence = {
+            **{"rank": worst.rank, "retries": worst.retries, "emptied": worst.emptied},
+            **{"segments": worst.segments, "segment_bytes": worst.segment_bytes},
+            **{"segments_freed": worst.segments_freed, "allocated_bytes": worst.allocated_bytes},
+            **{"reserved_bytes": worst.reserved_bytes, "split_bytes": worst.split_bytes},
+        }
+        yield replace(
+            finding,
+            message=f"{finding.message}; {told[0]}",
+            advice=told[1],
+            evidence={**finding.evidence, **evidence},
+        )
+
+
+def _why_allocating(own: Allocator) -> tuple[str, str] | None:
+    """Return why torch's allocator asks the GPU for memory in steady steps, and what helps."""
+    steps = format_count(own.steps, "step")
+    if own.retries:
+        clause = (
+            f"torch found no memory left {format_count(own.retries, 'time')} in {steps}, gave its "
+            f"cache back and asked again, with {format_bytes(own.reserved_bytes)} reserved"
+        )
+        if own.split_bytes < _FRAGMENTED * own.reserved_bytes:
+            return clause, (
+                "need less memory: a smaller batch, activation checkpointing, sharded or offloaded "
+                "optimizer states; nothing else on the card"
+            )
+        return f"{clause}, of which {format_bytes(own.split_bytes)} are unused fragments", (
+            f"{_EXPANDABLE}, or max_split_size_mb:512 where the driver has no virtual memory; "
+            "then a smaller batch"
+        )
+    if own.emptied and own.segments_freed:
+        return (
+            f"torch.cuda.empty_cache() is called {format_count(own.emptied, 'time')} in {steps}, "
+            f"and {format_count(own.segments, 'segment')} of "
+            f"{format_bytes(own.segment_bytes)} are taken anew"
+        ), "no torch.cuda.empty_cache() in the loop: what it gives back is needed again"
+    if own.segments:
+        return (
+            f"torch takes {format_count(own.segments, 'new segment')} of "
+            f"{format_bytes(own.segment_bytes)} in {steps}: none of those it has fits"
+        ), (
+            "give inputs few shapes: pad them to the longest or to some lengths, drop the last "
+            f"batch; {_EXPANDABLE}"
+        )
+    return None
 
 
 def sync_bound(facts: Facts) -> Iterator[Finding]:

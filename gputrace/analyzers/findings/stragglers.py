@@ -5,7 +5,6 @@ them, and a GPU that has more to do than the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
@@ -19,6 +18,7 @@ from gputrace.analyzers.operations import Gpu
 from gputrace.analyzers.stragglers import KernelRatio, Straggler
 from gputrace.model.events import UNKNOWN
 from gputrace.model.results import Evidence, Finding, Load
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import BY_ID, TIME_CLASSES
 from gputrace.units import format_ns, format_ranges, format_share
 
@@ -52,8 +52,7 @@ _WORK: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Kernels:
+class _Kernels(Struct, frozen=True):
     """Kernels of a late GPU compared with the others', in the steps in which it is late."""
 
     ratio: float | None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -20,6 +19,7 @@ from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import Mask
 from gputrace.model.intervals import EMPTY, Times, union
 from gputrace.model.results import Finding, Phase, Step
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
 from gputrace.units import format_count, format_ns, format_ranges
 
@@ -396,8 +396,7 @@ _SAVE_ASIDE: Final = {
 }
 
 
-@dataclass(frozen=True)
-class _Times:
+class _Times(Struct, frozen=True, dict=True):
     """Totals over all validations, or all checkpoints, of a run."""
 
     steps: tuple[int, ...]

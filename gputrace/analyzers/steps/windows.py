@@ -5,7 +5,6 @@ step.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Final
 
@@ -15,10 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 from gputrace.model.events import Mask
 from gputrace.model.intervals import Times
 from gputrace.model.results import RecorderCost
+from gputrace.model.struct import Struct
 
 
-@dataclass(frozen=True)
-class Interlude:
+class Interlude(Struct, frozen=True, dict=True):
     """A stretch between two steps of a rank that belongs to neither."""
 
     phase: str
@@ -30,8 +29,7 @@ class Interlude:
     evidence: str
 
 
-@dataclass(frozen=True)
-class MarkedSteps:
+class MarkedSteps(Struct, frozen=True, dict=True):
     """Steps of one rank as its host marked them, in order."""
 
     number: Times
@@ -48,8 +46,7 @@ class MarkedSteps:
         return MarkedSteps(*times, self.recorded[kept], self.control[kept])
 
 
-@dataclass(frozen=True)
-class StepWindows:
+class StepWindows(Struct, frozen=True, dict=True):
     """The steps of one rank, in GPU time, in order and disjoint."""
 
     rank: int

@@ -8,12 +8,12 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.host_calls import Call, CudaApiCalls
@@ -23,6 +23,7 @@ from gputrace.analyzers.whatif.step_rows import SCENE, Rows
 from gputrace.model.events import Kind, Mask, distinct_ids, number_ids
 from gputrace.model.intervals import Times
 from gputrace.model.results import Breakdown
+from gputrace.model.struct import Struct
 
 Index = NDArray[np.int64]
 Edges = Mapping[int, tuple[tuple[int, int], ...]]
@@ -32,8 +33,7 @@ NONE: Final = -1
 LONG_AGO: Final = -(1 << 60)
 
 
-@dataclass(frozen=True)
-class Graph:
+class Graph(Struct, frozen=True, dict=True):
     """Dependency graph: one entry per item in each column, sorted by process and order of issue.
 
     An item is a host call with the first operation that it issued, if any, or an operation alone.
@@ -116,8 +116,7 @@ _FARTHEST_HAND: Final = 400
 """Maximum number of calls searched backwards for the one that handed over."""
 
 
-@dataclass(frozen=True)
-class Items:
+class Items(Struct, frozen=True, dict=True):
     """Items by process and time of issue; times relative to ``base``, absent indices -1."""
 
     call: Index
@@ -458,8 +457,7 @@ def step_ends(graph: Graph, ended: Times) -> Times:
     return np.maximum.accumulate(ends, axis=1)
 
 
-@dataclass(frozen=True)
-class Recorded:
+class Recorded(Struct, frozen=True, dict=True):
     """Time of the measured steps, by which predictions are bounded."""
 
     compute: NDArray[np.float64]
