@@ -29,7 +29,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "recover": ("record.recover", "gputrace recover trace.sqlite.spool"),
     },
     "Look": {
-        "demo": ("demo.command", "gputrace demo", "gputrace demo -o demo.sqlite"),
+        "demo": ("analyze.demo", "gputrace demo", "gputrace demo -o demo.sqlite"),
         "analyze": (
             "analyze.analyze",
             "gputrace analyze trace.sqlite",
