@@ -216,8 +216,11 @@ def touch():
 steps(40, touch)
 """,
     )
-    # On a busy machine its threads wait longer for a core than for their pages.
-    assert {"page-faults", "cpu-starved"} & set(ids(report))
+    # They take 5 ms of a step, which others on the cores make longer.
+    assert report.steps.mean_ns is not None
+    share = 40_000_000 / 4096 * 500 / report.steps.mean_ns
+    if abs(share - 0.05) > 0.01:
+        assert ("page-faults" in ids(report)) == (share > 0.05)
     (load,) = report.host_load
     assert load.minor_faults / load.steps == pytest.approx(40_000_000 / 4096, rel=0.1)
 

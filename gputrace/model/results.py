@@ -522,7 +522,7 @@ class CollectiveTotals:
     group_size: int | None = None
     """Number of ranks in the communicator, recorded or not; None if unknown."""
     hosts: int = 1
-    """Number of hosts that the recorded ranks are on."""
+    """Number of hosts that the recorded ranks are on; those without a name count as one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
     found = facts.costly(
         "data-feeding",
         "data_feeding",
-        "the GPUs wait {cost} for the next batch",
+        f"the GPUs wait {{cost}} for {'the next batch' if facts.trains else 'data from the host'}",
         how_to_feed_faster(facts),
     )
     yield from explained(facts, found)
