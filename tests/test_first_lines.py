@@ -283,3 +283,45 @@ def test_computation_comes_before_little_idle_time(tmp_path: Path) -> None:
     report = analyze(run, tmp_path)
     assert ids(report)[:2] == ["compute-bound", "sync-bound"]
     assert [finding.severity for finding in report.findings[:2]] == ["info", "low"]
+
+
+@pytest.mark.parametrize(
+    ("call", "advised"),
+    [("cuMemHostRegister_v2", "pin the host's memory once"), ("cudaMalloc_v3020", "a pool")],
+)
+def test_the_calls_that_allocate_are_named(tmp_path: Path, call: str, advised: str) -> None:
+    run = Run()
+    for _ in range(20):
+        run.input_copy()
+        run.model()
+        run.optimizer()
+        run.synchronize()
+        run.allocate(5 * MS, call)
+    finding = analyze(run, tmp_path).findings[0]
+    assert finding.id == "alloc-stall"
+    assert finding.message.endswith(f"in {call.partition('_')[0]}")
+    assert advised in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("mark", "reason"),
+    [(True, "1 range named as a step is too few, or holds"), (False, "no marker names steps")],
+)
+def test_why_there_are_no_steps(tmp_path: Path, mark: bool, reason: str) -> None:
+    events = [kineto.event("user_annotation", "ProfilerStep#3", 0, 50_000)] if mark else []
+    for id in range(1, 201):
+        call = kineto.event(
+            "cuda_runtime", "cudaLaunchKernel", 200 * id, 5, args={"correlation": id}
+        )
+        events += [call, kineto.kernel(200 * id + 10, 60, f"k{id}", correlation=id)]
+    with gputrace.open(kineto.write(tmp_path / "t.pt.trace.json", *events)) as trace:
+        assert trace.analyze().steps.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(("name", "advised"), [("triton_poi_fused_add", False), ("gemm", True)])
+def test_compilation_is_no_advice_to_who_compiles(tmp_path: Path, name: str, advised: bool) -> None:
+    run = Run()
+    for _ in range(20):
+        run.kernel(500 * US, name)
+    (finding,) = analyze(run, tmp_path).findings
+    assert ("compiled or fused operations" in finding.advice) == advised
