@@ -189,6 +189,7 @@ def _put_on_one_clock(gpus: PerGpu) -> None:
     fit = fit_clocks(gpus) if len(trace.paths) > 1 else None
     if fit is not None:
         gpus.move(fit.shifts, str(fit))
+        gpus.clocks_apart_ns = max(gpus.clocks_apart_ns, fit.residual_ns)
     elif not trace.has_one_clock:
         problem = "does not say when it was recorded, and shares too few collectives with the "
         raise InputError(
