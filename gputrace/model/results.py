@@ -653,6 +653,27 @@ class TensorParallel:
 
 
 @dataclass(frozen=True, slots=True)
+class ModuleUse:
+    """What modules of one class launched at one place of a network, in a mean measured step."""
+
+    rank: int
+    path: str
+    """Classes of the modules around them and their own, parted by slashes; empty for what no module
+    launched."""
+    instances: int
+    """Number of different modules."""
+    forward_ns: int
+    """Sum of the durations of the kernels that they and their parts launched, without
+    communication."""
+    backward_ns: int
+    """Likewise, of kernels for their gradients, and of what is computed again for these."""
+    exposed_communication_ns: int
+    """Communication that they launched, while nothing else ran."""
+    launches: float
+    """Number of kernels."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExtraTable:
     """Table that a report shows after its own."""
 
@@ -946,6 +967,8 @@ class Analysis:
     """Samples and tokens of each rank; empty where the program gave none."""
     energy: tuple[Energy, ...] = ()
     """Energy of each GPU whose counter was read in the measured steps."""
+    modules: tuple[ModuleUse, ...] = ()
+    """Modules of the network in order of their tree, by rank; empty where none were recorded."""
 
     def unrecorded(self, step_ns: int | None) -> int | None:
         """Return the length of a recorded step without the measured cost of recording."""
