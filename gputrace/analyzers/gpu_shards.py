@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.host_calls import (
@@ -57,6 +57,7 @@ from gputrace.model.events import (
 )
 from gputrace.model.options import Window
 from gputrace.model.results import RecorderCost
+from gputrace.model.struct import Struct
 from gputrace.model.trace import Progress, Trace
 from gputrace.store.spill_file import LazySequence, SpillFile
 
@@ -152,18 +153,15 @@ class PerGpu:
         self, work: Callable[..., _Result], *same: Any, changes: bool = False
     ) -> list[_Result]:
         """Run a function for each shard and return the results."""
-        return self.in_places(work, [same] * self.shards, changes=changes)
+        tasks = [ShardTask(shard, work, arguments=same) for shard in range(self.shards)]
+        return self.ask(tasks, changes=changes)
 
     def in_places(
-        self,
-        work: Callable[..., _Result],
-        arguments: Iterable[tuple[Any, ...]],
-        *,
-        changes: bool = True,
+        self, work: Callable[..., _Result], arguments: Iterable[tuple[Any, ...]]
     ) -> list[_Result]:
-        """Run a function for each shard, each with its arguments, and return the results."""
+        """Run a function that changes each shard, each with its arguments; return the results."""
         tasks = [ShardTask(n, work, arguments=some) for n, some in enumerate(arguments)]
-        return self.ask(tasks, changes=changes)
+        return self.ask(tasks, changes=True)
 
     def move(self, shifts: Mapping[int, int], how: str) -> None:
         """Add nanoseconds to the times of each host; ``how`` says where they come from."""
@@ -469,8 +467,7 @@ def spill_calls(
     )
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(Struct, frozen=True, dict=True):
     """Rows of a part of a trace, sorted by group."""
 
     rows: Events

@@ -7,7 +7,6 @@ none: it lasts from the end of what came before it to the beginning of a backwar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -29,7 +28,7 @@ from gputrace.model.host import (
     StepPhases,
 )
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
-from gputrace.model.trace import Trace
+from gputrace.model.struct import Struct
 
 ALL: Final = "all"
 """All idle time, beside the causes of it."""
@@ -38,8 +37,7 @@ LAUNCH: Final = "launch"
 _KNOWN: Final = tuple(name for name in PHASES if name != OTHER)
 
 
-@dataclass(frozen=True)
-class PhaseTimes:
+class PhaseTimes(Struct, frozen=True, dict=True):
     """When the thread of a process that trains was in each phase but `OTHER`; disjoint."""
 
     of: Mapping[str, Intervals]
@@ -51,12 +49,8 @@ class PhaseTimes:
 
 
 def read_phases(shard: Shard) -> Mapping[int, PhaseTimes]:
-    """Read the phases of a shard's processes."""
-    return read_phases_of(shard.trace)
-
-
-def read_phases_of(trace: Trace) -> Mapping[int, PhaseTimes]:
     """Read the phases of each process in which a backward pass or an optimizer was recorded."""
+    trace = shard.trace
     if Kind.PHASE not in trace.kinds:
         return {}
     columns = ("start", "end", "kind", "name", "process", "thread")
@@ -167,8 +161,7 @@ def _idle_time(view: GpuShardView, time: Intervals) -> Intervals:
     return idle.intersection(timeline.recorded) if len(timeline.recorded) > 1 else idle
 
 
-@dataclass(frozen=True)
-class IdleOfRank:
+class IdleOfRank(Struct, frozen=True, dict=True):
     """Idle time of the GPUs of a rank in their measured steps, by phase: summed nanoseconds."""
 
     steps: int

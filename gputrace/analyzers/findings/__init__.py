@@ -13,7 +13,6 @@ from typing import Final
 
 from gputrace.analyzers.findings import (
     busy,
-    gpu0_skew,
     gpu_links,
     hardware,
     host,
@@ -39,6 +38,7 @@ RULES: Final[tuple[Rule, ...]] = (
     host.cpu_starved,
     host.cpu_throttled,
     host.page_faults,
+    host.gil_wait,
     host.garbage_collection,
     host.recompilation,
     busy.h2d_exposed,
@@ -56,7 +56,7 @@ RULES: Final[tuple[Rule, ...]] = (
     hardware.memory_imbalance,
     busy.layout_transposes,
     busy.no_tensor_cores,
-    gpu0_skew.gpu0_skew,
+    stragglers.gpu0_skew,
     gpu_links.topology,
     gpu_links.host_staged_comm,
     whole_run.slow_steps,
@@ -71,6 +71,7 @@ HOST_RULES: Final[tuple[Rule, ...]] = (
     host.cpu_starved,
     host.cpu_throttled,
     host.page_faults,
+    host.gil_wait,
     host.garbage_collection,
     host.recompilation,
     host.host_blocked,
