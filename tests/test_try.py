@@ -685,6 +685,11 @@ def test_every_finding_and_prediction_that_a_cure_names_is_one() -> None:
             -1,
             "torch.DataLoader(\n    data, num_workers=8,  # é\n)",
         ),
+        (
+            "DataLoader(\n    data,\n    shuffle=True,\n)",
+            -1,
+            "DataLoader(\n    data,\n    shuffle=True,\n    num_workers=8,\n)",
+        ),
         ("DataLoader(data, **options)", -1, None),
         ("make(data)", -1, None),
         ("DataLoader(a), DataLoader(b)", -1, None),

@@ -149,9 +149,17 @@ def _edit_calls(source: str, changes: Sequence[Change]) -> tuple[str, list[Chang
             given = [*call.args, *(keyword.value for keyword in call.keywords)]
             ends = [_span(arg, starts)[1] for arg in given] or [_span(call, starts)[1] - 1]
             appended[max(ends), ", " if given else ""].append(f"{change.argument}={change.new}")
-    for (end, before), arguments in appended.items():
-        replaced.add((end, end, before + ", ".join(dict.fromkeys(arguments))))
     data = source.encode()
+    for (end, before), arguments in appended.items():
+        line = data[data.rfind(b"\n", 0, end) + 1 : end].decode()
+        rest, new = data[end:].partition(b"\n")[0], dict.fromkeys(arguments)
+        if rest.strip() == b",":
+            # Arguments have a line each.
+            indent = line[: len(line) - len(line.lstrip())]
+            end, text = end + len(rest), "".join(f"\n{indent}{argument}," for argument in new)
+        else:
+            text = before + ", ".join(new)
+        replaced.add((end, end, text))
     for start, end, text in sorted(replaced, reverse=True):
         data = data[:start] + text.encode() + data[end:]
     changed = data.decode()
