@@ -17,8 +17,7 @@ from docs.site import findings as made_findings
 from docs.site import names
 from gputrace import errors
 from gputrace.analyzers.whatif import calibration
-from gputrace.api import OpenTrace, Report
-from gputrace.comparison import ComparisonReport
+from gputrace.api import ComparisonReport, OpenTrace, Report
 from gputrace.studies.framework_environments import read_frameworks, read_needs
 from tests.drawings import DRAWINGS, draw
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from gputrace import trials
 from gputrace.cli import run as run_command
 from gputrace.errors import InputError, UsageError
 from gputrace.studies.runner import Failed
-from gputrace.trials import ledger
+from gputrace.trials import ALIKE, MOST, Verdict, compare, ledger, losses_differ, order
 from gputrace.trials.cures import (
     CURES,
     Candidate,
@@ -29,10 +30,9 @@ from gputrace.trials.cures import (
     cures_for,
     read_candidates,
 )
-from gputrace.trials.patch import make_patch
+from gputrace.trials.patch import apply, make_patch
 from gputrace.trials.runs import Change, Measured
 from gputrace.trials.runs import Program as ProgramToTry
-from gputrace.trials.turns import ALIKE, MOST, Verdict, compare, losses_differ, order
 from tests import command
 from tests.command import Ran, assert_refused
 from tests.packages import install
@@ -166,15 +166,16 @@ def test_a_program_that_catches_its_end_is_ended_by_a_signal(real: Real) -> None
 
 
 def test_a_cure_is_switched_off_and_on_within_a_run(real: Real) -> None:
-    """Steps take 4 ms more where garbage is collected as Python does."""
-    costly = "import gc, time\n" + PROGRAM.replace(
-        "    optimizer.step()\n", "    time.sleep(0.004 * gc.isenabled())\n    optimizer.step()\n"
-    ).replace("num_workers=1", "num_workers=8")
-    real.script.write_text(costly)
-    program = ProgramToTry((sys.executable, str(real.script)))
-    run = program.run(combine(read_candidates("gc")), 2, 8 * 6, stretch=6)
+    log = real.folder / "log"
+    step = "    optimizer.step()\n"
+    program = PROGRAM.replace(step, f"    log.write(str(int(gc.isenabled())))\n{step}    log.flush()\n")
+    real.script.write_text(f"import gc\nlog = open({str(log)!r}, 'w')\n{program}")
+    trial = ProgramToTry((sys.executable, str(real.script)))
+    run = trial.run(combine(read_candidates("gc")), 2, 6 * 8, stretch=6)
     assert (len(run.turns), run.ended) == (4, True)
-    assert all(bare - cured > 2e6 for bare, cured in run.turns)
+    # The first step begins before any ended. Warm-up is with the cure, as is every other stretch.
+    off, on = "1" * 6, "0" * 6
+    assert log.read_text() == "10" + off + on + on + off + off + on + on + off
 
 
 def test_a_run_gets_a_copy_of_the_folder_to_work_in(real: Real) -> None:
@@ -184,7 +185,20 @@ def test_a_run_gets_a_copy_of_the_folder_to_work_in(real: Real) -> None:
     (work / "train.py").write_text(writes)
     run = real.run("workers=4", workdir=work, command=(sys.executable, "train.py"))
     assert [path.name for path in work.iterdir()] == ["train.py"]
-    assert run.changes[0].file == str(work / "train.py")
+    assert run.changes[0].file == run.main == str(work / "train.py")
+
+
+def test_a_folder_that_has_the_temporary_folder_in_it_is_copied_without_that(
+    real: Real, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(real.folder))
+    assert real.run("", workdir=real.folder, command=(sys.executable, "train.py")).steps == 8
+
+
+def test_a_folder_that_cannot_be_copied_is_named(real: Real) -> None:
+    os.mkfifo(real.folder / "pipe")
+    with pytest.raises(OSError, match=r"cannot be copied .*pipe"):
+        real.run("", workdir=real.folder)
 
 
 def test_all_ranks_of_a_job_are_stopped_and_the_slowest_counts(real: Real) -> None:
@@ -690,6 +704,12 @@ def test_every_finding_and_prediction_that_a_cure_names_is_one() -> None:
             -1,
             "DataLoader(\n    data,\n    shuffle=True,\n    num_workers=8,\n)",
         ),
+        (
+            "DataLoader(\n    data,\n    shuffle=(s is None),  # s)\n)",
+            -1,
+            "DataLoader(\n    data,\n    shuffle=(s is None), num_workers=8,  # s)\n)",
+        ),
+        ("DataLoader(i for i in range(9))", -1, None),
         ("DataLoader(data, **options)", -1, None),
         ("make(data)", -1, None),
         ("DataLoader(a), DataLoader(b)", -1, None),
@@ -719,6 +739,49 @@ def test_settings_become_statements_and_variables_become_a_command(tmp_path: Pat
     assert "OMP_NUM_THREADS=2" in patch.by_hand[0]
     assert patch.by_hand[0].endswith("python train.py")
     assert patch.by_hand[1] == "compile=default: model = torch.compile(model)"
+
+
+@pytest.mark.parametrize(
+    ("head", "rest"),
+    [
+        ("import torch\r\nimport os\r\n", "def main():\r\n    import json\r\n"),
+        ("#!/bin/python\n# -*- coding: utf-8 -*-\n", "def main():\n    import torch\n"),
+        ('"""It trains."""\n', "def main():\n    import torch\n"),
+        ("from __future__ import annotations\nimport torch.nn as nn\n", "train()\n"),
+        ("import torch\n\x0c\nimport os\n", "for i in range(3):\n    pass\nimport json\n"),
+    ],
+)
+def test_a_statement_works_where_it_is_put_and_all_else_stays(
+    tmp_path: Path, head: str, rest: str
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes((head + rest).encode())
+    [candidate] = read_candidates("cudnn-benchmark")
+    patch = make_patch(candidate, [], str(path), ["python", "train.py"])
+    apply(patch)
+    written = path.read_bytes().decode()
+    assert written.startswith(head)
+    assert written.endswith(rest)
+    new = written.removeprefix(head).removesuffix(rest)
+    end = "\r\n" if "\r\n" in head else "\n"
+    assert all(line.endswith(end) for line in new.splitlines(keepends=True))
+    assert ("import torch" in new) == (not head.startswith("import torch"))
+    assert new.rstrip().endswith("torch.backends.cudnn.benchmark = True")
+
+
+def test_a_diff_has_the_lines_that_patch_sees(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import torch\n\x0c\n# a\x0cb\ntrain()\n")
+    patch = make_patch(read_candidates("cudnn-benchmark")[0], [], str(path), ["python"])
+    assert "\\ No newline" not in patch.diff
+    assert patch.diff.count("\n ") == 4
+
+
+def test_a_statement_for_a_program_that_cannot_be_edited_is_told() -> None:
+    [candidate] = read_candidates("cudnn-benchmark")
+    for main in ("", "/nowhere/train.py"):
+        patch = make_patch(candidate, [], main, ["python"])
+        assert patch.by_hand[-1] == "torch.backends.cudnn.benchmark = True"
 
 
 def test_a_call_in_an_installed_package_is_named_and_left_alone(tmp_path: Path) -> None:

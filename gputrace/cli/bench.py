@@ -138,7 +138,7 @@ def command(study: Path, form: str, dry_run: bool, show: bool, **given: Any) -> 
 
 def _write_job(work: Work, given: Mapping[str, Any]) -> int:
     """Write the batch script into the current folder, and submit it with ``--submit``."""
-    from gputrace.report.output_file import check_target, unfinished_file
+    from gputrace.report import check_target, unfinished_file
 
     study = work.request.study
     target = check_target(Path(f"{study.stem}.sbatch"), [study], given["force"])

@@ -186,7 +186,7 @@ def carry_out(work: Work, watcher: Watcher) -> ExitCode:
 
 def write_page(summary: Summary, page: Path) -> None:
     """Write the page of a study's results; raises OSError if that fails."""
-    from gputrace.report.output_file import unfinished_file
+    from gputrace.report import unfinished_file
     from gputrace.studies.report import render_html
 
     html = render_html(summary)

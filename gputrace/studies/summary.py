@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from gputrace.analyzers.compare.pair import split_loss
-from gputrace.analyzers.compare.results import Loss
 from gputrace.analyzers.compare.runs import Bounds, Mean, means_of
+from gputrace.model.comparison import Loss
 from gputrace.model.time_class import CLASSES
 from gputrace.studies.database import Settings
 from gputrace.studies.framework_environments import LAUNCHERS

@@ -130,7 +130,7 @@ class Program:
         Raises Failed where it fails, or measures no steps.
         """
         with tempfile.TemporaryDirectory(prefix="gputrace-try-") as name:
-            folder = Path(name)
+            folder = Path(name).resolve()
             began = monotonic()
             asked = {
                 "warmup": warmup,
@@ -155,7 +155,13 @@ class Program:
         where = None
         if self.workdir is not None:
             where = folder / "copy"
-            shutil.copytree(self.workdir, where, symlinks=True)
+            # The folder of the run may be in the folder to copy.
+            ignored = shutil.ignore_patterns(folder.name)
+            try:
+                shutil.copytree(self.workdir, where, symlinks=True, ignore=ignored)
+            except shutil.Error as error:
+                source, _, why = error.args[0][0]
+                raise OSError(0, f"cannot be copied ({why})", source) from None
         environment = self._environment(folder, candidate, asked)
         out, err = folder / "out", folder / "err"
         try:
@@ -222,9 +228,12 @@ class Program:
             steps=len(slowest.ends) - warmup,
             ranks=len(measured),
             losses=tuple(losses),
-            changes=tuple(self._original(change, folder) for change in first.changes),
+            changes=tuple(
+                replace(change, file=self._original(change.file, folder))
+                for change in first.changes
+            ),
             reasons=reasons,
-            main=first.main,
+            main=self._original(first.main, folder),
             versions=first.versions,
             gpu=first.gpu,
             buffered=max(each.buffered for each in left),
@@ -232,13 +241,12 @@ class Program:
             ended=code is not None,
         )
 
-    def _original(self, change: Change, folder: Path) -> Change:
-        """Return the change with the path of a file in the copy as it is in the original."""
+    def _original(self, path: str, folder: Path) -> str:
+        """Return the path of a file in the copy as it is in the original."""
         copy = folder / "copy"
-        path = Path(change.file)
-        if self.workdir is None or not path.is_relative_to(copy):
-            return change
-        return replace(change, file=str(self.workdir.resolve() / path.relative_to(copy)))
+        if self.workdir is None or not Path(path).is_relative_to(copy):
+            return path
+        return str(self.workdir.resolve() / Path(path).relative_to(copy))
 
 
 _CALL: Final = """\

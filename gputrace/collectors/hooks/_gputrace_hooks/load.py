@@ -71,7 +71,7 @@ def step_ended(now: int) -> None:
     if thread == looks.thread and looks.counts:
         for name, then, count in zip(_OF_THREAD, looks.counts, counts):
             if count > then:
-                record_of(thread, looks.at, now, word(name), _kind(count - then))
+                record_of(thread, looks.at, now, word(name), counter(count - then))
     looks.at, looks.thread, looks.counts = now, thread, counts
 
 
@@ -115,14 +115,14 @@ def record_counts(counts: "dict[str, float]") -> None:
         now, thread = time_ns(), recorder.thread_id()
         for name, value in counts.items():
             if value > 0:
-                record_of(thread, now, now, word(name), _kind(int(value)))
+                record_of(thread, now, now, word(name), counter(int(value)))
     except Exception as error:
         if is_handlers(error):
             raise
         note_failure("counting samples and tokens")
 
 
-def _kind(value: int) -> int:
+def counter(value: int) -> int:
     """Return the kind of an event with a count of 48 bits in place of its rank and number."""
     return COUNTER | (value >> 32 & 0xFFFF) << 16 | (value & 0xFFFFFFFF) << 32
 
@@ -137,7 +137,7 @@ def scan() -> None:
     try:
         since, looks.scanned = looks.scanned, now
         for name, value in _of_machine(looks):
-            record_of(looks.thread, since or now, now, word(name), _kind(value))
+            record_of(looks.thread, since or now, now, word(name), counter(value))
         _scan_threads(looks, since, now)
     except Exception as error:
         if is_handlers(error):
@@ -164,7 +164,7 @@ def _scan_threads(looks: _Looks, since: int, now: int) -> None:
             continue
         for name, old, new in zip(names, then, times):
             if new - old >= _WORTH_NS:
-                record_of(int(thread), since, now, name, _kind(new - old))
+                record_of(int(thread), since, now, name, counter(new - old))
 
 
 def _of_machine(looks: _Looks) -> "Iterator[tuple[str, int]]":
