@@ -285,6 +285,8 @@ torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 2))
 data = TensorDataset(torch.randn(800, 3, 8, 8), torch.randint(2, (800,)))
 optimizer = torch.optim.AdamW(model.parameters())
+model.eval()(data[:8][0])
+model.train()
 for x, y in DataLoader(data, 8):
     optimizer.zero_grad(set_to_none=False)
     torch.nn.functional.cross_entropy(model(x), y).backward()

@@ -570,11 +570,10 @@ def modules(module: "Any") -> None:
     parts: set[int] = set()
 
     def meet(model: "Any", inputs: "Any") -> "Any":
-        if id(model) in parts:
+        if id(model) in parts or not model.training:
             return None
         parts.update(id(part) for part in model.modules())
-        trains = any(parameter.requires_grad for parameter in model.parameters())
-        if not model.training or not trains:
+        if not any(parameter.requires_grad for parameter in model.parameters()):
             return None
         for cure in chosen:
             _guarded(cure, _MODELS[cure], cure, model)
