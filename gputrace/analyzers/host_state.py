@@ -8,12 +8,14 @@ allocator (``torch.cuda.memory_stats``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import Shard
+from gputrace.analyzers.python_samples import read_locks
 from gputrace.analyzers.step_phases import PhaseTimes, read_phases_of
 from gputrace.model.events import Events, Kind, Mask, distinct_ids
 from gputrace.model.host import OTHER, PHASES, Allocator, HostLoad
@@ -39,12 +41,16 @@ class HostState(Struct, frozen=True, dict=True):
         collections: when each process collected garbage.
         compilations: when each process compiled a part of its program.
         queued: time for which threads were queued for a core, in ``bytes``, from look to look.
+        locks: when main threads waited for Python's lock, from a sample on, and the thread that
+            had it; ``holders`` are the lines that it was at, by name.
     """
 
     phases: Mapping[int, PhaseTimes]
     collections: Mapping[int, Intervals]
     compilations: Mapping[int, Intervals]
     queued: Events
+    locks: Events
+    holders: Mapping[int, str]
 
     def during(self, thread: tuple[int, int], start: int, end: int) -> Iterator[str]:
         """Yield what is known of a thread, by its process and its number, as clauses."""
@@ -60,6 +66,14 @@ class HostState(Struct, frozen=True, dict=True):
             took = of_process.get(process, EMPTY).clip(start, end).total
             if took >= _WORTH_TELLING * (end - start):
                 yield f"{what} {format_ns(took)}"
+        held = self.locks
+        held = held.select((held.process == process) & (held.thread != number))
+        held = held.select((held.end > start) & (held.start < end))
+        took = union(held.start, held.end).clip(start, end).total
+        if len(held) and took >= _WORTH_TELLING * (end - start):
+            line = self.holders[int(held.name[np.argmax(held.end - held.start)])]
+            at = f", at {PurePath(line).name}" if line else ""
+            yield f"waits for Python's lock, which another thread has{at}"
         own = self.queued
         own = own.select((own.process == process) & (own.thread == number))
         own = own.select((own.end > start) & (own.start < end))
@@ -84,6 +98,7 @@ def read_state_of(trace: Trace) -> HostState:
         _by_process(trace, Kind.COLLECTION),
         _by_process(trace, Kind.COMPILATION),
         counted.select(queued),
+        *read_locks(trace),
     )
 
 
@@ -98,6 +113,11 @@ def _by_process(trace: Trace, kind: Kind) -> Mapping[int, Intervals]:
 
 _WANTS_A_CORE: Final = 0.3
 """Share of the time that a thread is on a core or queued for one, to count as wanting one."""
+_OPENMP: Final = ("libiomp5", "libomp", "libgomp")
+_NEVER_WAITS: Final = 0.9
+"""Share of the time that a thread is on a core or queued for one, to be said never to wait."""
+_ALIKE: Final = 1.5
+"""Maximum ratio of the times on a core of threads of a team."""
 _WITHIN_PHASE: Final = 0.9
 """Part of the time in which a peak of memory was reached that is in one phase, for it to count."""
 _OF_STEPPING: Final = "process on core"
@@ -178,6 +198,7 @@ class Counters:
         wanting = [share for share in wanting if share >= _WANTS_A_CORE]
         starved = [own for own in others.tolist() if sum(own) >= _WANTS_A_CORE]
         quota = self._usual(inside, "quota")
+        openmp, team = self._team(on_core / covered, queued / covered, others)
         return HostLoad(
             rank,
             steps,
@@ -192,12 +213,32 @@ class Counters:
             cores=int(self._usual(inside, "cores") or 0),
             quota_cores=None if quota is None else quota / 1000,
             runnable=self._usual(inside, "runnable"),
+            openmp=openmp if team else None,
+            spinning=len(team),
+            at_once=float(np.prod(team)) if team else 0.0,
             throttled=self._sum(inside, "throttled") / scanned if scanned else 0.0,
             pressure=self._sum(inside, "pressure") / scanned if scanned else 0.0,
             minor_faults=self._sum(mine, "minor faults"),
             major_faults=self._sum(mine, "major faults"),
             preemptions=self._sum(mine, "preemptions"),
         )
+
+    def _team(
+        self, on_core: float, queued: float, others: NDArray[np.float64]
+    ) -> tuple[str, list[float]]:
+        """Return OpenMP's library, and the shares of the time in which its threads that never wait
+        have a core; none without a library, or where only the thread that marks steps is so.
+
+        Args:
+            on_core, queued: shares of the thread that marks steps.
+            others: of the other threads, shape (threads, 2).
+        """
+        loaded = [name for name in _OPENMP if self._is(name).any()]
+        alike = (others[:, 0] >= on_core / _ALIKE) & (others[:, 0] <= on_core * _ALIKE)
+        team = others[alike & (others.sum(axis=1) >= _NEVER_WAITS), 0].tolist()
+        if not loaded or not team or on_core + queued < _NEVER_WAITS:
+            return "", []
+        return loaded[0], [on_core, *team]
 
     def allocator_in(
         self, time: Intervals, rank: int, steps: int, phases: PhaseTimes | None

@@ -39,6 +39,13 @@ class HostLoad(Struct, frozen=True):
     """Cores' worth of time that its control group allows; None without a limit."""
     runnable: float | None
     """Threads of the machine that were on a core or queued for one, on average."""
+    openmp: str | None
+    """OpenMP's library, where threads of the process spin: ``libgomp``, ``libiomp5``, ``libomp``."""
+    spinning: int
+    """Threads, with the one that marks steps, that want a core all the time and have it for as
+    long: those that wait for the others spin; 0 if there are none, or no such library."""
+    at_once: float
+    """Share of the time in which all of these have a core, if their turns are independent."""
     throttled: float
     """Share of the time for which the control group's quota stopped it, summed over cores."""
     pressure: float

@@ -113,6 +113,11 @@ def gpu_label(row: Breakdown | Gap, analysis: Analysis) -> str:
     return gpu_name(row.gpu, row.rank, known, ranked)
 
 
+def card_name(gpu: int, analysis: Analysis) -> str:
+    """Return the name of a card, whichever rank runs on it."""
+    return gpu_name(gpu, 0, all(t.gpu_known for t in analysis.gpus if t.gpu == gpu), ranked=False)
+
+
 def main_table(analysis: Analysis, most_across: int) -> Table:
     """Break the time down by rank for host-only traces, else in the layout that fits the page."""
     rows = analysis.breakdown
@@ -160,8 +165,10 @@ def _ranks_table(analysis: Analysis) -> Table:
         (
             gpu_label(row, analysis),
             format_ns(_mean(row)),
-            *(_cells(row, "host_data") if row.host_data_ns is not None else ("unknown", "")),
-            format_ns(_mean(row) - _mean(row, "host_data")),
+            *(_cells(row, "host_data") if row.host_data_ns is not None else (_UNKNOWN, "")),
+            _UNKNOWN
+            if row.host_data_ns is None
+            else format_ns(_mean(row) - _mean(row, "host_data")),
         )
         for row in analysis.breakdown
     )
@@ -189,7 +196,7 @@ def gaps_table(analysis: Analysis, most: int) -> Table | None:
             format_ns(gap.length_ns),
             f"{(gap.start_ns - analysis.origin_ns) / 1e9:.6f} s",
             "" if gap.step is None else str(gap.step),
-            gap.cause.replace("_", " "),
+            CLASS_NAMES[gap.cause].removeprefix("idle: "),
             gap.evidence,
         )
         for gap in shown[:most]
