@@ -29,7 +29,6 @@ from gputrace.model.host import (
 )
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.struct import Struct
-from gputrace.model.trace import Trace
 
 ALL: Final = "all"
 """All idle time, beside the causes of it."""
@@ -50,12 +49,8 @@ class PhaseTimes(Struct, frozen=True, dict=True):
 
 
 def read_phases(shard: Shard) -> Mapping[int, PhaseTimes]:
-    """Read the phases of a shard's processes."""
-    return read_phases_of(shard.trace)
-
-
-def read_phases_of(trace: Trace) -> Mapping[int, PhaseTimes]:
     """Read the phases of each process in which a backward pass or an optimizer was recorded."""
+    trace = shard.trace
     if Kind.PHASE not in trace.kinds:
         return {}
     columns = ("start", "end", "kind", "name", "process", "thread")

@@ -509,7 +509,7 @@ class CollectiveTotals(Struct, frozen=True):
     group_size: int | None = None
     """Number of ranks in the communicator, recorded or not; None if unknown."""
     hosts: int = 1
-    """Number of hosts that the recorded ranks are on."""
+    """Number of hosts that the recorded ranks are on; those without a name count as one."""
 
 
 class PipelineStage(Struct, frozen=True):

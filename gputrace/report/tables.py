@@ -213,12 +213,15 @@ def notes(analysis: Analysis) -> Iterator[str]:
         ranks: dict[str, set[int]] = {}
         for total in analysis.gpus:
             ranks.setdefault(total.host, set()).add(total.rank)
-        hosts = "; ".join(
-            f"{host} has rank{'' if len(ids) == 1 else 's'} {format_ranges(sorted(ids))}"
+        told = {
+            host: f"rank{'' if len(ids) == 1 else 's'} {format_ranges(sorted(ids))}"
             for host, ids in ranks.items()
-        )
-        count = format_count(len(ranks), "host")
-        yield f"{len(analysis.paths)} files of {count}: {hosts}."
+        }
+        unnamed = told.pop("", "")
+        clauses = [f"{host} has {ids}" for host, ids in told.items()]
+        clauses += [f"of {unnamed} they do not name the host"] if unnamed else []
+        count = f" of {format_count(len(told), 'host')}" if told else ""
+        yield f"{len(analysis.paths)} files{count}: {'; '.join(clauses)}."
     if any(not total.gpu_known for total in analysis.gpus):
         yield "The trace does not say which physical cards these are; CUDA ordinals are shown."
     yield from _loader_note(analysis)

@@ -4,6 +4,7 @@ findings of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from typing import Final
@@ -481,6 +482,8 @@ class Facts(Known, frozen=True, dict=True):
         evidence: Evidence | None = None,
     ) -> Finding:
         """Return a finding about all GPUs and ranks that count."""
+        if len(self.rows) == 1:
+            message = _of_one(message)
         return Finding(
             id, severity, self.gpus, self.ranks, impact_ns, message, advice, evidence or {}
         )
@@ -570,6 +573,15 @@ class Facts(Known, frozen=True, dict=True):
         chosen = self.measured_of(lane.gpu)
         chosen = chosen if steps is None else [step for step in chosen if step.step in steps]
         return stretches(chosen, lane.window)
+
+
+_DO: Final = re.compile(r"(?<!keeps )\bthe GPUs (wait|idle|run|compute)\b")
+
+
+def _of_one(message: str) -> str:
+    """Return a message about several GPUs for one."""
+    message = _DO.sub(r"the GPU \1s", message).replace(": their speed", ": its speed")
+    return message.replace("the GPUs'", "the GPU's").replace("the GPUs", "the GPU")
 
 
 Rule = Callable[[Facts], Iterator[Finding]]
