@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import field
-from msgspec.structs import asdict
 
 from gputrace.errors import LeftOut
 from gputrace.model.host import Allocator, HostLoad, Loader, StepPhases
@@ -948,4 +947,4 @@ class Analysis(Struct, frozen=True):
 
 def as_subclass(result: Any, kind: type[_Result]) -> _Result:
     """Convert a result to a subclass of its class that adds no fields."""
-    return kind(**asdict(result))
+    return kind(**{name: getattr(result, name) for name in type(result).__match_args__})
