@@ -116,7 +116,8 @@ def test_threads_of_openmp_that_never_wait_spin_and_fewer_of_them_take_what_all_
     assert found.impact_ns == pytest.approx(6.8 * MS, rel=0.01)
     assert "OMP_WAIT_POLICY=passive" in found.advice
     (load,) = report.host_load
-    assert (load.spinning, load.at_once) == (2, pytest.approx(0.16, rel=0.01))
+    assert load.spinning == 2
+    assert load.at_once == pytest.approx(0.16, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -263,8 +264,11 @@ def touch():
 steps(40, touch)
 """,
     )
-    # On a busy machine its threads wait longer for a core than for their pages.
-    assert {"page-faults", "cpu-starved"} & set(ids(report))
+    # They take 5 ms of a step, which others on the cores make longer.
+    assert report.steps.mean_ns is not None
+    share = 40_000_000 / 4096 * 500 / report.steps.mean_ns
+    if abs(share - 0.05) > 0.01:
+        assert ("page-faults" in ids(report)) == (share > 0.05)
     (load,) = report.host_load
     assert load.minor_faults / load.steps == pytest.approx(40_000_000 / 4096, rel=0.1)
 
