@@ -144,6 +144,7 @@ def analyze(
             recorder=found.cost,
             missing=facts.missing,
             host_load=facts.host_load,
+            allocators=facts.allocators,
             loader=facts.loaders,
             step_phases=facts.step_phases,
             pipelines=facts.pipelines,

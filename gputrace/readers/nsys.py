@@ -94,6 +94,10 @@ def is_nsys(database: Database) -> bool:
     )
 
 
+_MOST_TEXTS: Final = 1 << 14
+"""Texts that are kept; kernels and calls have thousands of names at most."""
+
+
 class NsysTrace(SqliteTrace[Table]):
     """One nsys SQLite export; may hold several processes and GPUs."""
 
@@ -103,6 +107,8 @@ class NsysTrace(SqliteTrace[Table]):
         super().__init__(path, database)
         self._process_keys: dict[int, int] = {}
         self._zones: dict[str, Zones | None] = {}
+        self._texts: dict[int, str] = {}
+        """Of StringIds, as far as they were asked for: each GPU and each gap asks again."""
         self._devices: DeviceMap | None = None
         self._tables = [table for table in TABLES if _usable(database, table)]
         self.quality.notes += read_export_notes(database)
@@ -154,16 +160,19 @@ class NsysTrace(SqliteTrace[Table]):
 
     def on(self, database: Database) -> Self:
         part = super().on(database)
-        part._process_keys, part._zones = dict(self._process_keys), {}
+        part._process_keys, part._zones, part._texts = dict(self._process_keys), {}, {}
         part.__dict__.pop("_inline", None)  # It goes by row.
         return part
 
     def names(self, ids: Collection[int] | Column) -> dict[int, str]:
         wanted = sorted({int(id) for id in ids})
-        text: dict[int, str] = {}
-        if self._database.has("StringIds", "id", "value"):
-            texts = self._database.texts("StringIds", "id", (id for id in wanted if id >= 0))
-            text = {id: plain(value) for id, value in texts.items()}
+        text = {id: self._texts[id] for id in wanted if id in self._texts}
+        unread = [id for id in wanted if id >= 0 and id not in text]
+        if unread and self._database.has("StringIds", "id", "value"):
+            texts = self._database.texts("StringIds", "id", unread)
+            text |= {id: plain(value) for id, value in texts.items()}
+            if len(self._texts) + len(text) < _MOST_TEXTS:
+                self._texts |= text
         text |= {id: f"CUDA graph {GRAPHS - id}" for id in wanted if id <= GRAPHS}
         inline = [INLINE_TEXT - id for id in wanted if GRAPHS < id <= INLINE_TEXT]
         if inline:

@@ -14,7 +14,6 @@ from typing import Final
 
 from gputrace.analyzers.findings import (
     busy,
-    gpu0_skew,
     gpu_links,
     hardware,
     host,
@@ -40,6 +39,7 @@ RULES: Final[tuple[Rule, ...]] = (
     host.cpu_starved,
     host.cpu_throttled,
     host.page_faults,
+    host.gil_wait,
     host.garbage_collection,
     host.recompilation,
     busy.h2d_exposed,
@@ -57,7 +57,7 @@ RULES: Final[tuple[Rule, ...]] = (
     hardware.memory_imbalance,
     busy.layout_transposes,
     busy.no_tensor_cores,
-    gpu0_skew.gpu0_skew,
+    stragglers.gpu0_skew,
     gpu_links.topology,
     gpu_links.host_staged_comm,
     whole_run.slow_steps,
@@ -72,6 +72,7 @@ HOST_RULES: Final[tuple[Rule, ...]] = (
     host.cpu_starved,
     host.cpu_throttled,
     host.page_faults,
+    host.gil_wait,
     host.garbage_collection,
     host.recompilation,
     host.host_blocked,

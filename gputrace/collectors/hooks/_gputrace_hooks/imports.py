@@ -65,6 +65,7 @@ PATCHES = {
     "torch.autograd": "pytorch.backward",
     "torch.autograd.profiler": "pytorch.profiler",
     "torch.cuda.amp.grad_scaler": "pytorch.grad_scaler",
+    "torch.cuda.memory": "pytorch.cuda_memory",
     "torch.distributed.distributed_c10d": "hangs.collectives",
     "torch.nn.utils": "pytorch.clipping",
     "torch.nn.utils.clip_grad": "pytorch.clipping",
