@@ -155,18 +155,15 @@ class PerGpu:
         self, work: Callable[..., _Result], *same: Any, changes: bool = False
     ) -> list[_Result]:
         """Run a function for each shard and return the results."""
-        return self.in_places(work, [same] * self.shards, changes=changes)
+        tasks = [ShardTask(shard, work, arguments=same) for shard in range(self.shards)]
+        return self.ask(tasks, changes=changes)
 
     def in_places(
-        self,
-        work: Callable[..., _Result],
-        arguments: Iterable[tuple[Any, ...]],
-        *,
-        changes: bool = True,
+        self, work: Callable[..., _Result], arguments: Iterable[tuple[Any, ...]]
     ) -> list[_Result]:
-        """Run a function for each shard, each with its arguments, and return the results."""
+        """Run a function that changes each shard, each with its arguments; return the results."""
         tasks = [ShardTask(n, work, arguments=some) for n, some in enumerate(arguments)]
-        return self.ask(tasks, changes=changes)
+        return self.ask(tasks, changes=True)
 
     def move(self, shifts: Mapping[int, int], how: str) -> None:
         """Add nanoseconds to the times of each clock; ``how`` says where they come from."""
