@@ -11,10 +11,10 @@ import pytest
 
 import gputrace
 from gputrace.analyzers.compare import compare
-from gputrace.analyzers.compare.results import ClassChange, KernelChange
 from gputrace.analyzers.compare.runs import Run as Read
 from gputrace.analyzers.compare.runs import read_run
-from gputrace.comparison import ComparisonReport
+from gputrace.api import ComparisonReport
+from gputrace.model.comparison import ClassChange, KernelChange
 from gputrace.model.options import Options
 from gputrace.model.time_class import CLASSES
 from gputrace.readers.open import open_traces

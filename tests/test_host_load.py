@@ -116,7 +116,8 @@ def test_threads_of_openmp_that_never_wait_spin_and_fewer_of_them_take_what_all_
     assert found.impact_ns == pytest.approx(6.8 * MS, rel=0.01)
     assert "OMP_WAIT_POLICY=passive" in found.advice
     (load,) = report.host_load
-    assert (load.spinning, load.at_once) == (2, pytest.approx(0.16, rel=0.01))
+    assert load.spinning == 2
+    assert load.at_once == pytest.approx(0.16, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -306,13 +307,13 @@ def collect():
     spin(10)
     begin = time.perf_counter(); gc.collect(); took.append(time.perf_counter() - begin)
 steps(50, collect)
-print(sum(took) / len(took))
+print(min(took), max(took))
 """,
     )
     found = the(report, "garbage-collection")
     assert found.severity == "high"
-    expected = float((tmp_path / "said").read_text()) * 1e9
-    assert found.impact_ns == pytest.approx(expected, rel=0.1)
+    least, most = (float(word) * 1e9 for word in (tmp_path / "said").read_text().split())
+    assert 0.99 * least <= found.impact_ns <= 1.01 * most
     assert "generation 2" in found.message
     assert found.evidence["collections"] == pytest.approx(found.evidence["steps"], abs=2)
 

@@ -510,6 +510,26 @@ def test_payloads_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
     assert (25 << 20) in {total.bytes for total in report.collectives}
 
 
+@pytest.mark.parametrize("peers", [True, False])
+def test_messages_count_whether_or_not_the_profiler_names_their_peers(
+    tmp_path: Path, peers: bool
+) -> None:
+    """PyTorch before 2.3 says neither who sends nor who receives."""
+    paths = []
+    for rank, (name, peer) in enumerate((("send", "Dst Rank"), ("recv", "Src Rank"))):
+        message = grouped(rank, "[0, 1]")
+        message["args"] |= {"Collective name": name} | ({peer: 1 - rank} if peers else {})
+        message["name"] = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096>)"
+        around = {"rank": rank, "world_size": 2, "backend": "nccl"}
+        path = tmp_path / f"rank{rank}.pt.trace.json"
+        epoch = {"baseTimeNanoseconds": 10**18, "host_name": "n0"}
+        paths.append(write(path, message, distributedInfo=around, **epoch))
+    with gputrace.open(*paths) as trace:
+        (total,) = trace.analyze().collectives
+    assert (total.operation, total.ranks, total.count) == ("SendRecv", (0, 1), 1)
+    assert total.total_ns == 50 * US
+
+
 @pytest.mark.parametrize(
     "strange",
     [

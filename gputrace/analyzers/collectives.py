@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from random import Random
 from typing import Any, Final, NamedTuple
@@ -28,6 +27,7 @@ from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Events, Kind, Mask, dis
 from gputrace.model.intervals import Times, union
 from gputrace.model.options import Window
 from gputrace.model.results import CollectiveTotals, Step
+from gputrace.model.struct import Struct
 from gputrace.units import format_ns
 
 PEER_COPY: Final = "PeerCopy"
@@ -37,8 +37,7 @@ JOINT: Final = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll")
 _NEVER: Final = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True)
-class RankGroup:
+class RankGroup(Struct, frozen=True, dict=True):
     """GPUs that communicate: those of a communicator, or any that were matched."""
 
     lanes: tuple[int, ...]
@@ -57,8 +56,7 @@ class RankGroup:
         return None if self.communicator == UNKNOWN else f"{self.communicator % (1 << 64):#x}"
 
 
-@dataclass(frozen=True)
-class Collectives:
+class Collectives(Struct, frozen=True, dict=True):
     """Table of one row per collective and participating GPU, sorted by instance and lane.
 
     Attributes:
@@ -171,8 +169,7 @@ _SHARED: Final = 0.5
 """Minimum matched fraction of the shorter sequence where matching by order fails."""
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Struct, frozen=True, dict=True):
     """Kernels of one name on one GPU, in order of start."""
 
     lane: int
@@ -262,8 +259,7 @@ def _nearest(among: Times, moments: Times) -> NDArray[np.int64]:
     return order[np.where(nearer, before, after)]
 
 
-@dataclass(frozen=True)
-class Joined:
+class Joined(Struct, frozen=True, dict=True):
     """Rows of one group; ``instance`` counts within it."""
 
     operation: str
@@ -328,9 +324,10 @@ def match_collectives(gpus: PerGpu) -> Collectives:
     joined: list[Joined] = []
     for (id, operation), parts in _sequences(talks, ids_of):
         known = communicators.get(id, RankGroup(()))
-        if operation != SEND_RECV or not known.places:
-            groups = group(parts, joint=operation in JOINT, known=id != UNKNOWN)
-            joined += [join(spans, item, groups, operation, known) for item in groups]
+        if operation == SEND_RECV and known.places:
+            parts = _without_peers(talks, parts)
+        groups = group(parts, joint=operation in JOINT, known=id != UNKNOWN)
+        joined += [join(spans, item, groups, operation, known) for item in groups]
     sends: list[tuple[_Kernel, _Kernel]] = []
     for known in communicators.values():
         if known.places:
@@ -446,6 +443,15 @@ def _point_to_point(
         tuple((lane, int(talks[lane].row[row])) for lane, row in pair)  # type: ignore[misc]
         for pair in pairs
     ]
+
+
+def _without_peers(talks: Sequence[_Talk], parts: Sequence[Part]) -> list[Part]:
+    """Return the kernels whose peers are unknown; `_point_to_point` has the others."""
+    left = []
+    for part in parts:
+        talk = talks[part.lane]
+        left.append(part.select(~np.isin(part.row, talk.row[_are_exchanges(talk)])))
+    return [part for part in left if len(part)]
 
 
 def _are_exchanges(talk: _Talk) -> Mask:
@@ -755,8 +761,7 @@ _WIDEST_NS: Final = 500_000
 """Maximum scatter of ends around a shift, if they are of the same collectives."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClockFit:
+class ClockFit(Struct, frozen=True):
     """Alignment of the clocks of hosts with that of the first.
 
     Attributes:

@@ -24,6 +24,7 @@ from gputrace.model.results import (
     Energy,
     GpuCurves,
     Kernels,
+    Roofline,
     Step,
     Throughput,
     Utilization,
@@ -284,6 +285,15 @@ PEAKS: Final[Mapping[str, Mapping[str, float]]] = {
 each card (NVIDIA; AMD of the MI300X); where a name does not say which form a card has, SXM's."""
 
 
+_MEMORY: Final[Mapping[str, int]] = {
+    r"B200|GB200": 8000, r"H200": 4800, r"H100 NVL": 3900, r"H[18]00.*PCIe": 2000,
+    r"H[18]00": 3350, r"H20(?!0)": 4000, r"A[18]00.*PCIe.*80": 1935, r"A[18]00.*80": 2039,
+    r"A100": 1555, r"L40S": 864, r"L4(?!0)": 300, r"A40(?!0)": 696, r"A10(?![0G])": 600,
+    r"V100": 900, r"MI300X": 5300,
+}  # fmt: skip
+"""Peak of the memory in GB/s by card, from the same data sheets."""
+
+
 def add_use(
     throughput: Sequence[Throughput], lanes: Sequence[LaneSummary], kernels: Kernels | None
 ) -> tuple[Throughput, ...]:
@@ -306,10 +316,44 @@ def add_use(
     return tuple(rows)
 
 
+_KNOWN: Final = 0.98
+"""Least share of the time of matrix products whose work is known, for FLOPs of steps."""
+
+
+def flop_of_step(kernels: Kernels | None) -> dict[int, float]:
+    """Return the FLOPs of a mean measured step by rank, where almost all of them are known."""
+    rows = kernels.flop if kernels is not None else ()
+    ranks = {row.rank for row in rows} - {row.rank for row in rows if row.known < _KNOWN}
+    return {
+        rank: sum(row.flop / row.steps for row in rows if row.rank == rank)
+        for rank in sorted(ranks)
+        if all(row.steps for row in rows if row.rank == rank)
+    }
+
+
 def peak_of(card: str, precision: str) -> float | None:
     """Return the peak in FLOP/s of a card by its name; None where unknown."""
     table = next((row for rule, row in PEAKS.items() if re.search(rule, card)), {})
     return 1e12 * table[precision] if precision in table else None
+
+
+def memory_peak_of(card: str) -> float | None:
+    """Return the peak of a card's memory in bytes a second by its name; None where unknown."""
+    return next((1e9 * peak for rule, peak in _MEMORY.items() if re.search(rule, card)), None)
+
+
+def roofline(
+    flop: float, traffic: float | None, time_ns: int, precision: str, card: str
+) -> Roofline:
+    """Set the speed of a kernel beside the peaks of a card in a precision."""
+    speed = flop * 1e9 / time_ns
+    intensity = flop / traffic if traffic else None
+    peak, memory = peak_of(card, "bf16" if precision == "half" else precision), memory_peak_of(card)
+    if peak is None or memory is None or intensity is None:
+        return Roofline(speed, intensity, None, None, None)
+    limit = min(peak, intensity * memory)
+    bound = "compute" if limit == peak else "memory"
+    return Roofline(speed, round(intensity, 2), bound, limit, round(speed / limit, 4))
 
 
 def _split(view: GpuShardView, starts: Times, ends: Times) -> tuple[NDArray[np.int64], Times]:

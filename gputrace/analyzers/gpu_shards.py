@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.host_calls import (
@@ -57,6 +57,7 @@ from gputrace.model.events import (
 )
 from gputrace.model.options import Window
 from gputrace.model.results import RecorderCost
+from gputrace.model.struct import Struct
 from gputrace.model.trace import Progress, Trace
 from gputrace.store.spill_file import LazySequence, SpillFile
 
@@ -469,8 +470,7 @@ def spill_calls(
     )
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(Struct, frozen=True, dict=True):
     """Rows of a part of a trace, sorted by group."""
 
     rows: Events

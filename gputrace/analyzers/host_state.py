@@ -8,7 +8,6 @@ allocator (``torch.cuda.memory_stats``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
@@ -22,6 +21,7 @@ from gputrace.model.events import Events, Kind, Mask, distinct_ids
 from gputrace.model.host import OTHER, PHASES, Allocator, HostLoad
 from gputrace.model.intervals import EMPTY, Intervals, union
 from gputrace.model.results import Step, Throughput
+from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 from gputrace.units import format_ns
 
@@ -33,8 +33,7 @@ _AROUND: Final = 5
 """Times as long as a gap that what was counted may be: longer, it says nothing of the gap."""
 
 
-@dataclass(frozen=True)
-class HostState:
+class HostState(Struct, frozen=True, dict=True):
     """Recorded state of the hosts of a trace.
 
     Attributes:
@@ -146,18 +145,24 @@ def read_counters(shard: Shard) -> Mapping[int, Counters]:
 
 
 def read_work(shard: Shard) -> Mapping[int, Mapping[str, float]]:
-    """Read the samples, tokens and MFLOP of a mean step by process, as the program gave them."""
+    """Read the samples, tokens and MFLOP of a mean step by process, as the program gave them.
+
+    Steps that were given none, such as those of an evaluation, count as steps.
+    """
     trace = shard.trace
     if Kind.COUNTER not in trace.kinds:
         return {}
-    events = trace.events([Kind.COUNTER], ("name", "process", "bytes"))
+    events = trace.events([Kind.COUNTER, Kind.STEP], ("kind", "name", "process", "bytes"))
+    steps, events = (events.select(events.kind == kind) for kind in (Kind.STEP, Kind.COUNTER))
     names = trace.names(distinct_ids(events.name))
     work: dict[int, dict[str, float]] = {}
     for number, text in names.items():
         for process in distinct_ids(events.process[events.name == number]).tolist():
             if text in ("samples", "tokens", "MFLOP"):
                 rows = (events.process == process) & (events.name == number)
-                work.setdefault(process, {})[text] = float(events.bytes[rows].mean())
+                count = int(np.count_nonzero(steps.process == process))
+                given = events.bytes[rows]
+                work.setdefault(process, {})[text] = float(given.sum()) / max(count, len(given))
     return work
 
 
@@ -308,22 +313,27 @@ class Counters:
 
 
 def measure_throughput(
-    work: Mapping[int, Mapping[str, float]], processes: Mapping[int, int], steps: Sequence[Step]
+    work: Mapping[int, Mapping[str, float]],
+    flop: Mapping[int, float],
+    processes: Mapping[int, int],
+    steps: Sequence[Step],
 ) -> tuple[Throughput, ...]:
     """Return samples and tokens of each rank, by step and, in the measured steps, by second.
 
     Args:
         work: of a mean step, by process, of `read_work`.
+        flop: of a mean step by rank, by shapes of operators.
         processes: of each rank.
         steps: on all GPUs.
     """
     rows = []
     for rank, process in sorted(processes.items()):
         spans = {step.step: step.end_ns - step.start_ns for step in steps if step.rank == rank}
-        if process in work and spans:
-            counted, rate = work[process], len(spans) * 1e9 / sum(spans.values())
+        if (process in work or rank in flop) and spans:
+            counted, rate = work.get(process, {}), len(spans) * 1e9 / sum(spans.values())
             per_step = {name: counted.get(name) for name in ("samples", "tokens")}
-            per_step["flop"] = counted["MFLOP"] * 1e6 if "MFLOP" in counted else None
+            given = "MFLOP" in counted
+            per_step["flop"] = counted["MFLOP"] * 1e6 if given else flop.get(rank)
             per_s = {k: None if n is None else round(n * rate, 3) for k, n in per_step.items()}
             rows.append(
                 Throughput(
@@ -334,6 +344,7 @@ def measure_throughput(
                     samples_per_s=per_s["samples"],
                     tokens_per_s=per_s["tokens"],
                     flop_per_s=per_s["flop"],
+                    flop_source="program" if given else "shapes" if rank in flop else None,
                 )
             )
     return tuple(rows)

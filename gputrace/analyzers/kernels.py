@@ -7,16 +7,18 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.gpu_shards import GpuShardView, HasGpu, PerGpu, same_names
+from gputrace.analyzers.device_metrics import roofline
+from gputrace.analyzers.gpu_shards import GpuShardView, HasGpu, PerGpu, Shard, same_names
 from gputrace.analyzers.grouping import StepsOf, stretches
-from gputrace.analyzers.host_calls import NOBODY
+from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls, thread_keys
 from gputrace.analyzers.kernel_names import (
+    PRODUCTS,
     converts_layout,
     family_of,
     generation,
@@ -27,11 +29,12 @@ from gputrace.analyzers.kernel_names import (
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import read_operations
 from gputrace.errors import InputError, UsageError
-from gputrace.model.events import Kind, distinct_ids, number_ids
+from gputrace.model.events import Events, Kind, Mask, distinct_ids, number_ids
 from gputrace.model.intervals import Intervals, Times
 from gputrace.model.names import short, words_of_mangled
 from gputrace.model.results import (
     Analysis,
+    CountedFlop,
     Family,
     KernelOnGpu,
     Kernels,
@@ -40,6 +43,7 @@ from gputrace.model.results import (
     Product,
     Step,
 )
+from gputrace.model.struct import Struct
 from gputrace.model.trace import FROM_THE_START, Progress, Trace
 
 _MOST: Final = 50
@@ -71,6 +75,8 @@ def count_kernels(gpus: PerGpu, measured: Sequence[Step]) -> Kernels | None:
         lanes, counts = [row[0] for row in rows], [row[1] for row in rows]
         span = sum(time.total for *_, time in rows)
         uses = _uses(gpus, names, lanes, counts, span)
+        codes, times = [codes_of[lane.gpu] for lane in lanes], [row[3] for row in rows]
+        uses, flop = _add_work(gpus, uses, names, lanes, codes, times, [row[2] for row in rows])
         top, rest = uses[:_MOST], uses[_MOST:]
         cards = [generation(lane.gpu.name, names) for lane in lanes]
         first = lanes[0].gpu.gpu, lanes[0].gpu.rank
@@ -98,6 +104,7 @@ def count_kernels(gpus: PerGpu, measured: Sequence[Step]) -> Kernels | None:
             has_tf32=_all_have(cards, 8),
             first_gpu_only=tuple(alone[:_MOST_OF_FIRST_GPU]) if len(lanes) > 1 else (),
             launches=_launch_cost([counted.launches for counted in counts]),
+            flop=flop,
         )
     gpus.each(forget_counts, gpus.lanes, keeps=True)
     return kernels
@@ -145,6 +152,133 @@ def _uses(
     return sorted(uses, key=lambda use: (-use.total_ns, use.name))
 
 
+def _add_work(
+    gpus: PerGpu,
+    uses: Sequence[KernelUse],
+    names: Sequence[str],
+    lanes: Sequence[LaneSummary],
+    codes: Sequence[dict[int, int]],
+    windows: Sequence[Intervals],
+    steps: Sequence[int],
+) -> tuple[list[KernelUse], tuple[CountedFlop, ...]]:
+    """Add the work of the kernels that operators of known shapes launched; return it by GPU, too.
+
+    All arguments after ``names`` are by lane.
+    """
+    if Kind.OPERATOR not in gpus.trace.kinds:
+        return list(uses), ()
+    families = {use.name: use.family for use in uses}
+    is_product = np.array([families.get(name) in PRODUCTS for name in names], np.bool_)
+    done = gpus.each(measure_work, lanes, windows, codes, same=(is_product,))
+    code_of = {name: code for code, name in enumerate(names)}
+    cards = {lane.gpu.name for lane in lanes}
+    card = cards.pop() if len(cards) == 1 else ""
+    number_of = {(lane.gpu.gpu, lane.gpu.rank): n for n, lane in enumerate(lanes)}
+    added = []
+    for use in uses:
+        code, by_gpu = code_of[use.name], []
+        for on in use.by_gpu:
+            work = done[number_of[on.gpu, on.rank]]
+            flop, traffic = float(work.flop[code]), float(work.traffic[code])
+            by_gpu.append(replace(on, flop=flop or None, traffic_bytes=traffic or None))
+        flop = sum(on.flop or 0 for on in by_gpu)
+        traffic = sum(on.traffic_bytes or 0 for on in by_gpu)
+        known = sum(int(work.known[code]) for work in done)
+        # Of launches by other operators neither work nor time counts.
+        line = roofline(flop, traffic, known, precision_of(use.name), card) if flop else None
+        added.append(replace(use, by_gpu=tuple(by_gpu), roofline=line))
+    return added, tuple(
+        CountedFlop(
+            lane.gpu.gpu,
+            lane.gpu.rank,
+            number,
+            flop=float(work.flop.sum()),
+            known=round(
+                float(work.known[is_product].sum() / max(work.time[is_product].sum(), 1)), 4
+            ),
+        )
+        for lane, work, number in zip(lanes, done, steps, strict=True)
+    )
+
+
+class KernelWork(NamedTuple):
+    """Work of the kernels of one GPU that start in some intervals, by code of the name."""
+
+    flop: NDArray[np.float64]
+    traffic: NDArray[np.float64]
+    """Least bytes."""
+    time: NDArray[np.int64]
+    """Nanoseconds of all."""
+    known: NDArray[np.int64]
+    """Nanoseconds of those whose work is known."""
+
+
+def measure_work(
+    view: GpuShardView, windows: Intervals, codes: dict[int, int], is_product: Mask
+) -> KernelWork:
+    """Share the work of each operator among the kernels that were launched in it, by their time.
+
+    Args:
+        windows: in which the kernels start.
+        codes: by name id.
+        is_product: by code, whether it multiplies matrices; the other kernels of an operator,
+            which convert or add, have a share only where it has no such kernel.
+    """
+    ops, operators = view.operations, view.once(_read_operators)
+    rows = np.flatnonzero(ops.events.kind == Kind.KERNEL)
+    distinct, where = number_ids(ops.events.name[rows])
+    code = np.array([codes.get(id, 0) for id in distinct.tolist()], np.int64).take(where)
+    lengths = ops.end[rows] - ops.start[rows]
+    operator = np.full(len(rows), NOBODY)
+    if view.calls is not None and len(rows):
+        issued_by = view.calls.issued_by(ops.events.having("process", "correlation").select(rows))
+        operator = _around(operators, view.calls, issued_by)
+    launched = operator != NOBODY
+    chosen = np.where(launched, operator, 0)
+    count = max(len(operators), 1)
+    products = np.bincount(chosen, lengths * (launched & is_product[code]), count)
+    weight = lengths * (launched & (is_product[code] | (products[chosen] == 0)))
+    share = weight / np.maximum(np.bincount(chosen, weight, count), 1)[chosen]
+    inside = windows.contains(ops.start[rows])
+    size = len(is_product)
+
+    def by_code(values: NDArray[Any]) -> NDArray[np.float64]:
+        return np.bincount(code, values * inside, size).astype(np.float64)
+
+    flop, traffic = operators.correlation, operators.bytes
+    return KernelWork(
+        flop=by_code(flop[chosen] * share if len(flop) else share),
+        traffic=by_code(traffic[chosen] * share if len(traffic) else share),
+        time=by_code(lengths).astype(np.int64),
+        known=by_code(lengths * (weight > 0)).astype(np.int64),
+    )
+
+
+def _read_operators(shard: Shard) -> Events:
+    """Read the operators whose work is known, in order of thread and start."""
+    columns = ("start", "end", "process", "thread", "correlation", "bytes")
+    events = shard.trace.events([Kind.OPERATOR], columns)
+    return events.select(np.lexsort((events.start, thread_keys(events))))
+
+
+def _around(operators: Events, calls: CudaApiCalls, issued_by: NDArray[np.int32]) -> Codes:
+    """Return the operator in which each of some calls began, or `NOBODY`."""
+    found = np.full(len(issued_by), NOBODY, np.int64)
+    keys = thread_keys(operators)
+    known = np.flatnonzero(issued_by != NOBODY)
+    threads = calls.thread[issued_by[known]]
+    for thread in np.unique(threads).tolist():
+        process, id = calls.threads[thread]
+        key = process << 32 | id & 0xFFFFFFFF
+        low, high = np.searchsorted(keys, (key, key + 1)).tolist()
+        rows = known[threads == thread]
+        start = calls.start[issued_by[rows]]
+        at = low + np.searchsorted(operators.start[low:high], start, "right") - 1
+        inside = (at >= low) & (start < operators.end[np.maximum(at, low)]) if high > low else False
+        found[rows] = np.where(inside, at, NOBODY)
+    return found
+
+
 def _summed(
     uses: Sequence[KernelUse], key: Callable[[KernelUse], tuple[str, ...]]
 ) -> list[tuple[tuple[str, ...], int, int]]:
@@ -171,8 +305,7 @@ _TOGETHER: Final = 512
 Codes = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Counted:
+class Counted(Struct, frozen=True, dict=True):
     """Kernels of one GPU that start in some intervals, by name; arrays of equal length.
 
     Attributes:
@@ -331,8 +464,7 @@ _WRITTEN_DIFFERENTLY: Final = {
 """Words of a C++ name that depend on the demangler."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launches:
+class Launches(Struct, frozen=True):
     """Kernel, and the launch of it to look at: one in a steady step on its busiest GPU."""
 
     kernel: KernelUse

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -18,6 +17,7 @@ from gputrace.model.events import Column, Kind, number_ids
 from gputrace.model.intervals import Intervals, merge_touching, union
 from gputrace.model.nvml import Nvml
 from gputrace.model.results import Load, Step
+from gputrace.model.struct import Struct
 
 
 def compare_loads(
@@ -239,8 +239,7 @@ COPIES: Final = {
 Rows = NDArray[np.intp]
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(Struct, frozen=True, dict=True):
     """Compute kernels and copies of one GPU.
 
     A sort of work is the number of a kernel, from 0 and the same on all GPUs, or `sort_of` a copy.

@@ -7,10 +7,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import Collectives, RankGroup, steps_of
@@ -30,6 +30,7 @@ from gputrace.model.results import (
     Step,
     TensorParallel,
 )
+from gputrace.model.struct import Struct
 
 DATA, SHARDED, TENSOR = "data", "sharded data", "tensor"
 PIPELINE, EXPERT, CONTEXT = "pipeline", "expert", "context"
@@ -209,8 +210,7 @@ class _Event(NamedTuple):
     """True for a receipt that was asked for before the work ahead of it was done."""
 
 
-@dataclass(frozen=True)
-class _Turn:
+class _Turn(Struct, frozen=True, dict=True):
     """One step of a pipeline: events and work of each stage, and its length on the first one."""
 
     events: tuple[tuple[_Event, ...], ...]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import PurePath
 from typing import Final
@@ -17,6 +16,7 @@ from gputrace.analyzers.host_calls import NOBODY
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.model.events import Events, Kind, distinct_ids
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching
+from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 
 _LINE: Final = re.compile(r"(.*):(\d+) (\S+)")
@@ -28,8 +28,7 @@ Thread = tuple[int, int]
 """(process index, system thread id)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Line with most samples in some intervals."""
 
     line: str
@@ -44,8 +43,7 @@ class Place:
         return self.count / self.samples
 
 
-@dataclass(frozen=True)
-class PythonLines:
+class PythonLines(Struct, frozen=True, dict=True):
     """Samples by (process, thread), in order of time."""
 
     times: Mapping[Thread, Times]

@@ -7,7 +7,6 @@ none: it lasts from the end of what came before it to the beginning of a backwar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -29,6 +28,7 @@ from gputrace.model.host import (
     StepPhases,
 )
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
+from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 
 ALL: Final = "all"
@@ -38,8 +38,7 @@ LAUNCH: Final = "launch"
 _KNOWN: Final = tuple(name for name in PHASES if name != OTHER)
 
 
-@dataclass(frozen=True)
-class PhaseTimes:
+class PhaseTimes(Struct, frozen=True, dict=True):
     """When the thread of a process that trains was in each phase but `OTHER`; disjoint."""
 
     of: Mapping[str, Intervals]
@@ -167,8 +166,7 @@ def _idle_time(view: GpuShardView, time: Intervals) -> Intervals:
     return idle.intersection(timeline.recorded) if len(timeline.recorded) > 1 else idle
 
 
-@dataclass(frozen=True)
-class IdleOfRank:
+class IdleOfRank(Struct, frozen=True, dict=True):
     """Idle time of the GPUs of a rank in their measured steps, by phase: summed nanoseconds."""
 
     steps: int

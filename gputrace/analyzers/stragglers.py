@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -21,6 +20,7 @@ from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.options import Window
 from gputrace.model.results import Step
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES
 
 _FEWEST: Final = 4
@@ -40,8 +40,7 @@ _OWN: Final = tuple(name for name in CLASSES if name != "communication")
 _WORK: Final = tuple(name for name in BUSY_CLASSES if name != "communication")
 
 
-@dataclass(frozen=True)
-class Straggler:
+class Straggler(Struct, frozen=True, dict=True):
     """GPU for which others wait.
 
     Attributes:
@@ -167,8 +166,7 @@ _NEXT_NS: Final = 20_000
 """Maximum pause between two collectives of one chain, the second of which waited for the first."""
 
 
-@dataclass(frozen=True)
-class Lateness:
+class Lateness(Struct, frozen=True, dict=True):
     """Waiting that each GPU causes on the others, by step.
 
     Attributes:
@@ -427,8 +425,7 @@ _QUARTILES: Final = (0.25, 0.5, 0.75)
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class KernelRatio:
+class KernelRatio(Struct, frozen=True):
     """Kernel time of one GPU relative to the fastest, without communication kernels, which wait."""
 
     gpu: Gpu
@@ -451,8 +448,7 @@ class KernelRatio:
         return round(self.compared_ns * (1 - 1 / self.ratio))
 
 
-@dataclass(frozen=True)
-class _Launches:
+class _Launches(Struct, frozen=True, dict=True):
     """Launches of one GPU in a typical step, with median durations."""
 
     keys: NDArray[np.int64]

@@ -59,7 +59,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "gputrace log trace.sqlite --to wandb:resnet --to mlflow:resnet",
         ),
         "kernel": (
-            "kernel.command",
+            "analyze.kernel",
             "gputrace kernel trace.sqlite 1",
             "gputrace kernel trace.sqlite gemm -- python train.py",
         ),
@@ -95,7 +95,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "installation.recipe",
             "NSYS_RECIPE_PATH=$(gputrace recipe) nsys recipe gputrace_analyze --help",
         ),
-        "completion": ("completion.command", "gputrace completion bash"),
+        "completion": ("installation.completion", "gputrace completion bash"),
     },
 }
 """Commands as help groups them: a click command in a module of this package, and examples."""

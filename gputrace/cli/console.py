@@ -81,8 +81,23 @@ def progress_bar(what: str) -> Iterator[Progress | None]:
 
 
 def reading(name: str) -> AbstractContextManager[Progress | None]:
-    """Return the `progress_bar` for reading a trace."""
+    """Return the `progress_bar` for reading a trace, and prepare malloc for its columns."""
+    _keep_freed_memory()
     return progress_bar(f"reading {name}")
+
+
+def _keep_freed_memory() -> None:
+    """Have malloc keep freed columns for the next ones; the system clears all pages it gives."""
+    import ctypes
+
+    with suppress(OSError, AttributeError):  # musl has no mallopt.
+        mallopt = ctypes.CDLL(None).mallopt
+        for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+            mallopt(option, _LARGEST_KEPT)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGEST_KEPT = 1 << 28
 
 
 class _LateBar:

@@ -79,7 +79,7 @@ def command(form: str, no_record: bool, output: Path | None, force: bool) -> int
 def _write(target: Path, force: bool) -> int:
     """Write the bundled recording to a file."""
     from gputrace.data import unpacked
-    from gputrace.report.output_file import check_target, unfinished_file
+    from gputrace.report import check_target, unfinished_file
 
     path = check_target(target, (), force)
     with unpacked("demo.sqlite.xz") as recording, unfinished_file(path) as unfinished:

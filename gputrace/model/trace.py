@@ -5,20 +5,21 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
+import msgspec
 import numpy as np
+from msgspec import field
 
 from gputrace.errors import LeftOut
 from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind, number_ids
 from gputrace.model.nvml import Nvml, merge_nvml
 from gputrace.model.options import Window
+from gputrace.model.struct import Struct
 
 
-@dataclass(slots=True)
-class Quality:
+class Quality(msgspec.Struct):
     """Quality problems of a trace, collected while it is read."""
 
     warnings: list[str] = field(default_factory=list)
@@ -85,8 +86,7 @@ Progress = Callable[[int, int], None]
 FROM_THE_START: Final = -(1 << 62)
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(Struct, frozen=True):
     """A recorded process."""
 
     pid: int
@@ -98,8 +98,7 @@ class Process:
     """Host name of the machine; empty if unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """A CUDA device ordinal of one process, and the card behind it."""
 
     process: int
@@ -111,8 +110,7 @@ class Device:
     """UUID of the card; files of one machine may number its cards differently."""
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(Struct, frozen=True):
     """Metadata of the run that a file belongs to, used to merge files."""
 
     epoch_ns: int | None = None

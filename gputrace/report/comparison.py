@@ -10,7 +10,7 @@ from typing import Final
 from rich.text import Text
 
 from gputrace.analyzers.compare import NARROW, UNITS
-from gputrace.analyzers.compare.results import (
+from gputrace.model.comparison import (
     Change,
     ClassChange,
     Comparison,

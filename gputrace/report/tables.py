@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
-from gputrace.analyzers.kernel_names import short_name
+from msgspec.structs import force_setattr
+
 from gputrace.model.host import PHASES
 from gputrace.model.names import short
 from gputrace.model.results import (
@@ -23,7 +23,9 @@ from gputrace.model.results import (
     GpuLink,
     GpuTotals,
     Pipeline,
+    Roofline,
 )
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.sanitize import LONGEST, clean, cut, sentence
 from gputrace.units import format_bytes, format_count, format_ns, format_ranges, format_share
@@ -47,8 +49,7 @@ _UNKNOWN: Final = "–"
 _SILENT: Final = frozenset(("", "?", _UNKNOWN))
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """Title, column names, and rows of cells.
 
     The first column and `TEXT_COLUMNS` hold text, all others numbers. Columns that say nothing in
@@ -61,13 +62,12 @@ class Table:
 
     def __post_init__(self) -> None:
         """Sanitize all cells: they never contain control sequences."""
-        set_ = object.__setattr__
-        set_(self, "title", sentence(self.title))
+        force_setattr(self, "title", sentence(self.title))
         first, *others = zip(self.header, *self.rows, strict=True)
         kept = [first, *(c for c in others if not self.rows or not _SILENT.issuperset(c[1:]))]
         header, *rows = zip(*(map(sentence, column) for column in kept), strict=True)
-        set_(self, "header", header)
-        set_(self, "rows", tuple(rows))
+        force_setattr(self, "header", header)
+        force_setattr(self, "rows", tuple(rows))
 
 
 def verdict(analysis: Analysis) -> str:
@@ -284,8 +284,7 @@ def _cells(row: Breakdown, name: str) -> tuple[str, str]:
     return (format_ns(_mean(row, name)), format_share(part, row.total_ns)) if part else ("–", "")
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """Limits on what a format shows."""
 
     gpus_across: int
@@ -455,7 +454,10 @@ def throughput_table(analysis: Analysis) -> Table | None:
     )
     peak = rows[0].peak_flop_per_s
     of = f"; MFU of {peak / 1e12:,.0f} TFLOP/s in {rows[0].precision}" if peak else ""
-    return Table(f"Work, as gputrace.step was given it{of}", ("", *known), body)
+    by_shapes = rows[0].flop_source == "shapes"
+    told = ["as gputrace.step was given it"] if known.keys() - {"TFLOP/s", "MFU"} else []
+    source = " and ".join([*told, *(["by the shapes of operators"] if by_shapes else [])])
+    return Table(f"Work, {source}{of}", ("", *known), body)
 
 
 _LEAST_ENERGY: Final = 0.005
@@ -652,14 +654,23 @@ def kernels_table(analysis: Analysis, most: int, longest: int = 80) -> Table | N
             format_ns(use.median_ns),
             format_ns(use.total_ns / each),
             format_share(use.total_ns, kernels.total_ns),
+            *_speed_cells(use.roofline),
         )
         rows.append(cells)
     where = _loop(analysis)[1] if kernels.steps else "in all"
     of = f"{len(shown)} of {kernels.distinct}, {where} on a GPU"
     if {row[2] for row in rows} & {"yes", "no"}:
         of += "; tc: on tensor cores"
-    head = ("", "family", "tc", "times", "median", "time", "share")
+    head = ("", "family", "tc", "times", "median", "time", "share", "TFLOP/s", "of limit")
     return Table(f"Kernels that take most time ({of})", head, tuple(rows))
+
+
+def _speed_cells(line: Roofline | None) -> tuple[str, str]:
+    """Return the speed of a kernel, and its share of what the cards can do."""
+    if line is None:
+        return "", ""
+    speed = f"{line.flop_per_s / 1e12:.3g}"
+    return speed, "" if line.of_limit is None else f"{line.of_limit:.0%} {line.limit}"
 
 
 def kernel_labels(names: Sequence[str], longest: int) -> list[str]:
@@ -667,19 +678,23 @@ def kernel_labels(names: Sequence[str], longest: int) -> list[str]:
 
     Longer ones than ``longest`` are cut in the middle, as their ends distinguish kernels.
     """
-    labels = {name: _cut(short_name(name), longest) for name in names}
-    labels |= _distinct(labels, longest)
+    # Its patterns take as long to compile as a cached answer to be shown.
+    from gputrace.analyzers.kernel_names import short_name
+
+    shorts = {name: short_name(name) for name in names}
+    labels = {name: _cut(short, longest) for name, short in shorts.items()}
+    labels |= _distinct(labels, shorts, longest)
     return [labels[name] for name in names]
 
 
-def _distinct(labels: Mapping[str, str], longest: int) -> dict[str, str]:
+def _distinct(labels: Mapping[str, str], short: Mapping[str, str], longest: int) -> dict[str, str]:
     """Return labels that show where names part, for those that have the same label."""
     apart: dict[str, str] = {}
     for label in set(labels.values()):
         names = [name for name in labels if labels[name] == label]
         if len(names) == 1:
             continue
-        shorts = [short_name(name) for name in names]
+        shorts = [short[name] for name in names]
         texts = shorts if len(set(shorts)) == len(names) else names
         ends = zip(min(texts), max(texts), strict=False)
         shared = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], ends))
@@ -692,7 +707,7 @@ def _distinct(labels: Mapping[str, str], longest: int) -> dict[str, str]:
             name: cut(f"{head}…{text[start:]}", longest)
             for name, text in zip(names, texts, strict=True)
         }
-        apart |= parted | _distinct(parted, longest)
+        apart |= parted | _distinct(parted, short, longest)
     return apart
 
 
@@ -773,7 +788,8 @@ def savings(analysis: Analysis, finding: Finding) -> str:
         why = f"; more than {format_ns(finding.impact_ns)} because {cure.beyond}"
     if cure.high_ns >= cure.now_ns:
         return f" {cure.what} might save up to {most} of {now} a step{why}."
-    between = "" if least == most else f" ({format_range(least, most)})"
+    basis = f", from {cure.pairs} measured pairs" if cure.pairs else ""
+    between = "" if least == most else f" ({format_range(least, most)}{basis})"
     return f" {cure.what} would save about {gain} of {now} a step{between}{why}."
 
 

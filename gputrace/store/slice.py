@@ -17,10 +17,12 @@ import sqlite3
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec.structs import replace
 
 from gputrace.errors import UsageError
 from gputrace.model.options import Window
@@ -76,8 +78,7 @@ def slice_trace(
         writer.add_rows(_TABLE, ["name", "value"], about.items())
 
 
-@dataclass
-class _Slicer:
+class _Slicer(msgspec.Struct, dict=True):
     """State of one call of `slice_trace`."""
 
     tables: SqliteTables

@@ -15,13 +15,14 @@ import re
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gputrace.model.struct import Struct
 
 LIBRARY: Final = Path(__file__).with_name("_native.so")
 Integers = NDArray[np.signedinteger[Any]]
@@ -39,8 +40,7 @@ def quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(Struct, frozen=True):
     """Integer computed from a row: SQL, and its equivalent for the scan, if there is one."""
 
     sql: str
@@ -81,8 +81,7 @@ class Value:
         return cls(sql, (column, *ends), _UNLESS_EQUAL, constant, equal)
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(Struct, frozen=True):
     """A value within one of some ranges, both ends included; not NULL."""
 
     value: Value
@@ -107,8 +106,7 @@ def _clipped(number: int) -> int:
     return max(int(_INT64.min), min(number, int(_INT64.max)))
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(Struct, frozen=True):
     """Selection of columns and rows: values by result name, and their numpy types."""
 
     table: str
@@ -191,8 +189,7 @@ def library(path: Path = LIBRARY) -> ctypes.CDLL | None:
     return loaded
 
 
-@dataclass(frozen=True, slots=True)
-class TableLayout:
+class TableLayout(Struct, frozen=True):
     """Where a table is in its file, and the columns of its records."""
 
     root: int
@@ -279,7 +276,7 @@ class Scanner:
         ``count`` is called with numbers of rows that have been read, by several threads.
         """
         positions = layout.select(query)
-        if positions is None or len(positions) > _MOST_COLUMNS or not positions:
+        if not positions or len(positions) > _MOST_COLUMNS or end > _INT64.max:
             return None
         pages = np.empty(self._file.pages, np.uint32)
         highs = np.empty(self._file.pages, np.int64)

@@ -89,6 +89,7 @@ TARGETS: Final = (
     Target("nsys", "run.sqlite", tables.mutate, _trace),
     Target("tables", f"{_KERNELS}.parquet", raw.mutate, _tables, made=others.kernels),
     Target("nvprof", "run.nvvp", tables.mutate, _trace),
+    Target("rocpd", "run_results.db", tables.mutate, _trace),
     Target("kineto", "run.pt.trace.json", trees.mutate_json, _trace),
     Target("xplane", "run.xplane.pb", wire.mutate, _trace),
     Target("trace-viewer", "run.trace.json", trees.mutate_json, _trace),

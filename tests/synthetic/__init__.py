@@ -12,6 +12,7 @@ from tests.synthetic.nvprof import write_nvprof
 from tests.synthetic.plan import Plan
 from tests.synthetic.plants import PLANTS, Plant, planted
 from tests.synthetic.recording import Kind, Partition, Recording, Truth, Window
+from tests.synthetic.rocpd import write_rocpd
 from tests.synthetic.simulate import simulate
 from tests.synthetic.variants import mixed_plan, random_plan
 
@@ -33,4 +34,5 @@ __all__ = [
     "write_nsys",
     "write_nvml",
     "write_nvprof",
+    "write_rocpd",
 ]

@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Final
 
 from gputrace.analyzers.compare.pair import compare_pair, kernel_ns, scale, work_ratio
-from gputrace.analyzers.compare.results import (
+from gputrace.analyzers.compare.runs import Run, read_run
+from gputrace.errors import InputError
+from gputrace.model.comparison import (
     SCHEMA_VERSION,
     Change,
     ClassChange,
@@ -17,8 +19,6 @@ from gputrace.analyzers.compare.results import (
     Scaling,
     ScalingRow,
 )
-from gputrace.analyzers.compare.runs import Run, read_run
-from gputrace.errors import InputError
 from gputrace.model.time_class import CLASSES, TIME_CLASSES
 from gputrace.units import format_ns
 

@@ -13,7 +13,6 @@ from typing import Final
 
 from gputrace.analyzers.findings import (
     busy,
-    gpu0_skew,
     gpu_links,
     hardware,
     host,
@@ -57,7 +56,7 @@ RULES: Final[tuple[Rule, ...]] = (
     hardware.memory_imbalance,
     busy.layout_transposes,
     busy.no_tensor_cores,
-    gpu0_skew.gpu0_skew,
+    stragglers.gpu0_skew,
     gpu_links.topology,
     gpu_links.host_staged_comm,
     whole_run.slow_steps,

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
-from gputrace.analyzers.findings.gpu0_skew import told_by_skew
 from gputrace.analyzers.findings.gpu_links import host_staged_comm, told_by_links
+from gputrace.analyzers.findings.stragglers import told_by_skew
 from gputrace.analyzers.findings.whole_run import low_utilization
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.kernel_names import SIXTEEN
@@ -85,7 +85,7 @@ def copies_exposed(facts: Facts) -> Iterator[Finding]:
     Wrong if: the step is no shorter with the copies taken out (results left on the GPU).
     """
     staged = sum(finding.impact_ns for finding in host_staged_comm(facts))
-    spent = np.sum(facts.per_gpu.each(_spent_on_copies, facts.working), axis=0)
+    spent = np.reshape(facts.per_gpu.each(_spent_on_copies, facts.working), (-1, 2)).sum(axis=0)
     to_host = bool(spent[0] >= spent[1])
     yield from facts.costly(
         "copies-exposed",

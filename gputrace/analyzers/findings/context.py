@@ -5,16 +5,16 @@ findings of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
 import numpy as np
+from msgspec import field
 from numpy.typing import NDArray
 
 from gputrace.analyzers.audit import find_missing
 from gputrace.analyzers.collectives import Collectives, total_collectives
-from gputrace.analyzers.device_metrics import add_use, find_cards
+from gputrace.analyzers.device_metrics import add_use, find_cards, flop_of_step
 from gputrace.analyzers.gpu_links import Links, Pageable, find_pageable, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, stretches
@@ -55,9 +55,8 @@ from gputrace.analyzers.stragglers import (
     kernel_ratios,
 )
 from gputrace.model.events import Kind, distinct_ids
-from gputrace.model.host import OTHER, PHASES, Allocator, HostLoad, StepPhases
+from gputrace.model.host import OTHER, PHASES, Allocator, HostLoad, Loader, StepPhases
 from gputrace.model.intervals import Intervals, union
-from gputrace.model.loader import Loader
 from gputrace.model.nvml import Nvml
 from gputrace.model.results import (
     Breakdown,
@@ -75,6 +74,7 @@ from gputrace.model.results import (
     Step,
     Throughput,
 )
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.model.trace import Trace
 from gputrace.units import format_ns
@@ -95,8 +95,7 @@ _FRAMEWORKS: Final = (
 """Parts of the names of kernels, marks and recorded waits that are unique to a framework."""
 
 
-@dataclass(frozen=True)
-class Known:
+class Known(Struct, frozen=True, dict=True):
     """Facts about a trace.
 
     A trace without GPU activity has no GPUs.
@@ -204,9 +203,10 @@ class Known:
 
     @cached_property
     def throughput(self) -> tuple[Throughput, ...]:
-        """Samples, tokens and FLOPs of each rank; empty where the program gave none."""
+        """Samples, tokens and FLOPs of each rank; empty where neither program nor shapes tell."""
         work = self.per_gpu.whole.once(read_work)
-        rows = measure_throughput(work, self.processes, self.timed or self.steps)
+        flop = flop_of_step(self.kernels)
+        rows = measure_throughput(work, flop, self.processes, self.timed or self.steps)
         return add_use(rows, self.per_gpu.lanes, self.kernels)
 
     @cached_property
@@ -414,8 +414,7 @@ _DOMINATES: Final = 0.5
 """Minimum number and share of samples at a line for it to be named."""
 
 
-@dataclass(frozen=True)
-class Facts(Known):
+class Facts(Known, frozen=True, dict=True):
     """Facts about a trace, and helpers that make findings of them."""
 
     @property

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from gputrace.analyzers.findings.context import HIGH, MEDIUM, Facts, severity_of
-from gputrace.analyzers.findings.feeding import explained
 from gputrace.analyzers.findings.host import COLLECT_BETWEEN, COMPILE_ONCE
-from gputrace.analyzers.findings.idle import how_to_feed_faster
+from gputrace.analyzers.findings.idle import explained, how_to_feed_faster
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.lanes import LaneSummary
@@ -21,6 +19,7 @@ from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import Mask
 from gputrace.model.intervals import EMPTY, Times, union
 from gputrace.model.results import Finding, Phase, Step
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
 from gputrace.units import format_count, format_ns, format_ranges
 
@@ -397,8 +396,7 @@ _SAVE_ASIDE: Final = {
 }
 
 
-@dataclass(frozen=True)
-class _Times:
+class _Times(Struct, frozen=True, dict=True):
     """Totals over all validations, or all checkpoints, of a run."""
 
     steps: tuple[int, ...]
