@@ -39,6 +39,7 @@ PATCHES = {
     "keras.src.optimizers.legacy.optimizer_v2": "tensorflow.optimizers",
     "keras.src.optimizers.optimizer": "tensorflow.optimizers",
     "keras.src.trainers.epoch_iterator": "others.keras_epoch_iterator",
+    "lightning.pytorch.strategies.strategy": "pytorch.lightning_strategy",
     "multiprocessing.util": "recorder.finish_with",
     "mxnet.gluon.data.dataloader": "others.mxnet_dataloader",
     "mxnet.gluon.trainer": "others.marked_steps",
@@ -48,6 +49,7 @@ PATCHES = {
     "nvidia.dali.plugin.mxnet": "wrappers.iterators",
     "nvidia.dali.plugin.paddle": "wrappers.iterators",
     "nvidia.dali.plugin.pytorch": "wrappers.iterators",
+    "pytorch_lightning.strategies.strategy": "pytorch.lightning_strategy",
     "tensorflow.python.data.ops.iterator_ops": "tensorflow.iterators",
     "tensorflow.python.distribute.input_lib": "tensorflow.iterators",
     "tensorflow.python.eager.polymorphic_function.concrete_function": "tensorflow.functions",
@@ -75,6 +77,7 @@ PATCHES = {
     "torch.utils.data.dataloader": "loader.dataloader",
     "torchdata.nodes.loader": "pytorch.torchdata_loader",
     "torchdata.stateful_dataloader.stateful_dataloader": "wrappers.iterators",
+    "transformers.trainer": "pytorch.transformers_trainer",
 }
 
 
