@@ -72,6 +72,8 @@ PATCHES = {
     "torch.nn.utils": "pytorch.clipping",
     "torch.nn.utils.clip_grad": "pytorch.clipping",
     "torch.optim.optimizer": "pytorch.optimizer",
+    "torch.profiler._cupti.monitor": "pytorch.cupti_monitor",
+    "torch.profiler._cupti_monitor": "pytorch.cupti_monitor",
     "torch.utils.data._utils.fetch": "loader.fetchers",
     "torch.utils.data._utils.worker": "loader.worker_loop",
     "torch.utils.data.dataloader": "loader.dataloader",

@@ -316,6 +316,13 @@ def profiler(module: "Any") -> None:
     makes_way(module.profile, begin, "__exit__", "torch.profiler", _records_gpu)
 
 
+def cupti_monitor(module: "Any") -> None:
+    """Make way for torch's own monitor, which would take over CUPTI's buffers and clock."""
+    monitor = getattr(module, "CuptiMonitor", None)
+    if monitor is not None:
+        makes_way(monitor, "start", "stop", "torch's CUPTI monitor")
+
+
 def _records_gpu(profile: "Any") -> bool:
     activities = getattr(profile, "kineto_activities", None)
     if not getattr(profile, "enabled", True):
