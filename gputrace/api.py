@@ -170,29 +170,36 @@ class OpenTrace:
         work: Callable[[Trace], _Result],
         options: Options,
         progress: Progress | None,
-        kind: type[_Result] | None = None,
+        caches: bool = False,
     ) -> _Result:
-        """Do the work on the trace, or on its window; a result of the given kind is cached.
+        """Do the work on the trace, or on its window; the result is cached on demand.
 
         Files that turn out to be corrupt are left out if ``keep_going`` allows it.
         """
-        if kind and not self._closed and (known := self._cache.find(kind, options)) is not None:
-            return known
         from gputrace.readers.open import leave_out
-        from gputrace.store.slice import windowed
 
         while True:
             try:
-                with windowed(self._trace, self._absolute(options.window), progress) as part:
-                    result = work(part)
+                window = self._absolute(options.window)
+                if window is None:
+                    result = work(self._trace)
+                else:
+                    from gputrace.store.slice import windowed
+
+                    with windowed(self._trace, window, progress) as part:
+                        result = work(part)
                 break
             except InputError as error:
                 if not self._keep_going:
                     raise
                 self._opened = leave_out(self._trace, error)
-        if kind and not self.left_out:
+        if caches and not self.left_out:
             self._cache.keep(result, options)
         return result
+
+    def _cached(self, kind: type[_Result], options: Options) -> _Result | None:
+        """Return the result of an earlier reading of the same files; None if there is none."""
+        return None if self._closed else self._cache.find(kind, options)
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
@@ -226,16 +233,17 @@ class OpenTrace:
         """
         options = read_options(steps, time, gaps)
 
-        def work(trace: Trace) -> Analysis:
+        analysis = self._cached(Analysis, options)
+        if analysis is None:
             from gputrace.analyzers.pipeline import analyze
 
-            if self._scheduler is None:
-                return analyze(trace, options, progress)
-            from gputrace.distributed import spread
+            work = partial(analyze, options=options, progress=progress)
+            if self._scheduler is not None:
+                from gputrace.distributed import spread
 
-            return analyze(trace, options, progress, spread=spread)
-
-        return as_subclass(self._read(work, options, progress, Analysis), Report)
+                work = partial(work, spread=spread)
+            analysis = self._read(work, options, progress, caches=True)
+        return as_subclass(analysis, Report)
 
     def report(
         self,
@@ -284,9 +292,13 @@ class OpenTrace:
         from gputrace.report.html.timeline import PackedRows, gather, read_rows
 
         options = read_options(steps, time, gaps)
-        work = partial(read_scene, options=options, progress=progress)
-        scene = self._read(work, options, progress, Scene)
-        rows = self._read(partial(read_rows, scene=scene), options, None, PackedRows)
+        scene = self._cached(Scene, options)
+        if scene is None:
+            work = partial(read_scene, options=options, progress=progress)
+            scene = self._read(work, options, progress, caches=True)
+        rows = self._cached(PackedRows, options)
+        if rows is None:
+            rows = self._read(partial(read_rows, scene=scene), options, None, caches=True)
         return gather(scene, rows=rows.text)
 
     def launches(self, kernel: str, *, progress: Progress | None = None) -> Launches:

@@ -228,7 +228,7 @@ def test_more_threads_than_cores_are_counted(tmp_path: Path) -> None:
         """
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 for _ in range(3):
-    threading.Thread(target=hash_for, args=(2.6,), daemon=True).start()
+    threading.Thread(target=hash_for, args=(600,), daemon=True).start()
 steps(60, lambda: hash_for(0.04))
 """,
     )
@@ -264,8 +264,11 @@ def touch():
 steps(40, touch)
 """,
     )
-    # On a busy machine its threads wait longer for a core than for their pages.
-    assert {"page-faults", "cpu-starved"} & set(ids(report))
+    # They take 5 ms of a step, which others on the cores make longer.
+    assert report.steps.mean_ns is not None
+    share = 40_000_000 / 4096 * 500 / report.steps.mean_ns
+    if abs(share - 0.05) > 0.01:
+        assert ("page-faults" in ids(report)) == (share > 0.05)
     (load,) = report.host_load
     assert load.minor_faults / load.steps == pytest.approx(40_000_000 / 4096, rel=0.1)
 

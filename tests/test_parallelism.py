@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 import gputrace
+from gputrace.analyzers import parallelism
 from gputrace.analyzers.collectives import match_collectives
 from gputrace.analyzers.findings import Facts
 from gputrace.analyzers.findings.stragglers import _where
@@ -358,6 +359,25 @@ def test_a_balanced_pipeline_accuses_nobody(tmp_path: Path) -> None:
     assert found.severity == "low"
     assert "stage" not in found.message.partition("micro-batches")[2]
     assert not {"straggler", "late-host", "communication-exposed"} & set(ids(report))
+
+
+def test_a_step_whose_messages_wait_in_a_circle_counts_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fourth step takes half as long, and cannot be replayed."""
+    long, short = (Stages(one_f_one_b(2, 4), [ns, ns], 5_000) for ns in (400_000, 200_000))
+    world = World(2)
+    group = world.group(range(2))
+    trained(world, lambda number: (short if number == 3 else long).run(world, group))
+    split = parallelism._split
+    monkeypatch.setattr(
+        parallelism, "_split", lambda turn: split(turn) if turn.work[0] > 4 * 800_000 else None
+    )
+    (pipeline,) = analyzed(world, tmp_path).pipelines
+    assert pipeline.work_ns == 4 * 3 * 400_000
+    assert (pipeline.imbalance_ns, pipeline.host_ns) == (0, 0)
+    parts = pipeline.schedule_ns + pipeline.transfer_ns
+    assert pipeline.bubble_ns == parts == pipeline.step_ns - pipeline.work_ns
 
 
 def test_replicas_of_a_pipeline_are_pipelines_of_their_own(tmp_path: Path) -> None:

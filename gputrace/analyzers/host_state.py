@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import Shard
 from gputrace.analyzers.python_samples import read_locks
-from gputrace.analyzers.step_phases import PhaseTimes, read_phases_of
+from gputrace.analyzers.step_phases import PhaseTimes, read_phases
 from gputrace.model.events import Events, Kind, Mask, distinct_ids
 from gputrace.model.host import OTHER, PHASES, Allocator, HostLoad
 from gputrace.model.intervals import EMPTY, Intervals, union
@@ -83,18 +83,14 @@ class HostState(Struct, frozen=True, dict=True):
 
 
 def read_host_state(shard: Shard) -> HostState:
-    """Read the state of a shard's hosts."""
-    return read_state_of(shard.trace)
-
-
-def read_state_of(trace: Trace) -> HostState:
-    """Read the state of a trace's hosts; empty where none was recorded."""
+    """Read the state of a shard's hosts; empty where none was recorded."""
+    trace = shard.trace
     columns = ("start", "end", "process", "thread", "name", "bytes")
     counted = trace.events({Kind.COUNTER} & trace.kinds, columns)
     names = trace.names(distinct_ids(counted.name))
     queued = np.isin(counted.name, [id for id, text in names.items() if text == "queued"])
     return HostState(
-        read_phases_of(trace),
+        read_phases(shard),
         _by_process(trace, Kind.COLLECTION),
         _by_process(trace, Kind.COMPILATION),
         counted.select(queued),

@@ -214,7 +214,7 @@ _INSIDE: Final = re.compile(r"\w*(Functor\w*|_kernel_cuda|_kernel_impl|Ops)\b")
 """Operation of an elementwise or reducing kernel of PyTorch, among its template arguments."""
 
 _LENGTH: Final = re.compile(r"\d+")
-_LONGEST: Final = 120
+_LONGEST: Final = 200
 
 
 def function_name(name: str) -> str:

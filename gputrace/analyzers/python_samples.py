@@ -86,13 +86,9 @@ class PythonLines(Struct, frozen=True, dict=True):
         return Place(self.text[int(names[most])], int(counts[most]), int(counts.sum()))
 
 
-def find_python_lines(shard: Shard) -> PythonLines | None:
-    """Read the Python lines of a shard, once."""
-    return read_python_lines(shard.trace)
-
-
-def read_python_lines(trace: Trace) -> PythonLines | None:
-    """Return the samples of a trace; None if there are none."""
+def read_python_lines(shard: Shard) -> PythonLines | None:
+    """Read the samples of a shard's Python programs; None if there are none."""
+    trace = shard.trace
     if Kind.SAMPLE not in trace.kinds:
         return None
     columns = ("start", "end", "name", "process", "thread", "bytes")
@@ -157,7 +153,7 @@ def dominating(
 
 def _samples(view: GpuShardView, time: Intervals, cause: str) -> dict[Thread, NDArray[np.intp]]:
     """Return the samples of each thread while a GPU is idle for a cause."""
-    lines, calls, causes = view.once(find_python_lines), view.calls, view.lane.causes
+    lines, calls, causes = view.once(read_python_lines), view.calls, view.lane.causes
     if lines is None or calls is None:
         return {}
     idle = causes.of[cause].intersection(time)

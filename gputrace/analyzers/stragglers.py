@@ -435,6 +435,9 @@ class KernelRatio(Struct, frozen=True):
     low: float
     high: float
     """Quartiles of that ratio: a lower clock slows all kernels alike, larger batches only some."""
+    mean: float
+    """Ratio of the times of all equal launches; 1.0 is the fastest. Of a GPU that is slow in bursts
+    it is larger than the median."""
     launches: int
     """Number of compared launches per step."""
     compared_ns: int
@@ -492,18 +495,21 @@ def kernel_ratios(gpus: PerGpu, steps: Sequence[Step]) -> tuple[KernelRatio, ...
     usual = np.nanmedian(table_used, axis=0)
     quartiles = np.stack([_quartiles(row, usual) for row in table_used[enough]])
     fastest = quartiles[:, 1].min()
+    rows = table_used[enough]
+    means = np.nansum(rows, axis=1) / np.where(np.isfinite(rows), usual, 0).sum(axis=1)
     return tuple(
         KernelRatio(
             gpu=operations[index].gpu,
             ratio=float(middle / fastest),
             low=float(low / fastest),
             high=float(high / fastest),
+            mean=float(mean / means.min()),
             launches=int(np.isfinite(shared[index]).sum()),
             compared_ns=round(float(compared[index])),
             own_ns=round(float(whole[index] - compared[index])),
         )
-        for index, (low, middle, high) in zip(
-            np.flatnonzero(enough).tolist(), quartiles.tolist(), strict=True
+        for index, (low, middle, high), mean in zip(
+            np.flatnonzero(enough).tolist(), quartiles.tolist(), means.tolist(), strict=True
         )
     )
 

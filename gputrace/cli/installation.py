@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from click.shell_completion import get_completion_class
 
-from gputrace.cli import COMMANDS, cli, options
+from gputrace.cli import COMMANDS, COMPLETES, cli, options
 from gputrace.cli.console import log
 from gputrace.errors import ExitCode, PluginError
 from gputrace.version import __version__
@@ -132,8 +132,7 @@ def script(shell: str) -> str:
     """Return the script for one of the shells of `PLACES`."""
     kind = get_completion_class(shell)
     assert kind is not None
-    # Click looks for this variable when the script calls gputrace.
-    return kind(cli, {}, "gputrace", "_GPUTRACE_COMPLETE").source()
+    return kind(cli, {}, "gputrace", COMPLETES).source()
 
 
 _CODES: Final = {

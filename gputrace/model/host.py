@@ -40,7 +40,7 @@ class HostLoad(Struct, frozen=True):
     runnable: float | None
     """Threads of the machine that were on a core or queued for one, on average."""
     openmp: str | None
-    """OpenMP's library, where its threads spin: ``libgomp``, ``libiomp5`` or ``libomp``."""
+    """OpenMP's library, where its threads spin: ``libgomp``, ``libiomp5``, ``libomp``."""
     spinning: int
     """Threads, with the one that marks steps, that want a core all the time and have it for as
     long: those that wait for the others spin; 0 if there are none, or no such library."""

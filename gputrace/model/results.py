@@ -509,7 +509,7 @@ class CollectiveTotals(Struct, frozen=True):
     group_size: int | None = None
     """Number of ranks in the communicator, recorded or not; None if unknown."""
     hosts: int = 1
-    """Number of hosts that the recorded ranks are on."""
+    """Number of hosts that the recorded ranks are on; those without a name count as one."""
 
 
 class PipelineStage(Struct, frozen=True):
@@ -629,6 +629,26 @@ class TensorParallel(Struct, frozen=True):
     """Part with a matrix product or convolution beside it."""
     wait_ns: int | None
     """Part in which it waits for other ranks; None if unknown."""
+
+
+class ModuleUse(Struct, frozen=True):
+    """What modules of one class launched at one place of a network, in a mean measured step."""
+
+    rank: int
+    path: str
+    """Classes of the modules around them and their own, parted by slashes; empty for what no module
+    launched."""
+    instances: int
+    """Number of different modules."""
+    forward_ns: int
+    """Sum of the durations of the kernels that they and their parts launched, without
+    communication."""
+    backward_ns: int
+    """Likewise, of kernels for their gradients, and of what is computed again for these."""
+    exposed_communication_ns: int
+    """Communication that they launched, while nothing else ran."""
+    launches: float
+    """Number of kernels."""
 
 
 class ExtraTable(Struct, frozen=True):
@@ -917,6 +937,8 @@ class Analysis(Struct, frozen=True):
     """Energy of each GPU whose counter was read in the measured steps."""
     allocators: tuple[Allocator, ...] = ()
     """Allocator of torch on each rank in the measured steps; empty where it was not read."""
+    modules: tuple[ModuleUse, ...] = ()
+    """Modules of the network in order of their tree, by rank; empty where none were recorded."""
 
     def unrecorded(self, step_ns: int | None) -> int | None:
         """Return the length of a recorded step without the measured cost of recording."""

@@ -150,7 +150,7 @@ class Trace(ABC):
         elsewhere: whether another process reads the file; `part` is then used, too.
         is_card_log: whether samples of cards are all that it has.
         has_one_clock: whether times of all its files can be compared; of merged traces that do not
-            say when they were recorded, only after `shift_hosts`.
+            say when they were recorded, only after `shift_clocks`.
     """
 
     source: str
@@ -183,8 +183,12 @@ class Trace(ABC):
         """Metadata of the run; empty unless a reader overrides it."""
         return Session()
 
-    def shift_hosts(self, shifts: Mapping[int, int], how: str) -> None:
-        """Shift the times of each host (`Process.host`) by nanoseconds, from the next read on.
+    def clock_of(self, process: int) -> int:
+        """Return a number of the clock that the times of a process are of: that of its host."""
+        return self.processes[process].host
+
+    def shift_clocks(self, shifts: Mapping[int, int], how: str) -> None:
+        """Shift the times of each clock (`clock_of`) by nanoseconds, from the next read on.
 
         ``how`` names the source of the shifts. Only merged traces have several clocks.
         """

@@ -69,8 +69,6 @@ def is_smi(head: bytes, surely: bool = False) -> bool:
     ``surely`` requires more than a time in the first column, for files not named by the user.
     """
     lines = _lines(head)[:5]
-    if b"\0" in head:
-        return False
     return any(map(_dmon_names, lines)) or any(
         _header(cells) is not None
         or (any(map(_TIME.fullmatch, cells)) and (not surely or any(map(_UNITS.search, cells))))

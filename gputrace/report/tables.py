@@ -113,6 +113,11 @@ def gpu_label(row: Breakdown | Gap, analysis: Analysis) -> str:
     return gpu_name(row.gpu, row.rank, known, ranked)
 
 
+def card_name(gpu: int, analysis: Analysis) -> str:
+    """Return the name of a card, whichever rank runs on it."""
+    return gpu_name(gpu, 0, all(t.gpu_known for t in analysis.gpus if t.gpu == gpu), ranked=False)
+
+
 def main_table(analysis: Analysis, most_across: int) -> Table:
     """Break the time down by rank for host-only traces, else in the layout that fits the page."""
     rows = analysis.breakdown
@@ -160,8 +165,10 @@ def _ranks_table(analysis: Analysis) -> Table:
         (
             gpu_label(row, analysis),
             format_ns(_mean(row)),
-            *(_cells(row, "host_data") if row.host_data_ns is not None else ("unknown", "")),
-            format_ns(_mean(row) - _mean(row, "host_data")),
+            *(_cells(row, "host_data") if row.host_data_ns is not None else (_UNKNOWN, "")),
+            _UNKNOWN
+            if row.host_data_ns is None
+            else format_ns(_mean(row) - _mean(row, "host_data")),
         )
         for row in analysis.breakdown
     )
@@ -189,7 +196,7 @@ def gaps_table(analysis: Analysis, most: int) -> Table | None:
             format_ns(gap.length_ns),
             f"{(gap.start_ns - analysis.origin_ns) / 1e9:.6f} s",
             "" if gap.step is None else str(gap.step),
-            gap.cause.replace("_", " "),
+            CLASS_NAMES[gap.cause].removeprefix("idle: "),
             gap.evidence,
         )
         for gap in shown[:most]
@@ -206,12 +213,15 @@ def notes(analysis: Analysis) -> Iterator[str]:
         ranks: dict[str, set[int]] = {}
         for total in analysis.gpus:
             ranks.setdefault(total.host, set()).add(total.rank)
-        hosts = "; ".join(
-            f"{host} has rank{'' if len(ids) == 1 else 's'} {format_ranges(sorted(ids))}"
+        told = {
+            host: f"rank{'' if len(ids) == 1 else 's'} {format_ranges(sorted(ids))}"
             for host, ids in ranks.items()
-        )
-        count = format_count(len(ranks), "host")
-        yield f"{len(analysis.paths)} files of {count}: {hosts}."
+        }
+        unnamed = told.pop("", "")
+        clauses = [f"{host} has {ids}" for host, ids in told.items()]
+        clauses += [f"of {unnamed} they do not name the host"] if unnamed else []
+        count = f" of {format_count(len(told), 'host')}" if told else ""
+        yield f"{len(analysis.paths)} files{count}: {'; '.join(clauses)}."
     if any(not total.gpu_known for total in analysis.gpus):
         yield "The trace does not say which physical cards these are; CUDA ordinals are shown."
     yield from _loader_note(analysis)
@@ -319,6 +329,7 @@ def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
         throughput_table(analysis),
         energy_table(analysis),
         kernels_table(analysis, limits.kernels, limits.kernel_name),
+        modules_table(analysis),
         *map(extra_table, analysis.tables),
     )
     return [table for table in made if table is not None]
@@ -663,6 +674,43 @@ def kernels_table(analysis: Analysis, most: int, longest: int = 80) -> Table | N
         of += "; tc: on tensor cores"
     head = ("", "family", "tc", "times", "median", "time", "share", "TFLOP/s", "of limit")
     return Table(f"Kernels that take most time ({of})", head, tuple(rows))
+
+
+_MOST_MODULES: Final = 16
+
+
+def modules_table(analysis: Analysis) -> Table | None:
+    """Tabulate the modules of the rank whose kernels take most time; None without any.
+
+    Of a tree with many, those that take most time are shown.
+    """
+    time = {row: row.forward_ns + row.backward_ns for row in analysis.modules}
+    total: dict[int, int] = {}
+    for row, spent in time.items():
+        total[row.rank] = total.get(row.rank, 0) + ("/" not in row.path) * spent
+    if not total:
+        return None
+    rank = max(total, key=lambda rank: total[rank])
+    rows = [row for row in analysis.modules if row.rank == rank]
+    worth = [row for row in rows if time[row] >= _WORTH * total[rank]]
+    shown = set(sorted(worth, key=lambda row: -time[row])[:_MOST_MODULES])
+    body = tuple(
+        (
+            "· " * row.path.count("/") + (row.path.rpartition("/")[2] or "outside of modules"),
+            f"{row.instances}" if row.instances else "",
+            f"{row.launches:,.0f}",
+            format_ns(row.forward_ns) if row.forward_ns else "",
+            format_ns(row.backward_ns) if row.backward_ns else "",
+            format_share(time[row], total[rank]),
+            format_ns(row.exposed_communication_ns) if row.exposed_communication_ns else "",
+        )
+        for row in rows
+        if row in shown
+    )
+    of = f" of rank {rank}" if len(total) > 1 else ""
+    loop = "a step" if any(row.steps for row in analysis.breakdown) else "in all"
+    header = ("", "modules", "launches", "forward", "backward", "share", "exposed comm.")
+    return Table(f"Modules{of} by the kernels that they launch ({loop})", header, body)
 
 
 def _speed_cells(line: Roofline | None) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from threading import Lock
@@ -545,11 +545,17 @@ class SqliteTrace(Trace, Generic[_Table]):
         window: Window | None,
         progress: Progress | None,
     ) -> Events:
-        read = partial(
-            self._read_table, kinds=kinds, columns=columns, window=window, progress=progress
-        )
-        tables = [table for table in self._tables if kinds & set(table.kinds)]
-        return concatenate(list(map(read, tables)), columns)
+        parts = self._beside_tables(kinds, columns, window)
+        for table in self._tables:
+            if kinds & set(table.kinds):
+                parts.append(self._read_table(table, kinds, columns, window, progress))
+        return concatenate(parts, columns)
+
+    def _beside_tables(
+        self, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None
+    ) -> list[Events]:
+        """Return the events that are rows of none of the tables."""
+        return []
 
     @abstractmethod
     def _read_table(

@@ -351,23 +351,21 @@ def _values(
     query: Query, positions: Mapping[str, int], outputs: Mapping[str, Integers], base: int
 ) -> tuple[Any, list[Any]]:
     """Return the values of a query as the library takes them, and what has to outlive them."""
-    values, kept = [], []
-    for name, value in query.values.items():
+    values, computed, kept = [], list(query.values.values()), []
+    for name in query.values:
         output = outputs[name][base:]
-        values.append(_value(value, positions))
-        values[-1].output, values[-1].width = output.ctypes.data, output.itemsize
+        values.append(_Value(output=output.ctypes.data, width=output.itemsize))
     for condition in query.where:
         limits = np.array(condition.ranges, np.int64)
-        values.append(_value(condition.value, positions))
-        values[-1].limits, values[-1].ranges = limits.ctypes.data, len(limits)
+        values.append(_Value(limits=limits.ctypes.data, ranges=len(limits)))
+        computed.append(condition.value)
         kept.append(limits)
+    for scanned, value in zip(values, computed, strict=True):
+        first, *more = map(positions.__getitem__, value.columns)
+        scanned.columns[:] = [first, *more, first, first][:3]
+        scanned.operation, scanned.equal = value.operation, value.equal
+        scanned.constant = value.constant
     return (_Value * len(values))(*values), kept
-
-
-def _value(value: Value, positions: Mapping[str, int]) -> _Value:
-    indices = [positions[name] for name in value.columns]
-    columns = (ctypes.c_int32 * 3)(*(indices + [indices[0]] * 2)[:3])
-    return _Value(value.operation, columns, value.equal, value.constant)
 
 
 def count_threads(rows: int) -> int:

@@ -4,6 +4,7 @@ findings of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from typing import Final
@@ -462,9 +463,16 @@ class Facts(Known, frozen=True, dict=True):
         """
         if not self.per_gpu.has_calls:
             return 0
-        times = [self.time_of(lane) for lane in self.working]
-        spent = sum(self.per_gpu.each(measure, self.working, times))
-        return spent // max(1, sum(max(row.steps, 1) for row in self.rows))
+        if measure not in self._means:
+            times = [self.time_of(lane) for lane in self.working]
+            spent = sum(self.per_gpu.each(measure, self.working, times))
+            self._means[measure] = spent // max(1, sum(max(row.steps, 1) for row in self.rows))
+        return self._means[measure]
+
+    @cached_property
+    def _means(self) -> dict[Callable[[GpuShardView, Intervals], int], int]:
+        """Answers of `mean_over_gpus`, for rules that ask again what others asked."""
+        return {}
 
     def share(self, *names: str) -> float:
         """Return the share of the time that some classes have, over all GPUs."""
@@ -481,6 +489,8 @@ class Facts(Known, frozen=True, dict=True):
         evidence: Evidence | None = None,
     ) -> Finding:
         """Return a finding about all GPUs and ranks that count."""
+        if len(self.rows) == 1:
+            message = _of_one(message)
         return Finding(
             id, severity, self.gpus, self.ranks, impact_ns, message, advice, evidence or {}
         )
@@ -570,6 +580,15 @@ class Facts(Known, frozen=True, dict=True):
         chosen = self.measured_of(lane.gpu)
         chosen = chosen if steps is None else [step for step in chosen if step.step in steps]
         return stretches(chosen, lane.window)
+
+
+_DO: Final = re.compile(r"(?<!keeps )\bthe GPUs (wait|idle|run|compute)\b")
+
+
+def _of_one(message: str) -> str:
+    """Return a message about several GPUs for one."""
+    message = _DO.sub(r"the GPU \1s", message).replace(": their speed", ": its speed")
+    return message.replace("the GPUs'", "the GPU's").replace("the GPUs", "the GPU")
 
 
 Rule = Callable[[Facts], Iterator[Finding]]

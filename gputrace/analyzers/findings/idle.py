@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import reduce
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
@@ -96,7 +97,7 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
     found = facts.costly(
         "data-feeding",
         "data_feeding",
-        "the GPUs wait {cost} for the next batch",
+        f"the GPUs wait {{cost}} for {'the next batch' if facts.trains else 'data from the host'}",
         how_to_feed_faster(facts),
     )
     yield from explained(facts, found)
@@ -136,8 +137,8 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
 
 
 def alloc_stall(facts: Facts) -> Iterator[Finding]:
-    """Memory is allocated or freed (cudaMalloc, cudaFree) while the GPU waits; `medium` from
-    2 %.
+    """Memory is allocated, pinned or freed (cudaMalloc, cudaHostRegister, cudaFree) while the GPU
+    waits; `medium` from 2 %. The message names the calls that take most of that.
 
     Where torch's allocator was read, the message says whether it ran out of memory, the program
     emptied its cache, or segments of which size are new in steady steps.
@@ -146,15 +147,18 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is no shorter with shapes that stay equal.
     """
+    calls = _allocating_calls(facts) if facts.share("alloc") >= _ALLOC_MEDIUM else []
     advice = "keep memory allocated: equal shapes every step, a pool, a smaller batch"
-    if facts.framework == "pytorch":
+    if calls and all(map(_OF_THE_HOST.search, calls)):
+        advice = "pin the host's memory once, before the loop, and use it again"
+    elif facts.framework == "pytorch":
         advice += f"; no empty_cache() in the loop, {_EXPANDABLE}"
     findings = facts.costly(
         "alloc-stall",
         "alloc",
-        "the GPUs wait {cost} in cudaMalloc and cudaFree",
+        f"the GPUs wait {{cost}} in {' and '.join(calls) or 'allocations'}",
         advice,
-        medium=0.02,
+        medium=_ALLOC_MEDIUM,
     )
     worst = max(facts.allocators, key=lambda own: own.segments + own.segments_freed, default=None)
     for finding in findings:
@@ -208,6 +212,37 @@ def _why_allocating(own: Allocator) -> tuple[str, str] | None:
             f"batch; {_EXPANDABLE}"
         )
     return None
+
+
+_ALLOC_MEDIUM: Final = 0.02
+_ALLOC_NAMED: Final = 0.25
+"""Part of the idle time that allocations take from which one of them is named."""
+_OF_THE_HOST: Final = re.compile(r"Host(Alloc|Register|Unregister)|AllocHost|(Malloc|Free)Host")
+_VERSION: Final = re.compile(r"_v\d+(_ptsz|_ptds)?$")
+
+
+def _allocating_calls(facts: Facts) -> list[str]:
+    """Return the names of the allocating calls that take most of the time in which GPUs idle for
+    them, most first.
+    """
+    times = [facts.time_of(lane) for lane in facts.working]
+    spent = sum(map(Counter, facts.per_gpu.each(_in_allocations, facts.working, times)), Counter())
+    least = _ALLOC_NAMED * spent.total()
+    return [name for name, ns in spent.most_common() if ns >= least]
+
+
+def _in_allocations(gpu: GpuShardView, time: Intervals) -> dict[str, int]:
+    """Return the nanoseconds of each allocating call in which a GPU idles for allocations."""
+    if gpu.calls is None:
+        return {}
+    rows = np.flatnonzero(gpu.calls.sort == Call.ALLOC)
+    idle = gpu.lane.causes.of["alloc"].intersection(time)
+    within = idle.within(gpu.calls.start[rows], gpu.calls.end[rows])
+    names = gpu.calls.name[rows]
+    spent: Counter[str] = Counter()
+    for id, text in gpu.trace.names(distinct_ids(names[within > 0])).items():
+        spent[_VERSION.sub("", text)] += int(within[names == id].sum())
+    return dict(spent)
 
 
 def sync_bound(facts: Facts) -> Iterator[Finding]:

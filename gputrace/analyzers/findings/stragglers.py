@@ -68,7 +68,7 @@ def straggler(facts: Facts) -> Iterator[Finding]:
     """Others wait at collectives for a GPU that works longer: its kernels are slower (by the factor
     given), or it has more of them; `low` where slower hosts hide extra work of 5 % of a step. Or,
     whoever waits, the same kernels take 1.10 times as long on it as on the others (the lower
-    quartile: 1.05 times), which is 5 % of the time.
+    quartile: 1.05 times), which is 5 % of the time; in a trace without steps, in bursts, too.
 
     Where it is late in all steps, replays without one reason at a time (kernels that the others do
     not run, slower kernels, its host) decide between this and `late-host`; of several reasons the
@@ -90,39 +90,69 @@ _MUCH_SLOWER: Final = 1.10
 _NEARLY_ALL_SLOWER: Final = 1.05
 """Ratios to the others' kernel times, of the median and of the lower quartile, from which slow
 kernels are reported even where nothing in the trace waits for them."""
+_LOPSIDED: Final = 2
+"""How much further above 1 the upper quartile of that ratio is than the lower below, at least, if
+a GPU is slow in bursts; where its work only differs, they are as far."""
+
+
+class SlowGpu(Struct, frozen=True):
+    """GPU on which the same kernels take longer than on the others, whoever waits for it."""
+
+    gpu: Gpu
+    ratio: float
+    """Ratio to the others' times: of the median launch, or of all where it is slow in bursts."""
+    low: float
+    high: float
+    """Quartiles of that ratio."""
+    in_bursts: bool
+    cost_ns: int
+    """Nanoseconds per step, or in all, that its kernels take longer."""
+
+
+def slow_gpus(facts: Facts) -> list[SlowGpu]:
+    """Return the GPUs on which the same kernels take longer, for 5 % of the time at least."""
+    if len(facts.ratios) < 2:
+        return []
+    each = [(entry.ratio, entry.mean, entry.low, entry.high) for entry in facts.ratios]
+    usual = median_of_others(np.array(each))[:, :2].tolist()
+    slow = []
+    for entry, (middle, mean) in zip(facts.ratios, usual, strict=True):
+        ratio, low, high = (part / middle for part in (entry.ratio, entry.low, entry.high))
+        always = ratio >= _MUCH_SLOWER and low >= _NEARLY_ALL_SLOWER
+        in_bursts = not always and not facts.measured and entry.mean >= _MUCH_SLOWER * mean
+        in_bursts &= high - 1 >= _LOPSIDED * abs(1 - low) and high >= _MUCH_SLOWER
+        ratio = entry.mean / mean if in_bursts else ratio
+        cost = round(entry.compared_ns * (1 - 1 / ratio))
+        if (always or in_bursts) and cost >= MEDIUM * facts.mean_ns:
+            slow.append(SlowGpu(entry.gpu, ratio, low, high, in_bursts, cost))
+    return slow
 
 
 def _slow_kernels(facts: Facts) -> Iterator[Finding]:
     """Yield findings about GPUs on which the same kernels take longer, whoever waits for them."""
-    if len(facts.ratios) < 2:
-        return
     reported = {late.lane.gpu for late in facts.late}
-    usual = median_of_others(np.array([(entry.ratio,) for entry in facts.ratios]))[:, 0]
-    for entry, others in zip(facts.ratios, usual.tolist(), strict=True):
-        gpu, ratio, low = entry.gpu, entry.ratio / others, entry.low / others
-        if gpu in reported or ratio < _MUCH_SLOWER or low < _NEARLY_ALL_SLOWER:
-            continue
-        cost = round(entry.compared_ns * (1 - 1 / ratio))
-        share = cost / max(facts.mean_ns, 1)
-        severity = severity_of(share)
-        if severity is None:
+    for slow in slow_gpus(facts):
+        gpu, share = slow.gpu, slow.cost_ns / max(facts.mean_ns, 1)
+        if gpu in reported:
             continue
         reason = lower_clock(facts, gpu.gpu, gpu.rank)
         yield Finding(
             "straggler",
-            severity,
+            severity_of(share) or "low",
             (gpu.gpu,),
             (gpu.rank,),
-            cost,
-            f"the kernels of {_who(facts, gpu)} take {ratio:.2f} times as long as the same "
-            f"kernels on the others, {format_ns(cost)} more of {facts.per} ({share:.0%})"
+            slow.cost_ns,
+            f"the kernels of {_who(facts, gpu)} take {slow.ratio:.2f} times as long as the same "
+            f"kernels on the others{', in bursts' if slow.in_bursts else ''}, "
+            f"{format_ns(slow.cost_ns)} more of {facts.per} ({share:.0%})"
             + (f": {reason}" if reason else ""),
             "look for another program on this card, a lower clock or power limit, heat, and "
             "larger inputs than the others have (nvidia-smi -q -d CLOCK,PERFORMANCE)",
             {
-                "pattern": "constant",
-                "kernel_ratio": round(ratio, 4),
-                "lower_quartile": round(low, 4),
+                "pattern": "burst" if slow.in_bursts else "constant",
+                "kernel_ratio": round(slow.ratio, 4),
+                "lower_quartile": round(slow.low, 4),
+                "upper_quartile": round(slow.high, 4),
                 "share": round(share, 4),
             },
         )

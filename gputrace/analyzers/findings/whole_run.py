@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -148,7 +149,11 @@ def slow_steps(facts: Facts) -> Iterator[Finding]:
         f for rank, steps in by_own_rank if (f := _slow_steps_of(facts, rank, steps)) is not None
     ]
     if findings:
-        yield max(findings, key=lambda finding: finding.impact_ns)
+        worst = max(findings, key=lambda finding: finding.impact_ns)
+        if len(findings) == 1 < len(facts.ranks):
+            of_one = f" steps of rank {worst.evidence['rank']} ("
+            worst = replace(worst, message=worst.message.replace(" steps (", of_one, 1))
+        yield worst
 
 
 def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | None:

@@ -101,7 +101,12 @@ def agree(
     cost = estimate_cost([windows.marked for windows in found.values()])
     marks = len(trace.events([Kind.STEP], ["start"])) if Kind.STEP in trace.kinds else 0
     if marks and not found:
-        few = f"{marks:,} range{'s' * (marks != 1)} named as steps are too few, or hold too little"
+        are, hold = (
+            ("range named as a step is", "holds")
+            if marks == 1
+            else ("ranges named as steps are", "hold")
+        )
+        few = f"{marks:,} {are} too few, or {hold} too little"
         return FoundSteps(found, warmup, chosen, f"{few} of the GPUs' work", cost)
     return FoundSteps(found, warmup, chosen, cost=cost)
 

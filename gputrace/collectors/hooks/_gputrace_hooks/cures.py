@@ -225,7 +225,7 @@ def _step_ended(rank: int, end: int) -> None:
 
 
 _CURED = (1, 2)
-"""Of each four stretches, those with cures."""
+"""Numbers, in each four stretches, of those with cures."""
 
 
 def _switch_cures(on: bool) -> None:
@@ -570,11 +570,10 @@ def modules(module: "Any") -> None:
     parts: set[int] = set()
 
     def meet(model: "Any", inputs: "Any") -> "Any":
-        if id(model) in parts:
+        if id(model) in parts or not model.training:
             return None
         parts.update(id(part) for part in model.modules())
-        trains = any(parameter.requires_grad for parameter in model.parameters())
-        if not model.training or not trains:
+        if not any(parameter.requires_grad for parameter in model.parameters()):
             return None
         for cure in chosen:
             _guarded(cure, _MODELS[cure], cure, model)
